@@ -1,0 +1,39 @@
+"""streamload feeds PyTorch training from sharded tar storage: fast, exact, resumable.
+
+The names below are imported when they are first used, so that the feeder and the workers, which import this package
+too, do not pay for what they don't need.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from streamload import errors, images
+    from streamload.dataset.writer import ShardWriter
+    from streamload.errors import StreamloadError
+    from streamload.loader import StreamLoader
+    from streamload.statistics import Statistics
+
+__all__ = ["ShardWriter", "Statistics", "StreamLoader", "StreamloadError", "errors", "images"]
+__version__ = "0.1.0"
+
+_HOMES = {
+    "ShardWriter": "streamload.dataset.writer",
+    "Statistics": "streamload.statistics",
+    "StreamLoader": "streamload.loader",
+    "StreamloadError": "streamload.errors",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("errors", "images"):
+        return import_module(f"streamload.{name}")
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'streamload' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,240 @@
+"""Collating: rows into a slot's memory on one side, a slot's memory into tensors on the other.
+
+The rules are those of torch's `default_collate`; only the last step, from arrays to tensors, needs torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamload.batch.layout import (
+    ArrayLeaf,
+    BesideLeaf,
+    Layout,
+    MappingNode,
+    Node,
+    SequenceNode,
+    as_array,
+    assemble,
+    is_tensor,
+    slot_views,
+)
+from streamload.memory.mapped import Bytes
+
+__all__ = ["MisfitError", "Rows", "build_batch", "choose_rows", "torch_collate", "write_rows"]
+
+
+class MisfitError(Exception):
+    """Some row does not have the layout that the first ones had; its batch is to be collated as a whole."""
+
+
+@dataclass(slots=True)
+class Rows:
+    """Rows of samples: column by column where no function has seen whole samples, else row by row.
+
+    Attributes:
+        columns: the values of each field, a list or an array with a leading axis of rows.
+        kind: dict or tuple: what one row is.
+        keys: the names of the fields, for dicts.
+        values: the rows themselves where they are not kept as columns.
+        count: how many rows there are.
+    """
+
+    count: int
+    values: list[Any] | None = None
+    columns: list[Any] | None = None
+    kind: type = tuple
+    keys: tuple[str, ...] = ()
+
+    def row(self, number: int) -> Any:
+        """One row, as the user would see it."""
+        if self.columns is None:
+            assert self.values is not None
+            return self.values[number]
+        items = [column[number] for column in self.columns]
+        return dict(zip(self.keys, items, strict=True)) if self.kind is dict else tuple(items)
+
+    def as_list(self) -> list[Any]:
+        """All rows, one by one."""
+        if self.values is not None:
+            return self.values
+        return [self.row(number) for number in range(self.count)]
+
+    def slice(self, start: int, end: int) -> Rows:
+        """Consecutive rows."""
+        if self.columns is None:
+            assert self.values is not None
+            return Rows(end - start, values=self.values[start:end])
+        columns = [column[start:end] for column in self.columns]
+        return Rows(end - start, columns=columns, kind=self.kind, keys=self.keys)
+
+    def take(self, numbers: Sequence[int]) -> Rows:
+        """Some of the rows, in the order given."""
+        if self.columns is None:
+            assert self.values is not None
+            return Rows(len(numbers), values=[self.values[n] for n in numbers])
+        columns = [
+            column[list(numbers)] if isinstance(column, np.ndarray) else [column[n] for n in numbers]
+            for column in self.columns
+        ]
+        return Rows(len(numbers), columns=columns, kind=self.kind, keys=self.keys)
+
+
+def write_rows(layout: Layout, rows: Rows, memory: Bytes, first_row: int) -> list[list[Any]]:
+    """Write rows to their places in a slot.
+
+    Args:
+        layout: of rows; its capacity is the slot's.
+        rows: to write; they must look like the one that the layout was found from.
+        memory: of the slot.
+        first_row: where in the batch they begin.
+
+    Returns:
+        For each value beside the slot the list of these rows' values.
+
+    Raises:
+        MisfitError: a row has another nest, dtype or shape; the slot's rows are then undefined.
+    """
+    views = slot_views(layout, memory, layout.capacity)
+    besides: list[list[Any]] = [[] for _ in range(layout.besides)]
+    end = first_row + rows.count
+
+    def write(node: Node, column: Any) -> None:
+        if isinstance(node, ArrayLeaf):
+            _write_column(node, column, views[node.number][first_row:end])
+        elif isinstance(node, BesideLeaf):
+            if not all(isinstance(value, str | bytes) for value in column):
+                raise MisfitError
+            besides[node.number] = list(column)
+        else:
+            for child, part in zip(node.children, _transpose(node, column), strict=True):
+                write(child, part)
+
+    if rows.columns is None:
+        write(layout.tree, rows.values)
+    else:
+        tree = layout.tree
+        if not isinstance(tree, MappingNode | SequenceNode) or len(tree.children) != len(rows.columns):
+            raise MisfitError
+        if isinstance(tree, MappingNode) and tree.keys != rows.keys:
+            raise MisfitError
+        for child, part in zip(tree.children, rows.columns, strict=True):
+            write(child, part)
+    return besides
+
+
+def _transpose(node: MappingNode | SequenceNode, column: Any) -> list[list[Any]]:
+    if isinstance(column, np.ndarray):
+        raise MisfitError
+    if isinstance(node, MappingNode):
+        if not all(isinstance(value, Mapping) and value.keys() >= set(node.keys) for value in column):
+            raise MisfitError
+        return [[value[key] for value in column] for key in node.keys]
+    length = len(node.children)
+    if not all(isinstance(value, tuple | list) and len(value) == length for value in column):
+        raise MisfitError
+    return [[value[number] for value in column] for number in range(length)]
+
+
+def _write_column(leaf: ArrayLeaf, column: Any, out: NDArray[Any]) -> None:
+    """Write the values of one leaf for consecutive rows; `out` has one entry a row."""
+    if isinstance(column, np.ndarray):
+        if column.dtype != out.dtype or column.shape != out.shape:
+            raise MisfitError
+        out[...] = column
+        return
+    kinds = set(map(type, column))
+    if out.ndim == 1 and kinds <= _SCALARS_OF.get(out.dtype.str, frozenset()):
+        try:
+            out[:] = column
+        except OverflowError as error:
+            raise MisfitError from error
+        return
+    if any(is_tensor(value) for value in column):
+        column = [_tensor_memory(leaf, value) for value in column]
+    shape, dtype = out.shape[1:], out.dtype
+    for number, value in enumerate(column):
+        if not isinstance(value, np.ndarray | np.generic) or value.dtype != dtype or value.shape != shape:
+            raise MisfitError
+        out[number] = value
+
+
+_SCALARS_OF: dict[str, frozenset[type]] = {
+    np.dtype(np.int64).str: frozenset({int}),
+    np.dtype(np.float64).str: frozenset({float}),
+    np.dtype(np.bool_).str: frozenset({bool}),
+}
+
+
+def _tensor_memory(leaf: ArrayLeaf, value: Any) -> NDArray[Any]:
+    if not is_tensor(value):
+        raise MisfitError
+    memory, torch_dtype = as_array(value)
+    if torch_dtype != leaf.torch_dtype:
+        raise MisfitError
+    return memory
+
+
+def build_batch(
+    layout: Layout,
+    memory: Bytes,
+    rows: int | None,
+    besides: Sequence[Any],
+    chosen: Sequence[int] | None = None,
+) -> Any:
+    """The batch that the user gets, viewing the slot's memory without a copy.
+
+    Args:
+        layout: of the batch.
+        memory: of its slot.
+        rows: how many rows it has; None where the layout has none.
+        besides: the values that came beside the slot.
+        chosen: the rows to give, in order, where some failed; these are copied.
+    """
+    arrays: list[Any] = slot_views(layout, memory, rows)
+    if chosen is not None:
+        arrays = [array[list(chosen)] for array in arrays]
+        besides = [[values[number] for number in chosen] for values in besides]
+    return assemble(layout, arrays, besides, _finish)
+
+
+def choose_rows(count: int, failed: Container[int], on_error: str) -> list[int]:
+    """Which rows make up a batch in which some have failed.
+
+    With "skip" the good ones; with "replace" every place whose row failed gets the next good row, going round, so that
+    the batch keeps its length.
+    """
+    good = [row for row in range(count) if row not in failed]
+    if on_error != "replace" or not good:
+        return good
+    chosen, following = [0] * count, good[0]
+    for row in range(count - 1, -1, -1):
+        if row not in failed:
+            following = row
+        chosen[row] = following
+    return chosen
+
+
+def torch_collate(rows: Rows) -> Any:
+    """What torch's own `default_collate` makes of rows: for the batches that have no regular layout.
+
+    Raises:
+        Exception: whatever `default_collate` refuses the rows with.
+    """
+    from torch.utils.data import default_collate
+
+    return default_collate(rows.as_list())
+
+
+def _finish(leaf: ArrayLeaf, array: NDArray[Any]) -> Any:
+    if not leaf.tensor:
+        return array
+    import torch
+
+    tensor = torch.from_numpy(array)
+    return tensor if leaf.torch_dtype is None else tensor.view(getattr(torch, leaf.torch_dtype))

@@ -1,0 +1,316 @@
+"""What a batch looks like: the nest of its containers, and where each array lies in the slot.
+
+A batch is a tree. Its inner nodes are mappings and sequences; its leaves are arrays, which lie in the slot, or anything
+else, which travels beside it. `describe_rows` finds the layout from one row (every later batch of rows that fit has
+it), `describe_batch` from a whole batch that a user's `collate_fn` has made, and `assemble` puts the batch together
+again where it is delivered.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamload.memory.mapped import Bytes
+from streamload.memory.slots import round_up
+
+__all__ = [
+    "ArrayLeaf",
+    "BesideLeaf",
+    "Layout",
+    "MappingNode",
+    "Node",
+    "SequenceNode",
+    "as_array",
+    "assemble",
+    "describe_batch",
+    "describe_rows",
+    "is_named_tuple",
+    "is_tensor",
+    "slot_views",
+]
+
+_ALIGNMENT_BYTES = 64
+_TENSOR_KINDS = "biufc"
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayLeaf:
+    """An array in the slot.
+
+    Attributes:
+        number: which array it is, counted through the tree.
+        dtype: NumPy's string for it.
+        shape: as it lies in memory (C order); of one row, or of the whole array where the layout has no rows.
+        axes: the permutation that gives the array its logical shape, or None for none.
+        torch_dtype: the name of a dtype that NumPy lacks, whose bytes `dtype` stands for.
+        tensor: becomes a tensor; without it, it stays an array (a `collate_fn` may return arrays).
+    """
+
+    number: int
+    dtype: str
+    shape: tuple[int, ...]
+    axes: tuple[int, ...] | None = None
+    torch_dtype: str | None = None
+    tensor: bool = True
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row (or of the whole array)."""
+        count = 1
+        for length in self.shape:
+            count *= length
+        return count * np.dtype(self.dtype).itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class BesideLeaf:
+    """A value that travels beside the slot: in a layout of rows a list with one value a row, else anything."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class MappingNode:
+    """A mapping; `kind` is the class to make it with."""
+
+    kind: type
+    keys: tuple[Any, ...]
+    children: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceNode:
+    """A list, a tuple or a named tuple; `kind` is the class to make it with."""
+
+    kind: type
+    children: tuple[Node, ...]
+
+
+Node = ArrayLeaf | BesideLeaf | MappingNode | SequenceNode
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The tree of a batch and its place in a slot.
+
+    Attributes:
+        tree: the root.
+        arrays: the tree's array leaves, by number.
+        besides: how many values travel beside the slot.
+        capacity: the rows that the slot has room for; None where each leaf is a whole array.
+    """
+
+    tree: Node
+    arrays: tuple[ArrayLeaf, ...]
+    besides: int
+    capacity: int | None
+
+    def with_capacity(self, rows: int) -> Layout:
+        """The same layout of rows in a slot for that many of them."""
+        return replace(self, capacity=rows)
+
+    def offsets(self) -> tuple[list[int], int]:
+        """Where each array begins in the slot, and the bytes of them all."""
+        starts, end = [], 0
+        for leaf in self.arrays:
+            starts.append(end)
+            end += leaf.row_bytes * (1 if self.capacity is None else self.capacity)
+            end = round_up(end, _ALIGNMENT_BYTES) if end else 0
+        return starts, end
+
+
+class _Builder:
+    """Numbers the leaves while a tree is described."""
+
+    def __init__(self) -> None:
+        self.arrays: list[ArrayLeaf] = []
+        self.besides: list[Any] = []
+
+    def array(self, value: NDArray[Any], *, tensor: bool = True, torch_dtype: str | None = None) -> ArrayLeaf:
+        axes = _memory_order(value)
+        stored = value.transpose(axes).shape if axes else value.shape
+        inverse = tuple(int(axis) for axis in np.argsort(axes)) if axes else None
+        leaf = ArrayLeaf(len(self.arrays), value.dtype.str, tuple(stored), inverse, torch_dtype, tensor)
+        self.arrays.append(leaf)
+        return leaf
+
+    def beside(self, value: Any) -> BesideLeaf:
+        self.besides.append(value)
+        return BesideLeaf(len(self.besides) - 1)
+
+
+def _memory_order(value: NDArray[Any]) -> tuple[int, ...] | None:
+    """The axes from the slowest to the fastest in memory, where that is dense but not C order; else None."""
+    if value.flags.c_contiguous or value.ndim < 2:
+        return None
+    axes = tuple(int(axis) for axis in np.argsort([-stride for stride in value.strides], kind="stable"))
+    return axes if value.transpose(axes).flags.c_contiguous else None
+
+
+def is_tensor(value: Any) -> bool:
+    """Whether a value is a torch tensor; torch is not imported to find out."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def is_named_tuple(kind: type) -> bool:
+    """Whether a class was made by `collections.namedtuple` or `typing.NamedTuple`."""
+    return issubclass(kind, tuple) and hasattr(kind, "_fields")
+
+
+def as_array(tensor: Any) -> tuple[NDArray[Any], str | None]:
+    """A dense CPU tensor's memory as an array, without a copy, and the name of a dtype that NumPy lacks."""
+    tensor = tensor.detach()
+    if tensor.device.type != "cpu" or tensor.layout != sys.modules["torch"].strided:
+        raise TypeError(f"a batch is made of dense CPU tensors, got {tensor.layout} on {tensor.device}")
+    try:
+        return tensor.resolve_conj().resolve_neg().numpy(), None
+    except TypeError:
+        torch = sys.modules["torch"]
+        same_size = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
+        return tensor.view(same_size).numpy(), str(tensor.dtype).removeprefix("torch.")
+
+
+def describe_rows(row: Any) -> Layout:
+    """The layout of batches whose rows look like this one, as torch's `default_collate` would collate them.
+
+    Arrays, tensors and numbers become arrays with a leading axis of rows; strings and bytes become lists; mappings
+    keep their class; named tuples theirs; other tuples and lists become lists.
+
+    Raises:
+        TypeError: the row holds something that `default_collate` refuses.
+    """
+    builder = _Builder()
+    tree = _describe_row(row, builder)
+    return Layout(tree, tuple(builder.arrays), len(builder.besides), capacity=1)
+
+
+def _describe_row(row: Any, builder: _Builder) -> Node:
+    kind = type(row)
+    if is_tensor(row):
+        value, torch_dtype = as_array(row)
+        return builder.array(value, torch_dtype=torch_dtype)
+    if isinstance(row, np.ndarray | np.generic):
+        value = np.asarray(row)
+        if value.dtype.kind not in _TENSOR_KINDS:
+            raise TypeError(f"cannot collate arrays of dtype {value.dtype}; convert them in a transform")
+        return builder.array(value.astype(value.dtype.newbyteorder("="), copy=False))
+    if isinstance(row, bool | int | float):
+        return builder.array(np.asarray(row, _scalar_dtype(kind)))
+    if isinstance(row, str | bytes):
+        return builder.beside(None)
+    if isinstance(row, Mapping):
+        return MappingNode(kind, tuple(row), tuple(_describe_row(row[key], builder) for key in row))
+    if isinstance(row, tuple) and is_named_tuple(kind):
+        return SequenceNode(kind, tuple(_describe_row(item, builder) for item in row))
+    if isinstance(row, tuple | list):
+        return SequenceNode(list, tuple(_describe_row(item, builder) for item in row))
+    raise TypeError(
+        "a batch is collated from arrays, tensors, numbers, strings, bytes, mappings and sequences; "
+        f"got {kind.__module__}.{kind.__qualname__}. Convert it in a transform, or give a collate_fn"
+    )
+
+
+def _scalar_dtype(kind: type) -> np.dtype[Any]:
+    if issubclass(kind, bool):
+        return np.dtype(np.bool_)
+    return np.dtype(np.int64 if issubclass(kind, int) else np.float64)
+
+
+def describe_batch(batch: Any) -> tuple[Layout, list[NDArray[Any]], list[Any]]:
+    """The layout of one whole batch, whatever nest a `collate_fn` has returned.
+
+    Dense arrays and tensors in plain dicts, lists, tuples and named tuples go to the slot; everything else goes
+    beside it, as it is.
+
+    Returns:
+        The layout, the arrays in its order (in their logical shapes), and the values that travel beside.
+    """
+    builder = _Builder()
+    arrays: list[NDArray[Any]] = []
+    tree = _describe_whole(batch, builder, arrays)
+    return Layout(tree, tuple(builder.arrays), len(builder.besides), capacity=None), arrays, builder.besides
+
+
+def _describe_whole(value: Any, builder: _Builder, arrays: list[NDArray[Any]]) -> Node:
+    kind = type(value)
+    if kind is np.ndarray and value.dtype.kind in _TENSOR_KINDS:
+        arrays.append(value)
+        return builder.array(value, tensor=False)
+    if is_tensor(value) and kind is sys.modules["torch"].Tensor and _is_dense(value):
+        array, torch_dtype = as_array(value)
+        arrays.append(array)
+        return builder.array(array, torch_dtype=torch_dtype)
+    if kind is dict:
+        return MappingNode(kind, tuple(value), tuple(_describe_whole(item, builder, arrays) for item in value.values()))
+    if kind in (list, tuple) or is_named_tuple(kind):
+        return SequenceNode(kind, tuple(_describe_whole(item, builder, arrays) for item in value))
+    return builder.beside(value)
+
+
+def _is_dense(tensor: Any) -> bool:
+    torch = sys.modules["torch"]
+    return bool(tensor.layout == torch.strided and tensor.device.type == "cpu" and not tensor.is_quantized)
+
+
+def slot_views(layout: Layout, memory: Bytes, rows: int | None) -> list[NDArray[Any]]:
+    """The arrays of a layout in a slot's memory, in their logical shapes.
+
+    Args:
+        layout: where they lie.
+        memory: of the slot, at least `layout.offsets()[1]` bytes.
+        rows: how many rows of the capacity are meant; None where the layout has none.
+    """
+    views = []
+    for leaf, start in zip(layout.arrays, layout.offsets()[0], strict=True):
+        lead = () if rows is None else (rows,)
+        end = start + leaf.row_bytes * (1 if rows is None else rows)
+        view: NDArray[Any] = memory[start:end].view(leaf.dtype).reshape(lead + leaf.shape)
+        if leaf.axes:
+            view = view.transpose(leaf.axes if rows is None else (0, *(axis + 1 for axis in leaf.axes)))
+        views.append(view)
+    return views
+
+
+def assemble(
+    layout: Layout, arrays: Sequence[Any], besides: Sequence[Any], finish: Callable[[ArrayLeaf, Any], Any]
+) -> Any:
+    """Put a batch together from its leaves.
+
+    Args:
+        layout: its tree.
+        arrays: one for each array leaf.
+        besides: one for each value beside the slot.
+        finish: makes of an array what the user gets (a tensor).
+    """
+
+    def build(node: Node) -> Any:
+        if isinstance(node, ArrayLeaf):
+            return finish(node, arrays[node.number])
+        if isinstance(node, BesideLeaf):
+            return besides[node.number]
+        children = [build(child) for child in node.children]
+        if isinstance(node, MappingNode):
+            return _as_mapping(node.kind, dict(zip(node.keys, children, strict=True)))
+        return node.kind(*children) if is_named_tuple(node.kind) else _as_sequence(node.kind, children)
+
+    return build(layout.tree)
+
+
+def _as_mapping(kind: type, items: dict[Any, Any]) -> Any:
+    if kind is dict:
+        return items
+    try:
+        return kind(items)
+    except TypeError:  # a mapping that cannot be made from a dict becomes one, as in torch's default_collate
+        return items
+
+
+def _as_sequence(kind: type, items: list[Any]) -> Any:
+    return items if kind is list else kind(items)

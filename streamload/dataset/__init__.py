@@ -1,0 +1,1 @@
+"""What is stored: urls, tar headers, grouping into samples, the index, and the shard writer."""

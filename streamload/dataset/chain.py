@@ -1,0 +1,317 @@
+"""The chain of headers through a tar archive, from the first to the end-of-archive mark.
+
+Runs of plain headers are taken as `headers` finds them. Whatever is not plain is read again by `tar.parse_header`, in
+order, so the first damaged header is the one that is reported, however far walking went astray behind it. Payload
+pages are never touched, but for those of extension headers.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamload.dataset.headers import HeaderRun, read_run
+from streamload.dataset.tar import (
+    BLOCK_BYTES,
+    MAX_RECORDS_BYTES,
+    ZERO_BLOCK,
+    TarHeader,
+    looks_like_header,
+    padded,
+    parse_header,
+    parse_long_name,
+    parse_records,
+)
+from streamload.errors import ShardFormatError
+
+__all__ = ["MISSING_END", "TarMembers", "read_chain"]
+
+MISSING_END = "missing end mark"
+"""The reason under which an archive without its end-of-archive mark is counted."""
+
+_ZEROS_AT_ONCE_BYTES = 1 << 20
+_REGULAR = b"0\x007"
+_NO_PAYLOAD = {b"1": "link", b"2": "link", b"3": "special", b"4": "special", b"5": "directory", b"6": "special"}
+_PASSED_OVER = {b"V": "volume label", b"D": "directory"}
+_REFUSED = {
+    b"S": "a sparse file, which cannot be read in place; re-pack the shard without `tar --sparse`",
+    b"M": "a file continued from another volume; put the volumes together and re-pack the shard",
+    b"N": "an old GNU list of long names; re-pack the shard with a current tar",
+}
+_EXTENSIONS = {b"x": "pax header", b"L": "GNU long name", b"K": "GNU long link name"}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TarMembers:
+    """The regular files of an archive, in their order.
+
+    Attributes:
+        names: the full name of each.
+        offset: int64[M], first byte of each payload; its header is the 512 bytes before it.
+        size: int64[M], payload bytes.
+        skipped: how many other members there were, by reason.
+        missing_end: True if the end-of-archive mark is missing.
+    """
+
+    names: list[bytes]
+    offset: NDArray[np.int64]
+    size: NDArray[np.int64]
+    skipped: dict[str, int]
+    missing_end: bool
+
+
+@dataclass(slots=True)
+class _Extensions:
+    """What the extension headers before a member say about it."""
+
+    start_of: dict[bytes, int] = field(default_factory=dict)
+    pax_path: bytes | None = None
+    pax_size: int | None = None
+    long_name: bytes | None = None
+
+
+def read_chain(data: NDArray[np.uint8], url: str, *, strict: bool = True) -> TarMembers:
+    """Find every regular file of an uncompressed tar archive.
+
+    Args:
+        data: uint8[n], the whole archive; contiguous.
+        url: the shard, for errors.
+        strict: False lets an archive pass that ends at the end of a member, without its end-of-archive mark.
+
+    Raises:
+        ShardFormatError: the archive is damaged, cut, or uses what cannot be read in place; `offset` is where the
+            first header (or block of the end mark) starts that is not right.
+    """
+    if not len(data):
+        raise ShardFormatError("the shard is empty (0 bytes); fetch or pack it again", url=url, offset=0)
+    return _Chain(data, url, strict).read()
+
+
+class _Chain:
+    """One pass over one archive."""
+
+    def __init__(self, data: NDArray[np.uint8], url: str, strict: bool) -> None:
+        self._data = data
+        self._view = data.data
+        self._url = url
+        self._strict = strict
+        self._names: list[bytes] = []
+        self._places: list[NDArray[np.int64]] = [np.empty((2, 0), np.int64)]
+        self._odd_places: list[tuple[int, int]] = []
+        self._skipped: Counter[str] = Counter()
+        self._missing_end = False
+
+    def read(self) -> TarMembers:
+        position: int | None = 0
+        while position is not None:
+            position = self._read_run(position)
+        self._flush_odd()
+        offset, size = np.concatenate(self._places, axis=1)
+        return TarMembers(self._names, offset, size, dict(self._skipped), self._missing_end)
+
+    def _read_run(self, position: int) -> int | None:
+        """Read a run of headers from `position` on; where the next one starts, or None at the end."""
+        run = read_run(self._data, position)
+        count = len(run.plain)
+        if not count:
+            return self._read_oddity(position)
+        starts = run.starts.tolist()
+        done = 0
+        paths: dict[int, bytes] = {}
+        for row, names_plain in run.not_plain():
+            if row < done:  # it belongs to an oddity before it
+                continue
+            if names_plain and self._read_plain_extension(run, row, paths):
+                continue
+            self._add_plain(run, done, row, paths)
+            after = self._read_oddity(starts[row])
+            done = row + 1
+            while after is not None and done <= count and starts[done] < after:
+                done += 1
+            if after is None or done > count or starts[done] != after:
+                return after  # walking went another way
+        self._add_plain(run, done, count, paths)
+        return int(starts[count])
+
+    def _read_plain_extension(self, run: HeaderRun, row: int, paths: dict[int, bytes]) -> bool:
+        """Take in an extension header before a plain member; False if it says more than the member's name."""
+        position, size = int(run.starts[row]), int(run.sizes[row])
+        if size > MAX_RECORDS_BYTES:
+            return False
+        payload = self._view[position + BLOCK_BYTES : position + BLOCK_BYTES + size].tobytes()
+        if run.blocks[row, 156] == ord("L"):
+            paths[row + 1] = parse_long_name(payload, self._url, position)
+            return True
+        records = parse_records(payload, self._url, position)
+        if records.get(b"path"):
+            paths[row + 1] = records[b"path"]
+        return not records.get(b"size")
+
+    def _add_plain(self, run: HeaderRun, first: int, end: int, paths: dict[int, bytes]) -> None:
+        """Take in the plain members from row `first` up to `end` of a run; `paths` has names for some rows."""
+        rows = first + np.flatnonzero(run.plain[first:end])
+        if not len(rows):
+            return
+        self._flush_odd()
+        names = run.names(rows)
+        for row in paths.keys() & set(rows.tolist()) if paths else ():
+            names[int(np.searchsorted(rows, row))] = paths[row]
+        self._names += names
+        self._places.append(np.stack([run.starts[rows] + BLOCK_BYTES, run.sizes[rows]]))
+
+    def _flush_odd(self) -> None:
+        if self._odd_places:
+            self._places.append(np.array(self._odd_places, np.int64).T)
+            self._odd_places.clear()
+
+    def _read_oddity(self, position: int) -> int | None:
+        """Read one member with the extension headers before it, or a global header, or the end.
+
+        Returns:
+            Where the next header starts; None if the archive ends here.
+        """
+        extensions = _Extensions()
+        while True:
+            block = self._block_at(position, extensions)
+            if block is None:
+                return None
+            header = parse_header(block, self._url, position)
+            if header.typeflag == b"g":
+                return self._read_global(header, position, extensions)
+            if header.typeflag not in _EXTENSIONS:
+                return self._add_member(header, position, extensions)
+            position = self._read_extension(header, position, extensions)
+
+    def _block_at(self, position: int, extensions: _Extensions) -> bytes | None:
+        """The header block at `position`, or None at the end of the archive."""
+        total = len(self._data)
+        whole = position + BLOCK_BYTES <= total
+        block = self._view[position : position + BLOCK_BYTES].tobytes()
+        if whole and block != ZERO_BLOCK:
+            return block
+        self._refuse_orphans(extensions)
+        if not whole and position != total:
+            raise self._cut_in_block(min(position, total) // BLOCK_BYTES * BLOCK_BYTES)
+        self._read_end(position)
+        return None
+
+    def _read_extension(self, header: TarHeader, position: int, extensions: _Extensions) -> int:
+        """Take in a pax header or a GNU long name; where the next header starts."""
+        if header.typeflag in extensions.start_of:
+            self._refuse_orphans(extensions)
+        extensions.start_of[header.typeflag] = position
+        payload, after = self._extension_payload(header, position)
+        if header.typeflag == b"x":
+            records = parse_records(payload, self._url, position)
+            # An empty value takes back a global record (POSIX); there are none that we accept.
+            extensions.pax_path = records.get(b"path") or None
+            extensions.pax_size = int(records[b"size"]) if records.get(b"size") else None
+        else:
+            name = parse_long_name(payload, self._url, position)
+            if header.typeflag == b"L":
+                extensions.long_name = name
+        return after
+
+    def _read_global(self, header: TarHeader, position: int, extensions: _Extensions) -> int:
+        """Take in a pax header for all members that follow, which may say nothing of names and sizes."""
+        self._refuse_orphans(extensions)
+        payload, after = self._extension_payload(header, position)
+        refused = {b"path", b"size"} & parse_records(payload, self._url, position).keys()
+        if refused:
+            raise self._error(
+                f"a global pax header sets the {refused.pop().decode()} of all members; re-pack the shard", position
+            )
+        return after
+
+    def _extension_payload(self, header: TarHeader, position: int) -> tuple[bytes, int]:
+        size = self._checked_size(header.size, position)
+        if size > MAX_RECORDS_BYTES:
+            raise self._error(
+                f"an extension header of {size} bytes (at most {MAX_RECORDS_BYTES} are read); re-pack the shard",
+                position,
+            )
+        start = position + BLOCK_BYTES
+        return self._view[start : start + size].tobytes(), start + padded(size)
+
+    def _add_member(self, header: TarHeader, position: int, extensions: _Extensions) -> int:
+        """Take in a member of any kind; where the next header starts."""
+        kind, start = header.typeflag, position + BLOCK_BYTES
+        if kind in _NO_PAYLOAD:
+            self._skipped[_NO_PAYLOAD[kind]] += 1
+            return start
+        if kind not in _PASSED_OVER and kind not in _REGULAR:
+            what = _REFUSED.get(kind, "which is unknown; re-pack the shard as ustar, pax or GNU tar")
+            raise self._error(f"a member of type {kind.decode('latin-1')!r}: {what}", position)
+        size = self._checked_size(header.size if extensions.pax_size is None else extensions.pax_size, position)
+        if kind in _PASSED_OVER:
+            self._skipped[_PASSED_OVER[kind]] += 1
+        else:
+            self._names.append(extensions.pax_path or extensions.long_name or header.name)
+            self._odd_places.append((start, size))
+        return start + padded(size)
+
+    def _checked_size(self, size: int | None, position: int) -> int:
+        if size is None:
+            raise self._error("the size field of the tar header is not a number; re-pack the shard", position)
+        missing = position + BLOCK_BYTES + size - len(self._data)
+        if missing > 0:
+            raise self._error(
+                f"the member's {size} bytes run {missing} bytes past the end of the shard, which was cut; "
+                "fetch or pack it again",
+                position,
+            )
+        return size
+
+    def _read_end(self, position: int) -> None:
+        """Check what stands where the headers end: the end mark and nothing but zeros behind it."""
+        total = len(self._data)
+        if total - position <= BLOCK_BYTES:
+            if self._strict:
+                raise self._error(
+                    "the end-of-archive mark (two blocks of zeros) is missing, so the shard was probably cut; "
+                    "fetch or pack it again, or pass strict=False if it is known to be whole",
+                    position,
+                )
+            self._missing_end = True
+            self._skipped[MISSING_END] += 1
+            return
+        second = self._data[position + BLOCK_BYTES : position + 2 * BLOCK_BYTES]
+        if len(second) == BLOCK_BYTES and second.any():
+            raise self._error(
+                "a block of zeros stands in place of a tar header, and more follows; fetch or pack the shard again",
+                position,
+            )
+        self._check_zeros(position + 2 * BLOCK_BYTES)
+        if total % BLOCK_BYTES:
+            raise self._cut_in_block(total // BLOCK_BYTES * BLOCK_BYTES)
+
+    def _check_zeros(self, start: int) -> None:
+        for first in range(start, len(self._data), _ZEROS_AT_ONCE_BYTES):
+            found = np.flatnonzero(self._data[first : first + _ZEROS_AT_ONCE_BYTES])
+            if len(found):
+                block_start = (first + int(found[0])) // BLOCK_BYTES * BLOCK_BYTES
+                block = self._data[block_start : block_start + BLOCK_BYTES].tobytes()
+                what = "a second archive follows" if looks_like_header(block) else "other bytes follow"
+                raise self._error(
+                    f"{what} behind the end-of-archive mark and would not be read; if archives were put together "
+                    "with `cat`, keep them as separate shards or use `tar --concatenate`",
+                    block_start,
+                )
+
+    def _refuse_orphans(self, extensions: _Extensions) -> None:
+        """Refuse extension headers that no member follows."""
+        for kind, start in extensions.start_of.items():
+            raise self._error(f"a {_EXTENSIONS[kind]} that no member follows; fetch or pack the shard again", start)
+
+    def _cut_in_block(self, position: int) -> ShardFormatError:
+        return self._error(
+            f"the shard ends in the middle of a block ({len(self._data)} bytes, not a multiple of 512), so it was cut; "
+            "fetch or pack it again",
+            position,
+        )
+
+    def _error(self, message: str, position: int) -> ShardFormatError:
+        return ShardFormatError(message, url=self._url, offset=position)

@@ -1,0 +1,239 @@
+"""One field's value to the bytes that are stored, chosen by the field's extension.
+
+The inverse of the decoders, for `ShardWriter`. Bytes always pass unchanged; everything else must be of a type that the
+extension is read back as. Nothing is pickled.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import operator
+import sys
+import zipfile
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+__all__ = ["encode_field"]
+
+JPEG_QUALITY = 95
+
+_TEXT = frozenset({"text", "transcript", "caption", "jsonl", "csv", "tsv", "xml", "html", "md", "yaml"})
+_INTEGER = frozenset({"cls", "cls2", "index", "id", "inx"})
+_PICKLE = frozenset({"pkl", "pickle", "pyd"})
+_PILLOW_FORMAT = {"jpg": "JPEG", "jpeg": "JPEG", "png": "PNG", "webp": "WEBP"}
+_PILLOW_MODES = {
+    "JPEG": ("L", "RGB", "CMYK"),
+    "PNG": ("1", "L", "LA", "P", "RGB", "RGBA", "I;16"),
+    "WEBP": ("RGB", "RGBA"),
+}
+
+
+class _UnsuitableError(Exception):
+    """A value that an extension cannot hold; the message says what the extension accepts."""
+
+
+def encode_field(field: str, value: object) -> bytes:
+    """The bytes to store for one field of a sample.
+
+    Accepted, beside bytes-like objects for every extension: `str` for text (`txt`, `json`, `csv`, ...; a `str` for
+    `json` is taken for finished JSON), `int` for `cls`, `cls2`, `index`, `id`, `inx` and `txt`, what JSON knows for
+    `json`, a uint8 HW or HWC array or a Pillow image for `jpg`, `jpeg`, `png` and `webp`, an array for `npy`, a mapping
+    of arrays for `npz` and `safetensors`, a torch tensor for `pt` and `pth`, plain data for `msgpack` and `cbor`.
+
+    Args:
+        field: the field's name; what follows its last dot is the extension.
+        value: what to store.
+
+    Raises:
+        TypeError: this extension does not hold such a value; the message names the field, the type and what it accepts.
+        ValueError: the type is right and the value is not (NaN in JSON, an RGBA image for `jpg`).
+        ImportError: the extension needs a package that is not installed.
+    """
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, bytearray | memoryview):
+        return bytes(value)
+    extension = field.rsplit(".", 1)[-1]
+    try:
+        return _encoder(extension)(value)
+    except _UnsuitableError as exc:
+        raise TypeError(
+            f"field {field!r} got a {type(value).__module__}.{type(value).__qualname__}, but .{extension} {exc}"
+        ) from None
+    except ImportError as exc:
+        raise ImportError(f"field {field!r} needs a package that is not installed ({exc}); {_CODECS}") from exc
+    except ValueError as exc:
+        raise ValueError(f"field {field!r} cannot be stored as .{extension}: {exc}") from exc
+
+
+_CODECS = "pip install 'streamload[codecs]'"
+
+
+def _encoder(extension: str) -> Callable[[Any], bytes]:
+    if extension in _PICKLE:
+        raise _UnsuitableError("takes bytes only: unpickling runs code from the data; use npz, json or msgpack instead")
+    if extension in _INTEGER:
+        return _integer
+    if extension in _TEXT:
+        return _text
+    if extension in _PILLOW_FORMAT:
+        return partial(_image, _PILLOW_FORMAT[extension])
+    if extension not in _ENCODERS:
+        raise _UnsuitableError("takes bytes only: streamload has no encoder for it; encode the value first")
+    return _ENCODERS[extension]
+
+
+def _integer(value: object) -> bytes:
+    accepts = "takes an int, or bytes or a str that hold a decimal integer"
+    if isinstance(value, str):
+        try:
+            int(value)
+        except ValueError:
+            raise _UnsuitableError(f"{accepts}, and {value!r} is not one") from None
+        return value.encode("utf-8")
+    if isinstance(value, bool | np.bool_):
+        raise _UnsuitableError(accepts)
+    try:
+        return b"%d" % operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise _UnsuitableError(accepts) from None
+
+
+def _text(value: object) -> bytes:
+    if isinstance(value, str):
+        return value.encode("utf-8")
+    raise _UnsuitableError("takes a str")
+
+
+def _txt(value: object) -> bytes:
+    if isinstance(value, int | np.integer) and not isinstance(value, bool):
+        return b"%d" % int(value)
+    return _text(value)
+
+
+def _json(value: object) -> bytes:
+    if isinstance(value, str):
+        return value.encode("utf-8")
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode("utf-8")
+    except TypeError as exc:
+        raise _UnsuitableError(
+            f"takes finished JSON as a str, or dicts, lists, numbers, bools and None: {exc}"
+        ) from None
+
+
+def _image(form: str, value: object) -> bytes:
+    from PIL import Image
+
+    if isinstance(value, np.ndarray):
+        channels = value.shape[2] if value.ndim == 3 else 1
+        if value.dtype != np.uint8 or value.ndim not in (2, 3) or channels not in (1, 3, 4) or value.size == 0:
+            raise _UnsuitableError(
+                "takes a uint8 array of shape (height, width[, 1, 3 or 4]) or a Pillow image, "
+                f"not {value.dtype} of shape {value.shape}"
+            )
+        image = Image.fromarray(value[..., 0] if value.ndim == 3 and channels == 1 else value)
+        if form == "WEBP" and channels == 1:
+            image = image.convert("RGB")
+    elif isinstance(value, Image.Image):
+        image = value
+    else:
+        raise _UnsuitableError("takes a uint8 array of shape (height, width[, channels]) or a Pillow image")
+    if image.mode not in _PILLOW_MODES[form]:
+        raise ValueError(f"it cannot hold a {image.mode} image; convert it first, for example with .convert('RGB')")
+    buffer = io.BytesIO()
+    image.save(buffer, form, **({} if form == "PNG" else {"quality": JPEG_QUALITY}))
+    return buffer.getvalue()
+
+
+def _array(value: object) -> np.ndarray[Any, np.dtype[Any]]:
+    if not isinstance(value, np.ndarray | np.generic):
+        raise _UnsuitableError(f"takes NumPy arrays, not {type(value).__name__}")
+    array = np.asarray(value)
+    if array.dtype.hasobject:
+        raise _UnsuitableError(
+            "takes arrays of numbers, bools or fixed-width strings: objects would have to be pickled"
+        )
+    return array
+
+
+def _npy(value: object) -> bytes:
+    buffer = io.BytesIO()
+    np.lib.format.write_array(buffer, _array(value), allow_pickle=False)
+    return buffer.getvalue()
+
+
+def _arrays(value: object) -> dict[str, np.ndarray[Any, np.dtype[Any]]]:
+    if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
+        raise _UnsuitableError("takes a mapping of names to NumPy arrays")
+    return {name: _array(array) for name, array in value.items()}
+
+
+def _npz(value: object) -> bytes:
+    # np.savez takes names as keyword arguments, and so has no place for an array called "file".
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, array in _arrays(value).items():
+            archive.writestr(zipfile.ZipInfo(f"{name}.npy"), _npy(array))  # a ZipInfo of its own holds no time
+    return buffer.getvalue()
+
+
+def _is_tensor(value: object) -> bool:
+    torch = sys.modules.get("torch")  # whoever holds a tensor has imported it; nobody else should pay for it
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def _pt(value: object) -> bytes:
+    if not _is_tensor(value):
+        raise _UnsuitableError("takes a torch tensor")
+    import torch
+
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return buffer.getvalue()
+
+
+def _safetensors(value: object) -> bytes:
+    if isinstance(value, Mapping) and value and all(_is_tensor(tensor) for tensor in value.values()):
+        from safetensors.torch import save as save_tensors
+
+        return bytes(save_tensors(dict(value)))
+    from safetensors.numpy import save as save_arrays
+
+    return bytes(save_arrays(_arrays(value)))
+
+
+def _msgpack(value: object) -> bytes:
+    import msgpack
+
+    try:
+        return bytes(msgpack.packb(value, use_bin_type=True))
+    except TypeError as exc:
+        raise _UnsuitableError(f"takes dicts, lists, strings, bytes, numbers, bools and None: {exc}") from None
+
+
+def _cbor(value: object) -> bytes:
+    import cbor2
+
+    try:
+        return bytes(cbor2.dumps(value))
+    except cbor2.CBOREncodeError as exc:
+        raise _UnsuitableError(f"takes dicts, lists, strings, bytes, numbers, bools and None: {exc}") from None
+
+
+_ENCODERS: dict[str, Callable[[Any], bytes]] = {
+    "txt": _txt,
+    "json": _json,
+    "npy": _npy,
+    "npz": _npz,
+    "pt": _pt,
+    "pth": _pt,
+    "safetensors": _safetensors,
+    "msgpack": _msgpack,
+    "mp": _msgpack,
+    "cbor": _cbor,
+}

@@ -1,0 +1,163 @@
+"""Members to samples, by WebDataset's rules for names.
+
+The key is the path up to the first dot of its last component, the field is what follows that dot, in lower case; the
+members that follow one another with one key are one sample (`base_plus_ext` and `group_by_keys` of WebDataset 1.0.2).
+Stricter than there: a member that belongs to no sample is counted, and a key that comes again is an error.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamload.errors import ShardFormatError
+
+__all__ = ["Samples", "group_members"]
+
+_META = re.compile(rb"__[^/]*__($|/)")
+_MOST_FIELDS = 1 << 16
+_NO_FIELD = -1
+_NO_STEM = b"\0"  # names have no NUL in them
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Samples:
+    """Which members make up which samples.
+
+    Attributes:
+        member: int64[M], the numbers of the members that belong to a sample, ascending.
+        member_field: uint16[M], the field of each, as a number in `fields`.
+        sample_start: int64[S + 1], sample i is `member[sample_start[i]:sample_start[i + 1]]`.
+        keys: the S keys, as stored.
+        fields: the distinct fields, in the order of their first appearance.
+        skipped: how many members belong to no sample, by reason.
+    """
+
+    member: NDArray[np.int64]
+    member_field: NDArray[np.uint16]
+    sample_start: NDArray[np.int64]
+    keys: list[bytes]
+    fields: tuple[str, ...]
+    skipped: dict[str, int]
+
+
+def group_members(names: list[bytes], header_offset: NDArray[np.int64], url: str) -> Samples:
+    """Group the regular files of one shard into samples.
+
+    Args:
+        names: the name of each member, in the order of the shard.
+        header_offset: int64[n], where each member's header starts, for errors.
+        url: the shard, for errors.
+
+    Raises:
+        ShardFormatError: a field comes twice in a sample, a key comes again behind another key, or there are more
+            than 65,536 different fields.
+    """
+    fields = _FieldNumbers()
+    keys: list[bytes] = []
+    sample_start: list[int] = []
+    member_field: list[int] = []
+    reasons: dict[int, str] = {}
+    stem = _NO_STEM
+    for member, name in enumerate(names):
+        if name.startswith(stem):  # another member of the same sample, unless the dot was a folder's
+            number = fields[name[len(stem) :]]
+            if number != _NO_FIELD:
+                member_field.append(number)
+                continue
+        component = name.rfind(b"/") + 1
+        dot = name.find(b".", component)
+        reason = _reason_to_skip(name, component, dot)
+        if reason is not None:
+            reasons[member] = reason
+            continue
+        key = name[:dot]
+        if not keys or key != keys[-1]:
+            keys.append(key)
+            sample_start.append(len(member_field))
+            stem = _NO_STEM if name.startswith(b"__") else name[: dot + 1]
+        member_field.append(fields[name[dot + 1 :]])
+    sample_start.append(len(member_field))
+    if len(fields.names) > _MOST_FIELDS:
+        raise ShardFormatError(
+            f"{len(fields.names)} different fields (at most {_MOST_FIELDS}); what follows the first dot of a file's "
+            "name is its field, so numbers belong before that dot",
+            url=url,
+        )
+    samples = Samples(
+        np.delete(np.arange(len(names)), list(reasons)),
+        np.array(member_field, np.int64).astype(np.uint16),
+        np.array(sample_start, np.int64),
+        keys,
+        tuple(fields.names),
+        dict(Counter(reasons.values())),
+    )
+    _refuse_repeated_keys(samples, header_offset, url)
+    _refuse_repeated_fields(samples, header_offset, url)
+    return samples
+
+
+class _FieldNumbers(dict[bytes, int]):
+    """Numbers for extensions, given out as they are first asked for; spellings that differ in case share one.
+
+    What has a slash in it is no extension and has the number -1.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: dict[str, int] = {}
+
+    def __missing__(self, extension: bytes) -> int:
+        if b"/" in extension:
+            return _NO_FIELD
+        name = extension.decode("utf-8", "surrogateescape").lower()
+        number = self[extension] = self.names.setdefault(name, len(self.names))
+        return number
+
+
+def _reason_to_skip(name: bytes, component: int, dot: int) -> str | None:
+    """Why a member belongs to no sample, or None if it does; `component` and `dot` are positions in the name."""
+    if name.startswith(b"__") and _META.match(name):
+        return "meta"
+    if dot > component:
+        return None
+    if component == len(name) and name:
+        return "directory"  # V7 marks one by the slash alone
+    return "hidden" if dot == component else "no extension"
+
+
+def _refuse_repeated_keys(samples: Samples, header_offset: NDArray[np.int64], url: str) -> None:
+    if len(set(samples.keys)) == len(samples.keys):
+        return
+    first_of: dict[bytes, int] = {}
+    for sample, key in enumerate(samples.keys):
+        first = first_of.setdefault(key, sample)
+        if first != sample:
+            offsets = header_offset[samples.member[samples.sample_start[[first, sample]]]].tolist()
+            raise ShardFormatError(
+                f"the members of this sample do not stand together: they begin at offset {offsets[0]} and come again "
+                "behind another sample; re-pack the shard sorted by name",
+                url=url,
+                key=key.decode("utf-8", "surrogateescape"),
+                offset=offsets[1],
+            )
+
+
+def _refuse_repeated_fields(samples: Samples, header_offset: NDArray[np.int64], url: str) -> None:
+    sample_of_member = np.repeat(np.arange(len(samples.keys)), np.diff(samples.sample_start))
+    pairs = sample_of_member * _MOST_FIELDS + samples.member_field
+    order = np.argsort(pairs, kind="stable")
+    repeats = order[1:][pairs[order[1:]] == pairs[order[:-1]]]
+    if len(repeats):
+        repeat = int(repeats.min())
+        raise ShardFormatError(
+            f"the sample has the field {samples.fields[int(samples.member_field[repeat])]!r} twice; "
+            "re-pack the shard with each name once",
+            url=url,
+            key=samples.keys[int(sample_of_member[repeat])].decode("utf-8", "surrogateescape"),
+            offset=int(header_offset[samples.member[repeat]]),
+        )

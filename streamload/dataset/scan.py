@@ -1,0 +1,97 @@
+"""A whole shard, mapped in memory, to its table of samples."""
+
+from __future__ import annotations
+
+import re
+import zlib
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamload.dataset.chain import read_chain
+from streamload.dataset.grouping import Samples, group_members
+from streamload.dataset.table import ShardTable
+from streamload.dataset.tar import BLOCK_BYTES
+
+__all__ = ["LABEL_FIELD", "scan_shard"]
+
+LABEL_FIELD = "cls"
+"""The field whose decimal integer is a sample's label."""
+
+_INTEGER = re.compile(rb"\s*([+-]?[0-9]{1,19})\s*")
+_MOST_LABEL_BYTES = 64
+
+
+def scan_shard(
+    data: memoryview | NDArray[np.uint8],
+    url: str,
+    *,
+    strict: bool = True,
+    crc32: bool = False,
+    labels: bool = False,
+) -> ShardTable:
+    """Find the samples of an uncompressed tar archive, trusting nothing.
+
+    Every header is verified, and so is the end of the archive; what is returned is all that the archive holds.
+    Nothing in the table refers to `data`, and payloads are not read unless asked for.
+
+    Args:
+        data: uint8[n], the whole shard, contiguous; usually a mapped file.
+        url: the shard, for errors.
+        strict: False accepts a missing end-of-archive mark, which is then counted in `skipped`; nothing else.
+        crc32: compute the crc32 of every payload, which reads the whole shard.
+        labels: read the labels; they are None if some sample has no `cls`, or one that is not a decimal integer.
+
+    Raises:
+        ShardFormatError: the archive is damaged or cut or not tar; it holds what cannot be read in place (sparse or
+            multi-volume members); a sample's members are not together, or a field comes twice. `url` and `offset`
+            are set.
+    """
+    octets = np.frombuffer(data, np.uint8) if len(data) else np.empty(0, np.uint8)
+    members = read_chain(octets, url, strict=strict)
+    samples = group_members(members.names, members.offset - BLOCK_BYTES, url)
+    offset = members.offset[samples.member]
+    size = members.size[samples.member]
+    skipped = dict(members.skipped)
+    for reason, count in samples.skipped.items():
+        skipped[reason] = skipped.get(reason, 0) + count
+    return ShardTable(
+        shard_bytes=len(octets),
+        fields=samples.fields,
+        member_offset=offset,
+        member_size=size,
+        member_field=samples.member_field,
+        sample_start=samples.sample_start,
+        key_bytes=np.frombuffer(b"".join(samples.keys), np.uint8),
+        key_start=np.cumsum([0, *map(len, samples.keys)], dtype=np.int64),
+        member_crc32=_crc32_of(octets, offset, size) if crc32 else None,
+        labels=_labels_of(octets, samples, offset, size) if labels else None,
+        skipped=skipped,
+        missing_end=members.missing_end,
+    )
+
+
+def _crc32_of(octets: NDArray[np.uint8], offset: NDArray[np.int64], size: NDArray[np.int64]) -> NDArray[np.uint32]:
+    view = octets.data
+    edges = zip(offset.tolist(), (offset + size).tolist(), strict=True)
+    return np.fromiter((zlib.crc32(view[start:end]) for start, end in edges), np.uint32, len(offset))
+
+
+def _labels_of(
+    octets: NDArray[np.uint8], samples: Samples, offset: NDArray[np.int64], size: NDArray[np.int64]
+) -> NDArray[np.int64] | None:
+    """int64[S], or None unless every sample has a label."""
+    if LABEL_FIELD not in samples.fields:
+        return None
+    chosen = np.flatnonzero(samples.member_field == samples.fields.index(LABEL_FIELD))
+    # No sample has a field twice, so as many labels as samples is one for each, in their order.
+    if len(chosen) != len(samples.keys) or (size[chosen] > _MOST_LABEL_BYTES).any():
+        return None
+    view = octets.data
+    labels: list[int] = []
+    for start, end in zip(offset[chosen].tolist(), (offset + size)[chosen].tolist(), strict=True):
+        match = _INTEGER.fullmatch(view, start, end)
+        if match is None or not -(1 << 63) <= int(match[1]) < 1 << 63:
+            return None
+        labels.append(int(match[1]))
+    return np.array(labels, np.int64)

@@ -1,0 +1,137 @@
+"""One shard being written: a hidden file that gets its name only when it is whole and on the disk.
+
+While members are appended, the shard's table (offsets, keys, crc32, labels) is built beside them, so that an index
+needs no second look at the bytes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import zlib
+from collections.abc import Iterable, Sequence
+from io import BufferedWriter, FileIO
+
+import numpy as np
+
+from streamload.dataset.table import ShardTable
+from streamload.dataset.tar_header import END_MARK, member_bytes, padding
+
+__all__ = ["ShardFile", "sync_folder"]
+
+_BUFFER_BYTES = 1 << 20
+_MAX_FIELDS = 1 << 16
+_numbers = itertools.count()
+
+Member = tuple[str, bytes, bytes]
+"""A field, its header blocks and its payload."""
+
+
+class ShardFile:
+    """A shard under construction, at `<folder>/.<name>.<process>-<number>.partial` until `publish()`.
+
+    The hidden name ends in `.partial`, so no glob, no listing and no other loader takes it for a shard even when its
+    writer was killed. Not safe for several threads.
+    """
+
+    def __init__(self, path: str) -> None:
+        """Create the hidden file; raises OSError."""
+        folder, self.name = os.path.split(path)
+        self.path = path
+        self.bytes = len(END_MARK)
+        self._folder = folder or "."
+        self._hidden = os.path.join(self._folder, f".{self.name}.{os.getpid()}-{next(_numbers)}.partial")
+        descriptor = os.open(self._hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        self._file: BufferedWriter | None = BufferedWriter(FileIO(descriptor, "wb"), _BUFFER_BYTES)
+        self._keys: dict[str, None] = {}
+        self._fields: dict[str, int] = {}
+        self._offsets: list[int] = []
+        self._sizes: list[int] = []
+        self._field_numbers: list[int] = []
+        self._crc32: list[int] = []
+        self._sample_start: list[int] = [0]
+        self._labels: list[int | None] = []
+
+    def __len__(self) -> int:
+        """The number of samples so far."""
+        return len(self._keys)
+
+    def __contains__(self, key: str) -> bool:
+        """Whether a sample of this key was appended."""
+        return key in self._keys
+
+    def append(self, key: str, members: Sequence[Member], label: int | None) -> None:
+        """Add one sample. Raises OSError, after which only `discard()` makes sense; ValueError before any change."""
+        if (
+            len(self._fields) + len(members) > _MAX_FIELDS
+            and len(self._fields.keys() | {m[0] for m in members}) > _MAX_FIELDS
+        ):
+            raise ValueError(f"sample {key!r} brings more than {_MAX_FIELDS} distinct fields into one shard")
+        if self._file is None:
+            raise ValueError("the shard was published or discarded already")
+        position = self.bytes - len(END_MARK)
+        for field, header, payload in members:
+            self._file.write(header)
+            self._file.write(payload)
+            self._file.write(padding(len(payload)))
+            self._offsets.append(position + len(header))
+            self._sizes.append(len(payload))
+            self._field_numbers.append(self._fields.setdefault(field, len(self._fields)))
+            self._crc32.append(zlib.crc32(payload))
+            position += member_bytes(header, len(payload))
+        self.bytes = position + len(END_MARK)
+        self._keys[key] = None
+        self._sample_start.append(len(self._offsets))
+        self._labels.append(label)
+
+    def publish(self) -> ShardTable:
+        """Write the end mark, bring everything to the disk, give the file its name. Raises OSError."""
+        if self._file is None:
+            raise ValueError("the shard was published or discarded already")
+        self._file.write(END_MARK)
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        os.replace(self._hidden, self.path)
+        self._file = None
+        sync_folder(self._folder)
+        return self._table()
+
+    def discard(self) -> None:
+        """Remove what was written; nothing happens after `publish()` or another `discard()`."""
+        if self._file is None:
+            return
+        file, self._file = self._file, None
+        try:
+            file.raw.close()  # past the buffer: flushing to a full disk would fail once more
+        finally:
+            os.unlink(self._hidden)
+
+    def _table(self) -> ShardTable:
+        keys = [key.encode("utf-8") for key in self._keys]
+        labels = [label for label in self._labels if label is not None]
+        return ShardTable(
+            shard_bytes=self.bytes,
+            fields=tuple(self._fields),
+            member_offset=np.array(self._offsets, np.int64),
+            member_size=np.array(self._sizes, np.int64),
+            member_field=np.array(self._field_numbers, np.uint16),
+            sample_start=np.array(self._sample_start, np.int64),
+            key_bytes=np.frombuffer(b"".join(keys), np.uint8),
+            key_start=np.array(_edges(map(len, keys)), np.int64),
+            member_crc32=np.array(self._crc32, np.uint32),
+            labels=np.array(labels, np.int64) if len(labels) == len(self._labels) else None,
+        )
+
+
+def sync_folder(folder: str) -> None:
+    """Make the names in a folder as durable as their files' bytes. Raises OSError."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _edges(lengths: Iterable[int]) -> list[int]:
+    return list(itertools.accumulate(lengths, initial=0))

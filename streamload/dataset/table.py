@@ -1,0 +1,88 @@
+"""Where each sample of one shard lies: offsets, sizes, fields and keys as flat arrays.
+
+A table is what a scan of the shard's headers finds and what an index stores. Keys are kept as one run of bytes and
+are turned into strings only where they are asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["MISSING", "ShardTable"]
+
+MISSING = -1
+"""The offset and the size of a field that a sample does not have."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ShardTable:
+    """The members of one shard, grouped into samples.
+
+    Attributes:
+        shard_bytes: size of the (uncompressed) shard that this table was made from.
+        fields: the distinct fields, in the order of their first appearance.
+        member_offset: int64[M], first byte of each member's payload.
+        member_size: int64[M], payload bytes of each member.
+        member_field: uint16[M], the member's field as a number in `fields`.
+        sample_start: int64[S + 1], the members of sample i are `sample_start[i]:sample_start[i + 1]`.
+        key_bytes: uint8[K], all keys in UTF-8, one after the other.
+        key_start: int64[S + 1], where each key begins in `key_bytes`.
+        member_crc32: uint32[M], crc32 of each payload, or None where it was not computed.
+        labels: int64[S], the integer in the sample's `cls`, or None where some sample has none.
+        skipped: how many members were passed over, by reason.
+        missing_end: True if the end-of-archive mark was missing (possible only with `strict=False`).
+    """
+
+    shard_bytes: int
+    fields: tuple[str, ...]
+    member_offset: NDArray[np.int64]
+    member_size: NDArray[np.int64]
+    member_field: NDArray[np.uint16]
+    sample_start: NDArray[np.int64]
+    key_bytes: NDArray[np.uint8]
+    key_start: NDArray[np.int64]
+    member_crc32: NDArray[np.uint32] | None = None
+    labels: NDArray[np.int64] | None = None
+    skipped: Mapping[str, int] = field(default_factory=dict)
+    missing_end: bool = False
+
+    def __len__(self) -> int:
+        """The number of samples."""
+        return len(self.sample_start) - 1
+
+    def key(self, sample: int) -> str:
+        """The key of one sample. A name that is not UTF-8 keeps its bytes as surrogates, as `os.fsdecode` does."""
+        start, end = int(self.key_start[sample]), int(self.key_start[sample + 1])
+        return self.key_bytes[start:end].tobytes().decode("utf-8", "surrogateescape")
+
+    def keys(self) -> list[str]:
+        """All keys, in the order of the samples."""
+        joined = self.key_bytes.tobytes()
+        edges = self.key_start.tolist()
+        return [joined[a:b].decode("utf-8", "surrogateescape") for a, b in zip(edges, edges[1:], strict=False)]
+
+    def column(self, alternatives: Sequence[str]) -> NDArray[np.int64]:
+        """For each sample the member that holds the first present of some fields.
+
+        Args:
+            alternatives: fields in order of preference, for example `("jpg", "png")`.
+
+        Returns:
+            int64[S], the member's number, or MISSING where the sample has none of the fields.
+        """
+        members = np.full(len(self), MISSING, np.int64)
+        sample_of_member = np.repeat(np.arange(len(self)), np.diff(self.sample_start))
+        for name in reversed(alternatives):
+            if name in self.fields:
+                found = np.flatnonzero(self.member_field == self.fields.index(name))
+                members[sample_of_member[found]] = found
+        return members
+
+    def sample_fields(self, sample: int) -> tuple[str, ...]:
+        """The fields that one sample has, in the order in which they are stored."""
+        start, end = int(self.sample_start[sample]), int(self.sample_start[sample + 1])
+        return tuple(self.fields[number] for number in self.member_field[start:end].tolist())

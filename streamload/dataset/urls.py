@@ -1,0 +1,149 @@
+"""What a user writes for a dataset, expanded to a flat list of urls; nothing is looked up.
+
+Braces follow bash (`{000000..000123}` keeps its zeros, `{a,b}`, nested) and `::` separates urls within one string,
+as in WebDataset. Both mean the same in a lone string, in a path and in a list of them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+
+from braceexpand import braceexpand
+
+__all__ = ["MAX_URLS", "Urls", "expand_urls"]
+
+Urls = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+MAX_URLS = 10_000_000
+"""More urls than this are taken for a slip of the pen, and refused before they fill the memory."""
+
+_RUNS_A_PROGRAM = re.compile(r"\s*(?:pipe|cmd|exec|shell|sh)\s*:(?!//)|\s*\||.*\|\s*\Z", re.IGNORECASE | re.DOTALL)
+_CHARACTER_RANGE = re.compile(r"[A-Za-z]\.\.[A-Za-z](?:\.\.-?\d+)?\Z")
+_INT_RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)(?:\.\.-?(\d+))?\Z")
+
+
+def expand_urls(urls: Urls) -> list[str]:
+    """Expand braces and `::` in a string, a path, or a list of them.
+
+    Globs and folders stay as they are: what they stand for is known only to the storage. A backslash before a brace
+    keeps that brace; in strings without braces a backslash is an ordinary character.
+
+    Args:
+        urls: one string or path, or a sequence of them.
+
+    Returns:
+        At least one url, in the order in which they are written. Repetitions are kept.
+
+    Raises:
+        TypeError: `urls` or one of its items is neither a string nor a path.
+        ValueError: nothing is named, a url is empty, braces don't match, there are more than `MAX_URLS`, or a url
+            would run a program (`pipe:`).
+    """
+    expanded: list[str] = []
+    for argument, written in _strings(urls):
+        _refuse_programs(argument, written)
+        for part in written.split("::"):
+            if len(expanded) + _count(part) > MAX_URLS:
+                raise ValueError(
+                    f"{argument} stands for more than {MAX_URLS:,} urls: {_shown(written)}; "
+                    "check the ranges in its braces"
+                )
+            for url in _expand_braces(argument, part):
+                _refuse_programs(argument, url)
+                if not url.strip():
+                    raise ValueError(
+                        f"{argument} holds an empty url: {_shown(written)}; "
+                        "each must name a shard, a pattern or a folder"
+                    )
+                expanded.append(url)
+    return expanded
+
+
+def _strings(urls: object) -> list[tuple[str, str]]:
+    """Each string that was given, with the name of the argument for messages."""
+    if isinstance(urls, str | os.PathLike):
+        items: list[tuple[str, object]] = [("urls", urls)]
+    elif isinstance(urls, Sequence) and not isinstance(urls, bytes | bytearray | memoryview):
+        items = [(f"urls[{number}]", item) for number, item in enumerate(urls)]
+    else:
+        raise TypeError(f"urls must be a string, a path, or a list of them, not {type(urls).__name__}: {_shown(urls)}")
+    if not items:
+        raise ValueError(f"urls is empty ({urls!r}); name at least one shard, pattern or folder")
+    return [(argument, _string(argument, item)) for argument, item in items]
+
+
+def _string(argument: str, item: object) -> str:
+    path = os.fspath(item) if isinstance(item, os.PathLike) else item
+    if not isinstance(path, str):
+        raise TypeError(f"{argument} must be a string or a path, not {type(path).__name__}: {_shown(item)}")
+    if "\0" in path:
+        raise ValueError(f"{argument} holds a NUL character, which no name can have: {_shown(path)}")
+    return path
+
+
+def _expand_braces(argument: str, part: str) -> list[str]:
+    if "{" not in part and "}" not in part:
+        return [part]
+    try:
+        return list(braceexpand(part, escape="\\" in part))
+    except ValueError as exc:
+        raise ValueError(
+            f"{argument} has a brace without its partner: {_shown(part)}; close it, "
+            "or write \\{ for a brace that belongs to the name"
+        ) from exc
+
+
+def _refuse_programs(argument: str, url: str) -> None:
+    # The test for ":" and "|" spares the regular expression for the millions of urls that are nothing of the kind.
+    if (":" in url or "|" in url) and _RUNS_A_PROGRAM.match(url):
+        raise ValueError(
+            f"{argument} would run a program: {_shown(url)}; streamload never does. "
+            "Name the file or the object itself, or fetch it first"
+        )
+
+
+def _count(pattern: str) -> int:
+    """How many strings a pattern stands for, found without making them."""
+    total, depth, start, position = 1, 0, 0, 0
+    while position < len(pattern):
+        character = pattern[position]
+        if character == "\\":
+            position += 1
+        elif character == "{":
+            depth += 1
+            if depth == 1:
+                start = position + 1
+        elif character == "}" and depth:
+            depth -= 1
+            if depth == 0:
+                total *= _count_braces(pattern[start:position])
+        position += 1
+    return total
+
+
+def _count_braces(inside: str) -> int:
+    """The same for what stands between one pair of braces."""
+    if numbers := _INT_RANGE.match(inside):
+        first, last, step = numbers.groups()
+        return abs(int(last) - int(first)) // max(1, int(step or 1)) + 1
+    if _CHARACTER_RANGE.match(inside):
+        return len(list(braceexpand("{" + inside + "}")))
+    parts, depth, start, position = [], 0, 0, 0
+    while position < len(inside):
+        character = inside[position]
+        if character == "\\":
+            position += 1
+        elif character in "{}":
+            depth += 1 if character == "{" else -1
+        elif character == "," and depth == 0:
+            parts.append(inside[start:position])
+            start = position + 1
+        position += 1
+    return sum(_count(part) for part in [*parts, inside[start:]])
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:200]}..."

@@ -1,0 +1,163 @@
+"""Decodes `.npy` and `.npz` bytes to arrays, without pickle and without trusting what a header claims.
+
+The layout of an npy file is described in `numpy.lib.format`. A header is parsed once and remembered by its bytes,
+since the members of a data set nearly always share one.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import math
+import struct
+import zipfile
+import zlib
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["DECOMPRESSED_LIMIT_BYTES", "NpyLayout", "check_entries", "decode_npy", "decode_npz", "npy_layout"]
+
+DECOMPRESSED_LIMIT_BYTES = 1 << 30
+"""The most bytes that one compressed member may unpack to; more is taken for a bomb and refused."""
+
+_MAGIC = b"\x93NUMPY"
+_HEADER_LIMIT_BYTES = 10_000  # as in NumPy: the parser of literals may need much time and memory for longer texts
+_short_length = struct.Struct("<H").unpack_from
+_long_length = struct.Struct("<I").unpack_from
+
+
+class NpyLayout(NamedTuple):
+    """What the header of an npy file says about the bytes behind it.
+
+    Attributes:
+        shape: the array's shape.
+        dtype: its type, never one that holds Python objects.
+        order: "F" if the elements are stored column by column, else "C".
+        start: offset of the first element, in bytes.
+        end: offset behind the last element, in bytes.
+        aligned: True if elements at `start` are aligned in a buffer whose first byte is.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    order: Literal["C", "F"]
+    start: int
+    end: int
+    aligned: bool
+
+
+def decode_npy(data: memoryview) -> NDArray[Any]:
+    """The array in an npy file of version 1, 2 or 3, in memory of its own, writable.
+
+    Bytes behind the last element are ignored, as `numpy.load` does.
+
+    Raises:
+        ValueError: `data` is not an npy file, holds Python objects, or is shorter than its header claims. Nothing
+            of the claimed size is allocated before this is known.
+    """
+    shape, dtype, order, start, end, aligned = npy_layout(data)
+    if len(data) < end:
+        raise ValueError(
+            f"the npy file is cut off: its header announces {end - start} bytes for shape {shape} of {dtype}, "
+            f"{max(len(data) - start, 0)} are there; write the sample again"
+        )
+    # One copy of the whole file and one array on it cost half of slicing, wrapping and copying the elements.
+    array: NDArray[Any] = np.ndarray(shape, dtype, bytearray(data), start, None, order)
+    return array if aligned else array.copy(order)
+
+
+def npy_layout(data: memoryview) -> NpyLayout:
+    """The layout of the npy file that begins with `data`, from a cache if its header was seen before.
+
+    Raises:
+        ValueError: the header is not one of an npy file of plain elements.
+    """
+    if len(data) < 12:
+        raise ValueError(f"not an npy file: {len(data)} bytes are too few for a header")
+    start: int = 10 + _short_length(data, 8)[0]
+    if data[6] != 1:
+        start = 12 + _long_length(data, 8)[0]
+    if start > len(data) or start > _HEADER_LIMIT_BYTES:
+        _refuse_header_length(data, start)
+    return _parse_header(bytes(data[:start]))
+
+
+def _refuse_header_length(data: memoryview, start: int) -> None:
+    if bytes(data[:6]) != _MAGIC:
+        raise ValueError(f"not an npy file: it begins with {bytes(data[:6])!r} instead of {_MAGIC!r}")
+    raise ValueError(
+        f"the npy file announces a header of {start} bytes; {len(data)} bytes are there and "
+        f"{_HEADER_LIMIT_BYTES} are the limit"
+    )
+
+
+@lru_cache(maxsize=256)
+def _parse_header(head: bytes) -> NpyLayout:
+    if not head.startswith(_MAGIC):
+        raise ValueError(f"not an npy file: it begins with {head[:6]!r} instead of {_MAGIC!r}")
+    version = head[6]
+    if version not in (1, 2, 3):
+        raise ValueError(f"npy format version {version} is not known; write the file as version 1, 2 or 3")
+    text = head[10 if version == 1 else 12 :]
+    try:
+        header = ast.literal_eval(text.decode("utf-8" if version == 3 else "latin-1").strip())
+        shape, fortran, described = header["shape"], header["fortran_order"], header["descr"]
+        dtype = np.lib.format.descr_to_dtype(described)
+    except (ValueError, SyntaxError, TypeError, KeyError, IndexError, MemoryError, RecursionError) as exc:
+        raise ValueError(f"the npy header cannot be read ({exc}): {text[:80]!r}") from exc
+    if not isinstance(shape, tuple) or not all(type(length) is int and length >= 0 for length in shape):
+        raise ValueError(f"the npy header gives no valid shape: {text[:80]!r}")
+    if not isinstance(fortran, bool):
+        raise ValueError(f"the npy header gives no valid fortran_order: {text[:80]!r}")
+    if dtype.hasobject:
+        raise ValueError(
+            f"the npy file holds Python objects (dtype {dtype}), which only pickle can read and which are refused; "
+            "store plain numbers, or hand over a decoder for this field with decode={...}"
+        )
+    start = len(head)
+    end = start + math.prod(shape) * dtype.itemsize
+    return NpyLayout(shape, dtype, "F" if fortran else "C", start, end, start % dtype.alignment == 0)
+
+
+def decode_npz(data: memoryview) -> dict[str, Any]:
+    """The members of an npz file by name: arrays for `name.npy` (as `name`), bytes for any other.
+
+    Raises:
+        ValueError: `data` is not a whole zip archive, a checksum is wrong, a name occurs twice, a member is packed
+            in a way that `numpy.savez` does not use, or all together unpack to more than
+            `DECOMPRESSED_LIMIT_BYTES`.
+    """
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            entries = archive.infolist()
+            check_entries(entries)
+            contents = {entry.filename: archive.open(entry).read(entry.file_size) for entry in entries}
+    except (zipfile.BadZipFile, zlib.error, OSError, EOFError, RuntimeError, struct.error) as exc:
+        raise ValueError(f"not a whole npz file: {exc}") from exc
+    return {
+        name.removesuffix(".npy"): decode_npy(memoryview(content)) if name.endswith(".npy") else content
+        for name, content in contents.items()
+    }
+
+
+def check_entries(entries: Sequence[zipfile.ZipInfo]) -> None:
+    """Refuses a zip archive that would unpack to absurd memory or holds a name twice.
+
+    Raises:
+        ValueError: names what is wrong with the archive.
+    """
+    unpacked = sum(entry.file_size for entry in entries)
+    if unpacked > DECOMPRESSED_LIMIT_BYTES:
+        raise ValueError(f"the archive unpacks to {unpacked} bytes; the limit is {DECOMPRESSED_LIMIT_BYTES}")
+    if len({entry.filename for entry in entries}) != len(entries):
+        raise ValueError("the archive holds two members with the same name")
+    for entry in entries:
+        if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise ValueError(
+                f"member {entry.filename!r} is packed with zip method {entry.compress_type}; "
+                "only stored and deflated members are read"
+            )

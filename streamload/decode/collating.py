@@ -1,0 +1,162 @@
+"""The last part of a task: its rows go to the slots of their batches, or through the user's `collate_fn`."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import cloudpickle
+
+from streamload.batch.collate import MisfitError, Rows, choose_rows, torch_collate, write_rows
+from streamload.batch.layout import Layout, describe_batch, describe_rows, slot_views
+from streamload.dataset.table import MISSING
+from streamload.decode.failure import Attempt, failure_of
+from streamload.decode.seeding import GlobalSeeds
+from streamload.decode.work import Job, Piece, PieceDone, RowFailure, RowTask
+from streamload.memory.slots import SlotMemory
+from streamload.order.randomness import SampleRandomness
+
+__all__ = ["PieceCollator"]
+
+
+class PieceCollator:
+    """Collates the rows of tasks.
+
+    Args:
+        job: for its `collate_fn` and `on_error`.
+        slots: where to write.
+        seeds: set before a `collate_fn` runs, from the batch's first sample.
+    """
+
+    def __init__(self, job: Job, slots: SlotMemory, seeds: GlobalSeeds) -> None:
+        self._job = job
+        self._slots = slots
+        self._seeds = seeds
+        self._layout: Layout | None = None
+
+    def fix_layout(self, layout: bytes) -> None:
+        """The layout of all batches of rows from now on."""
+        self._layout = pickle.loads(layout)
+
+    def collate(
+        self, task: RowTask, rows: Rows, failures: Mapping[int, RowFailure], randomness: SampleRandomness
+    ) -> tuple[PieceDone, ...]:
+        """Write a task's rows, and say what became of each piece."""
+        done, start = [], 0
+        for piece in task.pieces:
+            end = start + piece.rows
+            failed = {row - start: failure for row, failure in failures.items() if start <= row < end}
+            part = rows.slice(start, end)
+            if task.whole:
+                first = (int(task.shards[start]), int(task.samples[start]))
+                done.append(self._whole_batch(piece, part, failed, randomness, first))
+            else:
+                done.append(self._rows_of_batch(piece, part, failed, task.capacity))
+            start = end
+        return tuple(done)
+
+    def _rows_of_batch(self, piece: Piece, rows: Rows, failed: Mapping[int, RowFailure], capacity: int) -> PieceDone:
+        """Write rows in place, as the fixed layout has it; a row that failed holds the bytes of another one."""
+        failures = _in_batch(failed, piece)
+        good = [row for row in range(rows.count) if row not in failed]
+        if not good:
+            return PieceDone(piece, failures=failures)
+        try:
+            layout = self._layout or describe_rows(rows.row(good[0])).with_capacity(capacity)
+            if failed:
+                rows = rows.take([row if row not in failed else good[0] for row in range(rows.count)])
+            memory = self._slots.at_least(piece.slot, layout.offsets()[1])
+            besides = write_rows(layout, rows, memory, piece.first_row)
+        except (MisfitError, TypeError):
+            return PieceDone(piece, misfit=True)
+        return PieceDone(
+            piece,
+            layout=None if self._layout else _dumps(layout),
+            size_bytes=layout.offsets()[1],
+            besides=_dumps(besides) if besides else None,
+            failures=failures,
+        )
+
+    def _whole_batch(
+        self,
+        piece: Piece,
+        rows: Rows,
+        failed: Mapping[int, RowFailure],
+        randomness: SampleRandomness,
+        first: tuple[int, int],
+    ) -> PieceDone:
+        failures = _in_batch(failed, piece)
+        if failed:
+            chosen = choose_rows(rows.count, failed, self._job.on_error)
+            if not chosen or self._job.on_error == "raise" or any(failure.fatal for failure in failures):
+                return PieceDone(piece, whole=True, failures=failures)
+            rows = rows.take(chosen)
+        with Attempt() as attempt:
+            if self._job.collate_fn is None:
+                return self._regular_batch(piece, rows, failures)
+            self._seeds.seed(randomness, *first)
+            return self._lay_down(piece, self._job.collate_fn(rows.as_list()), failures)
+        error = attempt.error
+        assert error is not None
+        function = "collate_fn" if self._job.collate_fn is not None else "collating the samples"
+        failure = RowFailure(
+            row=piece.first_row,
+            kind="CollateError",
+            message=f"{function} raised {type(error).__name__}: {error}",
+            field=None,
+            fatal=True,
+            cause=failure_of(error),
+            shard=first[0],
+            sample=first[1],
+            offset=MISSING,
+        )
+        return PieceDone(piece, whole=True, failures=(*failures, failure))
+
+    def _regular_batch(self, piece: Piece, rows: Rows, failures: tuple[RowFailure, ...]) -> PieceDone:
+        """A batch whose rows are alike, if not like those of other batches; else torch decides what becomes of it."""
+        try:
+            layout = describe_rows(rows.row(0)).with_capacity(rows.count)
+            size_bytes = layout.offsets()[1]
+            besides = write_rows(layout, rows, self._slots.at_least(piece.slot, size_bytes), 0)
+        except (MisfitError, TypeError):
+            return self._lay_down(piece, torch_collate(rows), failures)
+        return PieceDone(
+            piece,
+            whole=True,
+            layout=_dumps(layout),
+            size_bytes=size_bytes,
+            rows=rows.count,
+            besides=_dumps(besides) if besides else None,
+            failures=failures,
+        )
+
+    def _lay_down(self, piece: Piece, batch: Any, failures: tuple[RowFailure, ...]) -> PieceDone:
+        """Lay whatever a `collate_fn` returned into the slot."""
+        layout, arrays, besides = describe_batch(batch)
+        size_bytes = layout.offsets()[1]
+        if arrays:
+            memory = self._slots.at_least(piece.slot, size_bytes)
+            for view, array in zip(slot_views(layout, memory, None), arrays, strict=True):
+                view[...] = array
+        return PieceDone(
+            piece,
+            whole=True,
+            layout=_dumps(layout),
+            size_bytes=size_bytes,
+            besides=_dumps(besides) if besides else None,
+            failures=failures,
+        )
+
+
+def _in_batch(failed: Mapping[int, RowFailure], piece: Piece) -> tuple[RowFailure, ...]:
+    return tuple(replace(failure, row=piece.first_row + row) for row, failure in sorted(failed.items()))
+
+
+def _dumps(value: Any) -> bytes:
+    """A pickle; classes that only the user's script defines need cloudpickle, which is an order slower."""
+    try:
+        return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+    except (pickle.PicklingError, AttributeError, TypeError):
+        return cloudpickle.dumps(value)  # type: ignore[no-any-return]

@@ -1,0 +1,306 @@
+"""Dealing out: an epoch's rows, cut into tasks of about ten milliseconds.
+
+A task is a part of one slow batch (then all workers work on the same next batch: it comes early, memory stays small and
+one slow sample delays only its own batch), or a run of several fast ones (then a message costs little beside the work).
+Which of the two is chosen from the measured time of a row.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from dataclasses import dataclass
+from time import perf_counter
+
+from streamload.batch.batcher import Batcher, OpenBatch
+from streamload.decode.planned import PlannedRows, locate
+from streamload.decode.pool import Pool
+from streamload.decode.scans import Scans
+from streamload.decode.work import Piece, PieceDone, RowsDone, RowTask, ScanTask
+from streamload.fetch.tables import Tables
+from streamload.memory.slots import Slots
+from streamload.order.plan import OrderOptions, RankPlan, shards_in_order
+
+__all__ = ["Dealer", "EpochStart", "Learned", "PipelineSettings", "RowBatch", "RowBatcher"]
+
+_TASK_S = 0.010
+_ROWS_AHEAD = 8192
+_FIRST_ROWS = 1024
+_RUN_BYTES = 64 << 20
+_SCANS_AHEAD = 4
+
+Source = tuple[PlannedRows, int]
+"""A batch's rows: the block, and which of its batches."""
+
+RowBatch = OpenBatch[Source, PieceDone]
+RowBatcher = Batcher[Source, PieceDone]
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineSettings:
+    """What holds for every epoch of a loader.
+
+    Attributes:
+        order: the order and its division into batches.
+        fields: the wanted fields, or None for all.
+        verify: check the bytes against the index's checksums.
+        strict: how shards are scanned.
+        whole_batches: every batch is made by one task (a `collate_fn` wants them so).
+        prefetch_batches: how many batches may be under way or waiting for the loop, at least.
+        in_order: deliver them in order.
+    """
+
+    order: OrderOptions
+    fields: tuple[str, ...] | None
+    verify: bool
+    strict: bool
+    whole_batches: bool
+    prefetch_batches: int
+    in_order: bool
+
+
+@dataclass(frozen=True, slots=True)
+class EpochStart:
+    """Which epoch, and from which position of its order, for which rank."""
+
+    epoch: int
+    position: int
+    rank: int
+    world_size: int
+
+
+@dataclass(slots=True)
+class Learned:
+    """What one epoch finds out for the next.
+
+    Attributes:
+        layout: of batches of rows.
+        size_bytes: of a slot.
+        irregular: some row did not fit the layout, so batches are collated one by one.
+        row_s: seconds of a worker for one row.
+    """
+
+    layout: bytes | None = None
+    size_bytes: int = 1
+    irregular: bool = False
+    row_s: float | None = None
+
+    def measure(self, done: RowsDone) -> None:
+        """Take in the time of a finished task."""
+        seconds = done.seconds
+        row_s = (seconds.decode + seconds.transform + seconds.collate) / max(1, done.rows)
+        self.row_s = row_s if self.row_s is None else 0.7 * self.row_s + 0.3 * row_s
+
+
+class Dealer:
+    """Deals out one epoch of one rank.
+
+    Args:
+        settings: the loader's.
+        start: which epoch, from where, for whom.
+        tables: where samples lie.
+        scans: what has to be scanned before it can be planned.
+        pool: who does the work; asked only how much it takes, and told which shards are finished.
+        slots: where batches are written.
+        batcher: bounds how many batches are under way.
+        learned: from earlier epochs and tasks.
+
+    Attributes:
+        exhausted: every batch has been opened.
+    """
+
+    def __init__(
+        self,
+        settings: PipelineSettings,
+        start: EpochStart,
+        *,
+        tables: Tables,
+        scans: Scans,
+        pool: Pool,
+        slots: Slots,
+        batcher: RowBatcher,
+        learned: Learned,
+    ) -> None:
+        self._settings = settings
+        self._number = start.epoch
+        self._tables = tables
+        self._scans = scans
+        self._pool = pool
+        self._slots = slots
+        self._batcher = batcher
+        self._learned = learned
+        order = settings.order
+        self._plan = RankPlan(order, tables.counts, start.epoch, start.rank, start.world_size, start=start.position)
+        self._scan_order = iter(shards_in_order(order, len(tables.counts), start.epoch).tolist())
+        self._planned: PlannedRows | None = None
+        self._next_batch = 0
+        self._finished_shards: list[int] = []
+        self._dealing: tuple[RowBatch, int] | None = None
+        self._again: deque[RowBatch] = deque()
+        self._waits_for_first_row = False
+        self.exhausted = False
+        self._plan_s = 0.0
+
+    def next_task(self) -> RowTask | ScanTask | None:
+        """What to do next; None where nothing can be dealt out now."""
+        return self._scans.next_task() or self._rows_task() or self._scans.next_task()
+
+    def _rows_task(self) -> RowTask | None:
+        if self._again:
+            return self._task([(batch, 0, batch.rows) for batch in [self._again.popleft()]], whole=True)
+        if self._whole:
+            return self._whole_batches()
+        if self._learned.layout is None:
+            return self._first_rows()
+        return self._rows()
+
+    @property
+    def _whole(self) -> bool:
+        return self._settings.whole_batches or self._learned.irregular
+
+    def _first_rows(self) -> RowTask | None:
+        """A single row, from which the layout of all is learned; nothing else is dealt out meanwhile."""
+        if self._waits_for_first_row:
+            return None
+        task = self._part_of_batch(rows=1)
+        self._waits_for_first_row = task is not None
+        return task
+
+    def _rows(self) -> RowTask | None:
+        """A part of a slow batch, or a run of fast ones: about ten milliseconds of work."""
+        row_s, batch_rows = self._learned.row_s, self._settings.order.batch_size
+        if row_s is None:  # nothing is known yet: enough parts for everyone
+            return self._part_of_batch(-(-batch_rows // self._pool.capacity))
+        parts = min(batch_rows, int(row_s * batch_rows / _TASK_S) + 1)
+        if parts > 1 or self._dealing is not None:
+            return self._part_of_batch(-(-batch_rows // parts))
+        return self._run(whole=False)
+
+    def _whole_batches(self) -> RowTask | None:
+        if self._dealing is not None:  # dealt out in part when another batch turned out not to fit
+            self.make_again(self._dealing[0])
+            batch = self._again.pop()
+            return self._task([(batch, 0, batch.rows)], whole=True)
+        return self._run(whole=True)
+
+    def _run(self, *, whole: bool) -> RowTask | None:
+        """Several consecutive batches."""
+        run, limit = self._run_and_limit()
+        if self._batcher.outstanding + run > limit:
+            return None
+        batches: list[RowBatch] = []
+        while len(batches) < run and (not batches or self._planned is not None):
+            batch = self._open_batch()
+            if batch is None:
+                break
+            batches.append(batch)
+        if not batches:
+            return None
+        return self._task([(batch, 0, batch.rows) for batch in batches], whole=whole)
+
+    def _part_of_batch(self, rows: int) -> RowTask | None:
+        if self._dealing is None:
+            _, limit = self._run_and_limit()
+            batch = self._open_batch() if self._batcher.outstanding < limit else None
+            if batch is None:
+                return None
+            self._dealing = batch, 0
+        batch, start = self._dealing
+        end = min(start + rows, batch.rows)
+        self._dealing = (batch, end) if end < batch.rows else None
+        return self._task([(batch, start, end)], whole=False)
+
+    def _run_and_limit(self) -> tuple[int, int]:
+        """How many batches make a task, and how many may be under way or waiting for the trainer.
+
+        Small batches are dealt out in runs, and then more of them than `prefetch_batches` must be under way if no
+        worker is to stand idle; they are held to `_RUN_BYTES` in all.
+        """
+        learned, least = self._learned, self._settings.prefetch_batches
+        if learned.row_s is None:
+            return 1, max(least, self._pool.capacity if self._whole else 1)
+        batch_s = learned.row_s * self._settings.order.batch_size
+        by_time = int(_TASK_S / batch_s) if batch_s > 0 else _ROWS_AHEAD
+        by_bytes = _RUN_BYTES // (learned.size_bytes * self._pool.capacity)
+        run = max(1, min(by_time, by_bytes, _ROWS_AHEAD // self._settings.order.batch_size))
+        if run == 1:
+            return 1, least
+        return run, max(least, run * (self._pool.capacity + 1))
+
+    def _open_batch(self) -> RowBatch | None:
+        if self._planned is None and not self._plan_more():
+            return None
+        planned, number = self._planned, self._next_batch
+        assert planned is not None
+        start, end = planned.edges(number)
+        self._next_batch += 1
+        if self._next_batch == planned.batches:
+            self._planned = None
+        slot = self._slots.take(self._learned.size_bytes)
+        return self._batcher.open(end - start, (planned, number), slot, int(planned.block.ends[number]))
+
+    def _plan_more(self) -> bool:
+        """Plan and locate the next block of rows; False where counts are missing, or at the end."""
+        if self.exhausted:
+            return False
+        started = perf_counter()
+        while missing := self._plan.missing(2 * self._pool.capacity):
+            self._scans.ask_for(missing)
+            if all(self._tables.counts.values[shard] < 0 for shard in missing):
+                return False
+        self._pool.forget_shards(self._finished_shards)
+        block = self._plan.take(_ROWS_AHEAD if self._batcher.outstanding else _FIRST_ROWS)
+        self._finished_shards = self._plan.finished()
+        if block is None:
+            self.exhausted = True
+            return False
+        self._planned = locate(block, self._tables, self._settings.fields, verify=self._settings.verify)
+        self._next_batch = 0
+        if not self._tables.counts.complete:  # so that they are known before they are missed
+            self._scans.ask_for(itertools.islice(self._scan_order, _SCANS_AHEAD))
+        self._plan_s += perf_counter() - started
+        return True
+
+    def _task(self, batches: list[tuple[RowBatch, int, int]], *, whole: bool) -> RowTask:
+        """A task for rows of consecutive batches of one block."""
+        first, first_row, _ = batches[0]
+        last, _, last_row = batches[-1]
+        planned = first.source[0]
+        start = planned.edges(first.source[1])[0] + first_row
+        end = planned.edges(last.source[1])[0] + last_row
+        return RowTask(
+            number=next(self._scans.numbers),
+            epoch=self._number,
+            shards=planned.shards[start:end],
+            samples=planned.block.sample[start:end],
+            columns=tuple(column.rows(start, end) for column in planned.columns),
+            keys=None if planned.keys is None else planned.keys[start:end],
+            pieces=tuple(Piece(batch.number, batch.slot, a, b - a) for batch, a, b in batches),
+            capacity=self._settings.order.batch_size,
+            whole=whole,
+        )
+
+    def take_plan_s(self) -> float:
+        """Seconds spent on planning and locating since the last call."""
+        plan_s, self._plan_s = self._plan_s, 0.0
+        return plan_s
+
+    def take_plan_s(self) -> float:
+        """Seconds spent on planning and locating since the last call."""
+        plan_s, self._plan_s = self._plan_s, 0.0
+        return plan_s
+
+    def measure(self, done: RowsDone) -> None:
+        """Learn from how long a task took."""
+        if self._waits_for_first_row:
+            self._waits_for_first_row = False  # its time says little: it paid for imports
+        else:
+            self._learned.measure(done)
+
+    def make_again(self, batch: RowBatch) -> None:
+        """Have a batch collated as a whole, because some of its rows differ from those that set the layout."""
+        if self._dealing is not None and self._dealing[0] is batch:
+            self._dealing = None
+        self._slots.discard(batch.slot)
+        batch.restart(self._slots.take(self._learned.size_bytes))
+        self._again.append(batch)

@@ -1,0 +1,213 @@
+"""Chooses how the bytes of a field become a value: by the last extension of its name.
+
+A decoder is given a view of memory that may be unmapped after the call, so whatever it returns owns its memory.
+Nothing in the data is ever executed, and sizes that the data merely claims are checked before memory is taken.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+import zlib
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+from streamload.decode.array_files import (
+    DECOMPRESSED_LIMIT_BYTES,
+    check_entries,
+    decode_npy,
+    decode_npz,
+)
+from streamload.decode.column_decoding import INTEGER_EXTENSIONS, decode_column, decode_column_into
+from streamload.decode.image_files import decode_image
+
+__all__ = ["Decoder", "decode_column", "decode_column_into", "decoder_for", "decodes_as_built_in", "is_image"]
+
+Decoder = Callable[[memoryview], Any]
+"""Bytes to a value. Raises `ValueError`, or whatever the user's function raises, on bytes of another kind."""
+
+_IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff")
+_GZIP_WINDOW_BITS = 31  # zlib's spelling of "a gzip header is expected"
+_GZIP_CHUNK_BYTES = 1 << 14  # small, since zlib copies what is left of a chunk at the end of every member
+_INT64_LIMIT = 1 << 63
+
+
+def decoder_for(field: str, decode: bool | Mapping[str, Callable[[bytes], Any]] = True) -> Decoder:
+    """The decoder of a field.
+
+    Args:
+        field: the field's full name, such as `"jpg"`, `"seg.png"` or `"depth.npy.gz"`. The last extension decides;
+            `gz` is decompressed and then decoded by the extension before it. Unknown extensions give bytes.
+        decode: True for the built-in decoders, False for bytes, or a mapping from a full field name or a last
+            extension to a function of `bytes`, which adds to the built-in decoders or takes their place. A full
+            name goes before an extension.
+
+    Raises:
+        TypeError: `decode` is something else, or holds something that cannot be called.
+    """
+    if isinstance(decode, bool):
+        return _built_in(field, {}) if decode else bytes
+    if not isinstance(decode, Mapping):
+        raise TypeError(f"decode must be True, False or a mapping from extension to function, not {decode!r}")
+    users = {}
+    for name, function in decode.items():
+        if not isinstance(name, str) or not callable(function):
+            raise TypeError(f"decode[{name!r}] must be a function of bytes under a field's name, not {function!r}")
+        users[_normal(name)] = function
+    return _built_in(field, users)
+
+
+def decodes_as_built_in(field: str, decode: bool | Mapping[str, Callable[[bytes], Any]] = True) -> bool:
+    """True if a field is decoded by the library itself, so that `decode_column` may take the place of its decoder."""
+    if isinstance(decode, bool):
+        return decode
+    names = {_normal(name) for name in decode}
+    return _normal(field) not in names and _last_extension(_normal(field)) not in names
+
+
+def is_image(field: str) -> bool:
+    """True if the built-in decoder of a field is that of images, so that it can be decoded by `from_encoded`."""
+    return _last_extension(_normal(field)) in _IMAGE_EXTENSIONS
+
+
+def _normal(name: str) -> str:
+    return name.lower().lstrip(".")
+
+
+def _last_extension(field: str) -> str:
+    return field.rpartition(".")[2]
+
+
+def _built_in(field: str, users: Mapping[str, Callable[[bytes], Any]]) -> Decoder:
+    field = _normal(field)
+    extension = _last_extension(field)
+    for name in (field, extension):
+        if name in users:
+            function = users[name]
+            return lambda data: function(bytes(data))
+    if extension == "gz":
+        inner = _built_in(field.rpartition(".")[0], users)
+        return lambda data: inner(memoryview(decompress_gzip(data)))
+    if extension in INTEGER_EXTENSIONS:
+        return decode_integer
+    return _BY_EXTENSION.get(extension, bytes)
+
+
+def decompress_gzip(data: memoryview, limit_bytes: int = DECOMPRESSED_LIMIT_BYTES) -> bytes:
+    """The contents of a gzip file of one or several members; zeros behind the last are ignored.
+
+    Raises:
+        ValueError: the file is damaged or cut off, or unpacks to more than `limit_bytes`.
+    """
+    parts: list[bytes] = []
+    unpacked_bytes = position = 0
+    stream = zlib.decompressobj(_GZIP_WINDOW_BITS)
+    while position < len(data):
+        if stream.eof:
+            if data[position] == 0:
+                position += 1
+                continue
+            stream = zlib.decompressobj(_GZIP_WINDOW_BITS)
+        chunk = data[position : position + _GZIP_CHUNK_BYTES]
+        try:
+            part = stream.decompress(chunk, limit_bytes - unpacked_bytes + 1)
+        except zlib.error as exc:
+            raise ValueError(f"not a gzip file, or a damaged one: {exc}") from exc
+        position += len(chunk) - len(stream.unused_data)
+        unpacked_bytes += len(part)
+        if unpacked_bytes > limit_bytes:
+            raise ValueError(f"the gzip file unpacks to more than the limit of {limit_bytes} bytes")
+        parts.append(part)
+    if not stream.eof:
+        raise ValueError(f"the gzip file is cut off after {len(data)} bytes; write the sample again")
+    return b"".join(parts)
+
+
+def decode_integer(data: memoryview) -> int:
+    """A decimal integer that fits an int64, with optional sign and surrounding white space.
+
+    Raises:
+        ValueError: the text is something else.
+    """
+    text = bytes(data)
+    try:
+        value = int(text)
+    except ValueError:
+        raise ValueError(f"not an integer: {text[:40]!r}; decode={{...}} takes a decoder of yours") from None
+    if b"_" in text or (len(text) > 18 and not -_INT64_LIMIT <= value < _INT64_LIMIT):
+        raise ValueError(f"not an integer of up to 64 bits in plain digits: {text[:40]!r}")
+    return value
+
+
+def _decode_text(data: memoryview) -> str:
+    return str(data, "utf-8")
+
+
+def _decode_json(data: memoryview) -> Any:
+    try:
+        return json.loads(bytes(data))
+    except RecursionError as exc:
+        raise ValueError("the json document is nested too deeply to be read") from exc
+
+
+def _decode_torch(data: memoryview) -> Any:
+    import torch
+
+    stream = io.BytesIO(data)
+    try:
+        if zipfile.is_zipfile(stream):
+            with zipfile.ZipFile(stream) as archive:
+                check_entries(archive.infolist())
+        stream.seek(0)
+        return torch.load(stream, map_location="cpu", weights_only=True)
+    except Exception as exc:  # damaged files make torch raise nearly anything
+        raise ValueError(f"torch.load(weights_only=True) cannot read it: {exc}") from exc
+
+
+def _decode_safetensors(data: memoryview) -> Any:
+    loader = _codec("safetensors.torch", "safetensors")
+    try:
+        return loader.load(bytes(data))
+    except Exception as exc:  # the library's own error is a plain subclass of Exception
+        raise ValueError(f"not a safetensors file: {exc}") from exc
+
+
+def _decode_msgpack(data: memoryview) -> Any:
+    codec = _codec("msgpack", "msgpack")
+    try:
+        return codec.unpackb(data, strict_map_key=False)
+    except (ValueError, TypeError, OverflowError, codec.exceptions.UnpackException) as exc:
+        raise ValueError(f"not a msgpack document: {exc or type(exc).__name__}") from exc
+
+
+def _decode_cbor(data: memoryview) -> Any:
+    codec = _codec("cbor2", "cbor2")
+    try:
+        return codec.loads(bytes(data))
+    except Exception as exc:  # tags are decoded by parts of the standard library, each with its own errors
+        raise ValueError(f"not a cbor document: {exc}") from exc
+
+
+def _codec(module: str, package: str) -> ModuleType:
+    try:
+        return import_module(module)
+    except ImportError as exc:
+        raise ImportError(
+            f'this field needs the package {package!r}, which is not installed: pip install "streamload[codecs]"'
+        ) from exc
+
+
+_BY_EXTENSION: dict[str, Decoder] = {
+    **dict.fromkeys(_IMAGE_EXTENSIONS, decode_image),
+    **dict.fromkeys(("txt", "text", "transcript"), _decode_text),
+    **dict.fromkeys(("pt", "pth"), _decode_torch),
+    "npy": decode_npy,
+    "npz": decode_npz,
+    "json": _decode_json,
+    "safetensors": _decode_safetensors,
+    "msgpack": _decode_msgpack,
+    "cbor": _decode_cbor,
+}

@@ -1,0 +1,72 @@
+"""Exceptions on their way from a worker to the training loop, and back to what the user raised there."""
+
+from __future__ import annotations
+
+import pickle
+import traceback
+from types import TracebackType
+
+import cloudpickle
+
+from streamload import errors
+from streamload.decode.work import Failure, RowFailure
+
+__all__ = ["Attempt", "error_from", "failure_of", "sample_error"]
+
+
+class Attempt:
+    """A `with` block that keeps an exception instead of letting it pass, so that the caller can say where it happened.
+
+    Attributes:
+        error: what the block raised, or None. Exits and interrupts (BaseException alone) pass.
+    """
+
+    __slots__ = ("error",)
+
+    def __init__(self) -> None:
+        self.error: Exception | None = None
+
+    def __enter__(self) -> Attempt:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> bool:
+        if isinstance(error, Exception):
+            self.error = error
+            return True
+        return False
+
+
+def failure_of(error: BaseException) -> Failure:
+    """What is left of an exception for another process."""
+    text = "".join(traceback.format_exception(error))
+    summary = "".join(traceback.format_exception_only(error)).strip()
+    pickled: bytes | None = None
+    with Attempt() as attempt:
+        pickled = cloudpickle.dumps(error)
+        pickle.loads(pickled)  # an exception with an __init__ of its own often pickles and then does not load
+    return Failure(pickled if attempt.error is None else None, summary, text)
+
+
+def error_from(failure: Failure) -> Exception:
+    """The exception again, with the worker's traceback as a note; one that does not pickle becomes a RuntimeError."""
+    error: BaseException = RuntimeError(failure.summary)
+    if failure.error is not None:
+        with Attempt():
+            error = pickle.loads(failure.error)
+    if not isinstance(error, Exception):
+        error = RuntimeError(failure.summary)
+    error.add_note(f"Traceback in the worker:\n{failure.traceback.rstrip()}")
+    return error
+
+
+def sample_error(failure: RowFailure, url: str, key: str | None) -> errors.SampleError:
+    """The typed error for a row that failed, with what the user's code raised as its cause."""
+    kind: type[errors.SampleError] = getattr(errors, failure.kind)
+    offset = failure.offset if failure.offset >= 0 else None
+    error = kind(failure.message, url=url, key=key, offset=offset)
+    place = [f"shard: {url}", f"key: {key}"] + ([f"offset: {offset}"] if offset is not None else [])
+    error.add_note("\n".join(place))
+    if failure.cause is not None:
+        cause = error_from(failure.cause)
+        error.__cause__ = cause
+    return error

@@ -1,0 +1,198 @@
+"""Reading one field of many samples: from the bytes of mapped shards to a column of values."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamload.dataset.table import MISSING
+from streamload.decode.column_decoding import decode_column
+from streamload.decode.decoders import Decoder, decoder_for, decodes_as_built_in
+from streamload.decode.failure import Attempt
+from streamload.decode.work import Column, RowFailure, RowTask
+from streamload.memory.mapped import Bytes
+
+__all__ = ["ABSENT", "FieldReader", "Progress", "RowError", "ShardMemory", "Work", "field_of"]
+
+ABSENT: Any = type("Absent", (), {})()
+"""Stands in a column for a field that a sample does not have."""
+
+
+class ShardMemory(Protocol):
+    """Where whoever makes rows finds the shards."""
+
+    def memory(self, shard: int) -> Bytes:
+        """The whole shard, read-only."""
+
+    def url(self, shard: int) -> str:
+        """Its url."""
+
+
+class Progress(Protocol):
+    """Where the number of the row in hand is kept, for whoever looks for it after a crash."""
+
+    def __setitem__(self, index: int, value: int, /) -> None: ...
+
+
+class RowError(Exception):
+    """What is wrong with a row, found by our own code; `kind` names a class of `streamload.errors`."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.message = message
+
+
+@dataclass(slots=True)
+class Work:
+    """One task on its way: what it reads, how far it is, and what has failed so far.
+
+    Attributes:
+        task: what is asked.
+        shards: where the bytes are.
+        progress: gets the number of each row before it is touched.
+        views: for each row the memory of its shard.
+        failures: by row.
+        decode_s: seconds spent on decoding.
+        transform_s: seconds spent in the user's functions.
+    """
+
+    task: RowTask
+    shards: ShardMemory
+    progress: Progress
+    views: list[memoryview]
+    failures: dict[int, RowFailure] = field(default_factory=dict)
+    decode_s: float = 0.0
+    transform_s: float = 0.0
+
+    @property
+    def count(self) -> int:
+        """The number of rows."""
+        return len(self.views)
+
+    def each_row(self, action: Callable[[int], None], failed: Callable[[int, Exception], RowFailure]) -> None:
+        """Run an action for every row that has not failed yet; where it raises, the row has failed."""
+        rows = iter(range(self.count))
+        progress, failures, row = self.progress, self.failures, -1
+        while True:
+            with Attempt() as attempt:
+                for row in rows:
+                    if row not in failures:
+                        progress[0] = row
+                        action(row)
+            if attempt.error is None:
+                return
+            failures[row] = failed(row, attempt.error)
+
+
+class FieldReader:
+    """Decodes fields.
+
+    Args:
+        decode: the user's choice of decoders.
+        optional: a sample without the field gets `ABSENT` and not an error.
+    """
+
+    def __init__(self, decode: bool | Mapping[str, Callable[[bytes], Any]], *, optional: bool) -> None:
+        self._decode = decode
+        self._optional = optional
+        self._decoders: dict[str, Decoder] = {}
+
+    def decoder(self, name: str) -> Decoder:
+        """The decoder of a field."""
+        decoder = self._decoders.get(name)
+        if decoder is None:
+            decoder = self._decoders[name] = decoder_for(name, self._decode)
+        return decoder
+
+    def is_built_in(self, column: Column) -> bool:
+        """Whether our own decoders read this field, and not a function of the user's."""
+        return all(decodes_as_built_in(name, self._decode) for name in column.alternatives)
+
+    def is_absent(self, column: Column, row: int) -> bool:
+        """Whether the sample lacks the field, and may."""
+        return self._optional and int(column.offsets[row]) == MISSING
+
+    def encoded(self, work: Work, column: Column, row: int) -> memoryview:
+        """A field's bytes, checked.
+
+        Raises:
+            RowError: the sample has no such field, or its bytes are not what the index says.
+        """
+        start, size = int(column.offsets[row]), int(column.sizes[row])
+        if start == MISSING:
+            raise RowError("SampleError", f"the sample has no field {column.name!r}; see `streamload ls --samples`")
+        data = work.views[row][start : start + size]
+        if len(data) != size:
+            raise RowError("DecodeError", "the index points behind the end of the shard; run `streamload index`")
+        if column.crc32 is not None and zlib.crc32(data) != int(column.crc32[row]):
+            raise RowError("DecodeError", f"the bytes of field {column.name!r} are damaged: their crc32 differs")
+        return data
+
+    def read(self, work: Work, column: Column, failed: Callable[[int, Exception], RowFailure]) -> Any:
+        """A field's values for all rows of a task: an array with one entry a row where the bytes allow it at once."""
+        missing = bool((column.offsets == MISSING).any())
+        plain = column.which is None and column.crc32 is None and not missing
+        if plain and not work.failures and self.is_built_in(column):
+            whole = _gather(column, work)
+            if whole is not None:
+                return whole
+        values: list[Any] = [None] * work.count
+        read = self._read_plain(work, column, values) if plain else self._read_checked(work, column, values)
+        work.each_row(read, failed)
+        return values
+
+    def _read_plain(self, work: Work, column: Column, values: list[Any]) -> Callable[[int], None]:
+        views, offsets, sizes = work.views, column.offsets.tolist(), column.sizes.tolist()
+        decoder = self.decoder(column.alternatives[0])
+
+        def read(row: int) -> None:
+            start = offsets[row]
+            data = views[row][start : start + sizes[row]]
+            if len(data) != sizes[row]:
+                self.encoded(work, column, row)
+            values[row] = decoder(data)
+
+        return read
+
+    def _read_checked(self, work: Work, column: Column, values: list[Any]) -> Callable[[int], None]:
+        def read(row: int) -> None:
+            if self.is_absent(column, row):
+                values[row] = ABSENT
+            else:
+                values[row] = self.decoder(field_of(column, row))(self.encoded(work, column, row))
+
+        return read
+
+
+def field_of(column: Column, row: int) -> str:
+    """The field that a row really has, where the user named alternatives."""
+    return column.alternatives[0 if column.which is None else int(column.which[row])]
+
+
+def _gather(column: Column, work: Work) -> NDArray[Any] | None:
+    """A whole column at once, shard by shard; None where its kind or its bytes don't allow that."""
+    out: NDArray[Any] | None = None
+    for shard, rows in _by_shard(work.task.shards):
+        memory = work.shards.memory(shard)
+        part = decode_column(column.alternatives[0], memory, column.offsets[rows], column.sizes[rows])
+        if part is None or (out is not None and (part.dtype != out.dtype or part.shape[1:] != out.shape[1:])):
+            return None
+        if len(part) == work.count:
+            return part
+        if out is None:
+            out = np.empty((work.count, *part.shape[1:]), part.dtype)
+        out[rows] = part
+    return out
+
+
+def _by_shard(shards: NDArray[np.int32]) -> Iterator[tuple[int, NDArray[np.int64]]]:
+    order = np.argsort(shards, kind="stable")
+    edges = np.flatnonzero(np.diff(shards[order])) + 1
+    for rows in np.split(order, edges):
+        yield int(shards[rows[0]]), rows

@@ -1,0 +1,234 @@
+"""Doing tasks in this process: on threads of the feeder, or in the caller's own thread."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import queue
+import threading
+from collections import deque
+from collections.abc import Sequence
+
+from streamload.decode.failure import Attempt
+from streamload.decode.pool import PoolEvents, Task
+from streamload.decode.rows import RowMaker
+from streamload.decode.work import RowsDone, ScanDone, ScanTask, ShardOpened
+from streamload.decode.worker import MappedShards, load_job, scan
+from streamload.fetch.resident import ResidentShards
+from streamload.memory.mapped import Bytes
+from streamload.memory.slots import HeapSlots, MappedSlots, SlotPool
+
+__all__ = ["CallerPool", "ThreadPool"]
+
+_TASKS_AHEAD = 2
+
+
+class _LocalShards:
+    """Shards that are mapped when they are first needed."""
+
+    def __init__(self, shards: ResidentShards) -> None:
+        self._resident = shards
+        self._mapped = MappedShards()
+        self._known: set[int] = set()
+
+    def need(self, task: Task) -> None:
+        for shard in [task.shard] if isinstance(task, ScanTask) else dict.fromkeys(task.shards.tolist()):
+            if shard not in self._known:
+                opened = self._resident.open(shard)
+                self._mapped.add(ShardOpened(shard, opened.url, opened.size_bytes), opened.descriptor)
+                self._known.add(shard)
+
+    def memory(self, shard: int) -> Bytes:
+        return self._mapped.memory(shard)
+
+    def url(self, shard: int) -> str:
+        return self._mapped.url(shard)
+
+    def drop(self, shards: Sequence[int]) -> None:
+        self._known.difference_update(shards)
+        self._mapped.drop(tuple(shards))
+
+
+class CallerPool:
+    """Does one task at a time in the caller's thread, when told to `step`: breakpoints and tracebacks work as ever.
+
+    Args:
+        job: a cloudpickle of the `Job`; unpickled here too, so that the workers' way is the only way.
+        shards: opens shards.
+        slots: where batches are written.
+        events: told what happens.
+    """
+
+    capacity = 1
+
+    def __init__(self, *, job: bytes, shards: ResidentShards, slots: HeapSlots, events: PoolEvents) -> None:
+        self._maker = RowMaker(load_job(job), slots, restore_random_state=True)
+        self._shards = _LocalShards(shards)
+        self._events = events
+        self._tasks: deque[Task] = deque()
+        self._progress = [-1]
+
+    def has_room(self) -> bool:
+        """Whether it has nothing to do."""
+        return not self._tasks
+
+    def submit(self, task: Task) -> None:
+        """Keep a task for the next `step`."""
+        self._tasks.append(task)
+
+    def step(self) -> bool:
+        """Do one task; False where there is none."""
+        if not self._tasks:
+            return False
+        task = self._tasks.popleft()
+        done: RowsDone | ScanDone | None = None
+        with Attempt() as attempt:
+            self._shards.need(task)
+            done = _do(task, self._maker, self._shards, self._progress)
+        if done is not None:
+            self._events.on_done(done)
+        elif attempt.error is not None:
+            self._events.on_broken(attempt.error)
+        return True
+
+    def fix_layout(self, layout: bytes) -> None:
+        """Hold for all later tasks."""
+        self._maker.fix_layout(layout)
+
+    def forget_shards(self, shards: Sequence[int]) -> None:
+        """Unmap shards."""
+        self._shards.drop(shards)
+
+    def forget_slots(self, slots: Sequence[int]) -> None:
+        """Nothing to do: slots are used once."""
+
+    def close(self) -> None:
+        """Forget what was to be done."""
+        self._tasks.clear()
+
+
+class _LockedSlots:
+    """Slots that several threads fill; their descriptors are the pool's."""
+
+    def __init__(self, pool: SlotPool) -> None:
+        self._pool = pool
+        self._mapped = MappedSlots()
+        self._known: set[int] = set()
+        self._lock = threading.Lock()
+
+    def need(self, slot: int) -> None:
+        with self._lock:
+            if slot not in self._known:
+                self._known.add(slot)
+                self._mapped.add(slot, os.dup(self._pool.descriptor(slot)))
+
+    def at_least(self, slot: int, size_bytes: int) -> Bytes:
+        with self._lock:
+            return self._mapped.at_least(slot, size_bytes)
+
+    def drop(self, slots: Sequence[int]) -> None:
+        with self._lock:
+            for slot in slots:
+                self._known.discard(slot)
+                self._mapped.drop(slot)
+
+    def close(self) -> None:
+        self.drop(list(self._known))
+
+
+class ThreadPool:
+    """Worker threads in the feeder: for decoders that release the GIL, and for Python without one.
+
+    Transforms that may draw from the process's global random generators run one at a time, since threads share these;
+    one that takes an `rng` runs beside others.
+
+    Args:
+        workers: how many threads.
+        job: a cloudpickle of the `Job`.
+        shards: opens shards.
+        slots: where batches are written.
+        events: told what happens, in the event loop that this is made in.
+    """
+
+    def __init__(
+        self, workers: int, *, job: bytes, shards: ResidentShards, slots: SlotPool, events: PoolEvents
+    ) -> None:
+        self.capacity = workers * _TASKS_AHEAD
+        self._job = load_job(job)
+        self._shards = _LocalShards(shards)
+        self._slots = _LockedSlots(slots)
+        self._events = events
+        self._loop = asyncio.get_running_loop()
+        self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
+        self._outstanding = 0
+        guard = threading.Lock()
+        self._makers = [RowMaker(self._job, self._slots, guard) for _ in range(workers)]
+        self._to_forget: list[tuple[int, list[int]]] = []
+        self._threads = [
+            threading.Thread(target=self._serve, args=(number, maker), name=f"streamload-{number}", daemon=True)
+            for number, maker in enumerate(self._makers)
+        ]
+        for thread in self._threads:
+            thread.start()
+        self._loop.call_soon(events.on_room)
+
+    def has_room(self) -> bool:
+        """Whether another task can wait its turn."""
+        return self._outstanding < self.capacity
+
+    def submit(self, task: Task) -> None:
+        """Take a task."""
+        self._shards.need(task)
+        for piece in () if isinstance(task, ScanTask) else task.pieces:
+            self._slots.need(piece.slot)
+        self._outstanding += 1
+        self._tasks.put(task)
+
+    def fix_layout(self, layout: bytes) -> None:
+        """Hold for all later tasks."""
+        for maker in self._makers:
+            maker.fix_layout(layout)
+
+    def forget_shards(self, shards: Sequence[int]) -> None:
+        """Unmap shards when the tasks submitted so far are done."""
+        self._to_forget.append((self._outstanding, list(shards)))
+        self._forget(0)
+
+    def forget_slots(self, slots: Sequence[int]) -> None:
+        """Unmap slots; what a thread is writing to stays mapped until it is done."""
+        self._slots.drop(slots)
+
+    def close(self) -> None:
+        """Let the threads end after the task in hand; they are daemons, and the process ends without waiting."""
+        for _ in self._threads:
+            self._tasks.put(None)
+        self._slots.close()
+
+    def _serve(self, number: int, maker: RowMaker) -> None:
+        done: RowsDone | ScanDone | None = None
+        with Attempt() as attempt:
+            if self._job.worker_init_fn is not None:
+                self._job.worker_init_fn(number)
+        while attempt.error is None and (task := self._tasks.get()) is not None:
+            with Attempt() as attempt:
+                done = _do(task, maker, self._shards, [-1])
+            if done is not None and attempt.error is None:
+                self._loop.call_soon_threadsafe(self._done, done)
+        if attempt.error is not None:
+            self._loop.call_soon_threadsafe(self._events.on_broken, attempt.error)
+
+    def _done(self, done: RowsDone | ScanDone) -> None:
+        self._outstanding -= 1
+        self._forget(1)
+        self._events.on_done(done)
+
+    def _forget(self, finished: int) -> None:
+        waiting = [(count - finished, shards) for count, shards in self._to_forget]
+        for count, shards in waiting:
+            if count <= 0:
+                self._shards.drop(shards)
+        self._to_forget = [(count, shards) for count, shards in waiting if count > 0]
+
+
+def _do(task: Task, maker: RowMaker, shards: _LocalShards, progress: list[int]) -> RowsDone | ScanDone:
+    return scan(task, shards) if isinstance(task, ScanTask) else maker.run(task, shards, progress)

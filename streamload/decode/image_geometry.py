@@ -1,0 +1,193 @@
+"""Where a crop lies, how large a result is, and the resampling of a box of pixels.
+
+Sizes and boxes are rows before columns. What is computed here agrees with torchvision's operations of the same names.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamload.decode.image_files import decode_image
+
+__all__ = [
+    "Box",
+    "Image",
+    "Interpolation",
+    "check_image",
+    "check_interpolation",
+    "check_range",
+    "check_size",
+    "decode_resampled",
+    "draw_crop",
+    "resample",
+    "resized_size",
+]
+
+Image: TypeAlias = NDArray[np.uint8]
+"""uint8 array (height, width, channels) of 1, 3 or 4 channels."""
+
+Interpolation: TypeAlias = Literal["nearest", "box", "bilinear", "bicubic", "lanczos"]
+_INTERPOLATIONS = ("nearest", "box", "bilinear", "bicubic", "lanczos")
+_MODES = {1: "L", 3: "RGB", 4: "RGBX"}  # RGBX, as RGBA would be weighted by its alpha while resampling
+_TRIES = 10
+
+
+class Box(NamedTuple):
+    """A rectangle of an image, in pixels: first row, first column, rows, columns."""
+
+    top: float
+    left: float
+    height: float
+    width: float
+
+
+def check_image(operation: str, image: Any) -> None:
+    """Refuses what is no uint8 array of shape (height, width, 1 or 3 or 4).
+
+    Raises:
+        TypeError: not a NumPy array, or of another dtype.
+        ValueError: of another shape, or empty.
+    """
+    if not isinstance(image, np.ndarray) or image.dtype != np.uint8:
+        got = f"an array of {image.dtype}" if isinstance(image, np.ndarray) else f"{type(image).__name__}"
+        raise TypeError(f"{operation} takes a uint8 array of shape (height, width, channels), got {got}")
+    if image.ndim != 3 or image.shape[2] not in _MODES or image.size == 0:
+        raise ValueError(
+            f"{operation} takes shape (height, width, channels) with 1, 3 or 4 channels and at least one pixel, "
+            f"got {image.shape}"
+        )
+
+
+def check_size(operation: str, size: object) -> tuple[int, int]:
+    """(height, width) from one positive integer, meant for both, or from two.
+
+    Raises:
+        ValueError: `size` is something else.
+    """
+    both: Sequence[object] = size if isinstance(size, tuple | list) else (size, size)
+    if len(both) == 2:
+        height, width = both
+        if type(height) is int and type(width) is int and height > 0 and width > 0:
+            return height, width
+    raise ValueError(f"{operation}: size must be a positive integer or (height, width) of two, not {size!r}")
+
+
+def check_range(operation: str, name: str, value: tuple[float, float], limit: float) -> None:
+    """Refuses what is not (low, high) with 0 < low <= high <= limit, both finite.
+
+    Raises:
+        ValueError: names the argument and what would be right.
+    """
+    fits = isinstance(value, tuple | list) and len(value) == 2
+    if not fits or not 0 < value[0] <= value[1] <= limit or math.isinf(value[1]):
+        most = "" if math.isinf(limit) else f" <= {limit:g}"
+        raise ValueError(f"{operation}: {name} must be (low, high) with 0 < low <= high{most}, not {value!r}")
+
+
+def check_interpolation(operation: str, interpolation: str) -> None:
+    """Refuses the name of an unknown filter.
+
+    Raises:
+        ValueError: lists the names that are known.
+    """
+    if interpolation not in _INTERPOLATIONS:
+        raise ValueError(f"{operation}: interpolation must be one of {_INTERPOLATIONS}, not {interpolation!r}")
+
+
+def draw_crop(
+    height: int,
+    width: int,
+    scale: tuple[float, float],
+    ratio: tuple[float, float],
+    rng: np.random.Generator,
+) -> Box:
+    """A random crop with its share of the area in `scale` and its width / height in `ratio`, within the image.
+
+    The algorithm is torchvision's RandomResizedCrop: the area is drawn uniformly, the ratio log-uniformly, both
+    again up to ten times while the crop does not fit; then the largest central crop whose ratio is allowed.
+    """
+    low, high = math.log(ratio[0]), math.log(ratio[1])
+    for _ in range(_TRIES):
+        area = height * width * (scale[0] + (scale[1] - scale[0]) * rng.random())
+        aspect = math.exp(low + (high - low) * rng.random())
+        rows, columns = round(math.sqrt(area / aspect)), round(math.sqrt(area * aspect))
+        if 0 < rows <= height and 0 < columns <= width:
+            top = int((height - rows + 1) * rng.random())
+            left = int((width - columns + 1) * rng.random())
+            return Box(top, left, rows, columns)
+    rows, columns = height, width
+    if width < height * ratio[0]:
+        rows = max(1, round(width / ratio[0]))
+    elif width > height * ratio[1]:
+        columns = max(1, round(height * ratio[1]))
+    return Box((height - rows) // 2, (width - columns) // 2, rows, columns)
+
+
+def resized_size(height: int, width: int, size: int | tuple[int, int], max_size: int | None) -> tuple[int, int]:
+    """Height and width after Resize: exact for a pair; for an integer it becomes the shorter side.
+
+    With `max_size` the longer side is cut to it and the shorter one follows. Lengths are rounded down, to at least 1.
+    """
+    if not isinstance(size, int):
+        return size[0], size[1]
+    shorter, longer = min(height, width), max(height, width)
+    new_shorter, new_longer = size, int(size * longer / shorter)
+    if max_size is not None and new_longer > max_size:
+        new_shorter, new_longer = max(1, int(max_size * new_shorter / new_longer)), max_size
+    return (new_shorter, new_longer) if height <= width else (new_longer, new_shorter)
+
+
+def resample(image: Image, box: Box, size: tuple[int, int], interpolation: Interpolation) -> Image:
+    """The pixels within `box`, resized to `size`, antialiased when shrinking (except by "nearest").
+
+    Pillow does it, on the box alone, so that no pixel beyond its (rounded) edge has a part in the result. A box of
+    whole pixels and of the size wanted is copied.
+    """
+    top, left = math.floor(box.top), math.floor(box.left)
+    bottom, right = math.ceil(box.top + box.height), math.ceil(box.left + box.width)
+    part = image[top:bottom, left:right]
+    if part.shape[:2] == size and (box.height, box.width) == size:
+        return part.copy()
+
+    from PIL import Image as PillowImage
+
+    mode = _MODES[image.shape[2]]
+    rows, columns = part.shape[:2]
+    source = PillowImage.frombuffer(mode, (columns, rows), np.ascontiguousarray(part), "raw", mode, 0, 1)
+    method = PillowImage.Resampling[interpolation.upper()]
+    x, y = box.left - left, box.top - top
+    region = (x, y, min(x + box.width, columns), min(y + box.height, rows))
+    resized = np.array(source.resize((size[1], size[0]), method, region))
+    return resized.reshape(*size, image.shape[2])
+
+
+def decode_resampled(
+    data: memoryview,
+    full_size: tuple[int, int],
+    box: Box,
+    size: tuple[int, int],
+    interpolation: Interpolation,
+) -> Image:
+    """Decodes a JPEG no larger than needed and resamples a box of it.
+
+    Where the box is at least twice as high and wide as the result, the inverse transform of the JPEG itself shrinks
+    the picture, by the largest factor of 8/4, 8/3, 8/2 and 8/1 after which the box is still no smaller than the result.
+
+    Args:
+        data: the encoded file.
+        full_size: its height and width.
+        box: what to resample, in pixels of the full image.
+        size: height and width of the result.
+        interpolation: the filter.
+    """
+    min_height = math.ceil(full_size[0] * size[0] / box.height)
+    min_width = math.ceil(full_size[1] * size[1] / box.width)
+    image = decode_image(data, min_height=min_height, min_width=min_width)
+    # Sides are rounded up to whole pixels but the contents are scaled by exactly so many eighths.
+    scale = round(8 * max(image.shape[0] / full_size[0], image.shape[1] / full_size[1])) / 8
+    return resample(image, Box(*(edge * scale for edge in box)), size, interpolation)

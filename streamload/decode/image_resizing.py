@@ -1,0 +1,119 @@
+"""The operations that resample an image, a random part of it or the whole, decoded or still encoded."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from streamload.decode.image_files import decode_image, image_size, is_jpeg
+from streamload.decode.image_geometry import (
+    Box,
+    Image,
+    Interpolation,
+    check_image,
+    check_interpolation,
+    check_range,
+    check_size,
+    decode_resampled,
+    draw_crop,
+    resample,
+    resized_size,
+)
+
+__all__ = ["RandomResizedCrop", "Resize"]
+
+
+@dataclass(frozen=True, slots=True)
+class RandomResizedCrop:
+    """Cuts out a random part of the image and resizes it.
+
+    Args:
+        size: height and width of the result, or one integer for both.
+        scale: least and greatest share of the image's area.
+        ratio: least and greatest width / height of the part.
+        interpolation: "bilinear", "bicubic", "lanczos", "box" or "nearest"; all but the last are antialiased.
+
+    Raises:
+        ValueError: an argument is out of range.
+    """
+
+    size: int | tuple[int, int]
+    scale: tuple[float, float] = (0.08, 1.0)
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    interpolation: Interpolation = "bilinear"
+
+    def __post_init__(self) -> None:
+        check_size("RandomResizedCrop", self.size)
+        check_range("RandomResizedCrop", "scale", self.scale, 1.0)
+        check_range("RandomResizedCrop", "ratio", self.ratio, math.inf)
+        check_interpolation("RandomResizedCrop", self.interpolation)
+
+    def __call__(self, image: Image, rng: np.random.Generator) -> Image:
+        """The resized part, uint8 (*size, channels)."""
+        check_image("RandomResizedCrop", image)
+        box = draw_crop(image.shape[0], image.shape[1], self.scale, self.ratio, rng)
+        return resample(image, box, check_size("RandomResizedCrop", self.size), self.interpolation)
+
+    def from_encoded(self, data: memoryview, rng: np.random.Generator) -> Image:
+        """Decodes and crops; draws the same part as calling it on the decoded image.
+
+        Raises:
+            ValueError: `data` is not a whole image of a known format.
+        """
+        if not is_jpeg(data):
+            return self(decode_image(data), rng)
+        full_size = image_size(data)
+        box = draw_crop(*full_size, self.scale, self.ratio, rng)
+        size = check_size("RandomResizedCrop", self.size)
+        return decode_resampled(data, full_size, box, size, self.interpolation)
+
+
+@dataclass(frozen=True, slots=True)
+class Resize:
+    """Resizes the whole image, antialiased.
+
+    Args:
+        size: an integer, to which the shorter side is brought while the ratio is kept; or exactly (height, width).
+        max_size: for an integer `size` only: the longer side does not become longer than this.
+        interpolation: as for RandomResizedCrop.
+
+    Raises:
+        ValueError: an argument is out of range, or `max_size` is given where it has no meaning.
+    """
+
+    size: int | tuple[int, int]
+    max_size: int | None = None
+    interpolation: Interpolation = "bilinear"
+
+    def __post_init__(self) -> None:
+        check_size("Resize", self.size)
+        check_interpolation("Resize", self.interpolation)
+        if self.max_size is not None and not (
+            isinstance(self.size, int) and type(self.max_size) is int and self.max_size > self.size
+        ):
+            raise ValueError(
+                "Resize: max_size must be an integer above an integer size, "
+                f"not {self.max_size!r} with size {self.size!r}"
+            )
+
+    def __call__(self, image: Image) -> Image:
+        """The resized image, uint8 (height, width, channels)."""
+        check_image("Resize", image)
+        height, width = image.shape[:2]
+        size = resized_size(height, width, self.size, self.max_size)
+        return resample(image, Box(0, 0, height, width), size, self.interpolation)
+
+    def from_encoded(self, data: memoryview, rng: np.random.Generator | None = None) -> Image:
+        """Decodes and resizes; `rng` is not used.
+
+        Raises:
+            ValueError: `data` is not a whole image of a known format.
+        """
+        del rng
+        if not is_jpeg(data):
+            return self(decode_image(data))
+        height, width = image_size(data)
+        size = resized_size(height, width, self.size, self.max_size)
+        return decode_resampled(data, (height, width), Box(0, 0, height, width), size, self.interpolation)

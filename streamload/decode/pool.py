@@ -1,0 +1,324 @@
+"""The pool of worker processes: starts them, keeps each of them busy, and replaces those that die.
+
+A worker that dies costs time and nothing else: its tasks are done again, by whoever is free, with the same rows and the
+same randomness. Each worker keeps the number of the row in hand in memory that the pool maps too, so after a crash it
+is known which row it was; a row that has killed two workers is not tried a third time.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+from streamload.decode.failure import error_from
+from streamload.decode.work import (
+    ForgetShards,
+    ForgetSlots,
+    LayoutFixed,
+    RowsDone,
+    RowTask,
+    ScanDone,
+    ScanTask,
+    ShardOpened,
+    SlotOpened,
+    WorkerSetup,
+    WorkerStarted,
+)
+from streamload.errors import WorkerError
+from streamload.fetch.resident import ResidentShards
+from streamload.memory.channel import AsyncChannel
+from streamload.memory.mapped import map_memory, new_memory
+from streamload.memory.slots import SlotPool
+
+__all__ = ["Pool", "PoolEvents", "ProcessPool", "child_environment", "last_words"]
+
+_TASKS_AHEAD = 2
+_PROGRESS_BYTES = 16
+_MAX_FAILED_STARTS = 3
+_DEATHS_OF_A_ROW = 2
+_DEATHS_OF_A_TASK = 3
+_GRACE_S = 0.3
+
+Task = RowTask | ScanTask
+
+
+class PoolEvents(Protocol):
+    """What a pool tells its user. Everything is called from one thread, never from within a call to the pool."""
+
+    def on_done(self, done: RowsDone | ScanDone) -> None:
+        """A task is done."""
+
+    def on_room(self) -> None:
+        """There is room for tasks again."""
+
+    def on_restarted(self) -> None:
+        """A worker has died and was replaced."""
+
+    def on_broken(self, error: Exception) -> None:
+        """The pool cannot go on."""
+
+
+class Pool(Protocol):
+    """Whoever does tasks: processes, threads, or the caller itself."""
+
+    capacity: int
+    """How many tasks it takes before it is full."""
+
+    def has_room(self) -> bool:
+        """Whether it takes a task now."""
+
+    def submit(self, task: Task) -> None:
+        """Take a task; its answer comes as an event."""
+
+    def fix_layout(self, layout: bytes) -> None:
+        """Hold for all later tasks."""
+
+    def forget_shards(self, shards: Sequence[int]) -> None:
+        """No later task reads these."""
+
+    def forget_slots(self, slots: Sequence[int]) -> None:
+        """No later task writes to these."""
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+
+
+class _Worker:
+    """One worker process as the pool sees it."""
+
+    def __init__(self, number: int, on_message: Callable[[_Worker, Any], None], on_lost: Callable[[_Worker], None]):
+        self.number = number
+        self.started = False
+        self.tasks: OrderedDict[int, Task] = OrderedDict()
+        self.shards: set[int] = set()
+        self.slots: set[int] = set()
+        ours, theirs = socket.socketpair()
+        progress, self._words = new_memory(_PROGRESS_BYTES), new_memory(0)
+        self._progress = map_memory(progress, _PROGRESS_BYTES, writable=True).view("<i8")
+        self._progress[:] = -1
+        descriptors = (theirs.fileno(), progress, self._words)
+        try:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "streamload.decode.worker", *map(str, descriptors), str(os.getpid())],
+                pass_fds=descriptors,
+                stdin=subprocess.DEVNULL,
+                env=child_environment(),
+            )
+        finally:
+            theirs.close()
+            os.close(progress)
+        self.channel = AsyncChannel(ours, lambda message, _: on_message(self, message), lambda: on_lost(self))
+
+    def row_in_hand(self) -> tuple[int, int]:
+        """The task and the row (or -1) that the worker was last at."""
+        return int(self._progress[1]), int(self._progress[0])
+
+    def end(self, grace_s: float) -> str:
+        """Wait for the process, at most so long, kill it then, and say how it ended."""
+        self.channel.close()
+        try:
+            status = self.process.wait(grace_s)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            status = self.process.wait()
+        words = last_words(self._words)
+        os.close(self._words)
+        how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+        return f"{how}{words}"
+
+
+class ProcessPool:
+    """Worker processes on socket pairs, each with a task in hand and one waiting.
+
+    Args:
+        workers: how many.
+        job: a cloudpickle of the `Job`.
+        import_path: `sys.path` of the trainer, where the user's modules are found.
+        shards: opens shards for the workers.
+        slots: whose descriptors the workers get.
+        events: told what happens.
+    """
+
+    def __init__(
+        self,
+        workers: int,
+        *,
+        job: bytes,
+        import_path: tuple[str, ...],
+        shards: ResidentShards,
+        slots: SlotPool,
+        events: PoolEvents,
+    ) -> None:
+        self.capacity = workers * _TASKS_AHEAD
+        self._job = job
+        self._import_path = import_path
+        self._shards = shards
+        self._slots = slots
+        self._events = events
+        self._layout: bytes | None = None
+        self._returned: deque[Task] = deque()
+        self._deaths: Counter[tuple[int, int]] = Counter()
+        self._failed_starts = 0
+        self._workers = [self._start(number) for number in range(workers)]
+
+    # -- what the pipeline asks ------------------------------------------------------------------------------------
+
+    def has_room(self) -> bool:
+        """Whether some worker that has started holds fewer tasks than it may."""
+        return not self._returned and self._least_busy() is not None
+
+    def submit(self, task: Task) -> None:
+        """Give a task to the worker that has the fewest."""
+        worker = self._least_busy()
+        if worker is None:
+            self._returned.append(task)
+        else:
+            self._give(worker, task)
+
+    def fix_layout(self, layout: bytes) -> None:
+        """Tell every worker, and those that will replace them, the layout of batches of rows."""
+        self._layout = layout
+        for worker in self._workers:
+            worker.channel.send(LayoutFixed(layout))
+
+    def forget_shards(self, shards: Sequence[int]) -> None:
+        """Let the workers unmap shards; tasks that they hold already come first."""
+        for worker in self._workers:
+            known = tuple(shard for shard in shards if shard in worker.shards)
+            if known:
+                worker.shards.difference_update(known)
+                worker.channel.send(ForgetShards(known))
+
+    def forget_slots(self, slots: Sequence[int]) -> None:
+        """Let the workers unmap slots; tasks that they hold already come first."""
+        for worker in self._workers:
+            known = tuple(slot for slot in slots if slot in worker.slots)
+            if known:
+                worker.slots.difference_update(known)
+                worker.channel.send(ForgetSlots(known))
+
+    def close(self) -> None:
+        """End all workers: at once where they wait for work, after a moment's grace where user code runs."""
+        workers, self._workers = self._workers, []
+        for worker in workers:
+            worker.channel.close()
+        for worker in workers:
+            worker.end(_GRACE_S)
+
+    # -- workers ---------------------------------------------------------------------------------------------------
+
+    def _start(self, number: int) -> _Worker:
+        worker = _Worker(number, self._on_message, self._on_lost)
+        worker.channel.send(WorkerSetup(number, self._job, self._import_path))
+        if self._layout is not None:
+            worker.channel.send(LayoutFixed(self._layout))
+        return worker
+
+    def _least_busy(self) -> _Worker | None:
+        free = [worker for worker in self._workers if worker.started and len(worker.tasks) < _TASKS_AHEAD]
+        return min(free, key=lambda worker: len(worker.tasks), default=None)
+
+    def _give(self, worker: _Worker, task: Task) -> None:
+        shards = [task.shard] if isinstance(task, ScanTask) else dict.fromkeys(task.shards.tolist())
+        for shard in shards:
+            if shard not in worker.shards:
+                worker.shards.add(shard)
+                opened = self._shards.open(shard)
+                message = ShardOpened(shard, opened.url, opened.size_bytes)
+                worker.channel.send(message, [opened.descriptor], close=True)
+        for piece in () if isinstance(task, ScanTask) else task.pieces:
+            if piece.slot not in worker.slots:
+                worker.slots.add(piece.slot)
+                worker.channel.send(SlotOpened(piece.slot), [self._slots.descriptor(piece.slot)])
+        worker.tasks[task.number] = task
+        worker.channel.send(task)
+
+    def _on_message(self, worker: _Worker, message: RowsDone | ScanDone | WorkerStarted) -> None:
+        if isinstance(message, WorkerStarted):
+            self._on_started(worker, message)
+            return
+        worker.tasks.pop(message.number)
+        self._hand_out_returned()
+        self._events.on_done(message)
+
+    def _on_started(self, worker: _Worker, message: WorkerStarted) -> None:
+        if message.failure is not None:
+            cause = error_from(message.failure)
+            error = WorkerError(
+                f"a worker could not be set up: {message.failure.summary}. The transform, the decoders, collate_fn and "
+                "worker_init_fn must be importable (or defined in the script) and load in a fresh process"
+            )
+            error.__cause__ = cause
+            self._events.on_broken(error)
+            return
+        worker.started = True
+        self._failed_starts = 0
+        self._hand_out_returned()
+        self._events.on_room()
+
+    def _hand_out_returned(self) -> None:
+        while self._returned and (worker := self._least_busy()) is not None:
+            self._give(worker, self._returned.popleft())
+
+    # -- deaths ----------------------------------------------------------------------------------------------------
+
+    def _on_lost(self, worker: _Worker) -> None:
+        if worker not in self._workers:
+            return
+        how = worker.end(_GRACE_S)
+        if not worker.started:
+            self._failed_starts += 1
+            if self._failed_starts >= _MAX_FAILED_STARTS:
+                self._events.on_broken(WorkerError(f"a worker process {how} before it was ready, three times running"))
+                return
+        tasks = list(worker.tasks.values())
+        if tasks:
+            blamed = self._blame(worker, tasks[0], how)
+            if blamed is None:
+                return
+            tasks[0] = blamed
+        self._returned.extendleft(reversed(tasks))
+        self._workers[self._workers.index(worker)] = self._start(worker.number)
+        self._events.on_restarted()
+        self._hand_out_returned()
+
+    def _blame(self, worker: _Worker, task: Task, how: str) -> Task | None:
+        """The task to try again, without a row that has killed before; None where there is no going on."""
+        in_hand, row = worker.row_in_hand()
+        if in_hand != task.number:  # it died before it began
+            return task
+        self._deaths[task.number, row] += 1
+        deaths = self._deaths[task.number, row]
+        if row >= 0 and deaths >= _DEATHS_OF_A_ROW and isinstance(task, RowTask):
+            reason = f"two workers died while they made this sample; the second one {how}"
+            return replace(task, fatal_rows={**task.fatal_rows, row: reason})
+        if row < 0 and deaths >= _DEATHS_OF_A_TASK:
+            doing = "scanned a shard" if isinstance(task, ScanTask) else "collated a batch"
+            self._events.on_broken(WorkerError(f"three workers died while they {doing}; the last one {how}"))
+            return None
+        return task
+
+
+def child_environment() -> dict[str, str]:
+    """The environment of our processes: it finds what this process finds, and does not start threads for BLAS.
+
+    `PYTHONPATH` carries this process's `sys.path`, so that streamload is found however the user's program found it.
+    """
+    path = os.pathsep.join(itertools.chain(entry or os.getcwd() for entry in sys.path))
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    return {**threads, **os.environ, "PYTHONPATH": path}
+
+
+def last_words(descriptor: int) -> str:
+    """What a process wrote to its last-words memory before it died, ready to follow a sentence."""
+    size_bytes = os.fstat(descriptor).st_size
+    text = os.pread(descriptor, 4000, max(0, size_bytes - 4000)).decode(errors="replace").strip()
+    return f"\n{text}" if text else ""

@@ -1,0 +1,213 @@
+"""Making rows: a task's bytes are decoded, transformed, and collated into their slots.
+
+A `RowMaker` does not know where it runs: in a worker process, on a thread of the feeder, or in the caller's thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from time import perf_counter
+from typing import Any
+
+from streamload.batch.collate import Rows
+from streamload.dataset.table import MISSING
+from streamload.decode.collating import PieceCollator
+from streamload.decode.field_reader import ABSENT, FieldReader, Progress, RowError, ShardMemory, Work, field_of
+from streamload.decode.decoders import is_image
+from streamload.decode.failure import failure_of
+from streamload.decode.seeding import GlobalSeeds
+from streamload.decode.user_code import PROGRAM_ERRORS, TransformRaisedError, UserFunction
+from streamload.decode.work import Column, Job, RowFailure, RowsDone, RowTask, WorkSeconds
+from streamload.memory.slots import SlotMemory
+from streamload.order.randomness import SampleRandomness
+
+__all__ = ["RowMaker"]
+
+
+class RowMaker:
+    """Makes the rows of tasks, one task at a time.
+
+    Args:
+        job: what the user wants of a sample.
+        slots: where to write.
+        guard: held around tasks whose code may use the process's global random generators; the threads of one
+            process share a lock here.
+        restore_random_state: leave the global generators as they were, because the process is the user's own.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        slots: SlotMemory,
+        guard: AbstractContextManager[Any] | None = None,
+        *,
+        restore_random_state: bool = False,
+    ) -> None:
+        self._job = job
+        self._reader = FieldReader(job.decode, optional=job.fields is None)
+        transform = job.transform
+        by_field = transform if isinstance(transform, Mapping) else {}
+        self._by_field = {name: UserFunction(function) for name, function in by_field.items()}
+        self._on_sample = UserFunction(transform) if callable(transform) else None
+        functions = [*self._by_field.values(), *([self._on_sample] if self._on_sample else [])]
+        self._seeds = GlobalSeeds(
+            needed=job.collate_fn is not None or any(function.uses_global_generators for function in functions),
+            restore=restore_random_state,
+            guard=guard or nullcontext(),
+        )
+        self._randomness: tuple[int, SampleRandomness] | None = None
+        self._collator = PieceCollator(job, slots, self._seeds)
+
+    def fix_layout(self, layout: bytes) -> None:
+        """The layout of all batches of rows from now on, as a probe found it."""
+        self._collator.fix_layout(layout)
+
+    def run(self, task: RowTask, shards: ShardMemory, progress: Progress, waited_s: float = 0.0) -> RowsDone:
+        """Do one task. What fails is in the answer; only exits and interrupts are raised."""
+        numbers = task.shards.tolist()
+        views = {number: memoryview(shards.memory(number).data) for number in dict.fromkeys(numbers)}
+        work = Work(task, shards, progress, [views[number] for number in numbers])
+        for row, reason in task.fatal_rows.items():
+            work.failures[row] = self._row_failure(work, row, "SampleError", reason)
+        with self._seeds.whole_task():
+            rows = self._rows(work)
+            progress[0] = -1
+            started = perf_counter()
+            pieces = self._collator.collate(task, rows, work.failures, self._random(task.epoch))
+        seconds = WorkSeconds(work.decode_s, work.transform_s, perf_counter() - started, 0.0, waited_s)
+        payload_bytes = sum(int(column.sizes.clip(0).sum()) for column in task.columns)
+        return RowsDone(task.number, pieces, work.count, payload_bytes, seconds)
+
+    def _rows(self, work: Work) -> Rows:
+        columns: list[Any] = []
+        transformed: list[tuple[int, Column, UserFunction]] = []
+        for number, column in enumerate(work.task.columns):
+            function = self._function_of(column)
+            if function is not None:
+                transformed.append((number, column, function))
+                columns.append([None] * work.count)
+                continue
+            started = perf_counter()
+            columns.append(self._reader.read(work, column, self._failed(work, column)))
+            work.decode_s += perf_counter() - started
+        if transformed:
+            self._transform_fields(work, transformed, columns)
+        rows = self._as_samples(work, columns)
+        return rows if self._on_sample is None else self._transform_samples(work, rows, self._on_sample)
+
+    def _function_of(self, column: Column) -> UserFunction | None:
+        for name in (column.name, *column.alternatives):
+            if name in self._by_field:
+                return self._by_field[name]
+        return None
+
+    def _transform_fields(
+        self, work: Work, transformed: list[tuple[int, Column, UserFunction]], columns: list[Any]
+    ) -> None:
+        """Decode and transform some fields, sample by sample: a sample's functions draw from one generator in turn."""
+        random = self._random(work.task.epoch)
+        takes_rng = any(function.takes_rng for _, _, function in transformed)
+        shards, samples = work.task.shards.tolist(), work.task.samples.tolist()
+        current = [transformed[0][1]]
+
+        def make(row: int) -> None:
+            self._seeds.seed(random, shards[row], samples[row])
+            rng = random.generator(shards[row], samples[row]) if takes_rng else None
+            for number, column, function in transformed:
+                current[0] = column
+                columns[number][row] = self._transformed_value(work, column, function, row, rng)
+
+        def failed(row: int, error: Exception) -> RowFailure:
+            return self._failed(work, current[0])(row, error)
+
+        work.each_row(make, failed)
+
+    def _transformed_value(self, work: Work, column: Column, function: UserFunction, row: int, rng: Any) -> Any:
+        if self._reader.is_absent(column, row):
+            return ABSENT
+        started = perf_counter()
+        data = self._reader.encoded(work, column, row)
+        name = field_of(column, row)
+        if function.starts_from_encoded and is_image(name) and self._reader.is_built_in(column):
+            value = function.from_encoded(data, rng)
+            work.decode_s += perf_counter() - started
+            return value
+        value = self._reader.decoder(name)(data)
+        decoded = perf_counter()
+        work.decode_s += decoded - started
+        value = function(value, rng)
+        work.transform_s += perf_counter() - decoded
+        return value
+
+    def _transform_samples(self, work: Work, rows: Rows, function: UserFunction) -> Rows:
+        random = self._random(work.task.epoch)
+        shards, samples = work.task.shards.tolist(), work.task.samples.tolist()
+        values: list[Any] = [None] * work.count
+
+        def make(row: int) -> None:
+            self._seeds.seed(random, shards[row], samples[row])
+            rng = random.generator(shards[row], samples[row]) if function.takes_rng else None
+            values[row] = function(rows.row(row), rng)
+
+        started = perf_counter()
+        work.each_row(make, self._failed(work, None))
+        work.transform_s += perf_counter() - started
+        return Rows(work.count, values=values)
+
+    def _random(self, epoch: int) -> SampleRandomness:
+        if self._randomness is None or self._randomness[0] != epoch:
+            self._randomness = epoch, SampleRandomness(self._job.seed, epoch)
+        return self._randomness[1]
+
+    def _as_samples(self, work: Work, columns: list[Any]) -> Rows:
+        task = work.task
+        if self._job.fields is not None:
+            return Rows(work.count, columns=columns)
+        urls = [work.shards.url(number) for number in task.shards.tolist()]
+        names = ("__key__", "__url__", *(column.name for column in task.columns))
+        complete = [list(task.keys or ()), urls, *columns]
+        if not any((column.offsets == MISSING).any() for column in task.columns):
+            return Rows(work.count, columns=complete, kind=dict, keys=names)
+        rows = zip(*complete, strict=True)
+        return Rows(
+            work.count,
+            values=[{k: v for k, v in zip(names, row, strict=True) if v is not ABSENT} for row in rows],
+        )
+
+    def _failed(self, work: Work, column: Column | None) -> Callable[[int, Exception], RowFailure]:
+        def failed(row: int, error: Exception) -> RowFailure:
+            if isinstance(error, RowError):
+                return self._row_failure(work, row, error.kind, error.message, column=column)
+            if isinstance(error, TransformRaisedError):
+                message = f"the transform raised {type(error.cause).__name__}: {error.cause}"
+                return self._row_failure(work, row, "TransformError", message, cause=error.cause, column=column)
+            name = "" if column is None else f" of field {column.name!r}"
+            message = f"cannot decode the bytes{name}: {type(error).__name__}: {error}"
+            return self._row_failure(work, row, "DecodeError", message, cause=error, column=column)
+
+        return failed
+
+    def _row_failure(
+        self,
+        work: Work,
+        row: int,
+        kind: str,
+        message: str,
+        *,
+        cause: Exception | None = None,
+        column: Column | None = None,
+    ) -> RowFailure:
+        where = column or (work.task.columns[0] if work.task.columns else None)
+        in_program = kind == "TransformError" or (column is not None and not self._reader.is_built_in(column))
+        return RowFailure(
+            row=row,
+            kind=kind,
+            message=message,
+            field=column.name if column else None,
+            fatal=isinstance(cause, PROGRAM_ERRORS if in_program else ImportError),
+            cause=None if cause is None else failure_of(cause),
+            shard=int(work.task.shards[row]),
+            sample=int(work.task.samples[row]),
+            offset=MISSING if where is None else int(where.offsets[row]),
+        )

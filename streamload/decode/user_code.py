@@ -1,0 +1,79 @@
+"""The user's functions as the worker calls them, and telling their exceptions from ours."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+__all__ = ["PROGRAM_ERRORS", "TransformRaisedError", "UserFunction"]
+
+PROGRAM_ERRORS = (NameError, AttributeError, TypeError, ImportError, SyntaxError, NotImplementedError, MemoryError)
+"""What user code raises by a mistake in the program, not in the data; `on_error` does not apply to it."""
+
+
+class TransformRaisedError(Exception):
+    """Carries what a transform raised past the code that decodes."""
+
+    def __init__(self, cause: Exception) -> None:
+        super().__init__(cause)
+        self.cause = cause
+
+
+class _InUserCode:
+    """Marks what is raised inside as the transform's own."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if isinstance(error, Exception):
+            raise TransformRaisedError(error) from error
+
+
+_IN_USER_CODE = _InUserCode()
+
+
+class UserFunction:
+    """A transform, and how it wants to be called.
+
+    Attributes:
+        takes_rng: it has a parameter named `rng` and gets a `numpy.random.Generator` there.
+        from_encoded: its way to start from encoded bytes, where it has one.
+        uses_global_generators: it may draw from `random`, `numpy.random` or torch. Assumed of every function that takes
+            no `rng`, unless it says otherwise by an attribute of this name.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self._from_encoded: Callable[[memoryview, Any], Any] | None = getattr(function, "from_encoded", None)
+        self.takes_rng = _takes_rng(function)
+        self.uses_global_generators = bool(getattr(function, "uses_global_generators", not self.takes_rng))
+
+    @property
+    def starts_from_encoded(self) -> bool:
+        """Whether the function decodes by itself, which saves work where it needs less than the whole image."""
+        return self._from_encoded is not None
+
+    def __call__(self, value: Any, rng: Any) -> Any:
+        """The function's result.
+
+        Raises:
+            TransformRaisedError: it raised; the `cause` is what.
+
+        """
+        with _IN_USER_CODE:
+            return self._function(value, rng=rng) if self.takes_rng else self._function(value)
+
+    def from_encoded(self, data: memoryview, rng: Any) -> Any:
+        """The function's result, from a field's encoded bytes."""
+        assert self._from_encoded is not None
+        return self._from_encoded(data, rng)
+
+
+def _takes_rng(function: Callable[..., Any]) -> bool:
+    try:
+        return "rng" in inspect.signature(function).parameters
+    except (TypeError, ValueError):  # built-in functions need not have a signature
+        return False

@@ -1,0 +1,289 @@
+"""What is asked of a worker and what it answers, as frozen types that travel between processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamload.dataset.table import ShardTable
+
+__all__ = [
+    "Column",
+    "Failure",
+    "ForgetShards",
+    "ForgetSlots",
+    "Job",
+    "LayoutFixed",
+    "Piece",
+    "PieceDone",
+    "RowFailure",
+    "RowTask",
+    "RowsDone",
+    "ScanDone",
+    "ScanTask",
+    "ShardOpened",
+    "SlotOpened",
+    "WorkSeconds",
+    "WorkerSetup",
+    "WorkerStarted",
+]
+
+OnError = Literal["raise", "skip", "replace"]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """The user's part of the work: what to make of a sample's bytes."""
+
+    fields: tuple[str, ...] | None
+    decode: bool | Mapping[str, Callable[[bytes], Any]]
+    transform: Callable[..., Any] | Mapping[str, Callable[..., Any]] | None
+    collate_fn: Callable[[list[Any]], Any] | None
+    worker_init_fn: Callable[[int], Any] | None
+    on_error: OnError
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSetup:
+    """The first message to a worker; `job` is a cloudpickle of a `Job`."""
+
+    worker: int
+    job: bytes
+    import_path: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStarted:
+    """A worker is ready to take tasks, or says why it cannot."""
+
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ShardOpened:
+    """A shard's descriptor comes with this message."""
+
+    shard: int
+    url: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SlotOpened:
+    """A slot's descriptor comes with this message."""
+
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetShards:
+    """No later task reads these shards."""
+
+    shards: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetSlots:
+    """No later task writes to these slots."""
+
+    slots: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutFixed:
+    """The layout of every batch of rows from now on, as a cloudpickle."""
+
+    layout: bytes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Column:
+    """Where one wanted field lies for every row of a task.
+
+    Attributes:
+        name: as the user asked for it, such as "jpg;png".
+        alternatives: the fields that it may be, such as ("jpg", "png").
+        which: uint8[rows], which alternative each row has; None where all have the first.
+        offsets: int64[rows], first byte within the shard; `MISSING` where the sample has none of the fields.
+        sizes: int64[rows], bytes.
+        crc32: uint32[rows] to verify the bytes against, or None.
+    """
+
+    name: str
+    alternatives: tuple[str, ...]
+    which: NDArray[np.uint8] | None
+    offsets: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    crc32: NDArray[np.uint32] | None = None
+
+    def rows(self, start: int, end: int) -> Column:
+        """The same for some of the rows."""
+        return Column(
+            self.name,
+            self.alternatives,
+            None if self.which is None else self.which[start:end],
+            self.offsets[start:end],
+            self.sizes[start:end],
+            None if self.crc32 is None else self.crc32[start:end],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Consecutive rows of a task that belong to one batch.
+
+    Attributes:
+        batch: the batch's number.
+        slot: where to write them.
+        first_row: where in the batch they begin.
+        rows: how many they are.
+    """
+
+    batch: int
+    slot: int
+    first_row: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowTask:
+    """Make rows and write them to their slots.
+
+    Attributes:
+        number: unique within a pool.
+        epoch: part of what keys the randomness.
+        shards: int32[rows], the number of each row's shard in the listing.
+        samples: int64[rows], the number of each row's sample in its shard.
+        columns: the wanted fields.
+        keys: the rows' keys where the user's samples hold them.
+        pieces: how the rows divide into batches, in order.
+        capacity: the rows that a slot has room for, where the layout has not been fixed yet: then the task's first
+            good row decides on it.
+        whole: every piece is a whole batch, to be collated on its own (by `collate_fn`, or for want of a layout).
+        fatal_rows: rows that have killed workers before, and the signal; they are not tried again.
+    """
+
+    number: int
+    epoch: int
+    shards: NDArray[np.int32]
+    samples: NDArray[np.int64]
+    columns: tuple[Column, ...]
+    keys: tuple[str, ...] | None
+    pieces: tuple[Piece, ...]
+    capacity: int
+    whole: bool
+    fatal_rows: Mapping[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ScanTask:
+    """Read the headers of one shard."""
+
+    number: int
+    shard: int
+    strict: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An exception on its way to the training loop.
+
+    Attributes:
+        error: a cloudpickle of the exception, or None where it does not pickle.
+        summary: its class and message in one line.
+        traceback: the worker's traceback as text.
+    """
+
+    error: bytes | None
+    summary: str
+    traceback: str
+
+
+@dataclass(frozen=True, slots=True)
+class RowFailure:
+    """What went wrong with one row.
+
+    Attributes:
+        row: its number within the batch.
+        kind: the name of the error's class in `streamload.errors`.
+        message: what the user reads first.
+        field: the field concerned, where there is one.
+        fatal: a mistake in the program and not in the data; never skipped.
+        cause: the exception behind it.
+        shard: the number of its shard.
+        sample: the number of its sample in the shard.
+        offset: the first byte of the field, or MISSING.
+    """
+
+    row: int
+    kind: str
+    message: str
+    field: str | None
+    fatal: bool
+    cause: Failure | None
+    shard: int
+    sample: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class PieceDone:
+    """What became of one piece.
+
+    Attributes:
+        piece: the piece.
+        whole: it was collated as a whole batch.
+        misfit: some row did not fit the layout; the batch must be done again as a whole.
+        layout: a cloudpickle of the layout, for whole batches and for the first rows of all.
+        size_bytes: what the batch takes of its slot, for whole batches.
+        rows: how many rows the batch has; None where the layout has none (a `collate_fn` made it).
+        besides: a cloudpickle of the values beside the slot.
+        failures: the rows that failed.
+    """
+
+    piece: Piece
+    whole: bool = False
+    misfit: bool = False
+    layout: bytes | None = None
+    size_bytes: int = 0
+    rows: int | None = None
+    besides: bytes | None = None
+    failures: tuple[RowFailure, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class WorkSeconds:
+    """Where a task's time went."""
+
+    decode: float = 0.0
+    transform: float = 0.0
+    collate: float = 0.0
+    scan: float = 0.0
+    waited: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RowsDone:
+    """The answer to a `RowTask`."""
+
+    number: int
+    pieces: tuple[PieceDone, ...]
+    rows: int
+    payload_bytes: int
+    seconds: WorkSeconds
+
+
+@dataclass(frozen=True, slots=True)
+class ScanDone:
+    """The answer to a `ScanTask`: the table, or what is wrong with the shard."""
+
+    number: int
+    shard: int
+    table: ShardTable | None
+    failure: Failure | None
+    seconds: WorkSeconds

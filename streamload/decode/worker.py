@@ -1,0 +1,174 @@
+"""The worker process: takes tasks from a socket, makes rows, answers, and dies with the feeder.
+
+It is started as `python -m streamload.decode.worker SOCKET PROGRESS LAST_WORDS` with three descriptors. It holds no
+state that matters: whatever it was doing when it dies is done again by another one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import os
+import signal
+import socket
+import sys
+from time import perf_counter
+from typing import Any
+
+import cloudpickle
+
+from streamload.dataset.scan import scan_shard
+from streamload.decode.field_reader import ShardMemory
+from streamload.decode.failure import Attempt, failure_of
+from streamload.decode.rows import RowMaker
+from streamload.decode.work import (
+    ForgetShards,
+    ForgetSlots,
+    Job,
+    LayoutFixed,
+    RowTask,
+    ScanDone,
+    ScanTask,
+    ShardOpened,
+    SlotOpened,
+    WorkerSetup,
+    WorkerStarted,
+    WorkSeconds,
+)
+from streamload.memory.channel import Channel
+from streamload.memory.mapped import Bytes, map_memory, raise_descriptor_limit
+from streamload.memory.slots import MappedSlots
+
+__all__ = ["MappedShards", "load_job", "main", "scan"]
+
+_PR_SET_PDEATHSIG = 1
+
+
+class MappedShards:
+    """The shards that this process has been given a descriptor of."""
+
+    def __init__(self) -> None:
+        self._memory: dict[int, Bytes] = {}
+        self._urls: dict[int, str] = {}
+
+    def add(self, opened: ShardOpened, descriptor: int) -> None:
+        """Map a shard; the descriptor is closed."""
+        try:
+            self._memory[opened.shard] = map_memory(descriptor, opened.size_bytes, writable=False)
+        finally:
+            os.close(descriptor)
+        self._urls[opened.shard] = opened.url
+
+    def memory(self, shard: int) -> Bytes:
+        """The whole shard, read-only."""
+        return self._memory[shard]
+
+    def url(self, shard: int) -> str:
+        """Its url."""
+        return self._urls[shard]
+
+    def drop(self, shards: tuple[int, ...]) -> None:
+        """Forget shards; they are unmapped when the last view of them is gone."""
+        for shard in shards:
+            self._memory.pop(shard, None)
+            self._urls.pop(shard, None)
+
+
+def scan(task: ScanTask, shards: ShardMemory, waited_s: float = 0.0) -> ScanDone:
+    """Read the headers of a mapped shard."""
+    started = perf_counter()
+    table = None
+    with Attempt() as attempt:
+        table = scan_shard(shards.memory(task.shard), shards.url(task.shard), strict=task.strict)
+    seconds = WorkSeconds(scan=perf_counter() - started, waited=waited_s)
+    failure = None if attempt.error is None else failure_of(attempt.error)
+    return ScanDone(task.number, task.shard, table, failure, seconds)
+
+
+def load_job(pickled: bytes) -> Job:
+    """The user's functions, in this process."""
+    job: Job = cloudpickle.loads(pickled)
+    return job
+
+
+class _Worker:
+    def __init__(self, channel: Channel, progress: memoryview) -> None:
+        self._channel = channel
+        self._progress = progress
+        self._shards = MappedShards()
+        self._slots = MappedSlots()
+        self._maker: RowMaker | None = None
+
+    def start(self, setup: WorkerSetup) -> None:
+        sys.path[:] = setup.import_path
+        job = load_job(setup.job)
+        self._maker = RowMaker(job, self._slots)
+        if (torch := sys.modules.get("torch")) is not None:
+            torch.set_num_threads(1)
+        if job.worker_init_fn is not None:
+            job.worker_init_fn(setup.worker)
+
+    def serve(self) -> None:
+        """Answer messages until the feeder is gone."""
+        while True:
+            waiting_since = perf_counter()
+            message, descriptors = self._channel.receive()
+            self._handle(message, descriptors, perf_counter() - waiting_since)
+
+    def _handle(self, message: Any, descriptors: list[int], waited_s: float) -> None:
+        assert self._maker is not None
+        match message:
+            case RowTask():
+                self._progress[1] = message.number
+                self._channel.send(self._maker.run(message, self._shards, self._progress, waited_s))
+            case ScanTask():
+                self._progress[0], self._progress[1] = -1, message.number
+                self._channel.send(scan(message, self._shards, waited_s))
+            case ShardOpened():
+                self._shards.add(message, descriptors[0])
+            case SlotOpened():
+                self._slots.add(message.slot, descriptors[0])
+            case LayoutFixed():
+                self._maker.fix_layout(message.layout)
+            case ForgetShards():
+                self._shards.drop(message.shards)
+            case ForgetSlots():
+                for slot in message.slots:
+                    self._slots.drop(slot)
+
+
+def _die_with_parent(parent: int) -> None:
+    """Ask the kernel to kill this process when the feeder dies, even while user code runs. Linux only.
+
+    Elsewhere the worker notices when it next reads from its socket.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it died before it could be asked
+            os._exit(0)
+
+
+def main() -> None:
+    """Run a worker on the descriptors given as arguments."""
+    socket_number, progress_number, words_number, parent = map(int, sys.argv[1:5])
+    _die_with_parent(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the trainer decides
+    faulthandler.enable(file=words_number, all_threads=False)
+    raise_descriptor_limit()
+    channel = Channel(socket.socket(fileno=socket_number))
+    progress = memoryview(map_memory(progress_number, 16, writable=True).view("<i8").data)
+    worker = _Worker(channel, progress)
+    try:
+        setup, _ = channel.receive()
+        with Attempt() as attempt:
+            worker.start(setup)
+        channel.send(WorkerStarted(None if attempt.error is None else failure_of(attempt.error)))
+        worker.serve()
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)  # nothing of ours needs cleaning up, and the feeder is waiting
+
+
+if __name__ == "__main__":
+    main()

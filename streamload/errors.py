@@ -1,0 +1,108 @@
+"""Every error that a caller of streamload can meet, as one tree.
+
+There is one class for each decision that a caller can take: look at the storage, repair or remove a shard, rebuild
+an index, fix or skip a sample, start again, or correct a saved state. Wrong *arguments* are not in the tree: they
+are `ValueError` and `TypeError`, raised where the argument was given.
+
+Every error pickles, so it survives the way from a worker to the training loop with all that it knows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = [
+    "CollateError",
+    "DatasetIndexError",
+    "DecodeError",
+    "LoaderClosedError",
+    "LoaderStateError",
+    "SampleError",
+    "ShardChangedError",
+    "ShardFormatError",
+    "ShardNotFoundError",
+    "StorageError",
+    "StreamloadError",
+    "TransformError",
+    "WorkerError",
+]
+
+
+class StreamloadError(Exception):
+    """The root of the tree; catches everything that streamload raises on its own account.
+
+    Attributes:
+        message: what is wrong and what to do about it, without the place.
+        url: the shard concerned, where known.
+        key: the sample's key within the shard, where known.
+        offset: the byte offset within the (uncompressed) shard, where known.
+    """
+
+    def __init__(
+        self, message: str, *, url: str | None = None, key: str | None = None, offset: int | None = None
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.url = url
+        self.key = key
+        self.offset = offset
+
+    def __str__(self) -> str:
+        place = [
+            f"{name} {value!r}" if isinstance(value, str) else f"{name} {value}"
+            for name, value in (("shard", self.url), ("sample", self.key), ("offset", self.offset))
+            if value is not None
+        ]
+        return f"{self.message} ({', '.join(place)})" if place else self.message
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        state = {k: v for k, v in self.__dict__.items() if k != "message"}
+        return (type(self), (self.message,), state)
+
+
+class StorageError(StreamloadError):
+    """Bytes could not be listed, read or written."""
+
+
+class ShardNotFoundError(StorageError):
+    """A shard, a folder or everything that a pattern stands for does not exist."""
+
+
+class ShardChangedError(StorageError):
+    """A shard is no longer the one that was listed: its size or version differs."""
+
+
+class ShardFormatError(StreamloadError):
+    """A shard is not a whole, well-formed tar archive of samples; `offset` says where it stops being one."""
+
+
+class DatasetIndexError(StreamloadError):
+    """An index is missing where it is needed, damaged, of another version, or does not belong to its shards."""
+
+
+class SampleError(StreamloadError):
+    """One sample could not be made; `on_error=` decides whether that ends the run."""
+
+
+class DecodeError(SampleError):
+    """A field's bytes are not what its extension promises."""
+
+
+class TransformError(SampleError):
+    """The user's transform raised; its exception is the `__cause__`."""
+
+
+class CollateError(SampleError):
+    """Samples could not be put together to a batch; what `collate_fn` raised is the `__cause__`."""
+
+
+class WorkerError(StreamloadError):
+    """The feeder or a worker process could not be started, or died, or did not answer in time."""
+
+
+class LoaderStateError(StreamloadError):
+    """A saved state does not belong to this loader, or cannot be saved now; the message says what differs."""
+
+
+class LoaderClosedError(StreamloadError):
+    """The loader was closed, or a newer pass took the place of this one."""

@@ -1,0 +1,104 @@
+"""What is known of each shard's samples: from an index, from earlier scans, or not yet."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamload.dataset.index import DatasetIndex
+from streamload.dataset.scan_cache import ScanCache
+from streamload.dataset.table import ShardTable
+from streamload.fetch.listing import Listing
+from streamload.order.plan import ShardCounts
+
+__all__ = ["Tables"]
+
+_MEMORY_BYTES = 256 << 20
+
+
+class Tables:
+    """The tables of a listing's shards, the recently used ones in memory.
+
+    Args:
+        listing: the shards, and which index knows them.
+        cache: where scans are kept from run to run.
+        strict: how shards are scanned; part of what a kept scan is known by.
+
+    Attributes:
+        counts: the samples of each shard, as far as they are known; grows as tables come in.
+        skipped: how many members were passed over, by reason, in the shards scanned so far.
+    """
+
+    def __init__(self, listing: Listing, cache: ScanCache, *, strict: bool) -> None:
+        self._listing = listing
+        self._cache = cache
+        self._strict = strict
+        self._indexes: dict[str, DatasetIndex] = {}
+        self._tables: OrderedDict[int, ShardTable] = OrderedDict()
+        self._columns: dict[int, dict[tuple[str, ...], NDArray[np.int64]]] = {}
+        self._held_bytes = 0
+        self.skipped: dict[str, int] = {}
+        shards = len(listing.shards)
+        self.counts = ShardCounts(shards) if listing.counts is None else ShardCounts.of(listing.counts)
+
+    def find(self, shard: int) -> ShardTable | None:
+        """A shard's table, and its count with it; None where the shard has to be scanned.
+
+        Raises:
+            DatasetIndexError: the index is damaged or does not belong to the shard.
+        """
+        table = self._tables.get(shard)
+        if table is not None:
+            self._tables.move_to_end(shard)
+            return table
+        listed, folder = self._listing.shards[shard], self._listing.index_of[shard]
+        if folder is not None:
+            table = self._index(folder).table(listed.name)
+        else:
+            table = self._cache.load(listed.url, listed.bytes, listed.mtime_ns, strict=self._strict)
+        if table is not None:
+            self._keep(shard, table)
+        return table
+
+    def add(self, shard: int, table: ShardTable) -> None:
+        """Take in what a scan has found."""
+        listed = self._listing.shards[shard]
+        self._cache.store(listed.url, listed.bytes, listed.mtime_ns, table, strict=self._strict)
+        self._keep(shard, table)
+
+    def column(self, shard: int, alternatives: Sequence[str]) -> NDArray[np.int64]:
+        """`ShardTable.column` of a shard whose table is at hand, kept for the next call."""
+        columns = self._columns.setdefault(shard, {})
+        name = tuple(alternatives)
+        if name not in columns:
+            columns[name] = self._tables[shard].column(name)
+        return columns[name]
+
+    def url(self, shard: int) -> str:
+        """A shard's url."""
+        return self._listing.shards[shard].url
+
+    def _index(self, folder: str) -> DatasetIndex:
+        if folder not in self._indexes:
+            self._indexes[folder] = DatasetIndex.load(folder)
+        return self._indexes[folder]
+
+    def _keep(self, shard: int, table: ShardTable) -> None:
+        if self.counts.values[shard] < 0:
+            for reason, count in table.skipped.items():
+                self.skipped[reason] = self.skipped.get(reason, 0) + count
+        self.counts.set(shard, len(table))
+        self._tables[shard] = table
+        self._held_bytes += _size_bytes(table)
+        while self._held_bytes > _MEMORY_BYTES and len(self._tables) > 1:
+            oldest, dropped = self._tables.popitem(last=False)
+            self._columns.pop(oldest, None)
+            self._held_bytes -= _size_bytes(dropped)
+
+
+def _size_bytes(table: ShardTable) -> int:
+    arrays = (table.member_offset, table.member_size, table.member_field, table.sample_start, table.key_bytes)
+    return 2 * sum(array.nbytes for array in arrays)  # twice: the columns made of it take about as much again

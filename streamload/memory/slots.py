@@ -1,0 +1,249 @@
+"""Slots: the memory of one batch, made once, filled by workers, read by the trainer, and used again.
+
+`SlotPool` is the side that makes slots (the feeder); `SlotReader` is the side that hands their memory to the user (the
+trainer). A slot goes round: taken from the pool, filled, delivered, read, and given back when the last array or tensor
+that views it has died.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from streamload.memory.mapped import Bytes, map_memory, new_memory
+
+__all__ = ["HeapSlots", "MappedSlots", "SlotMemory", "SlotPool", "SlotReader", "Slots", "round_up"]
+
+_PAGE_BYTES = 4096
+_MAX_FREE_SLOTS = 16
+_MAX_KEPT_SLOTS = 64
+
+
+def round_up(size_bytes: int, unit_bytes: int = _PAGE_BYTES) -> int:
+    """The smallest multiple of `unit_bytes` that is at least `size_bytes` and at least one unit."""
+    return max(1, -(-size_bytes // unit_bytes)) * unit_bytes
+
+
+class SlotMemory(Protocol):
+    """Where whoever fills slots finds their memory."""
+
+    def at_least(self, slot: int, size_bytes: int) -> Bytes:
+        """The slot's memory, writable, grown to `size_bytes` if it was smaller."""
+
+
+class Slots(Protocol):
+    """Whoever makes slots and knows where each of them is."""
+
+    def take(self, size_bytes: int) -> int:
+        """A free slot, or a new one of at least this size."""
+
+    def delivered(self, slot: int) -> None:
+        """The trainer has been told of this slot."""
+
+    def released(self, slots: Sequence[int]) -> None:
+        """Nobody in the trainer views these any more."""
+
+    def discard(self, slot: int) -> None:
+        """Never use this slot again."""
+
+    def take_retired(self) -> list[int]:
+        """The slots discarded since the last call."""
+
+    def descriptor(self, slot: int) -> int:
+        """The slot's descriptor, where it has one."""
+
+    def close(self) -> None:
+        """Let go of all memory."""
+
+
+class MappedSlots:
+    """The slots that this process has been given a descriptor of."""
+
+    def __init__(self) -> None:
+        self._descriptors: dict[int, int] = {}
+        self._memory: dict[int, Bytes] = {}
+
+    def add(self, slot: int, descriptor: int) -> None:
+        """Take over a slot's descriptor."""
+        self.drop(slot)
+        self._descriptors[slot] = descriptor
+
+    def at_least(self, slot: int, size_bytes: int) -> Bytes:
+        """The slot's memory; it is mapped at the first use, and grown for everyone where it is too small."""
+        memory = self._memory.get(slot)
+        if memory is None or len(memory) < size_bytes:
+            descriptor = self._descriptors[slot]
+            current_bytes = os.fstat(descriptor).st_size
+            if current_bytes < size_bytes:
+                current_bytes = round_up(size_bytes)
+                os.ftruncate(descriptor, current_bytes)
+            memory = self._memory[slot] = map_memory(descriptor, current_bytes, writable=True)
+        return memory
+
+    def drop(self, slot: int) -> None:
+        """Forget a slot; views of its memory stay valid."""
+        self._memory.pop(slot, None)
+        descriptor = self._descriptors.pop(slot, None)
+        if descriptor is not None:
+            os.close(descriptor)
+
+    def close(self) -> None:
+        """Forget every slot."""
+        for slot in list(self._descriptors):
+            self.drop(slot)
+
+
+class SlotPool:
+    """Makes slots and knows where each of them is. It never waits and it never overwrites what is being read.
+
+    A user who keeps batches keeps their slots: then the pool makes new ones, and after `_MAX_KEPT_SLOTS` it gives the
+    oldest away for good, so that no descriptor is held for them.
+    """
+
+    def __init__(self) -> None:
+        self._descriptors: dict[int, int] = {}
+        self._free: list[int] = []
+        self._delivered: OrderedDict[int, None] = OrderedDict()
+        self._made = 0
+        self._retired: list[int] = []
+
+    def take(self, size_bytes: int) -> int:
+        """A free slot, or a new one of at least this size."""
+        if self._free:
+            return self._free.pop()
+        slot, self._made = self._made, self._made + 1
+        self._descriptors[slot] = new_memory(round_up(size_bytes))
+        return slot
+
+    def descriptor(self, slot: int) -> int:
+        """The slot's descriptor; it stays the pool's."""
+        return self._descriptors[slot]
+
+    def delivered(self, slot: int) -> None:
+        """The trainer has been told of this slot."""
+        self._delivered[slot] = None
+        if len(self._delivered) > _MAX_KEPT_SLOTS:
+            self.discard(next(iter(self._delivered)))
+
+    def released(self, slots: Sequence[int]) -> None:
+        """Nobody in the trainer views these any more."""
+        for slot in slots:
+            if slot in self._delivered:  # one that was given away in the meantime is the trainer's own business
+                del self._delivered[slot]
+                if len(self._free) < _MAX_FREE_SLOTS:
+                    self._free.append(slot)
+                else:
+                    self.discard(slot)
+
+    def discard(self, slot: int) -> None:
+        """Never use this slot again; its memory lives on with whoever maps it."""
+        self._delivered.pop(slot, None)
+        os.close(self._descriptors.pop(slot))
+        self._retired.append(slot)
+
+    def take_retired(self) -> list[int]:
+        """The slots discarded since the last call; the workers and the trainer are to drop them."""
+        retired, self._retired = self._retired, []
+        return retired
+
+    def close(self) -> None:
+        """Close every descriptor; memory that is still mapped elsewhere stays."""
+        for descriptor in self._descriptors.values():
+            os.close(descriptor)
+        self._descriptors.clear()
+        self._free.clear()
+        self._delivered.clear()
+
+
+class SlotReader:
+    """The trainer's side: lends the memory of delivered slots, and notes when the last view of one has died.
+
+    Args:
+        on_map: called with every newly mapped memory (to page-lock it).
+    """
+
+    def __init__(self, on_map: Callable[[Bytes], None] | None = None) -> None:
+        self._slots = MappedSlots()
+        self._known: dict[int, Bytes] = {}
+        self._on_map = on_map
+        self.released: list[int] = []
+        """The slots whose last view has died since the feeder was told last; the caller empties it."""
+
+    def add(self, slot: int, descriptor: int) -> None:
+        """Take over the descriptor of a slot that was not known yet."""
+        self._slots.add(slot, descriptor)
+
+    def lend(self, slot: int, size_bytes: int) -> Bytes:
+        """The slot's memory for one batch; when this array and all views of it are gone, the slot is `released`."""
+        memory = self._slots.at_least(slot, size_bytes)
+        if self._known.get(slot) is not memory:
+            self._known[slot] = memory
+            if self._on_map is not None:
+                self._on_map(memory)
+        # A memoryview in between gives this loan an identity of its own: NumPy would otherwise let views of it refer to
+        # the mapped array directly, and the loan would seem to end at once.
+        loan = np.frombuffer(memory.data, np.uint8)
+        weakref.finalize(loan, self.released.append, slot).atexit = False
+        return loan
+
+    def drop(self, slots: Sequence[int]) -> None:
+        """Forget slots that the feeder has given away; what the user still views stays valid."""
+        for slot in slots:
+            self._slots.drop(slot)
+            self._known.pop(slot, None)
+
+    def close(self) -> None:
+        """Forget every slot; what the user still views stays valid."""
+        self._slots.close()
+        self._known.clear()
+
+
+class HeapSlots:
+    """Slots on the heap of the only process there is: maker, filler and reader in one. A slot is used once."""
+
+    def __init__(self) -> None:
+        self._memory: dict[int, Bytes] = {}
+        self._made = 0
+
+    def take(self, size_bytes: int) -> int:
+        """A new slot."""
+        slot, self._made = self._made, self._made + 1
+        self._memory[slot] = np.empty(size_bytes, np.uint8)
+        return slot
+
+    def at_least(self, slot: int, size_bytes: int) -> Bytes:
+        """The slot's memory, made anew if it was smaller."""
+        if len(self._memory[slot]) < size_bytes:
+            self._memory[slot] = np.empty(size_bytes, np.uint8)
+        return self._memory[slot]
+
+    def lend(self, slot: int, size_bytes: int) -> Bytes:
+        """The slot's memory, which is the reader's from now on."""
+        return self._memory.pop(slot)[:size_bytes]
+
+    def discard(self, slot: int) -> None:
+        """Never use this slot again."""
+        self._memory.pop(slot, None)
+
+    def delivered(self, slot: int) -> None:
+        """Nothing to keep: `lend` hands the memory over."""
+
+    def released(self, slots: Sequence[int]) -> None:
+        """Nothing to do: the memory is freed with its last view."""
+
+    def take_retired(self) -> list[int]:
+        """There is no other process to tell."""
+        return []
+
+    def descriptor(self, slot: int) -> int:
+        """There is none."""
+        raise LookupError(f"slot {slot} is heap memory")
+
+    def close(self) -> None:
+        """Let go of all memory."""
+        self._memory.clear()

@@ -1,0 +1,162 @@
+"""Lanes: where each lane lies, and the sliding-window shuffle of one lane as a stream that can start anywhere.
+
+**The shuffle.** The sample at position p of its lane has the key `p + u * w`, u uniform in [0, 1), w the window; the
+lane emits its samples in the order of their keys, and samples with equal keys in the order of their positions.
+
+**Why it can start anywhere.** Adding in float64 rounds, but never past a representable bound, so the key of position
+p lies in [p, p + w] (both ends included: u * w may round p + u * w up to p + w, and positions below 2**53 are exact).
+Let K(n) be the n-th smallest key, n counted from 0.
+
+- n <= K(n): a key below n belongs to a position below n, and there are only n of those.
+- K(n) <= n + w: the n + 1 positions 0 to n have keys of at most n + w.
+
+So a position below n - w, whose key is below n, is emitted before number n; and a position above n + w after it. To
+start at number n, draw the keys from position a = max(0, n - w) on. What is missing, the positions below a, are all
+among the first n emissions, so of the positions from a on exactly n - a are emitted before number n: skip that many.
+The keys depend on positions and draws only, so the rest of the stream is the same wherever it was started.
+
+**Why it is settled in blocks.** Once the positions below e are drawn, every later key is at least e, and a later
+position with the key e loses the tie. So all drawn keys of at most e are final, and what is kept back are at most w
+positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["SlidingShuffle", "expected_reach", "lane_bounds"]
+
+_FIRST_BLOCK = 1_024
+_SMALLEST_FULL_BLOCK = 4_096
+_LARGEST_FULL_BLOCK = 65_536
+
+
+def lane_bounds(n_samples: int, n_lanes: int) -> NDArray[np.int64]:
+    """Where the lanes lie in the shards laid end to end: lane l is `bounds[l]:bounds[l + 1]`, int64[n_lanes + 1].
+
+    The lengths of two lanes differ by at most one.
+    """
+    share, extra = divmod(n_samples, n_lanes)
+    lanes = np.arange(n_lanes + 1, dtype=np.int64)
+    return lanes * share + lanes * extra // n_lanes
+
+
+def expected_reach(number_end: int, window: int) -> int:
+    """About how many positions must be drawn before the first `number_end` emissions are settled.
+
+    Of the positions below x, about x**2 / 2w have a key below x while x < w, and x - w/2 from there on.
+    """
+    if 2 * number_end >= window:
+        return number_end + window // 2
+    return int((2.0 * window * number_end) ** 0.5)
+
+
+class SlidingShuffle:
+    """The emissions of one lane, in order, from a first number on. Moves forward only; memory O(window + block).
+
+    Args:
+        uniforms: gives the draws of the lane's positions `first` to `first + count` as float64[count].
+        window: how far, in samples, a sample may move; 0 and 1 leave the order as it is.
+        first_number: the first emission that will be asked for.
+    """
+
+    def __init__(self, uniforms: Callable[[int, int], NDArray[np.float64]], window: int, first_number: int = 0) -> None:
+        self._uniforms = uniforms
+        self._window = window
+        self._full_block = min(max(window, _SMALLEST_FULL_BLOCK), _LARGEST_FULL_BLOCK)
+        self._known_end = 0
+        self._ended = False
+        self._seek(first_number)
+
+    def _seek(self, number: int) -> None:
+        self._next_number = number
+        self._drawn_end = max(0, number - self._window)
+        # Numbers below `number` are not the lane's, but from there on they are: see the module's proof.
+        self._ready_start = self._drawn_end
+        self._ready: NDArray[np.int64] = np.empty(0, np.int64)
+        self._waiting: NDArray[np.int64] = np.empty(0, np.int64)
+        self._waiting_keys: NDArray[np.float64] = np.empty(0, np.float64)
+        self._block = self._full_block if self._drawn_end else min(_FIRST_BLOCK, self._full_block)
+
+    def grow(self, known_end: int, ended: bool) -> None:
+        """Say how many positions of the lane are known by now, and whether these are all that it has."""
+        self._known_end = known_end
+        self._ended = ended
+
+    def settle(self, number_end: int) -> int:
+        """Settle the emissions below `number_end`, as far as the known positions allow.
+
+        Returns:
+            The number below which the emissions are settled; it may be more than was asked for.
+        """
+        pieces = [self._ready]
+        settled_end = self._ready_start + len(self._ready)
+        while settled_end < number_end and self._can_settle_more():
+            pieces.append(self._settle_block())
+            settled_end += len(pieces[-1])
+        self._ready = np.concatenate(pieces) if len(pieces) > 1 else self._ready
+        return settled_end
+
+    def take(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The positions (in the lane) of some emissions, and let go of everything up to the last of them.
+
+        Args:
+            numbers: int64[k], ascending, none below what was taken before, all within what can be settled.
+
+        Raises:
+            IndexError: a number lies before what is left of the stream, or cannot be settled yet.
+        """
+        positions = np.empty(len(numbers), np.int64)
+        found = 0
+        if len(numbers) and numbers[0] < self._next_number:
+            raise IndexError(f"emission {numbers[0]} was passed; the stream stands at {self._next_number}")
+        while found < len(numbers):
+            if numbers[found] - self._window > self._drawn_end:
+                self._seek(int(numbers[found]))
+            found_end = int(np.searchsorted(numbers, self._ready_start + len(self._ready)))
+            positions[found:found_end] = self._ready[numbers[found:found_end] - self._ready_start]
+            found = found_end
+            if found < len(numbers):
+                if not self._can_settle_more():
+                    raise IndexError(f"emission {numbers[found]} lies beyond the {self._known_end} known samples")
+                self._ready_start += len(self._ready)
+                self._ready = self._settle_block()
+        if len(numbers):
+            self._next_number = int(numbers[-1]) + 1
+            self._ready = self._ready[self._next_number - self._ready_start :]
+            self._ready_start = self._next_number
+        return positions
+
+    def _can_settle_more(self) -> bool:
+        return self._drawn_end < self._known_end or (self._ended and len(self._waiting) > 0)
+
+    def _settle_block(self) -> NDArray[np.int64]:
+        """Draw the next block of positions and return those that are now final, in the order of emission."""
+        first, end = self._drawn_end, min(self._drawn_end + self._block, self._known_end)
+        self._block = min(2 * self._block, self._full_block)
+        drawn = np.arange(first, end, dtype=np.int64)
+        keys = np.concatenate((self._waiting_keys, drawn + self._uniforms(first, end - first) * self._window))
+        positions = np.concatenate((self._waiting, drawn))
+        keys, positions = _sorted_by_key(keys, positions)
+        self._drawn_end = end
+        is_last = self._ended and end == self._known_end
+        settled = len(keys) if is_last else int(np.searchsorted(keys, end, side="right"))
+        self._waiting = positions[settled:].copy()
+        self._waiting_keys = keys[settled:].copy()
+        return positions[:settled]
+
+
+def _sorted_by_key(
+    keys: NDArray[np.float64], positions: NDArray[np.int64]
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Sort by key; samples with equal keys stay in the order given, which is the order of their positions."""
+    order = np.argsort(keys)
+    ordered = keys[order]
+    if bool((ordered[1:] == ordered[:-1]).any()):
+        # Equal keys are rare, and the sort that does not care for them is three times as fast.
+        order = np.argsort(keys, kind="stable")
+        ordered = keys[order]
+    return ordered, positions[order]

@@ -1,0 +1,150 @@
+"""The shards of one epoch laid end to end: from a position to the shard and the sample that lie there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamload.order.randomness import CounterDraws, as_uniforms
+
+__all__ = ["ShardCounts", "ShardLine"]
+
+UNKNOWN = -1
+_SHARDS_PER_STEP = 4_096
+
+
+class ShardCounts:
+    """How many samples each shard holds, as far as known; filled in while shards are scanned.
+
+    Shards are named by their number in the listing.
+    """
+
+    def __init__(self, n_shards: int) -> None:
+        self._values = np.full(n_shards, UNKNOWN, np.int64)
+        self._n_unknown = n_shards
+        self.values: NDArray[np.int64] = self._values.view()
+        """int64[n_shards], -1 where unknown; read-only, and kept up to date by `set`."""
+        self.values.flags.writeable = False
+
+    @classmethod
+    def of(cls, counts: Iterable[int]) -> ShardCounts:
+        """The counts of all shards, known from the start (for example from an index).
+
+        Raises:
+            ValueError: a count is negative.
+        """
+        known = np.fromiter(counts, np.int64)
+        if bool((known < 0).any()):
+            raise ValueError(f"a shard cannot hold {known.min()} samples; leave unknown counts out with set()")
+        made = cls(len(known))
+        made._values[:] = known
+        made._n_unknown = 0
+        return made
+
+    def __len__(self) -> int:
+        """The number of shards."""
+        return len(self._values)
+
+    def set(self, shard: int, count: int) -> None:
+        """Record what a scan found. Recording the same count again is fine.
+
+        Raises:
+            ValueError: the count is negative, or is not the one recorded before.
+        """
+        known = int(self._values[shard])
+        if count < 0:
+            raise ValueError(f"shard {shard} cannot hold {count} samples")
+        if known not in (UNKNOWN, count):
+            raise ValueError(f"shard {shard} was known to hold {known} samples and now holds {count}")
+        self._values[shard] = count
+        self._n_unknown -= known == UNKNOWN
+
+    @property
+    def complete(self) -> bool:
+        """Whether the counts of all shards are known."""
+        return self._n_unknown == 0
+
+    @property
+    def total(self) -> int:
+        """The number of samples in all shards.
+
+        Raises:
+            RuntimeError: some counts are unknown.
+        """
+        if not self.complete:
+            raise RuntimeError(f"the counts of {self._n_unknown} of {len(self)} shards are unknown")
+        return int(self._values.sum())
+
+
+class ShardLine:
+    """The shards in an epoch's order, laid end to end as far as their counts are known.
+
+    Attributes:
+        order: int64[n_shards], the shards as they follow each other.
+        known_shards: how many shards, from the first on, are laid.
+        known_end: how many samples these shards hold.
+    """
+
+    def __init__(self, order: NDArray[np.int64], counts: ShardCounts, key: NDArray[np.uint64]) -> None:
+        self.order = order
+        self.known_shards = 0
+        self.known_end = 0
+        self._counts = counts
+        self._edges = np.zeros(len(order) + 1, np.int64)
+        self._draws = CounterDraws(key)
+        self.extend()
+
+    @property
+    def complete(self) -> bool:
+        """Whether all shards are laid, so that `known_end` is the number of samples of the epoch."""
+        return self.known_shards == len(self.order)
+
+    @property
+    def edges(self) -> NDArray[np.int64]:
+        """int64[known_shards + 1], shard `order[i]` lies at the positions `edges[i]:edges[i + 1]`."""
+        return self._edges[: self.known_shards + 1]
+
+    def extend(self) -> None:
+        """Lay the shards whose counts have become known, up to the first whose count is not."""
+        while not self.complete:
+            start = self.known_shards
+            if self._counts.values[self.order[start]] == UNKNOWN:
+                return
+            values = self._counts.values[self.order[start : start + _SHARDS_PER_STEP]]
+            unknown = np.flatnonzero(values == UNKNOWN)
+            values = values[: unknown[0]] if len(unknown) else values
+            end = start + len(values)
+            self._edges[start + 1 : end + 1] = self.known_end + np.cumsum(values)
+            self.known_shards, self.known_end = end, int(self._edges[end])
+
+    def unknown(self, n_shards: int, limit: int) -> list[int]:
+        """The shards of unknown count among the next `n_shards` that are not laid, in order, at most `limit`."""
+        following = self.order[self.known_shards : self.known_shards + n_shards]
+        unknown: NDArray[np.int64] = following[self._counts.values[following] == UNKNOWN]
+        return [int(shard) for shard in unknown[:limit]]
+
+    def locate(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """For each position (below `known_end`) the shard and the number of the sample in the shard, int64 each."""
+        edges = self.edges
+        index = np.searchsorted(edges, positions, side="right") - 1
+        return self.order[index], positions - edges[index]
+
+    def uniforms(self, first: int, count: int) -> NDArray[np.float64]:
+        """One draw in [0, 1) for each of the positions `first` to `first + count`, float64[count].
+
+        A draw belongs to the sample (shard, number in shard) and not to the position.
+        """
+        words = np.empty(count, np.uint64)
+        end = first + count
+        first_shard, end_shard = np.searchsorted(self.edges, (first, end), side="right").tolist()
+        shards = self.order[first_shard - 1 : end_shard].tolist()
+        edges = self._edges[first_shard - 1 : end_shard + 1].tolist()
+        for shard, shard_start, shard_end in zip(shards, edges[:-1], edges[1:], strict=True):
+            drawn_start, drawn_end = max(shard_start, first), min(shard_end, end)
+            if drawn_start < drawn_end:
+                words[drawn_start - first : drawn_end - first] = self._draws.words(
+                    shard, drawn_start - shard_start, drawn_end - drawn_start
+                )
+        return as_uniforms(words)

@@ -1,0 +1,104 @@
+"""What an order depends on, and how many batches and rows of it each rank gets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamload.order.randomness import permutation
+from streamload.order.slices import rank_bounds
+
+__all__ = [
+    "OrderOptions",
+    "batches_per_rank",
+    "full_batches_and_last_rows",
+    "samples_per_rank",
+    "shards_in_order",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class OrderOptions:
+    """What, besides the epoch and the dataset, an order and its division into batches depend on.
+
+    Attributes:
+        seed: names the order; not negative.
+        shuffle: permute the shards and shuffle within the window; otherwise everything stays as listed.
+        window: how far the shuffle may move a sample within its lane, in samples.
+        lanes: the number of lanes that the order is woven from.
+        batch_size: rows of one rank's batch.
+        drop_last: drop the samples at the end that fill no global batch.
+        pad: fill a short last batch up to a multiple of the world size with the first samples of the order.
+
+    Raises:
+        ValueError: a number is too small.
+    """
+
+    seed: int
+    shuffle: bool
+    window: int
+    lanes: int
+    batch_size: int
+    drop_last: bool
+    pad: bool
+
+    def __post_init__(self) -> None:
+        for name, least in (("seed", 0), ("window", 0), ("lanes", 1), ("batch_size", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name}={getattr(self, name)} is too small; it must be at least {least}")
+
+    @property
+    def reach(self) -> int:
+        """How far, in samples, a sample can move within its lane."""
+        return self.window if self.shuffle and self.window > 1 else 0
+
+
+def shards_in_order(options: OrderOptions, n_shards: int, epoch: int) -> NDArray[np.int64]:
+    """The shards in the order in which the epoch lays them end to end, int64[n_shards]."""
+    return permutation(options.seed, epoch, n_shards) if options.shuffle else np.arange(n_shards, dtype=np.int64)
+
+
+def _last_batch_rows(options: OrderOptions, n_left: int, rank: int, world_size: int) -> int:
+    """The rows of one rank in the short batch of `n_left` samples at the end; 0 if there is none for it."""
+    if options.drop_last or n_left == 0:
+        return 0
+    if options.pad:
+        return -(-n_left // world_size)
+    start, end = rank_bounds(n_left, rank, world_size)
+    return end - start
+
+
+def full_batches_and_last_rows(
+    options: OrderOptions, n_samples: int, rank: int, world_size: int, start: int
+) -> tuple[int, int]:
+    """The whole batches of every rank from `start` on, and the rows of one rank in the short batch that follows.
+
+    Raises:
+        ValueError: `start` lies outside the epoch.
+    """
+    if not 0 <= start <= n_samples:
+        raise ValueError(f"position {start} lies outside the epoch's {n_samples} samples; start anew at 0")
+    full, left = divmod(n_samples - start, options.batch_size * world_size)
+    return full, _last_batch_rows(options, left, rank, world_size)
+
+
+def batches_per_rank(options: OrderOptions, n_samples: int, rank: int, world_size: int, start: int = 0) -> int:
+    """How many batches the rank's plan from `start` on gives.
+
+    Raises:
+        ValueError: `start` lies outside the epoch.
+    """
+    full, last_rows = full_batches_and_last_rows(options, n_samples, rank, world_size, start)
+    return full + (last_rows > 0)
+
+
+def samples_per_rank(options: OrderOptions, n_samples: int, rank: int, world_size: int, start: int = 0) -> int:
+    """How many rows the rank's plan from `start` on gives, those that fill up the last batch included.
+
+    Raises:
+        ValueError: `start` lies outside the epoch.
+    """
+    full, last_rows = full_batches_and_last_rows(options, n_samples, rank, world_size, start)
+    return full * options.batch_size + last_rows

@@ -1,0 +1,284 @@
+"""The plan of an epoch: one rank's rows, batch by batch, from any position of the epoch's order on.
+
+The order is a pure function of the options, the epoch and the counts of the shards. It does not depend on the rank,
+the world size or the batch size, so a position saved under one world size can be resumed under another.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamload.order.lanes import SlidingShuffle, expected_reach, lane_bounds
+from streamload.order.layout import ShardCounts, ShardLine
+from streamload.order.options import (
+    OrderOptions,
+    batches_per_rank,
+    full_batches_and_last_rows,
+    samples_per_rank,
+    shards_in_order,
+)
+from streamload.order.randomness import philox_key
+from streamload.order.retirement import ShardRetirement
+from streamload.order.slices import slice_of_any_batch, slices_of_full_batches
+
+__all__ = [
+    "OrderOptions",
+    "RankPlan",
+    "RowBlock",
+    "ShardCounts",
+    "batches_per_rank",
+    "samples_per_rank",
+    "shards_in_order",
+]
+
+_MOST_NUMBERS_AHEAD = 65_536
+"""How many emissions of a streamed lane are settled before they are asked for, beyond the next batch."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowBlock:
+    """The rows of consecutive batches of one rank.
+
+    Attributes:
+        batch_edges: int64[m + 1], the rows of batch i are `batch_edges[i]:batch_edges[i + 1]`.
+        shard: int64[rows], the shard's number in the listing.
+        sample: int64[rows], the sample's number in the shard.
+        ends: int64[m], the position of the epoch's order (over all ranks) after each batch, which a state records.
+    """
+
+    batch_edges: NDArray[np.int64]
+    shard: NDArray[np.int64]
+    sample: NDArray[np.int64]
+    ends: NDArray[np.int64]
+
+
+class RankPlan:
+    """One rank's rows of one epoch from a position of the epoch's order on.
+
+    Global batch j of the plan is `order[start + j * B : start + (j + 1) * B]`, B = batch_size * world_size. Sorted
+    lane-major, it is cut into one slice for each rank. Rows that fill up a short last batch follow its own rows.
+
+    With several lanes all counts must be known before the first batch. With one lane a batch needs the counts of
+    the shards up to where the window reaches, and `counts` may be filled in while the plan runs: ask `missing`, set
+    those counts, `take`. What comes out does not depend on when the counts became known, nor on `max_rows`.
+
+    Memory is O(window) for each lane that this rank reads, O(shards), and O(rows) of one `take`.
+
+    Args:
+        options: see `OrderOptions`.
+        counts: the samples of each shard; the plan reads it and never changes it.
+        epoch: which epoch.
+        rank: the rank, below `world_size`.
+        world_size: the number of ranks.
+        start: how many samples of the epoch's order were delivered before.
+
+    Raises:
+        ValueError: rank, world size or start make no sense, here or as soon as the number of samples is known.
+    """
+
+    def __init__(
+        self, options: OrderOptions, counts: ShardCounts, epoch: int, rank: int, world_size: int, *, start: int = 0
+    ) -> None:
+        if not 0 <= rank < world_size:
+            raise ValueError(f"rank={rank} is not one of {world_size} ranks, which are counted from 0")
+        if start < 0:
+            raise ValueError(f"start={start} is negative; it counts the samples delivered before")
+        self._options = options
+        self._rank = rank
+        self._world_size = world_size
+        self._global_batch = options.batch_size * world_size
+        self._position = start
+        order = shards_in_order(options, len(counts), epoch)
+        self._line = ShardLine(order, counts, philox_key(options.seed, epoch, "window"))
+        self._streams: dict[int, SlidingShuffle] = {}
+        self._bounds: NDArray[np.int64] | None = None
+        self._full_batches_left = 0
+        self._last_rows = 0
+        self._retirement: ShardRetirement | None = None
+        self._refresh()
+
+    @property
+    def lanes_read(self) -> list[int]:
+        """The lanes of which this rank has made the shuffled stream so far; without shuffle there are none."""
+        return sorted(self._streams)
+
+    def missing(self, limit: int = 8) -> list[int]:
+        """The shards whose counts are needed before the next `take`, in the epoch's order, at most `limit`.
+
+        Empty when `take` can give its next batch, and at the end. With one lane, the first shard named is needed
+        for certain, given the counts known so far; how many of those that follow are named beside it is estimated
+        from the mean of the known counts (none while nothing is known), and may be one or two too many.
+        """
+        self._refresh()
+        line = self._line
+        if line.complete:
+            return []
+        if self._options.lanes > 1:
+            return line.unknown(len(line.order), limit)
+        if self._batches_settled(1):
+            return []
+        reach = max(
+            expected_reach(self._first_row() + self._options.batch_size, self._options.reach), self._batch_end()
+        )
+        mean = line.known_end / max(line.known_shards, 1)
+        n_shards = -int((line.known_end - reach) // mean) if mean and reach > line.known_end else 1
+        return line.unknown(n_shards, limit)
+
+    def take(self, max_rows: int) -> RowBlock | None:
+        """The next batches: as many whole ones as fit into `max_rows` and as the counts allow, at least one.
+
+        A call costs some tens of microseconds, and some for each lane read, so ask for thousands of rows at a time.
+
+        Returns:
+            The rows, or None at the end of the epoch.
+
+        Raises:
+            RuntimeError: counts are missing; see `missing`.
+        """
+        if self.missing(1):
+            raise RuntimeError("counts are missing for the next batch: set those that missing() names before take()")
+        wanted = max(1, max_rows // self._options.batch_size)
+        if self._line.complete:
+            n_full = min(wanted, self._full_batches_left)
+            with_last = self._last_rows > 0 and n_full < wanted
+        else:
+            n_full, with_last = self._batches_settled(wanted), False
+        if n_full == 0 and not with_last:
+            return None
+        return self._take_batches(n_full, with_last)
+
+    def finished(self) -> list[int]:
+        """The shards that occur in no later block of this plan, each named once; in the end all of them.
+
+        Rows that fill up the last batch come from the start of the order and are not looked at here. A shard is
+        named at most a window (in samples of a lane) later than it could be.
+        """
+        if not self._line.complete and self._options.lanes > 1:
+            return []
+        if self._retirement is None:
+            self._retirement = ShardRetirement(self._line, self._options.lanes)
+        if self._line.complete and self._full_batches_left == 0 and self._last_rows == 0:
+            return self._retirement.pass_all()
+        # Whatever is needed later, of any lane, has at least this number.
+        least_number = self._position // self._options.lanes
+        return self._retirement.pass_positions(least_number - self._options.reach)
+
+    def _refresh(self) -> None:
+        """Take notice of counts that have become known."""
+        if self._bounds is not None:
+            return
+        line, options = self._line, self._options
+        line.extend()
+        if line.complete:
+            self._bounds = lane_bounds(line.known_end, options.lanes)
+            self._full_batches_left, self._last_rows = full_batches_and_last_rows(
+                options, line.known_end, self._rank, self._world_size, self._position
+            )
+        if 0 in self._streams and options.lanes == 1:
+            self._streams[0].grow(line.known_end, line.complete)
+
+    def _batch_end(self) -> int:
+        return self._position + self._global_batch
+
+    def _first_row(self) -> int:
+        """The number, in a single lane, of this rank's first row of the next full batch."""
+        return self._position + self._rank * self._options.batch_size
+
+    def _batches_settled(self, wanted: int) -> int:
+        """With one lane and counts still unknown: how many of the next batches the known counts settle."""
+        known_end, size = self._line.known_end, self._global_batch
+        n_full = min(wanted, (known_end - self._position) // size)
+        if n_full <= 0:
+            return 0
+        first_end = self._first_row() + self._options.batch_size
+        settled_end = known_end
+        if self._options.reach:
+            # A number that lies a window before the end of what is known is settled, whatever the draws are.
+            settled_end = known_end - self._options.reach
+            if settled_end < first_end + (n_full - 1) * size:
+                most = max(_MOST_NUMBERS_AHEAD, size)
+                ahead = self._stream(self._streams, 0, self._first_row())
+                settled_end = max(settled_end, ahead.settle(min(first_end + (n_full - 1) * size, first_end + most)))
+        return max(0, min(n_full, (settled_end - first_end) // size + 1))
+
+    def _take_batches(self, n_full: int, with_last: bool) -> RowBlock:
+        options, line = self._options, self._line
+        starts = self._position + np.arange(n_full, dtype=np.int64) * self._global_batch
+        rounds_end = line.known_end // options.lanes * options.lanes
+        n_simple = int(np.searchsorted(starts, rounds_end - self._global_batch, side="right"))
+        pieces = [
+            slices_of_full_batches(starts[:n_simple], options.lanes, self._rank, self._world_size, options.batch_size)
+        ]
+        ends = starts + self._global_batch
+        if with_last:
+            start = self._position + n_full * self._global_batch
+            starts, ends = np.append(starts, start), np.append(ends, line.known_end)
+        wrapped_lanes = wrapped_numbers = np.empty(0, np.int64)
+        for start, end in zip(starts[n_simple:].tolist(), ends[n_simple:].tolist(), strict=True):
+            lanes, numbers, wrapped_lanes, wrapped_numbers = slice_of_any_batch(
+                range(start, end),
+                line.known_end,
+                options.lanes,
+                rank=self._rank,
+                world_size=self._world_size,
+                pad=options.pad,
+            )
+            pieces.append((lanes, numbers))
+        lanes = np.concatenate([piece[0] for piece in pieces])
+        numbers = np.concatenate([piece[1] for piece in pieces])
+        positions = self._positions(self._streams, lanes, numbers)
+        if len(wrapped_numbers):
+            positions = np.concatenate((positions, self._wrapped_positions(wrapped_lanes, wrapped_numbers)))
+        shard, sample = line.locate(positions)
+        batch_edges = np.minimum(np.arange(len(ends) + 1, dtype=np.int64) * options.batch_size, len(shard))
+        self._advance(n_full, with_last, int(ends[-1]))
+        return RowBlock(batch_edges, shard, sample, ends)
+
+    def _advance(self, n_full: int, with_last: bool, end: int) -> None:
+        self._position = end
+        if self._line.complete:
+            self._full_batches_left -= n_full
+            self._last_rows = 0 if with_last else self._last_rows
+
+    def _stream(self, streams: dict[int, SlidingShuffle], lane: int, first_number: int) -> SlidingShuffle:
+        """The lane's stream, made when it is first needed."""
+        if lane not in streams:
+            line = self._line
+            start, end = 0, line.known_end
+            if self._bounds is not None:
+                start, end = int(self._bounds[lane]), int(self._bounds[lane + 1])
+
+            def uniforms(first: int, count: int) -> NDArray[np.float64]:
+                return line.uniforms(start + first, count)
+
+            streams[lane] = SlidingShuffle(uniforms, self._options.reach, first_number)
+            streams[lane].grow(end - start, line.complete)
+        return streams[lane]
+
+    def _positions(
+        self, streams: dict[int, SlidingShuffle], lanes: NDArray[np.int64], numbers: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Where some emissions lie in the shards laid end to end; in each lane the numbers ascend."""
+        lane_starts = np.zeros(1, np.int64) if self._bounds is None else self._bounds
+        if not self._options.reach:
+            return lane_starts[lanes] + numbers
+        if self._options.lanes == 1 and len(numbers):
+            return self._stream(streams, 0, int(numbers[0])).take(numbers)
+        if len(numbers) == 0:
+            return numbers
+        by_lane = np.argsort(lanes.astype(np.uint16) if self._options.lanes <= 1 << 16 else lanes, kind="stable")
+        edges = np.flatnonzero(np.diff(lanes[by_lane])) + 1
+        positions = np.empty(len(lanes), np.int64)
+        for rows in np.split(by_lane, edges):
+            lane = int(lanes[rows[0]])
+            stream = self._stream(streams, lane, int(numbers[rows[0]]))
+            positions[rows] = lane_starts[lane] + stream.take(numbers[rows])
+        return positions
+
+    def _wrapped_positions(self, lanes: NDArray[np.int64], numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        """As `_positions`, by streams of their own; a lane's numbers may come in any order and repeat."""
+        pairs, places = np.unique(np.stack((lanes, numbers)), axis=1, return_inverse=True)
+        return self._positions({}, pairs[0], pairs[1])[places.ravel()]

@@ -1,0 +1,190 @@
+"""One epoch of one rank, end to end: plan, locate, deal out, put in order, deliver.
+
+The pipeline does no waiting and no input or output of its own. Its user calls `pump` after every event (a task done, a
+batch taken, a worker ready), and `pump` deals out whatever can be dealt out now. So the same code runs in the feeder's
+event loop and in the caller's own thread.
+
+What happens when something fails:
+
+- A sample that fails is part of its batch's delivery; the loop raises it, or leaves the sample out, when the batch's
+  turn comes. So every batch before it is delivered, and what is raised does not depend on timing.
+- A shard that cannot be read or scanned ends the epoch at once: `pump` and `on_done` raise, and the owner closes pool
+  and slots. Nothing is retried here; retries belong to the storage and to the pool.
+- A worker's death is the pool's business and is not seen here, unless the pool gives up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from streamload.decode.dealing import Dealer, EpochStart, Learned, PipelineSettings, RowBatch, RowBatcher
+from streamload.decode.pool import Pool
+from streamload.decode.scans import Scans
+from streamload.decode.work import PieceDone, RowFailure, RowsDone, ScanDone
+from streamload.fetch.tables import Tables
+from streamload.memory.slots import Slots
+from streamload.statistics import FeederTotals
+
+__all__ = ["Epoch", "FailedRow", "Part", "ReadyBatch"]
+
+
+@dataclass(frozen=True, slots=True)
+class FailedRow:
+    """A row that failed, and where it is from."""
+
+    failure: RowFailure
+    url: str
+    key: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Rows of a batch as one task made them: their values beside the slot, as a cloudpickle."""
+
+    rows: int
+    besides: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyBatch:
+    """A batch for the trainer.
+
+    Attributes:
+        slot: where it lies; None where nothing of it could be made.
+        size_bytes: how much of the slot it takes.
+        layout: a cloudpickle of its layout.
+        rows: how many rows it has; None where a `collate_fn` made it and its layout has none.
+        parts: in the order of their rows.
+        failed: the rows that failed, in order. In a batch of rows their places hold other rows' bytes.
+        dropped_already: the failed rows are not in the batch any more.
+        end: the position of the epoch's order behind it.
+    """
+
+    slot: int
+    size_bytes: int
+    layout: bytes | None
+    rows: int | None
+    parts: tuple[Part, ...]
+    failed: tuple[FailedRow, ...]
+    dropped_already: bool
+    end: int
+
+
+class Epoch:
+    """An epoch on its way.
+
+    Args:
+        settings: the loader's.
+        start: which epoch, from where, for whom.
+        tables: where samples lie.
+        scans: finds out what the tables don't know.
+        pool: who does the work.
+        slots: where batches are written.
+        learned: from earlier epochs, for later ones.
+        totals: what is added up.
+        deliver: called with the batches that are ready, in order.
+    """
+
+    def __init__(
+        self,
+        settings: PipelineSettings,
+        start: EpochStart,
+        *,
+        tables: Tables,
+        scans: Scans,
+        pool: Pool,
+        slots: Slots,
+        learned: Learned,
+        totals: FeederTotals,
+        deliver: Callable[[list[ReadyBatch]], None],
+    ) -> None:
+        self._tables = tables
+        self._scans = scans
+        self._pool = pool
+        self._learned = learned
+        self._totals = totals
+        self._deliver = deliver
+        self._batcher = RowBatcher(in_order=settings.in_order)
+        self._dealer = Dealer(
+            settings,
+            start,
+            tables=tables,
+            scans=scans,
+            pool=pool,
+            slots=slots,
+            batcher=self._batcher,
+            learned=learned,
+        )
+
+    @property
+    def ended(self) -> bool:
+        """Whether every batch has been delivered."""
+        return self._dealer.exhausted and self._batcher.empty
+
+    def pump(self) -> None:
+        """Deal out all that can be dealt out now."""
+        while self._pool.has_room():
+            task = self._dealer.next_task()
+            if task is None:
+                break
+            self._pool.submit(task)
+        self._totals.plan_s += self._dealer.take_plan_s()
+
+    def taken(self, batches: int) -> None:
+        """The trainer has taken so many batches."""
+        self._batcher.taken(batches)
+
+    def on_done(self, done: RowsDone | ScanDone) -> None:
+        """A task has come back.
+
+        Raises:
+            StreamloadError: a shard cannot be scanned.
+        """
+        if isinstance(done, ScanDone):
+            self._scans.on_done(done)
+        else:
+            self._on_rows(done)
+
+    def _on_rows(self, done: RowsDone) -> None:
+        self._dealer.measure(done)
+        for part in done.pieces:
+            batch = self._batcher.find(part.piece.batch, part.piece.slot)
+            if part.misfit:
+                self._learned.irregular = True
+                if batch is not None:
+                    self._dealer.make_again(batch)
+            elif batch is not None:
+                self._note_layout(part)
+                batch.parts.append(part)
+                batch.rows_done += part.piece.rows
+        ready = [self._ready(batch) for batch in self._batcher.take_complete()]
+        if ready:
+            self._deliver(ready)
+
+    def _note_layout(self, part: PieceDone) -> None:
+        learned = self._learned
+        learned.size_bytes = max(learned.size_bytes, part.size_bytes)
+        if part.layout is not None and not part.whole:
+            learned.layout = part.layout
+            self._pool.fix_layout(part.layout)
+
+    def _ready(self, batch: RowBatch) -> ReadyBatch:
+        parts = sorted(batch.parts, key=lambda part: part.piece.first_row)
+        whole = parts[0].whole
+        failures = [failure for part in parts for failure in part.failures]
+        return ReadyBatch(
+            slot=batch.slot,
+            size_bytes=max(part.size_bytes for part in parts),
+            layout=parts[0].layout if whole else self._learned.layout,
+            rows=parts[0].rows if whole else batch.rows,
+            parts=tuple(Part(part.piece.rows, part.besides) for part in parts),
+            failed=tuple(self._located(failure) for failure in failures),
+            dropped_already=whole,
+            end=batch.end,
+        )
+
+    def _located(self, failure: RowFailure) -> FailedRow:
+        table = self._tables.find(failure.shard)
+        key = None if table is None else table.key(failure.sample)
+        return FailedRow(failure, self._tables.url(failure.shard), key)

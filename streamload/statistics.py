@@ -1,0 +1,101 @@
+"""What each stage of a run did and what it waited for, and the verdict: what limits this run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from streamload.decode.work import RowsDone, ScanDone
+
+__all__ = ["FeederTotals", "Stage", "Statistics"]
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Seconds that one stage worked and waited, added up over those who did the work."""
+
+    worked_s: float
+    waited_s: float
+
+
+@dataclass(slots=True)
+class FeederTotals:
+    """What the feeder adds up since the loader was made."""
+
+    payload_bytes: int = 0
+    plan_s: float = 0.0
+    scan_s: float = 0.0
+    decode_s: float = 0.0
+    transform_s: float = 0.0
+    collate_s: float = 0.0
+    workers_waited_s: float = 0.0
+    restarted_workers: int = 0
+    skipped_members: Mapping[str, int] = field(default_factory=dict)
+
+    def add(self, done: RowsDone | ScanDone) -> None:
+        """Take in a finished task."""
+        seconds = done.seconds
+        if isinstance(done, RowsDone):
+            self.payload_bytes += done.payload_bytes
+        self.scan_s += seconds.scan
+        self.decode_s += seconds.decode
+        self.transform_s += seconds.transform
+        self.collate_s += seconds.collate
+        self.workers_waited_s += seconds.waited
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """What a loader has done so far.
+
+    Attributes:
+        samples: delivered to the loop.
+        batches: delivered to the loop.
+        payload_bytes: bytes of the fields that were read, as stored.
+        stages: by name. "plan" (the feeder: order and index), "scan" (reading tar headers), "decode", "transform" and
+            "collate" (the workers, added up; they wait for tasks), "loop" (the user's own code between two batches;
+            its `waited_s` is what it waited for batches).
+        skipped_members: members of shards that are no part of a sample, by reason, for shards scanned in this run.
+        skipped_samples: samples that failed and were left out or replaced (`on_error`).
+        restarted_workers: workers that died and were replaced.
+    """
+
+    samples: int
+    batches: int
+    payload_bytes: int
+    stages: Mapping[str, Stage]
+    skipped_members: Mapping[str, int]
+    skipped_samples: int
+    restarted_workers: int
+
+    @property
+    def verdict(self) -> str:
+        """What limits this run, in one sentence, with what to do about it."""
+        loop = self.stages["loop"]
+        total_s = loop.worked_s + loop.waited_s
+        if not self.batches or total_s <= 0:
+            return "nothing has been delivered yet"
+        share = loop.waited_s / total_s
+        if share < 0.05:
+            return f"the training loop: it waits for data {share:.1%} of its time"
+        work = {name: self.stages[name].worked_s for name in ("scan", "decode", "transform", "collate")}
+        busiest = max(work, key=lambda name: work[name])
+        waited_s = self.stages["decode"].waited_s
+        if waited_s > sum(work.values()):
+            return f"the feeder or the storage: the loop waits {share:.1%} of its time, and the workers wait as well"
+        return f"the workers: the loop waits {share:.1%} of its time, most of the work is {busiest}; use more workers"
+
+    def __str__(self) -> str:
+        lines = [f"{self.samples} samples in {self.batches} batches, {self.payload_bytes / 1e6:.1f} MB read"]
+        lines += [
+            f"  {name:<10} worked {stage.worked_s:8.3f} s   waited {stage.waited_s:8.3f} s"
+            for name, stage in self.stages.items()
+        ]
+        if self.skipped_members:
+            lines.append("  members skipped: " + ", ".join(f"{n} {r}" for r, n in self.skipped_members.items()))
+        if self.skipped_samples:
+            lines.append(f"  samples skipped: {self.skipped_samples}")
+        if self.restarted_workers:
+            lines.append(f"  workers restarted: {self.restarted_workers}")
+        lines.append(f"  limited by {self.verdict}")
+        return "\n".join(lines)

@@ -1,0 +1,491 @@
+"""Decoders by extension: what each gives, what each refuses, and that columns equal sample by sample."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import pickle
+import sys
+import zipfile
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from numpy.typing import NDArray
+
+from streamload.decode import array_files
+from streamload.decode.column_decoding import _ROW_BY_ROW_BYTES
+from streamload.decode.decoders import (
+    decode_column,
+    decode_column_into,
+    decoder_for,
+    decodes_as_built_in,
+    decompress_gzip,
+    is_image,
+)
+
+DTYPES = st.sampled_from(["u1", "<i2", ">i4", "<i8", "<f2", "<f4", "<f8", "?", "<c8", "<U3", "S5", "<M8[s]"])
+ARRAYS = hnp.arrays(DTYPES, hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5))
+
+
+def npy_bytes(array: NDArray[Any], version: tuple[int, int] | None = None) -> bytes:
+    file = io.BytesIO()
+    np.lib.format.write_array(file, array, version=version, allow_pickle=True)
+    return file.getvalue()
+
+
+def written(write: Callable[[io.BytesIO], Any]) -> bytes:
+    file = io.BytesIO()
+    write(file)
+    return file.getvalue()
+
+
+def decode(field: str, data: bytes, **options: Any) -> Any:
+    return decoder_for(field, **options)(memoryview(data))
+
+
+def assert_same(got: NDArray[Any], expected: NDArray[Any]) -> None:
+    assert got.dtype == expected.dtype
+    assert got.shape == expected.shape
+    assert got.tobytes() == expected.tobytes()
+
+
+# npy
+
+
+@settings(deadline=None, max_examples=150)
+@given(array=ARRAYS, version=st.sampled_from([(1, 0), (2, 0), (3, 0)]), fortran=st.booleans())
+def test_npy_is_what_numpy_loads(array: NDArray[Any], version: tuple[int, int], fortran: bool) -> None:
+    data = npy_bytes(np.asfortranarray(array) if fortran and array.ndim else array, version)
+    got = decode("npy", data)
+    expected = np.load(io.BytesIO(data))
+    assert_same(got, expected)
+    assert got.flags.f_contiguous == expected.flags.f_contiguous
+    assert got.flags.writeable
+    assert got.flags.aligned
+
+
+def test_npy_of_structured_dtype() -> None:
+    array = np.array([(1, 2.5, b"x"), (3, 4.5, b"y")], dtype=[("a", "<i4"), ("b", "<f8"), ("é", "S1")])
+    assert_same(decode("npy", npy_bytes(array, (3, 0))), array)
+
+
+def test_npy_owns_its_memory() -> None:
+    shard = bytearray(npy_bytes(np.arange(6)))
+    got = decoder_for("npy")(memoryview(shard))
+    shard[-48:] = bytes(48)  # as if the shard's pages were given back
+    np.testing.assert_array_equal(got, np.arange(6))
+
+
+def test_npy_with_an_odd_header_length_is_aligned() -> None:
+    data = npy_bytes(np.arange(4.0))
+    header = data[10:128].rstrip() + b"  \n"
+    odd = data[:8] + len(header).to_bytes(2, "little") + header + data[128:]
+    got = decode("npy", odd)
+    assert got.flags.aligned
+    np.testing.assert_array_equal(got, np.arange(4.0))
+
+
+def with_header(header: str, payload: bytes = bytes(100)) -> bytes:
+    text = header.encode("latin-1").ljust(117) + b"\n"
+    return b"\x93NUMPY\x01\0" + len(text).to_bytes(2, "little") + text + payload
+
+
+@pytest.mark.parametrize(
+    ("header", "says"),
+    [
+        ("{'descr': '|u1', 'fortran_order': False, 'shape': (1000000000000,)}", "cut off.*1000000000000"),
+        ("{'descr': '<f8', 'fortran_order': True, 'shape': (100, 100)}", "cut off"),
+        ("{'descr': '|O', 'fortran_order': False, 'shape': (1,)}", "Python objects.*decode="),
+        ("{'descr': [('a', '<i4'), ('b', '|O')], 'fortran_order': False, 'shape': (1,)}", "Python objects"),
+        ("{'descr': '|u1', 'fortran_order': False, 'shape': (-1, -2)}", "no valid shape"),
+        ("{'descr': '|u1', 'fortran_order': False, 'shape': (True,)}", "no valid shape"),
+        ("{'descr': '|u1', 'fortran_order': 0, 'shape': (1,)}", "fortran_order"),
+        ("{'descr': '|u1', 'fortran_order': False}", "header cannot be read"),
+        ("__import__('os').getpid()", "header cannot be read"),
+        ("{'descr': 'nonsense', 'fortran_order': False, 'shape': (1,)}", "header cannot be read"),
+        ("[" * 100, "header cannot be read"),
+    ],
+)
+def test_npy_refuses_a_header_before_believing_it(header: str, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        decode("npy", with_header(header))
+
+
+@pytest.mark.parametrize("size", [0, 5, 11, 50, 127, 128, 131])
+def test_npy_cut_off_is_an_error(size: int) -> None:
+    with pytest.raises(ValueError, match="npy"):
+        decode("npy", npy_bytes(np.arange(9, dtype=np.uint8))[:size])
+
+
+def test_npy_refuses_a_giant_header_and_other_versions() -> None:
+    with pytest.raises(ValueError, match="limit"):
+        decode("npy", b"\x93NUMPY\x02\0" + (20_000).to_bytes(4, "little") + b" " * 30_000)
+    with pytest.raises(ValueError, match="version 9"):
+        decode("npy", b"\x93NUMPY\x09\0" + (4).to_bytes(4, "little") + b" " * 60)
+    with pytest.raises(ValueError, match="not an npy file"):
+        decode("npy", b"PNG is not NPY" * 10)
+
+
+def test_npy_parses_each_distinct_header_once() -> None:
+    data = npy_bytes(np.zeros((3, 5, 7, 1), np.uint16))
+    decode("npy", data)
+    before = array_files._parse_header.cache_info()
+    for _ in range(5):
+        decode("npy", data)
+    after = array_files._parse_header.cache_info()
+    assert (after.hits - before.hits, after.misses) == (5, before.misses)
+    assert after.maxsize is not None
+
+
+# npz
+
+
+def test_npz_gives_its_arrays_by_name() -> None:
+    for save in (np.savez, np.savez_compressed):
+        data = written(lambda file, save=save: save(file, a=np.arange(5), b=np.float32(2)))
+        got = decode("npz", data)
+        assert list(got) == ["a", "b"]
+        np.testing.assert_array_equal(got["a"], np.arange(5))
+        assert got["b"] == np.float32(2)
+
+
+def npz_with(name: str, content: bytes, method: int = zipfile.ZIP_DEFLATED) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", method) as archive:
+        archive.writestr(name, content)
+    return file.getvalue()
+
+
+def test_npz_refuses_bombs_objects_damage_and_other_methods(monkeypatch: pytest.MonkeyPatch) -> None:
+    objects = written(lambda file: np.savez(file, a=np.array([{}], object)))
+    with pytest.raises(ValueError, match="Python objects"):
+        decode("npz", objects)
+    with pytest.raises(ValueError, match="zip method"):
+        decode("npz", npz_with("a", b"x" * 50, zipfile.ZIP_LZMA))
+    stored = npz_with("a", b"hello there", zipfile.ZIP_STORED)
+    assert decode("npz", stored) == {"a": b"hello there"}
+    with pytest.raises(ValueError, match="CRC"):
+        decode("npz", stored.replace(b"hello there", b"hello where"))
+    with pytest.raises(ValueError, match="npz"):
+        decode("npz", stored[:-10])
+    monkeypatch.setattr(array_files, "DECOMPRESSED_LIMIT_BYTES", 1000)
+    with pytest.raises(ValueError, match="limit is 1000"):
+        decode("npz", npz_with("a", bytes(1001)))
+
+
+def test_npz_refuses_a_name_that_occurs_twice() -> None:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("a", b"1")
+        with pytest.warns(UserWarning, match="Duplicate"):
+            archive.writestr("a", b"2")
+    with pytest.raises(ValueError, match="same name"):
+        decode("npz", file.getvalue())
+
+
+# integers, text, json
+
+
+@pytest.mark.parametrize("field", ["cls", "cls2", "index", "inx", "id", "label.cls"])
+def test_integers(field: str) -> None:
+    assert [decode(field, text) for text in (b"7", b"-12", b" 3\n", b"007", b"9223372036854775807")] == [
+        7,
+        -12,
+        3,
+        7,
+        2**63 - 1,
+    ]
+
+
+@pytest.mark.parametrize("text", [b"", b"-", b"1.5", b"1_000", b"cat", b"9223372036854775808", b"9" * 10_000, b"\xff"])
+def test_what_is_no_integer_is_refused(text: bytes) -> None:
+    with pytest.raises(ValueError, match="not an integer"):
+        decode("cls", text)
+
+
+def test_text_and_json() -> None:
+    assert decode("txt", "zażółć".encode()) == decode("transcript", "zażółć".encode()) == "zażółć"
+    assert decode("json", b'{"a": [1, null]}') == {"a": [1, None]}
+    with pytest.raises(ValueError, match="utf-8"):
+        decode("text", b"\xff\xfe")
+    for bad in (b"{", b"", b"[" * 100_000):
+        with pytest.raises(ValueError, match="."):
+            decode("json", bad)
+
+
+# torch and the codecs
+
+
+class Touch:
+    """Creates a file when unpickled."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (os.mkdir, (self.path,))
+
+
+def test_torch_files_load_and_never_execute(tmp_path: Any) -> None:
+    torch = pytest.importorskip("torch")
+    tensor = torch.arange(4.0)
+    data = written(lambda file: torch.save({"x": tensor}, file))
+    assert torch.equal(decode("pt", data)["x"], tensor)
+    assert torch.equal(decode("pth", data)["x"], tensor)
+    evil = written(lambda file: torch.save(Touch(str(tmp_path / "executed")), file))
+    with pytest.raises(ValueError, match="weights_only"):
+        decode("pt", evil)
+    assert not (tmp_path / "executed").exists()
+    for bad in (b"", b"nonsense", data[:-30]):
+        with pytest.raises(ValueError, match="torch.load"):
+            decode("pt", bad)
+
+
+@pytest.mark.parametrize("field", ["pkl", "pickle", "pyd", "bin", "unknown", "x.pkl", "gz"])
+def test_pickles_and_unknown_kinds_stay_bytes(field: str, tmp_path: Any) -> None:
+    data = pickle.dumps(Touch(str(tmp_path / "executed")))
+    raw = gzip.compress(data) if field == "gz" else data
+    assert decode(field, raw) == data
+    assert isinstance(decode(field, raw), bytes)
+    assert not (tmp_path / "executed").exists()
+
+
+def test_codecs() -> None:
+    msgpack = pytest.importorskip("msgpack")
+    cbor2 = pytest.importorskip("cbor2")
+    safetensors = pytest.importorskip("safetensors.numpy")
+    value = {"a": [1, 2.5, b"x", "y"], 5: None}
+    assert decode("msgpack", msgpack.packb(value)) == value
+    assert decode("cbor", cbor2.dumps(value)) == value
+    tensors = decode("safetensors", safetensors.save({"w": np.arange(3)}))
+    assert tensors["w"].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("field", "data"),
+    [
+        ("msgpack", b"\xdd\xff\xff\xff\xff\x01"),
+        ("msgpack", b"\x91" * 100_000),
+        ("cbor", b"\x9b\x00\x00\x00\xff\xff\xff\xff\xff\x01"),
+        ("cbor", b"\x5b\x00\x00\x00\xff\xff\xff\xff\xff\x01"),
+        ("cbor", b"\x81" * 100_000),
+        ("safetensors", b"\xff" * 16),
+    ],
+)
+def test_codecs_refuse_what_is_claimed_but_not_there(field: str, data: bytes) -> None:
+    pytest.importorskip({"cbor": "cbor2"}.get(field, field))
+    with pytest.raises(ValueError, match=f"not a {field}"):
+        decode(field, data)
+
+
+def test_a_missing_codec_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "msgpack", None)
+    with pytest.raises(ImportError, match=r'msgpack.*pip install "streamload\[codecs\]"'):
+        decode("msgpack", b"\x01")
+
+
+# gzip and the choice of a decoder
+
+
+def test_gzip_is_undone_before_the_inner_decoder() -> None:
+    array = np.arange(5)
+    assert_same(decode("depth.npy.gz", gzip.compress(npy_bytes(array))), array)
+    members = gzip.compress(b"[1,") + gzip.compress(b"2]") + bytes(512)
+    assert decode("json.gz", members) == [1, 2]
+    assert decode("json.gz.gz", gzip.compress(members)) == [1, 2]
+
+
+def test_gzip_refuses_bombs_cuts_and_damage() -> None:
+    data = gzip.compress(os.urandom(40_000))
+    with pytest.raises(ValueError, match="limit of 1000"):
+        decompress_gzip(memoryview(gzip.compress(bytes(1001))), 1000)
+    with pytest.raises(ValueError, match="limit of 1000"):
+        decompress_gzip(memoryview(gzip.compress(bytes(600)) * 2), 1000)
+    assert decompress_gzip(memoryview(gzip.compress(bytes(1000))), 1000) == bytes(1000)
+    for size in (0, 1, 10, 20_000, len(data) - 1):
+        with pytest.raises(ValueError, match="cut off"):
+            decompress_gzip(memoryview(data[:size]))
+    damaged = data[:-5] + bytes([data[-5] ^ 1]) + data[-4:]
+    with pytest.raises(ValueError, match="damaged"):
+        decompress_gzip(memoryview(damaged))
+    with pytest.raises(ValueError, match="damaged"):
+        decompress_gzip(memoryview(data + b"tail"))
+
+
+def test_users_decoders_add_and_replace() -> None:
+    seen: list[Any] = []
+
+    def record(data: bytes) -> str:
+        seen.append(data)
+        return "mine"
+
+    assert decode("cls", b"5", decode={"cls": record}) == "mine"
+    assert decode("x.pkl", b"5", decode={".PKL": record}) == "mine"
+    assert decode("json.gz", gzip.compress(b"5"), decode={"json": record}) == "mine"
+    assert seen == [b"5"] * 3
+    assert {type(each) for each in seen} == {bytes}
+    assert decode("cls", b"5", decode={"txt": record}) == 5
+    both = {"seg.png": lambda data: "full", "png": lambda data: "extension"}
+    assert decode("seg.png", b"", decode=both) == "full"
+    assert decode("png", b"", decode=both) == "extension"
+
+
+def test_decode_false_gives_bytes() -> None:
+    assert decode("cls", b"5", decode=False) == b"5"
+
+
+@pytest.mark.parametrize("option", [None, "jpg", {"jpg": 5}, {5: bytes}])
+def test_wrong_decode_options_are_refused(option: Any) -> None:
+    with pytest.raises(TypeError, match="decode"):
+        decoder_for("jpg", option)
+
+
+def test_which_fields_the_library_decodes_itself() -> None:
+    assert decodes_as_built_in("x.npy")
+    assert not decodes_as_built_in("npy", False)
+    assert not decodes_as_built_in("x.npy", {"npy": bytes})
+    assert not decodes_as_built_in("x.npy", {"X.npy": bytes})
+    assert decodes_as_built_in("x.npy", {"y.npy": bytes})
+    assert is_image("seg.PNG")
+    assert not is_image("png.gz")
+
+
+# columns
+
+
+def shard_of(members: list[bytes], gap: int = 7) -> tuple[Any, Any, Any]:
+    """The members in a shard with foreign bytes between, and where they are."""
+    data, offsets = b"9" * 30, []
+    for member in members:
+        offsets.append(len(data))
+        data += member + b"-" * gap
+    sizes = [len(member) for member in members]
+    return np.frombuffer(data, np.uint8), np.array(offsets, np.int64), np.array(sizes, np.int64)
+
+
+def one_by_one(field: str, members: list[bytes]) -> list[Any] | None:
+    try:
+        return [decode(field, member) for member in members]
+    except ValueError:
+        return None
+
+
+INTEGER_TEXTS = st.one_of(
+    st.integers(-(10**18) + 1, 10**18 - 1).map(lambda n: str(n).encode()),
+    st.integers(0, 99).map(lambda n: str(n).encode()),
+    st.binary(max_size=3),
+    st.sampled_from([b"-", b"-0", b"007", b" 1", b"1\n", b"+1", b"1_0", b"1" * 19]),
+)
+
+
+@settings(deadline=None, max_examples=200)
+@given(members=st.lists(INTEGER_TEXTS, max_size=6), shuffle=st.randoms())
+def test_integer_columns_equal_single_decoding(members: list[bytes], shuffle: Any) -> None:
+    data, offsets, sizes = shard_of(members)
+    order = shuffle.sample(range(len(members)), len(members))
+    got = decode_column("cls", data, offsets[order], sizes[order])
+    if got is not None:
+        assert got.dtype == np.int64
+        assert got.tolist() == one_by_one("cls", [members[number] for number in order])
+
+
+@given(numbers=st.lists(st.integers(-(10**17), 10**17), min_size=1, max_size=8))
+def test_integer_columns_take_the_fast_way_for_plain_numbers(numbers: list[int]) -> None:
+    got = decode_column("label.cls", *shard_of([str(number).encode() for number in numbers]))
+    assert got is not None
+    assert got.tolist() == numbers
+
+
+@settings(deadline=None, max_examples=150)
+@given(array=ARRAYS, others=st.integers(0, 3), other=ARRAYS, tail=st.sampled_from([b"", b"\0", b"abc"]))
+def test_npy_columns_equal_single_decoding(array: NDArray[Any], others: int, other: NDArray[Any], tail: bytes) -> None:
+    members = [npy_bytes(array) + tail] * 2 + [npy_bytes(other)] * others
+    data, offsets, sizes = shard_of(members)
+    got = decode_column("npy", data, offsets, sizes)
+    if got is None:
+        assert (
+            len(set(sizes.tolist())) > 1
+            or array.dtype != other.dtype
+            or array.shape != other.shape
+            or (array.flags.f_contiguous and not array.flags.c_contiguous)
+        )
+        return
+    singles = [decode("npy", member) for member in members]
+    assert got.flags.owndata or got.base.flags.owndata or got.base.base.flags.owndata
+    for row, single in zip(got, singles, strict=True):
+        assert_same(np.asarray(row), single)
+
+
+def test_npy_columns_gather_in_the_order_asked_for_and_own_their_memory() -> None:
+    arrays = [np.full((4, 3), number, np.float32) for number in range(5)]
+    data, offsets, sizes = shard_of([npy_bytes(array) for array in arrays])
+    data = data.copy()
+    order = [3, 0, 4]
+    got = decode_column("npy", data, offsets[order], sizes[order])
+    data[:] = 0
+    assert got is not None
+    np.testing.assert_array_equal(got, np.stack([arrays[number] for number in order]))
+
+
+def test_columns_decline_what_they_cannot_do() -> None:
+    plain = npy_bytes(np.zeros((2, 3), np.uint8))
+    other_header = npy_bytes(np.zeros((3, 2), np.uint8))
+    column_major = npy_bytes(np.zeros((2, 3), np.uint8, order="F"))
+    for field, members in (
+        ("npy", [plain, other_header]),
+        ("npy", [column_major, column_major]),
+        ("npy", [plain[:-1], plain[:-1]]),
+        ("bin", [b"1", b"2"]),
+        ("cls.gz", [b"1", b"2"]),
+        ("cls", [b"1", b""]),
+    ):
+        assert decode_column(field, *shard_of(members)) is None, field
+    data, offsets, sizes = shard_of([plain, plain])
+    for field in ("npy", "cls"):
+        assert decode_column(field, data, offsets[:0], sizes[:0]) is None
+        assert decode_column(field, data, offsets - 10_000, sizes) is None
+        assert decode_column(field, data, offsets + 10_000, sizes) is None
+        assert decode_column(field, data, np.array([-1]), np.array([-1])) is None
+
+
+def test_a_short_integer_at_the_very_start_of_a_shard_is_not_read_from_before_it() -> None:
+    data = np.frombuffer(b"123", np.uint8)
+    assert decode_column("cls", data, np.array([0, 1]), np.array([1, 2])) is None
+    got = decode_column("cls", data, np.array([1, 0]), np.array([1, 1]))
+    assert got is not None
+    assert got.tolist() == [2, 1]
+
+
+@pytest.mark.parametrize("length", [3, _ROW_BY_ROW_BYTES])
+def test_columns_decode_into_memory_that_fits(length: int) -> None:
+    arrays = [np.full(length, number, np.uint16) for number in range(4)]
+    shard = shard_of([npy_bytes(array) for array in arrays])
+    memory = np.full((6, length), 9, np.uint16)
+    assert decode_column_into("npy", *shard, memory[1:5])
+    np.testing.assert_array_equal(memory[1:5], np.stack(arrays))
+    assert (memory[[0, 5]] == 9).all()
+    for misfit in (
+        np.ones((4, length), np.int16),
+        np.ones((4, length + 1), np.uint16),
+        np.ones((3, length), np.uint16),
+    ):
+        assert not decode_column_into("npy", *shard, misfit)
+        assert (misfit == 1).all()
+    strided = np.zeros((4, 2 * length), np.uint16)[:, ::2]
+    assert decode_column_into("npy", *shard, strided)
+    np.testing.assert_array_equal(strided, np.stack(arrays))
+
+
+def test_integers_decode_into_memory_that_fits() -> None:
+    shard = shard_of([b"5", b"-31"])
+    out = np.zeros(2, np.int64)
+    assert decode_column_into("cls", *shard, out)
+    assert out.tolist() == [5, -31]
+    assert not decode_column_into("cls", *shard, np.zeros(2, np.int32))
+    assert not decode_column_into("json", *shard, out)

@@ -1,0 +1,124 @@
+"""A slow and obviously right reading of the order's definition: Python integers, lists and sorted()."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+
+from hypothesis import strategies as st
+
+from streamload.order.plan import OrderOptions, RankPlan, ShardCounts
+
+MASK = 2**64 - 1
+
+
+def philox(counter: list[int], key: tuple[int, int]) -> list[int]:
+    """Philox4x64-10 as in the paper."""
+    c, (k0, k1) = list(counter), key
+    for _ in range(10):
+        p0, p1 = c[0] * 0xD2E7470EE14C6C93, c[2] * 0xCA5A826395121157
+        c = [(p1 >> 64) ^ c[1] ^ k0, p1 & MASK, (p0 >> 64) ^ c[3] ^ k1, p0 & MASK]
+        k0, k1 = (k0 + 0x9E3779B97F4A7C15) & MASK, (k1 + 0xBB67AE8584CAA73B) & MASK
+    return c
+
+
+def key_of(seed: int, epoch: int, purpose: str) -> tuple[int, int]:
+    digest = hashlib.blake2b(f"streamload order 1|{seed}|{epoch}|{purpose}".encode(), digest_size=16).digest()
+    return int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little")
+
+
+def word(key: tuple[int, int], index: int, second: int = 0, third: int = 0) -> int:
+    """NumPy steps the counter before it draws, hence the one."""
+    return philox([index // 4 + 1, second, third, 0], key)[index % 4]
+
+
+@functools.lru_cache(maxsize=100_000)
+def uniform(key: tuple[int, int], shard: int, sample: int) -> float:
+    return (word(key, sample, shard) >> 11) / 2**53
+
+
+def lane_emissions(draws: list[float], window: int) -> list[int]:
+    return sorted(range(len(draws)), key=lambda p: (p + draws[p] * window, p))
+
+
+def epoch_order(options: OrderOptions, counts: list[int], epoch: int) -> list[tuple[int, int, int, int]]:
+    """The whole order as (lane, number in lane, shard, sample in shard)."""
+    shards = list(range(len(counts)))
+    if options.shuffle:
+        shard_key = key_of(options.seed, epoch, "shards")
+        shards.sort(key=lambda s: (word(shard_key, s), s))
+    line = [(shard, sample) for shard in shards for sample in range(counts[shard])]
+    n, n_lanes = len(line), options.lanes
+    key = key_of(options.seed, epoch, "window")
+    lanes = []
+    for lane in range(n_lanes):
+        own = line[lane * n // n_lanes : (lane + 1) * n // n_lanes]
+        if options.shuffle:
+            own = [own[p] for p in lane_emissions([uniform(key, *row) for row in own], options.window)]
+        lanes.append(own)
+    order = []
+    for number in range(max(map(len, lanes))):
+        order += [(lane, number, *own[number]) for lane, own in enumerate(lanes) if number < len(own)]
+    return order
+
+
+def rank_batches(
+    options: OrderOptions, order: list[tuple[int, int, int, int]], rank: int, world_size: int, start: int = 0
+) -> list[tuple[int, list[tuple[int, int]]]]:
+    """One rank's batches as (position after it, rows)."""
+    batches = []
+    size = options.batch_size * world_size
+    for first in range(start, len(order), size):
+        rows = sorted(order[first : first + size])
+        end = first + len(rows)
+        if len(rows) < size and options.drop_last:
+            break
+        filler = 0
+        while options.pad and len(rows) % world_size:
+            rows.append(order[filler % len(order)])
+            filler += 1
+        share, extra = divmod(len(rows), world_size)
+        sizes = [share + 1] * extra + [share] * (world_size - extra)
+        before = sum(sizes[:rank])
+        own = rows[before : before + sizes[rank]]
+        if own:
+            batches.append((end, [row[2:] for row in own]))
+    return batches
+
+
+def plan_batches(plan: RankPlan, max_rows: int = 64) -> list[tuple[int, list[tuple[int, int]]]]:
+    """What a plan with known counts gives, in the oracle's form."""
+    batches = []
+    while (block := plan.take(max_rows)) is not None:
+        edges = block.batch_edges.tolist()
+        assert len(edges) == len(block.ends) + 1
+        assert edges[0] == 0
+        assert edges[-1] == len(block.shard) == len(block.sample)
+        assert len(edges) == 2 or edges[-1] <= max_rows
+        rows = list(zip(block.shard.tolist(), block.sample.tolist(), strict=True))
+        batches += [(end, rows[a:b]) for a, b, end in zip(edges[:-1], edges[1:], block.ends.tolist(), strict=True)]
+    assert plan.take(max_rows) is None
+    return batches
+
+
+def rank_plan(
+    options: OrderOptions, counts: list[int], rank: int, world_size: int, start: int = 0, epoch: int = 0
+) -> RankPlan:
+    return RankPlan(options, ShardCounts.of(counts), epoch, rank, world_size, start=start)
+
+
+@st.composite
+def option_sets(draw: st.DrawFn, **fixed: object) -> OrderOptions:
+    values: dict[str, object] = {
+        "seed": draw(st.integers(0, 3)),
+        "shuffle": draw(st.sampled_from([True, True, True, False])),
+        "window": draw(st.integers(0, 200)),
+        "lanes": draw(st.integers(1, 8)),
+        "batch_size": draw(st.integers(1, 20)),
+        "drop_last": draw(st.booleans()),
+        "pad": draw(st.booleans()),
+    }
+    return OrderOptions(**(values | fixed))
+
+
+shard_counts = st.lists(st.one_of(st.just(0), st.integers(0, 50)), min_size=1, max_size=10)

@@ -1,0 +1,154 @@
+import numpy as np
+import order_oracle as oracle
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streamload.order import lanes as lanes_module
+from streamload.order.lanes import SlidingShuffle, expected_reach, lane_bounds
+from streamload.order.randomness import philox_key, uniforms
+
+KEY = philox_key(1, 0, "window")
+
+
+def hashed_draws(first: int, count: int) -> np.ndarray:
+    return uniforms(KEY, 0, first, count)
+
+
+def coarse_draws(first: int, count: int) -> np.ndarray:
+    """Few distinct values, so that many keys are equal."""
+    return np.floor(uniforms(KEY, 0, first, count) * 4) / 4
+
+
+def stream(draws, window: int, length: int, first_number: int = 0) -> SlidingShuffle:
+    made = SlidingShuffle(draws, window, first_number)
+    made.grow(length, True)
+    return made
+
+
+def emissions(draws, window: int, length: int, first_number: int = 0) -> list[int]:
+    return stream(draws, window, length, first_number).take(np.arange(first_number, length)).tolist()
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    """So that short lanes cross many blocks."""
+    monkeypatch.setattr(lanes_module, "_FIRST_BLOCK", 3)
+    monkeypatch.setattr(lanes_module, "_SMALLEST_FULL_BLOCK", 8)
+    monkeypatch.setattr(lanes_module, "_LARGEST_FULL_BLOCK", 32)
+
+
+@given(st.integers(0, 10**12), st.integers(1, 2000))
+def test_bounds_are_the_definition(n_samples, n_lanes):
+    bounds = lane_bounds(n_samples, n_lanes)
+    assert bounds.dtype == np.int64
+    assert bounds.tolist() == [lane * n_samples // n_lanes for lane in range(n_lanes + 1)]
+
+
+@settings(deadline=None)
+@given(st.integers(0, 300), st.integers(0, 200), st.sampled_from([hashed_draws, coarse_draws]))
+def test_emissions_are_in_the_order_of_keys(length, window, draws):
+    assert emissions(draws, window, length) == oracle.lane_emissions(draws(0, length).tolist(), window)
+
+
+@pytest.mark.parametrize("draws", [hashed_draws, coarse_draws])
+@pytest.mark.parametrize("window", [0, 1, 7, 50, 400])
+def test_stream_started_anywhere_is_the_tail_of_the_whole(draws, window):
+    whole = emissions(draws, window, 300)
+    for first in range(0, 301, 7):
+        assert emissions(draws, window, 300, first) == whole[first:]
+
+
+def test_no_sample_moves_further_than_the_window():
+    moved = np.array(emissions(hashed_draws, 50, 2000)) - np.arange(2000)
+    assert abs(moved).max() <= 50
+    assert moved.max() > 20
+    assert moved.min() < -20
+
+
+@pytest.mark.parametrize("window", [0, 1])
+def test_smallest_windows_keep_the_order(window):
+    assert emissions(hashed_draws, window, 100) == list(range(100))
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_numbers_may_be_skipped(data):
+    window = data.draw(st.integers(0, 30))
+    whole = emissions(hashed_draws, window, 300)
+    made = stream(hashed_draws, window, 300)
+    numbers = sorted(data.draw(st.sets(st.integers(0, 299), max_size=12)))
+    cut = data.draw(st.integers(0, len(numbers)))
+    for part in (numbers[:cut], numbers[cut:]):
+        assert made.take(np.array(part, np.int64)).tolist() == [whole[n] for n in part]
+
+
+def test_a_far_jump_draws_no_more_than_two_windows_and_a_block():
+    drawn = []
+
+    def draws(first, count):
+        drawn.extend(range(first, first + count))
+        return hashed_draws(first, count)
+
+    made = stream(draws, 20, 10**9)
+    made.take(np.array([5]))
+    drawn.clear()
+    made.take(np.array([10**8]))
+    assert min(drawn) == 10**8 - 20
+    assert max(drawn) < 10**8 + 20 + 32
+
+
+def test_the_same_far_out_wherever_the_stream_starts():
+    far = 2 * 10**9
+    first = stream(hashed_draws, 10_000, far + 10**6, far - 7).take(np.arange(far, far + 100)).tolist()
+    second = stream(hashed_draws, 10_000, far + 10**6, far).take(np.arange(far, far + 100)).tolist()
+    assert first == second
+    assert len(set(first)) == 100
+
+
+def test_what_was_passed_cannot_be_taken_again():
+    made = stream(hashed_draws, 20, 300, first_number=10)
+    with pytest.raises(IndexError, match="emission 9 was passed"):
+        made.take(np.array([9]))
+    made.take(np.array([10, 30]))
+    with pytest.raises(IndexError, match="emission 30 was passed"):
+        made.take(np.array([30]))
+
+
+def test_what_is_not_settled_cannot_be_taken():
+    made = SlidingShuffle(hashed_draws, 20)
+    made.grow(100, False)
+    settled = made.settle(1000)
+    with pytest.raises(IndexError, match="beyond the 100 known samples"):
+        made.take(np.array([settled]))
+
+
+@settings(deadline=None)
+@given(st.integers(1, 100), st.lists(st.integers(0, 20), max_size=30), st.sampled_from([hashed_draws, coarse_draws]))
+def test_a_growing_lane_settles_exactly_what_no_later_sample_can_precede(window, steps, draws):
+    length = sum(steps)
+    keys = [p + u * window for p, u in enumerate(draws(0, length).tolist())]
+    whole = oracle.lane_emissions(draws(0, length).tolist(), window)
+    made, known_end, found = SlidingShuffle(draws, window), 0, []
+    for step in steps:
+        known_end += step
+        made.grow(known_end, False)
+        settled = made.settle(10**6)
+        assert settled == sum(key <= known_end for key in keys[:known_end])
+        found += made.take(np.arange(len(found), settled)).tolist()
+    made.grow(known_end, True)
+    assert made.settle(10**6) == length
+    assert found + made.take(np.arange(len(found), length)).tolist() == whole
+
+
+def test_settling_stops_where_it_was_asked_to():
+    made = stream(hashed_draws, 20, 10**9)
+    assert 100 <= made.settle(100) <= 100 + 20 + 32
+
+
+@pytest.mark.parametrize("number_end", [1, 64, 999, 5_000, 20_000])
+def test_expected_reach_is_about_right(number_end):
+    window = 10_000
+    keys = np.sort(np.arange(40_000) + hashed_draws(0, 40_000) * window)
+    assert expected_reach(number_end, window) == pytest.approx(keys[number_end - 1], rel=0.05, abs=window / 25)
+    assert expected_reach(number_end, window) <= number_end + window // 2

@@ -1,0 +1,246 @@
+import dataclasses
+from collections import Counter
+
+import numpy as np
+import order_oracle as oracle
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streamload.order.plan import (
+    OrderOptions,
+    RankPlan,
+    ShardCounts,
+    batches_per_rank,
+    samples_per_rank,
+    shards_in_order,
+)
+
+OPTIONS = OrderOptions(seed=5, shuffle=True, window=30, lanes=2, batch_size=4, drop_last=False, pad=True)
+world_sizes = st.integers(1, 9)
+
+
+def rows_of(batches):
+    return [row for _, rows in batches for row in rows]
+
+
+@settings(deadline=None, max_examples=200)
+@given(oracle.option_sets(), oracle.shard_counts, world_sizes, st.integers(0, 2), st.integers(1, 300), st.data())
+def test_plan_gives_the_oracles_batches(options, counts, world_size, epoch, max_rows, data):
+    order = oracle.epoch_order(options, counts, epoch)
+    start = data.draw(st.integers(0, len(order)))
+    for rank in range(world_size):
+        expected = oracle.rank_batches(options, order, rank, world_size, start)
+        plan = oracle.rank_plan(options, counts, rank, world_size, start, epoch)
+        assert plan.missing() == []
+        assert oracle.plan_batches(plan, max_rows) == expected
+        assert batches_per_rank(options, len(order), rank, world_size, start) == len(expected)
+        assert samples_per_rank(options, len(order), rank, world_size, start) == len(rows_of(expected))
+
+
+@settings(deadline=None, max_examples=100)
+@given(oracle.option_sets(drop_last=False), oracle.shard_counts, world_sizes)
+def test_every_sample_comes_exactly_once_beside_those_that_fill_up(options, counts, world_size):
+    seen = Counter()
+    per_rank = []
+    for rank in range(world_size):
+        batches = oracle.plan_batches(oracle.rank_plan(options, counts, rank, world_size))
+        per_rank.append([len(rows) for _, rows in batches])
+        seen.update(rows_of(batches))
+    everything = Counter((shard, sample) for shard, count in enumerate(counts) for sample in range(count))
+    wrapped = [row[2:] for row in oracle.epoch_order(options, counts, 0)]
+    n_filler = -len(wrapped) % world_size if options.pad else 0
+    filler = [wrapped[i % len(wrapped)] for i in range(n_filler)]
+    assert seen == everything + Counter(filler)
+    if options.pad:
+        assert all(sizes == per_rank[0] for sizes in per_rank)
+    else:
+        totals = [sum(sizes) for sizes in per_rank]
+        assert totals == sorted(totals, reverse=True)
+        assert totals[0] - totals[-1] <= 1
+        assert all(0 not in sizes for sizes in per_rank)
+
+
+@settings(deadline=None, max_examples=60)
+@given(oracle.option_sets(drop_last=True), oracle.shard_counts, world_sizes)
+def test_drop_last_gives_whole_batches_only(options, counts, world_size):
+    n_batches = sum(counts) // (options.batch_size * world_size)
+    for rank in range(world_size):
+        batches = oracle.plan_batches(oracle.rank_plan(options, counts, rank, world_size))
+        assert [len(rows) for _, rows in batches] == [options.batch_size] * n_batches
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    oracle.option_sets(), oracle.option_sets(pad=False, drop_last=False), oracle.shard_counts, world_sizes, world_sizes
+)
+def test_any_batch_can_be_resumed_at_another_world_and_batch_size(options, later, counts, world_size, later_world_size):
+    later = dataclasses.replace(
+        later, seed=options.seed, shuffle=options.shuffle, window=options.window, lanes=options.lanes
+    )
+    order = [row[2:] for row in oracle.epoch_order(options, counts, 0)]
+    ends = [end for end, _ in oracle.plan_batches(oracle.rank_plan(options, counts, 0, world_size))]
+    for end in [0, *ends]:
+        rest = Counter()
+        for rank in range(later_world_size):
+            rest.update(rows_of(oracle.plan_batches(oracle.rank_plan(later, counts, rank, later_world_size, end))))
+        assert rest == Counter(order[end:])
+
+
+@settings(deadline=None, max_examples=60)
+@given(oracle.option_sets(), oracle.shard_counts, world_sizes, st.data())
+def test_resumed_plan_is_the_rest_of_the_plan(options, counts, world_size, data):
+    rank = data.draw(st.integers(0, world_size - 1))
+    whole = oracle.plan_batches(oracle.rank_plan(options, counts, rank, world_size))
+    for done, (end, _) in enumerate(whole, start=1):
+        assert oracle.plan_batches(oracle.rank_plan(options, counts, rank, world_size, end)) == whole[done:]
+
+
+def test_this_order_never_changes():
+    plan = oracle.rank_plan(OPTIONS, [20, 0, 33, 7, 50], 0, 1, epoch=3)
+    block = plan.take(20)
+    assert list(zip(block.shard.tolist(), block.sample.tolist(), strict=True)) == GOLDEN
+    assert shards_in_order(OPTIONS, 5, 3).tolist() == [3, 1, 4, 2, 0]
+
+
+def test_epochs_and_seeds_differ_and_repeat():
+    def rows(seed, epoch):
+        options = dataclasses.replace(OPTIONS, seed=seed)
+        return rows_of(oracle.plan_batches(oracle.rank_plan(options, [40] * 5, 0, 1, epoch=epoch)))
+
+    assert rows(0, 0) == rows(0, 0)
+    assert rows(0, 0) != rows(0, 1)
+    assert rows(0, 0) != rows(1, 0)
+
+
+def test_without_shuffle_one_rank_reads_as_listed():
+    options = dataclasses.replace(OPTIONS, shuffle=False, lanes=1)
+    batches = oracle.plan_batches(oracle.rank_plan(options, [3, 0, 5], 0, 1))
+    assert rows_of(batches) == [(0, 0), (0, 1), (0, 2), (2, 0), (2, 1), (2, 2), (2, 3), (2, 4)]
+
+
+def test_a_window_mixes_shards():
+    options = dataclasses.replace(OPTIONS, window=1000, lanes=1, batch_size=64)
+    blocks = oracle.plan_batches(oracle.rank_plan(options, [100] * 40, 0, 1))
+    assert len({shard for shard, _ in blocks[20][1]}) > 7
+
+
+def test_ends_count_up_to_the_number_of_samples():
+    ends = [end for end, _ in oracle.plan_batches(oracle.rank_plan(OPTIONS, [10, 13], 1, 2))]
+    assert ends == [8, 16, 23]
+
+
+def test_world_size_that_divides_the_lanes_reads_whole_lanes():
+    options = dataclasses.replace(OPTIONS, lanes=8, batch_size=6)
+    for rank in range(4):
+        plan = oracle.rank_plan(options, [100] * 12, rank, 4)
+        while plan.take(60).ends[-1] < 1200 - 24:
+            pass
+        assert plan.lanes_read == [2 * rank, 2 * rank + 1]
+
+
+def test_a_rank_of_many_touches_only_its_own_lane_in_a_billion_samples():
+    n_ranks, batch_size = 1024, 256
+    options = OrderOptions(
+        seed=1, shuffle=True, window=10_000, lanes=n_ranks, batch_size=batch_size, drop_last=True, pad=True
+    )
+    counts = ShardCounts.of(np.full(100_000, 10_000))
+    for start in (0, 2_000 * n_ranks * batch_size):
+        plan = RankPlan(options, counts, 0, 517, n_ranks, start=start)
+        drawn = []
+        draw = plan._line.uniforms
+        plan._line.uniforms = lambda first, count, draw=draw, drawn=drawn: drawn.append(count) or draw(first, count)
+        block = plan.take(4 * batch_size)
+        assert plan.lanes_read == [517]
+        assert len(block.shard) == 4 * batch_size
+        assert sum(drawn) < 4 * options.window
+        assert block.ends.tolist() == [start + k * n_ranks * batch_size for k in (1, 2, 3, 4)]
+        shards = set(block.shard.tolist())
+        position = {shard: i for i, shard in enumerate(shards_in_order(options, 100_000, 0).tolist())}
+        lane_start, lane_end = 517 * 10**9 // 1024, 518 * 10**9 // 1024
+        assert all(lane_start < (position[s] + 1) * 10_000 and position[s] * 10_000 < lane_end for s in shards)
+
+
+def test_a_short_last_batch_reads_the_start_by_streams_of_its_own():
+    options = dataclasses.replace(OPTIONS, lanes=1, window=50)
+    batches = oracle.plan_batches(oracle.rank_plan(options, [301], 8, 9))
+    assert batches == oracle.rank_batches(options, oracle.epoch_order(options, [301], 0), 8, 9)
+    first = oracle.plan_batches(oracle.rank_plan(options, [301], 0, 1))[0][1]
+    assert batches[-1][1][-1] in first + oracle.plan_batches(oracle.rank_plan(options, [301], 0, 1))[1][1]
+
+
+@pytest.mark.parametrize("name", ["seed", "window", "lanes", "batch_size"])
+def test_options_that_make_no_sense_are_refused(name):
+    with pytest.raises(ValueError, match=f"{name}=-1 is too small"):
+        dataclasses.replace(OPTIONS, **{name: -1})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"rank": 2, "world_size": 2}, "rank=2 is not one of 2 ranks"),
+        ({"rank": -1, "world_size": 2}, "rank=-1 is not one of 2 ranks"),
+        ({"rank": 0, "world_size": 1, "start": -1}, "start=-1 is negative"),
+        ({"rank": 0, "world_size": 1, "start": 24}, "position 24 lies outside the epoch's 23 samples"),
+    ],
+)
+def test_plans_that_make_no_sense_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        RankPlan(OPTIONS, ShardCounts.of([10, 13]), 0, **arguments)
+
+
+def test_no_shards_and_no_samples_make_an_empty_epoch():
+    for counts in ([], [0], [0, 0, 0]):
+        for lanes in (1, 3):
+            plan = oracle.rank_plan(dataclasses.replace(OPTIONS, lanes=lanes), counts, 0, 2)
+            assert plan.missing() == []
+            assert plan.take(10) is None
+            assert sorted(plan.finished()) == list(range(len(counts)))
+
+
+def test_counts_are_kept_and_checked():
+    counts = ShardCounts(3)
+    assert counts.values.tolist() == [-1, -1, -1]
+    assert not counts.complete
+    with pytest.raises(RuntimeError, match="3 of 3 shards are unknown"):
+        _ = counts.total
+    counts.set(2, 5)
+    counts.set(2, 5)
+    with pytest.raises(ValueError, match="shard 2 was known to hold 5 samples and now holds 6"):
+        counts.set(2, 6)
+    with pytest.raises(ValueError, match="cannot hold -1"):
+        counts.set(0, -1)
+    with pytest.raises(ValueError, match="cannot hold -1"):
+        ShardCounts.of([3, -1])
+    with pytest.raises(ValueError, match="read-only"):
+        counts.values[0] = 1
+    counts.set(0, 0)
+    counts.set(1, 7)
+    assert counts.complete
+    assert counts.total == 12
+    assert len(counts) == 3
+    assert counts.values.tolist() == ShardCounts.of([0, 7, 5]).values.tolist()
+
+
+GOLDEN = [
+    (3, 1),
+    (3, 0),
+    (2, 3),
+    (2, 5),
+    (3, 3),
+    (3, 6),
+    (2, 2),
+    (4, 48),
+    (3, 2),
+    (3, 4),
+    (2, 0),
+    (2, 6),
+    (4, 1),
+    (4, 8),
+    (2, 11),
+    (2, 17),
+    (4, 2),
+    (4, 3),
+    (4, 49),
+    (2, 8),
+]

@@ -1,0 +1,120 @@
+import random
+
+import numpy as np
+import order_oracle as oracle
+import pytest
+
+from streamload.order.randomness import CounterDraws, SampleRandomness, permutation, philox_key, uniforms
+
+
+def test_generator_is_the_papers():
+    # The known answer for an all-zero counter and key, as published with the Random123 library.
+    known = [0x16554D9ECA36314C, 0xDB20FE9D672D0FDC, 0xD7E772CEE186176B, 0x7E68B68AEC7BA23B]
+    assert oracle.philox([0, 0, 0, 0], (0, 0)) == known
+    draws = CounterDraws(np.array([5, 7], np.uint64))
+    for low, second, third in ((0, 0, 0), (3, 1, 2), (2**63, 2**64 - 1, 2**40)):
+        draws.set_counter(low, second, third)
+        draws.bits.random_raw()  # what is left in the buffer must not come out after the next set_counter
+        draws.set_counter(low, second, third)
+        assert draws.bits.random_raw(4).tolist() == oracle.philox([low + 1, second, third, 0], (5, 7))
+
+
+def test_keys_are_pinned():
+    assert philox_key(0, 0, "window").tolist() == list(oracle.key_of(0, 0, "window"))
+    assert philox_key(7, 3, "shards").tolist() == KEY_OF_SHARDS
+
+
+def test_keys_differ_by_every_argument():
+    keys = {
+        tuple(philox_key(*a).tolist())
+        for a in ((0, 0, "a"), (1, 0, "a"), (0, 1, "a"), (0, 0, "b"), (11, 1, "a"), (1, 11, "a"))
+    }
+    assert len(keys) == 6
+
+
+def test_a_draw_does_not_depend_on_where_the_run_of_draws_begins():
+    key = philox_key(1, 2, "window")
+    whole = uniforms(key, 9, 0, 41)
+    assert whole.dtype == np.float64
+    assert whole.tolist() == [oracle.uniform(tuple(key.tolist()), 9, i) for i in range(41)]
+    for first in range(41):
+        for count in (0, 1, 41 - first):
+            assert uniforms(key, 9, first, count).tolist() == whole[first : first + count].tolist()
+
+
+def test_draws_fill_the_unit_interval():
+    drawn = uniforms(philox_key(1, 2, "window"), 3, 0, 20_000)
+    counts, _ = np.histogram(drawn, bins=20, range=(0.0, 1.0))
+    assert counts.sum() == 20_000
+    assert drawn.min() >= 0
+    assert drawn.max() < 1
+    assert abs(counts - 1000).max() < 150  # five standard deviations
+
+
+def test_permutation_is_the_argsort_of_words():
+    key = oracle.key_of(4, 5, "shards")
+    expected = sorted(range(50), key=lambda s: oracle.word(key, s))
+    assert permutation(4, 5, 50).tolist() == expected
+    assert permutation(4, 5, 50).dtype == np.int64
+    assert permutation(4, 6, 50).tolist() != expected
+    assert permutation(4, 5, 0).tolist() == []
+
+
+def test_sample_generator_depends_on_the_sample_only():
+    one, other = SampleRandomness(1, 2), SampleRandomness(1, 2)
+    expected = one.generator(3, 4).random(5).tolist()
+    other.generator(8, 9).integers(0, 10, 3, dtype=np.int32)  # leaves half a word behind
+    other.generator(3, 5).random()
+    assert other.generator(3, 4).random(5).tolist() == expected
+    assert one.generator(3, 4).integers(0, 2**32, 3, dtype=np.uint32).tolist() == (
+        SampleRandomness(1, 2).generator(3, 4).integers(0, 2**32, 3, dtype=np.uint32).tolist()
+    )
+
+
+@pytest.mark.parametrize("kind", ["generator", "seeds"])
+def test_samples_shards_epochs_and_seeds_are_independent(kind):
+    def first(seed, epoch, shard, sample):
+        randomness = SampleRandomness(seed, epoch)
+        if kind == "seeds":
+            return randomness.seeds(shard, sample)
+        return tuple(randomness.generator(shard, sample).random(3).tolist())
+
+    places = [(0, 0, 0, 0), (1, 0, 0, 0), (0, 1, 0, 0), (0, 0, 1, 0), (0, 0, 0, 1), (0, 0, 2, 3), (0, 0, 3, 2)]
+    assert len({first(*place) for place in places}) == len(places)
+
+
+def test_streams_of_neighbouring_samples_do_not_overlap():
+    randomness = SampleRandomness(0, 0)
+    long = randomness.generator(0, 0).random(1000).tolist()
+    neighbour = randomness.generator(0, 1).random(1000).tolist()
+    assert not set(long) & set(neighbour)
+
+
+def test_seeds_and_generator_of_a_sample_have_nothing_in_common():
+    randomness = SampleRandomness(0, 0)
+    words = randomness.generator(1, 2).bit_generator.random_raw(8).tolist()
+    assert randomness.seeds(1, 2)[0] not in words
+
+
+def test_seeds_fit_what_they_are_for():
+    randomness = SampleRandomness(0, 0)
+    for sample in range(200):
+        python, legacy, torch = randomness.seeds(1, sample)
+        assert {type(python), type(legacy), type(torch)} == {int}
+        random.Random(python)
+        np.random.RandomState(legacy)
+        assert 0 <= torch < 2**63
+    assert len({value for sample in range(200) for value in randomness.seeds(1, sample)}) == 600
+
+
+def test_seeds_do_not_disturb_the_generator():
+    randomness = SampleRandomness(0, 0)
+    generator = randomness.generator(1, 1)
+    expected = SampleRandomness(0, 0).generator(1, 1).random(4).tolist()
+    found = [generator.random()]
+    randomness.seeds(1, 2)
+    found += generator.random(3).tolist()
+    assert found == expected
+
+
+KEY_OF_SHARDS = [17506976077567959913, 5145822573523230823]

@@ -1,0 +1,114 @@
+import dataclasses
+import json
+
+import pytest
+
+from streamload.errors import LoaderStateError
+from streamload.order.state import LoaderState, check, fingerprint
+
+STATE = LoaderState(seed=1, epoch=2, position=3072, lanes=4, window=10_000, shuffle=True, fingerprint="ab" * 16)
+SAME = {"seed": 1, "shuffle": True, "window": 10_000, "lanes": 4, "fingerprint": "ab" * 16}
+
+
+def test_state_goes_through_json_unchanged():
+    text = json.dumps(STATE.to_json())
+    assert LoaderState.from_json(json.loads(text)) == STATE
+    assert json.loads(text)["format"] == 1
+    assert json.loads(text)["kind"] == "streamload"
+    assert len(text) < 250
+
+
+def test_names_it_does_not_know_are_passed_over():
+    assert LoaderState.from_json({**STATE.to_json(), "note": "from the user"}) == STATE
+
+
+@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(LoaderState)])
+def test_a_missing_name_is_named(name):
+    mapping = STATE.to_json()
+    del mapping[name]
+    with pytest.raises(LoaderStateError, match=f"lacks '{name}'.*state_dict"):
+        LoaderState.from_json(mapping)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("seed", "1", "'seed' is '1', a str, and must be of type int"),
+        ("epoch", True, "'epoch' is True, a bool, and must be of type int"),
+        ("position", 1.0, "'position' is 1.0, a float, and must be of type int"),
+        ("position", None, "'position' is None, a NoneType"),
+        ("shuffle", 1, "'shuffle' is 1, a int, and must be of type bool"),
+        ("fingerprint", 5, "'fingerprint' is 5, a int, and must be of type str"),
+        ("seed", -1, "'seed' is -1 and cannot be negative"),
+        ("epoch", -1, "'epoch' is -1 and cannot be negative"),
+        ("position", -5, "'position' is -5 and cannot be negative"),
+        ("window", -1, "'window' is -1 and cannot be negative"),
+        ("lanes", -1, "'lanes' is -1 and cannot be negative"),
+        ("lanes", 0, "'lanes' is 0 and must be at least 1"),
+        ("format", 2, "format 2 and this version of streamload reads format 1"),
+        ("kind", "other", "not a state of a StreamLoader"),
+    ],
+)
+def test_a_wrong_value_is_named(name, value, message):
+    with pytest.raises(LoaderStateError, match=message):
+        LoaderState.from_json({**STATE.to_json(), name: value})
+
+
+@pytest.mark.parametrize("value", [None, [], "state", {}])
+def test_what_is_no_state_is_refused(value):
+    with pytest.raises(LoaderStateError, match="not a state of a StreamLoader"):
+        LoaderState.from_json(value)
+
+
+def test_equal_options_pass():
+    check(STATE, **SAME)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("seed", 7, "seed was 1 and is 7 now"),
+        ("shuffle", False, "shuffle was True and is False now"),
+        ("window", 5, "shuffle_window was 10000 and is 5 now"),
+        ("lanes", 8, "lanes was 4 and is 8 now"),
+    ],
+)
+def test_a_different_option_is_named_with_both_values(name, value, message):
+    with pytest.raises(LoaderStateError, match=message) as caught:
+        check(STATE, **{**SAME, name: value})
+    assert "make the StreamLoader with the saved values" in str(caught.value)
+    assert "list the same shards" not in str(caught.value)
+
+
+def test_a_different_dataset_is_named():
+    with pytest.raises(LoaderStateError, match="dataset fingerprint was 'abab") as caught:
+        check(STATE, **{**SAME, "fingerprint": "cd" * 16})
+    assert "list the same shards" in str(caught.value)
+    assert "saved values" not in str(caught.value)
+
+
+def test_all_differences_are_listed():
+    with pytest.raises(LoaderStateError) as caught:
+        check(STATE, seed=9, shuffle=False, window=1, lanes=2, fingerprint="cd" * 16)
+    for name in ("seed", "shuffle", "shuffle_window", "lanes", "fingerprint", "list the same shards", "saved values"):
+        assert name in str(caught.value)
+
+
+def test_what_has_no_effect_is_not_compared():
+    check(STATE, **{**SAME, "lanes": None})
+    check(dataclasses.replace(STATE, shuffle=False), **{**SAME, "shuffle": False, "window": 1})
+
+
+def test_fingerprint_depends_on_names_sizes_and_order():
+    shards = [("a-0.tar", 10), ("a-1.tar", 20)]
+    others = [
+        shards[::-1],
+        shards[:1],
+        [("a-0.tar", 11), ("a-1.tar", 20)],
+        [("b-0.tar", 10), ("a-1.tar", 20)],
+        [("a-0.tar:10;a-1.tar", 20)],
+        [],
+    ]
+    assert fingerprint(shards) == fingerprint(iter(shards)) == "89bfe904f541c2bb365f549916b0e18f"
+    assert len({fingerprint(other) for other in [shards, *others]}) == 1 + len(others)
+    assert len(fingerprint([("caf\udce9.tar", 1)])) == 32

@@ -1,0 +1,177 @@
+import dataclasses
+
+import numpy as np
+import order_oracle as oracle
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streamload.order import plan as plan_module
+from streamload.order.plan import OrderOptions, RankPlan, ShardCounts, shards_in_order
+
+OPTIONS = OrderOptions(seed=5, shuffle=True, window=100, lanes=1, batch_size=4, drop_last=False, pad=True)
+
+
+def streamed_batches(plan, known, counts, max_rows=64, limit=8):
+    """Run a plan while filling in the counts it asks for; also what was asked for before each block."""
+    batches, asked = [], []
+    while True:
+        while missing := plan.missing(limit):
+            assert len(missing) <= limit
+            asked += missing
+            for shard in missing:
+                known.set(shard, counts[shard])
+        block = plan.take(max_rows)
+        if block is None:
+            return batches, asked
+        rows = list(zip(block.shard.tolist(), block.sample.tolist(), strict=True))
+        edges = block.batch_edges.tolist()
+        batches += [(end, rows[a:b]) for a, b, end in zip(edges[:-1], edges[1:], block.ends.tolist(), strict=True)]
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    oracle.option_sets(),
+    oracle.shard_counts,
+    st.integers(1, 9),
+    st.integers(1, 300),
+    st.integers(1, 9),
+    st.data(),
+)
+def test_the_same_rows_as_with_known_counts(options, counts, world_size, max_rows, limit, data):
+    start = data.draw(st.integers(0, sum(counts)))
+    rank = data.draw(st.integers(0, world_size - 1))
+    known = ShardCounts(len(counts))
+    for shard in data.draw(st.sets(st.integers(0, len(counts) - 1))):
+        known.set(shard, counts[shard])
+    unknown = np.flatnonzero(known.values < 0).tolist()
+    plan = RankPlan(options, known, 0, rank, world_size, start=start)
+    batches, asked = streamed_batches(plan, known, counts, max_rows, limit)
+    assert batches == oracle.rank_batches(options, oracle.epoch_order(options, counts, 0), rank, world_size, start)
+    assert len(set(asked)) == len(asked)
+    assert set(asked) <= set(unknown)
+    in_order = [shard for shard in shards_in_order(options, len(counts), 0).tolist() if shard in unknown]
+    assert asked == in_order[: len(asked)]
+
+
+@settings(deadline=None, max_examples=100)
+@given(oracle.option_sets(lanes=1), oracle.shard_counts, st.integers(1, 4), st.data())
+def test_a_shard_is_asked_for_only_if_the_next_batch_needs_it(options, counts, world_size, data):
+    rank = data.draw(st.integers(0, world_size - 1))
+    known = ShardCounts(len(counts))
+    plan = RankPlan(options, known, 0, rank, world_size)
+    order = shards_in_order(options, len(counts), 0).tolist()
+    key = oracle.key_of(options.seed, 0, "window")
+    line = [(shard, sample) for shard in order for sample in range(counts[shard])]
+    keys = [p + (oracle.uniform(key, *row) * options.window if options.shuffle else 0) for p, row in enumerate(line)]
+    size, position = options.batch_size * world_size, 0
+    while True:
+        for shard in iter(lambda: (plan.missing(1) or [None])[0], None):
+            known_end = sum(counts[s] for s in order[: order.index(shard)])
+            settled = sum(keyed <= known_end for keyed in keys[:known_end]) if options.shuffle else known_end
+            last = position + (rank + 1) * options.batch_size
+            assert known_end < position + size or settled < last
+            known.set(shard, counts[shard])
+        block = plan.take(1)
+        if block is None:
+            return
+        position = int(block.ends[-1])
+
+
+@pytest.mark.parametrize("batch_size", [1, 16, 100])
+def test_shards_of_equal_size_are_not_asked_for_before_the_reach(batch_size):
+    options = dataclasses.replace(OPTIONS, batch_size=batch_size)
+    counts = [20] * 60
+    order = shards_in_order(options, 60, 0).tolist()
+    known = ShardCounts(60)
+    plan = RankPlan(options, known, 0, 0, 1)
+    delivered = 0
+    while True:
+        while missing := plan.missing(60):
+            farthest = max(order.index(shard) for shard in missing)
+            assert farthest * 20 < delivered + batch_size + options.window
+            for shard in missing:
+                known.set(shard, counts[shard])
+        block = plan.take(1)
+        if block is None:
+            break
+        delivered = int(block.ends[-1])
+    assert delivered == 1200
+
+
+def test_several_shards_are_named_once_a_size_is_known():
+    options = dataclasses.replace(OPTIONS, window=1000, batch_size=200)
+    known = ShardCounts(500)
+    plan = RankPlan(options, known, 0, 0, 1)
+    first = plan.missing()
+    assert len(first) == 1
+    known.set(first[0], 10)
+    assert len(plan.missing()) == 8
+    assert plan.missing(3) == plan.missing()[:3]
+    assert 40 < len(plan.missing(500)) <= 70
+
+
+def test_the_first_batch_waits_for_few_shards():
+    options = dataclasses.replace(OPTIONS, window=10_000, batch_size=64)
+    known = ShardCounts(1000)
+    plan = RankPlan(options, known, 0, 0, 1)
+    while missing := plan.missing():
+        for shard in missing:
+            known.set(shard, 1000)
+    assert plan.take(64) is not None
+    assert int((known.values >= 0).sum()) <= 3
+
+
+def test_taking_before_the_counts_are_set_is_an_error():
+    plan = RankPlan(OPTIONS, ShardCounts(3), 0, 0, 1)
+    with pytest.raises(RuntimeError, match="counts are missing"):
+        plan.take(10)
+
+
+def test_several_lanes_need_all_counts():
+    options = dataclasses.replace(OPTIONS, lanes=2)
+    known = ShardCounts(12)
+    plan = RankPlan(options, known, 0, 0, 1)
+    order = shards_in_order(options, 12, 0).tolist()
+    assert plan.missing() == order[:8]
+    assert plan.missing(100) == order
+    known.set(order[0], 30)
+    assert plan.missing(2) == order[1:3]
+    assert plan.finished() == []
+    with pytest.raises(RuntimeError, match="counts are missing"):
+        plan.take(10)
+    for shard in order[1:]:
+        known.set(shard, 30)
+    assert plan.missing() == []
+    assert plan.take(10) is not None
+
+
+def test_a_start_beyond_the_end_is_refused_when_the_end_is_known():
+    known = ShardCounts(2)
+    plan = RankPlan(OPTIONS, known, 0, 0, 1, start=50)
+    known.set(0, 10)
+    known.set(1, 10)
+    with pytest.raises(ValueError, match="position 50 lies outside the epoch's 20 samples"):
+        plan.missing()
+
+
+def test_resuming_with_unknown_counts_needs_the_shards_before():
+    known = ShardCounts(10)
+    counts = [30] * 10
+    plan = RankPlan(OPTIONS, known, 0, 0, 1, start=120)
+    batches, asked = streamed_batches(plan, known, counts)
+    assert asked == shards_in_order(OPTIONS, 10, 0).tolist()
+    assert batches == oracle.rank_batches(OPTIONS, oracle.epoch_order(OPTIONS, counts, 0), 0, 1, 120)
+
+
+def test_what_is_settled_ahead_is_bounded(monkeypatch):
+    monkeypatch.setattr(plan_module, "_MOST_NUMBERS_AHEAD", 50)
+    options = dataclasses.replace(OPTIONS, window=50_000, batch_size=4)
+    known = ShardCounts(3)
+    for shard in shards_in_order(options, 3, 0).tolist()[:2]:
+        known.set(shard, 40_000)
+    plan = RankPlan(options, known, 0, 0, 1)
+    block = plan.take(70_000)
+    drawn = plan._streams[0]._drawn_end
+    assert len(block.shard) >= 50
+    assert drawn < 80_000

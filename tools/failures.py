@@ -1,0 +1,49 @@
+"""How a command ends: one line on standard error and an exit status, never a traceback for what a user can meet.
+
+0 is success, 1 a failure or damage found, 2 a command line that makes no sense, 130 an interruption by Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import typer
+
+from streamload.errors import StreamloadError
+
+__all__ = ["UsageError", "say", "told_errors"]
+
+
+class UsageError(Exception):
+    """The command line asks for something that cannot be; the message says what would be right."""
+
+
+def say(line: str) -> None:
+    """One line on standard error; names that are not UTF-8 are shown with escapes."""
+    typer.echo(line.encode("utf-8", "backslashreplace").decode("utf-8"), err=True)
+
+
+@contextmanager
+def told_errors() -> Iterator[None]:
+    """Turn what a user can cause into a message and an exit status; anything else is a bug and stays as it is."""
+    try:
+        yield
+    except UsageError as exc:
+        say(f"error: {exc}")
+        raise typer.Exit(2) from exc
+    except (StreamloadError, ValueError) as exc:
+        say(f"error: {exc}")
+        raise typer.Exit(1) from exc
+    except KeyboardInterrupt as exc:
+        say("interrupted: what was under way is not published, and no temporary file is left")
+        raise typer.Exit(130) from exc
+    except BrokenPipeError as exc:
+        # Who reads standard output has gone, as in `streamload ls ... | head`. Python would complain once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(1) from exc
+    except OSError as exc:
+        say(f"error: {exc.filename or 'input or output'}: {exc.strerror or exc}")
+        raise typer.Exit(1) from exc

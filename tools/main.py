@@ -1,0 +1,125 @@
+"""`streamload`: build an index, list what shards hold, verify every byte."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Annotated
+
+import typer
+
+from streamload.dataset.index import DatasetIndex, index_shards
+from streamload.dataset.table import ShardTable
+from streamload.fetch.listing import Shard, beside, find_shards, list_shards
+from streamload_tools.failures import say, told_errors
+from streamload_tools.progress import open_progress
+from streamload_tools.reading import tables
+from streamload_tools.sizes import shown_bytes
+from streamload_tools.verify import damages
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    no_args_is_help=True,
+    help="Index, list and verify sharded tar datasets.",
+)
+
+_Urls = Annotated[
+    list[str], typer.Argument(help="Shards, patterns (braces, globs) or folders.", metavar="URLS...", show_default=False)
+]
+_Index = Annotated[str | None, typer.Option(help="A folder with the index, where it is not beside the shards.")]
+
+
+@app.command("index")
+def index_command(
+    urls: _Urls,
+    output: Annotated[str | None, typer.Option(help="The folder for the index; default: beside the shards.")] = None,
+) -> None:
+    """Read shards once and write their index, so that loaders start at once and know their length."""
+    with told_errors():
+        shards = find_shards(urls)
+        by_folder: dict[str, list[str]] = {}
+        for url in shards:
+            by_folder.setdefault(output or os.path.dirname(url), []).append(url)
+        samples = 0
+        with open_progress("indexing", len(shards), "shards") as progress:
+            for folder, inside in by_folder.items():
+                index = index_shards(inside, folder, on_shard=lambda shard: progress.advance(1, shard.bytes))
+                samples += sum(shard.samples for shard in index.shards)
+        typer.echo(f"indexed {len(shards):,} shards, {samples:,} samples")
+
+
+@app.command("ls")
+def ls_command(
+    urls: _Urls,
+    *,
+    samples: Annotated[bool, typer.Option("--samples", help="List each sample with its fields and their bytes.")] = False,
+    index: _Index = None,
+) -> None:
+    """List shards with their bytes, samples and fields; or every sample."""
+    with told_errors():
+        listing = list_shards(urls, index)
+        if samples:
+            for shard, table in zip(listing.shards, tables(listing), strict=True):
+                for line in _sample_lines(shard, table):
+                    _print(line)
+            return
+        rows = [("SHARD", "BYTES", "SAMPLES", "FIELDS")]
+        total_bytes = total_samples = 0
+        for shard, table in zip(listing.shards, tables(listing), strict=True):
+            rows.append((shard.name, f"{shard.bytes:,}", f"{len(table):,}", " ".join(table.fields)))
+            total_bytes += shard.bytes
+            total_samples += len(table)
+        for line in _aligned(rows):
+            _print(line)
+        _print(f"{len(listing.shards):,} shards, {total_samples:,} samples, {shown_bytes(total_bytes)}")
+
+
+@app.command("verify")
+def verify_command(urls: _Urls, *, index: _Index = None) -> None:
+    """Read every byte of shards, strictly, and compare it with the index; exit status 1 if anything is damaged."""
+    with told_errors():
+        shards = find_shards(urls)
+        found = 0
+        with open_progress("verifying", len(shards), "shards") as progress:
+            for url in shards:
+                for damage in damages(url, beside(url, index)):
+                    found += 1
+                    _print(f"{url}: {damage}")
+                progress.advance(1, os.path.getsize(url) if os.path.exists(url) else 0)
+        if found:
+            say(f"error: {found:,} damages in {len(shards):,} shards")
+            raise typer.Exit(1)
+        typer.echo(f"{len(shards):,} shards are whole")
+
+
+def main() -> None:
+    """The entry point `streamload`."""
+    app(prog_name="streamload")
+
+
+def _print(line: str) -> None:
+    """A line on standard output; keys that are not UTF-8 are shown with escapes."""
+    typer.echo(line.encode("utf-8", "backslashreplace").decode("utf-8"))
+
+
+def _sample_lines(shard: Shard, table: ShardTable) -> Iterator[str]:
+    starts, sizes, numbers = table.sample_start.tolist(), table.member_size.tolist(), table.member_field.tolist()
+    for sample, key in enumerate(table.keys()):
+        members = range(starts[sample], starts[sample + 1])
+        fields = "  ".join(f"{table.fields[numbers[member]]} {sizes[member]:,}" for member in members)
+        yield f"{shard.name}  {key}  {fields}"
+
+
+def _aligned(rows: list[tuple[str, str, str, str]]) -> Iterator[str]:
+    """Columns of equal width, the numbers to the right."""
+    name, size, count = (max(len(row[column]) for row in rows) for column in range(3))
+    for row in rows:
+        yield f"{row[0]:<{name}}  {row[1]:>{size}}  {row[2]:>{count}}  {row[3]}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""How far a command is: a bar on a terminal, a line every few seconds elsewhere; both with rates and what is left."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Protocol, Self, TextIO
+
+from streamload_tools.sizes import shown_bytes, shown_time
+
+__all__ = ["LineProgress", "Progress", "open_progress"]
+
+LINE_INTERVAL_S = 5.0
+
+
+class Progress(Protocol):
+    """What a command tells of its work; a context manager, so that a terminal is left as it was."""
+
+    def advance(self, items: int, item_bytes: int) -> None:
+        """So many more items, of so many bytes together, are done."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None: ...
+
+
+def open_progress(label: str, total: int, unit: str) -> Progress:
+    """A bar if standard error is a terminal, lines otherwise.
+
+    Args:
+        label: what is done, as in "packing".
+        total: how many items there are.
+        unit: what an item is, in the plural.
+    """
+    return _BarProgress(label, total, unit) if sys.stderr.isatty() else LineProgress(label, total, unit, sys.stderr)
+
+
+class LineProgress:
+    """Plain lines, about every five seconds and at the end; nothing at the end of a failure."""
+
+    def __init__(
+        self, label: str, total: int, unit: str, stream: TextIO, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._label, self._total, self._unit, self._stream, self._clock = label, total, unit, stream, clock
+        self._done = self._bytes = 0
+        self._start = self._last_line = clock()
+
+    def advance(self, items: int, item_bytes: int) -> None:
+        """Count, and say so if the last line is long ago."""
+        self._done += items
+        self._bytes += item_bytes
+        now = self._clock()
+        if now - self._last_line >= LINE_INTERVAL_S:
+            self._last_line = now
+            self._write(now)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self._write(self._clock())
+
+    def _write(self, now: float) -> None:
+        spent_s = max(now - self._start, 1e-9)
+        rates = f"{self._done / spent_s:,.0f} {self._unit}/s, {shown_bytes(self._bytes / spent_s)}/s"
+        left_s = (self._total - self._done) * spent_s / max(self._done, 1)
+        tail = f", {shown_time(left_s)} left" if 0 < self._done < self._total else ""
+        self._stream.write(f"{self._label}: {self._done:,} of {self._total:,} {self._unit}, {rates}{tail}\n")
+        self._stream.flush()
+
+
+class _BarProgress:
+    """A bar of rich's on standard error."""
+
+    def __init__(self, label: str, total: int, unit: str) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import Progress as RichProgress
+
+        self._bar = RichProgress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[rates]}"),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+            transient=True,
+        )
+        self._unit = unit
+        self._done = self._bytes = 0
+        self._start = time.monotonic()
+        self._task = self._bar.add_task(label, total=total, rates="")
+
+    def advance(self, items: int, item_bytes: int) -> None:
+        """Count; rich draws at its own pace."""
+        self._done += items
+        self._bytes += item_bytes
+        spent_s = max(time.monotonic() - self._start, 1e-9)
+        rates = f"{self._done / spent_s:,.0f} {self._unit}/s {shown_bytes(self._bytes / spent_s)}/s"
+        self._bar.update(self._task, advance=items, rates=rates)
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._bar.stop()

@@ -1,0 +1,72 @@
+"""Whether shards are whole, and whether they are what their index says: every byte is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from streamload.dataset.index import DatasetIndex, check_shard
+from streamload.dataset.table import ShardTable
+from streamload.errors import DatasetIndexError, ShardFormatError, StreamloadError
+from streamload.fetch.storage import storage_for
+from streamload_tools.reading import scanned_table
+
+__all__ = ["damages"]
+
+
+def damages(url: str, index: DatasetIndex | None) -> Iterator[StreamloadError]:
+    """Read one shard from end to end and yield what is wrong with it.
+
+    Args:
+        url: the shard.
+        index: the index that should know it, or None if there is none.
+    """
+    try:
+        shard_bytes = storage_for(url).info(url).bytes
+        table = scanned_table(url, every_byte=True)
+    except StreamloadError as exc:
+        yield exc
+        return
+    if index is None:
+        return
+    try:
+        name = url.rsplit("/", 1)[-1]
+        entry = index.shard(name)
+        if entry is None:
+            raise DatasetIndexError("the index beside this shard does not know it; run `streamload index`", url=url)
+        check_shard(entry, shard_bytes, url)
+        known = index.table(name)
+    except StreamloadError as exc:
+        yield exc
+        return
+    yield from _differences(url, table, known)
+
+
+def _differences(url: str, table: ShardTable, known: ShardTable) -> Iterator[StreamloadError]:
+    """What a shard's own table and the one in the index disagree about."""
+    rebuild = "restore the shard, or rebuild the index with `streamload index` if the shard is right"
+    same_places = (
+        table.fields == known.fields
+        and np.array_equal(table.member_offset, known.member_offset)
+        and np.array_equal(table.member_size, known.member_size)
+        and np.array_equal(table.member_field, known.member_field)
+        and np.array_equal(table.sample_start, known.sample_start)
+        and np.array_equal(table.key_bytes, known.key_bytes)
+        and np.array_equal(table.key_start, known.key_start)
+    )
+    if not same_places:
+        yield DatasetIndexError(f"the index names other samples than the shard holds; {rebuild}", url=url)
+        return
+    if known.member_crc32 is not None and table.member_crc32 is not None:
+        for member in np.flatnonzero(table.member_crc32 != known.member_crc32).tolist():
+            sample = int(np.searchsorted(table.sample_start, member, side="right")) - 1
+            field = table.fields[int(table.member_field[member])]
+            yield ShardFormatError(
+                f"the bytes of field {field!r} differ from those that were indexed (crc32); {rebuild}",
+                url=url,
+                key=table.key(sample),
+                offset=int(table.member_offset[member]),
+            )
+    if known.labels is not None and not (table.labels is not None and np.array_equal(table.labels, known.labels)):
+        yield DatasetIndexError(f"the index has other labels than the shard; {rebuild}", url=url)
