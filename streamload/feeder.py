@@ -15,93 +15,27 @@ import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from streamload.dataset.scan_cache import ScanCache
-from streamload.decode.dealing import EpochStart, Learned, PipelineSettings
+from streamload.decode.dealing import Learned
 from streamload.decode.failure import Attempt, failure_of
 from streamload.decode.here import ThreadPool
 from streamload.decode.pool import Pool, ProcessPool
 from streamload.decode.scans import Scans
-from streamload.decode.work import Failure, RowsDone, ScanDone
-from streamload.fetch.listing import Listing
+from streamload.decode.work import RowsDone, ScanDone
 from streamload.fetch.resident import ResidentShards
 from streamload.fetch.tables import Tables
 from streamload.memory.channel import MAX_DESCRIPTORS, AsyncChannel
 from streamload.memory.mapped import raise_descriptor_limit
 from streamload.memory.slots import SlotPool, Slots
+from streamload.messages import Configure, Counted, CountSamples, EpochEnded, EpochStart, Failed, Ready, Taken
 from streamload.pipeline import Epoch, ReadyBatch
 from streamload.statistics import FeederTotals
 
-__all__ = ["Configure", "CountSamples", "Counted", "EpochEnded", "Failed", "Feeder", "Ready", "Taken", "main"]
+__all__ = ["Feeder", "main"]
 
 Send = Callable[[Any, Sequence[int]], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Configure:
-    """The trainer's first message: everything that holds for all epochs.
-
-    Attributes:
-        listing: the shards.
-        settings: the pipeline's.
-        job: a cloudpickle of the `Job`.
-        workers: how many.
-        executor: where they run.
-        import_path: the trainer's `sys.path`.
-    """
-
-    listing: Listing
-    settings: PipelineSettings
-    job: bytes
-    workers: int
-    executor: Literal["process", "thread"]
-    import_path: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """The trainer has taken batches, and nobody there views these slots any more."""
-
-    batches: int
-    released: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class CountSamples:
-    """The trainer wants to know how many samples each shard has."""
-
-
-@dataclass(frozen=True, slots=True)
-class Counted:
-    """The samples of each shard."""
-
-    counts: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Ready:
-    """Batches, in order; the descriptors of `opened` slots come with the message, `retired` ones are to be dropped."""
-
-    batches: tuple[ReadyBatch, ...]
-    opened: tuple[int, ...]
-    retired: tuple[int, ...]
-    totals: FeederTotals
-
-
-@dataclass(frozen=True, slots=True)
-class EpochEnded:
-    """Every batch of the epoch has been sent."""
-
-    totals: FeederTotals
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """The feeder cannot go on."""
-
-    failure: Failure
 
 
 class Feeder:

@@ -80,7 +80,7 @@ def find_images(source: str) -> ImageFolder:
     loose = [name for name in others if _field_of(name) is not None]
     if loose:
         raise ImageFolderError(
-            f"{len(loose)} images lie directly in {source!r}, such as {loose[0]!r}, and so belong to no class; "
+            f"images lie directly in {source!r}, such as {loose[0]!r}, and so belong to no class; "
             "put them into class folders" + (", or give the folder above this one" if not classes else "")
         )
     if not classes:
@@ -113,10 +113,7 @@ def _files_below(folder: str) -> tuple[list[str], int]:
                     hidden += 1
                 elif not entry.is_dir():
                     found.append(entry.path)
-                # A link to a folder above would never end.
-                elif not entry.is_symlink():
-                    waiting.append((entry.path, above | {_identity(entry.path)}))
-                elif (identity := _identity(entry.path)) not in above:
+                elif (identity := _identity(entry.path)) not in above:  # a link to a folder above would never end
                     waiting.append((entry.path, above | {identity}))
     return found, hidden
 

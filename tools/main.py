@@ -7,15 +7,15 @@ from collections.abc import Iterator
 from typing import Annotated
 
 import typer
-
-from streamload.dataset.index import DatasetIndex, index_shards
-from streamload.dataset.table import ShardTable
-from streamload.fetch.listing import Shard, beside, find_shards, list_shards
 from streamload_tools.failures import say, told_errors
 from streamload_tools.progress import open_progress
 from streamload_tools.reading import tables
-from streamload_tools.sizes import shown_bytes
-from streamload_tools.verify import damages
+from streamload_tools.sizes import counted, shown_bytes
+from streamload_tools.verify import damages, missing_shards
+
+from streamload.dataset.index import INDEX_FOLDER, index_shards
+from streamload.dataset.table import ShardTable
+from streamload.fetch.listing import IndexLookup, Shard, find_shards, list_shards
 
 __all__ = ["app", "main"]
 
@@ -28,7 +28,8 @@ app = typer.Typer(
 )
 
 _Urls = Annotated[
-    list[str], typer.Argument(help="Shards, patterns (braces, globs) or folders.", metavar="URLS...", show_default=False)
+    list[str],
+    typer.Argument(help="Shards, patterns (braces, globs) or folders.", metavar="URLS...", show_default=False),
 ]
 _Index = Annotated[str | None, typer.Option(help="A folder with the index, where it is not beside the shards.")]
 
@@ -43,20 +44,25 @@ def index_command(
         shards = find_shards(urls)
         by_folder: dict[str, list[str]] = {}
         for url in shards:
-            by_folder.setdefault(output or os.path.dirname(url), []).append(url)
+            by_folder.setdefault(output or os.path.join(os.path.dirname(url), INDEX_FOLDER), []).append(url)
         samples = 0
+
+        def told(path: str, count: int) -> None:
+            nonlocal samples
+            samples += count
+            progress.advance(1, os.path.getsize(path))
+
         with open_progress("indexing", len(shards), "shards") as progress:
             for folder, inside in by_folder.items():
-                index = index_shards(inside, folder, on_shard=lambda shard: progress.advance(1, shard.bytes))
-                samples += sum(shard.samples for shard in index.shards)
-        typer.echo(f"indexed {len(shards):,} shards, {samples:,} samples")
+                index_shards(inside, folder, on_shard=told)
+        typer.echo(f"indexed {counted(len(shards), 'shard')}, {counted(samples, 'sample')}")
 
 
 @app.command("ls")
 def ls_command(
     urls: _Urls,
     *,
-    samples: Annotated[bool, typer.Option("--samples", help="List each sample with its fields and their bytes.")] = False,
+    samples: Annotated[bool, typer.Option("--samples", help="List every sample with its fields and bytes.")] = False,
     index: _Index = None,
 ) -> None:
     """List shards with their bytes, samples and fields; or every sample."""
@@ -75,7 +81,9 @@ def ls_command(
             total_samples += len(table)
         for line in _aligned(rows):
             _print(line)
-        _print(f"{len(listing.shards):,} shards, {total_samples:,} samples, {shown_bytes(total_bytes)}")
+        _print(
+            f"{counted(len(listing.shards), 'shard')}, {counted(total_samples, 'sample')}, {shown_bytes(total_bytes)}"
+        )
 
 
 @app.command("verify")
@@ -83,17 +91,21 @@ def verify_command(urls: _Urls, *, index: _Index = None) -> None:
     """Read every byte of shards, strictly, and compare it with the index; exit status 1 if anything is damaged."""
     with told_errors():
         shards = find_shards(urls)
+        lookup = IndexLookup(index)
         found = 0
         with open_progress("verifying", len(shards), "shards") as progress:
             for url in shards:
-                for damage in damages(url, beside(url, index)):
+                for damage in damages(url, lookup):
                     found += 1
-                    _print(f"{url}: {damage}")
+                    _print(str(damage))
                 progress.advance(1, os.path.getsize(url) if os.path.exists(url) else 0)
+        for damage in missing_shards(shards, lookup) if index is None else ():
+            found += 1
+            _print(str(damage))
         if found:
-            say(f"error: {found:,} damages in {len(shards):,} shards")
+            say(f"error: {counted(found, 'damage')} in {counted(len(shards), 'shard')}")
             raise typer.Exit(1)
-        typer.echo(f"{len(shards):,} shards are whole")
+        typer.echo(f"{counted(len(shards), 'shard')} verified, no damage")
 
 
 def main() -> None:

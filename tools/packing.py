@@ -13,12 +13,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
-from streamload.dataset.index import write_index
 from streamload_tools.check import fault_of_image
 from streamload_tools.failures import UsageError
 from streamload_tools.imagefolder import ImageFile
 from streamload_tools.progress import Progress
 
+from streamload.dataset.index import INDEX_FOLDER, write_index
 from streamload.dataset.numbered import NumberedName, remove_shards
 from streamload.dataset.shard_file import sync_folder
 from streamload.dataset.writer import ShardWriter
@@ -70,8 +70,7 @@ def staging_folder(destination: str) -> Iterator[str]:
         except BlockingIOError:
             raise UsageError(f"another shardify is writing to {destination!r}; wait until it ends") from None
         try:
-            for name in os.listdir(folder):
-                shutil.rmtree(os.path.join(folder, name))
+            _clear(folder)
             yield folder
         finally:
             shutil.rmtree(folder)
@@ -79,6 +78,15 @@ def staging_folder(destination: str) -> Iterator[str]:
                 os.rmdir(destination)
     finally:
         os.close(descriptor)
+
+
+def _clear(folder: str) -> None:
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                shutil.rmtree(entry.path)
+            else:
+                os.unlink(entry.path)
 
 
 def find_faults(files: Sequence[ImageFile], progress: Progress) -> list[Fault]:
@@ -141,7 +149,7 @@ def publish(packed: Sequence[PackedPart], destination: str, classes: Sequence[st
         _write_whole(os.path.join(folder, "classes.json"), text + "\n")
         sync_folder(folder)
         if part.writer.tables:
-            write_index(folder, part.writer.tables)
+            write_index(os.path.join(folder, INDEX_FOLDER), part.writer.tables)
 
 
 def _write_whole(path: str, text: str) -> None:

@@ -48,6 +48,7 @@ class LineProgress:
     ) -> None:
         self._label, self._total, self._unit, self._stream, self._clock = label, total, unit, stream, clock
         self._done = self._bytes = 0
+        self._told = -1
         self._start = self._last_line = clock()
 
     def advance(self, items: int, item_bytes: int) -> None:
@@ -65,10 +66,11 @@ class LineProgress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if kind is None:
+        if kind is None and self._told != self._done:
             self._write(self._clock())
 
     def _write(self, now: float) -> None:
+        self._told = self._done
         spent_s = max(now - self._start, 1e-9)
         rates = f"{self._done / spent_s:,.0f} {self._unit}/s, {shown_bytes(self._bytes / spent_s)}/s"
         left_s = (self._total - self._done) * spent_s / max(self._done, 1)

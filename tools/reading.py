@@ -5,10 +5,8 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
 
 from streamload.dataset.index import DatasetIndex
-
 from streamload.dataset.scan import scan_shard
 from streamload.dataset.table import ShardTable
 from streamload.errors import ShardFormatError
@@ -29,8 +27,7 @@ def scanned_table(url: str, *, every_byte: bool = False) -> ShardTable:
         StorageError: it cannot be opened.
         ShardFormatError: it is damaged.
     """
-    with _mapped(url) as data:
-        return scan_shard(data, url, crc32=every_byte, labels=every_byte)
+    return scan_shard(memoryview(_mapped(url)), url, crc32=every_byte, labels=every_byte)
 
 
 def tables(listing: Listing) -> Iterator[ShardTable]:
@@ -45,15 +42,12 @@ def tables(listing: Listing) -> Iterator[ShardTable]:
             yield indexes[folder].table(shard.name)
 
 
-@contextmanager
-def _mapped(url: str) -> Iterator[memoryview]:
+def _mapped(url: str) -> mmap.mmap:
+    """The whole shard. Not closed by hand: an error's traceback may still hold views of it, and goes with them."""
     descriptor = storage_for(url).open(url)
     try:
         if os.fstat(descriptor).st_size == 0:
-            raise ShardFormatError(
-                "the shard is empty, not even an end mark is there; fetch it again", url=url, offset=0
-            )
-        with closing(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)) as mapped, memoryview(mapped) as view:
-            yield view
+            raise ShardFormatError("the shard is empty; fetch it again", url=url, offset=0)
+        return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
     finally:
         os.close(descriptor)

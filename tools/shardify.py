@@ -13,7 +13,7 @@ from streamload_tools.failures import UsageError, say, told_errors
 from streamload_tools.imagefolder import ImageFile, ImageFolder, ImageFolderError, find_images
 from streamload_tools.packing import NAMES, Fault, PackedPart, find_faults, pack, publish, staging_folder
 from streamload_tools.progress import open_progress
-from streamload_tools.sizes import parse_bytes, shown_bytes, shown_time
+from streamload_tools.sizes import counted, parse_bytes, shown_bytes, shown_time
 from streamload_tools.split import order_of, parse_split, split_by_class
 
 __all__ = ["app", "main"]
@@ -37,8 +37,8 @@ class _Options:
 
 @app.command()
 def shardify(
-    source: Annotated[str, typer.Argument(help="The ImageFolder: one folder of images for each class.")],
-    dest: Annotated[str, typer.Argument(help="The folder for the shards; made if needed.")],
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="The ImageFolder: a folder for each class.")],
+    dest: Annotated[str, typer.Argument(metavar="DEST", help="The folder for the shards; made if needed.")],
     *,
     max_bytes: Annotated[str, typer.Option(help="Largest shard, as in 256MB, 1GB or 100KiB.")] = "256MB",
     max_count: Annotated[int | None, typer.Option(help="Most images in a shard.", min=1)] = None,
@@ -140,7 +140,7 @@ def _check_places(source: str, dest: str, splits: Sequence[str], overwrite: bool
         existing = NAMES.existing(folder)
         if existing and not overwrite:
             raise UsageError(
-                f"{folder!r} holds {len(existing)} shards already; replace them with --overwrite, "
+                f"{folder!r} holds {counted(len(existing), 'shard')} already; replace them with --overwrite, "
                 "or choose another DEST"
             )
     for folder in _left_overs(dest, targets) if splits != [""] else []:
@@ -176,7 +176,8 @@ def _parts(files: list[ImageFile], options: _Options) -> dict[str, list[ImageFil
 
 def _tell_oddities(found: ImageFolder) -> None:
     if found.hidden or found.strays:
-        say(f"note: passed over {found.hidden:,} hidden names and {found.strays:,} files outside of the class folders")
+        hidden, strays = counted(found.hidden, "hidden name"), counted(found.strays, "file")
+        say(f"note: passed over {hidden}, and {strays} outside of the class folders")
     empty = sorted(set(range(len(found.classes))) - {file.label for file in found.files})
     if empty:
         names = ", ".join(repr(found.classes[label]) for label in empty[:5])
@@ -211,7 +212,8 @@ def _tell_result(packed: Sequence[PackedPart], dest: str, found: ImageFolder, sk
 def _counts(parts: Sequence[PackedPart]) -> str:
     shards = sum(len(part.writer.shards) for part in parts)
     samples = sum(part.writer.samples for part in parts)
-    return f"{shards:,} shards, {samples:,} samples, {shown_bytes(sum(part.writer.bytes for part in parts))}"
+    size = shown_bytes(sum(part.writer.bytes for part in parts))
+    return f"{counted(shards, 'shard')}, {counted(samples, 'sample')}, {size}"
 
 
 if __name__ == "__main__":

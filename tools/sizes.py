@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["parse_bytes", "shown_bytes", "shown_time"]
+__all__ = ["counted", "parse_bytes", "shown_bytes", "shown_time"]
 
 _UNITS = {"": 1, "B": 1}
 for _power, _letter in enumerate("KMGT", start=1):
@@ -25,6 +25,11 @@ def parse_bytes(text: str) -> int:
     if size < 1:
         raise ValueError(f"{text!r} is less than one byte")
     return size
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 shard`, `2,000 shards`."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def shown_bytes(size: float) -> str:

@@ -71,6 +71,8 @@ def split_by_class(labels: Sequence[int], fractions: Mapping[str, float], seed: 
         For each split the positions in `labels`, ascending.
     """
     chosen: dict[str, list[int]] = {name: [] for name in fractions}
+    if not labels:
+        return chosen
     all_labels = np.asarray(labels, np.int64)
     by_class = np.argsort(all_labels, kind="stable")
     found, starts = np.unique(all_labels[by_class], return_index=True)

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
 
 import numpy as np
-
-from streamload.dataset.index import DatasetIndex, check_shard
-from streamload.dataset.table import ShardTable
-from streamload.errors import DatasetIndexError, ShardFormatError, StreamloadError
-from streamload.fetch.storage import storage_for
 from streamload_tools.reading import scanned_table
 
-__all__ = ["damages"]
+from streamload.dataset.index import check_shard
+from streamload.dataset.table import ShardTable
+from streamload.errors import DatasetIndexError, ShardFormatError, ShardNotFoundError, StreamloadError
+from streamload.fetch.listing import IndexLookup
+from streamload.fetch.storage import storage_for
+
+__all__ = ["damages", "missing_shards"]
 
 
-def damages(url: str, index: DatasetIndex | None) -> Iterator[StreamloadError]:
+def damages(url: str, lookup: IndexLookup) -> Iterator[StreamloadError]:
     """Read one shard from end to end and yield what is wrong with it.
 
     Args:
         url: the shard.
-        index: the index that should know it, or None if there is none.
+        lookup: where the index is found, if there is one.
     """
     try:
         shard_bytes = storage_for(url).info(url).bytes
@@ -28,19 +30,32 @@ def damages(url: str, index: DatasetIndex | None) -> Iterator[StreamloadError]:
     except StreamloadError as exc:
         yield exc
         return
-    if index is None:
-        return
+    folder, name = os.path.split(url)
     try:
-        name = url.rsplit("/", 1)[-1]
-        entry = index.shard(name)
-        if entry is None:
-            raise DatasetIndexError("the index beside this shard does not know it; run `streamload index`", url=url)
-        check_shard(entry, shard_bytes, url)
+        index = lookup.of_folder(folder)
+        if index is None:
+            return
+        check_shard(index.shard(name), shard_bytes, url)
         known = index.table(name)
     except StreamloadError as exc:
         yield exc
         return
     yield from _differences(url, table, known)
+
+
+def missing_shards(shards: Sequence[str], lookup: IndexLookup) -> Iterator[StreamloadError]:
+    """The shards that the indexes beside some shards name and that are not there."""
+    for folder in dict.fromkeys(os.path.dirname(url) for url in shards):
+        try:
+            index = lookup.of_folder(folder)
+        except StreamloadError:
+            continue  # `damages` has said so of every shard
+        for entry in index.shards if index is not None else ():
+            if not os.path.exists(os.path.join(folder, entry.name)):
+                yield ShardNotFoundError(
+                    "the index names this shard, but it is not there; restore it or rebuild the index",
+                    url=os.path.join(folder, entry.name),
+                )
 
 
 def _differences(url: str, table: ShardTable, known: ShardTable) -> Iterator[StreamloadError]:

@@ -6,7 +6,7 @@ import os
 import re
 from dataclasses import dataclass
 
-from streamload.dataset.index import drop_from_index
+from streamload.dataset.index import INDEX_FILE, INDEX_FOLDER, DatasetIndex, write_index
 
 __all__ = ["NumberedName", "destination_of", "remove_shards"]
 
@@ -60,7 +60,7 @@ def destination_of(pattern_or_folder: str | os.PathLike[str], prefix: str) -> tu
     Raises:
         TypeError, ValueError: the pattern has no number or two, is hidden, or the prefix is no visible name.
     """
-    path = os.fspath(pattern_or_folder)
+    path = os.fspath(pattern_or_folder) if isinstance(pattern_or_folder, str | os.PathLike) else None
     if not isinstance(path, str) or not path:
         raise TypeError(f"pattern_or_folder must be a non-empty string or path, not {pattern_or_folder!r}")
     folder, name = os.path.split(path)
@@ -85,6 +85,24 @@ def remove_shards(folder: str, shards: NumberedName) -> None:
         OSError: something cannot be removed.
         DatasetIndexError: the index beside them is broken.
     """
-    drop_from_index(folder, shards.matches)
+    _remove_entries(os.path.join(folder, INDEX_FOLDER), shards)
     for name in shards.existing(folder):
         os.unlink(os.path.join(folder, name))
+
+
+def _remove_entries(index_folder: str, shards: NumberedName) -> None:
+    path = os.path.join(index_folder, INDEX_FILE)
+    if not os.path.exists(path):
+        return
+    index = DatasetIndex.load(index_folder)
+    others = [entry for entry in index.shards if not shards.matches(entry.name)]
+    if len(others) == len(index.shards):
+        return
+    kept = [(entry, index.table(entry.name)) for entry in others]
+    # Between these two steps there is no index, which is never wrong; a stale one would be.
+    os.unlink(path)
+    if kept:
+        write_index(index_folder, kept)
+    for name in os.listdir(index_folder):
+        if name.endswith(".npz") and shards.matches(name.removesuffix(".npz")):
+            os.unlink(os.path.join(index_folder, name))

@@ -10,13 +10,13 @@ from types import TracebackType
 from typing import Self
 
 from streamload.dataset.encode import encode_field
-from streamload.dataset.index import IndexedShard, write_index
+from streamload.dataset.index import INDEX_FOLDER, IndexedShard, write_index
 from streamload.dataset.numbered import destination_of, remove_shards
 from streamload.dataset.scan import LABEL_FIELD
 from streamload.dataset.shard_file import Member, ShardFile
 from streamload.dataset.table import ShardTable
 from streamload.dataset.tar_header import END_MARK, member_bytes, member_header
-from streamload.errors import StorageError
+from streamload.errors import StorageError, StreamloadError
 
 __all__ = ["ShardWriter"]
 
@@ -107,6 +107,7 @@ class ShardWriter:
                 in the shard already, or it is too large for a shard of its own. Nothing of it was written, and the
                 writer can go on.
             StorageError: the shard cannot be written; the unfinished shard is gone and the writer is closed.
+            DatasetIndexError: shards are to be overwritten and the index beside them is broken; the same holds.
         """
         if self._closed:
             raise ValueError("this ShardWriter is closed; make a new one, with another prefix or folder")
@@ -118,10 +119,11 @@ class ShardWriter:
                 f"sample {key!r} makes a shard of {sample_bytes + len(END_MARK):,} bytes on its own, and "
                 f"max_bytes is {self._max_bytes:,}; raise max_bytes or make the sample smaller"
             )
-        if self._shard is not None and key in self._shard:
+        full = self._shard is not None and self._is_full(self._shard, sample_bytes)
+        if self._shard is not None and not full and key in self._shard:
             raise ValueError(f"key {key!r} stands in this shard already; keys must differ, for example by a number")
         try:
-            if self._shard is not None and self._is_full(self._shard, sample_bytes):
+            if self._shard is not None and full:
                 self._publish(self._shard)
             if self._shard is None:
                 self._shard = self._open()
@@ -129,6 +131,9 @@ class ShardWriter:
         except OSError as exc:
             self._abandon()
             raise self._storage_error(exc) from exc
+        except StreamloadError:
+            self._abandon()
+            raise
         self.samples += 1
 
     def close(self) -> None:
@@ -143,7 +148,7 @@ class ShardWriter:
             if self._shard is not None:
                 self._publish(self._shard)
             if self._index and self._published:
-                write_index(self.folder, self._published)
+                write_index(os.path.join(self.folder, INDEX_FOLDER), self._published)
         except OSError as exc:
             raise self._storage_error(exc) from exc
         finally:

@@ -285,11 +285,6 @@ class Dealer:
         plan_s, self._plan_s = self._plan_s, 0.0
         return plan_s
 
-    def take_plan_s(self) -> float:
-        """Seconds spent on planning and locating since the last call."""
-        plan_s, self._plan_s = self._plan_s, 0.0
-        return plan_s
-
     def measure(self, done: RowsDone) -> None:
         """Learn from how long a task took."""
         if self._waits_for_first_row:

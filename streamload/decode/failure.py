@@ -48,14 +48,18 @@ def failure_of(error: BaseException) -> Failure:
 
 
 def error_from(failure: Failure) -> Exception:
-    """The exception again, with the worker's traceback as a note; one that does not pickle becomes a RuntimeError."""
+    """The exception again; one that does not pickle becomes a RuntimeError.
+
+    The worker's traceback becomes a note, but for our own errors, which say all there is to say.
+    """
     error: BaseException = RuntimeError(failure.summary)
     if failure.error is not None:
         with Attempt():
             error = pickle.loads(failure.error)
     if not isinstance(error, Exception):
         error = RuntimeError(failure.summary)
-    error.add_note(f"Traceback in the worker:\n{failure.traceback.rstrip()}")
+    if not isinstance(error, errors.StreamloadError):
+        error.add_note(f"Traceback in the worker:\n{failure.traceback.rstrip()}")
     return error
 
 

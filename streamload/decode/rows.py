@@ -13,9 +13,9 @@ from typing import Any
 from streamload.batch.collate import Rows
 from streamload.dataset.table import MISSING
 from streamload.decode.collating import PieceCollator
-from streamload.decode.field_reader import ABSENT, FieldReader, Progress, RowError, ShardMemory, Work, field_of
 from streamload.decode.decoders import is_image
 from streamload.decode.failure import failure_of
+from streamload.decode.field_reader import ABSENT, FieldReader, Progress, RowError, ShardMemory, Work, field_of
 from streamload.decode.seeding import GlobalSeeds
 from streamload.decode.user_code import PROGRAM_ERRORS, TransformRaisedError, UserFunction
 from streamload.decode.work import Column, Job, RowFailure, RowsDone, RowTask, WorkSeconds

@@ -18,8 +18,8 @@ from typing import Any
 import cloudpickle
 
 from streamload.dataset.scan import scan_shard
-from streamload.decode.field_reader import ShardMemory
 from streamload.decode.failure import Attempt, failure_of
+from streamload.decode.field_reader import ShardMemory
 from streamload.decode.rows import RowMaker
 from streamload.decode.work import (
     ForgetShards,

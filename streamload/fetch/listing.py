@@ -7,12 +7,12 @@ import re
 from dataclasses import dataclass
 from glob import escape
 
-from streamload.dataset.index import INDEX_FOLDER, DatasetIndex, check_shard
+from streamload.dataset.index import INDEX_FILE, INDEX_FOLDER, DatasetIndex, IndexedShard, check_shard
 from streamload.dataset.urls import Urls, expand_urls
 from streamload.errors import DatasetIndexError, ShardNotFoundError
 from streamload.fetch.storage import Storage, is_pattern, storage_for
 
-__all__ = ["Listing", "Shard", "find_shards", "list_shards"]
+__all__ = ["IndexLookup", "Listing", "Shard", "find_shards", "list_shards"]
 
 _COMPRESSED = re.compile(r"\.(?:tgz|tbz2?|txz|tzst|tar\.(?:gz|bz2|xz|zst|zstd|lz4|lzma|br))\Z", re.IGNORECASE)
 
@@ -71,21 +71,19 @@ def list_shards(urls: Urls, index: str | os.PathLike[str] | None = None) -> List
         StorageError: a shard cannot be looked at.
         DatasetIndexError: an index is broken, or does not belong to its shards.
     """
-    indexes = _Indexes(None if index is None else os.fspath(index))
+    indexes = IndexLookup(index)
     shards = tuple(_shard(url) for url in _find(urls, indexes))
     counts: list[int] = []
     index_of: list[str | None] = []
     used: dict[str, DatasetIndex] = {}
     for shard in shards:
         known = indexes.of_folder(shard.folder)
-        entry = known.shard(shard.name) if known is not None else None
-        if known is None or entry is None:
-            index_of.append(None)
-            continue
-        check_shard(entry, shard.bytes, shard.url)
-        counts.append(entry.samples)
-        index_of.append(known.folder)
-        used[known.folder] = known
+        entry = indexes.entry_of(shard.folder, shard.name)
+        index_of.append(known.folder if known is not None and entry is not None else None)
+        if known is not None and entry is not None:
+            check_shard(entry, shard.bytes, shard.url)
+            counts.append(entry.samples)
+            used[known.folder] = known
     fields = dict.fromkeys(name for known in used.values() for name in known.fields)
     return Listing(shards, tuple(counts) if len(counts) == len(shards) else None, tuple(index_of), tuple(fields))
 
@@ -100,7 +98,7 @@ def find_shards(urls: Urls) -> list[str]:
     return _find(urls, None)
 
 
-def _find(urls: Urls, indexes: _Indexes | None) -> list[str]:
+def _find(urls: Urls, indexes: IndexLookup | None) -> list[str]:
     found: list[str] = []
     for url in expand_urls(urls):
         found += _resolve(url, indexes)
@@ -108,33 +106,49 @@ def _find(urls: Urls, indexes: _Indexes | None) -> list[str]:
     return found
 
 
-class _Indexes:
+class IndexLookup:
     """The indexes of the folders that shards lie in, each read once."""
 
-    def __init__(self, elsewhere: str | None) -> None:
+    def __init__(self, elsewhere: str | os.PathLike[str] | None = None) -> None:
+        """Prepare to look beside the shards, or read the one index that lies elsewhere.
+
+        Raises:
+            DatasetIndexError: there is none where `elsewhere` says, or it is broken.
+        """
         self._by_folder: dict[str, DatasetIndex | None] = {}
-        self._elsewhere = None if elsewhere is None else _index_elsewhere(elsewhere)
+        self._entries: dict[str, dict[str, IndexedShard]] = {}
+        self._elsewhere = None if elsewhere is None else _index_elsewhere(os.fspath(elsewhere))
 
     def of_folder(self, folder: str) -> DatasetIndex | None:
+        """The index for the shards in a folder, or None. Raises DatasetIndexError where it is broken."""
         if self._elsewhere is not None:
             return self._elsewhere
         if folder not in self._by_folder:
-            holds_one = os.path.exists(os.path.join(folder, INDEX_FOLDER, "index.json"))
+            holds_one = os.path.exists(os.path.join(folder, INDEX_FOLDER, INDEX_FILE))
             self._by_folder[folder] = DatasetIndex.load(os.path.join(folder, INDEX_FOLDER)) if holds_one else None
         return self._by_folder[folder]
+
+    def entry_of(self, folder: str, name: str) -> IndexedShard | None:
+        """What the index for a folder says of one shard, or None. Raises DatasetIndexError where it is broken."""
+        index = self.of_folder(folder)
+        if index is None:
+            return None
+        if index.folder not in self._entries:
+            self._entries[index.folder] = {entry.name: entry for entry in index.shards}
+        return self._entries[index.folder].get(name)
 
 
 def _index_elsewhere(index: str) -> DatasetIndex:
     storage_for(index)
     for folder in (index, os.path.join(index, INDEX_FOLDER)):
-        if os.path.exists(os.path.join(folder, "index.json")):
+        if os.path.exists(os.path.join(folder, INDEX_FILE)):
             return DatasetIndex.load(folder)
     raise DatasetIndexError(
         f"index={index!r} holds no index.json; write one there with `streamload index SHARDS --output {index}`"
     )
 
 
-def _resolve(url: str, indexes: _Indexes | None) -> list[str]:
+def _resolve(url: str, indexes: IndexLookup | None) -> list[str]:
     """The shards that one expanded url stands for."""
     storage = storage_for(url)
     url = storage.absolute(url)
@@ -151,7 +165,7 @@ def _resolve(url: str, indexes: _Indexes | None) -> list[str]:
     return [url]
 
 
-def _in_folder(storage: Storage, folder: str, indexes: _Indexes | None) -> list[str]:
+def _in_folder(storage: Storage, folder: str, indexes: IndexLookup | None) -> list[str]:
     tars = storage.list(f"{escape(folder)}/*.tar")
     known = indexes.of_folder(folder) if indexes is not None else None
     if known is not None:

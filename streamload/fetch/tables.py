@@ -58,7 +58,7 @@ class Tables:
         if folder is not None:
             table = self._index(folder).table(listed.name)
         else:
-            table = self._cache.load(listed.url, listed.bytes, listed.mtime_ns, strict=self._strict)
+            table = self._cache.load(listed.url, listed.bytes, listed.mtime_ns, self._strict)
         if table is not None:
             self._keep(shard, table)
         return table
@@ -66,7 +66,7 @@ class Tables:
     def add(self, shard: int, table: ShardTable) -> None:
         """Take in what a scan has found."""
         listed = self._listing.shards[shard]
-        self._cache.store(listed.url, listed.bytes, listed.mtime_ns, table, strict=self._strict)
+        self._cache.store(listed.url, listed.bytes, listed.mtime_ns, self._strict, table)
         self._keep(shard, table)
 
     def column(self, shard: int, alternatives: Sequence[str]) -> NDArray[np.int64]:

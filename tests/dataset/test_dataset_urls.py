@@ -40,7 +40,9 @@ def test_expands(urls: str | os.PathLike[str] | list[str], expected: list[str]) 
     assert expand_urls(urls) == expected
 
 
-@pytest.mark.parametrize("urls", [None, 3, b"a.tar", {"a": 1}, {"a"}, (u for u in "ab"), [1], ["a", None], [["a"]], [b"a"]])
+@pytest.mark.parametrize(
+    "urls", [None, 3, b"a.tar", {"a": 1}, {"a"}, (u for u in "ab"), [1], ["a", None], [["a"]], [b"a"]]
+)
 def test_refuses_other_types_and_names_the_argument(urls: object) -> None:
     with pytest.raises(TypeError, match=r"^urls"):
         expand_urls(urls)  # type: ignore[arg-type]
@@ -73,8 +75,12 @@ def test_refuses_other_values(urls: str | list[str], reason: str) -> None:
         expand_urls(urls)
 
 
-@pytest.mark.parametrize("urls", [f"{{1..{MAX_URLS + 1}}}", "{0..999999999999}", "{a,b}" * 40, "{a..z}" * 6, ["{1..6000000}"] * 2])
-def test_refuses_what_would_fill_the_memory_without_making_it(urls: str | list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "urls", [f"{{1..{MAX_URLS + 1}}}", "{0..999999999999}", "{a,b}" * 40, "{a..z}" * 6, ["{1..6000000}"] * 2]
+)
+def test_refuses_what_would_fill_the_memory_without_making_it(
+    urls: str | list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     made: list[str] = []
 
     def expansion(text: str, *, escape: bool = True) -> list[str]:

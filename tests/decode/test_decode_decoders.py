@@ -215,7 +215,7 @@ def test_text_and_json() -> None:
     with pytest.raises(ValueError, match="utf-8"):
         decode("text", b"\xff\xfe")
     for bad in (b"{", b"", b"[" * 100_000):
-        with pytest.raises(ValueError, match="."):
+        with pytest.raises(ValueError, match=r"Expecting value|property name|nested too deeply"):
             decode("json", bad)
 
 
@@ -243,7 +243,7 @@ def test_torch_files_load_and_never_execute(tmp_path: Any) -> None:
         decode("pt", evil)
     assert not (tmp_path / "executed").exists()
     for bad in (b"", b"nonsense", data[:-30]):
-        with pytest.raises(ValueError, match="torch.load"):
+        with pytest.raises(ValueError, match="weights_only"):
             decode("pt", bad)
 
 
@@ -417,9 +417,9 @@ def test_npy_columns_equal_single_decoding(array: NDArray[Any], others: int, oth
         )
         return
     singles = [decode("npy", member) for member in members]
-    assert got.flags.owndata or got.base.flags.owndata or got.base.base.flags.owndata
-    for row, single in zip(got, singles, strict=True):
-        assert_same(np.asarray(row), single)
+    assert len(got) == len(singles)
+    for row, single in enumerate(singles):
+        assert_same(got[row, ...], single)
 
 
 def test_npy_columns_gather_in_the_order_asked_for_and_own_their_memory() -> None:

@@ -169,6 +169,17 @@ def test_a_short_last_batch_reads_the_start_by_streams_of_its_own():
     assert batches[-1][1][-1] in first + oracle.plan_batches(oracle.rank_plan(options, [301], 0, 1))[1][1]
 
 
+@pytest.mark.parametrize("lanes", [1, 2, 3, 8])
+@pytest.mark.parametrize("n_samples", [1, 2, 3, 4, 5, 8, 10, 11, 19, 20, 28])
+def test_filling_up_wraps_round_as_often_as_it_must(lanes, n_samples):
+    """One short batch for nine ranks: up to eight rows fill up, several of them in one rank's slice."""
+    options = dataclasses.replace(OPTIONS, lanes=lanes, batch_size=20)
+    order = oracle.epoch_order(options, [n_samples], 0)
+    for rank in range(9):
+        plan = oracle.rank_plan(options, [n_samples], rank, 9)
+        assert oracle.plan_batches(plan) == oracle.rank_batches(options, order, rank, 9)
+
+
 @pytest.mark.parametrize("name", ["seed", "window", "lanes", "batch_size"])
 def test_options_that_make_no_sense_are_refused(name):
     with pytest.raises(ValueError, match=f"{name}=-1 is too small"):

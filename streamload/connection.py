@@ -1,0 +1,214 @@
+"""The trainer's end of the line to its feeder, which is a process of its own or, without workers, right here."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+from streamload.decode.here import CallerPool
+from streamload.decode.pool import child_environment, last_words
+from streamload.errors import WorkerError
+from streamload.feeder import Feeder
+from streamload.fetch.resident import ResidentShards
+from streamload.memory.channel import Channel
+from streamload.memory.mapped import Bytes, new_memory
+from streamload.memory.slots import HeapSlots, SlotReader
+from streamload.messages import Configure, Ready, Taken
+
+__all__ = ["Connection", "FeederHere", "FeederProcess"]
+
+_GRACE_S = 0.7
+
+
+class Connection(Protocol):
+    """A feeder, seen from the trainer."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether it has been closed."""
+
+    def send(self, message: Any) -> None:
+        """Give the feeder a message."""
+
+    def receive(self, timeout_s: float | None) -> Any:
+        """The feeder's next message.
+
+        Raises:
+            TimeoutError: there was none in time.
+            WorkerError: the feeder is dead.
+        """
+
+    def put_back(self, messages: Iterable[Any]) -> None:
+        """Have messages received again, before any other."""
+
+    def taken(self, batches: int) -> None:
+        """Tell the feeder that so many batches were taken, and which slots are free."""
+
+    def lend(self, slot: int, size_bytes: int) -> Bytes:
+        """The memory of a batch."""
+
+    def close(self) -> None:
+        """End the feeder and its workers, and wait for them. Calling it twice is fine."""
+
+
+class FeederProcess:
+    """A feeder in a subprocess.
+
+    It ends with this object at the latest: when it is closed or garbage-collected, when the interpreter exits, and by
+    itself when the trainer is killed.
+
+    Args:
+        configure: the feeder's first message.
+        on_map: called with every newly mapped slot.
+    """
+
+    def __init__(self, configure: Configure, on_map: Callable[[Bytes], None] | None) -> None:
+        self._slots = SlotReader(on_map)
+        self._put_back: deque[Any] = deque()
+        ours, theirs = socket.socketpair()
+        words = new_memory(0)
+        descriptors = (theirs.fileno(), words)
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "streamload.feeder", *map(str, descriptors), str(os.getpid())],
+                pass_fds=descriptors,
+                stdin=subprocess.DEVNULL,
+                env=child_environment(),
+            )
+        finally:
+            theirs.close()
+        self._process, self._words = process, words
+        self._channel = Channel(ours)
+        self._end = weakref.finalize(self, _end, process, self._channel, self._slots, words, os.getpid())
+        self.send(configure)
+
+    def send(self, message: Any) -> None:
+        """Give the feeder a message; if it is dead, the next `receive` says so."""
+        try:
+            self._channel.send(message)
+        except ConnectionError:
+            return
+
+    def receive(self, timeout_s: float | None) -> Any:
+        """The feeder's next message; waiting releases the GIL."""
+        if self._put_back:
+            return self._put_back.popleft()
+        try:
+            message, descriptors = self._channel.receive(timeout_s)
+        except EOFError as error:
+            raise WorkerError(f"the feeder process {self._how_it_ended()}") from error
+        if isinstance(message, Ready):
+            for slot, descriptor in zip(message.opened, descriptors, strict=True):
+                self._slots.add(slot, descriptor)
+            self._slots.drop(message.retired)
+        return message
+
+    def put_back(self, messages: Iterable[Any]) -> None:
+        """Have messages received again, before any other."""
+        self._put_back.extend(messages)
+
+    def taken(self, batches: int) -> None:
+        """Tell the feeder that so many batches were taken, and which slots are free."""
+        released = self._slots.released
+        slots = tuple(released.pop() for _ in range(len(released)))
+        self.send(Taken(batches, slots))
+
+    def lend(self, slot: int, size_bytes: int) -> Bytes:
+        """The memory of a batch; when the last view of it is gone, the feeder may use the slot again."""
+        return self._slots.lend(slot, size_bytes)
+
+    def close(self) -> None:
+        """End the feeder and wait for it: at once where it is idle, after a moment's grace where user code runs."""
+        self._end()
+
+    @property
+    def closed(self) -> bool:
+        """Whether it has been closed."""
+        return not self._end.alive
+
+    def _how_it_ended(self) -> str:
+        try:
+            status = self._process.wait(_GRACE_S)
+        except subprocess.TimeoutExpired:
+            return "has closed its connection"
+        how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+        return how + last_words(self._words)
+
+
+def _end(process: subprocess.Popen[bytes], channel: Channel, slots: SlotReader, words: int, owner: int) -> None:
+    channel.close()
+    slots.close()
+    os.close(words)
+    if os.getpid() != owner:  # a fork of the trainer: the feeder is not its child
+        process.returncode = 0
+        return
+    try:
+        process.wait(_GRACE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+class FeederHere:
+    """A feeder in the caller's own thread, which works whenever it is asked for the next message.
+
+    Args:
+        configure: as for a process.
+    """
+
+    def __init__(self, configure: Configure) -> None:
+        self._slots = HeapSlots()
+        self._messages: deque[Any] = deque()
+        shards = ResidentShards(configure.listing.shards)
+        pools: list[CallerPool] = []
+
+        def start_pool(feeder: Feeder) -> CallerPool:
+            pools.append(CallerPool(job=configure.job, shards=shards, slots=self._slots, events=feeder))
+            return pools[0]
+
+        self._feeder = Feeder(
+            configure, self._slots, lambda message, _: self._messages.append(message), start_pool, shares_slots=False
+        )
+        self._pool = pools[0]
+        self._closed = False
+
+    @property
+    def closed(self) -> bool:
+        """Whether it has been closed."""
+        return self._closed
+
+    def put_back(self, messages: Iterable[Any]) -> None:
+        """Have messages received again, before any other."""
+        self._messages.extendleft(reversed(list(messages)))
+
+    def send(self, message: Any) -> None:
+        """Give the feeder a message."""
+        self._feeder.handle(message)
+
+    def receive(self, timeout_s: float | None) -> Any:  # noqa: ARG002 - nothing here can be waited for
+        """The feeder's next message, after as much work as that takes."""
+        while not self._messages:
+            if not self._pool.step():
+                raise RuntimeError("the feeder has nothing to do and nothing to say")
+        return self._messages.popleft()
+
+    def taken(self, batches: int) -> None:
+        """Tell the feeder that so many batches were taken."""
+        self._feeder.handle(Taken(batches, ()))
+
+    def lend(self, slot: int, size_bytes: int) -> Bytes:
+        """The memory of a batch."""
+        return self._slots.lend(slot, size_bytes)
+
+    def close(self) -> None:
+        """Forget everything."""
+        self._closed = True
+        self._feeder.close()
+        self._messages.clear()

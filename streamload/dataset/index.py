@@ -1,0 +1,196 @@
+"""Writing the index of a dataset: a hidden folder beside the shards that says what each of them holds.
+
+`.streamload/index.json` lists the shards; a `.npz` for each of them has its table. Files are replaced one by one and
+`index.json` last, so a reader sees the old or the new entry of a shard, and a mixture of the two is found and refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from streamload.dataset.atomic import replace_file
+from streamload.dataset.index_file import (
+    INDEX_FILE,
+    INDEX_FOLDER,
+    INDEX_FORMAT,
+    DatasetIndex,
+    IndexedShard,
+    check_shard,
+    is_plain_name,
+    table_path,
+)
+from streamload.dataset.scan import scan_shard
+from streamload.dataset.table import ShardTable
+from streamload.dataset.table_file import table_to_npz
+from streamload.errors import DatasetIndexError, ShardNotFoundError, StorageError
+
+__all__ = [
+    "INDEX_FILE",
+    "INDEX_FOLDER",
+    "INDEX_FORMAT",
+    "DatasetIndex",
+    "IndexedShard",
+    "check_shard",
+    "index_shards",
+    "write_index",
+]
+
+_log = logging.getLogger("streamload")
+
+
+def write_index(folder: str, entries: Sequence[tuple[IndexedShard, ShardTable]]) -> DatasetIndex:
+    """Add shards to the index in a folder, or replace them there; entries of other shards stay.
+
+    The bytes of the index depend on its entries alone, not on their order or the time.
+
+    Args:
+        folder: the index's own folder (`.../.streamload`); made if need be.
+        entries: the shards with their tables.
+
+    Returns:
+        The whole index.
+
+    Raises:
+        ValueError: a name has a folder in it or comes twice, or an entry disagrees with its table.
+        StorageError: the folder cannot be written.
+    """
+    _check_names([entry.name for entry, _ in entries])
+    for entry, table in entries:
+        _check_entry(entry, table)
+    fields = {name for _, table in entries for name in table.fields}
+    with _writing(folder):
+        for entry, table in entries:
+            _write_table(folder, entry, table)
+        return _merge(folder, [entry for entry, _ in entries], fields)
+
+
+def index_shards(
+    paths: Sequence[str], folder: str | None = None, *, on_shard: Callable[[str, int], None] | None = None
+) -> DatasetIndex:
+    """Scan local uncompressed shards, with crc32 and labels, and write their index.
+
+    Args:
+        paths: the shards. Their names, without folders, must differ.
+        folder: the index's own folder; by default `.streamload` beside the shards, which then lie in one folder.
+        on_shard: called with the path and the number of samples of each shard after it was scanned.
+
+    Returns:
+        The whole index, with the shards that it had before.
+
+    Raises:
+        ValueError: there are no paths, two shards have one name, or they are in several folders and `folder` is None.
+        ShardNotFoundError: a shard does not exist.
+        ShardFormatError: a shard is damaged; `index.json` is then as it was.
+        StorageError: a shard cannot be read or the index cannot be written.
+    """
+    _check_names([os.path.basename(path) for path in paths])
+    folder = _folder_beside(paths) if folder is None else folder
+    entries: list[IndexedShard] = []
+    fields: set[str] = set()
+    for path in paths:
+        entry, table = _scan(path)
+        _check_entry(entry, table)
+        # Written at once, since the tables of very many shards together may not fit in memory.
+        with _writing(folder):
+            _write_table(folder, entry, table)
+        entries.append(entry)
+        fields.update(table.fields)
+        if on_shard is not None:
+            on_shard(path, len(table))
+    with _writing(folder):
+        return _merge(folder, entries, fields)
+
+
+def _check_names(names: Sequence[str]) -> None:
+    if not names or len(set(names)) != len(names):
+        raise ValueError(f"an index needs shards with different names, not {sorted(names)}; give each name once")
+
+
+def _folder_beside(paths: Sequence[str]) -> str:
+    folders = {os.path.dirname(path) for path in paths}
+    if len(folders) > 1:
+        raise ValueError(
+            f"the shards lie in {len(folders)} folders ({', '.join(sorted(folders)[:3])}); index each folder by "
+            "itself, or name the folder for the index"
+        )
+    return os.path.join(folders.pop(), INDEX_FOLDER)
+
+
+def _scan(path: str) -> tuple[IndexedShard, ShardTable]:
+    try:
+        with open(path, "rb") as file:
+            status = os.fstat(file.fileno())
+            # An empty file cannot be mapped; the scan says what is wrong with it.
+            data = np.memmap(file, np.uint8, "r") if status.st_size else np.empty(0, np.uint8)
+    except FileNotFoundError as exc:
+        raise ShardNotFoundError("no such shard; check the path", url=path) from exc
+    except OSError as exc:
+        raise StorageError(f"the shard cannot be read ({exc.strerror}); check its permissions", url=path) from exc
+    table = scan_shard(data, path, crc32=True, labels=True)
+    return IndexedShard(os.path.basename(path), status.st_size, len(table), status.st_mtime_ns), table
+
+
+def _check_entry(entry: IndexedShard, table: ShardTable) -> None:
+    if not is_plain_name(entry.name):
+        raise ValueError(f"{entry.name!r} is not the plain name of a file; give it without a folder")
+    if (entry.bytes, entry.samples) != (table.shard_bytes, len(table)):
+        raise ValueError(
+            f"{entry} does not belong to a table of {len(table)} samples in {table.shard_bytes} bytes; "
+            "take both from one scan"
+        )
+
+
+@contextlib.contextmanager
+def _writing(folder: str) -> Iterator[None]:
+    """Make the index's folder if need be, and keep out other processes that write to it.
+
+    Packing `train` and `val` into one folder at once would lose entries otherwise.
+    """
+    try:
+        os.makedirs(folder, exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            with contextlib.suppress(OSError):  # some network file systems have no locks
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as exc:
+        raise StorageError(
+            f"the index cannot be written ({exc.strerror}); check permissions and free space, or name another folder",
+            url=folder,
+        ) from exc
+
+
+def _write_table(folder: str, entry: IndexedShard, table: ShardTable) -> None:
+    replace_file(table_path(folder, entry.name), lambda file: table_to_npz(table, file))
+
+
+def _write_list(index: DatasetIndex) -> None:
+    content = index.to_json()
+    replace_file(os.path.join(index.folder, INDEX_FILE), lambda file: file.write(content))
+
+
+def _merge(folder: str, entries: Sequence[IndexedShard], fields: set[str]) -> DatasetIndex:
+    """Write the list of shards with some new entries, keeping those of other shards. A broken one is made anew."""
+    by_name: dict[str, IndexedShard] = {}
+    if os.path.exists(os.path.join(folder, INDEX_FILE)):
+        try:
+            old = DatasetIndex.load(folder)
+        except DatasetIndexError as exc:
+            _log.warning("making a new index, without the entries of the old one: %s", exc)
+        else:
+            by_name = {entry.name: entry for entry in old.shards}
+            if by_name.keys() - {entry.name for entry in entries}:
+                fields = fields | set(old.fields)
+    by_name |= {entry.name: entry for entry in entries}
+    index = DatasetIndex(folder, tuple(sorted(fields)), tuple(by_name[name] for name in sorted(by_name)))
+    _write_list(index)
+    return index

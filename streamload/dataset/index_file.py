@@ -1,0 +1,203 @@
+"""What an index says: the list of shards in `index.json`, and a table for each, read and checked."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from streamload.dataset.table import ShardTable
+from streamload.dataset.table_file import table_from_npz
+from streamload.errors import DatasetIndexError
+
+__all__ = [
+    "INDEX_FILE",
+    "INDEX_FOLDER",
+    "INDEX_FORMAT",
+    "DatasetIndex",
+    "IndexedShard",
+    "check_shard",
+    "is_plain_name",
+    "table_path",
+]
+
+INDEX_FOLDER = ".streamload"
+"""The name of the folder beside the shards."""
+
+INDEX_FILE = "index.json"
+"""The list of shards in that folder."""
+
+INDEX_FORMAT = 1
+"""The version of `index.json`; another version is refused."""
+
+_KIND = "streamload-index"
+
+
+@dataclass(frozen=True, slots=True)
+class IndexedShard:
+    """What an index says of one shard as a whole.
+
+    Attributes:
+        name: the file's name, without a folder.
+        bytes: its size.
+        samples: how many samples it holds.
+        mtime_ns: when it was last changed, in nanoseconds since 1970; None where that was not recorded.
+    """
+
+    name: str
+    bytes: int
+    samples: int
+    mtime_ns: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetIndex:
+    """The index of the shards in one folder.
+
+    Attributes:
+        folder: the index's own folder (`.../.streamload`).
+        fields: every field that some shard has, sorted.
+        shards: one entry a shard, sorted by name.
+    """
+
+    folder: str
+    fields: tuple[str, ...]
+    shards: tuple[IndexedShard, ...]
+    _by_name: Mapping[str, IndexedShard] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_by_name", {entry.name: entry for entry in self.shards})
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike[str]) -> DatasetIndex:
+        """Read the list of shards in an index folder (tables are read by `table`).
+
+        Raises:
+            DatasetIndexError: there is no index, or it is damaged or of another version.
+        """
+        folder = os.fspath(folder)
+        path = os.path.join(folder, INDEX_FILE)
+        try:
+            with open(path, "rb") as file:
+                content = file.read()
+        except OSError as exc:
+            raise DatasetIndexError(
+                f"the index cannot be read ({exc.strerror}); make it with `streamload index`", url=path
+            ) from exc
+        return cls.from_json(content, folder)
+
+    @classmethod
+    def from_json(cls, content: bytes, folder: str) -> DatasetIndex:
+        """Take in what an `index.json` holds, wherever it was read from.
+
+        Raises:
+            DatasetIndexError: the content is damaged or of another version.
+        """
+        path = os.path.join(folder, INDEX_FILE)
+        try:
+            document = json.loads(content)
+        except (ValueError, RecursionError) as exc:
+            raise DatasetIndexError(
+                f"the index is not JSON ({exc}); make it anew with `streamload index`", url=path
+            ) from exc
+        fields, shards = _checked(document, path)
+        return cls(folder, fields, shards)
+
+    def to_json(self) -> bytes:
+        """The content of `index.json`: the same bytes for the same entries."""
+        document = {
+            "format": INDEX_FORMAT,
+            "kind": _KIND,
+            "fields": list(self.fields),
+            "shards": [asdict(entry) for entry in self.shards],
+        }
+        return (json.dumps(document, indent=1) + "\n").encode("ascii")
+
+    def shard(self, name: str) -> IndexedShard:
+        """The entry of one shard.
+
+        Raises:
+            DatasetIndexError: the index does not have it.
+        """
+        entry = self._by_name.get(name)
+        if entry is None:
+            raise DatasetIndexError(
+                f"the index in {self.folder!r} does not have this shard; add it with `streamload index`", url=name
+            )
+        return entry
+
+    def table(self, name: str) -> ShardTable:
+        """Read the table of one shard; nothing is kept.
+
+        Raises:
+            DatasetIndexError: the index does not have the shard, its table is damaged, or the two disagree.
+        """
+        entry = self.shard(name)
+        path = table_path(self.folder, name)
+        table = table_from_npz(path, path)
+        if (table.shard_bytes, len(table)) != (entry.bytes, entry.samples):
+            raise DatasetIndexError(
+                f"{INDEX_FILE} has {entry.samples} samples in {entry.bytes} bytes for this shard, and its table "
+                f"{len(table)} in {table.shard_bytes}; make the index anew with `streamload index`",
+                url=path,
+            )
+        return table
+
+
+def check_shard(entry: IndexedShard, actual_bytes: int, url: str) -> None:
+    """Make sure that a shard still has the size that it was indexed with.
+
+    Raises:
+        DatasetIndexError: it has another.
+    """
+    if actual_bytes != entry.bytes:
+        raise DatasetIndexError(
+            f"the shard has {actual_bytes} bytes, and had {entry.bytes} when it was indexed, so it was re-packed or "
+            "cut; fetch it again, or make the index anew with `streamload index`",
+            url=url,
+        )
+
+
+def is_plain_name(name: object) -> bool:
+    """Whether something is the name of a file and nothing else, so that no path from an index leads elsewhere."""
+    return isinstance(name, str) and name not in ("", ".", "..") and not set("/\\\0") & set(name)
+
+
+def table_path(folder: str, name: str) -> str:
+    """The file with the table of a shard."""
+    return os.path.join(folder, f"{name}.npz")
+
+
+def _checked(document: Any, path: str) -> tuple[tuple[str, ...], tuple[IndexedShard, ...]]:
+    """The fields and shards of a parsed `index.json`."""
+    if not isinstance(document, dict) or document.get("kind") != _KIND:
+        raise DatasetIndexError("not a streamload index; make one with `streamload index`", url=path)
+    if document.get("format") != INDEX_FORMAT:
+        raise DatasetIndexError(
+            f"an index of format {document.get('format')!r}, and this release reads format {INDEX_FORMAT}; "
+            "make it anew with `streamload index`, or install a release that reads it",
+            url=path,
+        )
+    fields, shards = document.get("fields"), document.get("shards")
+    if not (
+        isinstance(fields, list)
+        and all(isinstance(name, str) for name in fields)
+        and isinstance(shards, list)
+        and all(map(_is_entry, shards))
+        and len({shard["name"] for shard in shards}) == len(shards)
+    ):
+        raise DatasetIndexError("the index is damaged; make it anew with `streamload index`", url=path)
+    return tuple(fields), tuple(
+        IndexedShard(shard["name"], shard["bytes"], shard["samples"], shard["mtime_ns"]) for shard in shards
+    )
+
+
+def _is_entry(shard: object) -> bool:
+    if not isinstance(shard, dict) or not is_plain_name(shard.get("name")):
+        return False
+    counts = [shard.get("bytes"), shard.get("samples")]
+    if shard.get("mtime_ns", 0) is not None:
+        counts.append(shard.get("mtime_ns"))
+    return all(isinstance(count, int) and not isinstance(count, bool) and count >= 0 for count in counts)

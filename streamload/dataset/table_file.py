@@ -1,0 +1,153 @@
+"""Shard tables as `.npz` files: written with the same bytes for the same table, read without trusting them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamload.dataset.table import ShardTable
+from streamload.errors import DatasetIndexError
+
+__all__ = ["TABLE_FORMAT", "table_from_npz", "table_to_npz"]
+
+TABLE_FORMAT = 1
+"""The version of the file's layout; a file of another version is refused."""
+
+_DTYPES: dict[str, type[np.generic]] = {
+    "member_offset": np.int64,
+    "member_size": np.int64,
+    "member_field": np.uint16,
+    "sample_start": np.int64,
+    "key_bytes": np.uint8,
+    "key_start": np.int64,
+    "member_crc32": np.uint32,
+    "labels": np.int64,
+}
+_OPTIONAL = ("member_crc32", "labels")
+
+
+class _TableError(Exception):
+    """What a table file holds does not make a table; the text says why."""
+
+
+def table_to_npz(table: ShardTable, file: str | BinaryIO) -> None:
+    """Write a table as an uncompressed `.npz`.
+
+    The bytes depend on nothing but the table: `numpy.savez` dates every entry 1980-01-01.
+
+    Args:
+        table: what to write.
+        file: a path, taken as it is, or a file open for writing.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    if isinstance(file, str):
+        with open(file, "wb") as opened:
+            table_to_npz(table, opened)
+        return
+    about = {
+        "format": TABLE_FORMAT,
+        "shard_bytes": table.shard_bytes,
+        "fields": table.fields,
+        "skipped": dict(sorted(table.skipped.items())),
+        "missing_end": table.missing_end,
+    }
+    arrays: dict[str, NDArray[Any]] = {"about": np.frombuffer(json.dumps(about).encode(), np.uint8)}
+    for name in _DTYPES:
+        array = getattr(table, name)
+        if array is not None:
+            arrays[name] = array
+    np.savez(file, allow_pickle=False, **arrays)
+
+
+def table_from_npz(file: str | BinaryIO, url: str) -> ShardTable:
+    """Read a table and check that it can be one: types, lengths, and that everything lies within the shard.
+
+    Args:
+        file: a path or a file open for reading, with `seek`.
+        url: how errors name the file.
+
+    Raises:
+        DatasetIndexError: the file is missing, cannot be read, is damaged, of another version, or inconsistent.
+    """
+    try:
+        with np.load(file, allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in archive.files}
+        return _table_of(arrays)
+    except FileNotFoundError as exc:
+        raise DatasetIndexError("the index has no such file; make it anew with `streamload index`", url=url) from exc
+    except _TableError as exc:
+        raise DatasetIndexError(f"{exc}; make the index anew with `streamload index`", url=url) from exc
+    except Exception as exc:  # of many kinds, from zipfile, NumPy's header parser and json
+        raise DatasetIndexError(
+            f"not a readable index file ({type(exc).__name__}: {exc}); make the index anew with `streamload index`",
+            url=url,
+        ) from exc
+
+
+def _table_of(arrays: dict[str, NDArray[Any]]) -> ShardTable:
+    about = json.loads(_take(arrays, "about", np.uint8).tobytes())
+    if not isinstance(about, dict) or about.get("format") != TABLE_FORMAT:
+        found = about.get("format") if isinstance(about, dict) else None
+        raise _TableError(f"an index file of format {found!r}, and this release reads format {TABLE_FORMAT}")
+    shard_bytes, fields, skipped = about.get("shard_bytes"), about.get("fields"), about.get("skipped")
+    if not isinstance(shard_bytes, int) or not _is_count(shard_bytes):
+        raise _TableError(f"{shard_bytes!r} bytes is not a shard's size")
+    if not isinstance(fields, list) or not all(isinstance(name, str) for name in fields):
+        raise _TableError("its fields are not a list of names")
+    if not isinstance(skipped, dict) or not all(_is_count(count) for count in skipped.values()):
+        raise _TableError("its skipped members are not counts by reason")
+    columns = {
+        name: _take(arrays, name, dtype) for name, dtype in _DTYPES.items() if name in arrays or name not in _OPTIONAL
+    }
+    table = ShardTable(
+        shard_bytes=shard_bytes,
+        fields=tuple(fields),
+        skipped=skipped,
+        missing_end=about.get("missing_end") is True,
+        **columns,
+    )
+    _check(table)
+    return table
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _take(arrays: dict[str, NDArray[Any]], name: str, dtype: type[np.generic]) -> NDArray[Any]:
+    array = arrays.get(name)
+    if array is None:
+        raise _TableError(f"it has no {name}")
+    if array.dtype != dtype or array.ndim != 1:
+        raise _TableError(f"its {name} is {array.dtype}{list(array.shape)}")
+    return array
+
+
+def _check(table: ShardTable) -> None:
+    """Refuse a table that would point outside of its shard or of itself."""
+    members, offset, size = len(table.member_offset), table.member_offset, table.member_size
+    for name in ("member_size", "member_field", "member_crc32"):
+        array = getattr(table, name)
+        if array is not None and len(array) != members:
+            raise _TableError(f"its {name} has {len(array)} entries for {members} members")
+    _check_edges("sample_start", table.sample_start, members, smallest=1)
+    _check_edges("key_start", table.key_start, len(table.key_bytes), smallest=0)
+    samples = len(table)
+    if len(table.key_start) != samples + 1 or (table.labels is not None and len(table.labels) != samples):
+        raise _TableError(f"its keys or labels are not as many as its {samples} samples")
+    if members:
+        # Compared this way round, since the sum of two large numbers may overflow.
+        if min(int(offset.min()), int(size.min())) < 0 or (size > table.shard_bytes - offset).any():
+            raise _TableError(f"a member does not lie within the shard's {table.shard_bytes} bytes")
+        if int(table.member_field.max()) >= len(table.fields):
+            raise _TableError("a member has a field that is not among its fields")
+
+
+def _check_edges(name: str, edges: NDArray[np.int64], end: int, *, smallest: int) -> None:
+    if not len(edges) or edges[0] != 0 or edges[-1] != end or (np.diff(edges) < smallest).any():
+        raise _TableError(f"its {name} does not run from 0 to {end}")

@@ -1,0 +1,321 @@
+"""StreamLoader: batches from tar shards, in an order that is exact and can be resumed."""
+
+from __future__ import annotations
+
+import os
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Literal
+
+import cloudpickle
+
+from streamload.batch.transfer import cuda_registry, pinning
+from streamload.connection import Connection, FeederHere, FeederProcess
+from streamload.decode.failure import error_from
+from streamload.decode.work import OnError
+from streamload.delivery import Delivery
+from streamload.errors import LoaderClosedError, LoaderStateError, SampleError
+from streamload.fetch.listing import list_shards
+from streamload.messages import Configure, Counted, CountSamples, EpochStart, Failed
+from streamload.options import Executor, Options, Transform, rank_and_world_size
+from streamload.order.plan import batches_per_rank
+from streamload.order.state import LoaderState, check, fingerprint
+from streamload.passes import Meter, Pass, Standing
+from streamload.statistics import Statistics
+
+__all__ = ["StreamLoader"]
+
+
+class StreamLoader:
+    """Iterates over the samples of tar shards (WebDataset's format) in batches of tensors.
+
+    Each pass of a `for` loop is one epoch, and the next pass is the next epoch. The order of an epoch is a function of
+    `seed`, the epoch's number and the dataset alone: it does not depend on workers, on timing, or on whether the shards
+    have an index. Every sample is delivered exactly once, or is named in an error or in `skipped`.
+
+    A feeder process and `num_workers` worker processes are started with the first pass and kept between passes; a pass
+    that is left early (`break`, an exception) ends them. In the process that iterates, no thread is started.
+
+    Args:
+        urls: paths, or patterns with braces (`train-{000000..000123}.tar`), `::` or globs, or a folder of shards; one
+            or a list of them.
+        batch_size: samples in a batch, on each rank.
+        shuffle: a new order each epoch: shards are permuted, and samples shuffled within `shuffle_window`.
+        fields: the fields to read, with alternatives: `("jpg;png", "cls")` gives tuples. None gives dicts of all fields,
+            with "__key__" and "__url__".
+        decode: True decodes by extension; a mapping from extensions to functions of bytes adds to that or replaces it;
+            False leaves bytes. Pickles are never loaded by it.
+        transform: a function of a sample, or a mapping from fields to functions of their values. One that has a
+            parameter named `rng` gets a `numpy.random.Generator` there; for others `random`, `numpy.random` and torch
+            are seeded. Either way a sample's randomness depends on `seed`, the epoch and the sample alone.
+        collate_fn: makes a batch of a list of samples; by default they are collated as by torch's `default_collate`.
+        drop_last: drop the samples at the end of an epoch that fill no batch on every rank.
+        pad: with several ranks, fill the last batch with the first samples of the order, so that all ranks have the same
+            number of batches and samples. False adds nothing: every sample exactly once, for evaluation.
+        num_workers: worker processes; "auto" is one for each processor, 0 does all in the caller's thread.
+        executor: "process", or "thread" for threads within the feeder.
+        prefetch_batches: batches that are made ahead; of small, fast ones (a few ms each) more are under way.
+        in_order: False gives batches as they are finished, and then the position cannot be saved.
+        worker_init_fn: called with the worker's number in each worker when it starts.
+        timeout: seconds to wait for a batch before a WorkerError; 0 waits for ever.
+        pin_memory: give tensors in page-locked memory. "auto": where there is CUDA. Without CUDA it has no effect.
+        seed: of the order and of all randomness.
+        shuffle_window: how far, in samples, a sample may move within its lane. 10,000 mixes about eleven shards of a
+            thousand samples.
+        lanes: how many streams the order is woven from; fixed by the first run (default: its world size), so that a
+            run can be resumed at another world size.
+        rank: this process's; by default torch.distributed's, or RANK's.
+        world_size: the number of ranks; by default torch.distributed's, or WORLD_SIZE's.
+        index: a folder with the index of the shards, if it is not beside them.
+        on_error: a sample that fails is raised ("raise"), left out of its batch ("skip"), or replaced by another sample
+            of its batch ("replace", which keeps ranks in step). A transform's TypeError, NameError and the like are
+            mistakes in the program and always raised.
+        max_errors: how many samples may be left out or replaced in the loader's life; None for any number.
+        strict: False lets shards pass that end without an end-of-archive mark; they are counted.
+        verify: check every field against the checksum in the index.
+
+    Raises:
+        TypeError, ValueError: a wrong argument; the message has its name, its value and what would be right.
+        ShardNotFoundError: there is no such shard, or a pattern matches nothing.
+        DatasetIndexError: an index is damaged or does not belong to its shards.
+    """
+
+    def __init__(
+        self,
+        urls: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        batch_size: int = 1,
+        shuffle: bool = False,
+        *,
+        fields: Sequence[str] | None = None,
+        decode: bool | Mapping[str, Callable[[bytes], Any]] = True,
+        transform: Transform | None = None,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        drop_last: bool = False,
+        pad: bool = True,
+        num_workers: int | Literal["auto"] = "auto",
+        executor: Executor = "process",
+        prefetch_batches: int = 4,
+        in_order: bool = True,
+        worker_init_fn: Callable[[int], Any] | None = None,
+        timeout: float = 0,
+        pin_memory: bool | Literal["auto"] = "auto",
+        seed: int = 0,
+        shuffle_window: int = 10_000,
+        lanes: int | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        index: str | os.PathLike[str] | None = None,
+        on_error: OnError = "raise",
+        max_errors: int | None = None,
+        strict: bool = True,
+        verify: bool = False,
+    ) -> None:
+        self._options = Options(
+            batch_size=batch_size,
+            shuffle=shuffle,
+            fields=fields,
+            decode=decode,
+            transform=transform,
+            collate_fn=collate_fn,
+            drop_last=drop_last,
+            pad=pad,
+            num_workers=num_workers,
+            executor=executor,
+            prefetch_batches=prefetch_batches,
+            in_order=in_order,
+            worker_init_fn=worker_init_fn,
+            timeout=timeout,
+            pin_memory=pin_memory,
+            seed=seed,
+            shuffle_window=shuffle_window,
+            lanes=lanes,
+            on_error=on_error,
+            max_errors=max_errors,
+            strict=strict,
+            verify=verify,
+        )
+        self.rank, self.world_size = rank_and_world_size(rank, world_size)
+        self._listing = list_shards(urls, index)
+        self._lanes = self.world_size if lanes is None else lanes
+        self._counts = self._listing.counts
+        self._delivery = Delivery(on_error, max_errors)
+        self._standing = Standing()
+        self._epoch_to_come: int | None = None
+        self._connection: Connection | None = None
+        self._pass: weakref.ref[Pass] | None = None
+        self._closed = False
+        self._meter = Meter()
+
+    @property
+    def batch_size(self) -> int:
+        """Samples in a batch of this rank."""
+        return self._options.batch_size
+
+    @property
+    def skipped(self) -> list[SampleError]:
+        """The errors of the samples that were left out or replaced, in the order of delivery."""
+        return list(self._delivery.skipped)
+
+    def __len__(self) -> int:
+        """The number of batches of a whole epoch on this rank. Without an index it waits until the shards are scanned.
+
+        Raises:
+            ShardFormatError: a shard is damaged.
+        """
+        if self._counts is None:
+            self._counts = self._count()
+        order = self._options.pipeline(self._lanes).order
+        return batches_per_rank(order, sum(self._counts), self.rank, self.world_size)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Begin a pass: the next epoch, or the rest of one that was resumed or ended by an error of the loader.
+
+        A pass that is still under way ends; going on with it raises LoaderClosedError.
+
+        Raises:
+            LoaderClosedError: the loader was closed.
+        """
+        if self._closed:
+            raise LoaderClosedError("the loader was closed; make a new one")
+        self._end_pass()
+        epoch, position = self._next_start()
+        self._epoch_to_come = None
+        connection = self._connect()
+        connection.send(EpochStart(epoch, position, self.rank, self.world_size))
+        self._standing = Standing(epoch, position)
+        begun = Pass(connection, self._delivery, self._standing, self._meter, self._options.timeout or None)
+        self._pass = weakref.ref(begun)
+        return begun
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make `epoch` the next pass, from its start; if it is the one that was resumed, from where that stood."""
+        if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
+            raise ValueError(f"epoch={epoch!r} must be an integer of at least 0")
+        self._epoch_to_come = epoch
+
+    def state_dict(self) -> dict[str, int | bool | str]:
+        """Where the loop stands, as a small dict of plain values that JSON can hold.
+
+        It counts the samples that the loop has been given, not those that were prefetched, over all ranks, so every
+        rank's state is the same and one of them is enough to save. Within the loop it stands behind the current batch.
+
+        Raises:
+            LoaderStateError: the batches don't come in order (`in_order=False`).
+        """
+        if not self._options.in_order:
+            raise LoaderStateError("in_order=False delivers batches as they are finished, so no position can be saved")
+        standing, options = self._standing, self._options
+        epoch, position = standing.epoch, standing.position
+        if standing.state != "running" and self._epoch_to_come is not None:
+            epoch, position = self._next_start()
+        return LoaderState(
+            seed=options.seed,
+            epoch=epoch,
+            position=position,
+            lanes=self._lanes,
+            window=options.shuffle_window,
+            shuffle=options.shuffle,
+            fingerprint=self._fingerprint(),
+        ).to_json()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was called: the next pass is the rest of that epoch, at any world size.
+
+        It costs nothing: no shard that lies behind is read. With the same `batch_size * world_size` the global batches
+        are the same too.
+
+        Raises:
+            LoaderStateError: the state is none, or belongs to another dataset, seed, window or number of lanes.
+        """
+        loaded = LoaderState.from_json(state)
+        options = self._options
+        check(
+            loaded,
+            seed=options.seed,
+            shuffle=options.shuffle,
+            window=options.shuffle_window,
+            lanes=loaded.lanes if options.lanes is None else options.lanes,
+            fingerprint=self._fingerprint(),
+        )
+        self._end_pass()
+        if loaded.lanes != self._lanes:
+            self._disconnect()
+            self._lanes = loaded.lanes
+        self._standing = Standing(loaded.epoch, loaded.position)
+        self._epoch_to_come = None
+
+    def statistics(self) -> Statistics:
+        """What the loader has done so far, and what limits it."""
+        return self._meter.statistics(skipped_samples=len(self._delivery.skipped))
+
+    def close(self) -> None:
+        """End the feeder and its workers. Batches that were delivered stay valid. Calling it twice is fine."""
+        self._closed = True
+        self._end_pass()
+        self._disconnect()
+
+    def __enter__(self) -> StreamLoader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # -- the feeder -------------------------------------------------------------------------------------------------
+
+    def _next_start(self) -> tuple[int, int]:
+        """The epoch and the position at which the next pass begins."""
+        standing, to_come = self._standing, self._epoch_to_come
+        if standing.state == "ready" and to_come in (None, standing.epoch):
+            return standing.epoch, standing.position
+        return (standing.epoch + 1 if to_come is None else to_come), 0
+
+    def _connect(self) -> Connection:
+        if self._connection is None or self._connection.closed:
+            self._connection = self._start_feeder()
+        return self._connection
+
+    def _start_feeder(self) -> Connection:
+        options = self._options
+        configure = Configure(
+            listing=self._listing,
+            settings=options.pipeline(self._lanes),
+            job=cloudpickle.dumps(options.job()),
+            workers=options.workers,
+            executor=options.executor,
+            import_path=tuple(entry or os.getcwd() for entry in sys.path),
+        )
+        if options.workers == 0:
+            return FeederHere(configure)
+        registry = cuda_registry() if options.pin_memory else None
+        return FeederProcess(configure, None if registry is None else pinning(registry))
+
+    def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def _end_pass(self) -> None:
+        running = None if self._pass is None else self._pass()
+        if running is not None:
+            running.close()
+        self._pass = None
+
+    def _count(self) -> tuple[int, ...]:
+        connection = self._connect()
+        connection.send(CountSamples())
+        meanwhile = []
+        while not isinstance(message := connection.receive(None), Counted):
+            if isinstance(message, Failed):
+                self._end_pass()
+                self._disconnect()
+                raise error_from(message.failure)
+            meanwhile.append(message)  # of a pass that is under way
+        connection.put_back(meanwhile)
+        return message.counts
+
+    def _fingerprint(self) -> str:
+        return fingerprint((shard.name, shard.bytes) for shard in self._listing.shards)

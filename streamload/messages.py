@@ -1,0 +1,79 @@
+"""What the trainer and its feeder say to each other, as frozen types."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from streamload.decode.dealing import EpochStart, PipelineSettings
+from streamload.decode.work import Failure
+from streamload.fetch.listing import Listing
+from streamload.pipeline import ReadyBatch
+from streamload.statistics import FeederTotals
+
+__all__ = ["Configure", "CountSamples", "Counted", "EpochEnded", "EpochStart", "Failed", "Ready", "Taken"]
+
+
+@dataclass(frozen=True, slots=True)
+class Configure:
+    """The trainer's first message: everything that holds for all epochs.
+
+    Attributes:
+        listing: the shards.
+        settings: the pipeline's.
+        job: a cloudpickle of the `Job`.
+        workers: how many.
+        executor: where they run.
+        import_path: the trainer's `sys.path`.
+    """
+
+    listing: Listing
+    settings: PipelineSettings
+    job: bytes
+    workers: int
+    executor: Literal["process", "thread"]
+    import_path: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """The trainer has taken batches, and nobody there views these slots any more."""
+
+    batches: int
+    released: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CountSamples:
+    """The trainer wants to know how many samples each shard has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """The samples of each shard."""
+
+    counts: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """Batches, in order; the descriptors of `opened` slots come with the message, `retired` ones are to be dropped."""
+
+    batches: tuple[ReadyBatch, ...]
+    opened: tuple[int, ...]
+    retired: tuple[int, ...]
+    totals: FeederTotals
+
+
+@dataclass(frozen=True, slots=True)
+class EpochEnded:
+    """Every batch of the epoch has been sent."""
+
+    totals: FeederTotals
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The feeder cannot go on."""
+
+    failure: Failure

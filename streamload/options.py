@@ -1,0 +1,194 @@
+"""What a loader was asked for, checked: every wrong argument is refused by name, with its value and what is right."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from streamload.decode.dealing import PipelineSettings
+from streamload.decode.work import Job, OnError
+from streamload.order.plan import OrderOptions
+
+__all__ = ["Options", "Transform", "available_processors", "rank_and_world_size"]
+
+Executor = Literal["process", "thread"]
+Transform = Callable[..., Any] | Mapping[str, Callable[..., Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The arguments of `StreamLoader`, which documents them.
+
+    Raises:
+        TypeError, ValueError: an argument makes no sense.
+    """
+
+    batch_size: int
+    shuffle: bool
+    fields: Sequence[str] | None
+    decode: bool | Mapping[str, Callable[[bytes], Any]]
+    transform: Transform | None
+    collate_fn: Callable[[list[Any]], Any] | None
+    drop_last: bool
+    pad: bool
+    num_workers: int | Literal["auto"]
+    executor: Executor
+    prefetch_batches: int
+    in_order: bool
+    worker_init_fn: Callable[[int], Any] | None
+    timeout: float
+    pin_memory: bool | Literal["auto"]
+    seed: int
+    shuffle_window: int
+    lanes: int | None
+    on_error: OnError
+    max_errors: int | None
+    strict: bool
+    verify: bool
+
+    def __post_init__(self) -> None:
+        self._check_numbers()
+        self._check_choices()
+        self._check_functions()
+        self._check_fields()
+
+    @property
+    def workers(self) -> int:
+        """How many workers; "auto" resolved: the processors of this process, divided among a node's ranks."""
+        if self.num_workers != "auto":
+            return self.num_workers
+        return max(1, available_processors() // _positive(os.environ.get("LOCAL_WORLD_SIZE")))
+
+    def job(self) -> Job:
+        """The part that concerns what is made of a sample."""
+        fields = None if self.fields is None else tuple(self.fields)
+        return Job(fields, self.decode, self.transform, self.collate_fn, self.worker_init_fn, self.on_error, self.seed)
+
+    def pipeline(self, lanes: int) -> PipelineSettings:
+        """The part that concerns the order and how batches are made."""
+        return PipelineSettings(
+            order=OrderOptions(
+                seed=self.seed,
+                shuffle=self.shuffle,
+                window=self.shuffle_window,
+                lanes=lanes,
+                batch_size=self.batch_size,
+                drop_last=self.drop_last,
+                pad=self.pad,
+            ),
+            fields=None if self.fields is None else tuple(self.fields),
+            verify=self.verify,
+            strict=self.strict,
+            # In the caller's own thread there is nobody to share a batch with, and a debugger sees each sample once.
+            whole_batches=self.collate_fn is not None or self.workers == 0,
+            prefetch_batches=self.prefetch_batches,
+            in_order=self.in_order,
+        )
+
+    def _check_numbers(self) -> None:
+        _check_int("batch_size", self.batch_size, 1)
+        _check_int("prefetch_batches", self.prefetch_batches, 1)
+        _check_int("seed", self.seed, 0)
+        _check_int("shuffle_window", self.shuffle_window, 1)
+        if self.num_workers != "auto":
+            _check_int("num_workers", self.num_workers, 0, 'or "auto"')
+        if self.lanes is not None:
+            _check_int("lanes", self.lanes, 1, "or None")
+        if self.max_errors is not None:
+            _check_int("max_errors", self.max_errors, 0, "or None")
+        if isinstance(self.timeout, bool) or not isinstance(self.timeout, int | float) or self.timeout < 0:
+            raise ValueError(f"timeout={self.timeout!r} must be a number of seconds, or 0 to wait for ever")
+
+    def _check_choices(self) -> None:
+        for name in ("shuffle", "drop_last", "pad", "in_order", "strict", "verify"):
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(f"{name}={getattr(self, name)!r} must be True or False")
+        _check_choice("executor", self.executor, ("process", "thread"))
+        _check_choice("on_error", self.on_error, ("raise", "skip", "replace"))
+        if self.pin_memory != "auto" and not isinstance(self.pin_memory, bool):
+            raise ValueError(f'pin_memory={self.pin_memory!r} must be True, False or "auto"')
+
+    def _check_functions(self) -> None:
+        for name in ("collate_fn", "worker_init_fn"):
+            function = getattr(self, name)
+            if function is not None and not callable(function):
+                raise TypeError(f"{name}={function!r} must be a function, or None")
+        if isinstance(self.decode, Mapping):
+            _check_mapping("decode", self.decode, "an extension")
+        elif not isinstance(self.decode, bool):
+            raise TypeError(f"decode={self.decode!r} must be True, False or a mapping from extensions to functions")
+        if isinstance(self.transform, Mapping):
+            _check_mapping("transform", self.transform, "a field")
+        elif self.transform is not None and not callable(self.transform):
+            raise TypeError(f"transform={self.transform!r} must be a function, or a mapping from fields to functions")
+
+    def _check_fields(self) -> None:
+        if self.fields is None:
+            return
+        if isinstance(self.fields, str) or not isinstance(self.fields, Sequence):
+            raise TypeError(f'fields={self.fields!r} must be a tuple of strings, such as ("jpg;png", "cls")')
+        names = [name for entry in self.fields if isinstance(entry, str) for name in (entry, *entry.split(";"))]
+        if not self.fields or not all(isinstance(entry, str) for entry in self.fields) or not all(names):
+            raise ValueError(f'fields={self.fields!r} must be a tuple of strings, such as ("jpg;png", "cls")')
+        for name in self.transform if isinstance(self.transform, Mapping) else ():
+            if name not in names:
+                raise ValueError(f"transform has a function for {name!r}, which is not in fields={self.fields!r}")
+
+
+def _check_int(name: str, value: object, least: int, alternative: str = "") -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name}={value!r} must be an integer of at least {least} {alternative}".rstrip())
+    if value < least:
+        raise ValueError(f"{name}={value!r} must be at least {least} {alternative}".rstrip())
+
+
+def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ValueError(f"{name}={value!r} must be one of {', '.join(map(repr, choices))}")
+
+
+def _check_mapping(name: str, mapping: Mapping[Any, Any], what: str) -> None:
+    for key, function in mapping.items():
+        if not isinstance(key, str) or not callable(function):
+            raise TypeError(f"{name} must map {what} to a function; it has {key!r}: {function!r}")
+
+
+def available_processors() -> int:
+    """The processors that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def rank_and_world_size(rank: int | None, world_size: int | None) -> tuple[int, int]:
+    """From the arguments, else from torch.distributed, else from RANK and WORLD_SIZE; alone by default.
+
+    Raises:
+        TypeError, ValueError: only one of them is given, or they don't go together.
+    """
+    if (rank is None) != (world_size is None):
+        raise ValueError(f"rank={rank!r} and world_size={world_size!r} go together; give both or neither")
+    if rank is None or world_size is None:
+        rank, world_size = _from_surroundings()
+    _check_int("world_size", world_size, 1)
+    _check_int("rank", rank, 0)
+    if rank >= world_size:
+        raise ValueError(f"rank={rank} must be below world_size={world_size}; ranks are counted from 0")
+    return rank, world_size
+
+
+def _from_surroundings() -> tuple[int, int]:
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank(), distributed.get_world_size()
+    rank, world_size = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
+    if rank is not None and world_size is not None and rank.isdecimal() and world_size.isdecimal():
+        return int(rank), int(world_size)
+    return 0, 1
+
+
+def _positive(text: str | None) -> int:
+    return max(1, int(text)) if text is not None and text.isdecimal() else 1

@@ -1,0 +1,159 @@
+"""One pass of the loop over an epoch: waits for batches, builds them, and knows how far the loop has come."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any, Literal
+
+from streamload.connection import Connection
+from streamload.decode.failure import error_from
+from streamload.delivery import Delivery
+from streamload.errors import LoaderClosedError, WorkerError
+from streamload.messages import EpochEnded, Failed, Ready
+from streamload.pipeline import ReadyBatch
+from streamload.statistics import FeederTotals, Stage, Statistics
+
+__all__ = ["Meter", "Pass", "Standing"]
+
+
+@dataclass(slots=True)
+class Standing:
+    """Where the loop stands; shared by a pass and its loader.
+
+    Attributes:
+        epoch: the epoch.
+        position: samples of its order that the loop has been given, over all ranks.
+        state: "ready" to begin or go on from here; "running"; or "left" by the user before the end.
+    """
+
+    epoch: int = 0
+    position: int = 0
+    state: Literal["ready", "running", "left"] = "ready"
+
+
+@dataclass(slots=True)
+class Meter:
+    """What the trainer's side adds up over all passes."""
+
+    samples: int = 0
+    batches: int = 0
+    loop_worked_s: float = 0.0
+    loop_waited_s: float = 0.0
+    totals: FeederTotals = field(default_factory=FeederTotals)
+
+    def statistics(self, skipped_samples: int) -> Statistics:
+        """The figures as the user gets them."""
+        totals = self.totals
+        stages = {
+            "plan": Stage(totals.plan_s, 0.0),
+            "scan": Stage(totals.scan_s, 0.0),
+            "decode": Stage(totals.decode_s, totals.workers_waited_s),
+            "transform": Stage(totals.transform_s, 0.0),
+            "collate": Stage(totals.collate_s, 0.0),
+            "loop": Stage(self.loop_worked_s, self.loop_waited_s),
+        }
+        return Statistics(
+            samples=self.samples,
+            batches=self.batches,
+            payload_bytes=totals.payload_bytes,
+            stages=stages,
+            skipped_members=dict(totals.skipped_members),
+            skipped_samples=skipped_samples,
+            restarted_workers=totals.restarted_workers,
+        )
+
+
+class Pass(Iterator[Any]):
+    """The iterator of a `for` loop. A pass that is dropped before its end takes the feeder's processes with it.
+
+    Args:
+        connection: to a feeder that has been told to start the epoch.
+        delivery: builds the batches.
+        standing: kept up to date for the loader.
+        meter: adds up.
+        timeout_s: how long to wait for a batch, or None.
+    """
+
+    def __init__(
+        self, connection: Connection, delivery: Delivery, standing: Standing, meter: Meter, timeout_s: float | None
+    ) -> None:
+        self._connection = connection
+        self._delivery = delivery
+        self._standing = standing
+        self._meter = meter
+        self._timeout_s = timeout_s
+        self._pending: deque[ReadyBatch] = deque()
+        self._gave_at: float | None = None
+        self._over: Literal["no", "finished", "closed"] = "no"
+        standing.state = "running"
+
+    def __next__(self) -> Any:
+        if self._over == "finished":
+            raise StopIteration
+        if self._over == "closed":
+            raise LoaderClosedError("this pass was ended by a newer one, by an error, or by close(); begin a new one")
+        asked_at = perf_counter()
+        if self._gave_at is not None:
+            self._meter.loop_worked_s += asked_at - self._gave_at
+        try:
+            batch = self._next_batch()
+        except StopIteration:
+            self._over = "finished"
+            self._standing.epoch += 1
+            self._standing.position = 0
+            self._standing.state = "ready"
+            raise
+        except BaseException as error:
+            # After an error of ours the loop may go on from where it stands; Ctrl-C is a way to leave it.
+            self.close(state="ready" if isinstance(error, Exception) else "left")
+            raise
+        self._gave_at = perf_counter()
+        self._meter.loop_waited_s += self._gave_at - asked_at
+        return batch
+
+    def _next_batch(self) -> Any:
+        while True:
+            while not self._pending:
+                self._handle(self._message())
+            ready = self._pending.popleft()
+            self._connection.taken(1)
+            built = self._delivery.build(ready, self._connection.lend)
+            self._standing.position = ready.end
+            if built is not None:
+                batch, samples = built
+                self._meter.samples += samples
+                self._meter.batches += 1
+                return batch
+
+    def _message(self) -> Any:
+        try:
+            return self._connection.receive(self._timeout_s)
+        except TimeoutError as error:
+            raise WorkerError(
+                f"no batch came within timeout={self._timeout_s} seconds; a transform may hang, or the time is too short"
+            ) from error
+
+    def _handle(self, message: Any) -> None:
+        match message:
+            case Ready():
+                self._pending.extend(message.batches)
+                self._meter.totals = message.totals
+            case EpochEnded():
+                self._meter.totals = message.totals
+                raise StopIteration
+            case Failed():
+                raise error_from(message.failure)
+
+    def close(self, state: Literal["ready", "left"] = "left") -> None:
+        """End the pass before its end, and the feeder's processes with it. Calling it again is fine."""
+        if self._over == "no":
+            self._over = "closed"
+            self._standing.state = state
+            self._pending.clear()
+            self._connection.close()
+
+    def __del__(self) -> None:
+        self.close()

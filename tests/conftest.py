@@ -1,0 +1,83 @@
+"""What every test gets: a cache folder of its own, and the proof that it leaves nothing behind."""
+
+from __future__ import annotations
+
+import gc
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+_PATIENCE_S = 3.0
+
+
+@pytest.fixture(autouse=True)
+def own_cache_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scans are cached per user; a test must neither see the user's nor leave its own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+def _processes() -> set[str]:
+    return {f"process {child.pid}" for child in psutil.Process().children(recursive=True)}
+
+
+def _threads() -> set[str]:
+    return {f"thread {thread.name}" for thread in threading.enumerate()}
+
+
+def _descriptors() -> set[str]:
+    found = set()
+    for number in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else ():
+        try:
+            target = os.readlink(f"/proc/self/fd/{number}")
+        except FileNotFoundError:  # the descriptor that listed them
+            continue
+        if target.startswith(("socket:", "/memfd:", "anon_inode:", "pipe:")) or "/pytest-of-" in target:
+            found.add(f"descriptor {number} -> {target}")
+    return found
+
+
+def _files(folder: str) -> Callable[[], set[str]]:
+    def names() -> set[str]:
+        return {f"{folder}/{name}" for name in os.listdir(folder) if not name.startswith("pytest-of-")}
+
+    return names
+
+
+_SOURCES: list[Callable[[], set[str]]] = [_processes, _threads, _descriptors]
+_SOURCES += [_files(folder) for folder in ("/dev/shm", tempfile.gettempdir()) if os.path.isdir(folder)]
+
+
+def _inventory() -> set[str]:
+    return set().union(*(source() for source in _SOURCES))
+
+
+def _ours(name: str) -> bool:
+    """Other programs share the machine's temporary folder; what they leave there has other names."""
+    return not name.startswith(tempfile.gettempdir()) or "streamload" in name or "torch" in name
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind(own_cache_folder: None) -> Iterator[None]:
+    """Fail a test that leaves a process, thread, descriptor, shared memory or temporary file."""
+    before = _inventory()
+    yield
+    deadline = time.monotonic() + _PATIENCE_S
+    while left := {name for name in _inventory() - before if _ours(name)}:
+        if time.monotonic() > deadline:
+            pytest.fail("left behind: " + ", ".join(sorted(left)))
+        gc.collect()
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def shard_folder(tmp_path: Path) -> Path:
+    """An empty folder for shards."""
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    return folder

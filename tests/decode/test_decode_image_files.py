@@ -1,0 +1,259 @@
+"""Encoded images: what becomes RGB by which rule, and that damage and bombs are errors."""
+
+from __future__ import annotations
+
+import io
+import struct
+import warnings
+import zlib
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+
+from streamload.decode import image_files
+from streamload.decode.image_files import decode_image, image_size
+
+ROWS, COLUMNS = np.mgrid[0:37, 0:53]
+PICTURE = np.stack([ROWS * 6, COLUMNS * 4, (ROWS * COLUMNS) % 256], axis=2).astype(np.uint8)
+TEXTURE = np.random.default_rng(5).integers(0, 256, (40, 48, 3), dtype=np.uint8)
+
+
+def encoded(pixels: NDArray[Any], file_format: str, mode: str = "RGB", **options: Any) -> bytes:
+    file = io.BytesIO()
+    image = Image.fromarray(pixels)
+    (image if mode == image.mode else image.convert(mode)).save(file, file_format, **options)
+    return file.getvalue()
+
+
+def decode(data: bytes, **options: Any) -> NDArray[np.uint8]:
+    return decode_image(memoryview(data), **options)
+
+
+def by_pillow(data: bytes) -> NDArray[np.uint8]:
+    with Image.open(io.BytesIO(data)) as image:
+        return np.array(image.convert("RGB"))
+
+
+LOSSLESS = [("PNG", {}), ("WEBP", {"lossless": True}), ("BMP", {}), ("TIFF", {}), ("TIFF", {"compression": "tiff_lzw"})]
+
+
+@pytest.mark.parametrize(("file_format", "options"), LOSSLESS)
+def test_lossless_formats_give_the_pixels_back(file_format: str, options: dict[str, Any]) -> None:
+    data = encoded(PICTURE, file_format, **options)
+    got = decode(data)
+    np.testing.assert_array_equal(got, PICTURE)
+    assert got.dtype == np.uint8
+    assert got.flags.writeable
+    assert got.flags.c_contiguous
+    assert image_size(memoryview(data)) == (37, 53)
+
+
+@pytest.mark.parametrize(
+    ("file_format", "mode", "options"),
+    [
+        ("JPEG", "RGB", {}),
+        ("JPEG", "RGB", {"progressive": True, "subsampling": 0}),
+        ("JPEG", "L", {}),
+        ("JPEG", "CMYK", {}),
+        ("WEBP", "RGB", {}),
+        ("WEBP", "RGBA", {}),
+        ("GIF", "P", {}),
+        ("PNG", "1", {}),
+        ("PNG", "L", {}),
+        ("PNG", "LA", {}),
+        ("PNG", "P", {}),
+        ("TIFF", "CMYK", {}),
+    ],
+)
+def test_every_other_kind_becomes_what_pillow_makes_of_it(file_format: str, mode: str, options: dict[str, Any]) -> None:
+    data = encoded(PICTURE, file_format, mode, **options)
+    np.testing.assert_array_equal(decode(data), by_pillow(data))
+    assert image_size(memoryview(data)) == (37, 53)
+
+
+def test_alpha_is_dropped_and_nothing_is_blended() -> None:
+    alpha = np.concatenate([PICTURE, (COLUMNS * 4).astype(np.uint8)[:, :, None]], axis=2)
+    np.testing.assert_array_equal(decode(encoded(alpha, "PNG", "RGBA")), PICTURE)
+    palette = Image.fromarray(PICTURE).quantize(16)
+    file = io.BytesIO()
+    palette.save(file, "PNG", transparency=bytes(range(0, 160, 10)))
+    np.testing.assert_array_equal(decode(file.getvalue()), np.array(palette.convert("RGB")))
+
+
+@pytest.mark.parametrize("file_format", ["PNG", "TIFF"])
+def test_of_16_bits_the_upper_8_are_kept(file_format: str) -> None:
+    grey = (ROWS * 1700 + COLUMNS).astype(np.uint16)
+    got = decode(encoded(grey, file_format, "I;16"))
+    np.testing.assert_array_equal(got, np.repeat((grey >> 8).astype(np.uint8)[:, :, None], 3, axis=2))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int32])
+def test_pixels_without_a_stated_range_are_refused(dtype: Any) -> None:
+    with pytest.raises(ValueError, match=r"range is not stated.*decode="):
+        decode(encoded(ROWS.astype(dtype), "TIFF", "F" if dtype is np.float32 else "I"))
+
+
+def test_of_an_animation_the_first_picture() -> None:
+    first, second = Image.fromarray(PICTURE), Image.fromarray(255 - PICTURE)
+    file = io.BytesIO()
+    first.save(file, "PNG", save_all=True, append_images=[second])
+    np.testing.assert_array_equal(decode(file.getvalue()), PICTURE)
+
+
+def test_exif_orientation_is_not_applied() -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6  # rotated by 90 degrees
+    data = encoded(PICTURE, "JPEG", exif=exif)
+    assert decode(data).shape == (37, 53, 3)
+    np.testing.assert_array_equal(decode(data), decode(encoded(PICTURE, "JPEG")))
+
+
+def test_the_first_bytes_tell_the_format_and_others_are_refused() -> None:
+    for data in (b"", b"%!PS-Adobe-3.0 EPSF", b"\x00" * 50, b"RIFF\0\0\0\0WAVEfmt "):
+        with pytest.raises(ValueError, match="not an image of a known format"):
+            decode(data)
+
+
+KINDS = {
+    "baseline": ("JPEG", "RGB", {"quality": 90}),
+    "progressive": ("JPEG", "RGB", {"progressive": True}),
+    "restart": ("JPEG", "RGB", {"restart_marker_blocks": 4}),
+    "cmyk": ("JPEG", "CMYK", {}),
+    "png": ("PNG", "RGB", {}),
+    "webp": ("WEBP", "RGB", {}),
+    "webp lossless": ("WEBP", "RGBA", {"lossless": True}),
+    "bmp": ("BMP", "RGB", {}),
+    "gif": ("GIF", "P", {}),
+    "tiff": ("TIFF", "RGB", {}),
+    "tiff lzw": ("TIFF", "RGB", {"compression": "tiff_lzw"}),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_cut_file_is_an_error_or_complete_but_never_another_picture(kind: str) -> None:
+    file_format, mode, options = KINDS[kind]
+    data = encoded(TEXTURE, file_format, mode, **options)
+    whole = decode(data)
+    refused = 0
+    for size in sorted({*range(0, len(data), max(1, len(data) // 150)), *range(len(data) - 30, len(data))}):
+        try:
+            got = decode(data[:size])
+        except ValueError:
+            refused += 1
+        else:
+            np.testing.assert_array_equal(got, whole, err_msg=f"cut to {size} of {len(data)}")
+            assert size > len(data) - 30  # nothing but an end mark or a checksum is missing
+    assert refused > 100
+
+
+@pytest.mark.parametrize("kind", ["baseline", "restart"])
+def test_a_cut_jpeg_with_an_end_mark_is_an_error_too(kind: str) -> None:
+    file_format, mode, options = KINDS[kind]
+    data = encoded(TEXTURE, file_format, mode, **options)
+    for size in range(len(data) // 2, len(data) - 40, 7):
+        with pytest.raises(ValueError, match="damaged or cut off"):
+            decode(data[:size] + b"\xff\xd9")
+
+
+def test_padding_before_the_end_mark_is_no_damage() -> None:
+    data = encoded(TEXTURE, "JPEG")
+    whole = decode(data)
+    np.testing.assert_array_equal(decode(data[:-2] + bytes(9) + data[-2:]), whole)
+    np.testing.assert_array_equal(decode(data + b"trailer"), whole)
+
+
+def png_of_size(height: int, width: int) -> bytes:
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
+
+
+def jpeg_of_size(height: int, width: int) -> bytes:
+    data = encoded(TEXTURE, "JPEG")
+    frame = data.index(b"\xff\xc0")
+    return data[: frame + 5] + struct.pack(">HH", height, width) + data[frame + 9 :]
+
+
+def webp_of_size(height: int, width: int) -> bytes:
+    body = (
+        b"VP8X"
+        + struct.pack("<I", 10)
+        + bytes(4)
+        + (width - 1).to_bytes(3, "little")
+        + (height - 1).to_bytes(3, "little")
+    )
+    return b"RIFF" + struct.pack("<I", len(body) + 4) + b"WEBP" + body
+
+
+@pytest.mark.parametrize("make", [png_of_size, jpeg_of_size, webp_of_size])
+def test_a_bomb_is_refused_by_its_header(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*args: Any, **kwargs: Any) -> Any:
+        raise AssertionError("decoding began before the size was checked")
+
+    monkeypatch.setattr("simplejpeg.decode_jpeg", never)
+    monkeypatch.setattr("PIL.ImageFile.ImageFile.load", never)
+    monkeypatch.setattr("PIL.WebPImagePlugin.WebPImageFile._open", never)
+    with pytest.raises(ValueError, match=r"60000 x 60000 pixels.*178956970"):
+        decode(make(60_000, 60_000))
+
+
+def test_the_limit_can_be_set_and_counts_pixels() -> None:
+    for file_format in ("JPEG", "PNG"):
+        data = encoded(PICTURE, file_format)
+        assert decode(data, pixel_limit=37 * 53).shape == (37, 53, 3)
+        with pytest.raises(ValueError, match="37 x 53"):
+            decode(data, pixel_limit=37 * 53 - 1)
+
+
+def test_large_images_below_the_limit_leak_no_warning() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert image_size(memoryview(png_of_size(10_000, 10_000))) == (10_000, 10_000)  # Pillow's own open warns here
+
+
+def test_a_progressive_jpeg_of_absurdly_many_scans_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = encoded(TEXTURE, "JPEG", progressive=True)
+    assert data.count(b"\xff\xda") > 4
+    assert decode(data, pixel_limit=40 * 48).shape == (40, 48, 3)
+    monkeypatch.setattr(image_files, "_WHOLE_SCANS_LIMIT", 4)
+    with pytest.raises(ValueError, match="scans"):
+        decode(data, pixel_limit=40 * 48)
+    assert decode(encoded(TEXTURE, "JPEG"), pixel_limit=40 * 48).shape == (40, 48, 3)
+
+
+@pytest.mark.parametrize(
+    ("minimum", "shape"),
+    [
+        ((1, 1), (16, 24)),
+        ((16, 24), (16, 24)),
+        ((17, 0), (32, 48)),
+        ((0, 25), (32, 48)),
+        ((33, 49), (48, 72)),
+        ((64, 96), (64, 96)),
+        ((65, 0), (128, 192)),
+        ((500, 500), (128, 192)),
+        ((0, 0), (128, 192)),
+    ],
+)
+def test_a_jpeg_is_decoded_at_the_smallest_scale_that_is_large_enough(
+    minimum: tuple[int, int], shape: tuple[int, int]
+) -> None:
+    smooth = np.asarray(Image.fromarray(PICTURE).resize((192, 128), Image.Resampling.BICUBIC))
+    jpeg = encoded(smooth, "JPEG", quality=95)
+    got = decode(jpeg, min_height=minimum[0], min_width=minimum[1])
+    assert got.shape == (*shape, 3)
+    expected = np.asarray(Image.fromarray(decode(jpeg)).resize(shape[::-1], Image.Resampling.BOX))
+    assert np.abs(got.astype(int) - expected).mean() < 6
+    assert decode(encoded(smooth, "PNG"), min_height=1).shape == (128, 192, 3)
+
+
+def test_a_cut_jpeg_is_an_error_at_a_smaller_scale_too() -> None:
+    data = encoded(TEXTURE, "JPEG", quality=95)
+    for size in range(len(data) // 2, len(data) - 2, 11):
+        with pytest.raises(ValueError, match="damaged or cut off"):
+            decode(data[:size], min_height=5)

@@ -1,0 +1,435 @@
+"""Image operations: equal to Pillow's and torchvision's, deterministic, and strict about what they are given."""
+
+from __future__ import annotations
+
+import inspect
+import io
+import math
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from PIL import Image
+
+from streamload import images
+from streamload.decode.image_geometry import draw_crop
+from streamload.images import (
+    CenterCrop,
+    Compose,
+    Normalize,
+    RandomCrop,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    Resize,
+    ToFloat,
+)
+
+
+def photo(height: int, width: int) -> NDArray[np.uint8]:
+    """Smooth shapes, edges and some grain, as a photograph has."""
+    y, x = np.mgrid[0:height, 0:width] / max(height, width)
+    shades = [np.sin(7 * x + 3 * y), np.cos(11 * y - 4 * x * y), ((x - 0.5) ** 2 + (y - 0.3) ** 2 < 0.05) * 1.0]
+    grain = np.random.default_rng(1).normal(0, 0.02, (height, width, 3))
+    return (np.clip(np.stack(shades, axis=2) / 2.5 + 0.5 + grain, 0, 1) * 255).astype(np.uint8)
+
+
+PHOTO = photo(90, 120)
+NOISE = np.random.default_rng(3).integers(0, 256, (50, 70, 3), dtype=np.uint8)
+
+
+def rng(seed: int = 0) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def encoded(pixels: NDArray[np.uint8], file_format: str = "JPEG", **options: Any) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, file_format, **options)
+    return file.getvalue()
+
+
+def decoded(data: bytes) -> NDArray[np.uint8]:
+    return np.array(Image.open(io.BytesIO(data)).convert("RGB"))
+
+
+def by_pillow(pixels: NDArray[np.uint8], size: tuple[int, int], name: str) -> NDArray[np.uint8]:
+    return np.array(Image.fromarray(pixels).resize(size[::-1], Image.Resampling[name.upper()]))
+
+
+# resampling
+
+
+@pytest.mark.parametrize("interpolation", ["nearest", "box", "bilinear", "bicubic", "lanczos"])
+@pytest.mark.parametrize("size", [(20, 30), (50, 71), (120, 140), (50, 70)])
+def test_resize_equals_pillow(size: tuple[int, int], interpolation: Any) -> None:
+    got = Resize(size, interpolation=interpolation)(NOISE)
+    np.testing.assert_array_equal(got, by_pillow(NOISE, size, interpolation))
+    assert got.flags.writeable
+
+
+@pytest.mark.parametrize("channels", [1, 4])
+def test_resize_treats_all_channels_alike(channels: int) -> None:
+    image = np.random.default_rng(0).integers(0, 256, (31, 29, channels), dtype=np.uint8)
+    got = Resize((13, 17))(image)
+    assert got.shape == (13, 17, channels)
+    for channel in range(channels):
+        alone = Resize((13, 17))(np.ascontiguousarray(image[:, :, channel : channel + 1]))
+        np.testing.assert_array_equal(got[:, :, channel : channel + 1], alone)
+
+
+def test_resize_brings_the_shorter_side_to_an_integer() -> None:
+    assert Resize(45)(PHOTO).shape == (45, 60, 3)
+    assert Resize(45)(PHOTO.transpose(1, 0, 2)).shape == (60, 45, 3)
+    assert Resize(40)(PHOTO).shape == (40, 53, 3)  # 53.3, rounded down
+    assert Resize(45, max_size=50)(PHOTO).shape == (37, 50, 3)
+    assert Resize(45, max_size=61)(PHOTO).shape == (45, 60, 3)
+
+
+@settings(deadline=None, max_examples=40)
+@given(seed=st.integers(0, 1000), size=st.integers(1, 60))
+def test_random_resized_crop_is_a_crop_and_then_a_resize(seed: int, size: int) -> None:
+    box = draw_crop(50, 70, (0.08, 1.0), (3 / 4, 4 / 3), rng(seed))
+    top, left, height, width = (int(edge) for edge in box)
+    part = np.ascontiguousarray(NOISE[top : top + height, left : left + width])
+    got = RandomResizedCrop(size)(NOISE, rng=rng(seed))
+    np.testing.assert_array_equal(got, by_pillow(part, (size, size), "bilinear"))
+
+
+SIDES = st.integers(1, 400)
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    height=SIDES,
+    width=SIDES,
+    scale=st.tuples(st.floats(0.05, 1.0), st.floats(0.05, 1.0)).map(lambda pair: (min(pair), max(pair))),
+    ratio=st.tuples(st.floats(0.3, 3), st.floats(0.3, 3)).map(lambda pair: (min(pair), max(pair))),
+    seed=st.integers(0, 2**32),
+)
+def test_crops_lie_inside_and_have_the_area_and_ratio_asked_for(
+    height: int, width: int, scale: tuple[float, float], ratio: tuple[float, float], seed: int
+) -> None:
+    top, left, rows, columns = draw_crop(height, width, scale, ratio, rng(seed))
+    assert rows >= 1
+    assert columns >= 1
+    assert 0 <= top <= height - rows
+    assert 0 <= left <= width - columns
+    # Sides are rounded, which moves the ratio within these bounds; an image of one row may leave no choice.
+    assert columns <= (rows + 0.5) * ratio[1] + 0.5 or columns == 1
+    assert columns + 0.5 >= (rows - 0.5) * ratio[0] - 0.5 or rows == 1
+    central = (top, left) == ((height - rows) // 2, (width - columns) // 2)
+    least, most = ((rows + sign * 0.5) * (columns + sign * 0.5) for sign in (-1, 1))
+    assert central or (least <= scale[1] * height * width and most >= scale[0] * height * width)
+
+
+def test_crops_are_spread_over_place_area_and_ratio() -> None:
+    generator = rng(5)
+    boxes = np.array([draw_crop(300, 300, (0.1, 0.9), (0.5, 2.0), generator) for _ in range(4000)])
+    assert (boxes[:, 0].min(), boxes[:, 1].min()) == (0, 0)
+    assert (boxes[:, 0] + boxes[:, 2]).max() == 300
+    assert (boxes[:, 1] + boxes[:, 3]).max() == 300
+    small = draw_many_areas(0.1, 0.4)
+    assert abs(np.mean(small) - 0.25) < 0.01  # uniform in the area
+    log_ratio = np.log(boxes[:, 3] / boxes[:, 2])
+    assert abs(log_ratio.mean()) < 0.03  # uniform in the logarithm, so wide as often as high
+
+
+def draw_many_areas(low: float, high: float) -> list[float]:
+    generator = rng(6)
+    return [math.prod(draw_crop(500, 500, (low, high), (0.8, 1.25), generator)[2:]) / 250_000 for _ in range(4000)]
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "box"),
+    [(10, 300, (0, 143, 10, 13)), (300, 10, (143, 0, 13, 10)), (1, 1, (0, 0, 1, 1)), (1, 500, (0, 249, 1, 1))],
+)
+def test_where_no_crop_fits_the_largest_central_one_is_taken(height: int, width: int, box: tuple[int, ...]) -> None:
+    assert draw_crop(height, width, (0.9, 1.0), (3 / 4, 4 / 3), rng()) == box
+
+
+# from the encoded file
+
+
+@pytest.mark.parametrize("operation", [RandomResizedCrop(40), RandomResizedCrop((24, 60), interpolation="bicubic")])
+@pytest.mark.parametrize("subsampling", [0, 2])
+def test_decoding_at_a_smaller_scale_stays_close(operation: Any, subsampling: int) -> None:
+    data = encoded(photo(331, 453), quality=90, subsampling=subsampling)
+    whole = decoded(data)
+    scaled = 0
+    for seed in range(12):
+        got = operation.from_encoded(memoryview(data), rng(seed))
+        expected = operation(whole, rng=rng(seed))
+        assert got.shape == expected.shape
+        difference = np.abs(got.astype(int) - expected)
+        scaled += bool(difference.any())
+        assert difference.mean() < 3
+        assert (difference > 40).mean() < 0.001
+    assert scaled >= 6
+
+
+def test_resize_from_the_encoded_file_stays_close() -> None:
+    data = encoded(photo(331, 453), quality=90)
+    for operation in (Resize(50), Resize((100, 30))):
+        got, expected = operation.from_encoded(memoryview(data)), operation(decoded(data))
+        assert got.shape == expected.shape
+        assert 0 < np.abs(got.astype(int) - expected).mean() < 3
+
+
+@pytest.mark.parametrize("height", [332, 333, 335, 341])
+def test_sides_that_are_no_multiple_of_eight_do_not_shift_the_box(height: int) -> None:
+    """A slope from black to white: a shift by half a scaled pixel would show in its mean."""
+    slope = np.repeat(np.linspace(0, 255, height)[:, None, None], 300, axis=1).repeat(3, axis=2).astype(np.uint8)
+    data = encoded(slope, quality=98)
+    operation = RandomResizedCrop(20, scale=(0.3, 0.5))
+    for seed in range(5):
+        got, expected = operation.from_encoded(memoryview(data), rng(seed)), operation(decoded(data), rng=rng(seed))
+        assert abs(float(got.mean()) - float(expected.mean())) < 0.35
+
+
+@pytest.mark.parametrize("file_format", ["JPEG", "PNG"])
+def test_without_scaling_the_encoded_way_is_exact(file_format: str) -> None:
+    data = encoded(PHOTO, file_format)
+    for seed in range(5):
+        for operation in (RandomResizedCrop(64), Compose([RandomResizedCrop(64), RandomHorizontalFlip()])):
+            got = operation.from_encoded(memoryview(data), rng(seed))
+            np.testing.assert_array_equal(got, operation(decoded(data), rng=rng(seed)))
+    np.testing.assert_array_equal(Resize(80).from_encoded(memoryview(data)), Resize(80)(decoded(data)))
+
+
+def test_encoded_and_decoded_way_draw_the_same_numbers() -> None:
+    data = encoded(photo(331, 453))
+    one, other = rng(9), rng(9)
+    RandomResizedCrop(20).from_encoded(memoryview(data), one)
+    RandomResizedCrop(20)(decoded(data), rng=other)
+    assert one.random() == other.random()
+
+
+def test_the_same_state_gives_the_same_bytes() -> None:
+    data = encoded(photo(331, 453))
+    operation = Compose([RandomResizedCrop(32), RandomHorizontalFlip(), RandomCrop(30, padding=2)])
+    first, again, other = (operation.from_encoded(memoryview(data), rng(seed)).tobytes() for seed in (4, 4, 5))
+    assert first == again != other
+
+
+def test_a_cut_file_is_an_error_for_every_operation() -> None:
+    data = encoded(photo(331, 453))[:-200]
+    for operation in (RandomResizedCrop(20), Resize(300), Compose([Resize(20)])):
+        with pytest.raises(ValueError, match="cut off"):
+            operation.from_encoded(memoryview(data), rng())
+
+
+# Compose
+
+
+def test_compose_passes_the_generator_to_those_who_take_it() -> None:
+    seen: list[Any] = []
+
+    def plain(image: Any) -> Any:
+        seen.append("plain")
+        return image
+
+    def random(image: Any, rng: np.random.Generator) -> Any:
+        seen.append(rng)
+        return image
+
+    generator = rng()
+    assert Compose([plain, random, bytes])(b"x", rng=generator) == b"x"
+    assert seen == ["plain", generator]
+
+
+def test_compose_starts_from_the_encoded_file_only_if_its_first_operation_does() -> None:
+    assert hasattr(Compose([Resize(5), ToFloat()]), "from_encoded")
+    assert hasattr(Compose([Compose([RandomResizedCrop(5)]), ToFloat()]), "from_encoded")
+    assert not hasattr(Compose([CenterCrop(5), Resize(5)]), "from_encoded")
+    assert not hasattr(Compose([Compose([CenterCrop(5)])]), "from_encoded")
+    assert not hasattr(Compose([]), "from_encoded")
+    assert Compose([])("anything") == "anything"
+
+
+def test_random_operations_ask_for_rng_by_name_and_others_do_not() -> None:
+    for random in (RandomResizedCrop(5), RandomCrop(5), RandomHorizontalFlip(), Compose([])):
+        assert "rng" in inspect.signature(random).parameters
+    for plain in (Resize(5), CenterCrop(5), ToFloat(), Normalize([0.5], [0.5])):
+        assert "rng" not in inspect.signature(plain).parameters
+    with pytest.raises(TypeError, match="rng"):
+        RandomHorizontalFlip()(PHOTO)  # type: ignore[call-arg]
+
+
+def test_operations_pickle_compare_and_are_public() -> None:
+    operation = Compose([RandomResizedCrop(32), RandomHorizontalFlip(), ToFloat(), Normalize([0.5] * 3, [0.5] * 3)])
+    again = pickle.loads(pickle.dumps(operation))
+    assert again == operation
+    np.testing.assert_array_equal(again(PHOTO, rng=rng(1)), operation(PHOTO, rng=rng(1)))
+    assert all(hasattr(images, name) for name in images.__all__)
+
+
+# pixels
+
+
+@pytest.mark.parametrize("size", [20, (90, 120), (7, 119), 91, (200, 50), (93, 123), (89, 121)])
+def test_center_crop_takes_the_middle_and_pads_with_zeros(size: Any) -> None:
+    height, width = size if isinstance(size, tuple) else (size, size)
+    got = CenterCrop(size)(PHOTO + np.uint8(0))
+    assert got.shape == (height, width, 3)
+    ones = np.ones((90, 120, 1), np.uint8)
+    covered = CenterCrop(size)(ones)[:, :, 0]
+    assert covered.sum() == min(height, 90) * min(width, 120)
+    top = (height - 90) // 2 if height > 90 else -round((90 - height) / 2)
+    left = (width - 120) // 2 if width > 120 else -round((120 - width) / 2)
+    row, column = max(top, 0), max(left, 0)
+    np.testing.assert_array_equal(got[row, column], PHOTO[row - top, column - left])
+    np.testing.assert_array_equal(
+        got[min(height, top + 90) - 1, column], PHOTO[min(height, top + 90) - 1 - top, column - left]
+    )
+    assert covered[row, column] == 1
+
+
+def test_random_crop_reaches_every_place_and_pads_with_zeros() -> None:
+    image = np.arange(1, 13, dtype=np.uint8).reshape(3, 4, 1)
+    generator, seen = rng(), set()
+    for _ in range(300):
+        part = RandomCrop((2, 3), padding=1)(image, rng=generator)
+        assert part.shape == (2, 3, 1)
+        seen.add(part.tobytes())
+    padded = np.pad(image, ((1, 1), (1, 1), (0, 0)))
+    assert seen == {padded[y : y + 2, x : x + 3].tobytes() for y in range(4) for x in range(4)}
+    with pytest.raises(ValueError, match=r"3 x 4.*6 x 6.*padding"):
+        RandomCrop(6, padding=1)(image, rng=generator)
+
+
+def test_flip_happens_as_often_as_asked() -> None:
+    mirrored = PHOTO[:, ::-1]
+    generator = rng()
+    outcomes = [RandomHorizontalFlip(0.3)(PHOTO, rng=generator) for _ in range(400)]
+    flips = sum(np.array_equal(outcome, mirrored) for outcome in outcomes)
+    assert sum(np.array_equal(outcome, PHOTO) for outcome in outcomes) == 400 - flips
+    assert 80 < flips < 160
+    assert RandomHorizontalFlip(1.0)(PHOTO, rng=generator).flags.c_contiguous
+    np.testing.assert_array_equal(RandomHorizontalFlip(1)(PHOTO, rng=generator), mirrored)
+    np.testing.assert_array_equal(RandomHorizontalFlip(0)(PHOTO, rng=generator), PHOTO)
+
+
+def test_to_float_is_a_view_that_makes_channels_last_batches() -> None:
+    got = ToFloat()(PHOTO)
+    assert got.shape == (3, 90, 120)
+    assert got.dtype == np.float32
+    assert got.transpose(1, 2, 0).flags.c_contiguous
+    np.testing.assert_array_equal(got, (PHOTO.astype(np.float32) / np.float32(255)).transpose(2, 0, 1))
+    assert ToFloat()(PHOTO[:, ::-1]).transpose(1, 2, 0).flags.c_contiguous
+
+
+def test_normalize_takes_floats_and_bytes() -> None:
+    mean, std = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+    floats = ToFloat()(PHOTO)
+    kept = floats.copy()
+    got = Normalize(mean, std)(floats)
+    np.testing.assert_array_equal(floats, kept)
+    expected = (PHOTO / 255 - np.array(mean)) / np.array(std)
+    np.testing.assert_allclose(got, expected.transpose(2, 0, 1), atol=1e-5)
+    np.testing.assert_array_equal(Normalize(mean, std)(PHOTO), got)
+    np.testing.assert_array_equal(Normalize(mean, std)(np.ascontiguousarray(floats)), got)
+    assert got.dtype == np.float32
+    assert got.transpose(1, 2, 0).flags.c_contiguous
+
+
+ALL: list[Any] = [RandomResizedCrop(9), Resize(9), CenterCrop(9), RandomHorizontalFlip(), RandomCrop(9), ToFloat()]
+
+
+@pytest.mark.parametrize("operation", ALL)
+def test_no_operation_changes_its_argument_or_needs_it_contiguous(operation: Any) -> None:
+    options = {"rng": rng()} if "rng" in inspect.signature(operation).parameters else {}
+    frozen = PHOTO.copy()
+    frozen.flags.writeable = False
+    operation(frozen, **options)
+    options = {"rng": rng(3)} if options else {}
+    strided = np.repeat(PHOTO, 2, axis=1)[:, ::2]
+    got = operation(strided, **options)
+    options = {"rng": rng(3)} if options else {}
+    np.testing.assert_array_equal(got, operation(PHOTO, **options))
+
+
+@pytest.mark.parametrize("operation", ALL)
+def test_operations_name_what_they_were_given(operation: Any) -> None:
+    options = {"rng": rng()} if "rng" in inspect.signature(operation).parameters else {}
+    name = type(operation).__name__
+    with pytest.raises(TypeError, match=f"{name}.*float64"):
+        operation(PHOTO / 2, **options)
+    with pytest.raises(TypeError, match=f"{name}.*list"):
+        operation([1], **options)
+    for wrong in (PHOTO[:, :, 0], PHOTO[:, :, :2], PHOTO[:0]):
+        with pytest.raises(ValueError, match=f"{name}.*height, width, channels"):
+            operation(wrong, **options)
+
+
+def test_normalize_names_what_it_was_given() -> None:
+    with pytest.raises(TypeError, match=r"Normalize.*float64"):
+        Normalize([0.5], [0.5])(np.zeros((1, 2, 2)))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="Normalize has 1 channels"):
+        Normalize([0.5], [0.5])(PHOTO)
+    with pytest.raises(ValueError, match=r"Normalize.*\(3, 4\)"):
+        Normalize([0.5] * 3, [0.5] * 3)(np.zeros((3, 4), np.float32))
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: RandomResizedCrop(0), "size must be a positive integer.*0"),
+        (lambda: RandomResizedCrop((5, 5, 5)), "size"),  # type: ignore[arg-type]
+        (lambda: RandomResizedCrop(5, scale=(0.5, 1.5)), r"scale must be .* <= 1, not \(0.5, 1.5\)"),
+        (lambda: RandomResizedCrop(5, scale=(0.0, 1.0)), "scale"),
+        (lambda: RandomResizedCrop(5, scale=(0.9, 0.1)), "scale"),
+        (lambda: RandomResizedCrop(5, ratio=(0.0, 1.0)), "ratio must be"),
+        (lambda: RandomResizedCrop(5, ratio=(1.0, math.inf)), "ratio must be"),
+        (lambda: RandomResizedCrop(5, ratio=(math.nan, 1.0)), "ratio must be"),
+        (lambda: RandomResizedCrop(5, interpolation="cubic"), "interpolation must be one of.*'cubic'"),  # type: ignore[arg-type]
+        (lambda: Resize(-3), "size"),
+        (lambda: Resize(True), "size"),
+        (lambda: Resize((5, 6), max_size=7), "max_size"),
+        (lambda: Resize(5, max_size=5), "max_size must be an integer above"),
+        (lambda: CenterCrop("5"), "size"),  # type: ignore[arg-type]
+        (lambda: RandomCrop(5, padding=-1), "padding"),
+        (lambda: RandomHorizontalFlip(1.5), "p must be a probability"),
+        (lambda: Normalize([0.5], [0.5, 0.5]), "one for each channel"),
+        (lambda: Normalize([0.5], [0.0]), "std above 0"),
+        (lambda: Normalize([math.nan], [1.0]), "finite"),
+    ],
+)
+def test_wrong_arguments_are_refused_by_name(make: Any, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        make()
+
+
+def test_compose_refuses_what_cannot_be_called() -> None:
+    for wrong in ([5], Resize(5)):
+        with pytest.raises(TypeError, match="operations must be a list of callables"):
+            Compose(wrong)  # type: ignore[arg-type]
+
+
+# torchvision, where it is there and works
+
+
+def test_torchvision_agrees_within_one() -> None:
+    try:
+        import torch
+        from torchvision.transforms.v2 import functional
+    except (ImportError, RuntimeError) as missing:  # a torchvision of another torch raises RuntimeError
+        pytest.skip(f"torchvision cannot be imported: {missing}")
+    for image in (PHOTO, NOISE):
+        tensor = torch.from_numpy(image.copy()).permute(2, 0, 1)
+        for seed in range(10):
+            box = [int(edge) for edge in draw_crop(*image.shape[:2], (0.08, 1.0), (3 / 4, 4 / 3), rng(seed))]
+            expected = functional.resized_crop(tensor, *box, size=[40, 40], antialias=True).permute(1, 2, 0).numpy()
+            got = RandomResizedCrop(40)(image, rng=rng(seed))
+            assert np.abs(got.astype(int) - expected).max() <= 1
+        for size in (30, 200, (60, 31)):
+            sides = [size] if isinstance(size, int) else list(size)
+            expected = functional.resize(tensor, sides, antialias=True).permute(1, 2, 0).numpy()
+            got = Resize(size)(image)
+            assert got.shape == expected.shape
+            assert np.abs(got.astype(int) - expected).max() <= 1
+            sides = [size, size] if isinstance(size, int) else list(size)
+            expected = functional.center_crop(tensor, sides).permute(1, 2, 0).numpy()
+            np.testing.assert_array_equal(CenterCrop(size)(image), expected)

@@ -1,0 +1,223 @@
+"""The pure parts below the commands: sizes, splits, keys, checks, progress."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from image_folders import FORMATS, image_bytes, image_folder
+from PIL import Image
+from streamload_tools.check import fault_of_image
+from streamload_tools.imagefolder import ImageFolderError, find_images
+from streamload_tools.progress import LineProgress
+from streamload_tools.sizes import parse_bytes, shown_bytes, shown_time
+from streamload_tools.split import order_of, parse_split, split_by_class
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("256MB", 256_000_000),
+        ("1.5 GB", 1_500_000_000),
+        ("100KiB", 102_400),
+        ("4096", 4096),
+        ("7b", 7),
+        ("2gib", 2**31),
+    ],
+)
+def test_sizes_are_read(text: str, size: int) -> None:
+    assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "MB", "3XB", "-1MB", "1 MB 2", "0", "0.1B"])
+def test_other_sizes_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"size|byte"):
+        parse_bytes(text)
+
+
+def test_sizes_and_times_are_shown() -> None:
+    assert [shown_bytes(n) for n in (0, 999, 1000, 999_949, 256e6, 3.2e12)] == [
+        "0 B",
+        "999 B",
+        "1.0 KB",
+        "1.0 MB",
+        "256 MB",
+        "3.2 TB",
+    ]
+    assert [shown_time(s) for s in (0.04, 9.9, 59.4, 60, 3599.6, 3723)] == [
+        "0.0 s",
+        "9.9 s",
+        "59 s",
+        "1:00",
+        "1:00:00",
+        "1:02:03",
+    ]
+
+
+def test_splits_are_read() -> None:
+    assert parse_split("train=0.9, val=0.1") == {"train": 0.9, "val": 0.1}
+    assert parse_split("a=0.1,b=0.2,c=0.7,d=0") == {"a": 0.1, "b": 0.2, "c": 0.7, "d": 0.0}
+
+
+@pytest.mark.parametrize(
+    "text", ["", "train", "train=x", "train=0.5", "a=0.5,a=0.5", "a=1.5,b=-0.5", "../a=1", "a/b=1", ".a=1", "a=nan"]
+)
+def test_other_splits_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"fraction|FRACTION|twice"):
+        parse_split(text)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.integers(0, 4), max_size=80),
+    st.lists(st.integers(0, 10), min_size=1, max_size=4).filter(sum),
+    st.integers(0, 2**64 - 1),
+)
+def test_a_split_takes_every_class_in_its_share(labels: list[int], weights: list[int], seed: int) -> None:
+    fractions = {f"s{number}": weight / sum(weights) for number, weight in enumerate(weights)}
+    chosen = split_by_class(labels, fractions, seed)
+    assert sorted(position for positions in chosen.values() for position in positions) == list(range(len(labels)))
+    assert chosen == split_by_class(labels, fractions, seed)
+    wanted = [name for name, fraction in fractions.items() if fraction > 0]
+    counts = {name: Counter(labels[position] for position in positions) for name, positions in chosen.items()}
+    for label, count in Counter(labels).items():
+        for name, fraction in fractions.items():
+            assert abs(counts[name][label] - count * fraction) < len(weights)
+            assert fraction > 0 or counts[name][label] == 0
+        if count >= len(wanted):
+            assert all(counts[name][label] for name in wanted)
+
+
+def test_splits_and_orders_depend_on_the_seed_and_stay_the_same() -> None:
+    assert split_by_class([0] * 8, {"a": 0.5, "b": 0.5}, 0) != split_by_class([0] * 8, {"a": 0.5, "b": 0.5}, 1)
+    assert sorted(order_of(50, 3).tolist()) == list(range(50))
+    # Written down so that another version of NumPy cannot change what a seed means.
+    assert order_of(8, 0).tolist() == ORDER_OF_8
+    assert split_by_class([0, 0, 0, 0, 1, 1, 1, 1], {"a": 0.5, "b": 0.5}, 0) == SPLIT_OF_8
+
+
+ORDER_OF_8 = [1, 6, 0, 3, 2, 7, 4, 5]
+SPLIT_OF_8 = {"a": [0, 1, 4, 7], "b": [2, 3, 5, 6]}
+
+
+def test_classes_are_numbered_in_the_order_of_their_names(tmp_path: Path) -> None:
+    image_folder(tmp_path, "b/1.jpg", "B/2.PNG", "a/deep/er/3.jpeg", "a/0.webp", "a.b/x.y.tif")
+    (tmp_path / "linked").symlink_to(tmp_path / "a")
+    (tmp_path / "empty").mkdir()
+    found = find_images(str(tmp_path))
+    # What torchvision's ImageFolder(allow_empty=True) calls classes and samples.
+    assert found.classes == ("B", "a", "a.b", "b", "empty", "linked")
+    assert [(os.path.relpath(file.path, tmp_path), file.label, file.field) for file in found.files] == [
+        ("B/2.PNG", 0, "png"),
+        ("a/0.webp", 1, "webp"),
+        ("a/deep/er/3.jpeg", 1, "jpg"),
+        ("a.b/x.y.tif", 2, "tif"),
+        ("b/1.jpg", 3, "jpg"),
+        ("linked/0.webp", 5, "webp"),
+        ("linked/deep/er/3.jpeg", 5, "jpg"),
+    ]
+
+
+def test_keys_are_safe_and_unlike_each_other(tmp_path: Path) -> None:
+    names = ["c/a.jpg", "c/a.png", "c/a-2.jpg", "c/v1.2.jpg", "c/v1_2.jpg", "c/__x.jpg", "c.d/e.f/g.jpg", "c/n\n.jpg"]
+    image_folder(tmp_path, *names)
+    Path(os.fsdecode(os.fsencode(tmp_path) + b"/c/\xff.jpg")).write_bytes(image_bytes(9))
+    keys = {os.path.relpath(file.path, tmp_path): file.key for file in find_images(str(tmp_path)).files}
+    assert keys == {
+        "c/a-2.jpg": "c/a-2",
+        "c/a.jpg": "c/a",
+        "c/a.png": "c/a-3",
+        "c/v1.2.jpg": "c/v1_2",
+        "c/v1_2.jpg": "c/v1_2-2",
+        "c/__x.jpg": "c/x__x",
+        "c.d/e.f/g.jpg": "c.d/e.f/g",
+        "c/n\n.jpg": "c/n_",
+        "c/\udcff.jpg": "c/_",
+    }
+
+
+def test_hidden_names_and_strays_are_counted_and_links_upwards_end(tmp_path: Path) -> None:
+    image_folder(tmp_path, "a/0.jpg", "a/.hidden.jpg", ".cache/1.jpg", "a/.git/2.jpg")
+    (tmp_path / "README").write_text("x")
+    (tmp_path / "a" / "up").symlink_to(tmp_path)
+    found = find_images(str(tmp_path))
+    assert (found.classes, found.strays) == (("a",), 1)
+    assert Counter(os.path.basename(file.path) for file in found.files)["0.jpg"] == 1
+    assert found.hidden >= 3
+
+
+@pytest.mark.parametrize(
+    ("names", "reason"),
+    [
+        (None, "does not exist"),
+        ([], "no class folder"),
+        (["0.jpg"], "directly in"),
+        (["a/0.jpg", "1.png"], "directly in"),
+    ],
+)
+def test_what_is_no_image_folder(tmp_path: Path, names: list[str] | None, reason: str) -> None:
+    source = tmp_path / "source"
+    if names is not None:
+        source.mkdir()
+        image_folder(source, *names)
+    with pytest.raises(ImageFolderError, match=reason):
+        find_images(str(source))
+
+
+@pytest.mark.parametrize("extension", FORMATS)
+def test_whole_images_have_no_fault(extension: str) -> None:
+    assert fault_of_image(image_bytes(1, extension)) is None
+
+
+@pytest.mark.parametrize("extension", [".jpg", ".png", ".webp"])
+@pytest.mark.parametrize("kept", [0.05, 0.5, 0.98])
+def test_images_that_are_cut_short_are_found(extension: str, kept: float) -> None:
+    data = image_bytes(1, extension)
+    assert fault_of_image(data[: max(1, int(len(data) * kept))]) is not None
+
+
+def test_a_preview_in_the_header_does_not_stand_for_the_end_of_a_jpeg() -> None:
+    data, preview = image_bytes(1), image_bytes(2)
+    segment = b"\xff\xe1" + (len(preview) + 2).to_bytes(2, "big") + preview
+    with_preview = data[:2] + segment + data[2:]
+    assert fault_of_image(with_preview) is None
+    assert fault_of_image(with_preview + b"appended by the camera") is None
+    assert fault_of_image(with_preview[:-2]) == "the JPEG is cut short: its end-of-image mark is missing"
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"GIF89a", b"BM" + b"text", b"\xff\xd8\xff\xd9", b"<html>", b"RIFF1234WEBP", b"II*\0"]
+)
+def test_other_content_is_no_image(data: bytes) -> None:
+    assert fault_of_image(data) is not None
+
+
+def test_the_content_decides_and_not_the_kind_that_was_expected() -> None:
+    buffer = io.BytesIO()
+    Image.new("CMYK", (8, 8)).save(buffer, "JPEG", progressive=True)
+    assert fault_of_image(buffer.getvalue()) is None
+
+
+def test_progress_in_lines_is_sparse_and_ends_with_the_total() -> None:
+    now, stream = [0.0], io.StringIO()
+    with LineProgress("packing", 160, "images", stream, clock=lambda: now[0]) as progress:
+        for _ in range(160):
+            now[0] += 0.125
+            progress.advance(1, 1000)
+    assert stream.getvalue().splitlines() == [
+        "packing: 40 of 160 images, 8 images/s, 8.0 KB/s, 15 s left",
+        "packing: 80 of 160 images, 8 images/s, 8.0 KB/s, 10 s left",
+        "packing: 120 of 160 images, 8 images/s, 8.0 KB/s, 5.0 s left",
+        "packing: 160 of 160 images, 8 images/s, 8.0 KB/s",
+    ]
+    with pytest.raises(KeyError), LineProgress("packing", 2, "images", stream := io.StringIO()):
+        raise KeyError
+    assert stream.getvalue() == ""
+    with LineProgress("packing", 2, "images", stream, clock=lambda: now[0]) as progress:
+        progress.advance(2, 0)
+    assert stream.getvalue().startswith("packing: 2 of 2 images")
