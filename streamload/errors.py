@@ -55,6 +55,9 @@ class StreamloadError(Exception):
         ]
         return f"{self.message} ({', '.join(place)})" if place else self.message
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self)!r})"
+
     def __reduce__(self) -> tuple[Any, ...]:
         state = {k: v for k, v in self.__dict__.items() if k != "message"}
         return (type(self), (self.message,), state)

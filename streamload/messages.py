@@ -1,4 +1,4 @@
-"""What the trainer and its feeder say to each other, as frozen types."""
+"""What the trainer and its feeder say to each other, as frozen types (without slots, like those of `decode.work`)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from streamload.statistics import FeederTotals
 __all__ = ["Configure", "CountSamples", "Counted", "EpochEnded", "EpochStart", "Failed", "Ready", "Taken"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Configure:
     """The trainer's first message: everything that holds for all epochs.
 
@@ -35,7 +35,7 @@ class Configure:
     import_path: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Taken:
     """The trainer has taken batches, and nobody there views these slots any more."""
 
@@ -43,19 +43,19 @@ class Taken:
     released: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CountSamples:
     """The trainer wants to know how many samples each shard has."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Counted:
     """The samples of each shard."""
 
     counts: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Ready:
     """Batches, in order; the descriptors of `opened` slots come with the message, `retired` ones are to be dropped."""
 
@@ -65,14 +65,14 @@ class Ready:
     totals: FeederTotals
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class EpochEnded:
     """Every batch of the epoch has been sent."""
 
     totals: FeederTotals
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Failed:
     """The feeder cannot go on."""
 

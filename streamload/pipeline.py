@@ -29,7 +29,7 @@ from streamload.statistics import FeederTotals
 __all__ = ["Epoch", "FailedRow", "Part", "ReadyBatch"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class FailedRow:
     """A row that failed, and where it is from."""
 
@@ -38,7 +38,7 @@ class FailedRow:
     key: str | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Part:
     """Rows of a batch as one task made them: their values beside the slot, as a cloudpickle."""
 
@@ -46,7 +46,7 @@ class Part:
     besides: bytes | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ReadyBatch:
     """A batch for the trainer.
 

@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -40,10 +38,8 @@ def told_errors() -> Iterator[None]:
     except KeyboardInterrupt as exc:
         say("interrupted: what was under way is not published, and no temporary file is left")
         raise typer.Exit(130) from exc
-    except BrokenPipeError as exc:
-        # Who reads standard output has gone, as in `streamload ls ... | head`. Python would complain once more at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise typer.Exit(1) from exc
+    except BrokenPipeError:
+        raise  # whoever read standard output has gone, as in `streamload ls ... | head`; typer then ends without a word
     except OSError as exc:
         say(f"error: {exc.filename or 'input or output'}: {exc.strerror or exc}")
         raise typer.Exit(1) from exc

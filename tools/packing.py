@@ -10,7 +10,7 @@ import stat
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from streamload_tools.check import fault_of_image
@@ -18,6 +18,7 @@ from streamload_tools.failures import UsageError
 from streamload_tools.imagefolder import ImageFile
 from streamload_tools.progress import Progress
 
+from streamload.dataset.atomic import replace_file
 from streamload.dataset.index import INDEX_FOLDER, write_index
 from streamload.dataset.numbered import NumberedName, remove_shards
 from streamload.dataset.shard_file import sync_folder
@@ -140,28 +141,17 @@ def publish(packed: Sequence[PackedPart], destination: str, classes: Sequence[st
         ensure_ascii=True,
         indent=1,
     )
+    content = f"{text}\n".encode("ascii")
     for part in packed:
         folder = os.path.join(destination, part.name) if part.name else destination
         os.makedirs(folder, exist_ok=True)
         remove_shards(folder, NAMES)
         for path in part.writer.shards:
             os.replace(path, os.path.join(folder, os.path.basename(path)))
-        _write_whole(os.path.join(folder, "classes.json"), text + "\n")
+        replace_file(os.path.join(folder, "classes.json"), lambda file: file.write(content))
         sync_folder(folder)
         if part.writer.tables:
             write_index(os.path.join(folder, INDEX_FOLDER), part.writer.tables)
-
-
-def _write_whole(path: str, text: str) -> None:
-    folder, name = os.path.split(path)
-    hidden = os.path.join(folder, f".{name}.partial")
-    with ExitStack() as cleanup:
-        cleanup.callback(lambda: os.path.exists(hidden) and os.unlink(hidden))
-        with open(hidden, "w", encoding="ascii") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(hidden, path)
 
 
 def _loaded(files: Sequence[ImageFile]) -> Iterator[tuple[ImageFile, bytes, str | None]]:

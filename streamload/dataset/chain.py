@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from streamload.dataset.headers import HeaderRun, read_run
+from streamload.dataset.headers import HeaderReader, HeaderRun
 from streamload.dataset.tar import (
     BLOCK_BYTES,
     MAX_RECORDS_BYTES,
@@ -96,6 +96,7 @@ class _Chain:
     def __init__(self, data: NDArray[np.uint8], url: str, strict: bool) -> None:
         self._data = data
         self._view = data.data
+        self._reader = HeaderReader(data)
         self._url = url
         self._strict = strict
         self._names: list[bytes] = []
@@ -114,7 +115,7 @@ class _Chain:
 
     def _read_run(self, position: int) -> int | None:
         """Read a run of headers from `position` on; where the next one starts, or None at the end."""
-        run = read_run(self._data, position)
+        run = self._reader.read(position)
         count = len(run.plain)
         if not count:
             return self._read_oddity(position)

@@ -62,24 +62,26 @@ def group_members(names: list[bytes], header_offset: NDArray[np.int64], url: str
     sample_start: list[int] = []
     member_field: list[int] = []
     reasons: dict[int, str] = {}
-    stem = _NO_STEM
+    stem, stem_bytes = _NO_STEM, len(_NO_STEM)
     for member, name in enumerate(names):
         if name.startswith(stem):  # another member of the same sample, unless the dot was a folder's
-            number = fields[name[len(stem) :]]
+            number = fields[name[stem_bytes:]]
             if number != _NO_FIELD:
                 member_field.append(number)
                 continue
         component = name.rfind(b"/") + 1
         dot = name.find(b".", component)
-        reason = _reason_to_skip(name, component, dot)
-        if reason is not None:
-            reasons[member] = reason
-            continue
+        if dot <= component or name.startswith(b"__"):
+            reason = _reason_to_skip(name, component, dot)
+            if reason is not None:
+                reasons[member] = reason
+                continue
         key = name[:dot]
         if not keys or key != keys[-1]:
             keys.append(key)
             sample_start.append(len(member_field))
             stem = _NO_STEM if name.startswith(b"__") else name[: dot + 1]
+            stem_bytes = len(stem)
         member_field.append(fields[name[dot + 1 :]])
     sample_start.append(len(member_field))
     if len(fields.names) > _MOST_FIELDS:
@@ -121,7 +123,7 @@ class _FieldNumbers(dict[bytes, int]):
 
 def _reason_to_skip(name: bytes, component: int, dot: int) -> str | None:
     """Why a member belongs to no sample, or None if it does; `component` and `dot` are positions in the name."""
-    if name.startswith(b"__") and _META.match(name):
+    if _META.match(name):
         return "meta"
     if dot > component:
         return None

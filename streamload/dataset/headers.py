@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from streamload.dataset.tar import BLOCK_BYTES, name_in_block, padded, parse_size
+from streamload.dataset.tar import BLOCK_BYTES, padded, parse_size
 
-__all__ = ["HeaderRun", "read_run"]
+__all__ = ["HeaderReader", "HeaderRun"]
 
-_HEADERS_AT_ONCE = 250  # below 128 KiB, from where on each temporary array would be mapped and zeroed afresh
+_HEADERS_AT_ONCE = 500
 _REGULAR = b"0\x007"
 _SPACE, _ZERO = ord(" "), ord("0")
 _SIZE_OFFSET = 124
@@ -51,13 +51,12 @@ class HeaderRun:
 
     def names(self, rows: NDArray[np.int64]) -> list[bytes]:
         """The names of some plain members by their own headers."""
-        blocks = self.blocks[rows]
-        names: list[bytes] = blocks[:, :100].copy().view("S100")[:, 0].tolist()
-        if b"\0" in b"".join(names):  # NumPy drops only the NULs at the end
-            names = [name.partition(b"\0")[0] for name in names]
-        with_prefix = (blocks[:, 345] != 0) & (blocks[:, 262] == 0)
-        for row in np.flatnonzero(with_prefix).tolist():
-            names[row] = name_in_block(blocks[row].tobytes())
+        names = _texts(self.blocks[rows, :100])
+        posix_prefix = (self.blocks[rows, 345] != 0) & (self.blocks[rows, 262] == 0)
+        prefixed = np.flatnonzero(posix_prefix)
+        prefixes = _texts(self.blocks[rows[prefixed], 345:500])
+        for number, prefix in zip(prefixed.tolist(), prefixes, strict=True):
+            names[number] = prefix + b"/" + names[number]
         return names
 
     def not_plain(self) -> Iterator[tuple[int, bool]]:
@@ -67,36 +66,48 @@ class HeaderRun:
         return zip(rows.tolist(), before_plain[rows].tolist(), strict=True)
 
 
-def read_run(data: NDArray[np.uint8], position: int) -> HeaderRun:
-    """Walk at most a thousand headers from `position` on, and verify them.
+class HeaderReader:
+    """Reads runs of headers from one archive.
 
-    Args:
-        data: uint8[N], the archive. Only pages with headers are touched.
-        position: where the first header starts, a multiple of 512.
-
-    Returns:
-        A run that ends before the first block whose size field holds no number (a block of zeros, for example) and
-        before the end of the data; it may be empty.
+    The headers are gathered into memory that is used again and again: fresh arrays of this size cost more in page
+    faults than everything that is done with them.
     """
-    starts = _walk(data, position)
-    blocks = data[: len(data) // BLOCK_BYTES * BLOCK_BYTES].reshape(-1, BLOCK_BYTES)[starts[:-1] // BLOCK_BYTES]
-    digits = blocks[:, _SIZE_OFFSET : _SIZE_OFFSET + 11] - np.uint8(_ZERO)
-    sizes = (digits @ _EIGHTS_11).astype(np.int64)
-    payload_ends = starts[:-1] + BLOCK_BYTES + sizes
-    magic = blocks[:, 257:263].copy().view("S6")[:, 0]
-    typeflag = blocks[:, 156]
-    sound = (
-        _sums_match(blocks)
-        & (digits < 8).all(axis=1)
-        & _is_terminator(blocks[:, _SIZE_OFFSET + 11])
-        & ((magic == b"ustar") | (magic == b"ustar "))
-        & (blocks[:, _PADDED_FIELDS] != _SPACE).all(axis=1)
-        & (payload_ends <= len(data))
-        & (starts[1:] == -(-payload_ends // BLOCK_BYTES) * BLOCK_BYTES)
-    )
-    plain = sound & ((typeflag == _REGULAR[0]) | (typeflag == _REGULAR[1]) | (typeflag == _REGULAR[2]))
-    extension = sound & ((typeflag == ord("x")) | (typeflag == ord("L")))
-    return HeaderRun(starts, plain, extension, sizes, blocks)
+
+    def __init__(self, data: NDArray[np.uint8]) -> None:
+        """Prepare to read `data`, uint8[N], the whole archive."""
+        self._data = data
+        self._blocks = data[: len(data) // BLOCK_BYTES * BLOCK_BYTES].reshape(-1, BLOCK_BYTES)
+        self._headers = np.empty((_HEADERS_AT_ONCE, BLOCK_BYTES), np.uint8)
+        self._scratch = np.empty((2, _HEADERS_AT_ONCE, BLOCK_BYTES // 8), np.uint64)
+
+    def read(self, position: int) -> HeaderRun:
+        """Walk some headers from `position` on, a multiple of 512, and verify them. Only their pages are touched.
+
+        Returns:
+            A run that ends before the first block whose size field holds no number (a block of zeros, for example)
+            and before the end of the data; it may be empty. It is good until the next call.
+        """
+        starts = _walk(self._data, position)
+        count = len(starts) - 1
+        # "clip" only because NumPy copies once more otherwise: the walk stays within the data.
+        headers = np.take(self._blocks, starts[:-1] // BLOCK_BYTES, axis=0, out=self._headers[:count], mode="clip")
+        digits = headers[:, _SIZE_OFFSET : _SIZE_OFFSET + 11] - np.uint8(_ZERO)
+        sizes = (digits @ _EIGHTS_11).astype(np.int64)
+        payload_ends = starts[:-1] + BLOCK_BYTES + sizes
+        magic = headers[:, 257:263].copy().view("S6")[:, 0]
+        typeflag = headers[:, 156]
+        sound = (
+            _sums_match(headers, self._scratch[:, :count])
+            & (digits < 8).all(axis=1)
+            & _is_terminator(headers[:, _SIZE_OFFSET + 11])
+            & ((magic == b"ustar") | (magic == b"ustar "))
+            & (headers[:, _PADDED_FIELDS] != _SPACE).all(axis=1)
+            & (payload_ends <= len(self._data))
+            & (starts[1:] == -(-payload_ends // BLOCK_BYTES) * BLOCK_BYTES)
+        )
+        plain = sound & ((typeflag == _REGULAR[0]) | (typeflag == _REGULAR[1]) | (typeflag == _REGULAR[2]))
+        extension = sound & ((typeflag == ord("x")) | (typeflag == ord("L")))
+        return HeaderRun(starts, plain, extension, sizes, headers)
 
 
 def _walk(data: NDArray[np.uint8], position: int) -> NDArray[np.int64]:
@@ -122,12 +133,19 @@ def _walk(data: NDArray[np.uint8], position: int) -> NDArray[np.int64]:
     return starts[: int(wrong.argmax()) + 1] if wrong.any() else starts
 
 
-def _sums_match(blocks: NDArray[np.uint8]) -> NDArray[np.bool_]:
-    """Whether each header's checksum, zero-padded to 6 or 7 digits, is the unsigned sum of its bytes."""
+def _sums_match(blocks: NDArray[np.uint8], scratch: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    """Whether each header's checksum, zero-padded to 6 or 7 digits, is the unsigned sum of its bytes.
+
+    Args:
+        blocks: uint8[n, 512].
+        scratch: uint64[2, n, 64], overwritten.
+    """
     words = blocks.view(np.uint64)
-    pairs = words >> _BYTE_BITS
-    pairs &= _LOW_BYTES
-    pairs += words & _LOW_BYTES  # four sums of two bytes each in a word, and room for 64 such words
+    pairs, low = scratch
+    np.right_shift(words, _BYTE_BITS, out=pairs)
+    np.bitwise_and(pairs, _LOW_BYTES, out=pairs)
+    np.bitwise_and(words, _LOW_BYTES, out=low)
+    np.add(pairs, low, out=pairs)  # four sums of two bytes each in a word, and room for 64 such words
     total = pairs.sum(axis=1).view(np.uint16).reshape(-1, 4).sum(axis=1, dtype=np.int64)
     field = blocks[:, 148:156]
     total += 8 * _SPACE - field.sum(axis=1, dtype=np.int64)
@@ -139,6 +157,14 @@ def _sums_match(blocks: NDArray[np.uint8]) -> NDArray[np.bool_]:
     well_formed &= has_seven | _is_terminator(field[:, 6])
     matches: NDArray[np.bool_] = well_formed & (stored == total)
     return matches
+
+
+def _texts(fields: NDArray[np.uint8]) -> list[bytes]:
+    """What stands before the first NUL in each row of a contiguous uint8[n, width]."""
+    texts: list[bytes] = fields.view(f"S{fields.shape[1]}")[:, 0].tolist()
+    if b"\0" in b"".join(texts):  # NumPy drops only the NULs at the end
+        return [text.partition(b"\0")[0] for text in texts]
+    return texts
 
 
 def _is_terminator(column: NDArray[np.uint8]) -> NDArray[np.bool_]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,7 +64,7 @@ class ShardTable:
         """All keys, in the order of the samples."""
         joined = self.key_bytes.tobytes()
         edges = self.key_start.tolist()
-        return [joined[a:b].decode("utf-8", "surrogateescape") for a, b in zip(edges, edges[1:], strict=False)]
+        return [joined[a:b].decode("utf-8", "surrogateescape") for a, b in pairwise(edges)]
 
     def column(self, alternatives: Sequence[str]) -> NDArray[np.int64]:
         """For each sample the member that holds the first present of some fields.

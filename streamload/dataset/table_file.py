@@ -75,9 +75,10 @@ def table_from_npz(file: str | BinaryIO, url: str) -> ShardTable:
         DatasetIndexError: the file is missing, cannot be read, is damaged, of another version, or inconsistent.
     """
     try:
-        with np.load(file, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
-        return _table_of(arrays)
+        if not isinstance(file, str):
+            return _table_of(_arrays_in(file))
+        with open(file, "rb") as opened:  # given a path, `numpy.load` leaves it open where it is damaged
+            return _table_of(_arrays_in(opened))
     except FileNotFoundError as exc:
         raise DatasetIndexError("the index has no such file; make it anew with `streamload index`", url=url) from exc
     except _TableError as exc:
@@ -87,6 +88,11 @@ def table_from_npz(file: str | BinaryIO, url: str) -> ShardTable:
             f"not a readable index file ({type(exc).__name__}: {exc}); make the index anew with `streamload index`",
             url=url,
         ) from exc
+
+
+def _arrays_in(file: BinaryIO) -> dict[str, NDArray[Any]]:
+    with np.load(file, allow_pickle=False) as archive:
+        return {name: archive[name] for name in archive.files}
 
 
 def _table_of(arrays: dict[str, NDArray[Any]]) -> ShardTable:

@@ -19,7 +19,6 @@ __all__ = [
     "ZERO_BLOCK",
     "TarHeader",
     "looks_like_header",
-    "name_in_block",
     "padded",
     "parse_header",
     "parse_long_name",
@@ -108,10 +107,10 @@ def parse_header(block: bytes, url: str, offset: int) -> TarHeader:
             url=url,
             offset=offset,
         )
-    return TarHeader(block[156:157], name_in_block(block), parse_size(block[124:136]))
+    return TarHeader(block[156:157], _name_in_block(block), parse_size(block[124:136]))
 
 
-def name_in_block(block: bytes) -> bytes:
+def _name_in_block(block: bytes) -> bytes:
     """A header's own name: `name`, behind `prefix` and a slash where the header is ustar and has a prefix."""
     name = block[:100].partition(b"\0")[0]
     # Only POSIX's magic has a prefix: GNU headers keep times and sparse maps in these bytes.

@@ -26,7 +26,7 @@ DECOMPRESSED_LIMIT_BYTES = 1 << 30
 
 _MAGIC = b"\x93NUMPY"
 _HEADER_LIMIT_BYTES = 10_000  # as in NumPy: the parser of literals may need much time and memory for longer texts
-_short_length = struct.Struct("<H").unpack_from
+_version_and_length = struct.Struct("<6xBxH").unpack_from
 _long_length = struct.Struct("<I").unpack_from
 
 
@@ -78,8 +78,9 @@ def npy_layout(data: memoryview) -> NpyLayout:
     """
     if len(data) < 12:
         raise ValueError(f"not an npy file: {len(data)} bytes are too few for a header")
-    start: int = 10 + _short_length(data, 8)[0]
-    if data[6] != 1:
+    version, header_bytes = _version_and_length(data)
+    start: int = 10 + header_bytes
+    if version != 1:
         start = 12 + _long_length(data, 8)[0]
     if start > len(data) or start > _HEADER_LIMIT_BYTES:
         _refuse_header_length(data, start)

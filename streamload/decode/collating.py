@@ -100,11 +100,11 @@ class PieceCollator:
             return self._lay_down(piece, self._job.collate_fn(rows.as_list()), failures)
         error = attempt.error
         assert error is not None
-        function = "collate_fn" if self._job.collate_fn is not None else "collating the samples"
+        function = "collate_fn" if self._job.collate_fn is not None else "collating"
         failure = RowFailure(
             row=piece.first_row,
             kind="CollateError",
-            message=f"{function} raised {type(error).__name__}: {error}",
+            message=f"{function} raised {type(error).__name__} for the batch that begins with this sample: {error}",
             field=None,
             fatal=True,
             cause=failure_of(error),

@@ -37,8 +37,8 @@ def decode_column(
 
     Returns:
         An array of shape (n, *shape) in memory of its own, or None where the fast way does not apply: other kinds
-        of field, npy headers that differ between samples, column-major arrays, numbers with spaces or more than 18
-        digits, anything out of bounds or damaged. The caller then decodes sample by sample, which raises the
+        of field, npy headers that differ between samples, column-major arrays, numbers with spaces or of more than 18
+        characters, anything out of bounds or damaged. The caller then decodes sample by sample, which raises the
         proper errors.
     """
     extension = field.rpartition(".")[2]

@@ -44,7 +44,8 @@ def failure_of(error: BaseException) -> Failure:
     with Attempt() as attempt:
         pickled = cloudpickle.dumps(error)
         pickle.loads(pickled)  # an exception with an __init__ of its own often pickles and then does not load
-    return Failure(pickled if attempt.error is None else None, summary, text)
+    cause = None if error.__cause__ is None else failure_of(error.__cause__)
+    return Failure(pickled if attempt.error is None else None, summary, text, cause)
 
 
 def error_from(failure: Failure) -> Exception:
@@ -60,6 +61,8 @@ def error_from(failure: Failure) -> Exception:
         error = RuntimeError(failure.summary)
     if not isinstance(error, errors.StreamloadError):
         error.add_note(f"Traceback in the worker:\n{failure.traceback.rstrip()}")
+    if failure.cause is not None:
+        error.__cause__ = error_from(failure.cause)
     return error
 
 
@@ -68,9 +71,8 @@ def sample_error(failure: RowFailure, url: str, key: str | None) -> errors.Sampl
     kind: type[errors.SampleError] = getattr(errors, failure.kind)
     offset = failure.offset if failure.offset >= 0 else None
     error = kind(failure.message, url=url, key=key, offset=offset)
-    place = [f"shard: {url}", f"key: {key}"] + ([f"offset: {offset}"] if offset is not None else [])
-    error.add_note("\n".join(place))
     if failure.cause is not None:
         cause = error_from(failure.cause)
+        cause.add_note(f"It was raised for shard {url!r}, sample {key!r}, offset {offset}.")
         error.__cause__ = cause
     return error

@@ -96,11 +96,15 @@ class FieldReader:
     Args:
         decode: the user's choice of decoders.
         optional: a sample without the field gets `ABSENT` and not an error.
+        single: some function of the user's sees the values one by one, so they must be what its decoder returns.
     """
 
-    def __init__(self, decode: bool | Mapping[str, Callable[[bytes], Any]], *, optional: bool) -> None:
+    def __init__(
+        self, decode: bool | Mapping[str, Callable[[bytes], Any]], *, optional: bool, single: bool = False
+    ) -> None:
         self._decode = decode
         self._optional = optional
+        self._single = single
         self._decoders: dict[str, Decoder] = {}
 
     def decoder(self, name: str) -> Decoder:
@@ -141,7 +145,7 @@ class FieldReader:
         if plain and not work.failures and self.is_built_in(column):
             whole = _gather(column, work)
             if whole is not None:
-                return whole
+                return _one_by_one(whole, column) if self._single and whole.ndim == 1 else whole
         values: list[Any] = [None] * work.count
         read = self._read_plain(work, column, values) if plain else self._read_checked(work, column, values)
         work.each_row(read, failed)
@@ -173,6 +177,14 @@ class FieldReader:
 def field_of(column: Column, row: int) -> str:
     """The field that a row really has, where the user named alternatives."""
     return column.alternatives[0 if column.which is None else int(column.which[row])]
+
+
+def _one_by_one(whole: NDArray[Any], column: Column) -> list[Any]:
+    """Scalars as their decoders give them: integers as `int`, an array without axes as such an array."""
+    if column.alternatives[0].rpartition(".")[2] == "npy":
+        return [whole[row, ...] for row in range(len(whole))]
+    values: list[Any] = whole.tolist()
+    return values
 
 
 def _gather(column: Column, work: Work) -> NDArray[Any] | None:

@@ -31,12 +31,14 @@ class _LocalShards:
         self._mapped = MappedShards()
         self._known: set[int] = set()
 
-    def need(self, task: Task) -> None:
-        for shard in [task.shard] if isinstance(task, ScanTask) else dict.fromkeys(task.shards.tolist()):
+    def need(self, task: Task) -> set[int]:
+        needed = {task.shard} if isinstance(task, ScanTask) else set(task.shards.tolist())
+        for shard in needed:
             if shard not in self._known:
                 opened = self._resident.open(shard)
                 self._mapped.add(ShardOpened(shard, opened.url, opened.size_bytes), opened.descriptor)
                 self._known.add(shard)
+        return needed
 
     def memory(self, shard: int) -> Bytes:
         return self._mapped.memory(shard)
@@ -178,7 +180,8 @@ class ThreadPool:
 
     def submit(self, task: Task) -> None:
         """Take a task."""
-        self._shards.need(task)
+        needed = self._shards.need(task)
+        self._to_forget = [(count, [n for n in shards if n not in needed]) for count, shards in self._to_forget]
         for piece in () if isinstance(task, ScanTask) else task.pieces:
             self._slots.need(piece.slot)
         self._outstanding += 1

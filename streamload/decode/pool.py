@@ -43,6 +43,7 @@ __all__ = ["Pool", "PoolEvents", "ProcessPool", "child_environment", "last_words
 _TASKS_AHEAD = 2
 _PROGRESS_BYTES = 16
 _MAX_FAILED_STARTS = 3
+_MAX_FAILED_RESTARTS = 30
 _DEATHS_OF_A_ROW = 2
 _DEATHS_OF_A_TASK = 3
 _GRACE_S = 0.3
@@ -100,6 +101,7 @@ class _Worker:
         self.tasks: OrderedDict[int, Task] = OrderedDict()
         self.shards: set[int] = set()
         self.slots: set[int] = set()
+        self._ended: str | None = None
         ours, theirs = socket.socketpair()
         progress, self._words = new_memory(_PROGRESS_BYTES), new_memory(0)
         self._progress = map_memory(progress, _PROGRESS_BYTES, writable=True).view("<i8")
@@ -123,6 +125,8 @@ class _Worker:
 
     def end(self, grace_s: float) -> str:
         """Wait for the process, at most so long, kill it then, and say how it ended."""
+        if self._ended is not None:
+            return self._ended
         self.channel.close()
         try:
             status = self.process.wait(grace_s)
@@ -132,7 +136,8 @@ class _Worker:
         words = last_words(self._words)
         os.close(self._words)
         how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
-        return f"{how}{words}"
+        self._ended = f"{how}{words}"
+        return self._ended
 
 
 class ProcessPool:
@@ -167,6 +172,7 @@ class ProcessPool:
         self._returned: deque[Task] = deque()
         self._deaths: Counter[tuple[int, int]] = Counter()
         self._failed_starts = 0
+        self._max_failed_starts = _MAX_FAILED_STARTS
         self._workers = [self._start(number) for number in range(workers)]
 
     # -- what the pipeline asks ------------------------------------------------------------------------------------
@@ -261,6 +267,7 @@ class ProcessPool:
             return
         worker.started = True
         self._failed_starts = 0
+        self._max_failed_starts = _MAX_FAILED_RESTARTS  # it can be done, so what fails now is an accident
         self._hand_out_returned()
         self._events.on_room()
 
@@ -276,8 +283,9 @@ class ProcessPool:
         how = worker.end(_GRACE_S)
         if not worker.started:
             self._failed_starts += 1
-            if self._failed_starts >= _MAX_FAILED_STARTS:
-                self._events.on_broken(WorkerError(f"a worker process {how} before it was ready, three times running"))
+            if self._failed_starts >= self._max_failed_starts:
+                times = f"{self._failed_starts} times running"
+                self._events.on_broken(WorkerError(f"a worker process {how} before it was ready, {times}"))
                 return
         tasks = list(worker.tasks.values())
         if tasks:

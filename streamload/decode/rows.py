@@ -45,8 +45,10 @@ class RowMaker:
         restore_random_state: bool = False,
     ) -> None:
         self._job = job
-        self._reader = FieldReader(job.decode, optional=job.fields is None)
         transform = job.transform
+        self._reader = FieldReader(
+            job.decode, optional=job.fields is None, single=callable(transform) or job.collate_fn is not None
+        )
         by_field = transform if isinstance(transform, Mapping) else {}
         self._by_field = {name: UserFunction(function) for name, function in by_field.items()}
         self._on_sample = UserFunction(transform) if callable(transform) else None

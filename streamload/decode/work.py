@@ -1,4 +1,7 @@
-"""What is asked of a worker and what it answers, as frozen types that travel between processes."""
+"""What is asked of a worker and what it answers, as frozen types that travel between processes.
+
+They have no `__slots__`: a frozen dataclass with slots pickles through Python code, which costs three times as much.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ __all__ = [
 OnError = Literal["raise", "skip", "replace"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Job:
     """The user's part of the work: what to make of a sample's bytes."""
 
@@ -48,7 +51,7 @@ class Job:
     seed: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class WorkerSetup:
     """The first message to a worker; `job` is a cloudpickle of a `Job`."""
 
@@ -57,14 +60,14 @@ class WorkerSetup:
     import_path: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class WorkerStarted:
     """A worker is ready to take tasks, or says why it cannot."""
 
     failure: Failure | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ShardOpened:
     """A shard's descriptor comes with this message."""
 
@@ -73,35 +76,35 @@ class ShardOpened:
     size_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SlotOpened:
     """A slot's descriptor comes with this message."""
 
     slot: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ForgetShards:
     """No later task reads these shards."""
 
     shards: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ForgetSlots:
     """No later task writes to these slots."""
 
     slots: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LayoutFixed:
     """The layout of every batch of rows from now on, as a cloudpickle."""
 
     layout: bytes
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Column:
     """Where one wanted field lies for every row of a task.
 
@@ -133,7 +136,7 @@ class Column:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Piece:
     """Consecutive rows of a task that belong to one batch.
 
@@ -150,7 +153,7 @@ class Piece:
     rows: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class RowTask:
     """Make rows and write them to their slots.
 
@@ -180,7 +183,7 @@ class RowTask:
     fatal_rows: Mapping[int, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ScanTask:
     """Read the headers of one shard."""
 
@@ -189,7 +192,7 @@ class ScanTask:
     strict: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Failure:
     """An exception on its way to the training loop.
 
@@ -197,14 +200,16 @@ class Failure:
         error: a cloudpickle of the exception, or None where it does not pickle.
         summary: its class and message in one line.
         traceback: the worker's traceback as text.
+        cause: what it was raised from.
     """
 
     error: bytes | None
     summary: str
     traceback: str
+    cause: Failure | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RowFailure:
     """What went wrong with one row.
 
@@ -231,7 +236,7 @@ class RowFailure:
     offset: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PieceDone:
     """What became of one piece.
 
@@ -256,7 +261,7 @@ class PieceDone:
     failures: tuple[RowFailure, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class WorkSeconds:
     """Where a task's time went."""
 
@@ -267,7 +272,7 @@ class WorkSeconds:
     waited: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RowsDone:
     """The answer to a `RowTask`."""
 
@@ -278,7 +283,7 @@ class RowsDone:
     seconds: WorkSeconds
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ScanDone:
     """The answer to a `ScanTask`: the table, or what is wrong with the shard."""
 

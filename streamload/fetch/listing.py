@@ -217,5 +217,5 @@ def _refuse_repetitions(found: list[str]) -> None:
 
 def _shard(url: str) -> Shard:
     found = storage_for(url).info(url)
-    folder, name = os.path.split(found.url)
-    return Shard(found.url, name, found.bytes, found.mtime_ns, folder)
+    folder, _, name = found.url.rpartition("/")
+    return Shard(found.url, name, found.bytes, found.mtime_ns, folder or "/")

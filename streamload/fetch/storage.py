@@ -113,7 +113,7 @@ def storage_for(url: str) -> Storage:
     Raises:
         ValueError: the url's scheme is not `file`, or it is a `file://` url of another host.
     """
-    scheme = _SCHEME.match(url)
+    scheme = _SCHEME.match(url) if "://" in url else None
     if scheme is not None and scheme[1].lower() != "file":
         raise ValueError(
             f"urls names {url!r}, but remote storage ({scheme[1]}://) is not supported yet by this version of "
@@ -129,6 +129,8 @@ def local_path(url: str) -> str:
     Raises:
         ValueError: a `file://` url of another host.
     """
+    if url.startswith("/"):
+        return url
     if _FILE_SCHEME.match(url):
         parts = urlsplit(url)
         if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
@@ -136,7 +138,7 @@ def local_path(url: str) -> str:
                 f"urls names {url!r}, but a file url has three slashes and a full path: file:///data/a.tar"
             )
         return unquote(parts.path)
-    return url if os.path.isabs(url) else os.path.join(os.getcwd(), os.path.expanduser(url))
+    return os.path.join(os.getcwd(), os.path.expanduser(url))
 
 
 def is_pattern(url: str) -> bool:

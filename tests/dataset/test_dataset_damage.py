@@ -32,6 +32,15 @@ def scan(content: bytes, *, strict: bool = True) -> ShardTable:
     return scan_shard(memoryview(content), URL, strict=strict)
 
 
+def damage_in(content: np.ndarray | memoryview, **options: bool) -> ShardFormatError | None:
+    """The error that a scan raises, if it raises one; anything but a ShardFormatError comes through."""
+    try:
+        scan_shard(content, URL, **options)
+    except ShardFormatError as error:
+        return error
+    return None
+
+
 def error_of(content: bytes, *, strict: bool = True) -> ShardFormatError:
     with pytest.raises(ShardFormatError) as caught:
         scan(content, strict=strict)
@@ -48,6 +57,7 @@ def test_a_whole_archive_has_every_member(dialect: str) -> None:
     whole = archive.whole()
     found = zip(table.member_offset.tolist(), table.member_size.tolist(), strict=True)
     assert [whole[start : start + size] for start, size in found] == payloads
+    assert len(payloads) == (10 if dialect == "gnu" else 3)
     assert table.skipped == {}
     assert not table.missing_end
 
@@ -56,14 +66,11 @@ def test_a_whole_archive_has_every_member(dialect: str) -> None:
 def test_a_cut_at_any_byte_is_an_error(dialect: str) -> None:
     whole = np.frombuffer(DIALECTS[dialect].whole(), np.uint8)
     for length in range(len(whole)):
-        try:
-            scan_shard(whole[:length], URL)
-        except ShardFormatError as error:
-            assert error.url == URL
-            assert error.offset is not None
-            assert 0 <= error.offset <= length
-        else:
-            pytest.fail(f"cut to {length} of {len(whole)} bytes, and read as if whole")
+        error = damage_in(whole[:length])
+        assert error is not None, f"cut to {length} of {len(whole)} bytes, and read as if whole"
+        assert error.url == URL
+        assert error.offset is not None
+        assert 0 <= error.offset <= length
 
 
 def test_a_cut_in_the_zeros_behind_the_end_mark_must_be_between_blocks() -> None:
@@ -93,14 +100,11 @@ def test_any_changed_byte_in_any_header_is_an_error_at_that_header(dialect: str)
                 if new == old or (_ends_checksum(position - start, dialect) and new in (0, 0x20)):
                     continue
                 content[position] = new
-                try:
-                    scan_shard(content, URL)
-                except ShardFormatError as error:
-                    assert (error.url, error.offset) == (URL, start), f"byte {position - start}: {old} to {new}"
-                else:
-                    pytest.fail(f"byte {position - start} of header {number} changed from {old} to {new} and not seen")
-                finally:
-                    content[position] = old
+                error = damage_in(content)
+                content[position] = old
+                what = f"byte {position - start} of header {number} changed from {old} to {new}"
+                assert error is not None, what
+                assert (error.url, error.offset) == (URL, start), what
 
 
 def _ends_checksum(byte: int, dialect: str) -> bool:
@@ -147,7 +151,7 @@ def test_a_header_overwritten_with_zeros_is_found_there() -> None:
 def test_a_damaged_header_is_reported_and_not_where_walking_went_astray() -> None:
     """In a long shard, so that the bad header stands inside a block of headers that is verified at once."""
     archive = plain_archive(700, magic=GNU)
-    for number in (0, 1, 249, 250, 251, 499, 699):
+    for number in (1, 2, 498, 499, 500, 501, 699):
         start = archive.headers[number]
         for size in (b"00000000000\0", b"77777777777\0", b"-0000001000\0", b"0o000000010\0", b"0_000000010\0"):
             content = bytearray(archive.whole())
@@ -190,7 +194,7 @@ def test_not_strict_downgrades_nothing_else() -> None:
     archive = DIALECTS["pax"]
     content = archive.whole(b"")
     member_ends = {len(content), *archive.headers[::2]} - {0}
-    for length in range(len(content)):
+    for length in range(0, len(content), 64):
         if length not in member_ends:
             error_of(content[:length], strict=False)
     changed = bytearray(archive.whole())
@@ -221,12 +225,12 @@ def test_a_file_that_is_no_archive_is_named_so() -> None:
 
 @pytest.mark.parametrize(
     ("typeflag", "words"),
-    [(b"S", "--sparse"), (b"M", "multi-volume"), (b"N", "long names"), (b"Z", "unknown"), (b"X", "unknown")],
+    [(b"S", "--sparse"), (b"M", "another volume"), (b"N", "long names"), (b"Z", "unknown"), (b"X", "unknown")],
 )
 def test_types_that_cannot_be_read_in_place_are_refused(typeflag: bytes, words: str) -> None:
     archive = plain_archive(3).add(header(b"odd.bin", 0, typeflag=typeflag))
     error = error_of(archive.whole())
-    assert words.partition("-")[0] in error.message
+    assert words in error.message
     assert f"'{typeflag.decode()}'" in error.message
     assert error.offset == archive.headers[3]
 
@@ -341,8 +345,5 @@ def test_random_damage_raises_nothing_else_and_always_ends() -> None:
                 content[block : block + 512] = content[: 512 * (len(content) // 512)][-512:]
             if not content:
                 break
-        try:
-            scan_shard(memoryview(content), URL, strict=chance.random() < 0.5, crc32=True, labels=True)
-        except ShardFormatError as error:
-            assert error.url == URL
-            assert error.offset is not None
+        error = damage_in(memoryview(content), strict=chance.random() < 0.5, crc32=True, labels=True)
+        assert error is None or (error.url == URL and error.offset is not None)

@@ -216,6 +216,16 @@ def test_large_images_below_the_limit_leak_no_warning() -> None:
         assert image_size(memoryview(png_of_size(10_000, 10_000))) == (10_000, 10_000)  # Pillow's own open warns here
 
 
+def test_what_pillow_only_warns_about_is_an_error_without_a_warning() -> None:
+    data = encoded(TEXTURE, "TIFF", compression="tiff_lzw")
+    with warnings.catch_warnings(record=True) as leaked:
+        warnings.simplefilter("always")
+        for size in range(len(data) // 2, len(data), len(data) // 40):
+            with pytest.raises(ValueError, match="TIFF"):
+                decode(data[:size])
+    assert not leaked
+
+
 def test_a_progressive_jpeg_of_absurdly_many_scans_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     data = encoded(TEXTURE, "JPEG", progressive=True)
     assert data.count(b"\xff\xda") > 4
@@ -223,7 +233,8 @@ def test_a_progressive_jpeg_of_absurdly_many_scans_is_refused(monkeypatch: pytes
     monkeypatch.setattr(image_files, "_WHOLE_SCANS_LIMIT", 4)
     with pytest.raises(ValueError, match="scans"):
         decode(data, pixel_limit=40 * 48)
-    assert decode(encoded(TEXTURE, "JPEG"), pixel_limit=40 * 48).shape == (40, 48, 3)
+    one_scan = encoded(TEXTURE, "JPEG", comment=b"\xff\xda" * 50)  # in a comment the mark of a scan means nothing
+    assert decode(one_scan, pixel_limit=40 * 48).shape == (40, 48, 3)
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,19 @@
-"""Small ImageFolders for the tests of the command line."""
+"""Small ImageFolders for the tests of the command line, and the commands called as a user does."""
 
 from __future__ import annotations
 
 import io
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
+from streamload_tools import shardify
+from typer.testing import CliRunner
+
+from streamload.dataset.index import DatasetIndex
+from streamload.fetch.listing import list_shards
 
 FORMATS = {
     ".jpg": "JPEG",
@@ -44,3 +50,36 @@ def files_below(folder: Path) -> dict[str, bytes]:
         for top, _, names in os.walk(folder)
         for name in names
     }
+
+
+def images(tmp_path: Path, each: int = 6) -> Path:
+    names = [f"{name}/{n}{'.png' if n % 3 == 2 else '.jpg'}" for name in ("cat", "bee") for n in range(each)]
+    return image_folder(tmp_path / "source", *names)
+
+
+def run(app: Any, *arguments: object) -> tuple[int, str, str]:
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.stdout, result.stderr
+
+
+def pack(*arguments: object) -> tuple[int, str, str]:
+    return run(shardify.app, *arguments)
+
+
+def packed_samples(folder: Path) -> dict[str, dict[str, bytes]]:
+    """Every sample of a folder by its key, read through its index."""
+    index, found = DatasetIndex.load(str(folder / ".streamload")), {}
+    for shard in list_shards(folder).shards:
+        data, table = Path(shard.url).read_bytes(), index.table(shard.name)
+        for sample, key in enumerate(table.keys()):
+            members = range(int(table.sample_start[sample]), int(table.sample_start[sample + 1]))
+            assert key not in found
+            found[key] = {
+                table.fields[int(table.member_field[m])]: data[
+                    int(table.member_offset[m]) : int(table.member_offset[m] + table.member_size[m])
+                ]
+                for m in members
+            }
+    return found

@@ -1,61 +1,22 @@
-"""The commands as a user runs them."""
+"""`shardify` as a user runs it."""
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-from image_folders import files_below, image_bytes, image_folder
-from streamload_tools import main as streamload
-from streamload_tools import packing, shardify
-from typer.testing import CliRunner
-
-from streamload.dataset.index import DatasetIndex
-from streamload.fetch.listing import list_shards
+from image_folders import files_below, image_bytes, image_folder, images, pack, packed_samples
+from streamload_tools import packing
+from streamload_tools.imagefolder import find_images
+from streamload_tools.progress import LineProgress
 
 CLASSES = {"classes": ["bee", "cat"], "class_to_idx": {"bee": 0, "cat": 1}}
-
-
-def images(tmp_path: Path, each: int = 6) -> Path:
-    names = [f"{name}/{n}{'.png' if n % 3 == 2 else '.jpg'}" for name in ("cat", "bee") for n in range(each)]
-    return image_folder(tmp_path / "source", *names)
-
-
-def run(app: Any, *arguments: object) -> tuple[int, str, str]:
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result.exit_code, result.stdout, result.stderr
-
-
-def pack(*arguments: object) -> tuple[int, str, str]:
-    return run(shardify.app, *arguments)
-
-
-def packed_samples(folder: Path) -> dict[str, dict[str, bytes]]:
-    """Every sample of a folder by its key, read through its index."""
-    index, found = DatasetIndex.load(str(folder / ".streamload")), {}
-    for shard in list_shards(folder).shards:
-        data, table = Path(shard.url).read_bytes(), index.table(shard.name)
-        for sample, key in enumerate(table.keys()):
-            members = range(int(table.sample_start[sample]), int(table.sample_start[sample + 1]))
-            assert key not in found
-            found[key] = {
-                table.fields[int(table.member_field[m])]: data[
-                    int(table.member_offset[m]) : int(table.member_offset[m] + table.member_size[m])
-                ]
-                for m in members
-            }
-    return found
-
-
-# shardify
 
 
 def test_every_image_is_packed_untouched_with_its_label(tmp_path: Path) -> None:
@@ -120,6 +81,18 @@ def test_files_that_are_no_images_are_named_and_nothing_is_published(tmp_path: P
     assert all(sum(f"/{name}: " in line for line in err.splitlines()) == 1 for name in FAULTS)
     assert "error: 6 of 18 files are no whole images, so nothing was published" in err
     assert not dest.exists()
+
+
+def test_writing_ends_with_the_first_fault_and_checking_goes_on(tmp_path: Path) -> None:
+    source = image_folder(tmp_path / "source", *(f"a/{number}.jpg" for number in range(5)))
+    (source / "a" / "1.jpg").write_bytes(b"")
+    (source / "a" / "4.jpg").write_bytes(b"")
+    files, progress = find_images(str(source)).files, LineProgress("packing", 5, "images", io.StringIO())
+    packed, faults = packing.pack(
+        {"": files}, str(tmp_path / "staging"), progress, max_bytes=10**6, max_count=None, skip_faults=False
+    )
+    assert [os.path.basename(fault.path) for fault in faults] == ["1.jpg", "4.jpg"]
+    assert [part.writer.samples for part in packed] == [1]
 
 
 SPLIT = ["--split", "train=0.5,val=0.5"]
@@ -321,120 +294,3 @@ def test_a_real_ctrl_c(tmp_path: Path) -> None:
     assert "interrupted" in err
     assert out == ""
     assert not dest.exists()
-
-
-# streamload
-
-
-@pytest.fixture
-def dataset(tmp_path: Path) -> Path:
-    assert pack(images(tmp_path), tmp_path / "data", "--max-count", 5, "--no-shuffle")[0] == 0
-    return tmp_path / "data"
-
-
-def without_index(dataset: Path) -> Path:
-    for path in (dataset / ".streamload").iterdir():
-        path.unlink()
-    (dataset / ".streamload").rmdir()
-    return dataset
-
-
-def test_ls_lists_shards_the_same_with_and_without_an_index(dataset: Path) -> None:
-    status, with_index, _ = run(streamload.app, "ls", dataset)
-    assert status == 0
-    assert run(streamload.app, "ls", without_index(dataset)) == (0, with_index, "")
-    lines = with_index.splitlines()
-    assert lines[0].split() == ["SHARD", "BYTES", "SAMPLES", "FIELDS"]
-    size = f"{(dataset / 'shard-000000.tar').stat().st_size:,}"
-    assert lines[1].split() == ["shard-000000.tar", size, "5", "jpg", "cls", "png"]
-    assert lines[-1].startswith("3 shards, 12 samples, ")
-
-
-def test_ls_lists_samples(dataset: Path) -> None:
-    status, out, _ = run(streamload.app, "ls", "--samples", f"{dataset}/shard-000000.tar")
-    assert status == 0
-    size = (dataset.parent / "source" / "bee" / "0.jpg").stat().st_size
-    assert out.splitlines()[0] == f"shard-000000.tar  bee/0  jpg {size:,}  cls 1"
-    assert len(out.splitlines()) == 5
-
-
-def test_index_makes_what_shardify_made(dataset: Path, tmp_path: Path) -> None:
-    before = files_below(dataset)
-    status, out, _ = run(streamload.app, "index", without_index(dataset))
-    assert (status, out) == (0, "indexed 3 shards, 12 samples\n")
-    assert files_below(dataset).keys() == before.keys()
-    assert list_shards(dataset).counts == (5, 5, 2)
-    without_index(dataset)
-    assert run(streamload.app, "index", dataset, "--output", tmp_path / "elsewhere")[0] == 0
-    assert not (dataset / ".streamload").exists()
-    assert list_shards(dataset, tmp_path / "elsewhere").counts == (5, 5, 2)
-    assert run(streamload.app, "verify", dataset, "--index", tmp_path / "elsewhere")[0] == 0
-
-
-def test_index_takes_the_place_of_a_stale_one_and_adds_to_another(dataset: Path) -> None:
-    first = dataset / "shard-000000.tar"
-    first.write_bytes((dataset / "shard-000002.tar").read_bytes())
-    assert run(streamload.app, "ls", dataset)[0] == 1
-    assert run(streamload.app, "index", first)[0] == 0
-    assert list_shards(dataset).counts == (2, 5, 2)
-
-
-def test_verify_finds_nothing_in_what_is_whole(dataset: Path) -> None:
-    assert run(streamload.app, "verify", dataset)[:2] == (0, "3 shards verified, no damage\n")
-    assert run(streamload.app, "verify", without_index(dataset))[:2] == (0, "3 shards verified, no damage\n")
-
-
-def test_verify_finds_a_flipped_bit_in_a_payload_by_the_index(dataset: Path) -> None:
-    path = dataset / "shard-000001.tar"
-    table = DatasetIndex.load(str(dataset / ".streamload")).table(path.name)
-    data = bytearray(path.read_bytes())
-    data[int(table.member_offset[2]) + 3] ^= 1
-    path.write_bytes(data)
-    status, out, err = run(streamload.app, "verify", dataset)
-    assert status == 1
-    (line,) = out.splitlines()
-    for part in ("crc32", str(path), table.key(1), f"offset {table.member_offset[2]}"):
-        assert part in line
-    assert "error: 1 damage in 3 shards" in err
-
-
-def test_verify_names_every_damaged_shard(dataset: Path) -> None:
-    paths = [dataset / f"shard-00000{number}.tar" for number in range(3)]
-    paths[0].write_bytes(paths[0].read_bytes()[:-700])
-    paths[1].write_bytes(b"")
-    paths[2].unlink()
-    status, out, _ = run(streamload.app, "verify", f"{dataset}/shard-*.tar")
-    assert status == 1
-    assert [sum(str(path) in line for line in out.splitlines()) for path in paths] == [1, 1, 1]
-
-
-def test_verify_finds_an_index_of_other_shards(dataset: Path) -> None:
-    index = dataset / ".streamload"
-    for one, other in (("shard-000000.tar", "shard-000001.tar"), ("shard-000001.tar", "shard-000000.tar")):
-        (index / f"{one}.swap").write_bytes((index / f"{other}.npz").read_bytes())
-    for name in ("shard-000000.tar", "shard-000001.tar"):
-        (index / f"{name}.swap").rename(index / f"{name}.npz")
-    assert run(streamload.app, "verify", dataset)[0] == 1
-
-
-@pytest.mark.parametrize("command", ["index", "ls", "verify"])
-@pytest.mark.parametrize("urls", ["nowhere", "nowhere/*.tar", "s3://bucket/a.tar", "pipe:cat a.tar", "empty"])
-def test_what_is_not_there_is_one_message(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, urls: str
-) -> None:
-    (tmp_path / "empty").mkdir()
-    monkeypatch.chdir(tmp_path)
-    status, out, err = run(streamload.app, command, urls)
-    assert status == 1
-    assert (out + err).count("error:") == 1
-    assert "Traceback" not in err
-
-
-def test_listing_into_a_closed_pipe_is_quiet(dataset: Path) -> None:
-    command = [sys.executable, "-W", "error", "-m", "streamload_tools.main", "ls", "--samples", *([str(dataset)])]
-    reader, writer = os.pipe()
-    os.close(reader)
-    with os.fdopen(writer, "wb") as out:
-        done = subprocess.run(command, stdout=out, stderr=subprocess.PIPE, text=True, check=False)
-    assert done.returncode == 1
-    assert done.stderr == ""

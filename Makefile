@@ -1,0 +1,55 @@
+# Everything runs in .venv, which is made on first use and brought up to date when what it depends on changes.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/installed
+BENCH_INSTALLED := $(VENV)/installed-bench
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+EXAMPLES := $(wildcard examples/*/*.py)
+
+.DELETE_ON_ERROR:
+.PHONY: help install demo check test bench clean
+
+help:
+	@echo "make demo    train on handwritten digits, kill the training, resume it, and compare (about a minute)"
+	@echo "make test    make check, then every test"
+	@echo "make check   ruff and mypy"
+	@echo "make bench   compare the speed with WebDataset"
+	@echo "make install only make .venv"
+	@echo "make clean   remove .venv and everything else that was made here"
+
+install: $(INSTALLED)
+
+# pip is the last thing that `venv` makes, so an interrupted run is repaired by the next.
+$(BIN)/pip:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "streamload needs Python 3.11 or newer: make PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+
+$(INSTALLED): pyproject.toml constraints.txt | $(BIN)/pip
+	@echo "installing streamload and what it needs into $(VENV): some minutes, once"
+	$(PIP_INSTALL) -e ".[dev,demo]"
+	@touch $@
+
+$(BENCH_INSTALLED): $(INSTALLED)
+	$(PIP_INSTALL) -e ".[bench]"
+	@touch $@
+
+demo: $(INSTALLED)
+	$(BIN)/python examples/digits/run_demo.py
+
+check: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/mypy $(EXAMPLES)
+
+test: check
+	$(BIN)/python -m pytest
+
+bench: $(BENCH_INSTALLED)
+	$(BIN)/python benchmarks/bench_loader.py
+
+clean:
+	rm -rf $(VENV) .demo .bench build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find streamload tools tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,183 @@
+"""Columns of one field: equal to decoding sample by sample, or declined."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from numpy.typing import NDArray
+
+from streamload.decode.column_decoding import _ROW_BY_ROW_BYTES
+from streamload.decode.decoders import (
+    decode_column,
+    decode_column_into,
+    decoder_for,
+)
+
+DTYPES = st.sampled_from(["u1", "<i2", ">i4", "<i8", "<f2", "<f4", "<f8", "?", "<c8", "<U3", "S5", "<M8[s]"])
+ARRAYS = hnp.arrays(DTYPES, hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5))
+
+
+def npy_bytes(array: NDArray[Any], version: tuple[int, int] | None = None) -> bytes:
+    file = io.BytesIO()
+    np.lib.format.write_array(file, array, version=version, allow_pickle=True)
+    return file.getvalue()
+
+
+def decode(field: str, data: bytes, **options: Any) -> Any:
+    return decoder_for(field, **options)(memoryview(data))
+
+
+def assert_same(got: NDArray[Any], expected: NDArray[Any]) -> None:
+    assert got.dtype == expected.dtype
+    assert got.shape == expected.shape
+    assert got.tobytes() == expected.tobytes()
+
+
+def shard_of(members: list[bytes], gap: int = 7) -> tuple[Any, Any, Any]:
+    """The members in a shard with foreign bytes between, and where they are."""
+    data, offsets = b"9" * 30, []
+    for member in members:
+        offsets.append(len(data))
+        data += member + b"-" * gap
+    sizes = [len(member) for member in members]
+    return np.frombuffer(data, np.uint8), np.array(offsets, np.int64), np.array(sizes, np.int64)
+
+
+def one_by_one(field: str, members: list[bytes]) -> list[Any] | None:
+    try:
+        return [decode(field, member) for member in members]
+    except ValueError:
+        return None
+
+
+INTEGER_TEXTS = st.one_of(
+    st.integers(-(10**18) + 1, 10**18 - 1).map(lambda n: str(n).encode()),
+    st.integers(0, 99).map(lambda n: str(n).encode()),
+    st.binary(max_size=3),
+    st.sampled_from([b"-", b"-0", b"007", b" 1", b"1\n", b"+1", b"1_0", b"1" * 19]),
+)
+
+
+@settings(deadline=None, max_examples=200)
+@given(members=st.lists(INTEGER_TEXTS, max_size=6), shuffle=st.randoms())
+def test_integer_columns_equal_single_decoding(members: list[bytes], shuffle: Any) -> None:
+    data, offsets, sizes = shard_of(members)
+    order = shuffle.sample(range(len(members)), len(members))
+    got = decode_column("cls", data, offsets[order], sizes[order])
+    if got is not None:
+        assert got.dtype == np.int64
+        assert got.tolist() == one_by_one("cls", [members[number] for number in order])
+
+
+@given(numbers=st.lists(st.integers(-(10**16), 10**16), min_size=1, max_size=8))
+def test_integer_columns_take_the_fast_way_for_plain_numbers(numbers: list[int]) -> None:
+    got = decode_column("label.cls", *shard_of([str(number).encode() for number in numbers]))
+    assert got is not None
+    assert got.tolist() == numbers
+
+
+@settings(deadline=None, max_examples=150)
+@given(array=ARRAYS, others=st.integers(0, 3), other=ARRAYS, tail=st.sampled_from([b"", b"\0", b"abc"]))
+def test_npy_columns_equal_single_decoding(array: NDArray[Any], others: int, other: NDArray[Any], tail: bytes) -> None:
+    members = [npy_bytes(array) + tail] * 2 + [npy_bytes(other)] * others
+    data, offsets, sizes = shard_of(members)
+    got = decode_column("npy", data, offsets, sizes)
+    if got is None:
+        assert (
+            len(set(sizes.tolist())) > 1
+            or array.dtype != other.dtype
+            or array.shape != other.shape
+            or (array.flags.f_contiguous and not array.flags.c_contiguous)
+        )
+        return
+    singles = [decode("npy", member) for member in members]
+    assert len(got) == len(singles)
+    for row, single in enumerate(singles):
+        assert_same(got[row, ...], single)
+
+
+def test_npy_columns_gather_in_the_order_asked_for_and_own_their_memory() -> None:
+    arrays = [np.full((4, 3), number, np.float32) for number in range(5)]
+    data, offsets, sizes = shard_of([npy_bytes(array) for array in arrays])
+    data = data.copy()
+    order = [3, 0, 4]
+    got = decode_column("npy", data, offsets[order], sizes[order])
+    data[:] = 0
+    assert got is not None
+    np.testing.assert_array_equal(got, np.stack([arrays[number] for number in order]))
+
+
+def test_columns_decline_what_they_cannot_do() -> None:
+    plain = npy_bytes(np.zeros((2, 3), np.uint8))
+    other_header = npy_bytes(np.zeros((3, 2), np.uint8))
+    column_major = npy_bytes(np.zeros((2, 3), np.uint8, order="F"))
+    for field, members in (
+        ("npy", [plain, other_header]),
+        ("npy", [column_major, column_major]),
+        ("npy", [plain[:-1], plain[:-1]]),
+        ("bin", [b"1", b"2"]),
+        ("cls.gz", [b"1", b"2"]),
+        ("cls", [b"1", b""]),
+    ):
+        assert decode_column(field, *shard_of(members)) is None, field
+
+
+@pytest.mark.parametrize(("field", "member"), [("npy", npy_bytes(np.zeros((2, 3), np.uint8))), ("cls", b"12")])
+def test_columns_decline_what_lies_outside_the_shard(field: str, member: bytes) -> None:
+    data, offsets, sizes = shard_of([member, member], gap=0)
+    assert decode_column(field, data, offsets, sizes) is not None
+    assert decode_column(field, data, offsets[:0], sizes[:0]) is None
+    for shift in (-len(data), -10_000, 1, 10_000):  # NumPy would count -len(data) from the end, to valid bytes
+        beyond = np.array([offsets[0], offsets[1] + shift])
+        assert decode_column(field, data, beyond, sizes) is None
+        assert decode_column(field, data, offsets + shift * len(data), sizes) is None
+    assert decode_column(field, data, offsets - len(data), sizes) is None
+    assert decode_column(field, data, np.array([-1]), np.array([-1])) is None
+
+
+def test_integers_that_may_not_fit_are_left_to_single_decoding() -> None:
+    for text in (b"9" * 19, b"9" * 30):
+        assert decode_column("cls", *shard_of([text, text])) is None
+
+
+def test_a_short_integer_at_the_very_start_of_a_shard_is_not_read_from_before_it() -> None:
+    data = np.frombuffer(b"123", np.uint8)
+    assert decode_column("cls", data, np.array([0, 1]), np.array([1, 2])) is None
+    got = decode_column("cls", data, np.array([1, 0]), np.array([1, 1]))
+    assert got is not None
+    assert got.tolist() == [2, 1]
+
+
+@pytest.mark.parametrize("length", [3, _ROW_BY_ROW_BYTES])
+def test_columns_decode_into_memory_that_fits(length: int) -> None:
+    arrays = [np.full(length, number, np.uint16) for number in range(4)]
+    shard = shard_of([npy_bytes(array) for array in arrays])
+    memory = np.full((6, length), 9, np.uint16)
+    assert decode_column_into("npy", *shard, memory[1:5])
+    np.testing.assert_array_equal(memory[1:5], np.stack(arrays))
+    assert (memory[[0, 5]] == 9).all()
+    for misfit in (
+        np.ones((4, length), np.int16),
+        np.ones((4, length + 1), np.uint16),
+        np.ones((3, length), np.uint16),
+    ):
+        assert not decode_column_into("npy", *shard, misfit)
+        assert (misfit == 1).all()
+    strided = np.zeros((4, 2 * length), np.uint16)[:, ::2]
+    assert decode_column_into("npy", *shard, strided)
+    np.testing.assert_array_equal(strided, np.stack(arrays))
+
+
+def test_integers_decode_into_memory_that_fits() -> None:
+    shard = shard_of([b"5", b"-31"])
+    out = np.zeros(2, np.int64)
+    assert decode_column_into("cls", *shard, out)
+    assert out.tolist() == [5, -31]
+    assert not decode_column_into("cls", *shard, np.zeros(2, np.int32))
+    assert not decode_column_into("json", *shard, out)

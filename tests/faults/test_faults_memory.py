@@ -1,0 +1,68 @@
+"""Memory: it does not grow from epoch to epoch, and a batch that the user keeps is never written to again."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import psutil
+import torch
+from make_shards import write_numbers
+
+from streamload import ShardWriter, StreamLoader
+
+
+def tree_pss_bytes() -> int:
+    """Proportional set size of this process and all that it has started."""
+    own = psutil.Process()
+    return sum(process.memory_full_info().pss for process in [own, *own.children(recursive=True)])
+
+
+def test_twenty_epochs_do_not_grow(tmp_path: Path) -> None:
+    source = write_numbers(tmp_path / "shards", [2500] * 4, width=100)
+    sizes = []
+    with StreamLoader(source, 100, True, fields=("npy", "cls"), num_workers=2) as loader:
+        for _ in range(20):
+            assert sum(len(labels) for _, labels in loader) == 10_000
+            sizes.append(tree_pss_bytes())
+    growth = np.polyfit(range(18), np.array(sizes[2:]) / 1e6, 1)[0]
+    assert growth < 0.5, f"grows by {growth:.2f} MB an epoch: {sizes}"
+
+
+def test_kept_batches_are_never_overwritten(tmp_path: Path) -> None:
+    source = write_numbers(tmp_path / "shards", [1500, 1500])
+    kept = []
+    with StreamLoader(source, 2, True, fields=("npy", "cls"), num_workers=2) as loader:
+        for _ in range(2):
+            kept += list(loader)
+    assert len(kept) == 3000
+    for values, labels in kept:
+        assert torch.equal(values[:, 0].long(), labels)
+    assert sorted(int(label) for _, labels in kept[:1500] for label in labels) == list(range(3000))
+
+
+def test_kept_batches_hold_no_descriptors(tmp_path: Path) -> None:
+    source = write_numbers(tmp_path / "shards", [1000])
+    with StreamLoader(source, 1, fields=("cls",), num_workers=1) as loader:
+        kept = list(loader)
+        assert len(os.listdir("/proc/self/fd")) < 200
+    assert [int(batch[0]) for batch in kept] == list(range(1000))
+
+
+def test_a_part_of_a_batch_keeps_the_whole_alive(tmp_path: Path) -> None:
+    source = write_numbers(tmp_path / "shards", [400])
+    with StreamLoader(source, 4, fields=("npy",), num_workers=1) as loader:
+        rows = [batch[0][1] for batch in loader]
+    assert [int(row[0]) for row in rows] == list(range(1, 400, 4))
+
+
+def test_larger_batches_than_before_fit(tmp_path: Path) -> None:
+    with ShardWriter(tmp_path / "shards") as writer:
+        for number in range(60):
+            writer.write({"__key__": f"{number:03d}", "npy": np.full(number // 10 * 1000 + 1, number)})
+    with StreamLoader(tmp_path / "shards", 10, fields=("npy",), num_workers=2, prefetch_batches=1) as loader:
+        for _ in range(2):
+            assert [(len(batch[0][0]), int(batch[0][0, -1])) for batch in loader] == [
+                (number * 1000 + 1, number * 10) for number in range(6)
+            ]

@@ -1,0 +1,297 @@
+"""Killed, interrupted, abandoned: the epoch ends complete, or everything ends, and nothing stays behind."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from make_shards import write_numbers
+
+from streamload import StreamLoader
+from streamload.errors import LoaderClosedError, SampleError, WorkerError
+
+COUNTS = [300, 200, 400]
+TOTAL = sum(COUNTS)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_numbers(tmp_path_factory.mktemp("faults") / "shards", COUNTS)
+
+
+def slow(value: int) -> int:
+    time.sleep(0.002)
+    return value
+
+
+def loader_of(source: str, **options: Any) -> StreamLoader:
+    defaults: dict[str, Any] = {
+        "batch_size": 10,
+        "fields": ("cls",),
+        "shuffle": True,
+        "transform": {"cls": slow},
+        "num_workers": 2,
+    }
+    return StreamLoader(source, **{**defaults, **options})
+
+
+def children(named: str = "") -> list[psutil.Process]:
+    found = psutil.Process().children(recursive=True)
+    return [child for child in found if named in " ".join(child.cmdline())]
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def test_workers_killed_at_twenty_random_instants(source: str) -> None:
+    with loader_of(source, num_workers=0, transform=None) as loader:
+        expected = [batch[0].tolist() for batch in loader]
+    generator = random.Random(20)
+    kill_before = set(generator.sample(range(len(expected)), 20))
+    got = []
+    with loader_of(source) as loader:
+        for step, batch in enumerate(loader):
+            got.append(batch[0].tolist())
+            if step in kill_before:
+                time.sleep(generator.random() * 0.02)
+                workers = children("decode.worker")
+                if workers:
+                    os.kill(generator.choice(workers).pid, signal.SIGKILL)
+        restarted = loader.statistics().restarted_workers
+    assert got == expected
+    assert restarted >= 15
+
+
+def test_a_sample_that_kills_its_worker_twice_is_named(source: str) -> None:
+    def deadly(value: int) -> int:
+        if value == 123:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        return value
+
+    with loader_of(source, transform={"cls": deadly}) as loader:
+        with pytest.raises(SampleError, match="SIGSEGV") as caught:
+            list(loader)
+        assert caught.value.key == "000123"
+        assert caught.value.url is not None
+        assert caught.value.url.endswith("part000-000000.tar")
+        assert caught.value.offset is not None
+    with loader_of(source, transform={"cls": deadly}, on_error="skip") as loader:
+        assert sum(len(batch[0]) for batch in loader) == TOTAL - 1
+        assert [error.key for error in loader.skipped] == ["000123"]
+
+
+def test_the_feeders_death_is_a_worker_error_and_the_loop_goes_on(source: str) -> None:
+    with loader_of(source, num_workers=0, transform=None) as loader:
+        expected = [batch[0].tolist() for batch in loader]
+    with loader_of(source, prefetch_batches=1) as loader:
+        got = []
+        with pytest.raises(WorkerError, match="feeder process was killed by SIGKILL"):
+            for batch in loader:
+                got.append(batch[0].tolist())
+                if len(got) == 5:
+                    feeder = children("streamload.feeder")[0]
+                    workers = children("decode.worker")
+                    feeder.kill()
+        assert wait_until(lambda: not any(worker.is_running() for worker in workers), 2)
+        assert len(got) >= 5
+        got += [batch[0].tolist() for batch in loader]
+    assert got == expected
+
+
+def test_leaving_early_ends_all_processes_and_the_loader_can_be_iterated_again(source: str) -> None:
+    with loader_of(source) as loader:
+        for _ in loader:
+            break
+        assert wait_until(lambda: not children(), 1)
+
+        def failing_loop() -> None:
+            for _ in loader:
+                raise KeyError("the user's own")
+
+        with pytest.raises(KeyError):
+            failing_loop()
+        gc.collect()
+        assert wait_until(lambda: not children(), 1)
+        assert sum(len(batch[0]) for batch in loader) == TOTAL
+
+
+def test_garbage_collection_without_close(source: str) -> None:
+    loader: StreamLoader | None = loader_of(source)
+    assert loader is not None
+    iterator = iter(loader)
+    kept = next(iterator)[0]
+    values = kept.tolist()
+    assert children()
+    del loader, iterator
+    gc.collect()
+    assert wait_until(lambda: not children(), 1)
+    assert kept.tolist() == values, "what was delivered stays valid"
+
+
+def test_a_finished_pass_keeps_its_workers_for_the_next(source: str) -> None:
+    with loader_of(source, transform=None) as loader:
+        list(loader)
+        before = {worker.pid for worker in children("decode.worker")}
+        list(loader)
+        assert {worker.pid for worker in children("decode.worker")} == before
+        assert len(before) == 2
+    assert wait_until(lambda: not children(), 1)
+    loader.close()
+    with pytest.raises(LoaderClosedError):
+        iter(loader)
+
+
+def test_a_newer_pass_ends_the_older(source: str) -> None:
+    with loader_of(source) as loader:
+        older = iter(loader)
+        next(older)
+        newer = iter(loader)
+        with pytest.raises(LoaderClosedError):
+            next(older)
+        assert len(next(newer)[0]) == 10
+
+
+def test_a_transform_that_hangs_is_reported_after_the_timeout(source: str) -> None:
+    def hangs(value: int) -> int:
+        time.sleep(1000)
+        return value
+
+    with loader_of(source, transform={"cls": hangs}, timeout=0.5) as loader, pytest.raises(WorkerError, match="timeout=0.5"):
+        next(iter(loader))
+    assert wait_until(lambda: not children(), 2)
+
+
+SCRIPT = """
+import sys, time, psutil
+from streamload import StreamLoader
+
+def slow(value):
+    time.sleep(0.005)
+    return value
+
+loader = StreamLoader(sys.argv[1], 10, True, fields=("cls",), transform={"cls": slow}, num_workers=2)
+for step, batch in enumerate(loader):
+    if step == 2:
+        print(*(child.pid for child in psutil.Process().children(recursive=True)), flush=True)
+    AFTER
+print("done", flush=True)
+"""
+
+
+def start_script(source: str, after: str = "pass") -> tuple[subprocess.Popen[str], list[int]]:
+    """A trainer without a main guard, in a process of its own; returns it and its children's numbers."""
+    script = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT.replace("AFTER", after), source],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert script.stdout is not None
+    return script, [int(number) for number in script.stdout.readline().split()]
+
+
+def gone(pids: list[int]) -> bool:
+    return not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in pids)
+
+
+def end(script: subprocess.Popen[str]) -> tuple[int, str, str]:
+    out, err = script.communicate(timeout=20)
+    return script.returncode, out, err
+
+
+def shared_memory_and_temporary_files() -> set[str]:
+    return {name for folder in ("/dev/shm", os.environ.get("TMPDIR", "/tmp")) for name in os.listdir(folder)}
+
+
+@pytest.mark.parametrize("busy", ["pass", "time.sleep(100)"])
+def test_sigkill_to_the_trainer_takes_everything_with_it(source: str, busy: str) -> None:
+    before = shared_memory_and_temporary_files()
+    script, pids = start_script(source, busy if busy == "pass" else f"if step == 2: {busy}")
+    assert len(pids) == 3
+    os.kill(script.pid, signal.SIGKILL)
+    assert wait_until(lambda: gone(pids), 2)
+    end(script)
+    assert not {name for name in shared_memory_and_temporary_files() - before if "streamload" in name or "torch" in name}
+
+
+def test_sigkill_to_the_trainer_while_workers_sleep_in_user_code(source: str) -> None:
+    script = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT.replace("0.005", "0.1 if value < 800 else 1000").replace("AFTER", "pass"), source],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert script.stdout is not None
+    pids = [int(number) for number in script.stdout.readline().split()]
+    time.sleep(1)
+    script.kill()
+    assert wait_until(lambda: gone(pids), 2)
+    end(script)
+
+
+def test_ctrl_c_ends_everything_with_one_traceback(source: str) -> None:
+    script, pids = start_script(source)
+    os.killpg(script.pid, signal.SIGINT)  # a terminal sends it to the whole group
+    assert wait_until(lambda: gone(pids), 1)
+    status, out, err = end(script)
+    assert status != 0
+    assert "done" not in out
+    assert err.count("Traceback") == 1
+    assert "KeyboardInterrupt" in err
+
+
+@pytest.mark.parametrize("ending", ["break", "raise SystemExit(0)", "sys.exit()"])
+def test_interpreter_exit_without_close(source: str, ending: str) -> None:
+    script, pids = start_script(source, f"if step == 4: {ending}")
+    status, _, err = end(script)
+    assert (status, err) == (0, "")
+    assert wait_until(lambda: gone(pids), 1)
+
+
+def test_functions_of_a_script_without_a_main_guard(source: str, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        textwrap.dedent(
+            """
+            import sys
+            from collections import namedtuple
+            from streamload import StreamLoader
+
+            Point = namedtuple("Point", "number double")
+
+            def to_point(sample, offset=1):
+                return Point(sample[0] + offset, sample[0] * 2)
+
+            def closure(n):
+                return lambda sample: to_point(sample, n)
+
+            for transform in (to_point, lambda sample: to_point(sample), closure(1)):
+                with StreamLoader(sys.argv[1], 10, fields=("cls",), transform=transform, num_workers=2) as loader:
+                    batch = next(iter(loader))
+                    assert type(batch) is Point, type(batch)
+                    print(batch.number.tolist(), batch.double.tolist())
+            """
+        )
+    )
+    done = subprocess.run([sys.executable, script, source], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    expected = f"{list(range(1, 11))} {list(range(0, 20, 2))}\n"
+    assert done.stdout == 3 * expected

@@ -1,0 +1,36 @@
+"""Small datasets for tests of the loader: every sample knows its own number."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from streamload import ShardWriter
+
+
+def write_numbers(folder: Path, counts: Sequence[int], *, index: bool = True, width: int = 3) -> str:
+    """Shards in which sample n (counted through all of them) holds n as `cls` and as an array `npy` of `width`.
+
+    Args:
+        folder: made if missing.
+        counts: samples of each shard.
+        index: keep the index beside the shards.
+        width: length of the arrays.
+
+    Returns:
+        The folder, as the loader takes it.
+    """
+    number = 0
+    for shard, count in enumerate(counts):
+        with ShardWriter(folder / f"part{shard:03d}-%06d.tar") as writer:
+            for _ in range(count):
+                value = np.full(width, number, np.int32)
+                writer.write({"__key__": f"{number:06d}", "npy": value, "cls": number})
+                number += 1
+    if not index:
+        shutil.rmtree(folder / ".streamload")
+    return os.fspath(folder)

@@ -1,0 +1,270 @@
+"""What a user sees when a sample is bad, a function raises, or a file is not what it was."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import traceback
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from make_shards import write_numbers
+
+from streamload import ShardWriter, StreamLoader
+from streamload.errors import (
+    CollateError,
+    DatasetIndexError,
+    DecodeError,
+    SampleError,
+    ShardChangedError,
+    ShardFormatError,
+    ShardNotFoundError,
+    TransformError,
+    WorkerError,
+)
+
+WORKERS = pytest.mark.parametrize("options", [{"num_workers": 0}, {"num_workers": 2}, {"num_workers": 2, "executor": "thread"}])
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> str:
+    return write_numbers(tmp_path / "shards", [20, 30])
+
+
+class PickyError(Exception):
+    def __init__(self, number: int, what: str) -> None:  # does not unpickle by itself
+        super().__init__(f"{what}: {number}")
+        self.number = number
+
+
+def raise_on_33(value: int) -> int:
+    if value == 33:
+        raise PickyError(value, "no")
+    return value
+
+
+@WORKERS
+def test_a_transform_that_raises(source: str, options: dict[str, Any]) -> None:
+    got = []
+    with StreamLoader(source, 10, fields=("cls",), transform={"cls": raise_on_33}, **options) as loader:
+        with pytest.raises(TransformError) as caught:
+            for batch in loader:
+                got += batch[0].tolist()
+    assert got == list(range(30)), "every batch before it is delivered"
+    error = caught.value
+    assert (error.key, os.path.basename(error.url or "")) == ("000033", "part001-000000.tar")
+    with open(error.url or "", "rb") as shard:
+        assert shard.read()[error.offset or 0 :].startswith(b"33")
+    for part in ("000033", "part001-000000.tar", str(error.offset), "no: 33"):
+        assert part in str(error)
+    text = "".join(traceback.format_exception(error))
+    assert "in raise_on_33" in text
+    assert "PickyError" in text
+    assert "000033" in "".join(error.__cause__.__notes__ if error.__cause__ else [])
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+
+def test_the_users_exception_is_the_cause(source: str) -> None:
+    def transform(sample: Any) -> Any:
+        return {}["missing"] if sample[0] == 3 else sample
+
+    with StreamLoader(source, 10, fields=("cls",), transform=transform, num_workers=1) as loader:
+        with pytest.raises(TransformError) as caught:
+            list(loader)
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+@WORKERS
+def test_skip_and_replace(source: str, options: dict[str, Any]) -> None:
+    common: dict[str, Any] = {"fields": ("cls",), "transform": {"cls": raise_on_33}, **options}
+    with StreamLoader(source, 10, **common, on_error="skip") as loader:
+        batches = [batch[0].tolist() for batch in loader]
+        assert [len(batch) for batch in batches] == [10, 10, 10, 9, 10]
+        assert 33 not in sum(batches, [])
+        assert [error.key for error in loader.skipped] == ["000033"]
+        assert loader.statistics().skipped_samples == 1
+    with StreamLoader(source, 10, **common, on_error="replace") as loader:
+        batches = [batch[0].tolist() for batch in loader]
+        assert [len(batch) for batch in batches] == [10] * 5
+        assert batches[3] == [30, 31, 32, 34, *range(34, 40)]
+        assert [error.key for error in loader.skipped] == ["000033"]
+
+
+@WORKERS
+def test_a_batch_of_which_nothing_is_left(source: str, options: dict[str, Any]) -> None:
+    def transform(value: int) -> int:
+        if 20 <= value < 30:
+            raise ValueError(value)
+        return value
+
+    common: dict[str, Any] = {"fields": ("cls",), "transform": {"cls": transform}, **options}
+    with StreamLoader(source, 10, **common, on_error="skip") as loader:
+        assert [batch[0].tolist()[0] for batch in loader] == [0, 10, 30, 40]
+        assert len(loader.skipped) == 10
+    with StreamLoader(source, 10, **common, on_error="replace") as loader, pytest.raises(SampleError, match="every sample"):
+        list(loader)
+
+
+def test_the_first_samples_of_all_fail(source: str) -> None:
+    def transform(value: int) -> int:
+        if value < 15:
+            raise ValueError(value)
+        return value
+
+    with StreamLoader(source, 10, fields=("cls",), transform={"cls": transform}, num_workers=2, on_error="skip") as loader:
+        assert sum((batch[0].tolist() for batch in loader), []) == list(range(15, 50))
+
+
+def test_too_many_errors(source: str) -> None:
+    def transform(value: int) -> int:
+        if value % 5 == 0:
+            raise ValueError(value)
+        return value
+
+    common: dict[str, Any] = {"fields": ("cls",), "transform": {"cls": transform}, "num_workers": 1}
+    with StreamLoader(source, 10, **common, on_error="skip", max_errors=3) as loader:
+        with pytest.raises(SampleError, match="max_errors=3"):
+            list(loader)
+        assert len(loader.skipped) == 4
+
+
+def test_a_mistake_in_the_program_is_never_a_bad_sample(source: str) -> None:
+    def transform(value: int) -> int:
+        return value + undefined_name  # type: ignore[name-defined]  # noqa: F821
+
+    with StreamLoader(source, 10, fields=("cls",), transform={"cls": transform}, num_workers=1, on_error="skip") as loader:
+        with pytest.raises(TransformError, match="undefined_name"):
+            list(loader)
+        assert loader.skipped == []
+
+
+@WORKERS
+def test_a_field_that_cannot_be_decoded(tmp_path: Path, options: dict[str, Any]) -> None:
+    with ShardWriter(tmp_path / "s") as writer:
+        writer.write({"__key__": "good", "json": b'{"a": 1}'})
+        writer.write({"__key__": "bad", "json": b'{"a": '})
+    with StreamLoader(tmp_path / "s", 1, fields=("json",), **options) as loader:
+        with pytest.raises(DecodeError, match="json") as caught:
+            list(loader)
+    assert caught.value.key == "bad"
+
+
+@WORKERS
+def test_a_missing_field_is_an_error_of_its_sample(tmp_path: Path, options: dict[str, Any]) -> None:
+    with ShardWriter(tmp_path / "s") as writer:
+        writer.write({"__key__": "a", "cls": 1, "txt": "x"})
+        writer.write({"__key__": "b", "cls": 2})
+    with StreamLoader(tmp_path / "s", 1, fields=("cls", "txt"), **options) as loader:
+        with pytest.raises(SampleError, match="no field 'txt'") as caught:
+            list(loader)
+    assert caught.value.key == "b"
+    with StreamLoader(tmp_path / "s", 1, **options) as loader:
+        assert [sorted(batch) for batch in loader] == [["__key__", "__url__", "cls", "txt"], ["__key__", "__url__", "cls"]]
+
+
+def test_a_collate_fn_that_raises(source: str) -> None:
+    def collate(rows: list[Any]) -> Any:
+        raise RuntimeError("cannot put together")
+
+    with StreamLoader(source, 10, fields=("cls",), collate_fn=collate, num_workers=1, on_error="skip") as loader:
+        with pytest.raises(CollateError, match="cannot put together") as caught:
+            list(loader)
+    assert isinstance(caught.value.__cause__, RuntimeError)
+
+
+def test_ragged_samples_are_refused_as_torch_refuses_them(source: str) -> None:
+    with StreamLoader(source, 10, fields=("cls",), transform=lambda s: np.zeros(s[0]), num_workers=2) as loader:
+        with pytest.raises(CollateError, match="equal size"):
+            list(loader)
+
+
+@WORKERS
+def test_batches_of_differing_shapes_are_fine_if_each_is_regular(source: str, options: dict[str, Any]) -> None:
+    def transform(sample: Any) -> Any:
+        return np.full(sample[0] // 10 + 1, sample[0])
+
+    with StreamLoader(source, 10, fields=("cls",), transform=transform, **options) as loader:
+        assert [tuple(batch.shape) for batch in loader] == [(10, 1), (10, 2), (10, 3), (10, 4), (10, 5)]
+    with StreamLoader(source, 1, fields=("cls",), transform=transform, **options) as loader:
+        assert [tuple(batch.shape) for batch in loader] == [(1, n // 10 + 1) for n in range(50)]
+
+
+@WORKERS
+def test_truncated_shard_without_an_index(tmp_path: Path, options: dict[str, Any]) -> None:
+    source = write_numbers(tmp_path / "s", [20, 20], index=False)
+    shard = sorted(Path(source).glob("*.tar"))[1]
+    os.truncate(shard, shard.stat().st_size - 3000)
+    with StreamLoader(source, 10, fields=("cls",), **options) as loader:
+        with pytest.raises(ShardFormatError) as caught:
+            list(loader)
+    assert caught.value.url == os.fspath(shard)
+    assert caught.value.offset is not None
+
+
+def test_truncated_shard_with_an_index(source: str) -> None:
+    shard = sorted(Path(source).glob("*.tar"))[1]
+    os.truncate(shard, shard.stat().st_size - 512)
+    with pytest.raises(DatasetIndexError, match="streamload index"):
+        StreamLoader(source, 10)
+
+
+def test_a_shard_replaced_while_in_use(source: str) -> None:
+    with StreamLoader(source, 10, fields=("cls",), num_workers=1) as loader:
+        for shard in sorted(Path(source).glob("*.tar")):
+            shutil.copy(shard, f"{shard}.new")
+            os.replace(f"{shard}.new", shard)
+        with pytest.raises(ShardChangedError):
+            list(loader)
+
+
+def test_verify_finds_a_flipped_payload_byte(tmp_path: Path) -> None:
+    source = write_numbers(tmp_path / "s", [20])
+    shard = next(Path(source).glob("*.tar"))
+    data = bytearray(shard.read_bytes())
+    data[data.index(b"\x93NUMPY") + 128] ^= 1
+    times = shard.stat()
+    shard.write_bytes(data)
+    os.utime(shard, ns=(times.st_atime_ns, times.st_mtime_ns))
+    with StreamLoader(source, 10, fields=("npy",), num_workers=1) as loader:
+        assert len(list(loader)) == 2
+    with StreamLoader(source, 10, fields=("npy",), num_workers=1, verify=True) as loader:
+        with pytest.raises(DecodeError, match="crc32") as caught:
+            list(loader)
+        assert caught.value.key == "000000"
+
+
+def test_verify_without_an_index_is_refused(tmp_path: Path) -> None:
+    source = write_numbers(tmp_path / "s", [20], index=False)
+    with StreamLoader(source, 10, fields=("npy",), num_workers=1, verify=True) as loader:
+        with pytest.raises(DatasetIndexError, match="streamload index"):
+            list(loader)
+
+
+def test_a_typo_names_what_is_there(source: str) -> None:
+    shard = next(Path(source).glob("*.tar"))
+    with pytest.raises(ShardNotFoundError, match=shard.name):
+        StreamLoader(f"{source}/{shard.name.replace('part', 'prt')}")
+    with pytest.raises(ShardNotFoundError, match=r"nothing-\*\.tar"):
+        StreamLoader(f"{source}/nothing-*.tar")
+
+
+def test_worker_init_fn(source: str) -> None:
+    def init(worker: int) -> None:
+        os.environ["STREAMLOAD_TEST_WORKER"] = str(worker)
+
+    def transform(value: int) -> int:
+        return int(os.environ["STREAMLOAD_TEST_WORKER"])
+
+    with StreamLoader(source, 1, fields=("cls",), transform={"cls": transform}, worker_init_fn=init, num_workers=2) as loader:
+        assert {int(batch[0]) for batch in loader} <= {0, 1}
+
+    def failing(worker: int) -> None:
+        raise OSError("no such device")
+
+    with StreamLoader(source, 1, worker_init_fn=failing, num_workers=2) as loader:
+        with pytest.raises(WorkerError, match="no such device") as caught:
+            list(loader)
+        assert isinstance(caught.value.__cause__, OSError)

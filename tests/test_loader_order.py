@@ -1,0 +1,169 @@
+"""Exactly once, in one order: whatever the workers, the executor, the index, the world size."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from make_shards import write_numbers
+
+from streamload import StreamLoader
+
+COUNTS = [30, 1, 50, 0, 20, 39]
+TOTAL = sum(COUNTS)
+
+
+def numbers(source: str, **options: Any) -> list[list[int]]:
+    """The samples of one pass, batch by batch."""
+    defaults: dict[str, Any] = {"fields": ("cls",), "shuffle": True, "shuffle_window": 25, "batch_size": 7}
+    with StreamLoader(source, **{**defaults, **options}) as loader:
+        return [batch[0].tolist() for batch in loader]
+
+
+@pytest.fixture(scope="module")
+def indexed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_numbers(tmp_path_factory.mktemp("indexed") / "shards", COUNTS)
+
+
+@pytest.fixture(scope="module")
+def unindexed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_numbers(tmp_path_factory.mktemp("unindexed") / "shards", COUNTS, index=False)
+
+
+def test_order_does_not_depend_on_workers_executor_or_index(indexed: str, unindexed: str) -> None:
+    expected = numbers(indexed, num_workers=0)
+    assert sorted(sum(expected, [])) == list(range(TOTAL))
+    assert sum(expected, []) != list(range(TOTAL))
+    assert numbers(indexed, num_workers=1) == expected
+    assert numbers(indexed, num_workers=3) == expected
+    assert numbers(indexed, num_workers=2, executor="thread") == expected
+    assert numbers(unindexed, num_workers=0) == expected
+    assert numbers(unindexed, num_workers=2) == expected
+
+
+def test_without_shuffle_samples_come_as_stored(indexed: str) -> None:
+    assert sum(numbers(indexed, shuffle=False, num_workers=2), []) == list(range(TOTAL))
+
+
+def test_several_lanes_need_no_index(indexed: str, unindexed: str) -> None:
+    expected = numbers(indexed, lanes=4, num_workers=0)
+    assert sorted(sum(expected, [])) == list(range(TOTAL))
+    assert numbers(unindexed, lanes=4, num_workers=2) == expected
+
+
+def test_each_pass_is_the_next_epoch(indexed: str) -> None:
+    with StreamLoader(indexed, 7, True, fields=("cls",), num_workers=1) as loader:
+        first, second = ([batch[0].tolist() for batch in loader] for _ in range(2))
+        loader.set_epoch(0)
+        again = [batch[0].tolist() for batch in loader]
+    assert first != second
+    assert again == first
+
+
+def test_seed_names_the_order(indexed: str) -> None:
+    assert numbers(indexed, seed=1, num_workers=0) != numbers(indexed, seed=2, num_workers=0)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    world_size=st.integers(1, 9),
+    batch_size=st.integers(1, 40),
+    window=st.integers(1, 300),
+    lanes=st.integers(1, 5),
+    shuffle=st.booleans(),
+    drop_last=st.booleans(),
+    pad=st.booleans(),
+)
+def test_ranks_share_out_the_epoch(
+    indexed: str, world_size: int, batch_size: int, window: int, lanes: int, shuffle: bool, drop_last: bool, pad: bool
+) -> None:
+    ranks = [
+        numbers(
+            indexed,
+            num_workers=0,
+            world_size=world_size,
+            rank=rank,
+            batch_size=batch_size,
+            shuffle_window=window,
+            lanes=lanes,
+            shuffle=shuffle,
+            drop_last=drop_last,
+            pad=pad,
+        )
+        for rank in range(world_size)
+    ]
+    delivered = sorted(number for rank in ranks for batch in rank for number in batch)
+    if drop_last:
+        assert len(delivered) == TOTAL // (batch_size * world_size) * batch_size * world_size
+        assert len(set(delivered)) == len(delivered)
+    elif pad:
+        assert set(delivered) == set(range(TOTAL))
+        assert len(delivered) == -(-TOTAL // world_size) * world_size
+    else:
+        assert delivered == list(range(TOTAL))
+    if drop_last or pad:
+        assert len({tuple(map(len, rank)) for rank in ranks}) == 1, "ranks must stay in step"
+
+
+def test_len_is_what_comes(indexed: str, unindexed: str) -> None:
+    for source in (indexed, unindexed):
+        for options in ({}, {"drop_last": True}, {"world_size": 3, "rank": 1}, {"batch_size": 200}):
+            with StreamLoader(source, **{"batch_size": 7, "fields": ("cls",), "num_workers": 1, **options}) as loader:
+                assert len(loader) == sum(1 for _ in loader)
+
+
+def test_len_may_be_asked_in_the_middle_of_a_pass(unindexed: str) -> None:
+    with StreamLoader(unindexed, 7, fields=("cls",), num_workers=1) as loader:
+        got = []
+        for batch in loader:
+            assert len(loader) == 20
+            got += batch[0].tolist()
+    assert got == list(range(TOTAL))
+
+
+def test_what_a_scan_has_found_is_kept_for_the_next_run(unindexed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = numbers(unindexed, num_workers=0)
+    monkeypatch.setattr("streamload.decode.here.scan", None)  # a second scan would fail
+    assert numbers(unindexed, num_workers=0) == expected
+
+
+def jitter_with_global_generators(sample: tuple[Any, ...]) -> list[float]:
+    return [sample[0], random.random(), float(np.random.rand()), float(torch.rand(()))]
+
+
+def jitter_with_rng(value: int, rng: np.random.Generator) -> float:
+    return value + rng.random()
+
+
+@pytest.mark.parametrize("transform", [jitter_with_global_generators, {"cls": jitter_with_rng}])
+def test_augmentation_depends_on_the_sample_alone(indexed: str, transform: Any) -> None:
+    def augmented(batch_size: int, **options: Any) -> list[list[float]]:
+        with StreamLoader(indexed, batch_size, True, fields=("cls",), transform=transform, **options) as loader:
+            columns = [torch.stack(batch[0] if len(batch) == 1 and isinstance(batch[0], list) else tuple(batch)) for batch in loader]
+            return torch.cat(columns, dim=1).T.tolist()
+
+    expected = augmented(7, num_workers=0)
+    assert len({row[-1] for row in expected}) == TOTAL, "samples must draw different numbers"
+    for options in ({"num_workers": 1}, {"num_workers": 3}, {"num_workers": 2, "executor": "thread"}):
+        assert augmented(7, **options) == expected
+    assert augmented(13, num_workers=2) == expected, "the batch size must not matter either"
+    assert augmented(7, num_workers=2, seed=5) != expected
+
+
+def test_no_workers_leave_the_callers_generators_alone(indexed: str) -> None:
+    random.seed(3), np.random.seed(3), torch.manual_seed(3)
+    states = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+    numbers(indexed, num_workers=0, fields=None, transform=lambda sample: (random.random() + np.random.rand(),))
+    assert (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()) == states
+
+
+def test_shards_given_twice_are_refused(indexed: str) -> None:
+    shard = str(next(Path(indexed).glob("*.tar")))
+    with pytest.raises(ValueError, match="twice"):
+        StreamLoader([shard, shard])

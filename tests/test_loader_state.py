@@ -1,0 +1,191 @@
+"""Resuming: the rest of the same epoch, at any world size and any number of workers, as often as wanted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from make_shards import write_numbers
+
+from streamload import StreamLoader
+from streamload.errors import LoaderStateError, SampleError, TransformError
+
+COUNTS = [30, 1, 50, 0, 20, 39]
+TOTAL = sum(COUNTS)
+OPTIONS: dict[str, Any] = {"fields": ("cls",), "shuffle": True, "shuffle_window": 25, "num_workers": 0}
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_numbers(tmp_path_factory.mktemp("state") / "shards", COUNTS)
+
+
+def global_batches(source: str, world_size: int, batch_size: int, state: Any = None, **options: Any) -> list[list[int]]:
+    """The global batches of a pass, each as the sorted samples of all ranks."""
+    ranks = []
+    for rank in range(world_size):
+        with StreamLoader(
+            source, batch_size, **{**OPTIONS, "pad": False, **options}, rank=rank, world_size=world_size
+        ) as loader:
+            if state is not None:
+                loader.load_state_dict(state)
+            ranks.append([batch[0].tolist() for batch in loader])
+    steps = max(map(len, ranks))
+    return [sorted(n for rank in ranks if step < len(rank) for n in rank[step]) for step in range(steps)]
+
+
+def states_of(source: str, world_size: int, batch_size: int, **options: Any) -> list[dict[str, Any]]:
+    """The state after each batch of rank 0."""
+    with StreamLoader(source, batch_size, **{**OPTIONS, **options}, rank=0, world_size=world_size) as loader:
+        return [json.loads(json.dumps(loader.state_dict())) for _ in loader]
+
+
+@pytest.mark.parametrize(("world_size", "batch_size"), [(1, 12), (2, 6), (3, 4)])
+def test_every_state_gives_the_rest_at_another_world_size(source: str, world_size: int, batch_size: int) -> None:
+    whole = global_batches(source, world_size, batch_size, lanes=2)
+    states = states_of(source, world_size, batch_size, lanes=2)
+    assert len(states) == len(whole)
+    for step, state in enumerate(states, start=1):
+        for other_world, other_batch in ((1, 12), (4, 3), (6, 2)):
+            assert global_batches(source, other_world, other_batch, state) == whole[step:]
+
+
+def test_resumed_with_other_workers_and_twice(source: str) -> None:
+    whole = global_batches(source, 1, 9)
+    state = states_of(source, 1, 9, num_workers=2)[3]
+    assert global_batches(source, 1, 9, state, num_workers=3) == whole[4:]
+    with StreamLoader(source, 9, **OPTIONS) as loader:
+        loader.load_state_dict(state)
+        again = [loader.state_dict() for _ in loader][1]
+    assert global_batches(source, 1, 9, again, num_workers=1) == whole[6:]
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    data=st.data(),
+    lanes=st.integers(1, 5),
+    window=st.integers(1, 200),
+    first=st.tuples(st.integers(1, 5), st.integers(1, 9)),
+    second=st.tuples(st.integers(1, 5), st.integers(1, 9)),
+)
+def test_nothing_is_lost_or_repeated_across_a_resume(
+    source: str, data: st.DataObject, lanes: int, window: int, first: tuple[int, int], second: tuple[int, int]
+) -> None:
+    options = {"lanes": lanes, "shuffle_window": window}
+    states = states_of(source, *first, **options)
+    step = data.draw(st.integers(0, len(states) - 1))
+    before = global_batches(source, *first, **options)[: step + 1]
+    after = global_batches(source, *second, states[step], shuffle_window=window)
+    assert sorted(sum(before, []) + sum(after, [])) == list(range(TOTAL))
+
+
+def test_state_counts_what_the_loop_has_been_given(source: str) -> None:
+    with StreamLoader(source, 10, **{**OPTIONS, "num_workers": 2}, prefetch_batches=8) as loader:
+        assert loader.state_dict()["position"] == 0
+        for step, _ in enumerate(loader, start=1):
+            state = loader.state_dict()
+            assert (state["epoch"], state["position"]) == (0, min(10 * step, TOTAL))
+        assert loader.state_dict()["epoch"] == 1
+        assert loader.state_dict()["position"] == 0
+
+
+def test_state_after_the_last_batch_leaves_nothing_of_the_epoch(source: str) -> None:
+    state = states_of(source, 1, 10)[-1]
+    with StreamLoader(source, 10, **OPTIONS) as loader:
+        loader.load_state_dict(state)
+        assert list(loader) == []
+        assert len(list(loader)) == 14
+        assert loader.state_dict()["epoch"] == 2
+
+
+def test_state_survives_leaving_the_loop(source: str) -> None:
+    whole = global_batches(source, 1, 10)
+    with StreamLoader(source, 10, **{**OPTIONS, "num_workers": 1}) as loader:
+        for step, _ in enumerate(loader):
+            if step == 4:
+                break
+        state = loader.state_dict()
+        next_epoch = [sorted(batch[0].tolist()) for batch in loader]
+    assert global_batches(source, 1, 10, state) == whole[5:]
+    assert next_epoch != whole
+    assert sorted(sum(next_epoch, [])) == list(range(TOTAL))
+
+
+def test_set_epoch_keeps_what_was_resumed(source: str) -> None:
+    whole = global_batches(source, 1, 10)
+    state = states_of(source, 1, 10)[2]
+    with StreamLoader(source, 10, **OPTIONS) as loader:
+        loader.load_state_dict(state)
+        loader.set_epoch(0)
+        assert [sorted(batch[0].tolist()) for batch in loader] == whole[3:]
+        loader.load_state_dict(state)
+        loader.set_epoch(1)
+        assert loader.state_dict()["position"] == 0
+        assert len(list(loader)) == 14
+
+
+def test_after_an_error_of_the_loader_a_pass_goes_on_from_there(source: str) -> None:
+    whole = global_batches(source, 1, 10)
+    broken = True
+
+    def fail_sometimes(value: int) -> int:
+        if broken and value in whole[3]:
+            raise ValueError("not today")
+        return value
+
+    with StreamLoader(source, 10, **OPTIONS, transform={"cls": fail_sometimes}) as loader:
+        got = []
+        with pytest.raises(TransformError, match="not today"):
+            for batch in loader:
+                got.append(sorted(batch[0].tolist()))
+        assert got == whole[:3]
+        assert loader.state_dict()["position"] == 30
+        with pytest.raises(SampleError):
+            next(iter(loader))
+
+
+def test_lanes_are_the_first_runs(source: str) -> None:
+    state = states_of(source, 3, 4)[0]
+    assert state["lanes"] == 3
+    with StreamLoader(source, 4, **OPTIONS) as loader:
+        loader.load_state_dict(state)
+        assert loader.state_dict() == state
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [({"seed": 8}, "seed"), ({"shuffle_window": 26}, "window"), ({"shuffle": False}, "shuffle"), ({"lanes": 3}, "lanes")],
+)
+def test_state_of_another_order_is_refused(source: str, change: dict[str, Any], named: str) -> None:
+    state = states_of(source, 1, 10)[0]
+    with StreamLoader(source, 10, **{**OPTIONS, **change}) as loader, pytest.raises(LoaderStateError, match=named):
+        loader.load_state_dict(state)
+
+
+def test_state_of_another_dataset_is_refused(source: str, tmp_path: Path) -> None:
+    state = states_of(source, 1, 10)[0]
+    other = write_numbers(tmp_path / "other", [*COUNTS[:-1], 40])
+    with StreamLoader(other, 10, **OPTIONS) as loader, pytest.raises(LoaderStateError, match="dataset"):
+        loader.load_state_dict(state)
+
+
+def test_a_copy_of_the_dataset_elsewhere_is_the_same_dataset(source: str, tmp_path: Path) -> None:
+    state = states_of(source, 1, 10)[0]
+    copy = write_numbers(tmp_path / "copy", COUNTS, index=False)
+    assert global_batches(copy, 1, 10, state) == global_batches(source, 1, 10, state)
+
+
+def test_no_state_out_of_order(source: str) -> None:
+    with StreamLoader(source, 10, **OPTIONS, in_order=False) as loader, pytest.raises(LoaderStateError, match="in_order"):
+        loader.state_dict()
+
+
+def test_nonsense_is_no_state(source: str) -> None:
+    with StreamLoader(source, 10, **OPTIONS) as loader:
+        for nonsense in ({}, {"kind": "streamload"}, {**loader.state_dict(), "position": -1}):
+            with pytest.raises(LoaderStateError):
+                loader.load_state_dict(nonsense)
