@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
 BENCH_INSTALLED := $(VENV)/installed-bench
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# mypy finds packages by their folder's name, and the package streamload_tools lies in tools/: a link has that name.
+MYPY := MYPYPATH=$(VENV)/types $(BIN)/mypy
 EXAMPLES := $(wildcard examples/*/*.py)
 
 .DELETE_ON_ERROR:
@@ -29,6 +31,7 @@ $(BIN)/pip:
 $(INSTALLED): pyproject.toml constraints.txt | $(BIN)/pip
 	@echo "installing streamload and what it needs into $(VENV): some minutes, once"
 	$(PIP_INSTALL) -e ".[dev,demo]"
+	@mkdir -p $(VENV)/types && ln -sfn ../../tools $(VENV)/types/streamload_tools
 	@touch $@
 
 $(BENCH_INSTALLED): $(INSTALLED)
@@ -41,8 +44,8 @@ demo: $(INSTALLED)
 check: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(BIN)/mypy $(EXAMPLES)
+	$(MYPY)
+	$(MYPY) $(EXAMPLES)
 
 test: check
 	$(BIN)/python -m pytest
@@ -52,4 +55,4 @@ bench: $(BENCH_INSTALLED)
 
 clean:
 	rm -rf $(VENV) .demo .bench build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	find streamload tools tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -123,6 +124,12 @@ class FeederProcess:
     def lend(self, slot: int, size_bytes: int) -> Bytes:
         """The memory of a batch; when the last view of it is gone, the feeder may use the slot again."""
         return self._slots.lend(slot, size_bytes)
+
+    def __del__(self) -> None:
+        end = getattr(self, "_end", None)  # there is none if the process could not be started
+        if end is not None and end.alive:
+            message = "a StreamLoader was dropped without close() or `with`; its processes are ended now"
+            warnings.warn(message, ResourceWarning, source=self, stacklevel=2)
 
     def close(self) -> None:
         """End the feeder and wait for it: at once where it is idle, after a moment's grace where user code runs."""

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 __all__ = ["Comparison", "compare", "read_steps"]
@@ -77,4 +78,4 @@ def _redone(done: Sequence[tuple[int, str]]) -> tuple[int, ...]:
 
 def _goes_on_where_it_went_back(done: Sequence[tuple[int, str]]) -> bool:
     """Whether each step follows the one before it, or goes back to one that was done already."""
-    return all(after <= before + 1 for (before, _), (after, _) in zip(done, done[1:], strict=False))
+    return all(after <= before + 1 for (before, _), (after, _) in pairwise(done))

@@ -48,7 +48,7 @@ def main() -> None:
         sys.exit(f"the demonstration failed: {error}")
     print(f"in {time.monotonic() - start:.0f} s; everything is in {WORK}/")
     if not proven:
-        sys.exit("something above that should be `yes` is `NO`")
+        sys.exit("the demonstration failed: something above is `NO` that should be `yes`")
 
 
 def demonstrate(arguments: argparse.Namespace) -> Comparison:

@@ -48,7 +48,7 @@ class Settings:
 
 def as_input(image: NDArray[np.uint8]) -> NDArray[np.float32]:
     """uint8 (height, width, 3) of a grey image to float32 (1, height, width) in [0, 1]."""
-    return image[np.newaxis, :, :, 0].astype(np.float32) / 255
+    return image[np.newaxis, :, :, 0].astype(np.float32) / np.float32(255)
 
 
 def augment(image: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.float32]:
@@ -58,9 +58,9 @@ def augment(image: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.fl
     epoch and the sample, so the same digit looks different in each epoch, and the same in each run.
     """
     center = ((SIDE - 1) / 2, (SIDE - 1) / 2)
-    matrix = cv2.getRotationMatrix2D(center, rng.uniform(-12, 12), rng.uniform(0.9, 1.1))
+    matrix = np.asarray(cv2.getRotationMatrix2D(center, rng.uniform(-12, 12), rng.uniform(0.9, 1.1)), np.float64)
     matrix[:, 2] += rng.uniform(-2, 2, 2)
-    return as_input(cv2.warpAffine(image, matrix, (SIDE, SIDE)))
+    return as_input(np.asarray(cv2.warpAffine(image, matrix, (SIDE, SIDE)), np.uint8))
 
 
 def network(classes: int) -> nn.Module:
@@ -149,7 +149,7 @@ class Training:
                 correct += int((self._model(batch["png"]).argmax(1) == batch["cls"]).sum())
                 keys += batch["__key__"]
         if sorted(keys) != self._val_keys:
-            raise RuntimeError(f"{len(keys)} val samples were evaluated, which are not the {len(self._val_keys)} stored")
+            raise RuntimeError(f"the {len(keys)} samples evaluated are not the {len(self._val_keys)} that are stored")
         return correct / len(keys)
 
     def _save(self) -> None:

@@ -24,6 +24,7 @@ from streamload.batch.layout import (
     is_tensor,
     slot_views,
 )
+from streamload.batch.stored import StoredRows
 from streamload.memory.mapped import Bytes
 
 __all__ = ["MisfitError", "Rows", "build_batch", "choose_rows", "torch_collate", "write_rows"]
@@ -38,7 +39,7 @@ class Rows:
     """Rows of samples: column by column where no function has seen whole samples, else row by row.
 
     Attributes:
-        columns: the values of each field, a list or an array with a leading axis of rows.
+        columns: the values of each field: a list, an array with a leading axis of rows, or arrays still in their shards.
         kind: dict or tuple: what one row is.
         keys: the names of the fields, for dicts.
         values: the rows themselves where they are not kept as columns.
@@ -70,7 +71,9 @@ class Rows:
         if self.columns is None:
             assert self.values is not None
             return Rows(end - start, values=self.values[start:end])
-        columns = [column[start:end] for column in self.columns]
+        columns = [
+            column.slice(start, end) if isinstance(column, StoredRows) else column[start:end] for column in self.columns
+        ]
         return Rows(end - start, columns=columns, kind=self.kind, keys=self.keys)
 
     def take(self, numbers: Sequence[int]) -> Rows:
@@ -78,11 +81,14 @@ class Rows:
         if self.columns is None:
             assert self.values is not None
             return Rows(len(numbers), values=[self.values[n] for n in numbers])
-        columns = [
-            column[list(numbers)] if isinstance(column, np.ndarray) else [column[n] for n in numbers]
-            for column in self.columns
-        ]
+        columns = [_chosen(column, numbers) for column in self.columns]
         return Rows(len(numbers), columns=columns, kind=self.kind, keys=self.keys)
+
+
+def _chosen(column: Any, numbers: Sequence[int]) -> Any:
+    if isinstance(column, StoredRows):
+        return column.take(numbers)
+    return column[list(numbers)] if isinstance(column, np.ndarray) else [column[number] for number in numbers]
 
 
 def write_rows(layout: Layout, rows: Rows, memory: Bytes, first_row: int) -> list[list[Any]]:
@@ -129,7 +135,7 @@ def write_rows(layout: Layout, rows: Rows, memory: Bytes, first_row: int) -> lis
 
 
 def _transpose(node: MappingNode | SequenceNode, column: Any) -> list[list[Any]]:
-    if isinstance(column, np.ndarray):
+    if isinstance(column, np.ndarray | StoredRows):
         raise MisfitError
     if isinstance(node, MappingNode):
         if not all(isinstance(value, Mapping) and value.keys() >= set(node.keys) for value in column):
@@ -147,6 +153,11 @@ def _write_column(leaf: ArrayLeaf, column: Any, out: NDArray[Any]) -> None:
         if column.dtype != out.dtype or column.shape != out.shape:
             raise MisfitError
         out[...] = column
+        return
+    if isinstance(column, StoredRows):
+        if column.dtype != out.dtype or column.shape != out.shape[1:] or not out.flags.c_contiguous:
+            raise MisfitError
+        column.copy_to(out)
         return
     kinds = set(map(type, column))
     if out.ndim == 1 and kinds <= _SCALARS_OF.get(out.dtype.str, frozenset()):

@@ -6,28 +6,25 @@ collects the bytes of all samples.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
 from streamload.decode.array_files import NpyLayout, npy_layout
 
-__all__ = ["INTEGER_EXTENSIONS", "decode_column", "decode_column_into"]
+__all__ = ["INTEGER_EXTENSIONS", "decode_integers", "shared_npy_layout"]
 
 INTEGER_EXTENSIONS = frozenset({"cls", "cls2", "index", "inx", "id"})
 """Fields with these last extensions hold one decimal integer as text."""
 
 _INT64_DIGITS = 18  # every number of so many digits fits an int64
-_ROW_BY_ROW_BYTES = 4096  # above this, moving the bytes twice costs more than a Python loop
 
 
-def decode_column(
+def decode_integers(
     field: str, data: NDArray[np.uint8], offsets: NDArray[np.int64], sizes: NDArray[np.int64]
-) -> NDArray[Any] | None:
-    """Decodes one field of n samples, exactly as the built-in decoder would one by one, or declines.
+) -> NDArray[np.int64] | None:
+    """Decodes an integer field of n samples, exactly as the built-in decoder would one by one, or declines.
 
-    Only for fields that are decoded by the library's own decoder (`decodes_as_built_in`) and have no transform.
+    Only for fields that are decoded by the library's own decoder (`decodes_as_built_in`).
 
     Args:
         field: the field's full name; its last extension decides.
@@ -36,60 +33,28 @@ def decode_column(
         sizes: int64[n], payload bytes of each sample.
 
     Returns:
-        An array of shape (n, *shape) in memory of its own, or None where the fast way does not apply: other kinds
-        of field, npy headers that differ between samples, column-major arrays, numbers with spaces or of more than 18
-        characters, anything out of bounds or damaged. The caller then decodes sample by sample, which raises the
-        proper errors.
+        int64[n] in memory of its own, or None where the fast way does not apply: other kinds of field, numbers with
+        spaces or more than 18 digits, anything out of bounds or damaged. The caller then decodes sample by sample,
+        which raises the proper errors.
     """
-    extension = field.rpartition(".")[2]
-    if extension in INTEGER_EXTENSIONS:
-        return _integers(data, offsets, sizes) if _inside(data, offsets, sizes) else None
-    if extension != "npy":
+    if field.rpartition(".")[2] not in INTEGER_EXTENSIONS or not _inside(data, offsets, sizes):
         return None
-    layout = _shared_layout(data, offsets, sizes)
-    if layout is None:
-        return None
-    payload_bytes = layout.end - layout.start
-    shape = (len(offsets), *layout.shape)
-    if payload_bytes == 0:
-        return np.empty(shape, layout.dtype)
-    return _windows(data, payload_bytes)[offsets + layout.start].view(layout.dtype).reshape(shape)
+    return _integers(data, offsets, sizes)
 
 
-def decode_column_into(
-    field: str,
-    data: NDArray[np.uint8],
-    offsets: NDArray[np.int64],
-    sizes: NDArray[np.int64],
-    out: NDArray[Any],
-) -> bool:
-    """As `decode_column`, but writes into `out`; large npy payloads are copied once, straight to their row.
+def shared_npy_layout(
+    field: str, data: NDArray[np.uint8], offsets: NDArray[np.int64], sizes: NDArray[np.int64]
+) -> NpyLayout | None:
+    """The layout that an npy field's payloads have byte for byte in common, so that they need not be decoded.
 
-    Args:
-        field: the field's full name; its last extension decides.
-        data: uint8[shard bytes], the mapped shard, contiguous. Only read.
-        offsets: int64[n], first byte of each sample's payload.
-        sizes: int64[n], payload bytes of each sample.
-        out: array of shape (n, *shape), C-contiguous, of the dtype that decoding gives.
+    Args as for `decode_integers`.
 
     Returns:
-        True if `out` was filled; False where the fast way does not apply or `out` does not fit, with `out` as it was.
+        None where they differ, or are column-major, damaged or out of bounds, or the field is of another kind.
     """
-    if field.rpartition(".")[2] == "npy" and out.flags.c_contiguous:
-        layout = _shared_layout(data, offsets, sizes)
-        if layout is None or out.dtype != layout.dtype or out.shape != (len(offsets), *layout.shape):
-            return False
-        payload_bytes = layout.end - layout.start
-        if payload_bytes >= _ROW_BY_ROW_BYTES:
-            rows = out.reshape(-1).view(np.uint8).reshape(len(offsets), payload_bytes)
-            for row, start in enumerate((offsets + layout.start).tolist()):
-                rows[row] = data[start : start + payload_bytes]
-            return True
-    column = decode_column(field, data, offsets, sizes)
-    if column is None or column.dtype != out.dtype or column.shape != out.shape:
-        return False
-    out[...] = column
-    return True
+    if field.rpartition(".")[2] != "npy":
+        return None
+    return _shared_layout(data, offsets, sizes)
 
 
 def _inside(data: NDArray[np.uint8], offsets: NDArray[np.int64], sizes: NDArray[np.int64]) -> bool:

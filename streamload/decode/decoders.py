@@ -21,10 +21,10 @@ from streamload.decode.array_files import (
     decode_npy,
     decode_npz,
 )
-from streamload.decode.column_decoding import INTEGER_EXTENSIONS, decode_column, decode_column_into
+from streamload.decode.column_decoding import INTEGER_EXTENSIONS
 from streamload.decode.image_files import decode_image
 
-__all__ = ["Decoder", "decode_column", "decode_column_into", "decoder_for", "decodes_as_built_in", "is_image"]
+__all__ = ["Decoder", "decoder_for", "decodes_as_built_in", "is_image"]
 
 Decoder = Callable[[memoryview], Any]
 """Bytes to a value. Raises `ValueError`, or whatever the user's function raises, on bytes of another kind."""
@@ -61,7 +61,7 @@ def decoder_for(field: str, decode: bool | Mapping[str, Callable[[bytes], Any]] 
 
 
 def decodes_as_built_in(field: str, decode: bool | Mapping[str, Callable[[bytes], Any]] = True) -> bool:
-    """True if a field is decoded by the library itself, so that `decode_column` may take the place of its decoder."""
+    """True if a field is decoded by the library itself, so that a faster way may take the place of its decoder."""
     if isinstance(decode, bool):
         return decode
     names = {_normal(name) for name in decode}

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from streamload.batch.stored import StoredRows, by_shard
 from streamload.dataset.table import MISSING
-from streamload.decode.column_decoding import decode_column
+from streamload.decode.array_files import NpyLayout
+from streamload.decode.column_decoding import decode_integers, shared_npy_layout
 from streamload.decode.decoders import Decoder, decoder_for, decodes_as_built_in
 from streamload.decode.failure import Attempt
 from streamload.decode.work import Column, RowFailure, RowTask
@@ -142,10 +144,10 @@ class FieldReader:
         """A field's values for all rows of a task: an array with one entry a row where the bytes allow it at once."""
         missing = bool((column.offsets == MISSING).any())
         plain = column.which is None and column.crc32 is None and not missing
-        if plain and not work.failures and self.is_built_in(column):
-            whole = _gather(column, work)
+        if plain and not self._single and not work.failures and self.is_built_in(column):
+            whole = _stored_arrays(column, work) or _integers(column, work)
             if whole is not None:
-                return _one_by_one(whole, column) if self._single and whole.ndim == 1 else whole
+                return whole
         values: list[Any] = [None] * work.count
         read = self._read_plain(work, column, values) if plain else self._read_checked(work, column, values)
         work.each_row(read, failed)
@@ -179,32 +181,28 @@ def field_of(column: Column, row: int) -> str:
     return column.alternatives[0 if column.which is None else int(column.which[row])]
 
 
-def _one_by_one(whole: NDArray[Any], column: Column) -> list[Any]:
-    """Scalars as their decoders give them: integers as `int`, an array without axes as such an array."""
-    if column.alternatives[0].rpartition(".")[2] == "npy":
-        return [whole[row, ...] for row in range(len(whole))]
-    values: list[Any] = whole.tolist()
-    return values
-
-
-def _gather(column: Column, work: Work) -> NDArray[Any] | None:
-    """A whole column at once, shard by shard; None where its kind or its bytes don't allow that."""
-    out: NDArray[Any] | None = None
-    for shard, rows in _by_shard(work.task.shards):
-        memory = work.shards.memory(shard)
-        part = decode_column(column.alternatives[0], memory, column.offsets[rows], column.sizes[rows])
-        if part is None or (out is not None and (part.dtype != out.dtype or part.shape[1:] != out.shape[1:])):
+def _stored_arrays(column: Column, work: Work) -> StoredRows | None:
+    """Arrays that all have the same dtype and shape, left where they lie; None where that is not so."""
+    layout: NpyLayout | None = None
+    for shard, rows in by_shard(work.task.shards):
+        data = work.shards.memory(shard)
+        found = shared_npy_layout(column.alternatives[0], data, column.offsets[rows], column.sizes[rows])
+        if found is None or (layout is not None and found != layout):
             return None
-        if len(part) == work.count:
-            return part
-        if out is None:
-            out = np.empty((work.count, *part.shape[1:]), part.dtype)
+        layout = found
+    if layout is None:
+        return None
+    memory = {shard: work.shards.memory(shard) for shard in dict.fromkeys(work.task.shards.tolist())}
+    return StoredRows(layout.dtype, layout.shape, work.task.shards, column.offsets + layout.start, memory)
+
+
+def _integers(column: Column, work: Work) -> NDArray[np.int64] | None:
+    """A column of integers, shard by shard; None where its kind or its bytes don't allow that."""
+    out = np.empty(work.count, np.int64)
+    for shard, rows in by_shard(work.task.shards):
+        data = work.shards.memory(shard)
+        part = decode_integers(column.alternatives[0], data, column.offsets[rows], column.sizes[rows])
+        if part is None:
+            return None
         out[rows] = part
     return out
-
-
-def _by_shard(shards: NDArray[np.int32]) -> Iterator[tuple[int, NDArray[np.int64]]]:
-    order = np.argsort(shards, kind="stable")
-    edges = np.flatnonzero(np.diff(shards[order])) + 1
-    for rows in np.split(order, edges):
-        yield int(shards[rows[0]]), rows

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import array
 import asyncio
+import errno
 import os
 import pickle
 import socket
 import struct
 from collections import deque
 from collections.abc import Callable, Sequence
+from time import monotonic
 from typing import Any
 
 __all__ = ["MAX_DESCRIPTORS", "AsyncChannel", "Channel"]
@@ -24,6 +26,7 @@ MAX_DESCRIPTORS = 64
 
 _HEADER = struct.Struct("<QI")
 _READ_BYTES = 1 << 18
+_LEAST_TIMEOUT_S = 1e-6  # a socket takes 0 for "do not wait at all", which is another error
 _ANCILLARY_BYTES = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
 
 Message = tuple[Any, list[int]]
@@ -51,6 +54,9 @@ class _Frames:
         end = _HEADER.size + length
         if len(self._bytes) < end:
             return None
+        if len(self._descriptors) < count:
+            # The kernel drops what the receiver has no room for, and says so only in a flag.
+            raise OSError(errno.EMFILE, "too many open files to take shared memory; raise the limit (ulimit -n)")
         with memoryview(self._bytes) as view:
             message = pickle.loads(view[_HEADER.size : end])
         del self._bytes[:end]
@@ -98,16 +104,19 @@ class Channel:
 
         Raises:
             EOFError: the other end is gone.
-            TimeoutError: nothing came within `timeout_s`.
+            TimeoutError: no whole message came within `timeout_s`.
+            OSError: this process has too many open files to take the descriptors that came.
         """
+        deadline_s = None if timeout_s is None else monotonic() + timeout_s
         while (taken := self._frames.take()) is None:
-            self._socket.settimeout(timeout_s)
+            if deadline_s is not None:  # of the whole message: what comes in drops does not extend it
+                self._socket.settimeout(max(_LEAST_TIMEOUT_S, deadline_s - monotonic()))
             try:
                 data, ancillary, _, _ = self._socket.recvmsg(_READ_BYTES, _ANCILLARY_BYTES, _CLOSE_ON_EXEC)
             except ConnectionError as error:
                 raise EOFError("the other end of the channel is gone") from error
             finally:
-                if timeout_s is not None:
+                if deadline_s is not None:
                     self._socket.settimeout(None)
             self._frames.feed(data, ancillary)
             if not data:

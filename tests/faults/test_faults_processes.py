@@ -139,10 +139,21 @@ def test_garbage_collection_without_close(source: str) -> None:
     kept = next(iterator)[0]
     values = kept.tolist()
     assert children()
-    del loader, iterator
+    del loader, iterator  # the pass was under way, so dropping it is leaving it
     gc.collect()
     assert wait_until(lambda: not children(), 1)
     assert kept.tolist() == values, "what was delivered stays valid"
+
+
+def test_a_loader_dropped_without_close_warns(source: str) -> None:
+    loader: StreamLoader | None = loader_of(source, transform=None)
+    assert loader is not None
+    list(loader)
+    assert children()
+    with pytest.warns(ResourceWarning, match="without close"):
+        del loader
+        gc.collect()
+    assert wait_until(lambda: not children(), 1)
 
 
 def test_a_finished_pass_keeps_its_workers_for_the_next(source: str) -> None:

@@ -1,0 +1,375 @@
+"""Slots: memory goes round, but never before the last view of a batch has died, and never under one that lives."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from streamload.memory.mapped import Bytes, new_memory
+from streamload.memory.slots import HeapSlots, MappedSlots, SlotPool, SlotReader, round_up
+
+
+@pytest.fixture
+def pool() -> Iterator[SlotPool]:
+    pool = SlotPool()
+    yield pool
+    pool.close()
+
+
+@pytest.fixture
+def reader() -> Iterator[SlotReader]:
+    reader = SlotReader()
+    yield reader
+    reader.close()
+
+
+def give(pool: SlotPool, reader: SlotReader, size_bytes: int = 100) -> int:
+    """A delivered slot whose descriptor the reader has."""
+    slot = pool.take(size_bytes)
+    reader.add(slot, os.dup(pool.descriptor(slot)))
+    pool.delivered(slot)
+    return slot
+
+
+@pytest.mark.parametrize(("size", "unit", "rounded"), [(0, 64, 64), (1, 64, 64), (64, 64, 64), (65, 64, 128)])
+def test_sizes_are_rounded_up(size: int, unit: int, rounded: int) -> None:
+    assert round_up(size, unit) == rounded
+
+
+# -- the maker -----------------------------------------------------------------------------------------------------
+
+
+def test_a_slot_is_used_again_only_after_it_was_released(pool: SlotPool) -> None:
+    first = pool.take(10)
+    pool.delivered(first)
+    second = pool.take(10)
+    pool.delivered(second)
+    assert second != first
+    pool.released([first])
+    assert pool.take(10) == first
+    assert pool.take(10) not in (first, second)
+
+
+def test_a_new_slot_has_the_size_asked_for(pool: SlotPool) -> None:
+    assert os.fstat(pool.descriptor(pool.take(100_000))).st_size >= 100_000
+
+
+def test_a_released_slot_that_nobody_was_told_of_is_not_free(pool: SlotPool) -> None:
+    slot = pool.take(10)
+    pool.released([slot])
+    assert pool.take(10) != slot
+
+
+def test_a_slot_released_twice_is_given_out_once(pool: SlotPool) -> None:
+    slot = pool.take(10)
+    pool.delivered(slot)
+    pool.released([slot, slot])
+    assert pool.take(10) == slot
+    assert pool.take(10) != slot
+
+
+def test_a_user_who_keeps_batches_gets_the_oldest_slots_for_good(pool: SlotPool) -> None:
+    slots = []
+    for _ in range(100):
+        slots.append(pool.take(10))
+        pool.delivered(slots[-1])
+    assert len(set(slots)) == 100
+    retired = pool.take_retired()
+    assert retired == slots[:36]
+    assert pool.take_retired() == []
+    pool.released(retired)
+    assert not {pool.take(10) for _ in range(40)} & set(slots), "what was given away never comes back"
+
+
+def test_many_free_slots_are_not_hoarded(pool: SlotPool) -> None:
+    slots = [pool.take(10) for _ in range(40)]
+    for slot in slots:
+        pool.delivered(slot)
+    pool.released(slots)
+    retired = pool.take_retired()
+    assert len(retired) == 24
+    again = [pool.take(10) for _ in range(16)]
+    assert sorted(again + retired) == slots
+
+
+def test_a_discarded_slot_is_never_used_again_and_has_no_descriptor(pool: SlotPool) -> None:
+    slot = pool.take(10)
+    descriptor = pool.descriptor(slot)
+    pool.discard(slot)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)
+    assert pool.take_retired() == [slot]
+    pool.released([slot])
+    assert pool.take(10) != slot
+
+
+def test_a_discarded_free_slot_is_not_given_out(pool: SlotPool) -> None:
+    free = pool.take(10)
+    pool.delivered(free)
+    pool.released([free])
+    assert pool.take(10) == free
+    pool.discard(free)
+    assert pool.take(10) != free
+
+
+def test_closing_the_pool_twice_is_fine() -> None:
+    pool = SlotPool()
+    pool.take(10)
+    pool.close()
+    pool.close()
+
+
+# -- the fillers ---------------------------------------------------------------------------------------------------
+
+
+def test_memory_grows_for_everyone_who_maps_the_slot(pool: SlotPool) -> None:
+    slot = pool.take(100)
+    fillers = [MappedSlots(), MappedSlots()]
+    for filler in fillers:
+        filler.add(slot, os.dup(pool.descriptor(slot)))
+    small = fillers[0].at_least(slot, 100)
+    small[:100] = 5
+    large = fillers[1].at_least(slot, 1_000_000)
+    large[999_999] = 6
+    grown = fillers[0].at_least(slot, 1_000_000)
+    assert (grown[:100] == 5).all()
+    assert grown[999_999] == 6
+    assert (small[:100] == 5).all(), "a view from before it grew stays valid"
+    grown[0] = 7
+    assert small[0] == 7
+    for filler in fillers:
+        filler.close()
+
+
+def test_memory_that_is_large_enough_is_mapped_once(pool: SlotPool) -> None:
+    slot = pool.take(5000)
+    filler = MappedSlots()
+    filler.add(slot, os.dup(pool.descriptor(slot)))
+    assert filler.at_least(slot, 5000) is filler.at_least(slot, 17)
+    filler.close()
+
+
+def test_a_slot_is_never_made_smaller(pool: SlotPool) -> None:
+    slot = pool.take(100_000)
+    filler = MappedSlots()
+    filler.add(slot, os.dup(pool.descriptor(slot)))
+    assert len(filler.at_least(slot, 10)) >= 100_000
+    filler.close()
+
+
+def test_views_of_a_dropped_slot_stay_valid(pool: SlotPool) -> None:
+    slot = pool.take(100)
+    filler = MappedSlots()
+    filler.add(slot, os.dup(pool.descriptor(slot)))
+    memory = filler.at_least(slot, 100)
+    filler.drop(slot)
+    filler.drop(slot)
+    memory[0] = 1
+    with pytest.raises(KeyError):
+        filler.at_least(slot, 100)
+
+
+def test_a_slot_that_is_added_again_is_the_new_one() -> None:
+    filler = MappedSlots()
+    for mark in (1, 2):
+        filler.add(0, new_memory(10))
+        assert filler.at_least(0, 10)[0] == 0
+        filler.at_least(0, 10)[0] = mark
+    filler.close()
+
+
+# -- the reader ----------------------------------------------------------------------------------------------------
+
+
+def views_of(loan: Bytes) -> dict[str, Any]:
+    """What a user may hold of a batch, in many forms, each derived in another way."""
+    import torch
+
+    tensor = torch.from_numpy(loan[:64].view(np.float32))
+    return {
+        "the loan": loan,
+        "a slice": loan[10:20],
+        "a view of another dtype": loan[:80].view(np.int64),
+        "a reshaped part": loan[:64].view(np.float32).reshape(4, 4)[1],
+        "a transposed part": loan[:64].reshape(8, 8).T[2:4],
+        "a scalar's memory": loan[:8].view(np.int64)[0, ...],
+        "a memoryview": memoryview(loan)[3:9],
+        "a tensor": tensor,
+        "a row of a tensor": tensor.reshape(4, 4)[2],
+        "a tensor of another dtype": tensor.view(torch.bfloat16)[3],
+        "a detached tensor": tensor.detach().unsqueeze(0).permute(1, 0),
+        "an array of a tensor": tensor[2:].numpy(),
+        "an iterator over a tensor": iter(tensor.reshape(4, 4).unbind()),
+    }
+
+
+VIEWS = list(views_of(np.zeros(4096, np.uint8)))
+
+
+@pytest.mark.parametrize("kind", VIEWS)
+def test_a_slot_is_released_when_the_last_view_dies_and_not_before(
+    pool: SlotPool, reader: SlotReader, kind: str
+) -> None:
+    slot = give(pool, reader)
+    held = views_of(reader.lend(slot, 100))[kind]
+    gc.collect()
+    assert reader.released == []
+    assert held is not None
+    del held
+    gc.collect()
+    assert reader.released == [slot]
+
+
+def test_each_loan_of_a_slot_is_released_on_its_own(pool: SlotPool, reader: SlotReader) -> None:
+    slot = give(pool, reader)
+    for round_number in range(1, 4):
+        batch = reader.lend(slot, 100)
+        assert reader.released == [slot] * (round_number - 1)
+        del batch
+        assert reader.released == [slot] * round_number
+
+
+def test_a_loan_has_at_least_the_size_asked_for_and_shows_what_was_written(pool: SlotPool, reader: SlotReader) -> None:
+    slot = give(pool, reader)
+    filler = MappedSlots()
+    filler.add(slot, os.dup(pool.descriptor(slot)))
+    filler.at_least(slot, 100)[:3] = 1, 2, 3
+    assert reader.lend(slot, 100)[:3].tolist() == [1, 2, 3]
+    filler.at_least(slot, 50_000)[49_999] = 9
+    loan = reader.lend(slot, 50_000)
+    assert len(loan) >= 50_000
+    assert loan[49_999] == 9
+    filler.close()
+
+
+def test_new_memory_is_announced_once_for_each_mapping(pool: SlotPool) -> None:
+    mapped: list[int] = []
+    reader = SlotReader(lambda memory: mapped.append(memory.nbytes))
+    slots = [give(pool, reader), give(pool, reader)]
+    for _ in range(3):
+        for slot in slots:
+            reader.lend(slot, 100)
+    assert mapped == [4096, 4096]
+    reader.lend(slots[0], 10_000)  # it has grown, so it was mapped anew
+    assert mapped == [4096, 4096, 12288]
+    reader.close()
+
+
+def test_what_the_user_views_survives_drop_and_close(pool: SlotPool) -> None:
+    reader = SlotReader()
+    slots = [give(pool, reader), give(pool, reader)]
+    batches = [reader.lend(slot, 100) for slot in slots]
+    for number, batch in enumerate(batches):
+        batch[:100] = number + 1
+    reader.drop([slots[0]])
+    reader.close()
+    pool.close()
+    assert [int(batch[:100].sum()) for batch in batches] == [100, 200]
+
+
+def test_the_memory_of_a_dropped_slot_goes_with_its_last_view(pool: SlotPool, reader: SlotReader) -> None:
+    maps = "/proc/self/maps"
+    if not os.path.exists(maps):
+        pytest.skip("looks at /proc")
+    slot = give(pool, reader, 77 * 4096)
+    batch = reader.lend(slot, 77 * 4096)
+    address = f"{batch.ctypes.data:x}-"
+    reader.drop([slot])
+    with open(maps) as file:
+        assert any(line.startswith(address) for line in file)
+    del batch
+    with open(maps) as file:
+        assert not any(line.startswith(address) for line in file)
+
+
+# -- everything together -------------------------------------------------------------------------------------------
+
+
+class RoundTrips(RuleBasedStateMachine):
+    """Batches are made, delivered, kept, viewed and dropped in any order; what is kept never changes."""
+
+    @initialize()
+    def start(self) -> None:
+        self.pool, self.reader, self.filler = SlotPool(), SlotReader(), MappedSlots()
+        self.known: set[int] = set()
+        self.kept: list[tuple[int, Any]] = []
+        self.made = 0
+
+    @rule(size=st.integers(1, 9000))
+    def make(self, size: int) -> None:
+        slot = self.pool.take(100)
+        if slot not in self.known:
+            self.filler.add(slot, os.dup(self.pool.descriptor(slot)))
+            self.reader.add(slot, os.dup(self.pool.descriptor(slot)))
+            self.known.add(slot)
+        self.made += 1
+        size_bytes = 8 * size
+        self.filler.at_least(slot, size_bytes)[:size_bytes].view(np.int64)[:] = self.made
+        self.pool.delivered(slot)
+        retired = self.pool.take_retired()
+        for gone in retired:
+            self.filler.drop(gone)
+        self.known.difference_update(retired)
+        self.kept.append((self.made, self.reader.lend(slot, size_bytes)[:size_bytes].view(np.int64)))
+        self.reader.drop(retired)
+
+    @precondition(lambda self: self.kept)
+    @rule(data=st.data())
+    def drop_one(self, data: st.DataObject) -> None:
+        self.kept.pop(data.draw(st.integers(0, len(self.kept) - 1)))
+
+    @precondition(lambda self: self.kept)
+    @rule(data=st.data())
+    def keep_a_part(self, data: st.DataObject) -> None:
+        number = data.draw(st.integers(0, len(self.kept) - 1))
+        mark, view = self.kept[number]
+        self.kept[number] = mark, view[len(view) // 2 :]
+
+    @rule()
+    def tell_the_pool(self) -> None:
+        released, self.reader.released[:] = list(self.reader.released), []
+        self.pool.released(released)
+
+    @invariant()
+    def kept_batches_are_as_they_were(self) -> None:
+        for mark, view in getattr(self, "kept", ()):
+            assert (view == mark).all()
+
+    def teardown(self) -> None:
+        if hasattr(self, "pool"):
+            for part in (self.pool, self.reader, self.filler):
+                part.close()
+
+
+TestRoundTrips = RoundTrips.TestCase
+TestRoundTrips.settings = settings(max_examples=30, stateful_step_count=60, deadline=None)
+
+
+# -- without processes ---------------------------------------------------------------------------------------------
+
+
+def test_heap_slots_are_new_each_time_and_handed_over() -> None:
+    slots = HeapSlots()
+    first, second = slots.take(10), slots.take(10)
+    assert first != second
+    slots.at_least(first, 10)[:] = 1
+    assert len(slots.at_least(second, 1000)) == 1000
+    batch = slots.lend(first, 4)
+    assert batch.tolist() == [1, 1, 1, 1]
+    slots.delivered(first)
+    slots.released([first])
+    slots.discard(second)
+    slots.discard(second)
+    assert slots.take(10) not in (first, second)
+    assert slots.take_retired() == []
+    with pytest.raises(LookupError, match="slot 0 is heap memory"):
+        slots.descriptor(0)
+    slots.close()

@@ -1,0 +1,365 @@
+"""The house rules of the source tree, read from its syntax: who may import whom, and how large things may get.
+
+Each rule is a function of a `Tree`, so that the tests at the end can show it a small tree that breaks it.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+LEVELS = (
+    ("errors",),
+    ("memory", "order"),
+    ("dataset",),
+    ("fetch", "batch"),
+    ("decode",),
+    ("statistics", "options", "images"),
+    ("pipeline",),
+    ("messages",),
+    ("feeder",),
+    ("delivery", "connection"),
+    ("passes",),
+    ("loader",),
+    ("streamload",),
+    ("streamload_tools",),
+)
+"""The parts, lowest first. A module may import from its own part and from lower ones. `streamload` is the package's
+face with the public names; the command line may use everything."""
+
+MAX_FILE_LINES = 350
+MAX_FUNCTION_LINES = 60
+FORBIDDEN_NAMES = {"utils", "util", "common", "base", "helper", "helpers", "manager", "core", "impl", "misc"}
+
+TORCH_AT_TOP = {"streamload.batch.transfer"}
+TORCH_IN_FUNCTIONS = {"streamload.batch.collate", "streamload.decode.decoders", "streamload.dataset.encode"}
+STARTERS = {"streamload.decode.pool", "streamload.connection"}
+HEAVY = {"torch", "torchvision", "cv2", "PIL", "simplejpeg"}
+STORAGE_LIBRARIES = {"fsspec", "obstore", "aiofiles", "s3fs", "aiohttp", "boto3"}
+PROCESS_LIBRARIES = {"subprocess", "multiprocessing"}
+PROCESS_CALLS = {"fork", "forkpty", "posix_spawn", "posix_spawnp", "system", "popen"}
+
+
+@dataclass(frozen=True, slots=True)
+class Import:
+    """One imported module: where, what, and how."""
+
+    line: int
+    target: str
+    in_function: bool
+    for_types_only: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    name: str
+    path: Path
+    tree: ast.Module
+    text: str
+    imports: tuple[Import, ...]
+
+    @property
+    def part(self) -> str:
+        pieces = self.name.split(".")
+        return pieces[0] if pieces[0] == "streamload_tools" or len(pieces) == 1 else pieces[1]
+
+    def at(self, line: int) -> str:
+        return f"{self.name}:{line}"
+
+
+Tree = dict[str, Module]
+
+
+def read_tree(root: Path) -> Tree:
+    """Every module below `root`/streamload and `root`/tools, by its full name."""
+    modules: Tree = {}
+    for folder, package in (("streamload", "streamload"), ("tools", "streamload_tools")):
+        for path in sorted((root / folder).rglob("*.py")):
+            pieces = (package, *path.relative_to(root / folder).with_suffix("").parts)
+            name = ".".join(pieces[:-1] if pieces[-1] == "__init__" else pieces)
+            text = path.read_text()
+            tree = ast.parse(text)
+            imports = tuple(_imports(tree, pieces, in_function=False, types_only=False))
+            modules[name] = Module(name, path, tree, text, imports)
+    return modules
+
+
+def _imports(node: ast.AST, pieces: tuple[str, ...], *, in_function: bool, types_only: bool) -> Iterator[Import]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import):
+            for alias in child.names:
+                yield Import(child.lineno, alias.name, in_function, types_only)
+        elif isinstance(child, ast.ImportFrom):
+            package = list(pieces[: len(pieces) - child.level]) if child.level else []
+            base = ".".join([*package, *([child.module] if child.module else [])])
+            for alias in child.names:
+                yield Import(child.lineno, f"{base}.{alias.name}", in_function, types_only)
+        else:
+            function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+            guarded = isinstance(child, ast.If) and ast.unparse(child.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
+            yield from _imports(child, pieces, in_function=in_function or function, types_only=types_only or guarded)
+
+
+def _ours(tree: Tree, target: str) -> str | None:
+    """The module of ours that an import reads: the longest prefix of its name that is one."""
+    pieces = target.split(".")
+    if pieces[0] not in ("streamload", "streamload_tools"):
+        return None
+    for end in range(len(pieces), 0, -1):
+        if (name := ".".join(pieces[:end])) in tree:
+            return name
+    return pieces[0]
+
+
+# -- the rules: each returns what breaks it ------------------------------------------------------------------------
+
+
+def upward_imports(tree: Tree) -> list[str]:
+    """Imports of a higher part, of a neighbour on the same level, or between parts that have no level."""
+    level = {part: number for number, parts in enumerate(LEVELS) for part in parts}
+    found = [
+        f"{module.name}: the part {module.part!r} has no level" for module in tree.values() if module.part not in level
+    ]
+    for module in tree.values():
+        for item in module.imports:
+            target = _ours(tree, item.target)
+            if target is None or (item.for_types_only and module.name == "streamload"):
+                continue
+            part = tree[target].part if target in tree else target
+            if part != module.part and level.get(part, len(LEVELS)) >= level.get(module.part, -1):
+                found.append(f"{module.at(item.line)} ({module.part}) imports {target} ({part})")
+    return found
+
+
+def import_circles(tree: Tree) -> list[str]:
+    """Modules that import each other, however long the way round."""
+    reads = {
+        name: sorted({target for item in module.imports if (target := _ours(tree, item.target)) not in (None, name)})
+        for name, module in tree.items()
+    }
+    done: set[str] = set()
+    found = []
+
+    def visit(name: str, way: tuple[str, ...]) -> None:
+        if name in way:
+            found.append(" -> ".join((*way[way.index(name) :], name)))
+        elif name not in done:
+            for target in reads.get(name, ()):
+                # A module's own package is imported with it, but `streamload` itself imports nothing by that.
+                if target != "streamload":
+                    visit(target, (*way, name))
+            done.add(name)
+
+    for name in tree:
+        visit(name, ())
+    return found
+
+
+def own_imports_in_functions(tree: Tree) -> list[str]:
+    """Imports of ours inside a function, written as a statement or as a call of importlib."""
+    found = [
+        f"{module.at(item.line)} imports {item.target} inside a function"
+        for module in tree.values()
+        for item in module.imports
+        if item.in_function and item.target.split(".")[0] in ("streamload", "streamload_tools")
+    ]
+    for module in tree.values():
+        if module.name == "streamload":  # the public names are imported when they are first used
+            continue
+        for call in _calls(module.tree, {"import_module", "__import__"}):
+            text = "".join(ast.unparse(argument) for argument in call.args)
+            if "streamload" in text:
+                found.append(f"{module.at(call.lineno)} imports {text} by a call")
+    return found
+
+
+def misplaced_libraries(tree: Tree) -> list[str]:
+    """Heavy libraries at module level, and torch, storage libraries and processes where they don't belong."""
+    found = []
+    for module in tree.values():
+        for item in module.imports:
+            library = item.target.split(".")[0]
+            late = item.in_function or item.for_types_only
+            if library == "torch":
+                allowed = module.name in TORCH_AT_TOP or (late and module.name in TORCH_IN_FUNCTIONS)
+            elif library in HEAVY:
+                allowed = late
+            elif library in STORAGE_LIBRARIES:
+                allowed = module.part == "fetch"
+            elif library in PROCESS_LIBRARIES:
+                allowed = module.name in STARTERS and library == "subprocess"
+            else:
+                allowed = True
+            if not allowed:
+                found.append(f"{module.at(item.line)} imports {library}")
+        found += [
+            f"{module.at(call.lineno)} calls os.{call.func.attr}"
+            for call in _calls(module.tree, PROCESS_CALLS)
+            if isinstance(call.func, ast.Attribute) and ast.unparse(call.func.value) == "os"
+        ]
+    return found
+
+
+def too_long(tree: Tree) -> list[str]:
+    """Files and functions that nobody can take in at a glance; docstrings of functions don't count."""
+    found = []
+    for module in tree.values():
+        lines = len(module.text.splitlines())
+        if lines >= MAX_FILE_LINES:
+            found.append(f"{module.name} has {lines} lines")
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                lines = (node.end_lineno or node.lineno) - node.lineno + 1 - _docstring_lines(node)
+                if lines >= MAX_FUNCTION_LINES and not _only_passes_arguments_on(node):
+                    found.append(f"{module.at(node.lineno)} {node.name} has {lines} lines")
+    return found
+
+
+def meaningless_names(tree: Tree) -> list[str]:
+    """Modules, folders and classes whose name says nothing."""
+    found = [name for name in tree if FORBIDDEN_NAMES & set(name.lower().split("."))]
+    for module in tree.values():
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.ClassDef) and node.name.strip("_").lower() in FORBIDDEN_NAMES:
+                found.append(f"{module.at(node.lineno)} {node.name}")
+    return found
+
+
+def _calls(tree: ast.AST, names: set[str]) -> Iterator[ast.Call]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            if name in names:
+                yield node
+
+
+def _docstring_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    first = function.body[0]
+    if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
+        return (first.end_lineno or first.lineno) - first.lineno + 1
+    return 0
+
+
+def _only_passes_arguments_on(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """A signature with many options is long without being hard to read: what counts are its statements."""
+    statements = sum(isinstance(node, ast.stmt) for node in ast.walk(function)) - 1
+    return statements <= 15
+
+
+RULES: list[Callable[[Tree], list[str]]] = [
+    upward_imports,
+    import_circles,
+    own_imports_in_functions,
+    misplaced_libraries,
+    too_long,
+    meaningless_names,
+]
+
+
+@pytest.fixture(scope="module")
+def source() -> Tree:
+    return read_tree(ROOT)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_the_source_keeps_the_rule(source: Tree, rule: Callable[[Tree], list[str]]) -> None:
+    assert len(source) > 50
+    assert rule(source) == []
+
+
+@pytest.mark.parametrize("module", ["streamload", "streamload.feeder", "streamload.decode.worker"])
+def test_a_fresh_process_loads_no_heavy_library(module: str) -> None:
+    program = f"import {module}, sys; print(sorted(set({sorted(HEAVY)!r}) & sys.modules.keys()))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.strip() == "[]"
+
+
+# -- every rule can fail -------------------------------------------------------------------------------------------
+
+
+BROKEN: list[tuple[Callable[[Tree], list[str]], dict[str, str], str]] = [
+    (upward_imports, {"memory/slots.py": "from streamload.dataset import tar", "dataset/tar.py": ""}, "memory.slots:1"),
+    (upward_imports, {"memory/slots.py": "from streamload import loader", "loader.py": ""}, "memory.slots:1"),
+    (upward_imports, {"memory/slots.py": "import streamload.order.plan", "order/plan.py": ""}, "memory.slots:1"),
+    (upward_imports, {"order/plan.py": "from ..fetch import tables", "fetch/tables.py": ""}, "order.plan:1"),
+    (upward_imports, {"order/plan.py": "from streamload import Loader"}, "order.plan:1"),
+    (upward_imports, {"decode/pool.py": "import streamload_tools.main", "../tools/main.py": ""}, "decode.pool:1"),
+    (upward_imports, {"attic/box.py": ""}, "'attic' has no level"),
+    (
+        upward_imports,
+        {"order/plan.py": "if TYPE_CHECKING:\n    from streamload.feeder import Feeder", "feeder.py": ""},
+        "order.plan:2",
+    ),
+    (
+        import_circles,
+        {
+            "order/a.py": "from streamload.order.b import b",
+            "order/b.py": "from streamload.order import c",
+            "order/c.py": "def f():\n    import streamload.order.a",
+        },
+        "streamload.order.a -> streamload.order.b -> streamload.order.c -> streamload.order.a",
+    ),
+    (own_imports_in_functions, {"order/a.py": "def f():\n    from streamload.errors import X"}, "order.a:2"),
+    (own_imports_in_functions, {"order/a.py": "def f():\n    if f:\n        from . import b"}, "order.a:3"),
+    (
+        own_imports_in_functions,
+        {"order/a.py": "import importlib\nimportlib.import_module('streamload.b')"},
+        "order.a:2",
+    ),
+    (misplaced_libraries, {"batch/layout.py": "def f():\n    import torch"}, "batch.layout:2 imports torch"),
+    (misplaced_libraries, {"batch/collate.py": "import torch.utils.data"}, "batch.collate:1 imports torch"),
+    (misplaced_libraries, {"decode/images.py": "import cv2"}, "decode.images:1 imports cv2"),
+    (misplaced_libraries, {"decode/images.py": "from PIL import Image"}, "decode.images:1 imports PIL"),
+    (misplaced_libraries, {"dataset/urls.py": "def f():\n    import fsspec"}, "dataset.urls:2 imports fsspec"),
+    (misplaced_libraries, {"feeder.py": "from subprocess import Popen"}, "feeder:1 imports subprocess"),
+    (misplaced_libraries, {"connection.py": "import multiprocessing"}, "connection:1 imports multiprocessing"),
+    (misplaced_libraries, {"feeder.py": "import os\nos.system('ls')"}, "feeder:2 calls os.system"),
+    (too_long, {"order/a.py": "x = 1\n" * MAX_FILE_LINES}, "order.a has 350 lines"),
+    (too_long, {"order/a.py": "def f():\n" + "    x = 1\n" * (MAX_FUNCTION_LINES - 1)}, "order.a:1 f has 60 lines"),
+    (meaningless_names, {"order/utils.py": ""}, "streamload.order.utils"),
+    (meaningless_names, {"core/plan.py": ""}, "streamload.core.plan"),
+    (meaningless_names, {"order/plan.py": "class Manager: ..."}, "order.plan:1 Manager"),
+]
+
+
+@pytest.mark.parametrize(("rule", "files", "complaint"), BROKEN, ids=lambda value: getattr(value, "__name__", None))
+def test_the_rule_finds_what_breaks_it(
+    tmp_path: Path, rule: Callable[[Tree], list[str]], files: dict[str, str], complaint: str
+) -> None:
+    (tmp_path / "streamload").mkdir()
+    (tmp_path / "streamload" / "__init__.py").write_text("")
+    for name, text in files.items():
+        path = tmp_path / "streamload" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    found = rule(read_tree(tmp_path))
+    assert len(found) == 1
+    assert complaint in found[0]
+
+
+def test_a_tree_that_keeps_the_rules_passes_them(tmp_path: Path) -> None:
+    files = {
+        "streamload/__init__.py": "def __getattr__(name):\n    return import_module(f'streamload.{name}')",
+        "streamload/errors.py": "",
+        "streamload/order/plan.py": "from streamload import errors\nfrom streamload.order import lanes",
+        "streamload/order/lanes.py": "",
+        "streamload/batch/transfer.py": "import torch",
+        "streamload/batch/collate.py": "def f():\n    import torch",
+        "streamload/decode/pool.py": "import subprocess",
+        "streamload/fetch/storage.py": "import fsspec",
+        "tools/main.py": "from streamload.order.plan import f\nimport streamload",
+    }
+    for name, text in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    tree = read_tree(tmp_path)
+    assert {rule.__name__: rule(tree) for rule in RULES} == {rule.__name__: [] for rule in RULES}
