@@ -69,7 +69,8 @@ def demonstrate(arguments: argparse.Namespace) -> Comparison:
     run([*training, uninterrupted, *options])
     title(f"the same run, killed with SIGKILL at step {arguments.kill_at_step}")
     run([*training, resumed, *options, "--kill-at-step", str(arguments.kill_at_step)], status=-signal.SIGKILL)
-    print(f"killed behind step {read_steps(resumed)[-1][0]}; the last checkpoint is some steps older")
+    last = read_steps(resumed)[-1][0]
+    print(f"killed behind step {last}; the last checkpoint is of step {last - last % arguments.checkpoint_every}")
     title("the killed run, started again, with one worker where it had two")
     run([*training, resumed, *options, "--num-workers", "1"])
     return compare(uninterrupted, resumed)

@@ -5,7 +5,7 @@ The rules are those of torch's `default_collate`; only the last step, from array
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ from streamload.batch.layout import (
     SequenceNode,
     as_array,
     assemble,
+    is_plain_array,
     is_tensor,
     slot_views,
 )
@@ -127,7 +128,7 @@ def write_rows(layout: Layout, rows: Rows, memory: Bytes, first_row: int) -> lis
         tree = layout.tree
         if not isinstance(tree, MappingNode | SequenceNode) or len(tree.children) != len(rows.columns):
             raise MisfitError
-        if isinstance(tree, MappingNode) and tree.keys != rows.keys:
+        if tree.keys != rows.keys if isinstance(tree, MappingNode) else rows.kind is dict:
             raise MisfitError
         for child, part in zip(tree.children, rows.columns, strict=True):
             write(child, part)
@@ -137,12 +138,16 @@ def write_rows(layout: Layout, rows: Rows, memory: Bytes, first_row: int) -> lis
 def _transpose(node: MappingNode | SequenceNode, column: Any) -> list[list[Any]]:
     if isinstance(column, np.ndarray | StoredRows):
         raise MisfitError
+    kinds = set(map(type, column))
     if isinstance(node, MappingNode):
-        if not all(isinstance(value, Mapping) and value.keys() >= set(node.keys) for value in column):
+        keys = set(node.keys)
+        if kinds != {node.kind} or not all(value.keys() == keys for value in column):
             raise MisfitError
         return [[value[key] for value in column] for key in node.keys]
     length = len(node.children)
-    if not all(isinstance(value, tuple | list) and len(value) == length for value in column):
+    if not kinds <= ({list, tuple} if node.kind is list else {node.kind}):
+        raise MisfitError
+    if not all(len(value) == length for value in column):
         raise MisfitError
     return [[value[number] for value in column] for number in range(length)]
 
@@ -168,9 +173,11 @@ def _write_column(leaf: ArrayLeaf, column: Any, out: NDArray[Any]) -> None:
         return
     if any(is_tensor(value) for value in column):
         column = [_tensor_memory(leaf, value) for value in column]
+    elif not all(map(is_plain_array, kinds)):
+        raise MisfitError
     shape, dtype = out.shape[1:], out.dtype
     for number, value in enumerate(column):
-        if not isinstance(value, np.ndarray | np.generic) or value.dtype != dtype or value.shape != shape:
+        if value.dtype != dtype or value.shape != shape:
             raise MisfitError
         out[number] = value
 

@@ -9,7 +9,8 @@ again where it is delivered.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,12 +32,13 @@ __all__ = [
     "describe_batch",
     "describe_rows",
     "is_named_tuple",
+    "is_plain_array",
     "is_tensor",
     "slot_views",
 ]
 
 _ALIGNMENT_BYTES = 64
-_TENSOR_KINDS = "biufc"
+_TENSOR_ITEM_BYTES = {"b": (1,), "i": (1, 2, 4, 8), "u": (1, 2, 4, 8), "f": (2, 4, 8), "c": (8, 16)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +166,11 @@ def is_named_tuple(kind: type) -> bool:
     return issubclass(kind, tuple) and hasattr(kind, "_fields")
 
 
+def is_plain_array(kind: type) -> bool:
+    """Whether a class is that of ordinary arrays or NumPy scalars, and not one that gives them another meaning."""
+    return kind in (np.ndarray, np.memmap) or issubclass(kind, np.generic)
+
+
 def as_array(tensor: Any) -> tuple[NDArray[Any], str | None]:
     """A dense CPU tensor's memory as an array, without a copy, and the name of a dtype that NumPy lacks."""
     tensor = tensor.detach()
@@ -180,11 +187,11 @@ def as_array(tensor: Any) -> tuple[NDArray[Any], str | None]:
 def describe_rows(row: Any) -> Layout:
     """The layout of batches whose rows look like this one, as torch's `default_collate` would collate them.
 
-    Arrays, tensors and numbers become arrays with a leading axis of rows; strings and bytes become lists; mappings
-    keep their class; named tuples theirs; other tuples and lists become lists.
+    Arrays, tensors and numbers become arrays with a leading axis of rows; strings and bytes become lists, or tuples
+    where they are items of sequences; dicts and named tuples keep their class; other tuples and lists become lists.
 
     Raises:
-        TypeError: the row holds something that `default_collate` refuses.
+        TypeError: the row holds something that `default_collate` refuses, or that is left to it.
     """
     builder = _Builder()
     tree = _describe_row(row, builder)
@@ -196,20 +203,20 @@ def _describe_row(row: Any, builder: _Builder) -> Node:
     if is_tensor(row):
         value, torch_dtype = as_array(row)
         return builder.array(value, torch_dtype=torch_dtype)
-    if isinstance(row, np.ndarray | np.generic):
+    if is_plain_array(kind):
         value = np.asarray(row)
-        if value.dtype.kind not in _TENSOR_KINDS:
+        if value.dtype.itemsize not in _TENSOR_ITEM_BYTES.get(value.dtype.kind, ()):
             raise TypeError(f"cannot collate arrays of dtype {value.dtype}; convert them in a transform")
         return builder.array(value.astype(value.dtype.newbyteorder("="), copy=False))
     if isinstance(row, bool | int | float):
-        return builder.array(np.asarray(row, _scalar_dtype(kind)))
+        return builder.array(np.empty((), _scalar_dtype(kind)))
     if isinstance(row, str | bytes):
         return builder.beside(None)
-    if isinstance(row, Mapping):
+    if kind in (dict, OrderedDict):
         return MappingNode(kind, tuple(row), tuple(_describe_row(row[key], builder) for key in row))
-    if isinstance(row, tuple) and is_named_tuple(kind):
+    if is_named_tuple(kind):
         return SequenceNode(kind, tuple(_describe_row(item, builder) for item in row))
-    if isinstance(row, tuple | list):
+    if kind in (tuple, list):
         return SequenceNode(list, tuple(_describe_row(item, builder) for item in row))
     raise TypeError(
         "a batch is collated from arrays, tensors, numbers, strings, bytes, mappings and sequences; "
@@ -240,7 +247,7 @@ def describe_batch(batch: Any) -> tuple[Layout, list[NDArray[Any]], list[Any]]:
 
 def _describe_whole(value: Any, builder: _Builder, arrays: list[NDArray[Any]]) -> Node:
     kind = type(value)
-    if kind is np.ndarray and value.dtype.kind in _TENSOR_KINDS:
+    if kind is np.ndarray and value.dtype.kind in _TENSOR_ITEM_BYTES:
         arrays.append(value)
         return builder.array(value, tensor=False)
     if is_tensor(value) and kind is sys.modules["torch"].Tensor and _is_dense(value):
@@ -298,18 +305,18 @@ def assemble(
         children = [build(child) for child in node.children]
         if isinstance(node, MappingNode):
             return _as_mapping(node.kind, dict(zip(node.keys, children, strict=True)))
+        if layout.capacity is not None:  # of rows: torch transposes sequences with `zip`, so that tuples come out
+            children = [
+                tuple(value) if isinstance(child, BesideLeaf) else value
+                for child, value in zip(node.children, children, strict=True)
+            ]
         return node.kind(*children) if is_named_tuple(node.kind) else _as_sequence(node.kind, children)
 
     return build(layout.tree)
 
 
 def _as_mapping(kind: type, items: dict[Any, Any]) -> Any:
-    if kind is dict:
-        return items
-    try:
-        return kind(items)
-    except TypeError:  # a mapping that cannot be made from a dict becomes one, as in torch's default_collate
-        return items
+    return items if kind is dict else kind(items)
 
 
 def _as_sequence(kind: type, items: list[Any]) -> Any:

@@ -17,7 +17,7 @@ from streamload.dataset.tar import BLOCK_BYTES, padded, parse_size
 
 __all__ = ["HeaderReader", "HeaderRun"]
 
-_HEADERS_AT_ONCE = 500
+_HEADERS_AT_ONCE = 500  # of 512 bytes: they stay in a cache of 1 MiB while they are looked at
 _REGULAR = b"0\x007"
 _SPACE, _ZERO = ord(" "), ord("0")
 _SIZE_OFFSET = 124

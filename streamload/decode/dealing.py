@@ -26,7 +26,8 @@ __all__ = ["Dealer", "EpochStart", "Learned", "PipelineSettings", "RowBatch", "R
 _TASK_S = 0.010
 _ROWS_AHEAD = 8192
 _FIRST_ROWS = 1024
-_RUN_BYTES = 64 << 20
+_RUN_BYTES = 16 << 20
+_RUN_BATCHES = 80
 _SCANS_AHEAD = 4
 
 Source = tuple[PlannedRows, int]
@@ -213,19 +214,19 @@ class Dealer:
     def _run_and_limit(self) -> tuple[int, int]:
         """How many batches make a task, and how many may be under way or waiting for the trainer.
 
-        Small batches are dealt out in runs, and then more of them than `prefetch_batches` must be under way if no
-        worker is to stand idle; they are held to `_RUN_BYTES` in all.
+        No worker may stand idle: each has a task in hand and one waiting, whatever that is in batches. So more than
+        `prefetch_batches` are under way where batches are small or made whole; runs of small ones are held to
+        `_RUN_BYTES` in all, which also keeps them in the processor's cache.
         """
-        learned, least = self._learned, self._settings.prefetch_batches
-        if learned.row_s is None:
-            return 1, max(least, self._pool.capacity if self._whole else 1)
-        batch_s = learned.row_s * self._settings.order.batch_size
-        by_time = int(_TASK_S / batch_s) if batch_s > 0 else _ROWS_AHEAD
-        by_bytes = _RUN_BYTES // (learned.size_bytes * self._pool.capacity)
-        run = max(1, min(by_time, by_bytes, _ROWS_AHEAD // self._settings.order.batch_size))
-        if run == 1:
-            return 1, least
-        return run, max(least, run * (self._pool.capacity + 1))
+        batch_rows, tasks = self._settings.order.batch_size, self._pool.capacity + 1
+        batch_s = (self._learned.row_s or 0.0) * batch_rows
+        run = parts = 1
+        if batch_s > _TASK_S and not self._whole:
+            parts = min(batch_rows, int(batch_s / _TASK_S) + 1)
+        elif batch_s > 0:
+            by_bytes = _RUN_BYTES // (self._learned.size_bytes * tasks)
+            run = max(1, min(int(_TASK_S / batch_s), by_bytes, _ROWS_AHEAD // batch_rows, _RUN_BATCHES // tasks))
+        return run, max(self._settings.prefetch_batches, -(-run * tasks // parts))
 
     def _open_batch(self) -> RowBatch | None:
         if self._planned is None and not self._plan_more():

@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from streamload.decode.image_filter import LARGEST_SCALE, resize_bilinear
 from streamload.decode.image_files import decode_image
 
 __all__ = [
@@ -145,14 +146,16 @@ def resized_size(height: int, width: int, size: int | tuple[int, int], max_size:
 def resample(image: Image, box: Box, size: tuple[int, int], interpolation: Interpolation) -> Image:
     """The pixels within `box`, resized to `size`, antialiased when shrinking (except by "nearest").
 
-    Pillow does it, on the box alone, so that no pixel beyond its (rounded) edge has a part in the result. A box of
-    whole pixels and of the size wanted is copied.
+    It is done on the box alone, so that no pixel beyond its (rounded) edge has a part in the result: by `resize_bilinear`
+    where that can be, else by Pillow. A box of whole pixels and of the size wanted is copied.
     """
     top, left = math.floor(box.top), math.floor(box.left)
     bottom, right = math.ceil(box.top + box.height), math.ceil(box.left + box.width)
     part = image[top:bottom, left:right]
     if part.shape[:2] == size and (box.height, box.width) == size:
         return part.copy()
+    if interpolation == "bilinear" and part.shape[:2] == (box.height, box.width) and _is_within(part, size):
+        return resize_bilinear(part, size)
 
     from PIL import Image as PillowImage
 
@@ -164,6 +167,10 @@ def resample(image: Image, box: Box, size: tuple[int, int], interpolation: Inter
     region = (x, y, min(x + box.width, columns), min(y + box.height, rows))
     resized = np.array(source.resize((size[1], size[0]), method, region))
     return resized.reshape(*size, image.shape[2])
+
+
+def _is_within(part: Image, size: tuple[int, int]) -> bool:
+    return part.shape[0] <= LARGEST_SCALE * size[0] and part.shape[1] <= LARGEST_SCALE * size[1]
 
 
 def decode_resampled(

@@ -20,8 +20,9 @@ from streamload.memory.mapped import Bytes, map_memory, new_memory
 __all__ = ["HeapSlots", "MappedSlots", "SlotMemory", "SlotPool", "SlotReader", "Slots", "round_up"]
 
 _PAGE_BYTES = 4096
-_MAX_FREE_SLOTS = 16
-_MAX_KEPT_SLOTS = 64
+_MAX_FREE_SLOTS = 96
+_MAX_KEPT_SLOTS = 128
+"""More than the batches that are ever under way, so that slots go to and fro and are not made anew."""
 
 
 def round_up(size_bytes: int, unit_bytes: int = _PAGE_BYTES) -> int:

@@ -20,6 +20,7 @@ from crafted_tar import (
     plain_archive,
 )
 
+from streamload.dataset.headers import HeaderReader
 from streamload.dataset.scan import scan_shard
 from streamload.dataset.table import ShardTable
 from streamload.errors import ShardFormatError
@@ -347,3 +348,20 @@ def test_random_damage_raises_nothing_else_and_always_ends() -> None:
                 break
         error = damage_in(memoryview(content), strict=chance.random() < 0.5, crc32=True, labels=True)
         assert error is None or (error.url == URL and error.offset is not None)
+
+
+def test_one_space_padded_number_makes_the_checksum_space_padded() -> None:
+    """Else a leading space of the checksum could become a zero and pass."""
+    archive = Archive().add(header(b"z" * 60 + b".bin", b"00000000001\0", space_padded=True), b"a")
+    content = bytearray(archive.whole())
+    assert len(scan(bytes(content))) == 1
+    assert content[148:150] == b" 2"
+    content[148] = ord("0")
+    assert error_of(bytes(content)).offset == 0
+
+
+def test_walking_goes_forward_only() -> None:
+    for size in (b"-0000001000\0", b"-0000002000\0", b"-7777777777\0"):
+        archive = plain_archive(3).add(header(b"back.bin", size)).add(header(b"z.bin", 0))
+        run = HeaderReader(np.frombuffer(archive.whole(), np.uint8)).read(0)
+        assert run.starts.tolist() == archive.headers[:4]

@@ -151,6 +151,23 @@ def test_a_table_file_of_another_version_or_kind_is_refused(monkeypatch: pytest.
         table_from_npz(str(tmp_path / "absent.npz"), "absent.npz")
 
 
+class _Trap:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __reduce__(self) -> tuple[Callable[[str], None], tuple[str]]:
+        return os.mkdir, (str(self.folder),)
+
+
+def test_nothing_in_a_table_file_is_executed(tmp_path: Path) -> None:
+    content = io.BytesIO()
+    np.savez(content, about=np.array([_Trap(tmp_path / "sprung")], dtype=object))
+    refused(content.getvalue())
+    assert not (tmp_path / "sprung").exists()
+
+
 def test_random_damage_to_a_table_file_raises_nothing_else() -> None:
     chance = random.Random(4)
     table = scanned(5, crc32=True, labels=True)
