@@ -32,22 +32,17 @@ WORKERS = 2
 CROP = 224
 
 
-def decode_jpeg(data: bytes) -> np.ndarray:
-    import simplejpeg
-
-    return simplejpeg.decode_jpeg(data, "RGB")
-
-
-class CropAndResize:
-    """RandomResizedCrop as both loaders run it: streamload's own, on the decoded array."""
+class DecodeAndCrop:
+    """RandomResizedCrop from a JPEG's bytes, the function that streamload's workers call as well."""
 
     def __init__(self) -> None:
         from streamload.images import RandomResizedCrop
 
         self._crop = RandomResizedCrop(CROP)
+        self._rng = np.random.default_rng()
 
-    def __call__(self, image: np.ndarray) -> np.ndarray:
-        return self._crop(image, rng=np.random.default_rng())
+    def __call__(self, data: bytes) -> np.ndarray:
+        return self._crop.from_encoded(memoryview(data), self._rng)
 
 
 def streamload_epochs(workload: Workload) -> Iterator[Iterable[Any]]:
@@ -76,11 +71,7 @@ def webdataset_epochs(workload: Workload) -> Iterator[Iterable[Any]]:
     def decode_array(data: bytes) -> np.ndarray:
         return decode_npy(memoryview(data))
 
-    def decode_image(data: bytes) -> np.ndarray:
-        return crop(decode_jpeg(data))
-
-    crop = CropAndResize() if workload.name == "images" else None
-    decoders = {"npy": decode_array, "jpg": decode_image, "cls": int}
+    decoders = {"npy": decode_array, "jpg": DecodeAndCrop(), "cls": int}
     dataset = (
         webdataset.WebDataset(workload.shards(), shardshuffle=100)
         .shuffle(1000)
@@ -171,7 +162,8 @@ def main() -> None:
                 print(f"{name} run {run + 1}: {loader} {result['rate']:,.0f}/s", file=sys.stderr, flush=True)
     names = ("streamload", "webdataset", "torch", "numpy", "simplejpeg")
     versions = ", ".join(f"{name} {version(name)}" for name in names)
-    text = f"{table(results)}\n\n{WORKERS} workers; Python {platform.python_version()}; {versions}; {torch.get_num_threads()} cores.\n"
+    machine = f"{WORKERS} workers on {torch.get_num_threads()} cores; Python {platform.python_version()}"
+    text = f"{table(results)}\n\n{machine}; {versions}.\n"
     print(text)
     Path(FOLDER / "loader.md").write_text(text)
 

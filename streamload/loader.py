@@ -43,8 +43,8 @@ class StreamLoader:
             or a list of them.
         batch_size: samples in a batch, on each rank.
         shuffle: a new order each epoch: shards are permuted, and samples shuffled within `shuffle_window`.
-        fields: the fields to read, with alternatives: `("jpg;png", "cls")` gives tuples. None gives dicts of all fields,
-            with "__key__" and "__url__".
+        fields: the fields to read, with alternatives: `("jpg;png", "cls")` gives tuples; "__key__" and "__url__" may be
+            among them. None gives dicts of all fields, with "__key__" and "__url__".
         decode: True decodes by extension; a mapping from extensions to functions of bytes adds to that or replaces it;
             False leaves bytes. Pickles are never loaded by it.
         transform: a function of a sample, or a mapping from fields to functions of their values. One that has a
@@ -52,8 +52,8 @@ class StreamLoader:
             are seeded. Either way a sample's randomness depends on `seed`, the epoch and the sample alone.
         collate_fn: makes a batch of a list of samples; by default they are collated as by torch's `default_collate`.
         drop_last: drop the samples at the end of an epoch that fill no batch on every rank.
-        pad: with several ranks, fill the last batch with the first samples of the order, so that all ranks have the same
-            number of batches and samples. False adds nothing: every sample exactly once, for evaluation.
+        pad: with several ranks, fill the last batch with the first samples of the order, so that all ranks have the
+            same number of batches and samples. False adds nothing: every sample exactly once, for evaluation.
         num_workers: worker processes; "auto" is one for each processor, 0 does all in the caller's thread.
         executor: "process", or "thread" for threads within the feeder.
         prefetch_batches: batches that are made ahead; of small, fast ones (a few ms each) more are under way.

@@ -133,7 +133,7 @@ class Pass(Iterator[Any]):
             return self._connection.receive(self._timeout_s)
         except TimeoutError as error:
             raise WorkerError(
-                f"no batch came within timeout={self._timeout_s} seconds; a transform may hang, or the time is too short"
+                f"no batch came within timeout={self._timeout_s} seconds; a transform hangs, or the time is too short"
             ) from error
 
     def _handle(self, message: Any) -> None:

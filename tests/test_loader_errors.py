@@ -26,7 +26,9 @@ from streamload.errors import (
     WorkerError,
 )
 
-WORKERS = pytest.mark.parametrize("options", [{"num_workers": 0}, {"num_workers": 2}, {"num_workers": 2, "executor": "thread"}])
+WORKERS = pytest.mark.parametrize(
+    "options", [{"num_workers": 0}, {"num_workers": 2}, {"num_workers": 2, "executor": "thread"}]
+)
 
 
 @pytest.fixture
@@ -104,7 +106,10 @@ def test_a_batch_of_which_nothing_is_left(source: str, options: dict[str, Any]) 
     with StreamLoader(source, 10, **common, on_error="skip") as loader:
         assert [batch[0].tolist()[0] for batch in loader] == [0, 10, 30, 40]
         assert len(loader.skipped) == 10
-    with StreamLoader(source, 10, **common, on_error="replace") as loader, pytest.raises(SampleError, match="every sample"):
+    with (
+        StreamLoader(source, 10, **common, on_error="replace") as loader,
+        pytest.raises(SampleError, match="every sample"),
+    ):
         list(loader)
 
 
@@ -114,7 +119,9 @@ def test_the_first_samples_of_all_fail(source: str) -> None:
             raise ValueError(value)
         return value
 
-    with StreamLoader(source, 10, fields=("cls",), transform={"cls": transform}, num_workers=2, on_error="skip") as loader:
+    with StreamLoader(
+        source, 10, fields=("cls",), transform={"cls": transform}, num_workers=2, on_error="skip"
+    ) as loader:
         assert sum((batch[0].tolist() for batch in loader), []) == list(range(15, 50))
 
 
@@ -135,7 +142,9 @@ def test_a_mistake_in_the_program_is_never_a_bad_sample(source: str) -> None:
     def transform(value: int) -> int:
         return value + undefined_name  # type: ignore[name-defined]  # noqa: F821
 
-    with StreamLoader(source, 10, fields=("cls",), transform={"cls": transform}, num_workers=1, on_error="skip") as loader:
+    with StreamLoader(
+        source, 10, fields=("cls",), transform={"cls": transform}, num_workers=1, on_error="skip"
+    ) as loader:
         with pytest.raises(TransformError, match="undefined_name"):
             list(loader)
         assert loader.skipped == []
@@ -162,7 +171,10 @@ def test_a_missing_field_is_an_error_of_its_sample(tmp_path: Path, options: dict
             list(loader)
     assert caught.value.key == "b"
     with StreamLoader(tmp_path / "s", 1, **options) as loader:
-        assert [sorted(batch) for batch in loader] == [["__key__", "__url__", "cls", "txt"], ["__key__", "__url__", "cls"]]
+        assert [sorted(batch) for batch in loader] == [
+            ["__key__", "__url__", "cls", "txt"],
+            ["__key__", "__url__", "cls"],
+        ]
 
 
 def test_a_collate_fn_that_raises(source: str) -> None:
@@ -197,9 +209,8 @@ def test_truncated_shard_without_an_index(tmp_path: Path, options: dict[str, Any
     source = write_numbers(tmp_path / "s", [20, 20], index=False)
     shard = sorted(Path(source).glob("*.tar"))[1]
     os.truncate(shard, shard.stat().st_size - 3000)
-    with StreamLoader(source, 10, fields=("cls",), **options) as loader:
-        with pytest.raises(ShardFormatError) as caught:
-            list(loader)
+    with StreamLoader(source, 10, fields=("cls",), **options) as loader, pytest.raises(ShardFormatError) as caught:
+        list(loader)
     assert caught.value.url == os.fspath(shard)
     assert caught.value.offset is not None
 
@@ -258,7 +269,9 @@ def test_worker_init_fn(source: str) -> None:
     def transform(value: int) -> int:
         return int(os.environ["STREAMLOAD_TEST_WORKER"])
 
-    with StreamLoader(source, 1, fields=("cls",), transform={"cls": transform}, worker_init_fn=init, num_workers=2) as loader:
+    with StreamLoader(
+        source, 1, fields=("cls",), transform={"cls": transform}, worker_init_fn=init, num_workers=2
+    ) as loader:
         assert {int(batch[0]) for batch in loader} <= {0, 1}
 
     def failing(worker: int) -> None:

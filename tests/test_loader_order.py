@@ -145,7 +145,10 @@ def jitter_with_rng(value: int, rng: np.random.Generator) -> float:
 def test_augmentation_depends_on_the_sample_alone(indexed: str, transform: Any) -> None:
     def augmented(batch_size: int, **options: Any) -> list[list[float]]:
         with StreamLoader(indexed, batch_size, True, fields=("cls",), transform=transform, **options) as loader:
-            columns = [torch.stack(batch[0] if len(batch) == 1 and isinstance(batch[0], list) else tuple(batch)) for batch in loader]
+            columns = [
+                torch.stack(batch[0] if len(batch) == 1 and isinstance(batch[0], list) else tuple(batch))
+                for batch in loader
+            ]
             return torch.cat(columns, dim=1).T.tolist()
 
     expected = augmented(7, num_workers=0)

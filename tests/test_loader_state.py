@@ -158,7 +158,12 @@ def test_lanes_are_the_first_runs(source: str) -> None:
 
 @pytest.mark.parametrize(
     ("change", "named"),
-    [({"seed": 8}, "seed"), ({"shuffle_window": 26}, "window"), ({"shuffle": False}, "shuffle"), ({"lanes": 3}, "lanes")],
+    [
+        ({"seed": 8}, "seed"),
+        ({"shuffle_window": 26}, "window"),
+        ({"shuffle": False}, "shuffle"),
+        ({"lanes": 3}, "lanes"),
+    ],
 )
 def test_state_of_another_order_is_refused(source: str, change: dict[str, Any], named: str) -> None:
     state = states_of(source, 1, 10)[0]
@@ -180,7 +185,10 @@ def test_a_copy_of_the_dataset_elsewhere_is_the_same_dataset(source: str, tmp_pa
 
 
 def test_no_state_out_of_order(source: str) -> None:
-    with StreamLoader(source, 10, **OPTIONS, in_order=False) as loader, pytest.raises(LoaderStateError, match="in_order"):
+    with (
+        StreamLoader(source, 10, **OPTIONS, in_order=False) as loader,
+        pytest.raises(LoaderStateError, match="in_order"),
+    ):
         loader.state_dict()
 
 

@@ -40,7 +40,7 @@ class Rows:
     """Rows of samples: column by column where no function has seen whole samples, else row by row.
 
     Attributes:
-        columns: the values of each field: a list, an array with a leading axis of rows, or arrays still in their shards.
+        columns: the values of each field: a list, an array with a leading axis of rows, or arrays in their shards.
         kind: dict or tuple: what one row is.
         keys: the names of the fields, for dicts.
         values: the rows themselves where they are not kept as columns.

@@ -44,6 +44,9 @@ class StoredRows:
         self.slice(row, row + 1).copy_to(out)
         return out[0, ...]
 
+    def __iter__(self) -> Iterator[NDArray[Any]]:
+        return (self[row] for row in range(len(self)))
+
     def slice(self, start: int, end: int) -> StoredRows:
         """Consecutive rows."""
         return StoredRows(self.dtype, self.shape, self.shards[start:end], self.starts[start:end], self.memory)

@@ -12,8 +12,8 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from streamload.decode.image_filter import LARGEST_SCALE, resize_bilinear
 from streamload.decode.image_files import decode_image
+from streamload.decode.image_filter import LARGEST_SCALE, resize_bilinear
 
 __all__ = [
     "Box",
@@ -146,8 +146,8 @@ def resized_size(height: int, width: int, size: int | tuple[int, int], max_size:
 def resample(image: Image, box: Box, size: tuple[int, int], interpolation: Interpolation) -> Image:
     """The pixels within `box`, resized to `size`, antialiased when shrinking (except by "nearest").
 
-    It is done on the box alone, so that no pixel beyond its (rounded) edge has a part in the result: by `resize_bilinear`
-    where that can be, else by Pillow. A box of whole pixels and of the size wanted is copied.
+    It is done on the box alone, so that no pixel beyond its (rounded) edge has a part in the result: by
+    `resize_bilinear` where that can be, else by Pillow. A box of whole pixels and of the size wanted is copied.
     """
     top, left = math.floor(box.top), math.floor(box.left)
     bottom, right = math.ceil(box.top + box.height), math.ceil(box.left + box.width)
@@ -170,7 +170,7 @@ def resample(image: Image, box: Box, size: tuple[int, int], interpolation: Inter
 
 
 def _is_within(part: Image, size: tuple[int, int]) -> bool:
-    return part.shape[0] <= LARGEST_SCALE * size[0] and part.shape[1] <= LARGEST_SCALE * size[1]
+    return bool(part.shape[0] <= LARGEST_SCALE * size[0] and part.shape[1] <= LARGEST_SCALE * size[1])
 
 
 def decode_resampled(

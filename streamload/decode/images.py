@@ -1,9 +1,9 @@
 """Image operations on uint8 arrays (height, width, channels), applied in the worker.
 
-Each agrees with torchvision's operation of the same name: those that move pixels exactly; those that resample exactly with
-torchvision on PIL images, but for "bilinear", the default, which is three times as fast and on photographs within 1 of
-255 in the mean over an image, and within 10 for 99 % of pixels (within 1 for all of them when enlarging); `ToFloat` and
-`Normalize` within 1e-6. Operations never change their argument.
+Each agrees with torchvision's operation of the same name: those that move pixels exactly; those that resample exactly
+with torchvision on PIL images, but for "bilinear", the default, which is three times as fast and on photographs within
+1 of 255 in the mean over an image, and within 10 for 99 % of pixels (within 1 for all of them when enlarging);
+`ToFloat` and `Normalize` within 1e-6. Operations never change their argument.
 
 A random operation has a parameter `rng`, a `numpy.random.Generator`; the worker passes one to every transform that
 has a parameter of this name. The same state of it gives the same bytes.

@@ -175,5 +175,5 @@ def test_refusals_name_the_class_and_the_way_out() -> None:
 
 
 def test_tensors_elsewhere_than_in_memory_are_refused() -> None:
-    with pytest.raises(TypeError, match="dense CPU tensors, got torch.strided on meta"):
+    with pytest.raises(TypeError, match=r"dense CPU tensors, got .* on meta"):
         describe_rows(torch.zeros(2, device="meta"))

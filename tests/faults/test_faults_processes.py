@@ -184,7 +184,10 @@ def test_a_transform_that_hangs_is_reported_after_the_timeout(source: str) -> No
         time.sleep(1000)
         return value
 
-    with loader_of(source, transform={"cls": hangs}, timeout=0.5) as loader, pytest.raises(WorkerError, match="timeout=0.5"):
+    with (
+        loader_of(source, transform={"cls": hangs}, timeout=0.5) as loader,
+        pytest.raises(WorkerError, match="timeout=0.5"),
+    ):
         next(iter(loader))
     assert wait_until(lambda: not children(), 2)
 
@@ -240,12 +243,19 @@ def test_sigkill_to_the_trainer_takes_everything_with_it(source: str, busy: str)
     os.kill(script.pid, signal.SIGKILL)
     assert wait_until(lambda: gone(pids), 2)
     end(script)
-    assert not {name for name in shared_memory_and_temporary_files() - before if "streamload" in name or "torch" in name}
+    assert not {
+        name for name in shared_memory_and_temporary_files() - before if "streamload" in name or "torch" in name
+    }
 
 
 def test_sigkill_to_the_trainer_while_workers_sleep_in_user_code(source: str) -> None:
     script = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT.replace("0.005", "0.1 if value < 800 else 1000").replace("AFTER", "pass"), source],
+        [
+            sys.executable,
+            "-c",
+            SCRIPT.replace("0.005", "0.1 if value < 800 else 1000").replace("AFTER", "pass"),
+            source,
+        ],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

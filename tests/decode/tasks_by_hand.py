@@ -1,0 +1,167 @@
+"""Tasks made by hand for tests of those who do them: small shards in memory, and the task that asks for their rows."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamload.batch.collate import build_batch
+from streamload.batch.layout import Layout
+from streamload.dataset.table import MISSING
+from streamload.decode.rows import RowMaker
+from streamload.decode.work import Column, Job, Piece, PieceDone, RowsDone, RowTask
+from streamload.fetch.listing import Shard
+from streamload.memory.slots import HeapSlots, SlotMemory
+
+Sample = Mapping[str, bytes]
+
+
+def job(**changes: Any) -> Job:
+    """A job that decodes and nothing else, but for the changes."""
+    plain: dict[str, Any] = {
+        "fields": None,
+        "decode": True,
+        "transform": None,
+        "collate_fn": None,
+        "worker_init_fn": None,
+        "on_error": "raise",
+        "seed": 0,
+    }
+    return Job(**{**plain, **changes})
+
+
+def npy(value: Any) -> bytes:
+    """The bytes of an npy file."""
+    buffer = io.BytesIO()
+    np.save(buffer, np.asarray(value))
+    return buffer.getvalue()
+
+
+def as_json(value: Any) -> bytes:
+    return json.dumps(value).encode()
+
+
+class Shelf:
+    """Samples laid into shards, `per_shard` of them in each: what the feeder would know, and what a worker reads."""
+
+    def __init__(self, samples: Sequence[Sample], per_shard: int = 1000) -> None:
+        self.samples = list(samples)
+        self.per_shard = per_shard
+        self._shards: list[bytes] = []
+        self._places: list[dict[str, tuple[int, int]]] = []
+        for first in range(0, len(self.samples), per_shard):
+            content = bytearray(b"head")
+            for sample in self.samples[first : first + per_shard]:
+                self._places.append({})
+                for name, payload in sample.items():
+                    self._places[-1][name] = len(content), len(payload)
+                    content += payload + b"/"
+            self._shards.append(bytes(content))
+
+    def memory(self, shard: int) -> NDArray[np.uint8]:
+        return np.frombuffer(self._shards[shard], np.uint8)
+
+    def url(self, shard: int) -> str:
+        return f"/data/{shard}.tar"
+
+    def write(self, folder: Path) -> tuple[Shard, ...]:
+        """The shards as files, listed."""
+        listed = []
+        for number, content in enumerate(self._shards):
+            path = folder / f"{number}.tar"
+            path.write_bytes(content)
+            listed.append(Shard(str(path), path.name, len(content), path.stat().st_mtime_ns, str(folder)))
+        return tuple(listed)
+
+    def task(
+        self,
+        names: Sequence[str] | None = None,
+        rows: Sequence[int] | None = None,
+        *,
+        batches: Sequence[int] | None = None,
+        first_slot: int = 0,
+        **changes: Any,
+    ) -> RowTask:
+        """A task for some rows (all by default), divided into batches of the lengths given (one by default)."""
+        chosen = list(range(len(self.samples)) if rows is None else rows)
+        if names is None:
+            fields = sorted({name for row in chosen for name in self.samples[row]})
+            changes.setdefault("keys", tuple(f"key{row}" for row in chosen))
+        else:
+            fields = list(names)
+        lengths = [len(chosen)] if batches is None else batches
+        pieces = tuple(Piece(number, first_slot + number, 0, length) for number, length in enumerate(lengths))
+        plain: dict[str, Any] = {
+            "number": 0,
+            "epoch": 0,
+            "shards": np.array([row // self.per_shard for row in chosen], np.int32),
+            "samples": np.array([row % self.per_shard for row in chosen], np.int64),
+            "columns": tuple(self.column(name, chosen) for name in fields),
+            "keys": None,
+            "pieces": pieces,
+            "capacity": max(lengths),
+            "whole": False,
+        }
+        return RowTask(**{**plain, **changes})
+
+    def column(self, name: str, rows: Sequence[int]) -> Column:
+        alternatives = tuple(name.split(";"))
+        which, offsets, sizes = [], [], []
+        for row in rows:
+            found = [number for number, field in enumerate(alternatives) if field in self._places[row]]
+            which.append(found[0] if found else 0)
+            start, size = self._places[row][alternatives[found[0]]] if found else (MISSING, 0)
+            offsets.append(start)
+            sizes.append(size)
+        return Column(
+            name,
+            alternatives,
+            np.array(which, np.uint8) if any(which) else None,
+            np.array(offsets, np.int64),
+            np.array(sizes, np.int64),
+        )
+
+
+def numbered(count: int) -> list[dict[str, bytes]]:
+    """Samples that know their number, as `cls` and in an array of three."""
+    return [{"cls": b"%d" % number, "npy": npy(np.full(3, number, np.int32))} for number in range(count)]
+
+
+def slots_for(task: RowTask) -> HeapSlots:
+    slots = HeapSlots()
+    for _ in range(max(piece.slot for piece in task.pieces) + 1):
+        slots.take(1)
+    return slots
+
+
+def run(work: Job, shelf: Shelf, task: RowTask) -> tuple[RowsDone, HeapSlots]:
+    """Do one task here and now."""
+    slots = slots_for(task)
+    return RowMaker(work, slots).run(task, shelf, [-1, -1]), slots
+
+
+def batch_of(done: PieceDone, slots: SlotMemory, layout: bytes | None = None) -> Any:
+    """The batch of a piece that is a whole batch."""
+    pickled = done.layout or layout
+    assert pickled is not None, f"there is no batch: {done}"
+    found: Layout = pickle.loads(pickled)
+    memory = slots.at_least(done.piece.slot, found.offsets()[1])
+    besides = [] if done.besides is None else pickle.loads(done.besides)
+    rows = done.rows if done.whole else done.piece.rows
+    return build_batch(found, memory, rows, besides)
+
+
+def only_batch(work: Job, shelf: Shelf, task: RowTask) -> Any:
+    """The batch of a task that is to go well."""
+    done, slots = run(work, shelf, task)
+    (piece,) = done.pieces
+    assert piece.failures == ()
+    assert not piece.misfit
+    return batch_of(piece, slots)
