@@ -138,6 +138,8 @@ class StreamLoader:
         )
         self.rank, self.world_size = rank_and_world_size(rank, world_size)
         self._listing = list_shards(urls, index)
+        if self._listing.counts is not None:  # else the fields are not known yet, and the first batch tells
+            self._options.check_fields_exist(self._listing.fields)
         self._lanes = self.world_size if lanes is None else lanes
         self._counts = self._listing.counts
         self._delivery = Delivery(on_error, max_errors)
@@ -147,6 +149,15 @@ class StreamLoader:
         self._pass: weakref.ref[Pass] | None = None
         self._closed = False
         self._meter = Meter()
+
+    def __repr__(self) -> str:
+        shards, options = self._listing.shards, self._options
+        standing = self._standing
+        return (
+            f"<StreamLoader of {len(shards)} shards from {shards[0].url!r}, batch_size={options.batch_size}, "
+            f"rank {self.rank} of {self.world_size}, {options.workers} workers, "
+            f"epoch {standing.epoch}, position {standing.position}>"
+        )
 
     @property
     def batch_size(self) -> int:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from streamload.decode.dealing import PipelineSettings
-from streamload.decode.work import Job, OnError
+from streamload.decode.work import SAMPLE_NAMES, Job, OnError
 from streamload.order.plan import OrderOptions
 
 __all__ = ["Options", "Transform", "available_processors", "rank_and_world_size"]
@@ -88,6 +88,16 @@ class Options:
             in_order=self.in_order,
         )
 
+    def check_fields_exist(self, existing: Sequence[str]) -> None:
+        """Refuse fields that no shard has.
+
+        Raises:
+            ValueError: one of the wanted fields is not among the existing ones.
+        """
+        for entry in self.fields or ():
+            if entry not in SAMPLE_NAMES and not any(name in existing for name in entry.split(";")):
+                raise ValueError(f"fields={self.fields!r}: no sample has {entry!r}; there are {', '.join(existing)}")
+
     def _check_numbers(self) -> None:
         _check_int("batch_size", self.batch_size, 1)
         _check_int("prefetch_batches", self.prefetch_batches, 1)
@@ -133,7 +143,12 @@ class Options:
         names = [name for entry in self.fields if isinstance(entry, str) for name in (entry, *entry.split(";"))]
         if not self.fields or not all(isinstance(entry, str) for entry in self.fields) or not all(names):
             raise ValueError(f'fields={self.fields!r} must be a tuple of strings, such as ("jpg;png", "cls")')
+        for name in names:
+            if name.startswith("__") and name not in SAMPLE_NAMES:
+                raise ValueError(f"fields={self.fields!r}: besides fields there are {' and '.join(SAMPLE_NAMES)} only")
         for name in self.transform if isinstance(self.transform, Mapping) else ():
+            if name in SAMPLE_NAMES:
+                raise ValueError(f"transform has a function for {name!r}; use one on whole samples for that")
             if name not in names:
                 raise ValueError(f"transform has a function for {name!r}, which is not in fields={self.fields!r}")
 

@@ -16,7 +16,7 @@ What happens when something fails:
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from streamload.decode.dealing import Dealer, EpochStart, Learned, PipelineSettings, RowBatch, RowBatcher
 from streamload.decode.pool import Pool
@@ -35,7 +35,7 @@ class FailedRow:
 
     failure: RowFailure
     url: str
-    key: str | None
+    key: str
 
 
 @dataclass(frozen=True)
@@ -186,5 +186,8 @@ class Epoch:
 
     def _located(self, failure: RowFailure) -> FailedRow:
         table = self._tables.find(failure.shard)
-        key = None if table is None else table.key(failure.sample)
-        return FailedRow(failure, self._tables.url(failure.shard), key)
+        assert table is not None
+        if failure.missing_field:
+            fields = ", ".join(table.sample_fields(failure.sample))
+            failure = replace(failure, message=f"{failure.message}; it has {fields}")
+        return FailedRow(failure, self._tables.url(failure.shard), table.key(failure.sample))

@@ -74,7 +74,7 @@ class Statistics:
         loop = self.stages["loop"]
         total_s = loop.worked_s + loop.waited_s
         if not self.batches or total_s <= 0:
-            return "nothing has been delivered yet"
+            return "nothing yet: no batch has been delivered"
         share = loop.waited_s / total_s
         if share < 0.05:
             return f"the training loop: it waits for data {share:.1%} of its time"

@@ -20,6 +20,9 @@ from streamload.order.randomness import SampleRandomness
 
 __all__ = ["PieceCollator"]
 
+_IRREGULAR = (MisfitError, TypeError, RecursionError)
+"""Rows that are unlike each other, of classes that only torch knows, or nested too deeply."""
+
 
 class PieceCollator:
     """Collates the rows of tasks.
@@ -69,15 +72,15 @@ class PieceCollator:
                 rows = rows.take([row if row not in failed else good[0] for row in range(rows.count)])
             memory = self._slots.at_least(piece.slot, layout.offsets()[1])
             besides = write_rows(layout, rows, memory, piece.first_row)
-        except (MisfitError, TypeError):
+            return PieceDone(
+                piece,
+                layout=None if self._layout else _dumps(layout),
+                size_bytes=layout.offsets()[1],
+                besides=_dumps(besides) if besides else None,
+                failures=failures,
+            )
+        except _IRREGULAR:
             return PieceDone(piece, misfit=True)
-        return PieceDone(
-            piece,
-            layout=None if self._layout else _dumps(layout),
-            size_bytes=layout.offsets()[1],
-            besides=_dumps(besides) if besides else None,
-            failures=failures,
-        )
 
     def _whole_batch(
         self,
@@ -100,7 +103,7 @@ class PieceCollator:
             return self._lay_down(piece, self._job.collate_fn(rows.as_list()), failures)
         error = attempt.error
         assert error is not None
-        function = "collate_fn" if self._job.collate_fn is not None else "collating"
+        function = "collating" if self._job.collate_fn is None else "collate_fn"
         failure = RowFailure(
             row=piece.first_row,
             kind="CollateError",
@@ -120,17 +123,17 @@ class PieceCollator:
             layout = describe_rows(rows.row(0)).with_capacity(rows.count)
             size_bytes = layout.offsets()[1]
             besides = write_rows(layout, rows, self._slots.at_least(piece.slot, size_bytes), 0)
-        except (MisfitError, TypeError):
+            return PieceDone(
+                piece,
+                whole=True,
+                layout=_dumps(layout),
+                size_bytes=size_bytes,
+                rows=rows.count,
+                besides=_dumps(besides) if besides else None,
+                failures=failures,
+            )
+        except _IRREGULAR:
             return self._lay_down(piece, torch_collate(rows), failures)
-        return PieceDone(
-            piece,
-            whole=True,
-            layout=_dumps(layout),
-            size_bytes=size_bytes,
-            rows=rows.count,
-            besides=_dumps(besides) if besides else None,
-            failures=failures,
-        )
 
     def _lay_down(self, piece: Piece, batch: Any, failures: tuple[RowFailure, ...]) -> PieceDone:
         """Lay whatever a `collate_fn` returned into the slot."""

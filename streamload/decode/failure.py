@@ -11,7 +11,7 @@ import cloudpickle
 from streamload import errors
 from streamload.decode.work import Failure, RowFailure
 
-__all__ = ["Attempt", "error_from", "failure_of", "sample_error"]
+__all__ = ["Attempt", "error_from", "failure_of", "in_words", "sample_error"]
 
 
 class Attempt:
@@ -36,15 +36,30 @@ class Attempt:
         return False
 
 
+def in_words(error: BaseException) -> str:
+    """An exception's class and message; the class alone where the user's `__str__` raises itself."""
+    kind = type(error).__name__
+    with Attempt():
+        return f"{kind}: {error}"
+    return kind
+
+
 def failure_of(error: BaseException) -> Failure:
-    """What is left of an exception for another process."""
+    """What is left of an exception for another process, and of what it was raised from."""
+    return _failure_of(error, set())
+
+
+def _failure_of(error: BaseException, seen: set[int]) -> Failure:
+    seen.add(id(error))
     text = "".join(traceback.format_exception(error))
     summary = "".join(traceback.format_exception_only(error)).strip()
     pickled: bytes | None = None
     with Attempt() as attempt:
         pickled = cloudpickle.dumps(error)
         pickle.loads(pickled)  # an exception with an __init__ of its own often pickles and then does not load
-    cause = None if error.__cause__ is None else failure_of(error.__cause__)
+    behind = error.__cause__
+    # `raise error from error` is legal, and such chains have no end.
+    cause = None if behind is None or id(behind) in seen else _failure_of(behind, seen)
     return Failure(pickled if attempt.error is None else None, summary, text, cause)
 
 
@@ -66,7 +81,7 @@ def error_from(failure: Failure) -> Exception:
     return error
 
 
-def sample_error(failure: RowFailure, url: str, key: str | None) -> errors.SampleError:
+def sample_error(failure: RowFailure, url: str, key: str) -> errors.SampleError:
     """The typed error for a row that failed, with what the user's code raised as its cause."""
     kind: type[errors.SampleError] = getattr(errors, failure.kind)
     offset = failure.offset if failure.offset >= 0 else None

@@ -132,7 +132,7 @@ class FieldReader:
         """
         start, size = int(column.offsets[row]), int(column.sizes[row])
         if start == MISSING:
-            raise RowError("SampleError", f"the sample has no field {column.name!r}; see `streamload ls --samples`")
+            raise RowError("SampleError", f"the sample has no field {column.name!r}")
         data = work.views[row][start : start + size]
         if len(data) != size:
             raise RowError("DecodeError", "the index points behind the end of the shard; run `streamload index`")

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamload.dataset.table import MISSING, ShardTable
-from streamload.decode.work import Column
+from streamload.decode.work import SAMPLE_NAMES, Column
 from streamload.errors import DatasetIndexError
 from streamload.fetch.tables import Tables
 from streamload.order.plan import RowBlock
@@ -60,16 +60,20 @@ def locate(block: RowBlock, tables: Tables, fields: tuple[str, ...] | None, *, v
     Args:
         block: the rows.
         tables: must have every shard of the block.
-        fields: the wanted ones; None for all that the samples have, in alphabetical order, and the keys.
+        fields: the wanted ones, `SAMPLE_NAMES` among them or not; None for all that the samples have, in alphabetical
+            order, and the keys.
         verify: look up the checksums too.
 
     Raises:
         DatasetIndexError: `verify` is asked for, and a shard's table has no checksums.
     """
     groups = [(_table(tables, shard), shard, rows) for shard, rows in _by_shard(block.shard)]
-    names = fields if fields is not None else tuple(sorted({name for table, _, _ in groups for name in table.fields}))
+    if fields is None:
+        names = tuple(sorted({name for table, _, _ in groups for name in table.fields}))
+    else:
+        names = tuple(name for name in fields if name not in SAMPLE_NAMES)
     places = [_new_places(name, len(block.shard), verify=verify) for name in names]
-    keys: list[str] | None = [""] * len(block.shard) if fields is None else None
+    keys: list[str] | None = [""] * len(block.shard) if fields is None or "__key__" in fields else None
     for table, shard, rows in groups:
         samples = block.sample[rows]
         if verify and table.member_crc32 is None:

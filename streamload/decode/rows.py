@@ -14,11 +14,11 @@ from streamload.batch.collate import Rows
 from streamload.dataset.table import MISSING
 from streamload.decode.collating import PieceCollator
 from streamload.decode.decoders import is_image
-from streamload.decode.failure import failure_of
+from streamload.decode.failure import failure_of, in_words
 from streamload.decode.field_reader import ABSENT, FieldReader, Progress, RowError, ShardMemory, Work, field_of
 from streamload.decode.seeding import GlobalSeeds
 from streamload.decode.user_code import PROGRAM_ERRORS, TransformRaisedError, UserFunction
-from streamload.decode.work import Column, Job, RowFailure, RowsDone, RowTask, WorkSeconds
+from streamload.decode.work import SAMPLE_NAMES, Column, Job, RowFailure, RowsDone, RowTask, WorkSeconds
 from streamload.memory.slots import SlotMemory
 from streamload.order.randomness import SampleRandomness
 
@@ -164,11 +164,13 @@ class RowMaker:
 
     def _as_samples(self, work: Work, columns: list[Any]) -> Rows:
         task = work.task
-        if self._job.fields is not None:
-            return Rows(work.count, columns=columns)
-        urls = [work.shards.url(number) for number in task.shards.tolist()]
-        names = ("__key__", "__url__", *(column.name for column in task.columns))
-        complete = [list(task.keys or ()), urls, *columns]
+        fields = self._job.fields
+        if fields is not None:
+            rest = iter(columns)
+            ordered = [self._sample_name(work, name) if name in SAMPLE_NAMES else next(rest) for name in fields]
+            return Rows(work.count, columns=ordered)
+        names = (*SAMPLE_NAMES, *(column.name for column in task.columns))
+        complete = [*(self._sample_name(work, name) for name in SAMPLE_NAMES), *columns]
         if not any((column.offsets == MISSING).any() for column in task.columns):
             return Rows(work.count, columns=complete, kind=dict, keys=names)
         rows = zip(*complete, strict=True)
@@ -177,15 +179,21 @@ class RowMaker:
             values=[{k: v for k, v in zip(names, row, strict=True) if v is not ABSENT} for row in rows],
         )
 
+    def _sample_name(self, work: Work, name: str) -> list[str]:
+        if name == "__key__":
+            assert work.task.keys is not None
+            return list(work.task.keys)
+        return [work.shards.url(number) for number in work.task.shards.tolist()]
+
     def _failed(self, work: Work, column: Column | None) -> Callable[[int, Exception], RowFailure]:
         def failed(row: int, error: Exception) -> RowFailure:
             if isinstance(error, RowError):
                 return self._row_failure(work, row, error.kind, error.message, column=column)
             if isinstance(error, TransformRaisedError):
-                message = f"the transform raised {type(error.cause).__name__}: {error.cause}"
+                message = f"the transform raised {in_words(error.cause)}"
                 return self._row_failure(work, row, "TransformError", message, cause=error.cause, column=column)
             name = "" if column is None else f" of field {column.name!r}"
-            message = f"cannot decode the bytes{name}: {type(error).__name__}: {error}"
+            message = f"cannot decode the bytes{name}: {in_words(error)}"
             return self._row_failure(work, row, "DecodeError", message, cause=error, column=column)
 
         return failed
@@ -212,4 +220,5 @@ class RowMaker:
             shard=int(work.task.shards[row]),
             sample=int(work.task.samples[row]),
             offset=MISSING if where is None else int(where.offsets[row]),
+            missing_field=column is not None and int(column.offsets[row]) == MISSING,
         )

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from streamload.dataset.table import ShardTable
 
 __all__ = [
+    "SAMPLE_NAMES",
     "Column",
     "Failure",
     "ForgetShards",
@@ -34,6 +35,9 @@ __all__ = [
     "WorkerSetup",
     "WorkerStarted",
 ]
+
+SAMPLE_NAMES = ("__key__", "__url__")
+"""What can be asked for like a field and is not one: the sample's key and its shard's url."""
 
 OnError = Literal["raise", "skip", "replace"]
 
@@ -223,6 +227,7 @@ class RowFailure:
         shard: the number of its shard.
         sample: the number of its sample in the shard.
         offset: the first byte of the field, or MISSING.
+        missing_field: the sample does not have the field.
     """
 
     row: int
@@ -234,6 +239,7 @@ class RowFailure:
     shard: int
     sample: int
     offset: int
+    missing_field: bool = False
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
-from streamload.decode.column_decoding import _ROW_BY_ROW_BYTES
-from streamload.decode.decoders import (
-    decode_column,
-    decode_column_into,
-    decoder_for,
-)
+from streamload.batch.stored import _ROW_BY_ROW_BYTES, StoredRows
+from streamload.decode.column_decoding import decode_integers, shared_npy_layout
+from streamload.decode.decoders import decoder_for
 
 DTYPES = st.sampled_from(["u1", "<i2", ">i4", "<i8", "<f2", "<f4", "<f8", "?", "<c8", "<U3", "S5", "<M8[s]"])
 ARRAYS = hnp.arrays(DTYPES, hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5))
@@ -47,6 +44,19 @@ def shard_of(members: list[bytes], gap: int = 7) -> tuple[Any, Any, Any]:
         data += member + b"-" * gap
     sizes = [len(member) for member in members]
     return np.frombuffer(data, np.uint8), np.array(offsets, np.int64), np.array(sizes, np.int64)
+
+
+def decode_column(
+    field: str, data: NDArray[np.uint8], offsets: NDArray[np.int64], sizes: NDArray[np.int64]
+) -> NDArray[Any] | None:
+    """The fast way of whichever kind the field is."""
+    layout = shared_npy_layout(field, data, offsets, sizes)
+    if layout is None:
+        return decode_integers(field, data, offsets, sizes)
+    shards = np.zeros(len(offsets), np.int32)
+    out = np.empty((len(offsets), *layout.shape), layout.dtype)
+    StoredRows(layout.dtype, layout.shape, shards, offsets + layout.start, {0: data}).copy_to(out)
+    return out
 
 
 def one_by_one(field: str, members: list[bytes]) -> list[Any] | None:
@@ -155,29 +165,29 @@ def test_a_short_integer_at_the_very_start_of_a_shard_is_not_read_from_before_it
 
 
 @pytest.mark.parametrize("length", [3, _ROW_BY_ROW_BYTES])
-def test_columns_decode_into_memory_that_fits(length: int) -> None:
-    arrays = [np.full(length, number, np.uint16) for number in range(4)]
-    shard = shard_of([npy_bytes(array) for array in arrays])
-    memory = np.full((6, length), 9, np.uint16)
-    assert decode_column_into("npy", *shard, memory[1:5])
-    np.testing.assert_array_equal(memory[1:5], np.stack(arrays))
-    assert (memory[[0, 5]] == 9).all()
-    for misfit in (
-        np.ones((4, length), np.int16),
-        np.ones((4, length + 1), np.uint16),
-        np.ones((3, length), np.uint16),
-    ):
-        assert not decode_column_into("npy", *shard, misfit)
-        assert (misfit == 1).all()
-    strided = np.zeros((4, 2 * length), np.uint16)[:, ::2]
-    assert decode_column_into("npy", *shard, strided)
-    np.testing.assert_array_equal(strided, np.stack(arrays))
-
-
-def test_integers_decode_into_memory_that_fits() -> None:
-    shard = shard_of([b"5", b"-31"])
-    out = np.zeros(2, np.int64)
-    assert decode_column_into("cls", *shard, out)
-    assert out.tolist() == [5, -31]
-    assert not decode_column_into("cls", *shard, np.zeros(2, np.int32))
-    assert not decode_column_into("json", *shard, out)
+def test_stored_rows_are_copied_in_order_from_several_shards(length: int) -> None:
+    arrays = [np.full(length, number, np.uint16) for number in range(6)]
+    memory, starts = {}, {}
+    for shard in (4, 9):
+        data, offsets, sizes = shard_of([npy_bytes(array) for array in arrays])
+        layout = shared_npy_layout("npy", data, offsets, sizes)
+        assert layout is not None
+        memory[shard], starts[shard] = data + np.uint8(0), offsets + layout.start
+    picks = [(4, 3), (9, 0), (4, 1), (9, 5)]
+    rows = StoredRows(
+        np.dtype(np.uint16),
+        (length,),
+        np.array([shard for shard, _ in picks], np.int32),
+        np.array([starts[shard][row] for shard, row in picks]),
+        memory,
+    )
+    out = np.full((6, length), 9, np.uint16)
+    rows.copy_to(out[1:5])
+    assert out[:, 0].tolist() == [9, 3, 0, 1, 5, 9]
+    assert (out == out[:, :1]).all()
+    assert rows[1].tolist() == [0] * length
+    assert [int(rows.take([3, 0])[row][0]) for row in range(2)] == [5, 3]
+    assert [int(rows.slice(2, 4)[row][0]) for row in range(2)] == [1, 5]
+    for data in memory.values():
+        data[:] = 0
+    assert out[:, 0].tolist() == [9, 3, 0, 1, 5, 9], "what was copied owns its memory"

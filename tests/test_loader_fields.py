@@ -1,0 +1,76 @@
+"""Which fields a sample has for the user: tuples, dicts, keys, alternatives; and which names are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from streamload import ShardWriter, StreamLoader
+from streamload.errors import SampleError
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> str:
+    with ShardWriter(tmp_path / "s") as writer:
+        for number in range(6):
+            image = {"npy": np.full(2, number)} if number % 2 else {"seg.npy": np.full(2, number)}
+            writer.write(
+                {"__key__": f"dir/k{number}", **image, "cls": number, "json": {"n": number, "t": "x" * number}}
+            )
+    return str(tmp_path / "s")
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_keys_and_urls_may_stand_among_the_fields(source: str, workers: int) -> None:
+    fields = ("cls", "__key__", "npy;seg.npy", "__url__")
+    with StreamLoader(source, 3, fields=fields, num_workers=workers) as loader:
+        labels, keys, values, urls = next(iter(loader))
+    assert labels.tolist() == [0, 1, 2]
+    assert keys == ("dir/k0", "dir/k1", "dir/k2")  # a tuple, as default_collate has it
+    assert values.tolist() == [[0, 0], [1, 1], [2, 2]]
+    assert all(url.startswith(source) and url.endswith(".tar") for url in urls)
+    with StreamLoader(source, 3, fields=("__key__",), num_workers=workers) as loader:
+        assert [batch[0] for batch in loader] == [keys, ("dir/k3", "dir/k4", "dir/k5")]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_nested_values_are_collated(source: str, workers: int) -> None:
+    with StreamLoader(source, 3, fields=("json",), num_workers=workers) as loader:
+        (value,) = next(iter(loader))
+    assert torch.equal(value["n"], torch.tensor([0, 1, 2]))
+    assert value["t"] == ["", "x", "xx"]
+
+
+def test_bytes_where_nothing_is_decoded(source: str) -> None:
+    with StreamLoader(source, 2, fields=("cls", "json"), decode=False, num_workers=1) as loader:
+        assert next(iter(loader)) == [(b"0", b"1"), (b'{"n":0,"t":""}', b'{"n":1,"t":"x"}')]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"fields": ("jpg", "cls")}, "no sample has 'jpg'; there are"),
+        ({"fields": ("__index__",)}, "__key__ and __url__ only"),
+        ({"fields": ("cls",), "transform": {"npy": abs}}, "'npy', which is not in fields"),
+        ({"fields": ("cls", "__key__"), "transform": {"__key__": abs}}, "whole samples"),
+    ],
+)
+def test_names_that_cannot_be_right_are_refused_at_once(source: str, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        StreamLoader(source, 2, **options)
+
+
+def test_a_field_that_only_some_samples_have(source: str) -> None:
+    with StreamLoader(source, 2, fields=("npy",), num_workers=1) as loader:
+        with pytest.raises(SampleError, match="no field 'npy'; it has seg.npy, cls, json") as caught:
+            list(loader)
+    assert caught.value.key == "dir/k0"
+
+
+def test_the_loader_says_what_it_is(source: str) -> None:
+    assert "6 shards" not in repr(StreamLoader(source, 2))
+    assert "1 shards" in repr(StreamLoader(source, 2))
