@@ -26,7 +26,8 @@ from streamload.decode.scans import Scans
 from streamload.decode.work import RowsDone, ScanDone
 from streamload.fetch.resident import ResidentShards
 from streamload.fetch.tables import Tables
-from streamload.memory.channel import MAX_DESCRIPTORS, AsyncChannel
+from streamload.memory.async_channel import AsyncChannel
+from streamload.memory.channel import MAX_DESCRIPTORS
 from streamload.memory.mapped import raise_descriptor_limit
 from streamload.memory.slots import SlotPool, Slots
 from streamload.messages import Configure, Counted, CountSamples, EpochEnded, EpochStart, Failed, Ready, Taken

@@ -12,7 +12,7 @@ import cloudpickle
 from streamload.batch.collate import MisfitError, Rows, choose_rows, torch_collate, write_rows
 from streamload.batch.layout import Layout, describe_batch, describe_rows, slot_views
 from streamload.dataset.table import MISSING
-from streamload.decode.failure import Attempt, failure_of
+from streamload.decode.failure import Attempt, failure_of, in_words
 from streamload.decode.seeding import GlobalSeeds
 from streamload.decode.work import Job, Piece, PieceDone, RowFailure, RowTask
 from streamload.memory.slots import SlotMemory
@@ -103,11 +103,11 @@ class PieceCollator:
             return self._lay_down(piece, self._job.collate_fn(rows.as_list()), failures)
         error = attempt.error
         assert error is not None
-        function = "collating" if self._job.collate_fn is None else "collate_fn"
+        function = "collate_fn" if self._job.collate_fn is not None else "collating"
         failure = RowFailure(
             row=piece.first_row,
             kind="CollateError",
-            message=f"{function} raised {type(error).__name__} for the batch that begins with this sample: {error}",
+            message=f"{function} raised {in_words(error)} (for the batch that begins with this sample)",
             field=None,
             fatal=True,
             cause=failure_of(error),

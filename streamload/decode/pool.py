@@ -34,7 +34,7 @@ from streamload.decode.work import (
 )
 from streamload.errors import WorkerError
 from streamload.fetch.resident import ResidentShards
-from streamload.memory.channel import AsyncChannel
+from streamload.memory.async_channel import AsyncChannel
 from streamload.memory.mapped import map_memory, new_memory
 from streamload.memory.slots import SlotPool
 

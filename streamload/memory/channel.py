@@ -8,18 +8,17 @@ unparsed.
 from __future__ import annotations
 
 import array
-import asyncio
 import errno
 import os
 import pickle
 import socket
 import struct
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from time import monotonic
 from typing import Any
 
-__all__ = ["MAX_DESCRIPTORS", "AsyncChannel", "Channel"]
+__all__ = ["MAX_DESCRIPTORS", "Channel", "Frames", "Message", "frame", "read_from"]
 
 MAX_DESCRIPTORS = 64
 """How many descriptors may go with one message; the kernel's own limit is 253."""
@@ -27,12 +26,13 @@ MAX_DESCRIPTORS = 64
 _HEADER = struct.Struct("<QI")
 _READ_BYTES = 1 << 18
 _LEAST_TIMEOUT_S = 1e-6  # a socket takes 0 for "do not wait at all", which is another error
+_CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 _ANCILLARY_BYTES = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
 
 Message = tuple[Any, list[int]]
 
 
-class _Frames:
+class Frames:
     """Cuts what arrives, bytes and descriptors, into messages. It does no input or output."""
 
     def __init__(self) -> None:
@@ -40,6 +40,7 @@ class _Frames:
         self._descriptors: deque[int] = deque()
 
     def feed(self, data: bytes, ancillary: Sequence[tuple[int, int, bytes]]) -> None:
+        """Take in what was read."""
         self._bytes += data
         for level, kind, payload in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
@@ -48,6 +49,7 @@ class _Frames:
                 self._descriptors.extend(numbers)
 
     def take(self) -> Message | None:
+        """The next message that is complete, and the descriptors that came with it."""
         if len(self._bytes) < _HEADER.size:
             return None
         length, count = _HEADER.unpack_from(self._bytes)
@@ -68,11 +70,21 @@ class _Frames:
             os.close(self._descriptors.popleft())
 
 
-def _frame(message: Any, descriptors: Sequence[int]) -> bytes:
+def frame(message: Any, descriptors: Sequence[int]) -> bytes:
+    """A message as it goes over the socket."""
     if len(descriptors) > MAX_DESCRIPTORS:
         raise ValueError(f"{len(descriptors)} descriptors with one message; at most {MAX_DESCRIPTORS} may go")
     payload = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
     return _HEADER.pack(len(payload), len(descriptors)) + payload
+
+
+def read_from(sock: socket.socket) -> tuple[bytes, list[tuple[int, int, bytes]]]:
+    """Read what there is, at least a byte or a descriptor; nothing at the end of the stream."""
+    try:
+        data, ancillary, _, _ = sock.recvmsg(_READ_BYTES, _ANCILLARY_BYTES, _CLOSE_ON_EXEC)
+    except ConnectionError:
+        return b"", []
+    return data, ancillary
 
 
 class Channel:
@@ -83,7 +95,7 @@ class Channel:
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
-        self._frames = _Frames()
+        self._frames = Frames()
 
     def send(self, message: Any, descriptors: Sequence[int] = ()) -> None:
         """Send one message; descriptors stay open on this side.
@@ -91,7 +103,7 @@ class Channel:
         Raises:
             OSError: the other end is gone (BrokenPipeError, ConnectionResetError).
         """
-        data = _frame(message, descriptors)
+        data = frame(message, descriptors)
         sent = socket.send_fds(self._socket, [data], list(descriptors)) if descriptors else 0
         if sent < len(data):
             self._socket.sendall(data[sent:])
@@ -112,9 +124,7 @@ class Channel:
             if deadline_s is not None:  # of the whole message: what comes in drops does not extend it
                 self._socket.settimeout(max(_LEAST_TIMEOUT_S, deadline_s - monotonic()))
             try:
-                data, ancillary, _, _ = self._socket.recvmsg(_READ_BYTES, _ANCILLARY_BYTES, _CLOSE_ON_EXEC)
-            except ConnectionError as error:
-                raise EOFError("the other end of the channel is gone") from error
+                data, ancillary = read_from(self._socket)
             finally:
                 if deadline_s is not None:
                     self._socket.settimeout(None)
@@ -127,98 +137,3 @@ class Channel:
         """Close the socket; the other end sees the end of the stream. Calling it twice is fine."""
         self._frames.close()
         self._socket.close()
-
-
-_CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
-
-
-class AsyncChannel:
-    """One end of a socket pair, served by an event loop.
-
-    Args:
-        sock: becomes the channel's own.
-        on_message: called in the loop with every message and its descriptors.
-        on_lost: called once in the loop when the other end is gone; not after `close()`.
-    """
-
-    def __init__(
-        self, sock: socket.socket, on_message: Callable[[Any, list[int]], None], on_lost: Callable[[], None]
-    ) -> None:
-        sock.setblocking(False)
-        self._socket = sock
-        self._frames = _Frames()
-        self._on_message = on_message
-        self._on_lost = on_lost
-        self._unsent: deque[tuple[memoryview, list[int], bool]] = deque()
-        self._closed = False
-        self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(sock, self._read)
-
-    def send(self, message: Any, descriptors: Sequence[int] = (), *, close: bool = False) -> None:
-        """Send without waiting; what does not fit into the socket now follows when there is room.
-
-        Args:
-            message: anything that pickles.
-            descriptors: to go with it; they must stay open until they are sent.
-            close: close the descriptors as soon as they have been sent.
-        """
-        if self._closed:
-            _close_all(descriptors if close else ())
-            return
-        self._unsent.append((memoryview(_frame(message, descriptors)), list(descriptors), close))
-        if len(self._unsent) == 1:
-            self._write()
-
-    def close(self) -> None:
-        """Stop serving and close the socket. Calling it twice is fine."""
-        if self._closed:
-            return
-        self._closed = True
-        self._loop.remove_reader(self._socket)
-        self._loop.remove_writer(self._socket)
-        for _, descriptors, close in self._unsent:
-            _close_all(descriptors if close else ())
-        self._unsent.clear()
-        self._frames.close()
-        self._socket.close()
-
-    def _write(self) -> None:
-        while self._unsent:
-            data, descriptors, close = self._unsent[0]
-            try:
-                sent = socket.send_fds(self._socket, [data], descriptors) if descriptors else self._socket.send(data)
-            except BlockingIOError:
-                self._loop.add_writer(self._socket, self._write)
-                return
-            except ConnectionError:
-                self._lose()
-                return
-            _close_all(descriptors if close else ())
-            if sent < len(data):
-                self._unsent[0] = (data[sent:], [], False)
-            else:
-                self._unsent.popleft()
-        self._loop.remove_writer(self._socket)
-
-    def _read(self) -> None:
-        try:
-            data, ancillary, _, _ = self._socket.recvmsg(_READ_BYTES, _ANCILLARY_BYTES, _CLOSE_ON_EXEC)
-        except BlockingIOError:
-            return
-        except ConnectionError:
-            data, ancillary = b"", []
-        self._frames.feed(data, ancillary)
-        while not self._closed and (taken := self._frames.take()) is not None:
-            self._on_message(*taken)
-        if not data and not self._closed:
-            self._lose()
-
-    def _lose(self) -> None:
-        self.close()
-        # Later, not now: the caller may be in the middle of handing out work to this very channel.
-        self._loop.call_soon(self._on_lost)
-
-
-def _close_all(descriptors: Sequence[int]) -> None:
-    for descriptor in descriptors:
-        os.close(descriptor)

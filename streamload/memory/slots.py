@@ -24,6 +24,10 @@ _MAX_FREE_SLOTS = 96
 _MAX_KEPT_SLOTS = 128
 """More than the batches that are ever under way, so that slots go to and fro and are not made anew."""
 
+_LEAST_FREE_SLOTS = 8
+_FREE_BYTES = 64 << 20
+"""Of large slots only a few are kept free: those that a user has released after keeping many."""
+
 
 def round_up(size_bytes: int, unit_bytes: int = _PAGE_BYTES) -> int:
     """The smallest multiple of `unit_bytes` that is at least `size_bytes` and at least one unit."""
@@ -136,10 +140,16 @@ class SlotPool:
         for slot in slots:
             if slot in self._delivered:  # one that was given away in the meantime is the trainer's own business
                 del self._delivered[slot]
-                if len(self._free) < _MAX_FREE_SLOTS:
+                if self._may_stay_free(slot):
                     self._free.append(slot)
                 else:
                     self.discard(slot)
+
+    def _may_stay_free(self, slot: int) -> bool:
+        count = len(self._free)
+        if count < _LEAST_FREE_SLOTS:
+            return True
+        return count < _MAX_FREE_SLOTS and count * os.fstat(self._descriptors[slot]).st_size < _FREE_BYTES
 
     def discard(self, slot: int) -> None:
         """Never use this slot again; its memory lives on with whoever maps it."""

@@ -73,7 +73,7 @@ def test_rows_unlike_those_before_are_misfits_of_their_batch_only() -> None:
     again, _ = run(job(fields=("npy",)), shelf, shelf.task(("npy",), [4, 5], whole=True))
     (failure,) = again.pieces[0].failures
     assert (failure.kind, failure.fatal, failure.sample) == ("CollateError", True, 4)
-    assert failure.message.startswith("collating raised RuntimeError for the batch that begins with this sample: stack")
+    assert failure.message.startswith("collating raised RuntimeError: stack expects each tensor to be equal size")
     alike, slots = run(job(fields=("npy",)), shelf, shelf.task(("npy",), [4, 4], whole=True))
     assert batch_of(alike.pieces[0], slots)[0].shape == (2, 4)
 
@@ -189,7 +189,7 @@ def test_what_a_collate_fn_raises_is_fatal_and_names_the_batchs_first_sample() -
         (failure,) = piece.failures
         assert (failure.kind, failure.fatal, failure.row) == ("CollateError", True, 0)
         assert (failure.shard, failure.sample) == place
-        assert failure.message.startswith("collate_fn raised LookupError for the batch that begins with this sample")
+        assert failure.message.startswith("collate_fn raised LookupError: cannot put these together (for the batch")
         assert failure.cause is not None
         cause = error_from(failure.cause)
         assert isinstance(cause, LookupError)

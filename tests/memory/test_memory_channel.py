@@ -17,7 +17,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamload.memory.channel import MAX_DESCRIPTORS, AsyncChannel, Channel, _frame, _Frames
+from streamload.memory.async_channel import AsyncChannel
+from streamload.memory.channel import MAX_DESCRIPTORS, Channel, Frames, frame
 from streamload.memory.mapped import new_memory
 
 
@@ -146,7 +147,7 @@ def test_the_end_of_the_other_side_is_an_eof_error_after_the_last_message() -> N
 
 def test_a_message_cut_off_by_the_end_is_an_eof_error() -> None:
     ours, theirs = socket.socketpair()
-    ours.sendall(_frame("never whole", [])[:-1])
+    ours.sendall(frame("never whole", [])[:-1])
     ours.close()
     channel = Channel(theirs)
     try:
@@ -184,13 +185,13 @@ def test_waiting_ends_at_the_timeout_and_the_channel_goes_on() -> None:
 
 def test_half_a_message_at_the_timeout_is_not_lost() -> None:
     ours, theirs = socket.socketpair()
-    frame = _frame("two halves", [])
+    framed = frame("two halves", [])
     channel = Channel(theirs)
     try:
-        ours.sendall(frame[:9])
+        ours.sendall(framed[:9])
         with pytest.raises(TimeoutError):
             channel.receive(0.01)
-        ours.sendall(frame[9:])
+        ours.sendall(framed[9:])
         assert channel.receive(5)[0] == "two halves"
     finally:
         ours.close()
@@ -204,7 +205,7 @@ def test_a_message_that_comes_in_drops_does_not_extend_the_timeout() -> None:
     stop = threading.Event()
 
     def drip() -> None:
-        for byte in _frame("x" * 1000, []):
+        for byte in frame("x" * 1000, []):
             if stop.wait(0.01):
                 return
             ours.sendall(bytes([byte]))
@@ -273,9 +274,9 @@ def test_a_process_out_of_descriptors_is_told_so() -> None:
     cuts=st.lists(st.integers(0, 400), max_size=12),
 )
 def test_frames_are_whole_however_the_stream_is_cut(messages: list[Any], cuts: list[int]) -> None:
-    stream = b"".join(_frame(message, []) for message in messages)
+    stream = b"".join(frame(message, []) for message in messages)
     edges = sorted({0, len(stream), *(cut for cut in cuts if cut < len(stream))})
-    frames = _Frames()
+    frames = Frames()
     found = []
     for start, end in pairwise(edges):
         frames.feed(stream[start:end], [])
@@ -296,11 +297,11 @@ def test_descriptors_stay_with_their_message_however_the_stream_is_cut(counts: l
     marks = [[b"%d/%d" % (number, part) for part in range(count)] for number, count in enumerate(counts)]
     try:
         for number, of_message in enumerate(marks):
-            frame = _frame(number, [0] * len(of_message))
-            edges = sorted({0, len(frame), *(cut for cut in cuts if cut < len(frame))})
+            framed = frame(number, [0] * len(of_message))
+            edges = sorted({0, len(framed), *(cut for cut in cuts if cut < len(framed))})
             with marked(*of_message) as sent:
                 for start, end in pairwise(edges):
-                    socket.send_fds(ours, [frame[start:end]], sent if start == 0 else [])
+                    socket.send_fds(ours, [framed[start:end]], sent if start == 0 else [])
         received = [channel.receive() for _ in counts]
         assert [(message, [mark_of(number) for number in numbers]) for message, numbers in received] == list(
             enumerate(marks)

@@ -14,7 +14,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from streamload.memory.mapped import Bytes, new_memory
-from streamload.memory.slots import HeapSlots, MappedSlots, SlotPool, SlotReader, round_up
+from streamload.memory.slots import (
+    _MAX_FREE_SLOTS,
+    _MAX_KEPT_SLOTS,
+    HeapSlots,
+    MappedSlots,
+    SlotPool,
+    SlotReader,
+    round_up,
+)
 
 
 @pytest.fixture
@@ -78,10 +86,10 @@ def test_a_slot_released_twice_is_given_out_once(pool: SlotPool) -> None:
 
 def test_a_user_who_keeps_batches_gets_the_oldest_slots_for_good(pool: SlotPool) -> None:
     slots = []
-    for _ in range(100):
+    for _ in range(_MAX_KEPT_SLOTS + 36):
         slots.append(pool.take(10))
         pool.delivered(slots[-1])
-    assert len(set(slots)) == 100
+    assert len(set(slots)) == len(slots)
     retired = pool.take_retired()
     assert retired == slots[:36]
     assert pool.take_retired() == []
@@ -89,14 +97,15 @@ def test_a_user_who_keeps_batches_gets_the_oldest_slots_for_good(pool: SlotPool)
     assert not {pool.take(10) for _ in range(40)} & set(slots), "what was given away never comes back"
 
 
-def test_many_free_slots_are_not_hoarded(pool: SlotPool) -> None:
-    slots = [pool.take(10) for _ in range(40)]
+@pytest.mark.parametrize(("size_bytes", "kept"), [(10, _MAX_FREE_SLOTS), (64 << 20, 8), (6 << 20, 11)])
+def test_many_free_slots_are_not_hoarded(pool: SlotPool, size_bytes: int, kept: int) -> None:
+    slots = [pool.take(size_bytes) for _ in range(120)]
     for slot in slots:
         pool.delivered(slot)
     pool.released(slots)
     retired = pool.take_retired()
-    assert len(retired) == 24
-    again = [pool.take(10) for _ in range(16)]
+    assert len(retired) == len(slots) - kept
+    again = [pool.take(size_bytes) for _ in range(kept)]
     assert sorted(again + retired) == slots
 
 

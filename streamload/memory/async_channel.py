@@ -1,0 +1,104 @@
+"""A channel that an event loop serves; apart from the other one, so that workers need not import asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from streamload.memory.channel import Frames, frame, read_from
+
+__all__ = ["AsyncChannel"]
+
+
+class AsyncChannel:
+    """One end of a socket pair, served by an event loop.
+
+    Args:
+        sock: becomes the channel's own.
+        on_message: called in the loop with every message and its descriptors.
+        on_lost: called once in the loop when the other end is gone; not after `close()`.
+    """
+
+    def __init__(
+        self, sock: socket.socket, on_message: Callable[[Any, list[int]], None], on_lost: Callable[[], None]
+    ) -> None:
+        sock.setblocking(False)
+        self._socket = sock
+        self._frames = Frames()
+        self._on_message = on_message
+        self._on_lost = on_lost
+        self._unsent: deque[tuple[memoryview, list[int], bool]] = deque()
+        self._closed = False
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(sock, self._read)
+
+    def send(self, message: Any, descriptors: Sequence[int] = (), *, close: bool = False) -> None:
+        """Send without waiting; what does not fit into the socket now follows when there is room.
+
+        Args:
+            message: anything that pickles.
+            descriptors: to go with it; they must stay open until they are sent.
+            close: close the descriptors as soon as they have been sent.
+        """
+        if self._closed:
+            _close_all(descriptors if close else ())
+            return
+        self._unsent.append((memoryview(frame(message, descriptors)), list(descriptors), close))
+        if len(self._unsent) == 1:
+            self._write()
+
+    def close(self) -> None:
+        """Stop serving and close the socket. Calling it twice is fine."""
+        if self._closed:
+            return
+        self._closed = True
+        self._loop.remove_reader(self._socket)
+        self._loop.remove_writer(self._socket)
+        for _, descriptors, close in self._unsent:
+            _close_all(descriptors if close else ())
+        self._unsent.clear()
+        self._frames.close()
+        self._socket.close()
+
+    def _write(self) -> None:
+        while self._unsent:
+            data, descriptors, close = self._unsent[0]
+            try:
+                sent = socket.send_fds(self._socket, [data], descriptors) if descriptors else self._socket.send(data)
+            except BlockingIOError:
+                self._loop.add_writer(self._socket, self._write)
+                return
+            except ConnectionError:
+                self._lose()
+                return
+            _close_all(descriptors if close else ())
+            if sent < len(data):
+                self._unsent[0] = (data[sent:], [], False)
+            else:
+                self._unsent.popleft()
+        self._loop.remove_writer(self._socket)
+
+    def _read(self) -> None:
+        try:
+            data, ancillary = read_from(self._socket)
+        except BlockingIOError:
+            return
+        self._frames.feed(data, ancillary)
+        while not self._closed and (taken := self._frames.take()) is not None:
+            self._on_message(*taken)
+        if not data and not self._closed:
+            self._lose()
+
+    def _lose(self) -> None:
+        self.close()
+        # Later, not now: the caller may be in the middle of handing out work to this very channel.
+        self._loop.call_soon(self._on_lost)
+
+
+def _close_all(descriptors: Sequence[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)

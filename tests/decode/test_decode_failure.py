@@ -1,0 +1,208 @@
+"""Exceptions on their way to the loop: they arrive as what they were, or as what is left of them, but they arrive."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from typing import Any
+
+import pytest
+
+from streamload import errors
+from streamload.dataset.table import MISSING
+from streamload.decode.failure import Attempt, error_from, failure_of, in_words, sample_error
+from streamload.decode.work import Failure, RowFailure
+
+
+class NeedsTwo(Exception):
+    """Pickles, and then does not load: its `__init__` wants more than `args` holds."""
+
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__(first)
+        self.second = second
+
+
+class HoldsLock(Exception):
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.lock = threading.Lock()
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+class LoadsAsSomethingElse(Exception):
+    def __reduce__(self) -> Any:
+        return (dict, ())
+
+
+class LoadsOnlyHere(Exception):
+    """As an exception of a module that the trainer's process does not find."""
+
+    loads = True
+
+    def __reduce__(self) -> Any:
+        return (_load_only_here, ())
+
+
+def _load_only_here() -> LoadsOnlyHere:
+    if not LoadsOnlyHere.loads:
+        raise ImportError("no such module here")
+    return LoadsOnlyHere()
+
+
+def raised(error: BaseException) -> BaseException:
+    """The error with a traceback."""
+    try:
+        raise error
+    except BaseException as caught:
+        return caught
+
+
+def travelled(error: BaseException) -> Exception:
+    sent: Failure = pickle.loads(pickle.dumps(failure_of(raised(error))))
+    return error_from(sent)
+
+
+@pytest.mark.parametrize("error", [ValueError("x"), KeyError("k"), OSError(2, "gone", "file"), UnicodeError("u")])
+def test_an_ordinary_exception_arrives_as_it_was(error: Exception) -> None:
+    came = travelled(error)
+    assert type(came) is type(error)
+    assert came.args == error.args
+    assert str(came) == str(error)
+
+
+def test_the_traceback_comes_as_a_note() -> None:
+    (note,) = travelled(ValueError("x")).__notes__
+    assert note.startswith("Traceback in the worker:\nTraceback (most recent call last):")
+    assert "in raised" in note
+
+
+def test_an_exception_that_is_defined_in_the_users_script_arrives() -> None:
+    class Local(Exception):
+        pass
+
+    came = travelled(Local("here"))
+    assert (type(came).__name__, str(came)) == ("Local", "here")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [NeedsTwo("one", "two"), HoldsLock("locked"), LoadsAsSomethingElse("other")],
+    ids=lambda e: type(e).__name__,
+)
+def test_an_exception_that_does_not_travel_leaves_its_name_message_and_traceback(error: Exception) -> None:
+    came = travelled(error)
+    assert type(came) is RuntimeError
+    assert type(error).__name__ in str(came)
+    assert str(error) in str(came)
+    assert "in raised" in came.__notes__[0]
+
+
+def test_an_exception_that_does_not_load_in_the_trainer_leaves_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    failure = failure_of(raised(LoadsOnlyHere("x")))
+    assert failure.error is not None
+    monkeypatch.setattr(LoadsOnlyHere, "loads", False)
+    came = error_from(failure)
+    assert type(came) is RuntimeError
+    assert "LoadsOnlyHere" in str(came)
+
+
+def test_an_exception_that_cannot_say_what_it_is_arrives() -> None:
+    assert in_words(Mute()) == "Mute"
+    assert in_words(ValueError("words")) == "ValueError: words"
+    assert type(travelled(Mute())) is Mute
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
+def test_what_is_no_exception_but_an_exit_arrives_as_an_error(error: BaseException) -> None:
+    """Otherwise a worker's SystemExit would end the training program."""
+    came = travelled(error)
+    assert type(came) is RuntimeError
+    assert type(error).__name__ in str(came)
+
+
+def test_causes_come_along() -> None:
+    deepest, middle = KeyError("deepest"), HoldsLock("middle")
+    middle.__cause__ = deepest
+    error = ValueError("outer")
+    error.__cause__ = middle
+    came = travelled(error)
+    assert type(came) is ValueError
+    assert type(came.__cause__) is RuntimeError
+    assert type(came.__cause__.__cause__) is KeyError
+
+
+def test_a_chain_of_causes_that_bites_its_tail_ends() -> None:
+    """`raise error from error` is legal."""
+    error = ValueError("itself")
+    error.__cause__ = error
+    assert str(travelled(error)) == "itself"
+    first, second = ValueError("first"), KeyError("second")
+    first.__cause__, second.__cause__ = second, first
+    came = travelled(first)
+    assert isinstance(came.__cause__, KeyError)
+    assert came.__cause__.__cause__ is None
+
+
+@pytest.mark.parametrize("name", [name for name in errors.__all__ if name != "errors"])
+def test_our_own_errors_arrive_whole_and_without_a_traceback(name: str) -> None:
+    kind = getattr(errors, name)
+    came = travelled(kind("what is wrong", url="/a.tar", key="k", offset=512))
+    assert type(came) is kind
+    assert (came.message, came.url, came.key, came.offset) == ("what is wrong", "/a.tar", "k", 512)
+    assert str(came) == "what is wrong (shard '/a.tar', sample 'k', offset 512)"
+    assert not hasattr(came, "__notes__")
+
+
+def row_failure(**changes: Any) -> RowFailure:
+    plain: dict[str, Any] = {
+        "row": 0,
+        "kind": "DecodeError",
+        "message": "cannot decode",
+        "field": "jpg",
+        "fatal": False,
+        "cause": None,
+        "shard": 0,
+        "sample": 0,
+        "offset": 1536,
+    }
+    return RowFailure(**{**plain, **changes})
+
+
+def test_the_error_of_a_sample_names_its_place() -> None:
+    error = sample_error(row_failure(), "/a.tar", "k")
+    assert type(error) is errors.DecodeError
+    assert (error.message, error.url, error.key, error.offset) == ("cannot decode", "/a.tar", "k", 1536)
+    assert error.__cause__ is None
+
+
+def test_an_offset_that_is_missing_is_not_named() -> None:
+    assert str(sample_error(row_failure(offset=MISSING, kind="SampleError"), "/a.tar", None)) == (
+        "cannot decode (shard '/a.tar')"
+    )
+
+
+def test_the_cause_of_a_samples_error_is_what_was_raised_with_its_place_as_a_note() -> None:
+    error = sample_error(row_failure(cause=failure_of(raised(ValueError("bits")))), "/a.tar", "k")
+    cause = error.__cause__
+    assert isinstance(cause, ValueError)
+    assert cause.__notes__[-1] == "It was raised for shard '/a.tar', sample 'k', offset 1536."
+
+
+@pytest.mark.parametrize("kind", ["SampleError", "DecodeError", "TransformError", "CollateError"])
+def test_every_kind_of_row_failure_is_a_sample_error(kind: str) -> None:
+    assert isinstance(sample_error(row_failure(kind=kind), "/a.tar", "k"), errors.SampleError)
+
+
+def test_an_attempt_keeps_exceptions_and_lets_exits_pass() -> None:
+    with Attempt() as attempt:
+        raise ValueError("kept")
+    assert isinstance(attempt.error, ValueError)
+    with Attempt() as attempt:
+        pass
+    assert attempt.error is None
+    with pytest.raises(KeyboardInterrupt), Attempt():
+        raise KeyboardInterrupt
