@@ -38,7 +38,7 @@ class Connection(Protocol):
     def send(self, message: Any) -> None:
         """Give the feeder a message."""
 
-    def receive(self, timeout_s: float | None) -> Any:
+    def receive(self, timeout_s: float | None, /) -> Any:
         """The feeder's next message.
 
         Raises:
@@ -199,7 +199,7 @@ class FeederHere:
         """Give the feeder a message."""
         self._feeder.handle(message)
 
-    def receive(self, timeout_s: float | None) -> Any:  # noqa: ARG002 - nothing here can be waited for
+    def receive(self, _timeout_s: float | None, /) -> Any:
         """The feeder's next message, after as much work as that takes."""
         while not self._messages:
             if not self._pool.step():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Protocol
+from dataclasses import dataclass
 
 import torch
 
@@ -13,22 +13,25 @@ from streamload.memory.mapped import Bytes
 __all__ = ["HostRegistry", "cuda_registry", "pinning"]
 
 
-class HostRegistry(Protocol):
-    """The calls of the CUDA runtime that page-lock memory; they return its error code, 0 for success."""
+@dataclass(frozen=True, slots=True)
+class HostRegistry:
+    """The two calls of the CUDA runtime that page-lock memory; they return its error code, 0 for success.
 
-    def cudaHostRegister(self, address: int, size_bytes: int, flags: int) -> int:  # noqa: N802 - CUDA's name
-        """Page-lock memory that is mapped already."""
+    Attributes:
+        register: takes the address, the bytes and flags of memory that is mapped already.
+        unregister: takes the address.
+    """
 
-    def cudaHostUnregister(self, address: int) -> int:  # noqa: N802 - CUDA's name
-        """Undo it."""
+    register: Callable[[int, int, int], int]
+    unregister: Callable[[int], int]
 
 
 def cuda_registry() -> HostRegistry | None:
-    """The CUDA runtime, or None where there is no GPU to copy to."""
+    """The CUDA runtime's, or None where there is no GPU to copy to."""
     if not torch.cuda.is_available():
         return None
-    registry: HostRegistry = torch.cuda.cudart()
-    return registry
+    runtime = torch.cuda.cudart()
+    return HostRegistry(runtime.cudaHostRegister, runtime.cudaHostUnregister)
 
 
 def pinning(registry: HostRegistry) -> Callable[[Bytes], None]:
@@ -39,8 +42,8 @@ def pinning(registry: HostRegistry) -> Callable[[Bytes], None]:
 
     def pin(memory: Bytes) -> None:
         address = memory.ctypes.data
-        if int(registry.cudaHostRegister(address, memory.nbytes, 0)) == 0:
+        if int(registry.register(address, memory.nbytes, 0)) == 0:
             # Finalizers run last made, first called: so before the one that unmaps the memory.
-            weakref.finalize(memory, registry.cudaHostUnregister, address).atexit = False
+            weakref.finalize(memory, registry.unregister, address).atexit = False
 
     return pin

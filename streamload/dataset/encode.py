@@ -13,7 +13,7 @@ import sys
 import zipfile
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, SupportsIndex, cast
 
 import numpy as np
 
@@ -98,7 +98,7 @@ def _integer(value: object) -> bytes:
     if isinstance(value, bool | np.bool_):
         raise _UnsuitableError(accepts)
     try:
-        return b"%d" % operator.index(value)  # type: ignore[arg-type]
+        return b"%d" % operator.index(cast("SupportsIndex", value))
     except TypeError:
         raise _UnsuitableError(accepts) from None
 

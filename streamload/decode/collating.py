@@ -162,4 +162,5 @@ def _dumps(value: Any) -> bytes:
     try:
         return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
     except (pickle.PicklingError, AttributeError, TypeError):
-        return cloudpickle.dumps(value)  # type: ignore[no-any-return]
+        pickled: bytes = cloudpickle.dumps(value)
+        return pickled

@@ -287,7 +287,7 @@ class ProcessPool:
                 times = f"{self._failed_starts} times running"
                 self._events.on_broken(WorkerError(f"a worker process {how} before it was ready, {times}"))
                 return
-        tasks = list(worker.tasks.values())
+        tasks = [task for task in worker.tasks.values() if self._is_wanted(task)]
         if tasks:
             blamed = self._blame(worker, tasks[0], how)
             if blamed is None:
@@ -297,6 +297,10 @@ class ProcessPool:
         self._workers[self._workers.index(worker)] = self._start(worker.number)
         self._events.on_restarted()
         self._hand_out_returned()
+
+    def _is_wanted(self, task: Task) -> bool:
+        """Whether anyone waits for the result; a batch that is made again elsewhere has left its slot."""
+        return isinstance(task, ScanTask) or any(self._slots.holds(piece.slot) for piece in task.pieces)
 
     def _blame(self, worker: _Worker, task: Task, how: str) -> Task | None:
         """The task to try again, without a row that has killed before; None where there is no going on."""

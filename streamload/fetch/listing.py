@@ -6,6 +6,7 @@ import os
 import re
 from dataclasses import dataclass
 from glob import escape
+from typing import NamedTuple
 
 from streamload.dataset.index import INDEX_FILE, INDEX_FOLDER, DatasetIndex, IndexedShard, check_shard
 from streamload.dataset.urls import Urls, expand_urls
@@ -17,9 +18,8 @@ __all__ = ["IndexLookup", "Listing", "Shard", "find_shards", "list_shards"]
 _COMPRESSED = re.compile(r"\.(?:tgz|tbz2?|txz|tzst|tar\.(?:gz|bz2|xz|zst|zstd|lz4|lzma|br))\Z", re.IGNORECASE)
 
 
-@dataclass(frozen=True, slots=True)
-class Shard:
-    """One shard of a dataset.
+class Shard(NamedTuple):
+    """One shard of a dataset; a tuple, because hundreds of thousands of them go to the feeder at once.
 
     Attributes:
         url: where it lies; an absolute path where it is local.

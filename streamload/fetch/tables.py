@@ -20,7 +20,7 @@ _MEMORY_BYTES = 256 << 20
 
 
 class Tables:
-    """The tables of a listing's shards, the recently used ones in memory.
+    """The tables of a listing's shards. Those from an index are read again after a while, those from scans are held.
 
     Args:
         listing: the shards, and which index knows them.
@@ -39,7 +39,7 @@ class Tables:
         self._indexes: dict[str, DatasetIndex] = {}
         self._tables: OrderedDict[int, ShardTable] = OrderedDict()
         self._columns: dict[int, dict[tuple[str, ...], NDArray[np.int64]]] = {}
-        self._held_bytes = 0
+        self._indexed_bytes = 0
         self.skipped: dict[str, int] = {}
         shards = len(listing.shards)
         self.counts = ShardCounts(shards) if listing.counts is None else ShardCounts.of(listing.counts)
@@ -92,11 +92,17 @@ class Tables:
                 self.skipped[reason] = self.skipped.get(reason, 0) + count
         self.counts.set(shard, len(table))
         self._tables[shard] = table
-        self._held_bytes += _size_bytes(table)
-        while self._held_bytes > _MEMORY_BYTES and len(self._tables) > 1:
-            oldest, dropped = self._tables.popitem(last=False)
+        if self._listing.index_of[shard] is not None:
+            self._indexed_bytes += _size_bytes(table)
+            self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        while self._indexed_bytes > _MEMORY_BYTES:
+            oldest = next(shard for shard in self._tables if self._listing.index_of[shard] is not None)
+            if oldest == next(reversed(self._tables)):
+                return
+            self._indexed_bytes -= _size_bytes(self._tables.pop(oldest))
             self._columns.pop(oldest, None)
-            self._held_bytes -= _size_bytes(dropped)
 
 
 def _size_bytes(table: ShardTable) -> int:

@@ -129,6 +129,10 @@ class SlotPool:
         """The slot's descriptor; it stays the pool's."""
         return self._descriptors[slot]
 
+    def holds(self, slot: int) -> bool:
+        """Whether the slot is still in use here."""
+        return slot in self._descriptors
+
     def delivered(self, slot: int) -> None:
         """The trainer has been told of this slot."""
         self._delivered[slot] = None

@@ -22,14 +22,14 @@ class Registry:
         self.locked: dict[int, int] = {}
         self.log: list[str] = []
 
-    def cudaHostRegister(self, address: int, size_bytes: int, flags: int) -> int:
+    def register(self, address: int, size_bytes: int, flags: int) -> int:
         self.log.append(f"register {size_bytes} {flags} {is_mapped(address)}")
         if self.answer == 0:
             assert address not in self.locked, "registered twice"
             self.locked[address] = size_bytes
         return self.answer
 
-    def cudaHostUnregister(self, address: int) -> int:
+    def unregister(self, address: int) -> int:
         self.log.append(f"unregister {self.locked.pop(address)} {is_mapped(address)}")
         return 0
 
@@ -126,6 +126,6 @@ def test_where_there_is_no_gpu_there_is_no_registry() -> None:
     if torch.cuda.is_available():
         registry = cuda_registry()
         assert registry is not None
-        assert callable(registry.cudaHostRegister)
+        assert callable(registry.register)
     else:
         assert cuda_registry() is None

@@ -1,0 +1,178 @@
+"""Tables: known from an index, from an earlier run or from a scan, and held only as far as memory allows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from streamload import ShardWriter
+from streamload.dataset.scan import scan_shard
+from streamload.dataset.scan_cache import ScanCache
+from streamload.dataset.table import ShardTable
+from streamload.errors import DatasetIndexError
+from streamload.fetch import tables as tables_module
+from streamload.fetch.listing import Listing, list_shards
+from streamload.fetch.tables import Tables
+from streamload.memory.mapped import map_memory
+
+COUNTS = (3, 1, 4)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for shard, count in enumerate(COUNTS):
+        with ShardWriter(tmp_path / "shards" / f"part{shard}-%06d.tar") as writer:
+            for number in range(count):
+                writer.write({"__key__": f"{shard}-{number}", "cls": number, "txt": "x" * number})
+    return tmp_path / "shards"
+
+
+def without_index(folder: Path) -> Listing:
+    return list_shards(sorted(str(path) for path in folder.glob("*.tar")), None)
+
+
+@pytest.fixture
+def bare(folder: Path) -> Listing:
+    for path in (folder / ".streamload").iterdir():
+        path.unlink()
+    (folder / ".streamload").rmdir()
+    return without_index(folder)
+
+
+def scanned(listing: Listing, shard: int) -> ShardTable:
+    listed = listing.shards[shard]
+    with open(listed.url, "rb") as file:
+        return scan_shard(map_memory(file.fileno(), listed.bytes, writable=False), listed.url)
+
+
+def test_an_index_gives_counts_at_once_and_tables_when_asked(folder: Path) -> None:
+    tables = Tables(list_shards(folder), ScanCache(None), strict=True)
+    assert tables.counts.values.tolist() == list(COUNTS)
+    assert tables.counts.complete
+    table = tables.find(2)
+    assert table is not None
+    assert table.keys() == ["2-0", "2-1", "2-2", "2-3"]
+    assert tables.find(2) is table, "it is kept"
+
+
+def test_without_an_index_nothing_is_known_until_it_was_scanned(bare: Listing, tmp_path: Path) -> None:
+    tables = Tables(bare, ScanCache(str(tmp_path / "cache")), strict=True)
+    assert not tables.counts.complete
+    assert [tables.find(shard) for shard in range(3)] == [None, None, None]
+    table = scanned(bare, 1)
+    tables.add(1, table)
+    assert tables.find(1) is table
+    assert tables.counts.values.tolist() == [-1, 1, -1]
+    assert tables.find(0) is None
+
+
+def test_what_was_scanned_is_found_by_the_next_run(bare: Listing, tmp_path: Path) -> None:
+    cache = str(tmp_path / "cache")
+    Tables(bare, ScanCache(cache), strict=True).add(2, scanned(bare, 2))
+    later = Tables(bare, ScanCache(cache), strict=True)
+    table = later.find(2)
+    assert table is not None
+    assert len(table) == 4
+    assert later.counts.values.tolist() == [-1, -1, 4]
+
+
+def test_a_scan_with_other_strictness_is_another_scan(bare: Listing, tmp_path: Path) -> None:
+    cache = str(tmp_path / "cache")
+    Tables(bare, ScanCache(cache), strict=False).add(0, scanned(bare, 0))
+    assert Tables(bare, ScanCache(cache), strict=True).find(0) is None
+    assert Tables(bare, ScanCache(cache), strict=False).find(0) is not None
+
+
+def test_a_shard_that_has_changed_is_scanned_again(bare: Listing, folder: Path, tmp_path: Path) -> None:
+    cache = str(tmp_path / "cache")
+    Tables(bare, ScanCache(cache), strict=True).add(0, scanned(bare, 0))
+    Path(bare.shards[0].url).write_bytes(Path(bare.shards[2].url).read_bytes())
+    assert Tables(without_index(folder), ScanCache(cache), strict=True).find(0) is None
+
+
+def test_a_damaged_index_is_an_error_where_it_is_needed(folder: Path) -> None:
+    listing = list_shards(folder)
+    (folder / ".streamload" / "part1-000000.tar.npz").write_bytes(b"damaged")
+    tables = Tables(listing, ScanCache(None), strict=True)
+    assert tables.find(0) is not None
+    with pytest.raises(DatasetIndexError):
+        tables.find(1)
+
+
+def test_columns_are_those_of_the_table_and_made_once(folder: Path) -> None:
+    tables = Tables(list_shards(folder), ScanCache(None), strict=True)
+    table = tables.find(0)
+    assert table is not None
+    column = tables.column(0, ("jpg", "cls"))
+    assert column.tolist() == table.column(("jpg", "cls")).tolist()
+    assert tables.column(0, ["jpg", "cls"]) is column
+    assert tables.column(0, ("txt",)).tolist() == table.column(("txt",)).tolist()
+
+
+def test_tables_beyond_the_limit_are_dropped_and_found_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables_module, "_MEMORY_BYTES", 1)
+    tables = Tables(list_shards(folder), ScanCache(None), strict=True)
+    for shard in (0, 1, 2, 0, 2, 1, 1):
+        table = tables.find(shard)
+        assert table is not None
+        assert len(table) == COUNTS[shard]
+        assert tables.column(shard, ("cls",)).tolist() == table.column(("cls",)).tolist()
+        assert len(tables._tables) == 1
+        assert set(tables._columns) <= {shard}
+
+
+def test_of_the_tables_held_the_longest_unused_goes_first(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tables = Tables(list_shards(folder), ScanCache(None), strict=True)
+    tables.find(0), tables.find(1), tables.find(0)
+    monkeypatch.setattr(tables_module, "_MEMORY_BYTES", tables._indexed_bytes)
+    tables.find(2)
+    assert 1 not in tables._tables
+    assert 2 in tables._tables
+
+
+def test_a_scanned_table_that_was_dropped_is_scanned_again_or_comes_from_the_cache(
+    bare: Listing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables_module, "_MEMORY_BYTES", 1)
+    tables = Tables(bare, ScanCache(str(tmp_path / "cache")), strict=True)
+    for shard in range(3):
+        tables.add(shard, scanned(bare, shard))
+    found = tables.find(0)
+    assert found is not None
+    assert found.keys() == ["0-0", "0-1", "0-2"]
+
+
+def test_a_scanned_table_is_held_where_it_could_not_be_found_again(
+    bare: Listing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the cache folder cannot be written, dropping a table would end the epoch."""
+    monkeypatch.setattr(tables_module, "_MEMORY_BYTES", 1)
+    (tmp_path / "a file").write_bytes(b"")
+    tables = Tables(bare, ScanCache(str(tmp_path / "a file" / "cache")), strict=True)
+    for shard in range(3):
+        tables.add(shard, scanned(bare, shard))
+    assert all(tables.find(shard) is not None for shard in range(3))
+
+
+def test_skipped_members_are_counted_once_for_each_shard(tmp_path: Path, bare: Listing) -> None:
+    tables = Tables(bare, ScanCache(str(tmp_path / "cache")), strict=True)
+    table = scanned(bare, 0)
+    noted = ShardTable(
+        **{name: getattr(table, name) for name in ShardTable.__slots__ if name != "skipped"}, skipped={"directory": 2}
+    )
+    for _ in range(3):
+        tables.add(0, noted)
+    tables.add(1, noted)
+    assert tables.skipped == {"directory": 4}
+
+
+def test_the_url_of_a_shard(bare: Listing) -> None:
+    assert Tables(bare, ScanCache(None), strict=True).url(2) == bare.shards[2].url
+
+
+def test_memory_is_counted_by_the_arrays(bare: Listing) -> None:
+    small, large = scanned(bare, 1), scanned(bare, 2)
+    assert 0 < tables_module._size_bytes(small) < tables_module._size_bytes(large)
+    assert tables_module._size_bytes(small) >= np.asarray(small.member_offset).nbytes
