@@ -10,7 +10,7 @@ import sys
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from streamload.decode.here import CallerPool
@@ -54,6 +54,9 @@ class Connection(Protocol):
 
     def lend(self, slot: int, size_bytes: int) -> Bytes:
         """The memory of a batch."""
+
+    def forget(self, slots: Sequence[int]) -> None:
+        """Let go of slots that the feeder has given away, when all batches announced before have been lent."""
 
     def close(self) -> None:
         """End the feeder and its workers, and wait for them. Calling it twice is fine."""
@@ -108,7 +111,6 @@ class FeederProcess:
         if isinstance(message, Ready):
             for slot, descriptor in zip(message.opened, descriptors, strict=True):
                 self._slots.add(slot, descriptor)
-            self._slots.drop(message.retired)
         return message
 
     def put_back(self, messages: Iterable[Any]) -> None:
@@ -124,6 +126,10 @@ class FeederProcess:
     def lend(self, slot: int, size_bytes: int) -> Bytes:
         """The memory of a batch; when the last view of it is gone, the feeder may use the slot again."""
         return self._slots.lend(slot, size_bytes)
+
+    def forget(self, slots: Sequence[int]) -> None:
+        """Let go of slots that the feeder has given away; what the user still views of them stays valid."""
+        self._slots.drop(slots)
 
     def __del__(self) -> None:
         end = getattr(self, "_end", None)  # there is none if the process could not be started
@@ -213,6 +219,9 @@ class FeederHere:
     def lend(self, slot: int, size_bytes: int) -> Bytes:
         """The memory of a batch."""
         return self._slots.lend(slot, size_bytes)
+
+    def forget(self, slots: Sequence[int]) -> None:
+        """Nothing to do: slots are used once."""
 
     def close(self) -> None:
         """Forget everything."""

@@ -139,6 +139,7 @@ class Pass(Iterator[Any]):
     def _handle(self, message: Any) -> None:
         match message:
             case Ready():
+                self._connection.forget(message.retired)  # not sooner: batches of earlier messages may lie there
                 self._pending.extend(message.batches)
                 self._meter.totals = message.totals
             case EpochEnded():

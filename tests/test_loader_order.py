@@ -6,6 +6,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import augmentations
 import numpy as np
 import pytest
 import torch
@@ -133,30 +134,26 @@ def test_what_a_scan_has_found_is_kept_for_the_next_run(unindexed: str, monkeypa
     assert numbers(unindexed, num_workers=0) == expected
 
 
-def jitter_with_global_generators(sample: tuple[Any, ...]) -> list[float]:
-    return [sample[0], random.random(), float(np.random.rand()), float(torch.rand(()))]
+def augmented(source: str, transform: Any, batch_size: int = 7, **options: Any) -> list[list[float]]:
+    """The rows of one pass through a transform that draws random numbers."""
+    with StreamLoader(source, batch_size, True, fields=("cls",), transform=transform, **options) as loader:
+        return torch.cat([torch.stack(tuple(batch)) for batch in loader], dim=1).T.tolist()
 
 
-def jitter_with_rng(value: int, rng: np.random.Generator) -> float:
-    return value + rng.random()
-
-
-@pytest.mark.parametrize("transform", [jitter_with_global_generators, {"cls": jitter_with_rng}])
+@pytest.mark.parametrize("transform", [augmentations.with_global_generators, {"cls": augmentations.with_rng}])
 def test_augmentation_depends_on_the_sample_alone(indexed: str, transform: Any) -> None:
-    def augmented(batch_size: int, **options: Any) -> list[list[float]]:
-        with StreamLoader(indexed, batch_size, True, fields=("cls",), transform=transform, **options) as loader:
-            columns = [
-                torch.stack(batch[0] if len(batch) == 1 and isinstance(batch[0], list) else tuple(batch))
-                for batch in loader
-            ]
-            return torch.cat(columns, dim=1).T.tolist()
-
-    expected = augmented(7, num_workers=0)
+    expected = augmented(indexed, transform, num_workers=0)
     assert len({row[-1] for row in expected}) == TOTAL, "samples must draw different numbers"
     for options in ({"num_workers": 1}, {"num_workers": 3}, {"num_workers": 2, "executor": "thread"}):
-        assert augmented(7, **options) == expected
-    assert augmented(13, num_workers=2) == expected, "the batch size must not matter either"
-    assert augmented(7, num_workers=2, seed=5) != expected
+        assert augmented(indexed, transform, **options) == expected
+    assert augmented(indexed, transform, 13, num_workers=2) == expected, "the batch size must not matter either"
+    assert augmented(indexed, transform, num_workers=0, seed=5) != expected
+
+
+def test_torchs_generator_is_seeded_too(indexed: str) -> None:
+    expected = augmented(indexed, augmentations.with_torch, num_workers=0)
+    assert len({row[-1] for row in expected}) == TOTAL
+    assert augmented(indexed, augmentations.with_torch, num_workers=2) == expected
 
 
 def test_no_workers_leave_the_callers_generators_alone(indexed: str) -> None:

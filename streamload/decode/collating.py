@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +22,9 @@ __all__ = ["PieceCollator"]
 
 _IRREGULAR = (MisfitError, TypeError, RecursionError)
 """Rows that are unlike each other, of classes that only torch knows, or nested too deeply."""
+
+_COLLATE_STREAM = 1 << 40
+"""Keeps the random numbers of a `collate_fn` apart from those of the batch's first sample."""
 
 
 class PieceCollator:
@@ -99,8 +102,7 @@ class PieceCollator:
         with Attempt() as attempt:
             if self._job.collate_fn is None:
                 return self._regular_batch(piece, rows, failures)
-            self._seeds.seed(randomness, *first)
-            return self._lay_down(piece, self._job.collate_fn(rows.as_list()), failures)
+            return self._lay_down(piece, self._collated(self._job.collate_fn, rows, randomness, first), failures)
         error = attempt.error
         assert error is not None
         function = "collate_fn" if self._job.collate_fn is not None else "collating"
@@ -116,6 +118,16 @@ class PieceCollator:
             offset=MISSING,
         )
         return PieceDone(piece, whole=True, failures=(*failures, failure))
+
+    def _collated(
+        self,
+        collate_fn: Callable[[list[Any]], Any],
+        rows: Rows,
+        randomness: SampleRandomness,
+        first: tuple[int, int],
+    ) -> Any:
+        shard, sample = first
+        return self._seeds.run_seeded(randomness, shard + _COLLATE_STREAM, sample, lambda: collate_fn(rows.as_list()))
 
     def _regular_batch(self, piece: Piece, rows: Rows, failures: tuple[RowFailure, ...]) -> PieceDone:
         """A batch whose rows are alike, if not like those of other batches; else torch decides what becomes of it."""

@@ -297,6 +297,7 @@ class Dealer:
         """Have a batch collated as a whole, because some of its rows differ from those that set the layout."""
         if self._dealing is not None and self._dealing[0] is batch:
             self._dealing = None
-        self._slots.discard(batch.slot)
+        # The old slot stays with the pool, unused: parts that are under way may still be written to it. These are few,
+        # because once a batch was made again all later ones are made whole.
         batch.restart(self._slots.take(self._learned.size_bytes))
         self._again.append(batch)

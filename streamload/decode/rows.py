@@ -113,12 +113,14 @@ class RowMaker:
         shards, samples = work.task.shards.tolist(), work.task.samples.tolist()
         current = [transformed[0][1]]
 
-        def make(row: int) -> None:
-            self._seeds.seed(random, shards[row], samples[row])
+        def transform(row: int) -> None:
             rng = random.generator(shards[row], samples[row]) if takes_rng else None
             for number, column, function in transformed:
                 current[0] = column
                 columns[number][row] = self._transformed_value(work, column, function, row, rng)
+
+        def make(row: int) -> None:
+            self._seeds.run_seeded(random, shards[row], samples[row], lambda: transform(row))
 
         def failed(row: int, error: Exception) -> RowFailure:
             return self._failed(work, current[0])(row, error)
@@ -147,10 +149,12 @@ class RowMaker:
         shards, samples = work.task.shards.tolist(), work.task.samples.tolist()
         values: list[Any] = [None] * work.count
 
-        def make(row: int) -> None:
-            self._seeds.seed(random, shards[row], samples[row])
+        def transform(row: int) -> Any:
             rng = random.generator(shards[row], samples[row]) if function.takes_rng else None
-            values[row] = function(rows.row(row), rng)
+            return function(rows.row(row), rng)
+
+        def make(row: int) -> None:
+            values[row] = self._seeds.run_seeded(random, shards[row], samples[row], lambda: transform(row))
 
         started = perf_counter()
         work.each_row(make, self._failed(work, None))

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from streamload.order.randomness import SampleRandomness
 
 __all__ = ["GlobalSeeds"]
+
+ResultT = TypeVar("ResultT")
 
 
 class GlobalSeeds:
@@ -43,10 +45,24 @@ class GlobalSeeds:
                 if saved is not None:
                     _set_states(saved)
 
-    def seed(self, randomness: SampleRandomness, shard: int, sample: int) -> None:
-        """Seed for one sample."""
+    def run_seeded(
+        self, randomness: SampleRandomness, shard: int, sample: int, action: Callable[[], ResultT]
+    ) -> ResultT:
+        """The result of code that runs with the generators seeded for one sample.
+
+        Code that was the first to import torch drew from a generator that nobody had seeded, so it is run again.
+        """
         if not self._needed:
-            return
+            return action()
+        without_torch = "torch" not in sys.modules
+        self._seed(randomness, shard, sample)
+        result = action()
+        if without_torch and "torch" in sys.modules:
+            self._seed(randomness, shard, sample)
+            result = action()
+        return result
+
+    def _seed(self, randomness: SampleRandomness, shard: int, sample: int) -> None:
         for_python, for_numpy, for_torch = randomness.seeds(shard, sample)
         random.seed(for_python)
         np.random.seed(for_numpy)  # the legacy generator is what most augmentation libraries draw from

@@ -1,0 +1,25 @@
+"""Transforms for tests, in a module that imports little: workers import it too."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+
+
+def with_global_generators(sample: tuple[Any, ...]) -> list[float]:
+    """Draws from the process's generators, as most augmentation libraries do."""
+    return [sample[0], random.random(), float(np.random.rand())]
+
+
+def with_torch(sample: tuple[Any, ...]) -> list[float]:
+    """Draws from torch's generator."""
+    import torch
+
+    return [sample[0], float(torch.rand(()))]
+
+
+def with_rng(value: int, rng: np.random.Generator) -> float:
+    """Draws from the generator that it is given."""
+    return value + rng.random()

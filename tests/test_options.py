@@ -1,0 +1,258 @@
+"""Wrong arguments: each is refused where it is given, with its name, its value, and what would be right."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from make_shards import write_numbers
+
+from streamload import StreamLoader
+from streamload.options import Options, available_processors, rank_and_world_size
+
+GOOD: dict[str, Any] = {
+    "batch_size": 8,
+    "shuffle": False,
+    "fields": None,
+    "decode": True,
+    "transform": None,
+    "collate_fn": None,
+    "drop_last": False,
+    "pad": True,
+    "num_workers": 2,
+    "executor": "process",
+    "prefetch_batches": 4,
+    "in_order": True,
+    "worker_init_fn": None,
+    "timeout": 0,
+    "pin_memory": "auto",
+    "seed": 0,
+    "shuffle_window": 100,
+    "lanes": None,
+    "on_error": "raise",
+    "max_errors": None,
+    "strict": True,
+    "verify": False,
+}
+
+
+def options(**changes: Any) -> Options:
+    return Options(**{**GOOD, **changes})
+
+
+def function(value: Any) -> Any:
+    return value
+
+
+WRONG: list[tuple[str, Any, type[Exception], str]] = [
+    *[(name, 0, ValueError, "at least 1") for name in ("batch_size", "prefetch_batches", "shuffle_window", "lanes")],
+    *[(name, -1, ValueError, "at least 0") for name in ("num_workers", "seed", "max_errors")],
+    *[
+        (name, value, TypeError, "must be an integer of at least")
+        for name in ("batch_size", "prefetch_batches", "shuffle_window", "seed", "lanes", "max_errors", "num_workers")
+        for value in (1.5, "four", True, [1])
+    ],
+    *[(name, None, TypeError, "must be an integer") for name in ("batch_size", "prefetch_batches", "seed")],
+    ("num_workers", None, TypeError, 'or "auto"'),
+    *[
+        (name, value, TypeError, "must be True or False")
+        for name in ("shuffle", "drop_last", "pad", "in_order", "strict", "verify")
+        for value in (1, 0, None, "yes")
+    ],
+    *[("timeout", value, ValueError, "seconds, or 0") for value in (-1, True, "1", None, float("nan"), float("inf"))],
+    *[("executor", value, ValueError, "'process', 'thread'") for value in ("threads", None, 1, ["process"])],
+    *[("on_error", value, ValueError, "'raise', 'skip', 'replace'") for value in ("ignore", None, print, {})],
+    *[("pin_memory", value, ValueError, '"auto"') for value in ("yes", None, 1)],
+    *[(name, 3, TypeError, "must be a function, or None") for name in ("collate_fn", "worker_init_fn")],
+    *[("decode", value, TypeError, "mapping from extensions to functions") for value in (None, "jpg", function, 1)],
+    ("decode", {"jpg": 3}, TypeError, "must map an extension to a function; it has 'jpg': 3"),
+    ("decode", {1: function}, TypeError, "must map an extension to a function; it has 1"),
+    *[("transform", value, TypeError, "a mapping from fields to functions") for value in (3, "crop", [function])],
+    ("transform", {"jpg": None}, TypeError, "must map a field to a function; it has 'jpg': None"),
+    *[("fields", value, TypeError, 'a tuple of strings, such as ("jpg;png", "cls")') for value in ("jpg", 3, {"jpg"})],
+    *[
+        ("fields", value, ValueError, 'a tuple of strings, such as ("jpg;png", "cls")')
+        for value in ((), [], ("jpg", 3), ("",), ("jpg;",), (";",), ("a;;b",))
+    ],
+    ("fields", ("__name__",), ValueError, "__key__ and __url__ only"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "kind", "advice"), WRONG, ids=lambda value: repr(value)[:30])
+def test_a_wrong_argument_is_refused_with_its_name_its_value_and_what_is_right(
+    name: str, value: Any, kind: type[Exception], advice: str
+) -> None:
+    with pytest.raises(kind, match=re.escape(name)) as caught:
+        options(**{name: value})
+    assert advice in str(caught.value)
+    shown = repr(next(iter(value.items()))[1]) if isinstance(value, dict) and value else repr(value)
+    assert shown in str(caught.value)
+
+
+RIGHT: list[tuple[str, Any]] = [
+    ("num_workers", 0),
+    ("num_workers", "auto"),
+    ("timeout", 0.5),
+    ("timeout", 30),
+    ("lanes", 8),
+    ("max_errors", 0),
+    ("pin_memory", True),
+    ("executor", "thread"),
+    ("on_error", "replace"),
+    ("decode", {}),
+    ("decode", {"jpg": function}),
+    ("decode", False),
+    ("transform", function),
+    ("transform", {}),
+    ("transform", {"jpg": function}),
+    ("fields", ("jpg;png", "cls")),
+    ("fields", ["jpg"]),
+    ("fields", ("__key__", "cls", "__url__")),
+    ("collate_fn", function),
+    ("worker_init_fn", function),
+    ("shuffle_window", 1),
+    ("seed", 2**64),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), RIGHT, ids=lambda value: repr(value)[:30])
+def test_a_right_argument_is_taken(name: str, value: Any) -> None:
+    assert getattr(options(**{name: value}), name) == value
+
+
+def test_a_transform_for_a_field_that_is_not_read_is_refused() -> None:
+    with pytest.raises(
+        ValueError, match=r"transform has a function for 'png', which is not in fields=\('jpg', 'cls'\)"
+    ):
+        options(fields=("jpg", "cls"), transform={"png": function})
+    options(fields=("jpg;png", "cls"), transform={"png": function, "cls": function})
+    options(fields=("jpg;png",), transform={"jpg;png": function})
+    with pytest.raises(ValueError, match="transform has a function for '__key__'"):
+        options(fields=("__key__", "cls"), transform={"__key__": function})
+
+
+def test_fields_that_no_sample_has_are_refused_with_those_there_are() -> None:
+    given = options(fields=("jpg;png", "label", "__key__"))
+    with pytest.raises(ValueError, match=r"fields=.*no sample has 'label'; there are cls, png"):
+        given.check_fields_exist(["cls", "png"])
+    given.check_fields_exist(["label", "png"])
+    options().check_fields_exist([])
+
+
+def test_every_argument_of_the_loader_that_options_checks_is_checked_by_the_loader(tmp_path: Path) -> None:
+    source = write_numbers(tmp_path / "shards", [3])
+    signature = inspect.signature(StreamLoader.__init__).parameters
+    for name, value, kind, _ in WRONG:
+        assert name in signature
+        if name == "num_workers" and value is None:
+            continue
+        with pytest.raises(kind, match=re.escape(name)):
+            StreamLoader(source, **{"batch_size": 1, name: value})
+
+
+def test_options_have_no_defaults_of_their_own() -> None:
+    """Defaults live in the loader's signature and nowhere else."""
+    fields = inspect.signature(Options).parameters.values()
+    assert [field.name for field in fields if field.default is not inspect.Parameter.empty] == []
+    assert {field.name for field in fields} == set(GOOD)
+    assert set(GOOD) < set(inspect.signature(StreamLoader.__init__).parameters)
+
+
+def test_the_job_and_the_pipeline_get_what_was_asked_for() -> None:
+    given = options(
+        fields=["jpg", "cls"],
+        decode={"jpg": function},
+        transform={"cls": function},
+        seed=3,
+        on_error="skip",
+        shuffle=True,
+        drop_last=True,
+        verify=True,
+        shuffle_window=17,
+    )
+    job = given.job()
+    assert (job.fields, job.decode, job.transform) == (("jpg", "cls"), {"jpg": function}, {"cls": function})
+    assert (job.seed, job.on_error) == (3, "skip")
+    settings = given.pipeline(lanes=5)
+    order = settings.order
+    assert (order.seed, order.shuffle, order.window, order.lanes) == (3, True, 17, 5)
+    assert (order.batch_size, order.drop_last, order.pad) == (8, True, True)
+    assert (settings.fields, settings.verify, settings.strict) == (("jpg", "cls"), True, True)
+    assert (settings.prefetch_batches, settings.in_order, settings.whole_batches) == (4, True, False)
+
+
+def test_batches_are_made_whole_for_a_collate_fn_and_in_the_callers_thread() -> None:
+    assert options(collate_fn=function).pipeline(1).whole_batches
+    assert options(num_workers=0).pipeline(1).whole_batches
+    assert not options(num_workers=1).pipeline(1).whole_batches
+
+
+@pytest.mark.parametrize(("local", "share"), [(None, 1), ("1", 1), ("2", 2), ("1000", 1000), ("x", 1), ("0", 1)])
+def test_auto_workers_are_the_processors_divided_among_the_ranks_of_a_node(
+    monkeypatch: pytest.MonkeyPatch, local: str | None, share: int
+) -> None:
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    if local is not None:
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", local)
+    assert options(num_workers="auto").workers == max(1, available_processors() // share)
+    assert options(num_workers=3).workers == 3
+
+
+# -- rank and world size -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+
+
+def test_a_program_by_itself_is_rank_0_of_1() -> None:
+    assert rank_and_world_size(None, None) == (0, 1)
+
+
+def test_the_environment_is_asked_and_arguments_go_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "2")
+    assert rank_and_world_size(None, None) == (0, 1), "one of the two alone says nothing"
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert rank_and_world_size(None, None) == (2, 4)
+    assert rank_and_world_size(1, 3) == (1, 3)
+
+
+def test_torch_distributed_goes_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch.distributed
+
+    monkeypatch.setenv("RANK", "2")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 5)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 6)
+    assert rank_and_world_size(None, None) == (5, 6)
+
+
+@pytest.mark.parametrize(
+    ("rank", "world_size", "kind", "advice"),
+    [
+        (1, None, ValueError, "rank=1 and world_size=None go together; give both or neither"),
+        (None, 2, ValueError, "rank=None and world_size=2 go together; give both or neither"),
+        (2, 2, ValueError, "rank=2 must be below world_size=2; ranks are counted from 0"),
+        (-1, 2, ValueError, "rank=-1 must be at least 0"),
+        (0, 0, ValueError, "world_size=0 must be at least 1"),
+        ("0", 1, TypeError, "rank='0' must be an integer"),
+        (0, 1.0, TypeError, "world_size=1.0 must be an integer"),
+        (True, 2, TypeError, "rank=True must be an integer"),
+    ],
+)
+def test_ranks_that_make_no_sense_are_refused(rank: Any, world_size: Any, kind: type[Exception], advice: str) -> None:
+    with pytest.raises(kind, match=re.escape(advice)):
+        rank_and_world_size(rank, world_size)
+
+
+def test_an_environment_that_makes_no_sense_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "4")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(ValueError, match="rank=4 must be below world_size=4"):
+        rank_and_world_size(None, None)
