@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
-from streamload.decode.here import CallerPool
+from streamload.decode.in_process import CallerPool
 from streamload.decode.pool import child_environment, last_words
 from streamload.errors import WorkerError
 from streamload.feeder import Feeder

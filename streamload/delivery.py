@@ -10,7 +10,7 @@ from typing import Any
 from streamload.batch.collate import build_batch, choose_rows
 from streamload.batch.layout import Layout
 from streamload.decode.failure import sample_error
-from streamload.decode.work import OnError
+from streamload.decode.tasks import OnError
 from streamload.errors import SampleError
 from streamload.memory.mapped import Bytes
 from streamload.pipeline import FailedRow, Part, ReadyBatch

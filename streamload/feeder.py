@@ -20,10 +20,10 @@ from typing import Any
 from streamload.dataset.scan_cache import ScanCache
 from streamload.decode.dealing import Learned
 from streamload.decode.failure import Attempt, failure_of
-from streamload.decode.here import ThreadPool
+from streamload.decode.in_process import ThreadPool
 from streamload.decode.pool import Pool, ProcessPool
 from streamload.decode.scans import Scans
-from streamload.decode.work import RowsDone, ScanDone
+from streamload.decode.tasks import RowsDone, ScanDone
 from streamload.fetch.resident import ResidentShards
 from streamload.fetch.tables import Tables
 from streamload.memory.async_channel import AsyncChannel

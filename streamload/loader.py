@@ -14,7 +14,7 @@ import cloudpickle
 from streamload.batch.transfer import cuda_registry, pinning
 from streamload.connection import Connection, FeederHere, FeederProcess
 from streamload.decode.failure import error_from
-from streamload.decode.work import OnError
+from streamload.decode.tasks import OnError
 from streamload.delivery import Delivery
 from streamload.errors import LoaderClosedError, LoaderStateError, SampleError
 from streamload.fetch.listing import list_shards

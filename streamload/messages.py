@@ -1,4 +1,4 @@
-"""What the trainer and its feeder say to each other, as frozen types (without slots, like those of `decode.work`)."""
+"""What the trainer and its feeder say to each other, as frozen types (without slots, like those of `decode.tasks`)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from streamload.decode.dealing import EpochStart, PipelineSettings
-from streamload.decode.work import Failure
+from streamload.decode.tasks import Failure
 from streamload.fetch.listing import Listing
 from streamload.pipeline import ReadyBatch
 from streamload.statistics import FeederTotals

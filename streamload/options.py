@@ -6,10 +6,11 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any, Literal
 
 from streamload.decode.dealing import PipelineSettings
-from streamload.decode.work import SAMPLE_NAMES, Job, OnError
+from streamload.decode.tasks import SAMPLE_NAMES, Job, OnError
 from streamload.order.plan import OrderOptions
 
 __all__ = ["Options", "Transform", "available_processors", "rank_and_world_size"]
@@ -109,7 +110,7 @@ class Options:
             _check_int("lanes", self.lanes, 1, "or None")
         if self.max_errors is not None:
             _check_int("max_errors", self.max_errors, 0, "or None")
-        if isinstance(self.timeout, bool) or not isinstance(self.timeout, int | float) or self.timeout < 0:
+        if isinstance(self.timeout, bool) or not isinstance(self.timeout, int | float) or not 0 <= self.timeout < inf:
             raise ValueError(f"timeout={self.timeout!r} must be a number of seconds, or 0 to wait for ever")
 
     def _check_choices(self) -> None:

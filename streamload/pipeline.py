@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from streamload.decode.dealing import Dealer, EpochStart, Learned, PipelineSettings, RowBatch, RowBatcher
 from streamload.decode.pool import Pool
 from streamload.decode.scans import Scans
-from streamload.decode.work import PieceDone, RowFailure, RowsDone, ScanDone
+from streamload.decode.tasks import PieceDone, RowFailure, RowsDone, ScanDone
 from streamload.fetch.tables import Tables
 from streamload.memory.slots import Slots
 from streamload.statistics import FeederTotals

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from streamload.decode.work import RowsDone, ScanDone
+from streamload.decode.tasks import RowsDone, ScanDone
 
 __all__ = ["FeederTotals", "Stage", "Statistics"]
 

@@ -14,7 +14,7 @@ from streamload.batch.layout import Layout, describe_batch, describe_rows, slot_
 from streamload.dataset.table import MISSING
 from streamload.decode.failure import Attempt, failure_of, in_words
 from streamload.decode.seeding import GlobalSeeds
-from streamload.decode.work import Job, Piece, PieceDone, RowFailure, RowTask
+from streamload.decode.tasks import Job, Piece, PieceDone, RowFailure, RowTask
 from streamload.memory.slots import SlotMemory
 from streamload.order.randomness import SampleRandomness
 

@@ -16,7 +16,7 @@ from streamload.batch.batcher import Batcher, OpenBatch
 from streamload.decode.planned import PlannedRows, locate
 from streamload.decode.pool import Pool
 from streamload.decode.scans import Scans
-from streamload.decode.work import Piece, PieceDone, RowsDone, RowTask, ScanTask
+from streamload.decode.tasks import Piece, PieceDone, RowsDone, RowTask, ScanTask
 from streamload.fetch.tables import Tables
 from streamload.memory.slots import Slots
 from streamload.order.plan import OrderOptions, RankPlan, shards_in_order

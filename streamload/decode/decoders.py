@@ -22,7 +22,7 @@ from streamload.decode.array_files import (
     decode_npz,
 )
 from streamload.decode.column_decoding import INTEGER_EXTENSIONS
-from streamload.decode.image_files import decode_image
+from streamload.images.files import decode_image
 
 __all__ = ["Decoder", "decoder_for", "decodes_as_built_in", "is_image"]
 

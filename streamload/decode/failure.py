@@ -9,7 +9,7 @@ from types import TracebackType
 import cloudpickle
 
 from streamload import errors
-from streamload.decode.work import Failure, RowFailure
+from streamload.decode.tasks import Failure, RowFailure
 
 __all__ = ["Attempt", "error_from", "failure_of", "in_words", "sample_error"]
 

@@ -16,7 +16,7 @@ from streamload.decode.array_files import NpyLayout
 from streamload.decode.column_decoding import decode_integers, shared_npy_layout
 from streamload.decode.decoders import Decoder, decoder_for, decodes_as_built_in
 from streamload.decode.failure import Attempt
-from streamload.decode.work import Column, RowFailure, RowTask
+from streamload.decode.tasks import Column, RowFailure, RowTask
 from streamload.memory.mapped import Bytes
 
 __all__ = ["ABSENT", "FieldReader", "Progress", "RowError", "ShardMemory", "Work", "field_of"]

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamload.dataset.table import MISSING, ShardTable
-from streamload.decode.work import SAMPLE_NAMES, Column
+from streamload.decode.tasks import SAMPLE_NAMES, Column
 from streamload.errors import DatasetIndexError
 from streamload.fetch.tables import Tables
 from streamload.order.plan import RowBlock

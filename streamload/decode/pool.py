@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from streamload.decode.failure import error_from
-from streamload.decode.work import (
+from streamload.decode.tasks import (
     ForgetShards,
     ForgetSlots,
     LayoutFixed,

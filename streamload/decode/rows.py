@@ -17,8 +17,8 @@ from streamload.decode.decoders import is_image
 from streamload.decode.failure import failure_of, in_words
 from streamload.decode.field_reader import ABSENT, FieldReader, Progress, RowError, ShardMemory, Work, field_of
 from streamload.decode.seeding import GlobalSeeds
+from streamload.decode.tasks import SAMPLE_NAMES, Column, Job, RowFailure, RowsDone, RowTask, WorkSeconds
 from streamload.decode.user_code import PROGRAM_ERRORS, TransformRaisedError, UserFunction
-from streamload.decode.work import SAMPLE_NAMES, Column, Job, RowFailure, RowsDone, RowTask, WorkSeconds
 from streamload.memory.slots import SlotMemory
 from streamload.order.randomness import SampleRandomness
 

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 
 from streamload.decode.failure import error_from
-from streamload.decode.work import ScanDone, ScanTask
+from streamload.decode.tasks import ScanDone, ScanTask
 from streamload.fetch.tables import Tables
 
 __all__ = ["Scans"]

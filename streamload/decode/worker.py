@@ -21,7 +21,7 @@ from streamload.dataset.scan import scan_shard
 from streamload.decode.failure import Attempt, failure_of
 from streamload.decode.field_reader import ShardMemory
 from streamload.decode.rows import RowMaker
-from streamload.decode.work import (
+from streamload.decode.tasks import (
     ForgetShards,
     ForgetSlots,
     Job,

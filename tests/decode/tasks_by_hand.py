@@ -16,7 +16,7 @@ from streamload.batch.collate import build_batch
 from streamload.batch.layout import Layout
 from streamload.dataset.table import MISSING
 from streamload.decode.rows import RowMaker
-from streamload.decode.work import Column, Job, Piece, PieceDone, RowsDone, RowTask
+from streamload.decode.tasks import Column, Job, Piece, PieceDone, RowsDone, RowTask
 from streamload.fetch.listing import Shard
 from streamload.memory.slots import HeapSlots, SlotMemory
 

@@ -13,7 +13,7 @@ from tasks_by_hand import Shelf, as_json, batch_of, job, npy, numbered, only_bat
 
 from streamload.decode.failure import error_from
 from streamload.decode.rows import RowMaker
-from streamload.decode.work import PieceDone, RowsDone, RowTask
+from streamload.decode.tasks import PieceDone, RowsDone, RowTask
 from streamload.memory.slots import HeapSlots
 
 Pair = namedtuple("Pair", "number arrays")

@@ -11,7 +11,7 @@ import pytest
 from streamload import errors
 from streamload.dataset.table import MISSING
 from streamload.decode.failure import Attempt, error_from, failure_of, in_words, sample_error
-from streamload.decode.work import Failure, RowFailure
+from streamload.decode.tasks import Failure, RowFailure
 
 
 class NeedsTwo(Exception):

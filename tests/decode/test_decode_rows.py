@@ -18,7 +18,7 @@ from streamload import errors
 from streamload.dataset.table import MISSING
 from streamload.decode.failure import sample_error
 from streamload.decode.rows import RowMaker
-from streamload.decode.work import PieceDone, RowFailure
+from streamload.decode.tasks import PieceDone, RowFailure
 
 
 def png(value: int) -> bytes:

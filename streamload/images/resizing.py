@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from streamload.decode.image_files import decode_image, image_size, is_jpeg
-from streamload.decode.image_geometry import (
+from streamload.images.files import decode_image, image_size, is_jpeg
+from streamload.images.geometry import (
     Box,
     Image,
     Interpolation,

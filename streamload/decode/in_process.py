@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from streamload.decode.failure import Attempt
 from streamload.decode.pool import PoolEvents, Task
 from streamload.decode.rows import RowMaker
-from streamload.decode.work import RowsDone, ScanDone, ScanTask, ShardOpened
+from streamload.decode.tasks import RowsDone, ScanDone, ScanTask, ShardOpened
 from streamload.decode.worker import MappedShards, load_job, scan
 from streamload.fetch.resident import ResidentShards
 from streamload.memory.mapped import Bytes

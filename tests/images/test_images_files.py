@@ -13,8 +13,8 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from streamload.decode import image_files
-from streamload.decode.image_files import decode_image, image_size
+from streamload.images import files as image_files
+from streamload.images.files import decode_image, image_size
 
 ROWS, COLUMNS = np.mgrid[0:37, 0:53]
 PICTURE = np.stack([ROWS * 6, COLUMNS * 4, (ROWS * COLUMNS) % 256], axis=2).astype(np.uint8)

@@ -1,8 +1,8 @@
-"""Image operations for `transform=`: the public names of `streamload.decode.images`."""
+"""Image operations for `transform=`, on uint8 arrays; and reading image files, which the decoders use."""
 
 from __future__ import annotations
 
-from streamload.decode.images import (
+from streamload.images.operations import (
     CenterCrop,
     Compose,
     Normalize,

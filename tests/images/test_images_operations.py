@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from streamload import images
-from streamload.decode.image_filter import _filter_of
-from streamload.decode.image_geometry import draw_crop
 from streamload.images import (
     CenterCrop,
     Compose,
@@ -28,6 +26,8 @@ from streamload.images import (
     Resize,
     ToFloat,
 )
+from streamload.images.filter import _filter_of
+from streamload.images.geometry import draw_crop
 
 
 def photo(height: int, width: int) -> NDArray[np.uint8]:

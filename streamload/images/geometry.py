@@ -12,8 +12,8 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from streamload.decode.image_files import decode_image
-from streamload.decode.image_filter import LARGEST_SCALE, resize_bilinear
+from streamload.images.files import decode_image
+from streamload.images.filter import LARGEST_SCALE, resize_bilinear
 
 __all__ = [
     "Box",

@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streamload.decode.image_geometry import Image, check_image, check_size
-from streamload.decode.image_resizing import RandomResizedCrop, Resize
+from streamload.images.geometry import Image, check_image, check_size
+from streamload.images.resizing import RandomResizedCrop, Resize
 
 __all__ = [
     "CenterCrop",
