@@ -59,7 +59,7 @@ def _inventory() -> set[str]:
 
 def _ours(name: str) -> bool:
     """Other programs share the machine's temporary folder; what they leave there has other names."""
-    return not name.startswith(tempfile.gettempdir()) or "streamload" in name or "torch" in name
+    return not name.startswith(tempfile.gettempdir()) or "streamload" in name
 
 
 @pytest.fixture(autouse=True)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from make_shards import write_numbers
+from transforms import raise_on_33
 
 from streamload import ShardWriter, StreamLoader
 from streamload.errors import (
@@ -34,18 +35,6 @@ WORKERS = pytest.mark.parametrize(
 @pytest.fixture
 def source(tmp_path: Path) -> str:
     return write_numbers(tmp_path / "shards", [20, 30])
-
-
-class PickyError(Exception):
-    def __init__(self, number: int, what: str) -> None:  # does not unpickle by itself
-        super().__init__(f"{what}: {number}")
-        self.number = number
-
-
-def raise_on_33(value: int) -> int:
-    if value == 33:
-        raise PickyError(value, "no")
-    return value
 
 
 @WORKERS

@@ -6,10 +6,10 @@ import random
 from pathlib import Path
 from typing import Any
 
-import augmentations
 import numpy as np
 import pytest
 import torch
+import transforms
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from make_shards import write_numbers
@@ -140,7 +140,7 @@ def augmented(source: str, transform: Any, batch_size: int = 7, **options: Any) 
         return torch.cat([torch.stack(tuple(batch)) for batch in loader], dim=1).T.tolist()
 
 
-@pytest.mark.parametrize("transform", [augmentations.with_global_generators, {"cls": augmentations.with_rng}])
+@pytest.mark.parametrize("transform", [transforms.with_global_generators, {"cls": transforms.with_rng}])
 def test_augmentation_depends_on_the_sample_alone(indexed: str, transform: Any) -> None:
     expected = augmented(indexed, transform, num_workers=0)
     assert len({row[-1] for row in expected}) == TOTAL, "samples must draw different numbers"
@@ -151,9 +151,9 @@ def test_augmentation_depends_on_the_sample_alone(indexed: str, transform: Any) 
 
 
 def test_torchs_generator_is_seeded_too(indexed: str) -> None:
-    expected = augmented(indexed, augmentations.with_torch, num_workers=0)
+    expected = augmented(indexed, transforms.with_torch, num_workers=0)
     assert len({row[-1] for row in expected}) == TOTAL
-    assert augmented(indexed, augmentations.with_torch, num_workers=2) == expected
+    assert augmented(indexed, transforms.with_torch, num_workers=2) == expected
 
 
 def test_no_workers_leave_the_callers_generators_alone(indexed: str) -> None:

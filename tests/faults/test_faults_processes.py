@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 import pytest
 from make_shards import write_numbers
+from transforms import slow
 
 from streamload import StreamLoader
 from streamload.errors import LoaderClosedError, SampleError, WorkerError
@@ -28,11 +29,6 @@ TOTAL = sum(COUNTS)
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> str:
     return write_numbers(tmp_path_factory.mktemp("faults") / "shards", COUNTS)
-
-
-def slow(value: int) -> int:
-    time.sleep(0.002)
-    return value
 
 
 def loader_of(source: str, **options: Any) -> StreamLoader:

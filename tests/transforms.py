@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from typing import Any
 
 import numpy as np
@@ -23,3 +24,24 @@ def with_torch(sample: tuple[Any, ...]) -> list[float]:
 def with_rng(value: int, rng: np.random.Generator) -> float:
     """Draws from the generator that it is given."""
     return value + rng.random()
+
+
+def slow(value: int) -> int:
+    """Takes two milliseconds."""
+    time.sleep(0.002)
+    return value
+
+
+class PickyError(Exception):
+    """An exception that does not unpickle by itself."""
+
+    def __init__(self, number: int, what: str) -> None:
+        super().__init__(f"{what}: {number}")
+        self.number = number
+
+
+def raise_on_33(value: int) -> int:
+    """Refuses one value."""
+    if value == 33:
+        raise PickyError(value, "no")
+    return value
