@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from streamload.decode.in_process import CallerPool
 from streamload.decode.pool import child_environment, last_words
+from streamload.decode.tasks import Job
 from streamload.errors import WorkerError
 from streamload.feeder import Feeder
 from streamload.fetch.resident import ResidentShards
@@ -79,6 +80,8 @@ class FeederProcess:
         ours, theirs = socket.socketpair()
         words = new_memory(0)
         descriptors = (theirs.fileno(), words)
+        # Ctrl-C goes to the whole group and is the trainer's to decide on: blocked until the feeder ignores it.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             process = subprocess.Popen(
                 [sys.executable, "-m", "streamload.feeder", *map(str, descriptors), str(os.getpid())],
@@ -87,6 +90,7 @@ class FeederProcess:
                 env=child_environment(),
             )
         finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             theirs.close()
         self._process, self._words = process, words
         self._channel = Channel(ours)
@@ -173,17 +177,18 @@ class FeederHere:
     """A feeder in the caller's own thread, which works whenever it is asked for the next message.
 
     Args:
-        configure: as for a process.
+        configure: as for a process; its pickled job is not used.
+        job: the user's functions.
     """
 
-    def __init__(self, configure: Configure) -> None:
+    def __init__(self, configure: Configure, job: Job) -> None:
         self._slots = HeapSlots()
         self._messages: deque[Any] = deque()
         shards = ResidentShards(configure.listing.shards)
         pools: list[CallerPool] = []
 
         def start_pool(feeder: Feeder) -> CallerPool:
-            pools.append(CallerPool(job=configure.job, shards=shards, slots=self._slots, events=feeder))
+            pools.append(CallerPool(job=job, shards=shards, slots=self._slots, events=feeder))
             return pools[0]
 
         self._feeder = Feeder(

@@ -18,6 +18,7 @@ from streamload.pipeline import FailedRow, Part, ReadyBatch
 __all__ = ["Delivery"]
 
 _log = logging.getLogger("streamload")
+_MAX_LOGGED = 5
 
 
 class Delivery:
@@ -82,11 +83,17 @@ class Delivery:
                     key=error.key,
                     offset=error.offset,
                 ) from error
-            _log.warning("sample left out (on_error=%r): %s", self._on_error, error)
+            self._log_skipped(error)
         chosen = choose_rows(rows, {failure.row for failure, _ in errors}, self._on_error)
         if not chosen and self._on_error == "replace":
             raise SampleError("every sample of a batch has failed, so there is none to replace them") from errors[0][1]
         return chosen
+
+    def _log_skipped(self, error: SampleError) -> None:
+        if len(self.skipped) <= _MAX_LOGGED:
+            _log.warning("sample left out (on_error=%r): %s", self._on_error, error)
+        if len(self.skipped) == _MAX_LOGGED:
+            _log.warning("further samples that are left out are not logged; they are in loader.skipped")
 
     def _layout(self, pickled: bytes) -> Layout:
         layout = self._layouts.get(pickled)

@@ -238,7 +238,8 @@ async def _serve(sock: socket.socket, trainer: int) -> None:
 def main() -> None:
     """Run a feeder on the descriptors given as arguments."""
     socket_number, words_number, trainer = map(int, sys.argv[1:4])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the trainer decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # the trainer had it blocked until here
     faulthandler.enable(file=words_number)
     raise_descriptor_limit()
     asyncio.run(_serve(socket.socket(fileno=socket_number), trainer))

@@ -14,7 +14,7 @@ import cloudpickle
 from streamload.batch.transfer import cuda_registry, pinning
 from streamload.connection import Connection, FeederHere, FeederProcess
 from streamload.decode.failure import error_from
-from streamload.decode.tasks import OnError
+from streamload.decode.tasks import Job, OnError
 from streamload.delivery import Delivery
 from streamload.errors import LoaderClosedError, LoaderStateError, SampleError
 from streamload.fetch.listing import list_shards
@@ -150,6 +150,11 @@ class StreamLoader:
         self._closed = False
         self._meter = Meter()
 
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        raise TypeError(
+            "a StreamLoader stands for processes and a place in an epoch, so it cannot be copied or pickled"
+        )
+
     def __repr__(self) -> str:
         shards, options = self._listing.shards, self._options
         standing = self._standing
@@ -190,7 +195,7 @@ class StreamLoader:
         """
         if self._closed:
             raise LoaderClosedError("the loader was closed; make a new one")
-        self._end_pass()
+        self._end_pass("another pass of the same loader has begun; for two at once make two loaders")
         epoch, position = self._next_start()
         self._epoch_to_come = None
         connection = self._connect()
@@ -250,7 +255,7 @@ class StreamLoader:
             lanes=loaded.lanes if options.lanes is None else options.lanes,
             fingerprint=self._fingerprint(),
         )
-        self._end_pass()
+        self._end_pass("a state was loaded")
         if loaded.lanes != self._lanes:
             self._disconnect()
             self._lanes = loaded.lanes
@@ -264,7 +269,7 @@ class StreamLoader:
     def close(self) -> None:
         """End the feeder and its workers. Batches that were delivered stay valid. Calling it twice is fine."""
         self._closed = True
-        self._end_pass()
+        self._end_pass("the loader was closed")
         self._disconnect()
 
     def __enter__(self) -> StreamLoader:
@@ -294,13 +299,13 @@ class StreamLoader:
         configure = Configure(
             listing=self._listing,
             settings=options.pipeline(self._lanes),
-            job=cloudpickle.dumps(options.job()),
+            job=_pickled(options.job()) if options.workers else b"",
             workers=options.workers,
             executor=options.executor,
             import_path=tuple(entry or os.getcwd() for entry in sys.path),
         )
         if options.workers == 0:
-            return FeederHere(configure)
+            return FeederHere(configure, options.job())
         registry = cuda_registry() if options.pin_memory else None
         return FeederProcess(configure, None if registry is None else pinning(registry))
 
@@ -309,10 +314,10 @@ class StreamLoader:
         if connection is not None:
             connection.close()
 
-    def _end_pass(self) -> None:
+    def _end_pass(self, why: str) -> None:
         running = None if self._pass is None else self._pass()
         if running is not None:
-            running.close()
+            running.close(why)
         self._pass = None
 
     def _count(self) -> tuple[int, ...]:
@@ -321,7 +326,7 @@ class StreamLoader:
         meanwhile = []
         while not isinstance(message := connection.receive(None), Counted):
             if isinstance(message, Failed):
-                self._end_pass()
+                self._end_pass("it was ended by an error")
                 self._disconnect()
                 raise error_from(message.failure)
             meanwhile.append(message)  # of a pass that is under way
@@ -330,3 +335,21 @@ class StreamLoader:
 
     def _fingerprint(self) -> str:
         return fingerprint((shard.name, shard.bytes) for shard in self._listing.shards)
+
+
+def _pickled(job: Job) -> bytes:
+    """The user's functions, ready to travel.
+
+    Raises:
+        TypeError: one of them holds something that cannot leave this process.
+    """
+    for name in ("decode", "transform", "collate_fn", "worker_init_fn"):
+        try:
+            cloudpickle.dumps(getattr(job, name))
+        except Exception as error:
+            raise TypeError(
+                f"{name}= cannot be sent to the workers, because it holds something that does not pickle ({error}); "
+                "make that inside the function, or use num_workers=0"
+            ) from error
+    pickled: bytes = cloudpickle.dumps(job)
+    return pickled

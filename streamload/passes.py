@@ -11,7 +11,7 @@ from typing import Any, Literal
 from streamload.connection import Connection
 from streamload.decode.failure import error_from
 from streamload.delivery import Delivery
-from streamload.errors import LoaderClosedError, WorkerError
+from streamload.errors import LoaderClosedError, SampleError, WorkerError
 from streamload.messages import EpochEnded, Failed, Ready
 from streamload.pipeline import ReadyBatch
 from streamload.statistics import FeederTotals, Stage, Statistics
@@ -87,6 +87,9 @@ class Pass(Iterator[Any]):
         self._timeout_s = timeout_s
         self._pending: deque[ReadyBatch] = deque()
         self._gave_at: float | None = None
+        self._batches = 0
+        self._skipped_before = len(delivery.skipped)
+        self._why = ""
         self._over: Literal["no", "finished", "closed"] = "no"
         standing.state = "running"
 
@@ -94,7 +97,7 @@ class Pass(Iterator[Any]):
         if self._over == "finished":
             raise StopIteration
         if self._over == "closed":
-            raise LoaderClosedError("this pass was ended by a newer one, by an error, or by close(); begin a new one")
+            raise LoaderClosedError(f"this pass is over: {self._why}")
         asked_at = perf_counter()
         if self._gave_at is not None:
             self._meter.loop_worked_s += asked_at - self._gave_at
@@ -108,7 +111,7 @@ class Pass(Iterator[Any]):
             raise
         except BaseException as error:
             # After an error of ours the loop may go on from where it stands; Ctrl-C is a way to leave it.
-            self.close(state="ready" if isinstance(error, Exception) else "left")
+            self.close("it was ended by an error", state="ready" if isinstance(error, Exception) else "left")
             raise
         self._gave_at = perf_counter()
         self._meter.loop_waited_s += self._gave_at - asked_at
@@ -126,6 +129,7 @@ class Pass(Iterator[Any]):
                 batch, samples = built
                 self._meter.samples += samples
                 self._meter.batches += 1
+                self._batches += 1
                 return batch
 
     def _message(self) -> Any:
@@ -144,17 +148,26 @@ class Pass(Iterator[Any]):
                 self._meter.totals = message.totals
             case EpochEnded():
                 self._meter.totals = message.totals
+                self._refuse_nothing()
                 raise StopIteration
             case Failed():
                 raise error_from(message.failure)
 
-    def close(self, state: Literal["ready", "left"] = "left") -> None:
+    def _refuse_nothing(self) -> None:
+        """An epoch without a batch because every sample of it was left out is an error, whatever `on_error` says."""
+        skipped = self._delivery.skipped[self._skipped_before :]
+        if skipped and self._batches == 0:
+            raise SampleError(f"every one of {len(skipped)} samples has failed; the first: {skipped[0]}") from skipped[
+                0
+            ]
+
+    def close(self, why: str, state: Literal["ready", "left"] = "left") -> None:
         """End the pass before its end, and the feeder's processes with it. Calling it again is fine."""
         if self._over == "no":
-            self._over = "closed"
+            self._over, self._why = "closed", why
             self._standing.state = state
             self._pending.clear()
             self._connection.close()
 
     def __del__(self) -> None:
-        self.close()
+        self.close("it was dropped")

@@ -206,7 +206,11 @@ def _tell_result(packed: Sequence[PackedPart], dest: str, found: ImageFolder, sk
     fields = (";".join(sorted(stored, key=lambda field: (field != "jpg", field))), "cls")
     folder = os.path.join(dest, written[0].name) if written[0].name else dest
     shown_fields = f'("{fields[0]}", "cls")'
-    typer.echo(f"read it with: StreamLoader({folder!r}, batch_size=64, shuffle=True, fields={shown_fields})")
+    transform = f'transform={{"{fields[0]}": RandomResizedCrop(224)}}'
+    typer.echo("read it with:")
+    typer.echo("  from streamload import StreamLoader")
+    typer.echo("  from streamload.images import RandomResizedCrop")
+    typer.echo(f"  StreamLoader({folder!r}, batch_size=64, shuffle=True, fields={shown_fields}, {transform})")
 
 
 def _counts(parts: Sequence[PackedPart]) -> str:

@@ -171,7 +171,6 @@ class ShardWriter:
             warnings.warn(
                 f"a ShardWriter for {self.folder!r} was dropped without close(): its last shard is discarded and no "
                 "index is written; use it in a with block",
-                ResourceWarning,
                 stacklevel=2,
             )
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import cloudpickle
 
-from streamload.batch.collate import MisfitError, Rows, choose_rows, torch_collate, write_rows
+from streamload.batch.collate import MisfitError, Rows, choose_rows, difference_between, torch_collate, write_rows
 from streamload.batch.layout import Layout, describe_batch, describe_rows, slot_views
 from streamload.dataset.table import MISSING
 from streamload.decode.failure import Attempt, failure_of, in_words
@@ -105,11 +105,15 @@ class PieceCollator:
             return self._lay_down(piece, self._collated(self._job.collate_fn, rows, randomness, first), failures)
         error = attempt.error
         assert error is not None
-        function = "collate_fn" if self._job.collate_fn is not None else "collating"
+        if self._job.collate_fn is not None:
+            said = f"collate_fn raised {in_words(error)} (for the batch that begins with this sample)"
+        else:
+            difference = difference_between(rows)
+            said = f"the batch that begins with this sample cannot be collated: {difference or in_words(error)}"
         failure = RowFailure(
             row=piece.first_row,
             kind="CollateError",
-            message=f"{function} raised {in_words(error)} (for the batch that begins with this sample)",
+            message=said,
             field=None,
             fatal=True,
             cause=failure_of(error),
@@ -145,7 +149,8 @@ class PieceCollator:
                 failures=failures,
             )
         except _IRREGULAR:
-            return self._lay_down(piece, torch_collate(rows), failures)
+            pass
+        return self._lay_down(piece, torch_collate(rows), failures)
 
     def _lay_down(self, piece: Piece, batch: Any, failures: tuple[RowFailure, ...]) -> PieceDone:
         """Lay whatever a `collate_fn` returned into the slot."""

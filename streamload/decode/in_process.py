@@ -9,11 +9,12 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 
-from streamload.decode.failure import Attempt
+from streamload.decode.failure import Attempt, in_words
 from streamload.decode.pool import PoolEvents, Task
 from streamload.decode.rows import RowMaker
-from streamload.decode.tasks import RowsDone, ScanDone, ScanTask, ShardOpened
+from streamload.decode.tasks import Job, RowsDone, ScanDone, ScanTask, ShardOpened
 from streamload.decode.worker import MappedShards, load_job, scan
+from streamload.errors import WorkerError
 from streamload.fetch.resident import ResidentShards
 from streamload.memory.mapped import Bytes
 from streamload.memory.slots import HeapSlots, MappedSlots, SlotPool
@@ -55,7 +56,7 @@ class CallerPool:
     """Does one task at a time in the caller's thread, when told to `step`: breakpoints and tracebacks work as ever.
 
     Args:
-        job: a cloudpickle of the `Job`; unpickled here too, so that the workers' way is the only way.
+        job: the user's functions, as they are: what they share with the caller's code stays shared.
         shards: opens shards.
         slots: where batches are written.
         events: told what happens.
@@ -63,8 +64,8 @@ class CallerPool:
 
     capacity = 1
 
-    def __init__(self, *, job: bytes, shards: ResidentShards, slots: HeapSlots, events: PoolEvents) -> None:
-        self._maker = RowMaker(load_job(job), slots, restore_random_state=True)
+    def __init__(self, *, job: Job, shards: ResidentShards, slots: HeapSlots, events: PoolEvents) -> None:
+        self._maker = RowMaker(job, slots, restore_random_state=True)
         self._shards = _LocalShards(shards)
         self._events = events
         self._tasks: deque[Task] = deque()
@@ -208,17 +209,20 @@ class ThreadPool:
         self._slots.close()
 
     def _serve(self, number: int, maker: RowMaker) -> None:
-        done: RowsDone | ScanDone | None = None
         with Attempt() as attempt:
-            if self._job.worker_init_fn is not None:
-                self._job.worker_init_fn(number)
-        while attempt.error is None and (task := self._tasks.get()) is not None:
-            with Attempt() as attempt:
-                done = _do(task, maker, self._shards, [-1])
-            if done is not None and attempt.error is None:
-                self._loop.call_soon_threadsafe(self._done, done)
+            try:
+                self._work(number, maker)
+            except (SystemExit, KeyboardInterrupt) as error:  # it would end this thread, and nobody would hear of it
+                raise WorkerError(f"the user's code has left a worker thread: {in_words(error)}") from error
         if attempt.error is not None:
             self._loop.call_soon_threadsafe(self._events.on_broken, attempt.error)
+
+    def _work(self, number: int, maker: RowMaker) -> None:
+        if self._job.worker_init_fn is not None:
+            self._job.worker_init_fn(number)
+        while (task := self._tasks.get()) is not None:
+            done = _do(task, maker, self._shards, [-1])
+            self._loop.call_soon_threadsafe(self._done, done)
 
     def _done(self, done: RowsDone | ScanDone) -> None:
         self._outstanding -= 1

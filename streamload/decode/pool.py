@@ -16,6 +16,7 @@ import sys
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from time import monotonic
 from typing import Any, Protocol
 
 from streamload.decode.failure import error_from
@@ -216,8 +217,9 @@ class ProcessPool:
         workers, self._workers = self._workers, []
         for worker in workers:
             worker.channel.close()
+        deadline_s = monotonic() + _GRACE_S  # for all of them together: there may be many, and each in user code
         for worker in workers:
-            worker.end(_GRACE_S)
+            worker.end(max(0.0, deadline_s - monotonic()))
 
     # -- workers ---------------------------------------------------------------------------------------------------
 

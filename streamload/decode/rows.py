@@ -58,6 +58,7 @@ class RowMaker:
             restore=restore_random_state,
             guard=guard or nullcontext(),
         )
+        self._none_is_fine = job.collate_fn is not None  # which may leave such samples out, as many do
         self._randomness: tuple[int, SampleRandomness] | None = None
         self._collator = PieceCollator(job, slots, self._seeds)
 
@@ -140,8 +141,13 @@ class RowMaker:
         value = self._reader.decoder(name)(data)
         decoded = perf_counter()
         work.decode_s += decoded - started
-        value = function(value, rng)
+        value = self._checked(function(value, rng))
         work.transform_s += perf_counter() - decoded
+        return value
+
+    def _checked(self, value: Any) -> Any:
+        if value is None and not self._none_is_fine:
+            raise TransformRaisedError(TypeError("it returned None; is a `return` missing?"))
         return value
 
     def _transform_samples(self, work: Work, rows: Rows, function: UserFunction) -> Rows:
@@ -151,7 +157,7 @@ class RowMaker:
 
         def transform(row: int) -> Any:
             rng = random.generator(shards[row], samples[row]) if function.takes_rng else None
-            return function(rows.row(row), rng)
+            return self._checked(function(rows.row(row), rng))
 
         def make(row: int) -> None:
             values[row] = self._seeds.run_seeded(random, shards[row], samples[row], lambda: transform(row))

@@ -152,7 +152,7 @@ def main() -> None:
     """Run a worker on the descriptors given as arguments."""
     socket_number, progress_number, words_number, parent = map(int, sys.argv[1:5])
     _die_with_parent(parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the trainer decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # as the feeder does; the trainer decides on Ctrl-C
     faulthandler.enable(file=words_number, all_threads=False)
     raise_descriptor_limit()
     channel = Channel(socket.socket(fileno=socket_number))

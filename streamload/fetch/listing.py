@@ -210,7 +210,7 @@ def _refuse_repetitions(found: list[str]) -> None:
         if path in seen:
             raise ValueError(
                 f"urls names the shard {path!r} twice, which would give each of its samples twice; remove one of them "
-                "(weights= is the way to see samples more often)"
+                "(to see samples more often, iterate more often)"
             )
         seen.add(path)
 

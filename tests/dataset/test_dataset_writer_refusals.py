@@ -146,7 +146,7 @@ def test_a_full_disk_is_a_storage_error_and_leaves_nothing(tmp_path: Path, monke
 def test_a_forgotten_close_warns_and_leaves_nothing(tmp_path: Path) -> None:
     writer = ShardWriter(tmp_path)
     writer.write(SAMPLES[0])
-    with pytest.warns(ResourceWarning, match="without close"):
+    with pytest.warns(UserWarning, match="without close"):
         del writer
     assert names_in(tmp_path) == []
 
