@@ -84,7 +84,7 @@ class FeederProcess:
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             process = subprocess.Popen(
-                [sys.executable, "-m", "streamload.feeder", *map(str, descriptors), str(os.getpid())],
+                [sys.executable, "-P", "-m", "streamload.feeder", *map(str, descriptors), str(os.getpid())],
                 pass_fds=descriptors,
                 stdin=subprocess.DEVNULL,
                 env=child_environment(),

@@ -79,6 +79,7 @@ class Feeder:
                 case EpochStart():
                     self._epoch = self._start(message)
                 case Taken():
+                    self._slots.taken(message.batches)
                     self._slots.released(message.released)
                     if self._epoch is not None:
                         self._epoch.taken(message.batches)

@@ -56,8 +56,10 @@ class StreamLoader:
             same number of batches and samples. False adds nothing: every sample exactly once, for evaluation.
         num_workers: worker processes; "auto" is one for each processor, 0 does all in the caller's thread.
         executor: "process", or "thread" for threads within the feeder.
-        prefetch_batches: batches that are made ahead; of small, fast ones (a few ms each) more are under way.
-        in_order: False gives batches as they are finished, and then the position cannot be saved.
+        prefetch_batches: batches that are made ahead. More are under way, two for each worker, where a batch is made by
+            one worker (with a `collate_fn`, or small and fast ones, these within 16 MiB).
+        in_order: False gives batches as they are finished. Then there is no position: it cannot be saved, and a pass
+            that ended with an error begins its epoch again.
         worker_init_fn: called with the worker's number in each worker when it starts.
         timeout: seconds to wait for a batch before a WorkerError; 0 waits for ever.
         pin_memory: give tensors in page-locked memory. "auto": where there is CUDA. Without CUDA it has no effect.
@@ -143,6 +145,7 @@ class StreamLoader:
         self._lanes = self.world_size if lanes is None else lanes
         self._counts = self._listing.counts
         self._delivery = Delivery(on_error, max_errors)
+        self._dataset: str | None = None
         self._standing = Standing()
         self._epoch_to_come: int | None = None
         self._connection: Connection | None = None
@@ -193,15 +196,20 @@ class StreamLoader:
         Raises:
             LoaderClosedError: the loader was closed.
         """
-        if self._closed:
-            raise LoaderClosedError("the loader was closed; make a new one")
         self._end_pass("another pass of the same loader has begun; for two at once make two loaders")
         epoch, position = self._next_start()
         self._epoch_to_come = None
         connection = self._connect()
         connection.send(EpochStart(epoch, position, self.rank, self.world_size))
         self._standing = Standing(epoch, position)
-        begun = Pass(connection, self._delivery, self._standing, self._meter, self._options.timeout or None)
+        begun = Pass(
+            connection,
+            self._delivery,
+            self._standing,
+            self._meter,
+            timeout_s=self._options.timeout or None,
+            in_order=self._options.in_order,
+        )
         self._pass = weakref.ref(begun)
         return begun
 
@@ -290,6 +298,8 @@ class StreamLoader:
         return (standing.epoch + 1 if to_come is None else to_come), 0
 
     def _connect(self) -> Connection:
+        if self._closed:
+            raise LoaderClosedError("the loader was closed; make a new one")
         if self._connection is None or self._connection.closed:
             self._connection = self._start_feeder()
         return self._connection
@@ -323,18 +333,20 @@ class StreamLoader:
     def _count(self) -> tuple[int, ...]:
         connection = self._connect()
         connection.send(CountSamples())
-        meanwhile = []
-        while not isinstance(message := connection.receive(None), Counted):
-            if isinstance(message, Failed):
-                self._end_pass("it was ended by an error")
-                self._disconnect()
-                raise error_from(message.failure)
-            meanwhile.append(message)  # of a pass that is under way
-        connection.put_back(meanwhile)
+        meanwhile: list[Any] = []  # of a pass that is under way
+        try:
+            while not isinstance(message := connection.receive(None), Counted):
+                meanwhile.append(message)
+                if isinstance(message, Failed):
+                    raise error_from(message.failure)
+        finally:
+            connection.put_back(meanwhile)
         return message.counts
 
     def _fingerprint(self) -> str:
-        return fingerprint((shard.name, shard.bytes) for shard in self._listing.shards)
+        if self._dataset is None:
+            self._dataset = fingerprint((shard.name, shard.bytes) for shard in self._listing.shards)
+        return self._dataset
 
 
 def _pickled(job: Job) -> bytes:

@@ -98,6 +98,9 @@ class Options:
         for entry in self.fields or ():
             if entry not in SAMPLE_NAMES and not any(name in existing for name in entry.split(";")):
                 raise ValueError(f"fields={self.fields!r}: no sample has {entry!r}; there are {', '.join(existing)}")
+        for name in self.transform if self.fields is None and isinstance(self.transform, Mapping) else ():
+            if name not in existing:
+                raise ValueError(f"transform has a function for {name!r}; the fields are {', '.join(existing)}")
 
     def _check_numbers(self) -> None:
         _check_int("batch_size", self.batch_size, 1)

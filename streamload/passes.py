@@ -75,11 +75,20 @@ class Pass(Iterator[Any]):
         standing: kept up to date for the loader.
         meter: adds up.
         timeout_s: how long to wait for a batch, or None.
+        in_order: the batches come in order; else there is no position, and what is begun again is begun from the start.
     """
 
     def __init__(
-        self, connection: Connection, delivery: Delivery, standing: Standing, meter: Meter, timeout_s: float | None
+        self,
+        connection: Connection,
+        delivery: Delivery,
+        standing: Standing,
+        meter: Meter,
+        *,
+        timeout_s: float | None,
+        in_order: bool,
     ) -> None:
+        self._in_order = in_order
         self._connection = connection
         self._delivery = delivery
         self._standing = standing
@@ -124,7 +133,8 @@ class Pass(Iterator[Any]):
             ready = self._pending.popleft()
             self._connection.taken(1)
             built = self._delivery.build(ready, self._connection.lend)
-            self._standing.position = ready.end
+            if self._in_order:
+                self._standing.position = ready.end
             if built is not None:
                 batch, samples = built
                 self._meter.samples += samples

@@ -23,9 +23,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     generator = np.random.default_rng(0)
     for label in ("cat", "dog"):
         (folder / "photos" / label).mkdir(parents=True)
-        for number in range(40):
-            pixels = generator.integers(0, 256, (80, 100, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(folder / "photos" / label / f"{number}.jpg")
+        for number in range(40):  # of many sizes, in both formats, as people have them
+            height, width = generator.integers(60, 120, 2)
+            pixels = generator.integers(0, 256, (height, width, 3), dtype=np.uint8)
+            name = f"holiday {number}.v2.{'PNG' if number % 4 == 0 else 'jpg'}"
+            Image.fromarray(pixels).save(folder / "photos" / label / name)
     return folder
 
 

@@ -30,6 +30,8 @@ from streamload.memory.mapped import Bytes
 
 __all__ = ["MisfitError", "Rows", "build_batch", "choose_rows", "difference_between", "torch_collate", "write_rows"]
 
+_OUTLINE_LEVELS = 6
+
 
 class MisfitError(Exception):
     """Some row does not have the layout that the first ones had; its batch is to be collated as a whole."""
@@ -251,13 +253,15 @@ def difference_between(rows: Rows) -> str:
     return ""
 
 
-def _outline(value: Any) -> str:
+def _outline(value: Any, levels: int = _OUTLINE_LEVELS) -> str:
     if isinstance(value, np.ndarray | np.generic) or is_tensor(value):
         return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    if isinstance(value, Mapping | tuple | list) and levels == 0:
+        return "..."
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key}: {_outline(item)}" for key, item in value.items()) + "}"
+        return "{" + ", ".join(f"{key}: {_outline(item, levels - 1)}" for key, item in value.items()) + "}"
     if isinstance(value, tuple | list):
-        return "(" + ", ".join(map(_outline, value)) + ")"
+        return "(" + ", ".join(_outline(item, levels - 1) for item in value) + ")"
     return type(value).__name__
 
 

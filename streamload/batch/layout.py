@@ -157,8 +157,8 @@ def _memory_order(value: NDArray[Any]) -> tuple[int, ...] | None:
 
 def is_tensor(value: Any) -> bool:
     """Whether a value is a torch tensor; torch is not imported to find out."""
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(value, torch.Tensor)
+    kind = getattr(sys.modules.get("torch"), "Tensor", None)  # absent while another thread imports torch
+    return kind is not None and isinstance(value, kind)
 
 
 def is_named_tuple(kind: type) -> bool:

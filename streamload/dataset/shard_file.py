@@ -84,15 +84,26 @@ class ShardFile:
         self._sample_start.append(len(self._offsets))
         self._labels.append(label)
 
-    def publish(self) -> ShardTable:
-        """Write the end mark, bring everything to the disk, give the file its name. Raises OSError."""
+    def publish(self, *, replace: bool) -> ShardTable:
+        """Write the end mark, bring everything to the disk, give the file its name.
+
+        Args:
+            replace: take the place of a file of that name; else FileExistsError, should there be one by now.
+
+        Raises:
+            OSError: any of that fails.
+        """
         if self._file is None:
             raise ValueError("the shard was published or discarded already")
         self._file.write(END_MARK)
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
-        os.replace(self._hidden, self.path)
+        if replace:
+            os.replace(self._hidden, self.path)
+        else:
+            os.link(self._hidden, self.path)
+            os.unlink(self._hidden)
         self._file = None
         sync_folder(self._folder)
         return self._table()

@@ -78,6 +78,7 @@ class ShardWriter:
             existing = self._names.existing(self.folder)
         except OSError as exc:
             raise self._storage_error(exc) from exc
+        self._overwrite = overwrite
         if existing and not overwrite:
             raise StorageError(
                 f"{self.folder!r} holds {len(existing)} shards of this name already, from {existing[0]!r} on; choose "
@@ -182,9 +183,9 @@ class ShardWriter:
         return ShardFile(os.path.join(self.folder, self._names.name(len(self._published))))
 
     def _publish(self, shard: ShardFile) -> None:
-        if not self._published:
+        if not self._published and self._overwrite:
             remove_shards(self.folder, self._names)
-        table = shard.publish()
+        table = shard.publish(replace=self._overwrite)
         self._shard = None
         self.bytes += table.shard_bytes
         # No time of modification: it would make the bytes of the index differ from run to run.

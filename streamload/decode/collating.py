@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -102,7 +102,8 @@ class PieceCollator:
         with Attempt() as attempt:
             if self._job.collate_fn is None:
                 return self._regular_batch(piece, rows, failures)
-            return self._lay_down(piece, self._collated(self._job.collate_fn, rows, randomness, first), failures)
+            self._seeds.seed(randomness, first[0] + _COLLATE_STREAM, first[1])
+            return self._lay_down(piece, self._job.collate_fn(rows.as_list()), failures)
         error = attempt.error
         assert error is not None
         if self._job.collate_fn is not None:
@@ -122,16 +123,6 @@ class PieceCollator:
             offset=MISSING,
         )
         return PieceDone(piece, whole=True, failures=(*failures, failure))
-
-    def _collated(
-        self,
-        collate_fn: Callable[[list[Any]], Any],
-        rows: Rows,
-        randomness: SampleRandomness,
-        first: tuple[int, int],
-    ) -> Any:
-        shard, sample = first
-        return self._seeds.run_seeded(randomness, shard + _COLLATE_STREAM, sample, lambda: collate_fn(rows.as_list()))
 
     def _regular_batch(self, piece: Piece, rows: Rows, failures: tuple[RowFailure, ...]) -> PieceDone:
         """A batch whose rows are alike, if not like those of other batches; else torch decides what becomes of it."""

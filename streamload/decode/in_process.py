@@ -8,6 +8,7 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from streamload.decode.failure import Attempt, in_words
 from streamload.decode.pool import PoolEvents, Task
@@ -139,6 +140,15 @@ class _LockedSlots:
         self.drop(list(self._known))
 
 
+@dataclass(slots=True)
+class _ToForget:
+    """What to unmap when some tasks are done."""
+
+    after: set[int]
+    shards: set[int] = field(default_factory=set)
+    slots: set[int] = field(default_factory=set)
+
+
 class ThreadPool:
     """Worker threads in the feeder: for decoders that release the GIL, and for Python without one.
 
@@ -163,10 +173,10 @@ class ThreadPool:
         self._events = events
         self._loop = asyncio.get_running_loop()
         self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
-        self._outstanding = 0
+        self._outstanding: set[int] = set()
         guard = threading.Lock()
         self._makers = [RowMaker(self._job, self._slots, guard) for _ in range(workers)]
-        self._to_forget: list[tuple[int, list[int]]] = []
+        self._to_forget: list[_ToForget] = []
         self._threads = [
             threading.Thread(target=self._serve, args=(number, maker), name=f"streamload-{number}", daemon=True)
             for number, maker in enumerate(self._makers)
@@ -177,15 +187,16 @@ class ThreadPool:
 
     def has_room(self) -> bool:
         """Whether another task can wait its turn."""
-        return self._outstanding < self.capacity
+        return len(self._outstanding) < self.capacity
 
     def submit(self, task: Task) -> None:
         """Take a task."""
         needed = self._shards.need(task)
-        self._to_forget = [(count, [n for n in shards if n not in needed]) for count, shards in self._to_forget]
+        for forgetting in self._to_forget:
+            forgetting.shards -= needed
         for piece in () if isinstance(task, ScanTask) else task.pieces:
             self._slots.need(piece.slot)
-        self._outstanding += 1
+        self._outstanding.add(task.number)
         self._tasks.put(task)
 
     def fix_layout(self, layout: bytes) -> None:
@@ -195,12 +206,11 @@ class ThreadPool:
 
     def forget_shards(self, shards: Sequence[int]) -> None:
         """Unmap shards when the tasks submitted so far are done."""
-        self._to_forget.append((self._outstanding, list(shards)))
-        self._forget(0)
+        self._forget(_ToForget(set(self._outstanding), shards=set(shards)))
 
     def forget_slots(self, slots: Sequence[int]) -> None:
-        """Unmap slots; what a thread is writing to stays mapped until it is done."""
-        self._slots.drop(slots)
+        """Unmap slots when the tasks submitted so far are done."""
+        self._forget(_ToForget(set(self._outstanding), slots=set(slots)))
 
     def close(self) -> None:
         """Let the threads end after the task in hand; they are daemons, and the process ends without waiting."""
@@ -225,16 +235,19 @@ class ThreadPool:
             self._loop.call_soon_threadsafe(self._done, done)
 
     def _done(self, done: RowsDone | ScanDone) -> None:
-        self._outstanding -= 1
-        self._forget(1)
+        self._outstanding.discard(done.number)
+        waiting, self._to_forget = self._to_forget, []
+        for forgetting in waiting:
+            forgetting.after.discard(done.number)
+            self._forget(forgetting)
         self._events.on_done(done)
 
-    def _forget(self, finished: int) -> None:
-        waiting = [(count - finished, shards) for count, shards in self._to_forget]
-        for count, shards in waiting:
-            if count <= 0:
-                self._shards.drop(shards)
-        self._to_forget = [(count, shards) for count, shards in waiting if count > 0]
+    def _forget(self, forgetting: _ToForget) -> None:
+        if forgetting.after:
+            self._to_forget.append(forgetting)
+            return
+        self._shards.drop(tuple(forgetting.shards))
+        self._slots.drop(tuple(forgetting.slots))
 
 
 def _do(task: Task, maker: RowMaker, shards: _LocalShards, progress: list[int]) -> RowsDone | ScanDone:

@@ -81,7 +81,7 @@ def locate(block: RowBlock, tables: Tables, fields: tuple[str, ...] | None, *, v
                 "verify=True needs the checksums of an index; make one with `streamload index`", url=tables.url(shard)
             )
         for place in places:
-            _fill(place, table, tables.column(shard, place.alternatives)[samples], rows)
+            _fill(place, table, tables.column(shard, table, place.alternatives)[samples], rows)
         if keys is not None:
             for row, sample in zip(rows.tolist(), samples.tolist(), strict=True):
                 keys[row] = table.key(sample)

@@ -110,7 +110,7 @@ class _Worker:
         descriptors = (theirs.fileno(), progress, self._words)
         try:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "streamload.decode.worker", *map(str, descriptors), str(os.getpid())],
+                [sys.executable, "-P", "-m", "streamload.decode.worker", *map(str, descriptors), str(os.getpid())],
                 pass_fds=descriptors,
                 stdin=subprocess.DEVNULL,
                 env=child_environment(),
@@ -307,15 +307,15 @@ class ProcessPool:
     def _blame(self, worker: _Worker, task: Task, how: str) -> Task | None:
         """The task to try again, without a row that has killed before; None where there is no going on."""
         in_hand, row = worker.row_in_hand()
-        if in_hand != task.number:  # it died before it began
-            return task
+        if in_hand != task.number:  # it died on the way to it
+            row = -1
         self._deaths[task.number, row] += 1
         deaths = self._deaths[task.number, row]
         if row >= 0 and deaths >= _DEATHS_OF_A_ROW and isinstance(task, RowTask):
             reason = f"two workers died while they made this sample; the second one {how}"
             return replace(task, fatal_rows={**task.fatal_rows, row: reason})
         if row < 0 and deaths >= _DEATHS_OF_A_TASK:
-            doing = "scanned a shard" if isinstance(task, ScanTask) else "collated a batch"
+            doing = "scanned a shard" if isinstance(task, ScanTask) else "prepared or collated a batch"
             self._events.on_broken(WorkerError(f"three workers died while they {doing}; the last one {how}"))
             return None
         return task

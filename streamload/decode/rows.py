@@ -84,11 +84,11 @@ class RowMaker:
 
     def _rows(self, work: Work) -> Rows:
         columns: list[Any] = []
-        transformed: list[tuple[int, Column, UserFunction]] = []
+        transformed: list[tuple[int, Column, dict[str, UserFunction]]] = []
         for number, column in enumerate(work.task.columns):
-            function = self._function_of(column)
-            if function is not None:
-                transformed.append((number, column, function))
+            functions = self._functions_of(column)
+            if functions:
+                transformed.append((number, column, functions))
                 columns.append([None] * work.count)
                 continue
             started = perf_counter()
@@ -99,43 +99,46 @@ class RowMaker:
         rows = self._as_samples(work, columns)
         return rows if self._on_sample is None else self._transform_samples(work, rows, self._on_sample)
 
-    def _function_of(self, column: Column) -> UserFunction | None:
-        for name in (column.name, *column.alternatives):
-            if name in self._by_field:
-                return self._by_field[name]
-        return None
+    def _functions_of(self, column: Column) -> dict[str, UserFunction]:
+        """For each field that a column may hold the function that transforms it, where there is one."""
+        if column.name in self._by_field:
+            return dict.fromkeys(column.alternatives, self._by_field[column.name])
+        return {name: self._by_field[name] for name in column.alternatives if name in self._by_field}
 
     def _transform_fields(
-        self, work: Work, transformed: list[tuple[int, Column, UserFunction]], columns: list[Any]
+        self, work: Work, transformed: list[tuple[int, Column, dict[str, UserFunction]]], columns: list[Any]
     ) -> None:
         """Decode and transform some fields, sample by sample: a sample's functions draw from one generator in turn."""
         random = self._random(work.task.epoch)
-        takes_rng = any(function.takes_rng for _, _, function in transformed)
+        takes_rng = any(function.takes_rng for _, _, functions in transformed for function in functions.values())
         shards, samples = work.task.shards.tolist(), work.task.samples.tolist()
         current = [transformed[0][1]]
 
-        def transform(row: int) -> None:
-            rng = random.generator(shards[row], samples[row]) if takes_rng else None
-            for number, column, function in transformed:
-                current[0] = column
-                columns[number][row] = self._transformed_value(work, column, function, row, rng)
-
         def make(row: int) -> None:
-            self._seeds.run_seeded(random, shards[row], samples[row], lambda: transform(row))
+            self._seeds.seed(random, shards[row], samples[row])
+            rng = random.generator(shards[row], samples[row]) if takes_rng else None
+            for number, column, functions in transformed:
+                current[0] = column
+                columns[number][row] = self._transformed_value(work, column, functions, row, rng)
 
         def failed(row: int, error: Exception) -> RowFailure:
             return self._failed(work, current[0])(row, error)
 
         work.each_row(make, failed)
 
-    def _transformed_value(self, work: Work, column: Column, function: UserFunction, row: int, rng: Any) -> Any:
+    def _transformed_value(
+        self, work: Work, column: Column, functions: dict[str, UserFunction], row: int, rng: Any
+    ) -> Any:
         if self._reader.is_absent(column, row):
             return ABSENT
         started = perf_counter()
         data = self._reader.encoded(work, column, row)
         name = field_of(column, row)
+        function = functions.get(name)
+        if function is None:
+            return self._reader.decoder(name)(data)
         if function.starts_from_encoded and is_image(name) and self._reader.is_built_in(column):
-            value = function.from_encoded(data, rng)
+            value = self._checked(function.from_encoded(data, rng))
             work.decode_s += perf_counter() - started
             return value
         value = self._reader.decoder(name)(data)
@@ -155,12 +158,10 @@ class RowMaker:
         shards, samples = work.task.shards.tolist(), work.task.samples.tolist()
         values: list[Any] = [None] * work.count
 
-        def transform(row: int) -> Any:
-            rng = random.generator(shards[row], samples[row]) if function.takes_rng else None
-            return self._checked(function(rows.row(row), rng))
-
         def make(row: int) -> None:
-            values[row] = self._seeds.run_seeded(random, shards[row], samples[row], lambda: transform(row))
+            self._seeds.seed(random, shards[row], samples[row])
+            rng = random.generator(shards[row], samples[row]) if function.takes_rng else None
+            values[row] = self._checked(function(rows.row(row), rng))
 
         started = perf_counter()
         work.each_row(make, self._failed(work, None))

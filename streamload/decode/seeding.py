@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import importlib.util
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, TypeVar
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 
 from streamload.order.randomness import SampleRandomness
 
 __all__ = ["GlobalSeeds"]
-
-ResultT = TypeVar("ResultT")
 
 
 class GlobalSeeds:
@@ -45,29 +47,50 @@ class GlobalSeeds:
                 if saved is not None:
                     _set_states(saved)
 
-    def run_seeded(
-        self, randomness: SampleRandomness, shard: int, sample: int, action: Callable[[], ResultT]
-    ) -> ResultT:
-        """The result of code that runs with the generators seeded for one sample.
-
-        Code that was the first to import torch drew from a generator that nobody had seeded, so it is run again.
-        """
+    def seed(self, randomness: SampleRandomness, shard: int, sample: int) -> None:
+        """Seed for one sample. If the code that follows is the first to import torch, that is seeded as it arrives."""
         if not self._needed:
-            return action()
-        without_torch = "torch" not in sys.modules
-        self._seed(randomness, shard, sample)
-        result = action()
-        if without_torch and "torch" in sys.modules:
-            self._seed(randomness, shard, sample)
-            result = action()
-        return result
-
-    def _seed(self, randomness: SampleRandomness, shard: int, sample: int) -> None:
+            return
         for_python, for_numpy, for_torch = randomness.seeds(shard, sample)
         random.seed(for_python)
         np.random.seed(for_numpy)  # the legacy generator is what most augmentation libraries draw from
-        if (torch := sys.modules.get("torch")) is not None:
-            torch.default_generator.manual_seed(for_torch)
+        torch = sys.modules.get("torch")
+        if torch is None:
+            _ARRIVAL.expect(for_torch)
+        elif (generator := getattr(torch, "default_generator", None)) is not None:
+            generator.manual_seed(for_torch)
+
+
+class _TorchArrival(MetaPathFinder):
+    """Stands in the way of `import torch` to seed its generator at once."""
+
+    def __init__(self) -> None:
+        self._seed = 0
+
+    def expect(self, seed: int) -> None:
+        self._seed = seed
+        if self not in sys.meta_path:
+            sys.meta_path.insert(0, self)
+
+    def find_spec(
+        self, fullname: str, _path: Sequence[str] | None = None, _target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname != "torch":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec("torch")
+        if spec is not None and spec.loader is not None:
+            run = spec.loader.exec_module
+
+            def run_and_seed(module: ModuleType) -> None:
+                run(module)
+                module.default_generator.manual_seed(self._seed)
+
+            vars(spec.loader)["exec_module"] = run_and_seed
+        return spec
+
+
+_ARRIVAL = _TorchArrival()
 
 
 def _states() -> tuple[Any, Any, Any]:

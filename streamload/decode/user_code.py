@@ -45,9 +45,14 @@ class UserFunction:
             no `rng`, unless it says otherwise by an attribute of this name.
     """
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Any) -> None:
         self._function = function
         self._from_encoded: Callable[[memoryview, Any], Any] | None = getattr(function, "from_encoded", None)
+        rest = getattr(
+            function, "after_first", None
+        )  # a chain: only its first operation decodes, others are the user's
+        self._rest = None if rest is None or self._from_encoded is None else UserFunction(rest)
+        self._first_from_encoded: Any = None if self._rest is None else function.operations[0].from_encoded
         self.takes_rng = _takes_rng(function)
         self.uses_global_generators = bool(getattr(function, "uses_global_generators", not self.takes_rng))
 
@@ -69,7 +74,9 @@ class UserFunction:
     def from_encoded(self, data: memoryview, rng: Any) -> Any:
         """The function's result, from a field's encoded bytes."""
         assert self._from_encoded is not None
-        return self._from_encoded(data, rng)
+        if self._rest is None:
+            return self._from_encoded(data, rng)
+        return self._rest(self._first_from_encoded(data, rng), rng)
 
 
 def _takes_rng(function: Callable[..., Any]) -> bool:

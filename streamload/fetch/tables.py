@@ -69,12 +69,12 @@ class Tables:
         self._cache.store(listed.url, listed.bytes, listed.mtime_ns, self._strict, table)
         self._keep(shard, table)
 
-    def column(self, shard: int, alternatives: Sequence[str]) -> NDArray[np.int64]:
-        """`ShardTable.column` of a shard whose table is at hand, kept for the next call."""
-        columns = self._columns.setdefault(shard, {})
+    def column(self, shard: int, table: ShardTable, alternatives: Sequence[str]) -> NDArray[np.int64]:
+        """`table.column` of a shard's table, kept for the next call while the table is held."""
+        columns = self._columns.setdefault(shard, {}) if shard in self._tables else {}
         name = tuple(alternatives)
         if name not in columns:
-            columns[name] = self._tables[shard].column(name)
+            columns[name] = table.column(name)
         return columns[name]
 
     def url(self, shard: int) -> str:

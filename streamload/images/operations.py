@@ -72,6 +72,19 @@ class Compose:
         return self._apply(0, image, rng)
 
     @property
+    def uses_global_generators(self) -> bool:
+        """Whether an operation may draw from `random`, `numpy.random` or torch: one not of ours and without `rng`."""
+        return any(
+            bool(getattr(each, "uses_global_generators", not random and not _is_ours(each)))
+            for each, random in zip(self.operations, self._random, strict=True)
+        )
+
+    @property
+    def after_first(self) -> Compose:
+        """All operations but the first."""
+        return Compose(self.operations[1:])
+
+    @property
     def from_encoded(self) -> Callable[[memoryview, np.random.Generator | None], Any]:
         """As calling it on the decoded image, where the first operation can begin with the encoded one.
 
@@ -90,6 +103,10 @@ class Compose:
         for operation, random in zip(self.operations[start:], self._random[start:], strict=True):
             value = operation(value, rng=rng) if random else operation(value)
         return value
+
+
+def _is_ours(operation: Callable[..., Any]) -> bool:
+    return type(operation).__module__.startswith(__name__.rpartition(".")[0] + ".")
 
 
 @dataclass(frozen=True, slots=True)

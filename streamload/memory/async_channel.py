@@ -31,7 +31,7 @@ class AsyncChannel:
         self._frames = Frames()
         self._on_message = on_message
         self._on_lost = on_lost
-        self._unsent: deque[tuple[memoryview, list[int], bool]] = deque()
+        self._unsent: deque[tuple[memoryview, list[int]]] = deque()
         self._closed = False
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(sock, self._read)
@@ -41,13 +41,15 @@ class AsyncChannel:
 
         Args:
             message: anything that pickles.
-            descriptors: to go with it; they must stay open until they are sent.
-            close: close the descriptors as soon as they have been sent.
+            descriptors: to go with it.
+            close: they become the channel's, which closes them when they have been sent. Otherwise they stay the
+                caller's, who may close them at once: what waits to be sent are duplicates.
         """
         if self._closed:
             _close_all(descriptors if close else ())
             return
-        self._unsent.append((memoryview(frame(message, descriptors)), list(descriptors), close))
+        owned = list(descriptors) if close else [os.dup(descriptor) for descriptor in descriptors]
+        self._unsent.append((memoryview(frame(message, owned)), owned))
         if len(self._unsent) == 1:
             self._write()
 
@@ -58,26 +60,26 @@ class AsyncChannel:
         self._closed = True
         self._loop.remove_reader(self._socket)
         self._loop.remove_writer(self._socket)
-        for _, descriptors, close in self._unsent:
-            _close_all(descriptors if close else ())
+        for _, descriptors in self._unsent:
+            _close_all(descriptors)
         self._unsent.clear()
         self._frames.close()
         self._socket.close()
 
     def _write(self) -> None:
         while self._unsent:
-            data, descriptors, close = self._unsent[0]
+            data, descriptors = self._unsent[0]
             try:
                 sent = socket.send_fds(self._socket, [data], descriptors) if descriptors else self._socket.send(data)
             except BlockingIOError:
                 self._loop.add_writer(self._socket, self._write)
                 return
-            except ConnectionError:
+            except OSError:  # with any other error too nothing behind this message would ever arrive
                 self._lose()
                 return
-            _close_all(descriptors if close else ())
+            _close_all(descriptors)
             if sent < len(data):
-                self._unsent[0] = (data[sent:], [], False)
+                self._unsent[0] = (data[sent:], [])
             else:
                 self._unsent.popleft()
         self._loop.remove_writer(self._socket)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -21,8 +21,9 @@ __all__ = ["HeapSlots", "MappedSlots", "SlotMemory", "SlotPool", "SlotReader", "
 
 _PAGE_BYTES = 4096
 _MAX_FREE_SLOTS = 96
-_MAX_KEPT_SLOTS = 128
 """More than the batches that are ever under way, so that slots go to and fro and are not made anew."""
+
+_MAX_KEPT_SLOTS = 64
 
 _LEAST_FREE_SLOTS = 8
 _FREE_BYTES = 64 << 20
@@ -49,6 +50,9 @@ class Slots(Protocol):
 
     def delivered(self, slot: int) -> None:
         """The trainer has been told of this slot."""
+
+    def taken(self, batches: int) -> None:
+        """The trainer has taken so many batches, in the order in which it was told of them."""
 
     def released(self, slots: Sequence[int]) -> None:
         """Nobody in the trainer views these any more."""
@@ -106,6 +110,10 @@ class MappedSlots:
 class SlotPool:
     """Makes slots and knows where each of them is. It never waits and it never overwrites what is being read.
 
+    A slot's way: `take` (free or new; workers fill it), `delivered` (announced to the trainer), `taken` (the loop has
+    its batch), `released` (nobody views it any more; free again). The pool owns one descriptor of it all the way;
+    workers and the trainer get duplicates of their own.
+
     A user who keeps batches keeps their slots: then the pool makes new ones, and after `_MAX_KEPT_SLOTS` it gives the
     oldest away for good, so that no descriptor is held for them.
     """
@@ -113,7 +121,8 @@ class SlotPool:
     def __init__(self) -> None:
         self._descriptors: dict[int, int] = {}
         self._free: list[int] = []
-        self._delivered: OrderedDict[int, None] = OrderedDict()
+        self._announced: deque[int] = deque()
+        self._kept: OrderedDict[int, None] = OrderedDict()
         self._made = 0
         self._retired: list[int] = []
 
@@ -135,15 +144,20 @@ class SlotPool:
 
     def delivered(self, slot: int) -> None:
         """The trainer has been told of this slot."""
-        self._delivered[slot] = None
-        if len(self._delivered) > _MAX_KEPT_SLOTS:
-            self.discard(next(iter(self._delivered)))
+        self._announced.append(slot)
+
+    def taken(self, batches: int) -> None:
+        """The trainer has taken so many batches, in the order in which it was told of them."""
+        for _ in range(batches):
+            self._kept[self._announced.popleft()] = None
+            if len(self._kept) > _MAX_KEPT_SLOTS:
+                self.discard(next(iter(self._kept)))
 
     def released(self, slots: Sequence[int]) -> None:
         """Nobody in the trainer views these any more."""
         for slot in slots:
-            if slot in self._delivered:  # one that was given away in the meantime is the trainer's own business
-                del self._delivered[slot]
+            if slot in self._kept:  # one that was given away in the meantime is the trainer's own business
+                del self._kept[slot]
                 if self._may_stay_free(slot):
                     self._free.append(slot)
                 else:
@@ -157,7 +171,7 @@ class SlotPool:
 
     def discard(self, slot: int) -> None:
         """Never use this slot again; its memory lives on with whoever maps it."""
-        self._delivered.pop(slot, None)
+        self._kept.pop(slot, None)
         os.close(self._descriptors.pop(slot))
         self._retired.append(slot)
 
@@ -172,7 +186,8 @@ class SlotPool:
             os.close(descriptor)
         self._descriptors.clear()
         self._free.clear()
-        self._delivered.clear()
+        self._announced.clear()
+        self._kept.clear()
 
 
 class SlotReader:
@@ -247,6 +262,9 @@ class HeapSlots:
 
     def delivered(self, slot: int) -> None:
         """Nothing to keep: `lend` hands the memory over."""
+
+    def taken(self, batches: int) -> None:
+        """Nothing to keep either."""
 
     def released(self, slots: Sequence[int]) -> None:
         """Nothing to do: the memory is freed with its last view."""

@@ -263,7 +263,9 @@ def test_a_collate_fn_that_kills_every_worker_breaks_the_pool(shelf: Shelf, tmp_
         await office.do(office.tasks(shelf, 20, whole=True)[:1])
         (error,) = office.broken
         assert isinstance(error, WorkerError)
-        assert "three workers died while they collated a batch; the last one ended with status 9" in str(error)
+        assert "three workers died while they prepared or collated a batch; the last one ended with status 9" in str(
+            error
+        )
 
     in_office(job(fields=FIELDS, collate_fn=deadly), shelf.write(tmp_path), body, workers=1)
 

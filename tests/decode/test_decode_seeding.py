@@ -30,7 +30,8 @@ def draw():
     import torch  # as a transform may that imports what it needs when it is first called
     return *own, torch.rand(()).item()
 
-print(*GlobalSeeds(needed=True, restore=False, guard=nullcontext()).run_seeded(SampleRandomness(5, 2), 3, 4, draw))
+GlobalSeeds(needed=True, restore=False, guard=nullcontext()).seed(SampleRandomness(5, 2), 3, 4)
+print(*draw())
 """
 
 
@@ -55,14 +56,16 @@ def own_generators() -> Any:
 @pytest.mark.parametrize("with_torch", ["torch", ""])
 def test_another_process_draws_the_same(with_torch: str) -> None:
     done = subprocess.run([sys.executable, "-c", DRAW, with_torch], capture_output=True, text=True, check=True)
-    expected = seeds().run_seeded(SampleRandomness(5, 2), 3, 4, drawn)
+    seeds().seed(SampleRandomness(5, 2), 3, 4)
+    expected = drawn()
     assert [float(word) for word in done.stdout.split()] == list(expected if with_torch else expected[:2])
 
 
 def test_samples_epochs_and_seeds_draw_differently() -> None:
     seen = set()
     for seed, epoch, shard, sample in [(0, 0, 0, 0), (1, 0, 0, 0), (0, 1, 0, 0), (0, 0, 1, 0), (0, 0, 0, 1)]:
-        seen.update(seeds().run_seeded(SampleRandomness(seed, epoch), shard, sample, drawn))
+        seeds().seed(SampleRandomness(seed, epoch), shard, sample)
+        seen.update(drawn())
     assert len(seen) == 15
 
 
@@ -74,7 +77,8 @@ def test_nothing_is_touched_where_nobody_needs_it() -> None:
     random.seed(1), np.random.seed(1), torch.manual_seed(1)
     with idle.whole_task():
         assert not guard.locked()
-        assert idle.run_seeded(SampleRandomness(0, 0), 0, 0, drawn) == expected
+        idle.seed(SampleRandomness(0, 0), 0, 0)
+    assert drawn() == expected
 
 
 def test_the_users_own_generators_go_on_where_they_were() -> None:
@@ -83,7 +87,8 @@ def test_the_users_own_generators_go_on_where_they_were() -> None:
     random.seed(1), np.random.seed(1), torch.manual_seed(1)
     restoring = seeds(restore=True)
     with pytest.raises(ValueError, match="in the middle"), restoring.whole_task():
-        restoring.run_seeded(SampleRandomness(0, 0), 0, 0, drawn)
+        restoring.seed(SampleRandomness(0, 0), 0, 0)
+        drawn()
         raise ValueError("in the middle")
     assert drawn() == expected
 
