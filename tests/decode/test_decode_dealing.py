@@ -118,6 +118,7 @@ class Run:
             self.batches.append([written[row] for row in range(rows)])
             self.ends.append(batch.end)
             self.slots.delivered(batch.slot)
+            self.slots.taken(1)
             self.slots.released([batch.slot])
 
     def answer(self, number: int = 0) -> RowTask | ScanTask:

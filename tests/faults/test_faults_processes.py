@@ -264,6 +264,22 @@ def test_sigkill_to_the_trainer_while_workers_sleep_in_user_code(source: str) ->
     end(script)
 
 
+def test_sigkill_to_the_feeder_takes_workers_that_sleep_in_user_code_with_it(source: str) -> None:
+    def sleeps(value: int) -> int:
+        time.sleep(1000)
+        return value
+
+    with loader_of(source, transform={"cls": sleeps}) as loader:
+        iterator = iter(loader)
+        assert wait_until(lambda: len(children("decode.worker")) == 2, 20)
+        time.sleep(1)
+        pids = [worker.pid for worker in children("decode.worker")]
+        children("streamload.feeder")[0].kill()
+        with pytest.raises(WorkerError, match="SIGKILL"):
+            next(iterator)
+        assert wait_until(lambda: gone(pids), 2)
+
+
 def test_ctrl_c_ends_everything_with_one_traceback(source: str) -> None:
     script, pids = start_script(source)
     os.killpg(script.pid, signal.SIGINT)  # a terminal sends it to the whole group

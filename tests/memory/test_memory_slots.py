@@ -39,11 +39,17 @@ def reader() -> Iterator[SlotReader]:
     reader.close()
 
 
+def hand_out(pool: SlotPool, slot: int) -> None:
+    """Announce a slot, and have the loop take its batch."""
+    pool.delivered(slot)
+    pool.taken(1)
+
+
 def give(pool: SlotPool, reader: SlotReader, size_bytes: int = 100) -> int:
     """A delivered slot whose descriptor the reader has."""
     slot = pool.take(size_bytes)
     reader.add(slot, os.dup(pool.descriptor(slot)))
-    pool.delivered(slot)
+    hand_out(pool, slot)
     return slot
 
 
@@ -57,9 +63,9 @@ def test_sizes_are_rounded_up(size: int, unit: int, rounded: int) -> None:
 
 def test_a_slot_is_used_again_only_after_it_was_released(pool: SlotPool) -> None:
     first = pool.take(10)
-    pool.delivered(first)
+    hand_out(pool, first)
     second = pool.take(10)
-    pool.delivered(second)
+    hand_out(pool, second)
     assert second != first
     pool.released([first])
     assert pool.take(10) == first
@@ -76,9 +82,21 @@ def test_a_released_slot_that_nobody_was_told_of_is_not_free(pool: SlotPool) -> 
     assert pool.take(10) != slot
 
 
+def test_a_slot_that_waits_for_the_loop_is_neither_free_nor_given_away(pool: SlotPool) -> None:
+    slots = [pool.take(10) for _ in range(2 * _MAX_KEPT_SLOTS)]
+    for slot in slots:
+        pool.delivered(slot)
+    pool.released(slots)
+    assert pool.take_retired() == []
+    assert pool.take(10) not in slots
+    pool.taken(1)
+    pool.released(slots)
+    assert pool.take(10) == slots[0], "they are taken in the order in which they were announced"
+
+
 def test_a_slot_released_twice_is_given_out_once(pool: SlotPool) -> None:
     slot = pool.take(10)
-    pool.delivered(slot)
+    hand_out(pool, slot)
     pool.released([slot, slot])
     assert pool.take(10) == slot
     assert pool.take(10) != slot
@@ -88,7 +106,7 @@ def test_a_user_who_keeps_batches_gets_the_oldest_slots_for_good(pool: SlotPool)
     slots = []
     for _ in range(_MAX_KEPT_SLOTS + 36):
         slots.append(pool.take(10))
-        pool.delivered(slots[-1])
+        hand_out(pool, slots[-1])
     assert len(set(slots)) == len(slots)
     retired = pool.take_retired()
     assert retired == slots[:36]
@@ -101,12 +119,19 @@ def test_a_user_who_keeps_batches_gets_the_oldest_slots_for_good(pool: SlotPool)
 def test_many_free_slots_are_not_hoarded(pool: SlotPool, size_bytes: int, kept: int) -> None:
     slots = [pool.take(size_bytes) for _ in range(120)]
     for slot in slots:
-        pool.delivered(slot)
+        hand_out(pool, slot)
     pool.released(slots)
     retired = pool.take_retired()
     assert len(retired) == len(slots) - kept
     again = [pool.take(size_bytes) for _ in range(kept)]
     assert sorted(again + retired) == slots
+
+
+def test_the_pool_knows_which_slots_it_holds(pool: SlotPool) -> None:
+    slot = pool.take(10)
+    assert pool.holds(slot)
+    pool.discard(slot)
+    assert not pool.holds(slot)
 
 
 def test_a_discarded_slot_is_never_used_again_and_has_no_descriptor(pool: SlotPool) -> None:
@@ -122,7 +147,7 @@ def test_a_discarded_slot_is_never_used_again_and_has_no_descriptor(pool: SlotPo
 
 def test_a_discarded_free_slot_is_not_given_out(pool: SlotPool) -> None:
     free = pool.take(10)
-    pool.delivered(free)
+    hand_out(pool, free)
     pool.released([free])
     assert pool.take(10) == free
     pool.discard(free)
@@ -322,7 +347,7 @@ class RoundTrips(RuleBasedStateMachine):
         self.made += 1
         size_bytes = 8 * size
         self.filler.at_least(slot, size_bytes)[:size_bytes].view(np.int64)[:] = self.made
-        self.pool.delivered(slot)
+        hand_out(self.pool, slot)
         retired = self.pool.take_retired()
         for gone in retired:
             self.filler.drop(gone)
