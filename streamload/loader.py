@@ -9,12 +9,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal
 
-import cloudpickle
-
 from streamload.batch.transfer import cuda_registry, pinning
 from streamload.connection import Connection, FeederHere, FeederProcess
 from streamload.decode.failure import error_from
-from streamload.decode.tasks import Job, OnError
+from streamload.decode.tasks import OnError
 from streamload.delivery import Delivery
 from streamload.errors import LoaderClosedError, LoaderStateError, SampleError
 from streamload.fetch.listing import list_shards
@@ -309,7 +307,7 @@ class StreamLoader:
         configure = Configure(
             listing=self._listing,
             settings=options.pipeline(self._lanes),
-            job=_pickled(options.job()) if options.workers else b"",
+            job=options.pickled_job() if options.workers else b"",
             workers=options.workers,
             executor=options.executor,
             import_path=tuple(entry or os.getcwd() for entry in sys.path),
@@ -347,21 +345,3 @@ class StreamLoader:
         if self._dataset is None:
             self._dataset = fingerprint((shard.name, shard.bytes) for shard in self._listing.shards)
         return self._dataset
-
-
-def _pickled(job: Job) -> bytes:
-    """The user's functions, ready to travel.
-
-    Raises:
-        TypeError: one of them holds something that cannot leave this process.
-    """
-    for name in ("decode", "transform", "collate_fn", "worker_init_fn"):
-        try:
-            cloudpickle.dumps(getattr(job, name))
-        except Exception as error:
-            raise TypeError(
-                f"{name}= cannot be sent to the workers, because it holds something that does not pickle ({error}); "
-                "make that inside the function, or use num_workers=0"
-            ) from error
-    pickled: bytes = cloudpickle.dumps(job)
-    return pickled

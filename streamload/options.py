@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any, Literal
 
+import cloudpickle
+
 from streamload.decode.dealing import PipelineSettings
 from streamload.decode.tasks import SAMPLE_NAMES, Job, OnError
 from streamload.order.plan import OrderOptions
@@ -67,6 +69,23 @@ class Options:
         """The part that concerns what is made of a sample."""
         fields = None if self.fields is None else tuple(self.fields)
         return Job(fields, self.decode, self.transform, self.collate_fn, self.worker_init_fn, self.on_error, self.seed)
+
+    def pickled_job(self) -> bytes:
+        """The same, ready to travel.
+
+        Raises:
+            TypeError: a function holds something that cannot leave this process.
+        """
+        for name in ("decode", "transform", "collate_fn", "worker_init_fn"):
+            try:
+                cloudpickle.dumps(getattr(self, name))
+            except Exception as error:
+                raise TypeError(
+                    f"{name}= cannot be sent to the workers, because something in it does not pickle ({error}); "
+                    "make that inside the function, or use num_workers=0"
+                ) from error
+        pickled: bytes = cloudpickle.dumps(self.job())
+        return pickled
 
     def pipeline(self, lanes: int) -> PipelineSettings:
         """The part that concerns the order and how batches are made."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from streamload.dataset.index import INDEX_FILE, INDEX_FOLDER, DatasetIndex, write_index
 
-__all__ = ["NumberedName", "destination_of", "remove_shards"]
+__all__ = ["NumberedName", "destination_of", "remove_shards", "remove_stale_entries"]
 
 _NUMBER = re.compile(r"%0?(\d*)d")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
@@ -88,6 +88,17 @@ def remove_shards(folder: str, shards: NumberedName) -> None:
     _remove_entries(os.path.join(folder, INDEX_FOLDER), shards)
     for name in shards.existing(folder):
         os.unlink(os.path.join(folder, name))
+
+
+def remove_stale_entries(folder: str, shards: NumberedName) -> None:
+    """Remove what the index says of shards of a name that are all gone, because someone deleted them by hand.
+
+    Raises:
+        OSError: something cannot be removed.
+        DatasetIndexError: the index beside them is broken.
+    """
+    if not shards.existing(folder):
+        _remove_entries(os.path.join(folder, INDEX_FOLDER), shards)
 
 
 def _remove_entries(index_folder: str, shards: NumberedName) -> None:

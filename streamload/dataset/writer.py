@@ -11,7 +11,7 @@ from typing import Self
 
 from streamload.dataset.encode import encode_field
 from streamload.dataset.index import INDEX_FOLDER, IndexedShard, write_index
-from streamload.dataset.numbered import destination_of, remove_shards
+from streamload.dataset.numbered import destination_of, remove_shards, remove_stale_entries
 from streamload.dataset.scan import LABEL_FIELD
 from streamload.dataset.shard_file import Member, ShardFile
 from streamload.dataset.table import ShardTable
@@ -183,8 +183,9 @@ class ShardWriter:
         return ShardFile(os.path.join(self.folder, self._names.name(len(self._published))))
 
     def _publish(self, shard: ShardFile) -> None:
-        if not self._published and self._overwrite:
-            remove_shards(self.folder, self._names)
+        if not self._published:
+            clear = remove_shards if self._overwrite else remove_stale_entries
+            clear(self.folder, self._names)
         table = shard.publish(replace=self._overwrite)
         self._shard = None
         self.bytes += table.shard_bytes

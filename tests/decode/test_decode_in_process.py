@@ -309,6 +309,20 @@ def test_threads_forget_shards_only_when_earlier_tasks_are_done(shelf: Shelf, tm
     on_threads(job(fields=FIELDS), shelf, tmp_path, body)
 
 
+def test_threads_forget_slots_only_when_earlier_tasks_are_done(shelf: Shelf, tmp_path: Path) -> None:
+    """A batch that is made again leaves its slot while parts of it are still under way."""
+
+    async def body(threads: Threads) -> None:
+        for number in range(6):
+            task = shelf.task(FIELDS, range(20), number=number, first_slot=threads.slots.take(100))
+            threads.pool.submit(task)
+            threads.pool.forget_slots([task.pieces[0].slot])
+        await threads.notes.until(lambda: len(threads.notes.done) == 6)
+        assert threads.notes.broken == []
+
+    on_threads(job(fields=FIELDS), shelf, tmp_path, body)
+
+
 def test_threads_learn_the_layout_once_for_all(shelf: Shelf, tmp_path: Path) -> None:
     async def body(threads: Threads) -> None:
         first = shelf.task(FIELDS, [0], number=0, first_slot=threads.slots.take(100), capacity=3)

@@ -185,11 +185,44 @@ def test_transforms_by_field_leave_the_other_fields_alone() -> None:
     assert arrays[:, 0].tolist() == [0, 1, 2]
 
 
-@pytest.mark.parametrize("name", ["cls;txt", "cls", "txt"])
-def test_a_transform_of_alternatives_is_known_by_the_entry_or_any_of_its_parts(name: str) -> None:
+def test_a_transform_by_the_whole_entry_sees_every_alternative() -> None:
     shelf = Shelf([{"txt": b"2"}, {"cls": b"3"}])
-    work = job(fields=("cls;txt",), transform={name: lambda value: int(value) + 1})
+    work = job(fields=("cls;txt",), transform={"cls;txt": lambda value: int(value) + 1})
     assert only_batch(work, shelf, shelf.task(("cls;txt",)))[0].tolist() == [3, 4]
+
+
+@pytest.mark.parametrize(
+    ("transform", "values"),
+    [
+        ({"txt": lambda value: len(value)}, [2, 7, 3]),
+        ({"txt": len, "cls": lambda value: -value}, [2, -7, 3]),
+        ({"cls;txt": lambda value: 0, "txt": len}, [0, 0, 0]),
+    ],
+)
+def test_a_transform_by_one_alternative_sees_only_samples_that_have_it(transform: Any, values: list[int]) -> None:
+    shelf = Shelf([{"txt": b"ab"}, {"cls": b"7"}, {"txt": b"abc"}])
+    work = job(fields=("cls;txt",), transform=transform)
+    assert only_batch(work, shelf, shelf.task(("cls;txt",)))[0].tolist() == values
+
+
+@pytest.mark.parametrize("by_field", [True, False])
+def test_a_transform_that_returns_nothing_is_a_mistake_in_the_program(by_field: bool) -> None:
+    shelf = Shelf(numbered(1))
+    transform: Any = {"cls": lambda value: None} if by_field else (lambda value: None)
+    done, _ = run(job(fields=("cls",), transform=transform), shelf, shelf.task(("cls",)))
+    (failure,) = done.pieces[0].failures
+    assert (failure.kind, failure.fatal) == ("TransformError", True)
+    assert "it returned None; is a `return` missing?" in failure.message
+
+
+def test_a_collate_fn_may_see_that_a_transform_returned_nothing() -> None:
+    shelf = Shelf(numbered(3))
+    work = job(
+        fields=("cls",),
+        transform=lambda sample: None if sample[0] == 1 else sample[0],
+        collate_fn=lambda samples: [sample for sample in samples if sample is not None],
+    )
+    assert only_batch(work, shelf, shelf.task(("cls",), whole=True)) == [0, 2]
 
 
 def test_a_transform_of_samples_may_return_any_nest() -> None:

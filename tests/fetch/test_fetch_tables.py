@@ -105,10 +105,10 @@ def test_columns_are_those_of_the_table_and_made_once(folder: Path) -> None:
     tables = Tables(list_shards(folder), ScanCache(None), strict=True)
     table = tables.find(0)
     assert table is not None
-    column = tables.column(0, ("jpg", "cls"))
+    column = tables.column(0, table, ("jpg", "cls"))
     assert column.tolist() == table.column(("jpg", "cls")).tolist()
-    assert tables.column(0, ["jpg", "cls"]) is column
-    assert tables.column(0, ("txt",)).tolist() == table.column(("txt",)).tolist()
+    assert tables.column(0, table, ["jpg", "cls"]) is column
+    assert tables.column(0, table, ("txt",)).tolist() == table.column(("txt",)).tolist()
 
 
 def test_tables_beyond_the_limit_are_dropped_and_found_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,7 +118,7 @@ def test_tables_beyond_the_limit_are_dropped_and_found_again(folder: Path, monke
         table = tables.find(shard)
         assert table is not None
         assert len(table) == COUNTS[shard]
-        assert tables.column(shard, ("cls",)).tolist() == table.column(("cls",)).tolist()
+        assert tables.column(shard, table, ("cls",)).tolist() == table.column(("cls",)).tolist()
         assert len(tables._tables) == 1
         assert set(tables._columns) <= {shard}
 
@@ -154,6 +154,14 @@ def test_a_scanned_table_is_held_where_it_could_not_be_found_again(
     for shard in range(3):
         tables.add(shard, scanned(bare, shard))
     assert all(tables.find(shard) is not None for shard in range(3))
+
+
+def test_a_column_of_a_table_that_was_dropped_is_made_without_being_kept(folder: Path) -> None:
+    tables = Tables(list_shards(folder), ScanCache(None), strict=True)
+    table = Tables(list_shards(folder), ScanCache(None), strict=True).find(0)
+    assert table is not None
+    assert tables.column(0, table, ("cls",)).tolist() == table.column(("cls",)).tolist()
+    assert tables._columns == {}
 
 
 def test_skipped_members_are_counted_once_for_each_shard(tmp_path: Path, bare: Listing) -> None:

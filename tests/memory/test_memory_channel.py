@@ -396,6 +396,24 @@ def test_async_sending_closes_the_descriptors_it_was_told_to() -> None:
     in_loop(body)  # what was not closed would be left behind
 
 
+def test_async_senders_may_close_their_descriptors_while_these_wait_to_be_sent() -> None:
+    async def body() -> None:
+        ours, theirs = socket.socketpair()
+        far = Channel(theirs)
+        near = Side(ours)
+        near.channel.send(bytes(2_000_000))
+        with marked(b"waits") as sent:
+            near.channel.send("second", sent)
+        with marked(b"takes its number"):
+            await asyncio.to_thread(far.receive)
+            _, received = await asyncio.to_thread(far.receive)
+        assert [mark_of(number) for number in received] == [b"waits"]
+        near.channel.close()
+        far.close()
+
+    in_loop(body)
+
+
 def test_async_closing_closes_descriptors_that_were_not_sent_yet() -> None:
     async def body() -> None:
         ours, theirs = socket.socketpair()

@@ -120,7 +120,7 @@ def test_many_free_slots_are_not_hoarded(pool: SlotPool, size_bytes: int, kept: 
     slots = [pool.take(size_bytes) for _ in range(120)]
     for slot in slots:
         hand_out(pool, slot)
-    pool.released(slots)
+        pool.released([slot])
     retired = pool.take_retired()
     assert len(retired) == len(slots) - kept
     again = [pool.take(size_bytes) for _ in range(kept)]

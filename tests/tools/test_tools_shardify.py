@@ -33,7 +33,8 @@ def test_every_image_is_packed_untouched_with_its_label(tmp_path: Path) -> None:
     assert json.loads((dest / "classes.json").read_text()) == CLASSES
     assert sorted(os.listdir(dest)) == [".streamload", "classes.json", *(f"shard-00000{n}.tar" for n in range(3))]
     assert "packed 3 shards, 12 samples" in out
-    assert f'StreamLoader(\'{dest}\', batch_size=64, shuffle=True, fields=("jpg;png", "cls"))' in out
+    transform = 'transform={"jpg;png": RandomResizedCrop(224)}'
+    assert f'StreamLoader(\'{dest}\', batch_size=64, shuffle=True, fields=("jpg;png", "cls"), {transform})' in out
 
 
 def test_the_same_images_give_the_same_bytes_and_another_seed_others(tmp_path: Path) -> None:
