@@ -45,3 +45,9 @@ def raise_on_33(value: int) -> int:
     if value == 33:
         raise PickyError(value, "no")
     return value
+
+
+def wait_a_little(sample: Any) -> Any:
+    """Keeps batches from being so quick to make that many are under way."""
+    time.sleep(0.001)
+    return sample

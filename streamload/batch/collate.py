@@ -109,32 +109,32 @@ def write_rows(layout: Layout, rows: Rows, memory: Bytes, first_row: int) -> lis
     Raises:
         MisfitError: a row has another nest, dtype or shape; the slot's rows are then undefined.
     """
-    views = slot_views(layout, memory, layout.capacity)
-    besides: list[list[Any]] = [[] for _ in range(layout.besides)]
     end = first_row + rows.count
-
-    def write(node: Node, column: Any) -> None:
-        if isinstance(node, ArrayLeaf):
-            _write_column(node, column, views[node.number][first_row:end])
-        elif isinstance(node, BesideLeaf):
-            if not all(isinstance(value, str | bytes) for value in column):
-                raise MisfitError
-            besides[node.number] = list(column)
-        else:
-            for child, part in zip(node.children, _transpose(node, column), strict=True):
-                write(child, part)
-
+    places = [view[first_row:end] for view in slot_views(layout, memory, layout.capacity)]
+    besides: list[list[Any]] = [[] for _ in range(layout.besides)]
+    tree = layout.tree
     if rows.columns is None:
-        write(layout.tree, rows.values)
-    else:
-        tree = layout.tree
-        if not isinstance(tree, MappingNode | SequenceNode) or len(tree.children) != len(rows.columns):
-            raise MisfitError
-        if tree.keys != rows.keys if isinstance(tree, MappingNode) else rows.kind is dict:
-            raise MisfitError
-        for child, part in zip(tree.children, rows.columns, strict=True):
-            write(child, part)
+        _write(tree, rows.values, places, besides)
+        return besides
+    if not isinstance(tree, MappingNode | SequenceNode) or len(tree.children) != len(rows.columns):
+        raise MisfitError
+    if tree.keys != rows.keys if isinstance(tree, MappingNode) else rows.kind is dict:
+        raise MisfitError
+    for child, part in zip(tree.children, rows.columns, strict=True):
+        _write(child, part, places, besides)
     return besides
+
+
+def _write(node: Node, column: Any, places: list[NDArray[Any]], besides: list[list[Any]]) -> None:
+    if isinstance(node, ArrayLeaf):
+        _write_column(node, column, places[node.number])
+    elif isinstance(node, BesideLeaf):
+        if not all(isinstance(value, str | bytes) for value in column):
+            raise MisfitError
+        besides[node.number] = list(column)
+    else:
+        for child, part in zip(node.children, _transpose(node, column), strict=True):
+            _write(child, part, places, besides)
 
 
 def _transpose(node: MappingNode | SequenceNode, column: Any) -> list[list[Any]]:

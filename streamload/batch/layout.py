@@ -296,23 +296,32 @@ def assemble(
         besides: one for each value beside the slot.
         finish: makes of an array what the user gets (a tensor).
     """
+    return _build(layout.tree, arrays, besides, finish, of_rows=layout.capacity is not None)
 
-    def build(node: Node) -> Any:
-        if isinstance(node, ArrayLeaf):
-            return finish(node, arrays[node.number])
-        if isinstance(node, BesideLeaf):
-            return besides[node.number]
-        children = [build(child) for child in node.children]
-        if isinstance(node, MappingNode):
-            return _as_mapping(node.kind, dict(zip(node.keys, children, strict=True)))
-        if layout.capacity is not None:  # of rows: torch transposes sequences with `zip`, so that tuples come out
-            children = [
-                tuple(value) if isinstance(child, BesideLeaf) else value
-                for child, value in zip(node.children, children, strict=True)
-            ]
-        return node.kind(*children) if is_named_tuple(node.kind) else _as_sequence(node.kind, children)
 
-    return build(layout.tree)
+def _build(
+    node: Node,
+    arrays: Sequence[Any],
+    besides: Sequence[Any],
+    finish: Callable[[ArrayLeaf, Any], Any],
+    *,
+    of_rows: bool,
+) -> Any:
+    # Not a function within `assemble`: one that calls itself is a cycle, which would keep the slot until the next
+    # garbage collection.
+    if isinstance(node, ArrayLeaf):
+        return finish(node, arrays[node.number])
+    if isinstance(node, BesideLeaf):
+        return besides[node.number]
+    children = [_build(child, arrays, besides, finish, of_rows=of_rows) for child in node.children]
+    if isinstance(node, MappingNode):
+        return _as_mapping(node.kind, dict(zip(node.keys, children, strict=True)))
+    if of_rows:  # torch transposes sequences with `zip`, so that tuples come out
+        children = [
+            tuple(value) if isinstance(child, BesideLeaf) else value
+            for child, value in zip(node.children, children, strict=True)
+        ]
+    return node.kind(*children) if is_named_tuple(node.kind) else _as_sequence(node.kind, children)
 
 
 def _as_mapping(kind: type, items: dict[Any, Any]) -> Any:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
+import pytest
 import torch
 from make_shards import write_numbers
+from transforms import wait_a_little
 
 from streamload import ShardWriter, StreamLoader
 
@@ -66,3 +70,30 @@ def test_larger_batches_than_before_fit(tmp_path: Path) -> None:
             assert [(len(batch[0][0]), int(batch[0][0, -1])) for batch in loader] == [
                 (number * 1000 + 1, number * 10) for number in range(6)
             ]
+
+
+@pytest.mark.parametrize("fields", [("npy", "cls"), None])
+def test_slots_come_back_as_soon_as_their_batch_is_gone(tmp_path: Path, fields: Any) -> None:
+    source = write_numbers(tmp_path / "shards", [2000], width=2000)
+    seen = 0
+    gc.collect()
+    gc.disable()  # a cycle that holds a batch would keep its slot until the next collection
+    try:
+        with StreamLoader(source, 20, fields=fields, transform=wait_a_little, num_workers=2) as loader:
+            for batch in loader:
+                seen = max(seen, len(slots_known()))
+                del batch
+    finally:
+        gc.enable()
+    assert 1 < seen < 30, "a hundred batches go round in a few slots"
+
+
+def slots_known() -> list[str]:
+    return [number for number in os.listdir("/proc/self/fd") if _is_slot(number)]
+
+
+def _is_slot(number: str) -> bool:
+    try:
+        return os.readlink(f"/proc/self/fd/{number}").startswith("/memfd:streamload")
+    except FileNotFoundError:  # the descriptor that listed them
+        return False
