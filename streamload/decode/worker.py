@@ -42,9 +42,6 @@ from streamload.memory.slots import MappedSlots
 __all__ = ["MappedShards", "load_job", "main", "scan"]
 
 _PR_SET_PDEATHSIG = 1
-_M_TRIM_THRESHOLD = -1
-_M_MMAP_THRESHOLD = -3
-_KEPT_BYTES = 32 << 20
 
 
 class MappedShards:
@@ -151,17 +148,6 @@ def _die_with_parent(parent: int) -> None:
             os._exit(0)
 
 
-def _keep_freed_memory() -> None:
-    """Have the C library keep what decoded images leave behind instead of giving it back to the kernel each time.
-
-    An image of half a megabyte would otherwise be paid for with page faults: a tenth of the time of decoding it.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc's; other libraries have none
-    if mallopt is not None:
-        mallopt(_M_MMAP_THRESHOLD, _KEPT_BYTES)
-        mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
-
-
 def main() -> None:
     """Run a worker on the descriptors given as arguments."""
     socket_number, progress_number, words_number, parent = map(int, sys.argv[1:5])
@@ -169,7 +155,6 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # as the feeder does; the trainer decides on Ctrl-C
     faulthandler.enable(file=words_number, all_threads=False)
     raise_descriptor_limit()
-    _keep_freed_memory()
     channel = Channel(socket.socket(fileno=socket_number))
     progress = memoryview(map_memory(progress_number, 16, writable=True).view("<i8").data)
     worker = _Worker(channel, progress)
