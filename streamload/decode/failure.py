@@ -8,10 +8,12 @@ from types import TracebackType
 
 import cloudpickle
 
-from streamload import errors
 from streamload.decode.tasks import Failure, RowFailure
+from streamload.errors import CollateError, DecodeError, SampleError, StreamloadError, TransformError
 
 __all__ = ["Attempt", "error_from", "failure_of", "in_words", "sample_error"]
+
+_SAMPLE_ERRORS = {kind.__name__: kind for kind in (SampleError, DecodeError, TransformError, CollateError)}
 
 
 class Attempt:
@@ -74,16 +76,16 @@ def error_from(failure: Failure) -> Exception:
             error = pickle.loads(failure.error)
     if not isinstance(error, Exception):
         error = RuntimeError(failure.summary)
-    if not isinstance(error, errors.StreamloadError):
+    if not isinstance(error, StreamloadError):
         error.add_note(f"Traceback in the worker:\n{failure.traceback.rstrip()}")
     if failure.cause is not None:
         error.__cause__ = error_from(failure.cause)
     return error
 
 
-def sample_error(failure: RowFailure, url: str, key: str) -> errors.SampleError:
+def sample_error(failure: RowFailure, url: str, key: str) -> SampleError:
     """The typed error for a row that failed, with what the user's code raised as its cause."""
-    kind: type[errors.SampleError] = getattr(errors, failure.kind)
+    kind = _SAMPLE_ERRORS[failure.kind]
     offset = failure.offset if failure.offset >= 0 else None
     error = kind(failure.message, url=url, key=key, offset=offset)
     if failure.cause is not None:
