@@ -24,14 +24,14 @@ class StoredRows:
     Attributes:
         dtype: of every row.
         shape: of every row, in C order.
-        shards: int32[n], each row's shard.
+        shards: int64[n], each row's shard.
         starts: int64[n], first byte of each row's array within its shard; all of them lie within.
         memory: the shards.
     """
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
-    shards: NDArray[np.int32]
+    shards: NDArray[np.int64]
     starts: NDArray[np.int64]
     memory: Mapping[int, Bytes]
 
@@ -75,7 +75,7 @@ class StoredRows:
             table[row] = self.memory[shard][start : start + row_bytes]
 
 
-def by_shard(shards: NDArray[np.int32]) -> Iterator[tuple[int, NDArray[np.int64]]]:
+def by_shard(shards: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
     """The rows of each shard, ascending."""
     order = np.argsort(shards, kind="stable")
     edges = np.flatnonzero(np.diff(shards[order])) + 1

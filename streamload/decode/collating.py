@@ -56,7 +56,7 @@ class PieceCollator:
             failed = {row - start: failure for row, failure in failures.items() if start <= row < end}
             part = rows.slice(start, end)
             if task.whole:
-                first = (int(task.shards[start]), int(task.samples[start]))
+                first = (int(task.table.shards[start]), int(task.table.samples[start]))
                 done.append(self._whole_batch(piece, part, failed, randomness, first))
             else:
                 done.append(self._rows_of_batch(piece, part, failed, task.capacity))

@@ -1,9 +1,4 @@
-"""Dealing out: an epoch's rows, cut into tasks of about ten milliseconds.
-
-A task is a part of one slow batch (then all workers work on the same next batch: it comes early, memory stays small and
-one slow sample delays only its own batch), or a run of several fast ones (then a message costs little beside the work).
-Which of the two is chosen from the measured time of a row.
-"""
+"""Dealing out: an epoch's rows, cut into tasks for the workers."""
 
 from __future__ import annotations
 
@@ -16,6 +11,7 @@ from streamload.batch.batcher import Batcher, OpenBatch
 from streamload.decode.planned import PlannedRows, locate
 from streamload.decode.pool import Pool
 from streamload.decode.scans import Scans
+from streamload.decode.task_size import MAX_RUN_ROWS, TaskSize, task_size
 from streamload.decode.tasks import Piece, PieceDone, RowsDone, RowTask, ScanTask
 from streamload.fetch.tables import Tables
 from streamload.memory.slots import Slots
@@ -23,11 +19,7 @@ from streamload.order.plan import OrderOptions, RankPlan, shards_in_order
 
 __all__ = ["Dealer", "EpochStart", "Learned", "PipelineSettings", "RowBatch", "RowBatcher"]
 
-_TASK_S = 0.010
-_ROWS_AHEAD = 8192
 _FIRST_ROWS = 1024
-_RUN_BYTES = 16 << 20
-_RUN_BATCHES = 80
 _SCANS_AHEAD = 4
 
 Source = tuple[PlannedRows, int]
@@ -168,13 +160,10 @@ class Dealer:
         return task
 
     def _rows(self) -> RowTask | None:
-        """A part of a slow batch, or a run of fast ones: about ten milliseconds of work."""
-        row_s, batch_rows = self._learned.row_s, self._settings.order.batch_size
-        if row_s is None:  # nothing is known yet: enough parts for everyone
-            return self._part_of_batch(-(-batch_rows // self._pool.capacity))
-        parts = min(batch_rows, int(row_s * batch_rows / _TASK_S) + 1)
-        if parts > 1 or self._dealing is not None:
-            return self._part_of_batch(-(-batch_rows // parts))
+        """A part of a slow batch, or a run of fast ones."""
+        size = self._size()
+        if size.parts > 1 or self._dealing is not None:
+            return self._part_of_batch(-(-self._settings.order.batch_size // size.parts))
         return self._run(whole=False)
 
     def _whole_batches(self) -> RowTask | None:
@@ -186,11 +175,11 @@ class Dealer:
 
     def _run(self, *, whole: bool) -> RowTask | None:
         """Several consecutive batches."""
-        run, limit = self._run_and_limit()
-        if self._batcher.outstanding + run > limit:
+        size = self._size()
+        if self._batcher.outstanding + size.run > size.outstanding:
             return None
         batches: list[RowBatch] = []
-        while len(batches) < run and (not batches or self._planned is not None):
+        while len(batches) < size.run and (not batches or self._planned is not None):
             batch = self._open_batch()
             if batch is None:
                 break
@@ -201,8 +190,7 @@ class Dealer:
 
     def _part_of_batch(self, rows: int) -> RowTask | None:
         if self._dealing is None:
-            _, limit = self._run_and_limit()
-            batch = self._open_batch() if self._batcher.outstanding < limit else None
+            batch = self._open_batch() if self._batcher.outstanding < self._size().outstanding else None
             if batch is None:
                 return None
             self._dealing = batch, 0
@@ -211,22 +199,15 @@ class Dealer:
         self._dealing = (batch, end) if end < batch.rows else None
         return self._task([(batch, start, end)], whole=False)
 
-    def _run_and_limit(self) -> tuple[int, int]:
-        """How many batches make a task, and how many may be under way or waiting for the trainer.
-
-        No worker may stand idle: each has a task in hand and one waiting, whatever that is in batches. So more than
-        `prefetch_batches` are under way where batches are small or made whole; runs of small ones are held to
-        `_RUN_BYTES` in all, which also keeps them in the processor's cache.
-        """
-        batch_rows, tasks = self._settings.order.batch_size, self._pool.capacity + 1
-        batch_s = (self._learned.row_s or 0.0) * batch_rows
-        run = parts = 1
-        if batch_s > _TASK_S and not self._whole:
-            parts = min(batch_rows, int(batch_s / _TASK_S) + 1)
-        elif batch_s > 0:
-            by_bytes = _RUN_BYTES // (self._learned.size_bytes * tasks)
-            run = max(1, min(int(_TASK_S / batch_s), by_bytes, _ROWS_AHEAD // batch_rows, _RUN_BATCHES // tasks))
-        return run, max(self._settings.prefetch_batches, -(-run * tasks // parts))
+    def _size(self) -> TaskSize:
+        return task_size(
+            self._learned.row_s,
+            self._settings.order.batch_size,
+            self._learned.size_bytes,
+            capacity=self._pool.capacity,
+            prefetch_batches=self._settings.prefetch_batches,
+            whole=self._whole,
+        )
 
     def _open_batch(self) -> RowBatch | None:
         if self._planned is None and not self._plan_more():
@@ -250,7 +231,7 @@ class Dealer:
             if all(self._tables.counts.values[shard] < 0 for shard in missing):
                 return False
         self._pool.forget_shards(self._finished_shards)
-        block = self._plan.take(_ROWS_AHEAD if self._batcher.outstanding else _FIRST_ROWS)
+        block = self._plan.take(MAX_RUN_ROWS if self._batcher.outstanding else _FIRST_ROWS)
         self._finished_shards = self._plan.finished()
         if block is None:
             self.exhausted = True
@@ -272,9 +253,7 @@ class Dealer:
         return RowTask(
             number=next(self._scans.numbers),
             epoch=self._number,
-            shards=planned.shards[start:end],
-            samples=planned.block.sample[start:end],
-            columns=tuple(column.rows(start, end) for column in planned.columns),
+            table=planned.table.rows(start, end),
             keys=None if planned.keys is None else planned.keys[start:end],
             pieces=tuple(Piece(batch.number, batch.slot, a, b - a) for batch, a, b in batches),
             capacity=self._settings.order.batch_size,

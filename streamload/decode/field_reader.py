@@ -16,7 +16,8 @@ from streamload.decode.array_files import NpyLayout
 from streamload.decode.column_decoding import decode_integers, shared_npy_layout
 from streamload.decode.decoders import Decoder, decoder_for, decodes_as_built_in
 from streamload.decode.failure import Attempt
-from streamload.decode.tasks import Column, RowFailure, RowTask
+from streamload.decode.row_table import Column
+from streamload.decode.tasks import RowFailure, RowTask
 from streamload.memory.mapped import Bytes
 
 __all__ = ["ABSENT", "FieldReader", "Progress", "RowError", "ShardMemory", "Work", "field_of"]
@@ -56,6 +57,7 @@ class Work:
 
     Attributes:
         task: what is asked.
+        columns: where the wanted fields lie.
         shards: where the bytes are.
         progress: gets the number of each row before it is touched.
         views: for each row the memory of its shard.
@@ -65,6 +67,7 @@ class Work:
     """
 
     task: RowTask
+    columns: tuple[Column, ...]
     shards: ShardMemory
     progress: Progress
     views: list[memoryview]
@@ -143,7 +146,8 @@ class FieldReader:
     def read(self, work: Work, column: Column, failed: Callable[[int, Exception], RowFailure]) -> Any:
         """A field's values for all rows of a task: an array with one entry a row where the bytes allow it at once."""
         missing = bool((column.offsets == MISSING).any())
-        plain = column.which is None and column.crc32 is None and not missing
+        first_only = column.which is None or not column.which.any()
+        plain = first_only and column.crc32 is None and not missing
         if plain and not self._single and not work.failures and self.is_built_in(column):
             whole = _stored_arrays(column, work) or _integers(column, work)
             if whole is not None:
@@ -184,7 +188,7 @@ def field_of(column: Column, row: int) -> str:
 def _stored_arrays(column: Column, work: Work) -> StoredRows | None:
     """Arrays that all have the same dtype and shape, left where they lie; None where that is not so."""
     layout: NpyLayout | None = None
-    for shard, rows in by_shard(work.task.shards):
+    for shard, rows in by_shard(work.task.table.shards):
         data = work.shards.memory(shard)
         found = shared_npy_layout(column.alternatives[0], data, column.offsets[rows], column.sizes[rows])
         if found is None or (layout is not None and found != layout):
@@ -192,14 +196,14 @@ def _stored_arrays(column: Column, work: Work) -> StoredRows | None:
         layout = found
     if layout is None:
         return None
-    memory = {shard: work.shards.memory(shard) for shard in dict.fromkeys(work.task.shards.tolist())}
-    return StoredRows(layout.dtype, layout.shape, work.task.shards, column.offsets + layout.start, memory)
+    memory = {shard: work.shards.memory(shard) for shard in dict.fromkeys(work.task.table.shards.tolist())}
+    return StoredRows(layout.dtype, layout.shape, work.task.table.shards, column.offsets + layout.start, memory)
 
 
 def _integers(column: Column, work: Work) -> NDArray[np.int64] | None:
     """A column of integers, shard by shard; None where its kind or its bytes don't allow that."""
     out = np.empty(work.count, np.int64)
-    for shard, rows in by_shard(work.task.shards):
+    for shard, rows in by_shard(work.task.table.shards):
         data = work.shards.memory(shard)
         part = decode_integers(column.alternatives[0], data, column.offsets[rows], column.sizes[rows])
         if part is None:

@@ -34,7 +34,7 @@ class _LocalShards:
         self._known: set[int] = set()
 
     def need(self, task: Task) -> set[int]:
-        needed = {task.shard} if isinstance(task, ScanTask) else set(task.shards.tolist())
+        needed = {task.shard} if isinstance(task, ScanTask) else set(task.table.shards.tolist())
         for shard in needed:
             if shard not in self._known:
                 opened = self._resident.open(shard)

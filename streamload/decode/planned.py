@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamload.dataset.table import MISSING, ShardTable
-from streamload.decode.tasks import SAMPLE_NAMES, Column
+from streamload.decode.row_table import Column, ColumnKind, RowTable
+from streamload.decode.tasks import SAMPLE_NAMES
 from streamload.errors import DatasetIndexError
 from streamload.fetch.tables import Tables
 from streamload.order.plan import RowBlock
@@ -23,14 +24,12 @@ class PlannedRows:
 
     Attributes:
         block: the rows.
-        shards: int32[rows].
-        columns: where each wanted field lies.
+        table: where each wanted field lies.
         keys: the samples' keys, where they are wanted.
     """
 
     block: RowBlock
-    shards: NDArray[np.int32]
-    columns: tuple[Column, ...]
+    table: RowTable
     keys: tuple[str, ...] | None
 
     @property
@@ -41,17 +40,6 @@ class PlannedRows:
     def edges(self, batch: int) -> tuple[int, int]:
         """The rows of a batch."""
         return int(self.block.batch_edges[batch]), int(self.block.batch_edges[batch + 1])
-
-
-@dataclass(slots=True)
-class _Places:
-    """A column while it is filled in."""
-
-    alternatives: tuple[str, ...]
-    which: NDArray[np.uint8]
-    offsets: NDArray[np.int64]
-    sizes: NDArray[np.int64]
-    crc32: NDArray[np.uint32] | None
 
 
 def locate(block: RowBlock, tables: Tables, fields: tuple[str, ...] | None, *, verify: bool) -> PlannedRows:
@@ -72,7 +60,9 @@ def locate(block: RowBlock, tables: Tables, fields: tuple[str, ...] | None, *, v
         names = tuple(sorted({name for table, _, _ in groups for name in table.fields}))
     else:
         names = tuple(name for name in fields if name not in SAMPLE_NAMES)
-    places = [_new_places(name, len(block.shard), verify=verify) for name in names]
+    located = RowTable.empty(len(block.shard), tuple(_kind(name, verify=verify) for name in names))
+    located.values[:, 0], located.values[:, 1] = block.shard, block.sample
+    columns = located.columns()
     keys: list[str] | None = [""] * len(block.shard) if fields is None or "__key__" in fields else None
     for table, shard, rows in groups:
         samples = block.sample[rows]
@@ -80,16 +70,17 @@ def locate(block: RowBlock, tables: Tables, fields: tuple[str, ...] | None, *, v
             raise DatasetIndexError(
                 "verify=True needs the checksums of an index; make one with `streamload index`", url=tables.url(shard)
             )
-        for place in places:
-            _fill(place, table, tables.column(shard, table, place.alternatives)[samples], rows)
+        for column in columns:
+            _fill(column, table, tables.column(shard, table, column.alternatives)[samples], rows)
         if keys is not None:
             for row, sample in zip(rows.tolist(), samples.tolist(), strict=True):
                 keys[row] = table.key(sample)
-    columns = tuple(
-        Column(name, p.alternatives, p.which if p.which.any() else None, p.offsets, p.sizes, p.crc32)
-        for name, p in zip(names, places, strict=True)
-    )
-    return PlannedRows(block, block.shard.astype(np.int32), columns, None if keys is None else tuple(keys))
+    return PlannedRows(block, located, None if keys is None else tuple(keys))
+
+
+def _kind(name: str, *, verify: bool) -> ColumnKind:
+    alternatives = tuple(name.split(";"))
+    return ColumnKind(name, alternatives, has_which=len(alternatives) > 1, has_crc32=verify)
 
 
 def _table(tables: Tables, shard: int) -> ShardTable:
@@ -106,26 +97,17 @@ def _by_shard(shards: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64
             yield int(shards[rows[0]]), rows
 
 
-def _new_places(name: str, rows: int, *, verify: bool) -> _Places:
-    return _Places(
-        tuple(name.split(";")),
-        np.zeros(rows, np.uint8),
-        np.full(rows, MISSING, np.int64),
-        np.zeros(rows, np.int64),
-        np.zeros(rows, np.uint32) if verify else None,
-    )
-
-
-def _fill(place: _Places, table: ShardTable, members: NDArray[np.int64], rows: NDArray[np.int64]) -> None:
+def _fill(column: Column, table: ShardTable, members: NDArray[np.int64], rows: NDArray[np.int64]) -> None:
     if len(table.member_offset) == 0:
+        column.offsets[rows] = MISSING
         return
     present = members != MISSING
-    place.offsets[rows] = np.where(present, table.member_offset[members], MISSING)
-    place.sizes[rows] = np.where(present, table.member_size[members], 0)
-    if len(place.alternatives) > 1:
-        place.which[rows] = _numbers_of(place.alternatives, table.fields)[table.member_field[members]]
-    if place.crc32 is not None and table.member_crc32 is not None:
-        place.crc32[rows] = table.member_crc32[members]
+    column.offsets[rows] = np.where(present, table.member_offset[members], MISSING)
+    column.sizes[rows] = np.where(present, table.member_size[members], 0)
+    if column.which is not None:
+        column.which[rows] = _numbers_of(column.alternatives, table.fields)[table.member_field[members]]
+    if column.crc32 is not None and table.member_crc32 is not None:
+        column.crc32[rows] = table.member_crc32[members]
 
 
 def _numbers_of(alternatives: Sequence[str], fields: Sequence[str]) -> NDArray[np.uint8]:

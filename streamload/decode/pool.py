@@ -235,7 +235,7 @@ class ProcessPool:
         return min(free, key=lambda worker: len(worker.tasks), default=None)
 
     def _give(self, worker: _Worker, task: Task) -> None:
-        shards = [task.shard] if isinstance(task, ScanTask) else dict.fromkeys(task.shards.tolist())
+        shards = [task.shard] if isinstance(task, ScanTask) else dict.fromkeys(task.table.shards.tolist())
         for shard in shards:
             if shard not in worker.shards:
                 worker.shards.add(shard)

@@ -16,8 +16,9 @@ from streamload.decode.collating import PieceCollator
 from streamload.decode.decoders import is_image
 from streamload.decode.failure import failure_of, in_words
 from streamload.decode.field_reader import ABSENT, FieldReader, Progress, RowError, ShardMemory, Work, field_of
+from streamload.decode.row_table import Column
 from streamload.decode.seeding import GlobalSeeds
-from streamload.decode.tasks import SAMPLE_NAMES, Column, Job, RowFailure, RowsDone, RowTask, WorkSeconds
+from streamload.decode.tasks import SAMPLE_NAMES, Job, RowFailure, RowsDone, RowTask, WorkSeconds
 from streamload.decode.user_code import PROGRAM_ERRORS, TransformRaisedError, UserFunction
 from streamload.memory.slots import SlotMemory
 from streamload.order.randomness import SampleRandomness
@@ -68,9 +69,9 @@ class RowMaker:
 
     def run(self, task: RowTask, shards: ShardMemory, progress: Progress, waited_s: float = 0.0) -> RowsDone:
         """Do one task. What fails is in the answer; only exits and interrupts are raised."""
-        numbers = task.shards.tolist()
+        numbers, columns = task.table.shards.tolist(), task.table.columns()
         views = {number: memoryview(shards.memory(number).data) for number in dict.fromkeys(numbers)}
-        work = Work(task, shards, progress, [views[number] for number in numbers])
+        work = Work(task, columns, shards, progress, [views[number] for number in numbers])
         for row, reason in task.fatal_rows.items():
             work.failures[row] = self._row_failure(work, row, "SampleError", reason)
         with self._seeds.whole_task():
@@ -79,13 +80,13 @@ class RowMaker:
             started = perf_counter()
             pieces = self._collator.collate(task, rows, work.failures, self._random(task.epoch))
         seconds = WorkSeconds(work.decode_s, work.transform_s, perf_counter() - started, 0.0, waited_s)
-        payload_bytes = sum(int(column.sizes.clip(0).sum()) for column in task.columns)
+        payload_bytes = sum(int(column.sizes.clip(0).sum()) for column in columns)
         return RowsDone(task.number, pieces, work.count, payload_bytes, seconds)
 
     def _rows(self, work: Work) -> Rows:
         columns: list[Any] = []
         transformed: list[tuple[int, Column, dict[str, UserFunction]]] = []
-        for number, column in enumerate(work.task.columns):
+        for number, column in enumerate(work.columns):
             functions = self._functions_of(column)
             if functions:
                 transformed.append((number, column, functions))
@@ -111,7 +112,7 @@ class RowMaker:
         """Decode and transform some fields, sample by sample: a sample's functions draw from one generator in turn."""
         random = self._random(work.task.epoch)
         takes_rng = any(function.takes_rng for _, _, functions in transformed for function in functions.values())
-        shards, samples = work.task.shards.tolist(), work.task.samples.tolist()
+        shards, samples = work.task.table.shards.tolist(), work.task.table.samples.tolist()
         current = [transformed[0][1]]
 
         def make(row: int) -> None:
@@ -155,7 +156,7 @@ class RowMaker:
 
     def _transform_samples(self, work: Work, rows: Rows, function: UserFunction) -> Rows:
         random = self._random(work.task.epoch)
-        shards, samples = work.task.shards.tolist(), work.task.samples.tolist()
+        shards, samples = work.task.table.shards.tolist(), work.task.table.samples.tolist()
         values: list[Any] = [None] * work.count
 
         def make(row: int) -> None:
@@ -174,15 +175,14 @@ class RowMaker:
         return self._randomness[1]
 
     def _as_samples(self, work: Work, columns: list[Any]) -> Rows:
-        task = work.task
         fields = self._job.fields
         if fields is not None:
             rest = iter(columns)
             ordered = [self._sample_name(work, name) if name in SAMPLE_NAMES else next(rest) for name in fields]
             return Rows(work.count, columns=ordered)
-        names = (*SAMPLE_NAMES, *(column.name for column in task.columns))
+        names = (*SAMPLE_NAMES, *(column.name for column in work.columns))
         complete = [*(self._sample_name(work, name) for name in SAMPLE_NAMES), *columns]
-        if not any((column.offsets == MISSING).any() for column in task.columns):
+        if not any((column.offsets == MISSING).any() for column in work.columns):
             return Rows(work.count, columns=complete, kind=dict, keys=names)
         rows = zip(*complete, strict=True)
         return Rows(
@@ -194,7 +194,7 @@ class RowMaker:
         if name == "__key__":
             assert work.task.keys is not None
             return list(work.task.keys)
-        return [work.shards.url(number) for number in work.task.shards.tolist()]
+        return [work.shards.url(number) for number in work.task.table.shards.tolist()]
 
     def _failed(self, work: Work, column: Column | None) -> Callable[[int, Exception], RowFailure]:
         def failed(row: int, error: Exception) -> RowFailure:
@@ -219,7 +219,7 @@ class RowMaker:
         cause: Exception | None = None,
         column: Column | None = None,
     ) -> RowFailure:
-        where = column or (work.task.columns[0] if work.task.columns else None)
+        where = column or (work.columns[0] if work.columns else None)
         in_program = kind == "TransformError" or (column is not None and not self._reader.is_built_in(column))
         return RowFailure(
             row=row,
@@ -228,8 +228,8 @@ class RowMaker:
             field=column.name if column else None,
             fatal=isinstance(cause, PROGRAM_ERRORS if in_program else ImportError),
             cause=None if cause is None else failure_of(cause),
-            shard=int(work.task.shards[row]),
-            sample=int(work.task.samples[row]),
+            shard=int(work.task.table.shards[row]),
+            sample=int(work.task.table.samples[row]),
             offset=MISSING if where is None else int(where.offsets[row]),
             missing_field=column is not None and int(column.offsets[row]) == MISSING,
         )

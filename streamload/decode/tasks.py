@@ -9,14 +9,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
 from streamload.dataset.table import ShardTable
+from streamload.decode.row_table import RowTable
 
 __all__ = [
     "SAMPLE_NAMES",
-    "Column",
     "Failure",
     "ForgetShards",
     "ForgetSlots",
@@ -108,38 +105,6 @@ class LayoutFixed:
     layout: bytes
 
 
-@dataclass(frozen=True, eq=False)
-class Column:
-    """Where one wanted field lies for every row of a task.
-
-    Attributes:
-        name: as the user asked for it, such as "jpg;png".
-        alternatives: the fields that it may be, such as ("jpg", "png").
-        which: uint8[rows], which alternative each row has; None where all have the first.
-        offsets: int64[rows], first byte within the shard; `MISSING` where the sample has none of the fields.
-        sizes: int64[rows], bytes.
-        crc32: uint32[rows] to verify the bytes against, or None.
-    """
-
-    name: str
-    alternatives: tuple[str, ...]
-    which: NDArray[np.uint8] | None
-    offsets: NDArray[np.int64]
-    sizes: NDArray[np.int64]
-    crc32: NDArray[np.uint32] | None = None
-
-    def rows(self, start: int, end: int) -> Column:
-        """The same for some of the rows."""
-        return Column(
-            self.name,
-            self.alternatives,
-            None if self.which is None else self.which[start:end],
-            self.offsets[start:end],
-            self.sizes[start:end],
-            None if self.crc32 is None else self.crc32[start:end],
-        )
-
-
 @dataclass(frozen=True)
 class Piece:
     """Consecutive rows of a task that belong to one batch.
@@ -164,9 +129,7 @@ class RowTask:
     Attributes:
         number: unique within a pool.
         epoch: part of what keys the randomness.
-        shards: int32[rows], the number of each row's shard in the listing.
-        samples: int64[rows], the number of each row's sample in its shard.
-        columns: the wanted fields.
+        table: the rows, and where their wanted fields lie.
         keys: the rows' keys where the user's samples hold them.
         pieces: how the rows divide into batches, in order.
         capacity: the rows that a slot has room for, where the layout has not been fixed yet: then the task's first
@@ -177,9 +140,7 @@ class RowTask:
 
     number: int
     epoch: int
-    shards: NDArray[np.int32]
-    samples: NDArray[np.int64]
-    columns: tuple[Column, ...]
+    table: RowTable
     keys: tuple[str, ...] | None
     pieces: tuple[Piece, ...]
     capacity: int

@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from streamload.batch.collate import build_batch
 from streamload.batch.layout import Layout
 from streamload.dataset.table import MISSING
+from streamload.decode.row_table import ColumnKind, RowTable
 from streamload.decode.rows import RowMaker
-from streamload.decode.tasks import Column, Job, Piece, PieceDone, RowsDone, RowTask
+from streamload.decode.tasks import Job, Piece, PieceDone, RowsDone, RowTask
 from streamload.fetch.listing import Shard
 from streamload.memory.slots import HeapSlots, SlotMemory
 
@@ -87,6 +88,7 @@ class Shelf:
         *,
         batches: Sequence[int] | None = None,
         first_slot: int = 0,
+        crc32: Sequence[int] | None = None,
         **changes: Any,
     ) -> RowTask:
         """A task for some rows (all by default), divided into batches of the lengths given (one by default)."""
@@ -101,9 +103,7 @@ class Shelf:
         plain: dict[str, Any] = {
             "number": 0,
             "epoch": 0,
-            "shards": np.array([row // self.per_shard for row in chosen], np.int32),
-            "samples": np.array([row % self.per_shard for row in chosen], np.int64),
-            "columns": tuple(self.column(name, chosen) for name in fields),
+            "table": self.table(fields, chosen, crc32),
             "keys": None,
             "pieces": pieces,
             "capacity": max(lengths),
@@ -111,22 +111,25 @@ class Shelf:
         }
         return RowTask(**{**plain, **changes})
 
-    def column(self, name: str, rows: Sequence[int]) -> Column:
-        alternatives = tuple(name.split(";"))
-        which, offsets, sizes = [], [], []
-        for row in rows:
-            found = [number for number, field in enumerate(alternatives) if field in self._places[row]]
-            which.append(found[0] if found else 0)
-            start, size = self._places[row][alternatives[found[0]]] if found else (MISSING, 0)
-            offsets.append(start)
-            sizes.append(size)
-        return Column(
-            name,
-            alternatives,
-            np.array(which, np.uint8) if any(which) else None,
-            np.array(offsets, np.int64),
-            np.array(sizes, np.int64),
+    def table(self, names: Sequence[str], rows: Sequence[int], crc32: Sequence[int] | None = None) -> RowTable:
+        alternatives = [tuple(name.split(";")) for name in names]
+        kinds = tuple(
+            ColumnKind(name, fields, len(fields) > 1, crc32 is not None)
+            for name, fields in zip(names, alternatives, strict=True)
         )
+        table = RowTable.empty(len(rows), kinds)
+        table.shards[:] = [row // self.per_shard for row in rows]
+        table.samples[:] = [row % self.per_shard for row in rows]
+        for column in table.columns():
+            for number, row in enumerate(rows):
+                found = [which for which, field in enumerate(column.alternatives) if field in self._places[row]]
+                place = self._places[row][column.alternatives[found[0]]] if found else (MISSING, 0)
+                column.offsets[number], column.sizes[number] = place
+                if column.which is not None:
+                    column.which[number] = found[0] if found else 0
+            if column.crc32 is not None:
+                column.crc32[:] = crc32
+        return table
 
 
 def numbered(count: int) -> list[dict[str, bytes]]:

@@ -135,7 +135,7 @@ class Run:
 
     def _rows(self, task: RowTask) -> RowsDone:
         self.tasks.append(task)
-        places = list(zip(task.shards.tolist(), task.samples.tolist(), strict=True))
+        places = list(zip(task.table.shards.tolist(), task.table.samples.tolist(), strict=True))
         done, row = [], 0
         for piece in task.pieces:
             of_piece = places[row : row + piece.rows]
@@ -259,7 +259,7 @@ def test_a_layout_that_is_known_from_an_earlier_epoch_is_not_asked_for_again(fol
 
 
 def rows_and_pieces(tasks: Sequence[RowTask]) -> set[tuple[int, int]]:
-    return {(len(task.shards), len(task.pieces)) for task in tasks}
+    return {(len(task.table), len(task.pieces)) for task in tasks}
 
 
 def test_slow_batches_are_cut_among_the_workers(folder: Path) -> None:
@@ -384,8 +384,10 @@ def test_tasks_carry_the_places_of_their_own_rows(folder: Path) -> None:
     contents = [Path(shard.url).read_bytes() for shard in run._listing.shards]
     starts = np.cumsum([0, *COUNTS])
     for task in run.tasks:
-        (column,) = task.columns
-        for row, (shard, sample) in enumerate(zip(task.shards.tolist(), task.samples.tolist(), strict=True)):
+        (column,) = task.table.columns()
+        for row, (shard, sample) in enumerate(
+            zip(task.table.shards.tolist(), task.table.samples.tolist(), strict=True)
+        ):
             start, size = int(column.offsets[row]), int(column.sizes[row])
             assert contents[shard][start : start + size] == b"%d" % (starts[shard] + sample)
         assert task.capacity == 7

@@ -49,12 +49,12 @@ def block(rows: list[tuple[int, int]], batches: tuple[int, ...] | None = None) -
 
 def payloads(folder: Path, planned: PlannedRows, column: int) -> list[bytes | None]:
     """What lies at the places found."""
-    found = planned.columns[column]
+    found = planned.table.columns()[column]
     contents = [(folder / f"part{shard}-000000.tar").read_bytes() for shard in range(len(SAMPLES))]
     return [
         None if offset == MISSING else contents[shard][offset : offset + size]
         for shard, offset, size in zip(
-            planned.shards.tolist(), found.offsets.tolist(), found.sizes.tolist(), strict=True
+            planned.table.shards.tolist(), found.offsets.tolist(), found.sizes.tolist(), strict=True
         )
     ]
 
@@ -77,9 +77,9 @@ def test_every_field_of_every_row_is_where_it_is_said_to_be(
     folder: Path, rows: list[tuple[int, int]], names: list[list[str]]
 ) -> None:
     planned = locate(block(rows), tables_of(folder), tuple(map(";".join, names)), verify=False)
-    assert planned.shards.tolist() == [shard for shard, _ in rows]
+    assert planned.table.shards.tolist() == [shard for shard, _ in rows]
     for number, alternatives in enumerate(names):
-        column = planned.columns[number]
+        column = planned.table.columns()[number]
         assert (column.name, column.alternatives) == (";".join(alternatives), tuple(alternatives))
         expected, which = [], []
         for shard, sample in rows:
@@ -98,21 +98,21 @@ def test_every_field_of_every_row_is_where_it_is_said_to_be(
 def test_without_fields_all_are_located_in_alphabetical_order_with_keys(folder: Path) -> None:
     rows = [(2, 0), (0, 1), (0, 0)]
     planned = locate(block(rows), tables_of(folder), None, verify=False)
-    assert [column.name for column in planned.columns] == ["cls", "jpg", "png", "seg.png", "txt", "x.cls"]
+    assert [column.name for column in planned.table.columns()] == ["cls", "jpg", "png", "seg.png", "txt", "x.cls"]
     assert planned.keys == ("s2k0", "s0k1", "s0k0")
     assert payloads(folder, planned, 0) == [None, b"11", b"10"]
 
 
 def test_only_the_fields_of_the_blocks_shards_are_columns(folder: Path) -> None:
     planned = locate(block([(0, 1)]), tables_of(folder), None, verify=False)
-    assert [column.name for column in planned.columns] == ["cls", "jpg", "txt"]
+    assert [column.name for column in planned.table.columns()] == ["cls", "jpg", "txt"]
 
 
 @pytest.mark.parametrize("fields", [("cls", "__key__"), ("__url__", "__key__", "cls"), ("__key__",)])
 def test_keys_are_looked_up_where_they_are_asked_for(folder: Path, fields: tuple[str, ...]) -> None:
     planned = locate(block([(1, 1), (0, 0)]), tables_of(folder), fields, verify=False)
     assert planned.keys == ("s1k1", "s0k0")
-    assert [column.name for column in planned.columns] == [name for name in fields if name == "cls"]
+    assert [column.name for column in planned.table.columns()] == [name for name in fields if name == "cls"]
 
 
 def test_checksums_come_with_the_places(folder: Path) -> None:
@@ -120,12 +120,14 @@ def test_checksums_come_with_the_places(folder: Path) -> None:
 
     rows = [(0, 0), (1, 0), (2, 3), (0, 2)]
     planned = locate(block(rows), tables_of(folder), ("cls",), verify=True)
-    assert planned.columns[0].crc32 is not None
-    assert planned.columns[0].crc32.tolist() == [zlib.crc32(SAMPLES[shard][sample]["cls"]) for shard, sample in rows]
+    assert planned.table.columns()[0].crc32 is not None
+    assert planned.table.columns()[0].crc32.tolist() == [
+        zlib.crc32(SAMPLES[shard][sample]["cls"]) for shard, sample in rows
+    ]
 
 
 def test_checksums_are_not_looked_up_where_nobody_wants_them(folder: Path) -> None:
-    assert locate(block([(0, 0)]), tables_of(folder), ("cls",), verify=False).columns[0].crc32 is None
+    assert locate(block([(0, 0)]), tables_of(folder), ("cls",), verify=False).table.columns()[0].crc32 is None
 
 
 def test_verifying_without_checksums_is_refused_with_the_way_out(tmp_path: Path, folder: Path) -> None:
@@ -148,15 +150,20 @@ def test_batches_are_cut_where_the_block_says(folder: Path) -> None:
     assert [planned.edges(number) for number in range(3)] == [(0, 1), (1, 4), (4, 6)]
 
 
-def test_rows_of_a_column_can_be_cut_out(folder: Path) -> None:
-    (column,) = locate(block(PLACES), tables_of(folder), ("txt;cls",), verify=True).columns
-    part = column.rows(2, 5)
-    assert part.offsets.tolist() == column.offsets[2:5].tolist()
-    assert part.sizes.tolist() == column.sizes[2:5].tolist()
-    assert part.which is not None
-    assert column.which is not None
-    assert part.which.tolist() == column.which[2:5].tolist()
-    assert part.crc32 is not None
-    assert column.crc32 is not None
-    assert part.crc32.tolist() == column.crc32[2:5].tolist()
-    assert (part.name, part.alternatives) == (column.name, column.alternatives)
+def test_rows_of_the_table_can_be_cut_out(folder: Path) -> None:
+    table = locate(block(PLACES), tables_of(folder), ("txt;cls", "cls"), verify=True).table
+    part = table.rows(2, 5)
+    assert len(part) == 3
+    assert part.shards.tolist() == table.shards[2:5].tolist()
+    assert part.samples.tolist() == table.samples[2:5].tolist()
+    for column, whole in zip(part.columns(), table.columns(), strict=True):
+        assert (column.name, column.alternatives) == (whole.name, whole.alternatives)
+        assert column.offsets.tolist() == whole.offsets[2:5].tolist()
+        assert column.sizes.tolist() == whole.sizes[2:5].tolist()
+        assert column.crc32 is not None
+        assert whole.crc32 is not None
+        assert column.crc32.tolist() == whole.crc32[2:5].tolist()
+    which = [column.which for column in part.columns()]
+    assert which[0] is not None
+    assert which[0].tolist() == [0 if "txt" in SAMPLES[shard][sample] else 1 for shard, sample in PLACES[2:5]]
+    assert which[1] is None

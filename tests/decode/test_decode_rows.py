@@ -409,7 +409,7 @@ def test_bytes_that_cannot_be_decoded_fail_their_row_only() -> None:
         (3, "DecodeError", False),
     ]
     assert "cannot decode the bytes of field 'cls'" in done.pieces[0].failures[0].message
-    assert done.pieces[0].failures[0].offset == shelf.column("cls", [1]).offsets[0]
+    assert done.pieces[0].failures[0].offset == shelf.table(["cls"], [1]).columns()[0].offsets[0]
     assert [batch_of(done.pieces[0], slots)[0][row].item() for row in (0, 2)] == [0, 2]
 
 
@@ -436,13 +436,12 @@ def test_a_field_that_a_tuple_lacks_fails_its_row() -> None:
 @pytest.mark.parametrize("transform", [None, {"cls": lambda value: value}])
 def test_damaged_bytes_are_found_where_there_are_checksums(transform: Any) -> None:
     shelf = Shelf(numbered(3))
-    task = shelf.task(("cls",))
-    crc32 = np.array([zlib.crc32(shelf.samples[row]["cls"]) for row in range(3)], np.uint32)
-    good = replace(task, columns=(replace(task.columns[0], crc32=crc32),))
+    crc32 = [zlib.crc32(shelf.samples[row]["cls"]) for row in range(3)]
+    good = shelf.task(("cls",), crc32=crc32)
     work = job(fields=("cls",), transform=transform)
     assert only_batch(work, shelf, good)[0].tolist() == [0, 1, 2]
     crc32[1] ^= 1
-    done, _ = run(work, shelf, replace(task, columns=(replace(task.columns[0], crc32=crc32),)))
+    done, _ = run(work, shelf, shelf.task(("cls",), crc32=crc32))
     (failure,) = done.pieces[0].failures
     assert (failure.row, failure.kind) == (1, "DecodeError")
     assert "crc32 differs" in failure.message
@@ -453,7 +452,7 @@ def test_damaged_bytes_are_found_where_there_are_checksums(transform: Any) -> No
 def test_places_behind_the_end_of_a_shard_are_decode_errors(name: str, place: tuple[int, int]) -> None:
     shelf = Shelf([{**sample, "txt": b"text"} for sample in numbered(3)])
     task = shelf.task((name,))
-    column = task.columns[0]
+    column = task.table.columns()[0]
     column.offsets[1], column.sizes[1] = place
     done, _ = run(job(fields=(name,)), shelf, task)
     (failure,) = done.pieces[0].failures
@@ -504,7 +503,11 @@ def test_what_the_user_raised_is_the_cause_in_the_loop() -> None:
     done, _ = run(job(fields=("cls",), transform={"cls": failing}), shelf, shelf.task(("cls",)))
     error = sample_error(done.pieces[0].failures[0], "/data/0.tar", "key1")
     assert isinstance(error, errors.TransformError)
-    assert (error.url, error.key, error.offset) == ("/data/0.tar", "key1", int(shelf.column("cls", [1]).offsets[0]))
+    assert (error.url, error.key, error.offset) == (
+        "/data/0.tar",
+        "key1",
+        int(shelf.table(["cls"], [1]).columns()[0].offsets[0]),
+    )
     assert isinstance(error.__cause__, ValueError)
     notes = "\n".join(error.__cause__.__notes__)
     assert "in failing" in notes

@@ -1,0 +1,101 @@
+"""Rows and where their fields lie, in one array: what the plan found out, on its way to a worker.
+
+`ColumnKind` and `RowTable` travel between processes and have no `__slots__`, as in `tasks.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Column", "ColumnKind", "RowTable"]
+
+
+@dataclass(frozen=True)
+class ColumnKind:
+    """What one column of a `RowTable` is about.
+
+    Attributes:
+        name: as the user asked for it, such as "jpg;png".
+        alternatives: the fields that it may be, such as ("jpg", "png").
+        has_which: the table says for each row which alternative it has; else all have the first.
+        has_crc32: the table has checksums.
+    """
+
+    name: str
+    alternatives: tuple[str, ...]
+    has_which: bool = False
+    has_crc32: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Column:
+    """Where one wanted field lies for every row of a task.
+
+    Attributes:
+        name: as the user asked for it, such as "jpg;png".
+        alternatives: the fields that it may be, such as ("jpg", "png").
+        which: int64[rows], which alternative each row has; None where all have the first.
+        offsets: int64[rows], first byte within the shard; `MISSING` where the sample has none of the fields.
+        sizes: int64[rows], bytes.
+        crc32: int64[rows] to verify the bytes against, or None.
+    """
+
+    name: str
+    alternatives: tuple[str, ...]
+    which: NDArray[np.int64] | None
+    offsets: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    crc32: NDArray[np.int64] | None = None
+
+
+@dataclass(frozen=True)
+class RowTable:
+    """Rows and where their fields lie: one array for all of it, because each array of a message costs microseconds.
+
+    Attributes:
+        values: int64[rows, width]: the number of the row's shard in the listing, that of its sample in the shard, and
+            for each column offset and size, then which alternative and crc32 where the column has them.
+        kinds: of the columns.
+    """
+
+    values: NDArray[np.int64]
+    kinds: tuple[ColumnKind, ...]
+
+    @classmethod
+    def empty(cls, rows: int, kinds: tuple[ColumnKind, ...]) -> RowTable:
+        """A table to be filled in, all zero."""
+        width = 2 + sum(2 + kind.has_which + kind.has_crc32 for kind in kinds)
+        return cls(np.zeros((rows, width), np.int64), kinds)
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    @property
+    def shards(self) -> NDArray[np.int64]:
+        """int64[rows], each row's shard."""
+        return self.values[:, 0]
+
+    @property
+    def samples(self) -> NDArray[np.int64]:
+        """int64[rows], each row's sample in its shard."""
+        return self.values[:, 1]
+
+    def columns(self) -> tuple[Column, ...]:
+        """The columns, as views."""
+        columns, at = [], 2
+        for kind in self.kinds:
+            offsets, sizes = self.values[:, at], self.values[:, at + 1]
+            at += 2
+            which = self.values[:, at] if kind.has_which else None
+            at += kind.has_which
+            crc32 = self.values[:, at] if kind.has_crc32 else None
+            at += kind.has_crc32
+            columns.append(Column(kind.name, kind.alternatives, which, offsets, sizes, crc32))
+        return tuple(columns)
+
+    def rows(self, start: int, end: int) -> RowTable:
+        """The same for some of the rows."""
+        return RowTable(self.values[start:end], self.kinds)

@@ -1,0 +1,67 @@
+"""How much work makes a task: a part of one slow batch, or a run of several fast ones."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+__all__ = ["MAX_RUN_ROWS", "TaskSize", "task_size"]
+
+_TASK_S = 0.010
+_LONGEST_PART_S = 0.030
+_PARTS_A_WORKER = 4
+_RUN_BYTES = 16 << 20
+_RUN_BATCHES = 80
+
+MAX_RUN_ROWS = 8192
+"""The most rows of a run of batches; a block of the plan has so many."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSize:
+    """What the next tasks look like; at least one of `parts` and `run` is 1.
+
+    Attributes:
+        parts: into how many tasks a batch is cut.
+        run: how many batches make a task.
+        outstanding: how many batches may be under way or waiting for the loop.
+    """
+
+    parts: int
+    run: int
+    outstanding: int
+
+
+def task_size(
+    row_s: float | None, batch_rows: int, slot_bytes: int, *, capacity: int, prefetch_batches: int, whole: bool
+) -> TaskSize:
+    """Tasks of about ten milliseconds.
+
+    A slow batch is cut, so that all workers are at the same one: it comes early, and a slow sample delays only its own
+    batch. Every task costs the feeder time, so parts may grow to 30 ms as long as each worker gets some of every batch.
+    Fast batches make a run, so that a message costs little beside the work.
+
+    No worker may stand idle: each has a task in hand and one waiting, whatever that is in batches. So more than
+    `prefetch_batches` are under way where batches are small or made whole; runs of small ones are held to 16 MiB in
+    all, which also keeps them in the processor's cache.
+
+    Args:
+        row_s: seconds of a worker for one row; None where nothing is known yet: then a batch is cut for everyone.
+        batch_rows: rows of a batch.
+        slot_bytes: of the slot of a batch.
+        capacity: tasks that the workers hold together, two for each.
+        prefetch_batches: how many batches are to be made ahead, at least.
+        whole: a batch must not be cut.
+    """
+    tasks = capacity + 1
+    batch_s = (row_s or 0.0) * batch_rows
+    run = parts = 1
+    if row_s is None:
+        parts = 1 if whole else min(batch_rows, capacity)
+    elif batch_s > _TASK_S and not whole:
+        part_s = min(max(_TASK_S, batch_s / (_PARTS_A_WORKER * max(1, capacity // 2))), _LONGEST_PART_S)
+        parts = min(batch_rows, math.ceil(batch_s / part_s))
+    elif batch_s > 0:
+        by_bytes = _RUN_BYTES // (slot_bytes * tasks)
+        run = max(1, min(int(_TASK_S / batch_s), by_bytes, MAX_RUN_ROWS // batch_rows, _RUN_BATCHES // tasks))
+    return TaskSize(parts, run, max(prefetch_batches, -(-run * tasks // parts)))
