@@ -143,7 +143,7 @@ class Feeder:
             self._counting = False
             self._send(Counted(tuple(self._tables.counts.values.tolist())), ())
 
-    def _deliver(self, batches: list[ReadyBatch]) -> None:
+    def _deliver(self, batches: list[ReadyBatch], tell_after: int) -> None:
         """Send batches, as many with one message as its descriptors allow."""
         for start in range(0, len(batches), MAX_DESCRIPTORS):
             part = batches[start : start + MAX_DESCRIPTORS]
@@ -156,7 +156,7 @@ class Feeder:
             self._announced.difference_update(retired)
             self.pool.forget_slots(retired)
             self._totals.skipped_members = self._tables.skipped
-            self._send(Ready(tuple(part), opened, retired, self._totals), descriptors)
+            self._send(Ready(tuple(part), opened, retired, tell_after, self._totals), descriptors)
 
     @contextmanager
     def _failing(self) -> Iterator[None]:

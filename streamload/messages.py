@@ -57,11 +57,20 @@ class Counted:
 
 @dataclass(frozen=True)
 class Ready:
-    """Batches, in order; the descriptors of `opened` slots come with the message, `retired` ones are to be dropped."""
+    """Batches for the loop.
+
+    Attributes:
+        batches: in order.
+        opened: slots that are new to the trainer; their descriptors come with the message.
+        retired: slots that are to be dropped.
+        tell_after: how many batches may be taken before the feeder is told of them.
+        totals: so far.
+    """
 
     batches: tuple[ReadyBatch, ...]
     opened: tuple[int, ...]
     retired: tuple[int, ...]
+    tell_after: int
     totals: FeederTotals
 
 

@@ -95,6 +95,8 @@ class Pass(Iterator[Any]):
         self._meter = meter
         self._timeout_s = timeout_s
         self._pending: deque[ReadyBatch] = deque()
+        self._untold = 0
+        self._tell_after = 1
         self._gave_at: float | None = None
         self._batches = 0
         self._skipped_before = len(delivery.skipped)
@@ -131,7 +133,9 @@ class Pass(Iterator[Any]):
             while not self._pending:
                 self._handle(self._message())
             ready = self._pending.popleft()
-            self._connection.taken(1)
+            self._untold += 1
+            if self._untold >= self._tell_after:
+                self._tell()
             built = self._delivery.build(ready, self._connection.lend)
             if self._in_order:
                 self._standing.position = ready.end
@@ -141,6 +145,11 @@ class Pass(Iterator[Any]):
                 self._meter.batches += 1
                 self._batches += 1
                 return batch
+
+    def _tell(self) -> None:
+        if self._untold:
+            self._connection.taken(self._untold)
+            self._untold = 0
 
     def _message(self) -> Any:
         try:
@@ -155,8 +164,10 @@ class Pass(Iterator[Any]):
             case Ready():
                 self._connection.forget(message.retired)  # not sooner: batches of earlier messages may lie there
                 self._pending.extend(message.batches)
+                self._tell_after = message.tell_after
                 self._meter.totals = message.totals
             case EpochEnded():
+                self._tell()
                 self._meter.totals = message.totals
                 self._refuse_nothing()
                 raise StopIteration

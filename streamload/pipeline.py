@@ -28,6 +28,9 @@ from streamload.statistics import FeederTotals
 
 __all__ = ["Epoch", "FailedRow", "Part", "ReadyBatch"]
 
+_TOLD_IN = 8
+"""Into how many messages the trainer divides what it tells of the batches that may be outstanding."""
+
 
 @dataclass(frozen=True)
 class FailedRow:
@@ -83,7 +86,8 @@ class Epoch:
         slots: where batches are written.
         learned: from earlier epochs, for later ones.
         totals: what is added up.
-        deliver: called with the batches that are ready, in order.
+        deliver: called with the batches that are ready, in order, and how many of them the trainer may take before it
+            tells of it.
     """
 
     def __init__(
@@ -97,7 +101,7 @@ class Epoch:
         slots: Slots,
         learned: Learned,
         totals: FeederTotals,
-        deliver: Callable[[list[ReadyBatch]], None],
+        deliver: Callable[[list[ReadyBatch], int], None],
     ) -> None:
         self._tables = tables
         self._scans = scans
@@ -160,7 +164,7 @@ class Epoch:
                 batch.rows_done += part.piece.rows
         ready = [self._ready(batch) for batch in self._batcher.take_complete()]
         if ready:
-            self._deliver(ready)
+            self._deliver(ready, max(1, self._dealer.outstanding // _TOLD_IN))
 
     def _note_layout(self, part: PieceDone) -> None:
         learned = self._learned

@@ -70,9 +70,12 @@ class StoredRows:
                 windows = np.ndarray((data.size - row_bytes + 1,), items.dtype, data.data, 0, (1,))
                 items[rows] = windows[self.starts[rows]]
             return
-        table = target.reshape(count, row_bytes)
-        for row, (shard, start) in enumerate(zip(self.shards.tolist(), self.starts.tolist(), strict=True)):
-            table[row] = self.memory[shard][start : start + row_bytes]
+        # Slices of memoryviews cost half of what slices of arrays do.
+        views = {shard: memoryview(data.data) for shard, data in self.memory.items()}
+        written, end = memoryview(target.data), 0
+        for shard, start in zip(self.shards.tolist(), self.starts.tolist(), strict=True):
+            begin, end = end, end + row_bytes
+            written[begin:end] = views[shard][start : start + row_bytes]
 
 
 def by_shard(shards: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:

@@ -199,6 +199,11 @@ class Dealer:
         self._dealing = (batch, end) if end < batch.rows else None
         return self._task([(batch, start, end)], whole=False)
 
+    @property
+    def outstanding(self) -> int:
+        """How many batches may be under way or waiting for the loop."""
+        return self._size().outstanding
+
     def _size(self) -> TaskSize:
         return task_size(
             self._learned.row_s,

@@ -36,6 +36,7 @@ class _LocalShards:
     def need(self, task: Task) -> set[int]:
         needed = {task.shard} if isinstance(task, ScanTask) else set(task.table.shards.tolist())
         for shard in needed:
+            self._resident.need(shard)
             if shard not in self._known:
                 opened = self._resident.open(shard)
                 self._mapped.add(ShardOpened(shard, opened.url, opened.size_bytes), opened.descriptor)
@@ -49,8 +50,9 @@ class _LocalShards:
         return self._mapped.url(shard)
 
     def drop(self, shards: Sequence[int]) -> None:
-        self._known.difference_update(shards)
-        self._mapped.drop(tuple(shards))
+        dropped = self._resident.finish(shards)
+        self._known.difference_update(dropped)
+        self._mapped.drop(tuple(dropped))
 
 
 class CallerPool:

@@ -84,7 +84,7 @@ class Pool(Protocol):
         """Hold for all later tasks."""
 
     def forget_shards(self, shards: Sequence[int]) -> None:
-        """No later task reads these."""
+        """No later task of this epoch reads these."""
 
     def forget_slots(self, slots: Sequence[int]) -> None:
         """No later task writes to these."""
@@ -197,9 +197,10 @@ class ProcessPool:
             worker.channel.send(LayoutFixed(layout))
 
     def forget_shards(self, shards: Sequence[int]) -> None:
-        """Let the workers unmap shards; tasks that they hold already come first."""
+        """Let the workers unmap shards, but for those worth keeping; tasks that they hold already come first."""
+        finished = self._shards.finish(shards)
         for worker in self._workers:
-            known = tuple(shard for shard in shards if shard in worker.shards)
+            known = tuple(shard for shard in finished if shard in worker.shards)
             if known:
                 worker.shards.difference_update(known)
                 worker.channel.send(ForgetShards(known))
@@ -237,6 +238,7 @@ class ProcessPool:
     def _give(self, worker: _Worker, task: Task) -> None:
         shards = [task.shard] if isinstance(task, ScanTask) else dict.fromkeys(task.table.shards.tolist())
         for shard in shards:
+            self._shards.need(shard)
             if shard not in worker.shards:
                 worker.shards.add(shard)
                 opened = self._shards.open(shard)

@@ -110,7 +110,8 @@ class Run:
             deliver=self._deliver,
         )
 
-    def _deliver(self, ready: list[ReadyBatch]) -> None:
+    def _deliver(self, ready: list[ReadyBatch], tell_after: int) -> None:
+        assert tell_after >= 1, "a trainer that never tells of what it took stops everything"
         for batch in ready:
             rows = sum(part.rows for part in batch.parts)
             written = self._written.pop(batch.slot)

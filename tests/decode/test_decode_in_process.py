@@ -69,7 +69,7 @@ def shelf() -> Shelf:
 
 def caller_pool(work: Job, shelf: Shelf, folder: Path) -> tuple[CallerPool, Notes, HeapSlots]:
     notes, slots = Notes(), HeapSlots()
-    shards = ResidentShards(shelf.write(folder))
+    shards = ResidentShards(shelf.write(folder), kept_bytes=0)
     return CallerPool(job=work, shards=shards, slots=slots, events=notes), notes, slots
 
 
@@ -166,7 +166,7 @@ class Threads:
 
     def __init__(self, work: Job, shelf: Shelf, folder: Path, workers: int) -> None:
         self.notes, self.slots = Notes(), SlotPool()
-        shards = ResidentShards(shelf.write(folder))
+        shards = ResidentShards(shelf.write(folder), kept_bytes=0)
         self.pool = ThreadPool(workers, job=cloudpickle.dumps(work), shards=shards, slots=self.slots, events=self.notes)
 
     async def do(self, tasks: list[Any]) -> list[Any]:
