@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
-import subprocess
-import sys
 import warnings
 import weakref
 from collections import deque
@@ -14,13 +11,13 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from streamload.decode.in_process import CallerPool
-from streamload.decode.pool import child_environment, last_words
 from streamload.decode.tasks import Job
 from streamload.errors import WorkerError
 from streamload.feeder import Feeder
 from streamload.fetch.resident import ResidentShards
+from streamload.launch import Child, launch
 from streamload.memory.channel import Channel
-from streamload.memory.mapped import Bytes, new_memory
+from streamload.memory.mapped import Bytes
 from streamload.memory.slots import HeapSlots, SlotReader
 from streamload.messages import Configure, Ready, Taken
 
@@ -77,24 +74,16 @@ class FeederProcess:
     def __init__(self, configure: Configure, on_map: Callable[[Bytes], None] | None) -> None:
         self._slots = SlotReader(on_map)
         self._put_back: deque[Any] = deque()
-        ours, theirs = socket.socketpair()
-        words = new_memory(0)
-        descriptors = (theirs.fileno(), words)
+        workers = configure.workers if configure.executor == "process" else 0
         # Ctrl-C goes to the whole group and is the trainer's to decide on: blocked until the feeder ignores it.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "streamload.feeder", *map(str, descriptors), str(os.getpid())],
-                pass_fds=descriptors,
-                stdin=subprocess.DEVNULL,
-                env=child_environment(),
-            )
+            child = launch("streamload.feeder_start", workers)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-            theirs.close()
-        self._process, self._words = process, words
-        self._channel = Channel(ours)
-        self._end = weakref.finalize(self, _end, process, self._channel, self._slots, words, os.getpid())
+        self._child = child
+        self._channel = Channel(child.socket)
+        self._end = weakref.finalize(self, _end, child, self._channel, self._slots, os.getpid())
         self.send(configure)
 
     def send(self, message: Any) -> None:
@@ -151,26 +140,18 @@ class FeederProcess:
         return not self._end.alive
 
     def _how_it_ended(self) -> str:
-        try:
-            status = self._process.wait(_GRACE_S)
-        except subprocess.TimeoutExpired:
-            return "has closed its connection"
-        how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
-        return how + last_words(self._words)
+        status = self._child.wait(_GRACE_S)
+        return "has closed its connection" if status is None else self._child.how_it_ended(status)
 
 
-def _end(process: subprocess.Popen[bytes], channel: Channel, slots: SlotReader, words: int, owner: int) -> None:
+def _end(child: Child, channel: Channel, slots: SlotReader, owner: int) -> None:
     channel.close()
     slots.close()
-    os.close(words)
-    if os.getpid() != owner:  # a fork of the trainer: the feeder is not its child
-        process.returncode = 0
-        return
-    try:
-        process.wait(_GRACE_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+    os.close(child.words)
+    if os.getpid() == owner:
+        child.end(_GRACE_S)
+    else:
+        child.disown()
 
 
 class FeederHere:

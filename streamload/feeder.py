@@ -1,18 +1,10 @@
-"""The feeder process: makes the plan, deals out tasks to the workers, and sends batches to the trainer in order.
+"""The feeder: makes the plan, deals out tasks to the workers, and sends batches to the trainer in order.
 
-It is started as `python -m streamload.feeder SOCKET LAST_WORDS TRAINER`, with two descriptors and the number of the
-trainer's process. It lives on one asyncio loop and ends as soon as the trainer is gone. `Feeder` itself does not
-know where it runs: `send` may lead to a socket, or to the caller's own thread.
+It does not know where it runs: `send` may lead to a socket, or to the caller's own thread.
 """
 
 from __future__ import annotations
 
-import asyncio
-import faulthandler
-import os
-import signal
-import socket
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -20,21 +12,17 @@ from typing import Any
 from streamload.dataset.scan_cache import ScanCache
 from streamload.decode.dealing import Learned
 from streamload.decode.failure import Attempt, failure_of
-from streamload.decode.in_process import ThreadPool
-from streamload.decode.pool import Pool, ProcessPool
+from streamload.decode.pool import Pool
 from streamload.decode.scans import Scans
 from streamload.decode.tasks import RowsDone, ScanDone
-from streamload.fetch.resident import ResidentShards
 from streamload.fetch.tables import Tables
-from streamload.memory.async_channel import AsyncChannel
 from streamload.memory.channel import MAX_DESCRIPTORS
-from streamload.memory.mapped import raise_descriptor_limit
-from streamload.memory.slots import SlotPool, Slots
+from streamload.memory.slots import Slots
 from streamload.messages import Configure, Counted, CountSamples, EpochEnded, EpochStart, Failed, Ready, Taken
 from streamload.pipeline import Epoch, ReadyBatch
 from streamload.statistics import FeederTotals
 
-__all__ = ["Feeder", "main"]
+__all__ = ["Feeder"]
 
 Send = Callable[[Any, Sequence[int]], None]
 
@@ -170,84 +158,3 @@ class Feeder:
         self._epoch = None
         self._counting = False
         self._send(Failed(failure_of(error)), ())
-
-
-class _Process:
-    """The feeder as a process of its own."""
-
-    def __init__(self, sock: socket.socket, trainer: int) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._loop.set_exception_handler(self._on_exception)
-        self._trainer = trainer
-        self._feeder: Feeder | None = None
-        self.ended = asyncio.Event()
-        self._channel = AsyncChannel(sock, self._on_message, self.ended.set)
-        self._watch_trainer()
-
-    def _on_message(self, message: Any, _: list[int]) -> None:
-        if isinstance(message, Configure):
-            slots = SlotPool()
-            with Attempt() as attempt:
-                self._feeder = Feeder(message, slots, self._send, lambda feeder: _start_pool(message, slots, feeder))
-            if attempt.error is not None:
-                self._send(Failed(failure_of(attempt.error)), ())
-        elif self._feeder is not None:
-            self._feeder.handle(message)
-
-    def _on_exception(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """A mistake of ours in a callback: without this the trainer would wait for ever."""
-        error = context.get("exception") or RuntimeError(context["message"])
-        self._send(Failed(failure_of(error)), ())
-
-    def _send(self, message: Any, descriptors: Sequence[int]) -> None:
-        self._channel.send(message, descriptors)
-
-    def _watch_trainer(self) -> None:
-        """Learn of the trainer's death even if a process that it forked keeps the socket open. Linux only."""
-        if hasattr(os, "pidfd_open"):
-            try:
-                self._loop.add_reader(os.pidfd_open(self._trainer), self.ended.set)
-            except OSError:  # it is gone already, or the kernel is older than 5.3: then the socket tells
-                return
-
-    def close(self) -> None:
-        self._channel.close()
-        if self._feeder is not None:
-            self._feeder.close()
-
-
-def _start_pool(configure: Configure, slots: SlotPool, feeder: Feeder) -> Pool:
-    shards = ResidentShards(configure.listing.shards)
-    if configure.executor == "thread":
-        return ThreadPool(configure.workers, job=configure.job, shards=shards, slots=slots, events=feeder)
-    return ProcessPool(
-        configure.workers,
-        job=configure.job,
-        import_path=configure.import_path,
-        shards=shards,
-        slots=slots,
-        events=feeder,
-    )
-
-
-async def _serve(sock: socket.socket, trainer: int) -> None:
-    process = _Process(sock, trainer)
-    await process.ended.wait()
-    process.close()
-
-
-def main() -> None:
-    """Run a feeder on the descriptors given as arguments."""
-    socket_number, words_number, trainer = map(int, sys.argv[1:4])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # the trainer had it blocked until here
-    faulthandler.enable(file=words_number)
-    raise_descriptor_limit()
-    asyncio.run(_serve(socket.socket(fileno=socket_number), trainer))
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)  # threads of a thread pool may still be in the user's code
-
-
-if __name__ == "__main__":
-    main()

@@ -7,14 +7,9 @@ is known which row it was; a row that has killed two workers is not tried a thir
 
 from __future__ import annotations
 
-import itertools
 import os
-import signal
-import socket
-import subprocess
-import sys
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from time import monotonic
 from typing import Any, Protocol
@@ -35,14 +30,14 @@ from streamload.decode.tasks import (
 )
 from streamload.errors import WorkerError
 from streamload.fetch.resident import ResidentShards
+from streamload.launch import PROGRESS_BYTES, WorkerChild, launch_worker
 from streamload.memory.async_channel import AsyncChannel
-from streamload.memory.mapped import map_memory, new_memory
+from streamload.memory.mapped import map_memory
 from streamload.memory.slots import SlotPool
 
-__all__ = ["Pool", "PoolEvents", "ProcessPool", "child_environment", "last_words"]
+__all__ = ["Pool", "PoolEvents", "ProcessPool"]
 
 _TASKS_AHEAD = 2
-_PROGRESS_BYTES = 16
 _MAX_FAILED_STARTS = 3
 _MAX_FAILED_RESTARTS = 30
 _DEATHS_OF_A_ROW = 2
@@ -96,29 +91,31 @@ class Pool(Protocol):
 class _Worker:
     """One worker process as the pool sees it."""
 
-    def __init__(self, number: int, on_message: Callable[[_Worker, Any], None], on_lost: Callable[[_Worker], None]):
+    def __init__(
+        self,
+        number: int,
+        launched: WorkerChild,
+        on_message: Callable[[_Worker, Any], None],
+        on_lost: Callable[[_Worker], None],
+    ) -> None:
         self.number = number
         self.started = False
         self.tasks: OrderedDict[int, Task] = OrderedDict()
         self.shards: set[int] = set()
         self.slots: set[int] = set()
         self._ended: str | None = None
-        ours, theirs = socket.socketpair()
-        progress, self._words = new_memory(_PROGRESS_BYTES), new_memory(0)
-        self._progress = map_memory(progress, _PROGRESS_BYTES, writable=True).view("<i8")
+        self._child = launched.child
+        self._progress = map_memory(launched.progress, PROGRESS_BYTES, writable=True).view("<i8")
         self._progress[:] = -1
-        descriptors = (theirs.fileno(), progress, self._words)
-        try:
-            self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "streamload.decode.worker", *map(str, descriptors), str(os.getpid())],
-                pass_fds=descriptors,
-                stdin=subprocess.DEVNULL,
-                env=child_environment(),
-            )
-        finally:
-            theirs.close()
-            os.close(progress)
-        self.channel = AsyncChannel(ours, lambda message, _: on_message(self, message), lambda: on_lost(self))
+        os.close(launched.progress)
+        self.channel = AsyncChannel(
+            launched.child.socket, lambda message, _: on_message(self, message), lambda: on_lost(self)
+        )
+
+    @property
+    def pid(self) -> int:
+        """The number of its process."""
+        return self._child.process.pid
 
     def row_in_hand(self) -> tuple[int, int]:
         """The task and the row (or -1) that the worker was last at."""
@@ -129,15 +126,8 @@ class _Worker:
         if self._ended is not None:
             return self._ended
         self.channel.close()
-        try:
-            status = self.process.wait(grace_s)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            status = self.process.wait()
-        words = last_words(self._words)
-        os.close(self._words)
-        how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
-        self._ended = f"{how}{words}"
+        self._ended = self._child.how_it_ended(self._child.end(grace_s))
+        os.close(self._child.words)
         return self._ended
 
 
@@ -146,6 +136,7 @@ class ProcessPool:
 
     Args:
         workers: how many.
+        launched: those that have been started already; the others are started now.
         job: a cloudpickle of the `Job`.
         import_path: `sys.path` of the trainer, where the user's modules are found.
         shards: opens shards for the workers.
@@ -162,6 +153,7 @@ class ProcessPool:
         shards: ResidentShards,
         slots: SlotPool,
         events: PoolEvents,
+        launched: Iterable[WorkerChild] = (),
     ) -> None:
         self.capacity = workers * _TASKS_AHEAD
         self._job = job
@@ -174,7 +166,8 @@ class ProcessPool:
         self._deaths: Counter[tuple[int, int]] = Counter()
         self._failed_starts = 0
         self._max_failed_starts = _MAX_FAILED_STARTS
-        self._workers = [self._start(number) for number in range(workers)]
+        started = iter(launched)
+        self._workers = [self._start(number, next(started, None)) for number in range(workers)]
 
     # -- what the pipeline asks ------------------------------------------------------------------------------------
 
@@ -224,8 +217,8 @@ class ProcessPool:
 
     # -- workers ---------------------------------------------------------------------------------------------------
 
-    def _start(self, number: int) -> _Worker:
-        worker = _Worker(number, self._on_message, self._on_lost)
+    def _start(self, number: int, launched: WorkerChild | None = None) -> _Worker:
+        worker = _Worker(number, launched or launch_worker(), self._on_message, self._on_lost)
         worker.channel.send(WorkerSetup(number, self._job, self._import_path))
         if self._layout is not None:
             worker.channel.send(LayoutFixed(self._layout))
@@ -321,20 +314,3 @@ class ProcessPool:
             self._events.on_broken(WorkerError(f"three workers died while they {doing}; the last one {how}"))
             return None
         return task
-
-
-def child_environment() -> dict[str, str]:
-    """The environment of our processes: it finds what this process finds, and does not start threads for BLAS.
-
-    `PYTHONPATH` carries this process's `sys.path`, so that streamload is found however the user's program found it.
-    """
-    path = os.pathsep.join(itertools.chain(entry or os.getcwd() for entry in sys.path))
-    threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    return {**threads, **os.environ, "PYTHONPATH": path}
-
-
-def last_words(descriptor: int) -> str:
-    """What a process wrote to its last-words memory before it died, ready to follow a sentence."""
-    size_bytes = os.fstat(descriptor).st_size
-    text = os.pread(descriptor, 4000, max(0, size_bytes - 4000)).decode(errors="replace").strip()
-    return f"\n{text}" if text else ""

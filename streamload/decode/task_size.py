@@ -63,5 +63,8 @@ def task_size(
         parts = min(batch_rows, math.ceil(batch_s / part_s))
     elif batch_s > 0:
         by_bytes = _RUN_BYTES // (slot_bytes * tasks)
-        run = max(1, min(int(_TASK_S / batch_s), by_bytes, MAX_RUN_ROWS // batch_rows, _RUN_BATCHES // tasks))
+        run = max(
+            1,
+            min(int(min(_TASK_S / batch_s, _RUN_BATCHES)), by_bytes, MAX_RUN_ROWS // batch_rows, _RUN_BATCHES // tasks),
+        )
     return TaskSize(parts, run, max(prefetch_batches, -(-run * tasks // parts)))

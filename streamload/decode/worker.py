@@ -1,7 +1,8 @@
 """The worker process: takes tasks from a socket, makes rows, answers, and dies with the feeder.
 
-It is started as `python -m streamload.decode.worker SOCKET PROGRESS LAST_WORDS` with three descriptors. It holds no
-state that matters: whatever it was doing when it dies is done again by another one.
+It is started as `python -m streamload.decode.worker SOCKET LAST_WORDS FEEDER PROGRESS`: three descriptors, and the
+number of the feeder's process. It holds no state that matters: whatever it was doing when it dies is done again by
+another one.
 """
 
 from __future__ import annotations
@@ -35,9 +36,11 @@ from streamload.decode.tasks import (
     WorkerStarted,
     WorkSeconds,
 )
+from streamload.launch import PROGRESS_BYTES
 from streamload.memory.channel import Channel
-from streamload.memory.mapped import Bytes, map_memory, raise_descriptor_limit
+from streamload.memory.mapped import Bytes, map_memory
 from streamload.memory.slots import MappedSlots
+from streamload.memory.unnamed import raise_descriptor_limit
 
 __all__ = ["MappedShards", "load_job", "main", "scan"]
 
@@ -150,13 +153,13 @@ def _die_with_parent(parent: int) -> None:
 
 def main() -> None:
     """Run a worker on the descriptors given as arguments."""
-    socket_number, progress_number, words_number, parent = map(int, sys.argv[1:5])
+    socket_number, words_number, parent, progress_number = map(int, sys.argv[1:5])
     _die_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # as the feeder does; the trainer decides on Ctrl-C
     faulthandler.enable(file=words_number, all_threads=False)
     raise_descriptor_limit()
     channel = Channel(socket.socket(fileno=socket_number))
-    progress = memoryview(map_memory(progress_number, 16, writable=True).view("<i8").data)
+    progress = memoryview(map_memory(progress_number, PROGRESS_BYTES, writable=True).view("<i8").data)
     worker = _Worker(channel, progress)
     try:
         setup, _ = channel.receive()

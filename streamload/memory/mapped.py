@@ -1,4 +1,4 @@
-"""Memory that several processes share: made without a name, passed by descriptor, unmapped with its last view.
+"""Maps memory that several processes share; it is unmapped with its last view.
 
 The mapping is made with the C library's `mmap` and not with Python's module, because that one keeps a duplicate of
 the descriptor for as long as the mapping lives: a user who keeps two thousand batches would run out of descriptors.
@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import ctypes
 import os
-import tempfile
 import weakref
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Bytes", "map_memory", "new_memory", "raise_descriptor_limit"]
+__all__ = ["Bytes", "map_memory"]
 
 Bytes = NDArray[np.uint8]
 """Raw memory as NumPy sees it; every view of it keeps the mapping alive."""
@@ -36,24 +35,6 @@ _libc.mmap.argtypes = [
     ctypes.c_longlong,
 ]
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-
-
-def new_memory(size_bytes: int) -> int:
-    """Make zeroed memory that lives as long as a descriptor or a mapping of it does.
-
-    It has no name in any file system (Linux: `memfd_create`; elsewhere an unlinked temporary file), so nothing is left
-    behind, however its users end, and a small /dev/shm does not limit it.
-
-    Returns:
-        A descriptor, which the caller closes.
-    """
-    if hasattr(os, "memfd_create"):
-        descriptor = os.memfd_create("streamload", os.MFD_CLOEXEC)
-    else:
-        with tempfile.TemporaryFile(prefix="streamload-") as file:
-            descriptor = os.dup(file.fileno())
-    os.ftruncate(descriptor, size_bytes)
-    return descriptor
 
 
 def map_memory(descriptor: int, size_bytes: int, *, writable: bool) -> Bytes:
@@ -84,14 +65,3 @@ def map_memory(descriptor: int, size_bytes: int, *, writable: bool) -> Bytes:
     # At exit the kernel unmaps; running munmap then would pull memory from under threads that still read it.
     weakref.finalize(array, _libc.munmap, address, size_bytes).atexit = False
     return array
-
-
-def raise_descriptor_limit() -> None:
-    """Lift this process's soft limit of open descriptors to its hard one: shards and slots take one each."""
-    import resource
-
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    except (ValueError, OSError):  # macOS reports a hard limit that it does not accept; the soft one stays
-        return

@@ -15,7 +15,8 @@ from typing import Protocol
 
 import numpy as np
 
-from streamload.memory.mapped import Bytes, map_memory, new_memory
+from streamload.memory.mapped import Bytes, map_memory
+from streamload.memory.unnamed import new_memory
 
 __all__ = ["HeapSlots", "MappedSlots", "SlotMemory", "SlotPool", "SlotReader", "Slots", "round_up"]
 

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from streamload.batch.transfer import cuda_registry, pinning
-from streamload.memory.mapped import map_memory, new_memory
+from streamload.memory.mapped import map_memory
 from streamload.memory.slots import SlotPool, SlotReader
+from streamload.memory.unnamed import new_memory
 
 
 class Registry:

@@ -20,11 +20,12 @@ import pytest
 from tasks_by_hand import Shelf, batch_of, job, numbered
 
 from streamload.decode.failure import error_from
-from streamload.decode.pool import ProcessPool, child_environment
+from streamload.decode.pool import ProcessPool
 from streamload.decode.tasks import Job, RowsDone, RowTask, ScanDone, ScanTask
 from streamload.errors import ShardFormatError, WorkerError
 from streamload.fetch.listing import Shard
 from streamload.fetch.resident import ResidentShards
+from streamload.launch import child_environment
 from streamload.memory.slots import MappedSlots, SlotPool
 
 
@@ -104,7 +105,7 @@ class Office:
             slots.close()
 
     def processes(self) -> list[int]:
-        return [worker.process.pid for worker in self.pool._workers]
+        return [worker.pid for worker in self.pool._workers]
 
 
 def in_office(
@@ -369,7 +370,7 @@ def test_each_worker_is_set_up_with_its_number_and_so_is_who_takes_its_place(she
 
     async def body(office: Office) -> None:
         await office.until(lambda: office.rooms == 2)
-        os.kill(office.pool._workers[1].process.pid, signal.SIGKILL)
+        os.kill(office.pool._workers[1].pid, signal.SIGKILL)
         await office.until(lambda: office.rooms == 3)
 
     in_office(job(worker_init_fn=note), shelf.write(tmp_path), body)

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from streamload.memory.async_channel import AsyncChannel
 from streamload.memory.channel import MAX_DESCRIPTORS, Channel, Frames, frame
-from streamload.memory.mapped import new_memory
+from streamload.memory.unnamed import new_memory
 
 
 @contextmanager

@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from streamload.memory.mapped import map_memory, new_memory, raise_descriptor_limit
+from streamload.memory.mapped import map_memory
+from streamload.memory.unnamed import new_memory, raise_descriptor_limit
 
 PAGE_BYTES = 4096
 
@@ -90,7 +91,8 @@ def test_a_read_only_mapping_is_read_only_for_the_processor_too() -> None:
     """Otherwise a library that ignores NumPy's flag could write into a user's shard."""
     program = (
         "import ctypes, os\n"
-        "from streamload.memory.mapped import map_memory, new_memory\n"
+        "from streamload.memory.mapped import map_memory\n"
+        "from streamload.memory.unnamed import new_memory\n"
         "memory = map_memory(new_memory(4096), 4096, writable=False)\n"
         "os.dup2(os.open(os.devnull, os.O_WRONLY), 2)\n"
         "ctypes.memset(memory.ctypes.data, 1, 1)\n"

@@ -13,7 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from streamload.memory.mapped import Bytes, new_memory
+from streamload.memory.mapped import Bytes
 from streamload.memory.slots import (
     _MAX_FREE_SLOTS,
     _MAX_KEPT_SLOTS,
@@ -23,6 +23,7 @@ from streamload.memory.slots import (
     SlotReader,
     round_up,
 )
+from streamload.memory.unnamed import new_memory
 
 
 @pytest.fixture

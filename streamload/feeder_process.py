@@ -1,0 +1,105 @@
+"""The feeder as a process of its own: it lives on one asyncio loop and ends as soon as the trainer is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from streamload.decode.failure import Attempt, failure_of
+from streamload.decode.in_process import ThreadPool
+from streamload.decode.pool import Pool, ProcessPool
+from streamload.feeder import Feeder
+from streamload.fetch.resident import ResidentShards
+from streamload.launch import WorkerChild
+from streamload.memory.async_channel import AsyncChannel
+from streamload.memory.slots import SlotPool
+from streamload.memory.unnamed import raise_descriptor_limit
+from streamload.messages import Configure, Failed
+
+__all__ = ["run"]
+
+
+def run(sock: socket.socket, trainer: int, launched: list[WorkerChild]) -> None:
+    """Serve one trainer to the end, and end this process.
+
+    Args:
+        sock: leads to the trainer.
+        trainer: the number of its process.
+        launched: workers that have been started already.
+    """
+    raise_descriptor_limit()
+    asyncio.run(_serve(sock, trainer, launched))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # threads of a thread pool may still be in the user's code
+
+
+class _Process:
+    """The feeder as a process of its own."""
+
+    def __init__(self, sock: socket.socket, trainer: int, launched: list[WorkerChild]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._loop.set_exception_handler(self._on_exception)
+        self._trainer = trainer
+        self._launched = launched
+        self._feeder: Feeder | None = None
+        self.ended = asyncio.Event()
+        self._channel = AsyncChannel(sock, self._on_message, self.ended.set)
+        self._watch_trainer()
+
+    def _on_message(self, message: Any, _: list[int]) -> None:
+        if isinstance(message, Configure):
+            slots = SlotPool()
+            with Attempt() as attempt:
+                self._feeder = Feeder(
+                    message, slots, self._send, lambda feeder: self._start_pool(message, slots, feeder)
+                )
+            if attempt.error is not None:
+                self._send(Failed(failure_of(attempt.error)), ())
+        elif self._feeder is not None:
+            self._feeder.handle(message)
+
+    def _start_pool(self, configure: Configure, slots: SlotPool, feeder: Feeder) -> Pool:
+        shards = ResidentShards(configure.listing.shards)
+        if configure.executor == "thread":
+            return ThreadPool(configure.workers, job=configure.job, shards=shards, slots=slots, events=feeder)
+        return ProcessPool(
+            configure.workers,
+            job=configure.job,
+            import_path=configure.import_path,
+            shards=shards,
+            slots=slots,
+            events=feeder,
+            launched=self._launched,
+        )
+
+    def _on_exception(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """A mistake of ours in a callback: without this the trainer would wait for ever."""
+        error = context.get("exception") or RuntimeError(context["message"])
+        self._send(Failed(failure_of(error)), ())
+
+    def _send(self, message: Any, descriptors: Sequence[int]) -> None:
+        self._channel.send(message, descriptors)
+
+    def _watch_trainer(self) -> None:
+        """Learn of the trainer's death even if a process that it forked keeps the socket open. Linux only."""
+        if hasattr(os, "pidfd_open"):
+            try:
+                self._loop.add_reader(os.pidfd_open(self._trainer), self.ended.set)
+            except OSError:  # it is gone already, or the kernel is older than 5.3: then the socket tells
+                return
+
+    def close(self) -> None:
+        self._channel.close()
+        if self._feeder is not None:
+            self._feeder.close()
+
+
+async def _serve(sock: socket.socket, trainer: int, launched: list[WorkerChild]) -> None:
+    process = _Process(sock, trainer, launched)
+    await process.ended.wait()
+    process.close()

@@ -1,0 +1,37 @@
+"""Memory without a name, as a descriptor; apart from `mapped.py`, so that it can be made without importing NumPy."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+
+__all__ = ["new_memory", "raise_descriptor_limit"]
+
+
+def new_memory(size_bytes: int) -> int:
+    """Make zeroed memory that lives as long as a descriptor or a mapping of it does.
+
+    It has no name in any file system (Linux: `memfd_create`; elsewhere an unlinked temporary file), so nothing is left
+    behind, however its users end, and a small /dev/shm does not limit it.
+
+    Returns:
+        A descriptor, which the caller closes.
+    """
+    if hasattr(os, "memfd_create"):
+        descriptor = os.memfd_create("streamload", os.MFD_CLOEXEC)
+    else:
+        with tempfile.TemporaryFile(prefix="streamload-") as file:
+            descriptor = os.dup(file.fileno())
+    os.ftruncate(descriptor, size_bytes)
+    return descriptor
+
+
+def raise_descriptor_limit() -> None:
+    """Lift this process's soft limit of open descriptors to its hard one: shards and slots take one each."""
+    import resource
+
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    except (ValueError, OSError):  # macOS reports a hard limit that it does not accept; the soft one stays
+        return
