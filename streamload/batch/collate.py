@@ -31,6 +31,8 @@ from streamload.memory.mapped import Bytes
 __all__ = ["MisfitError", "Rows", "build_batch", "choose_rows", "difference_between", "torch_collate", "write_rows"]
 
 _OUTLINE_LEVELS = 6
+_MADE_IN_PLACE_BYTES = 4096
+"""Smaller arrays are copied sooner than it is found out that they need not be."""
 
 
 class MisfitError(Exception):
@@ -181,7 +183,14 @@ def _write_column(leaf: ArrayLeaf, column: Any, out: NDArray[Any]) -> None:
     for number, value in enumerate(column):
         if value.dtype != dtype or value.shape != shape:
             raise MisfitError
-        out[number] = value
+        if value.nbytes < _MADE_IN_PLACE_BYTES or not _is_same_memory(value, out[number]):
+            out[number] = value
+
+
+def _is_same_memory(value: NDArray[Any], place: NDArray[Any]) -> bool:
+    """Whether a value, of its place's shape and dtype, was made where it belongs."""
+    made, wanted = value.__array_interface__, place.__array_interface__
+    return bool(made["data"][0] == wanted["data"][0] and value.strides == place.strides)
 
 
 _SCALARS_OF: dict[str, frozenset[type]] = {

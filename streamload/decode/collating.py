@@ -8,9 +8,19 @@ from dataclasses import replace
 from typing import Any
 
 import cloudpickle
+from numpy.typing import NDArray
 
 from streamload.batch.collate import MisfitError, Rows, choose_rows, difference_between, torch_collate, write_rows
-from streamload.batch.layout import Layout, describe_batch, describe_rows, slot_views
+from streamload.batch.layout import (
+    ArrayLeaf,
+    Layout,
+    MappingNode,
+    Node,
+    SequenceNode,
+    describe_batch,
+    describe_rows,
+    slot_views,
+)
 from streamload.dataset.table import MISSING
 from streamload.decode.failure import Attempt, failure_of, in_words
 from streamload.decode.seeding import GlobalSeeds
@@ -45,6 +55,27 @@ class PieceCollator:
     def fix_layout(self, layout: bytes) -> None:
         """The layout of all batches of rows from now on."""
         self._layout = pickle.loads(layout)
+
+    def places(self, task: RowTask, child: int | str) -> list[NDArray[Any]] | None:
+        """Where one value of each row will lie, so that it can be made there.
+
+        Args:
+            task: the rows.
+            child: which of the values that a row is made of: its number in a tuple, its key in a dict.
+
+        Returns:
+            A writable array for each row, or None where that is not known or the value is no array.
+        """
+        layout = self._layout
+        leaf = None if layout is None or task.whole else _child(layout.tree, child)
+        if layout is None or not isinstance(leaf, ArrayLeaf) or leaf.torch_dtype is not None:
+            return None
+        places: list[NDArray[Any]] = []
+        for piece in task.pieces:
+            memory = self._slots.at_least(piece.slot, layout.offsets()[1])
+            view = slot_views(layout, memory, layout.capacity)[leaf.number]
+            places.extend(view[piece.first_row : piece.first_row + piece.rows])
+        return places
 
     def collate(
         self, task: RowTask, rows: Rows, failures: Mapping[int, RowFailure], randomness: SampleRandomness
@@ -159,6 +190,14 @@ class PieceCollator:
             besides=_dumps(besides) if besides else None,
             failures=failures,
         )
+
+
+def _child(tree: Node, child: int | str) -> Node | None:
+    if isinstance(tree, MappingNode) and child in tree.keys:
+        return tree.children[tree.keys.index(child)]
+    if isinstance(tree, SequenceNode) and isinstance(child, int) and child < len(tree.children):
+        return tree.children[child]
+    return None
 
 
 def _in_batch(failed: Mapping[int, RowFailure], piece: Piece) -> tuple[RowFailure, ...]:

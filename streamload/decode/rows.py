@@ -7,8 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
+
+from numpy.typing import NDArray
 
 from streamload.batch.collate import Rows
 from streamload.dataset.table import MISSING
@@ -24,6 +27,23 @@ from streamload.memory.slots import SlotMemory
 from streamload.order.randomness import SampleRandomness
 
 __all__ = ["RowMaker"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Transformed:
+    """A column that goes through functions of the user's.
+
+    Attributes:
+        column: where its bytes are.
+        functions: by the name of the field that a row has.
+        values: one for each row, to be filled in.
+        places: for each row where it will lie in its slot, if a function can write there by itself.
+    """
+
+    column: Column
+    functions: dict[str, UserFunction]
+    values: list[Any]
+    places: list[NDArray[Any]] | None
 
 
 class RowMaker:
@@ -85,18 +105,18 @@ class RowMaker:
 
     def _rows(self, work: Work) -> Rows:
         columns: list[Any] = []
-        transformed: list[tuple[int, Column, dict[str, UserFunction]]] = []
+        transformed: list[_Transformed] = []
         for number, column in enumerate(work.columns):
             functions = self._functions_of(column)
             if functions:
-                transformed.append((number, column, functions))
                 columns.append([None] * work.count)
+                transformed.append(_Transformed(column, functions, columns[-1], self._places(work, number, functions)))
                 continue
             started = perf_counter()
             columns.append(self._reader.read(work, column, self._failed(work, column)))
             work.decode_s += perf_counter() - started
         if transformed:
-            self._transform_fields(work, transformed, columns)
+            self._transform_fields(work, transformed)
         rows = self._as_samples(work, columns)
         return rows if self._on_sample is None else self._transform_samples(work, rows, self._on_sample)
 
@@ -106,46 +126,54 @@ class RowMaker:
             return dict.fromkeys(column.alternatives, self._by_field[column.name])
         return {name: self._by_field[name] for name in column.alternatives if name in self._by_field}
 
-    def _transform_fields(
-        self, work: Work, transformed: list[tuple[int, Column, dict[str, UserFunction]]], columns: list[Any]
-    ) -> None:
+    def _transform_fields(self, work: Work, transformed: list[_Transformed]) -> None:
         """Decode and transform some fields, sample by sample: a sample's functions draw from one generator in turn."""
         random = self._random(work.task.epoch)
-        takes_rng = any(function.takes_rng for _, _, functions in transformed for function in functions.values())
+        takes_rng = any(function.takes_rng for field in transformed for function in field.functions.values())
         shards, samples = work.task.table.shards.tolist(), work.task.table.samples.tolist()
-        current = [transformed[0][1]]
+        current = transformed[0]
 
         def make(row: int) -> None:
+            nonlocal current
             self._seeds.seed(random, shards[row], samples[row])
             rng = random.generator(shards[row], samples[row]) if takes_rng else None
-            for number, column, functions in transformed:
-                current[0] = column
-                columns[number][row] = self._transformed_value(work, column, functions, row, rng)
+            for current in transformed:
+                current.values[row] = self._transformed_value(work, current, row, rng)
 
         def failed(row: int, error: Exception) -> RowFailure:
-            return self._failed(work, current[0])(row, error)
+            return self._failed(work, current.column)(row, error)
 
         work.each_row(make, failed)
 
-    def _transformed_value(
-        self, work: Work, column: Column, functions: dict[str, UserFunction], row: int, rng: Any
-    ) -> Any:
+    def _places(self, work: Work, number: int, functions: dict[str, UserFunction]) -> list[NDArray[Any]] | None:
+        """Where the rows of a column will lie in their slots, for functions that write there by themselves."""
+        if not any(function.takes_out for function in functions.values()) or self._on_sample is not None:
+            return None
+        fields = self._job.fields
+        if fields is None:
+            return self._collator.places(work.task, work.columns[number].name)
+        stored = [child for child, name in enumerate(fields) if name not in SAMPLE_NAMES]
+        return self._collator.places(work.task, stored[number])
+
+    def _transformed_value(self, work: Work, field: _Transformed, row: int, rng: Any) -> Any:
+        column = field.column
         if self._reader.is_absent(column, row):
             return ABSENT
+        out = None if field.places is None else field.places[row]
         started = perf_counter()
         data = self._reader.encoded(work, column, row)
         name = field_of(column, row)
-        function = functions.get(name)
+        function = field.functions.get(name)
         if function is None:
             return self._reader.decoder(name)(data)
         if function.starts_from_encoded and is_image(name) and self._reader.is_built_in(column):
-            value = self._checked(function.from_encoded(data, rng))
+            value = self._checked(function.from_encoded(data, rng, out))
             work.decode_s += perf_counter() - started
             return value
         value = self._reader.decoder(name)(data)
         decoded = perf_counter()
         work.decode_s += decoded - started
-        value = self._checked(function(value, rng))
+        value = self._checked(function(value, rng, out))
         work.transform_s += perf_counter() - decoded
         return value
 

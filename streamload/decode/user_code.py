@@ -43,40 +43,49 @@ class UserFunction:
         from_encoded: its way to start from encoded bytes, where it has one.
         uses_global_generators: it may draw from `random`, `numpy.random` or torch. Assumed of every function that takes
             no `rng`, unless it says otherwise by an attribute of this name.
+        takes_out: it writes its result into an array `out` that fits, by the rules of `streamload.images.placing`.
     """
 
     def __init__(self, function: Any) -> None:
         self._function = function
-        self._from_encoded: Callable[[memoryview, Any], Any] | None = getattr(function, "from_encoded", None)
+        self._from_encoded: Callable[..., Any] | None = getattr(function, "from_encoded", None)
         rest = getattr(
             function, "after_first", None
-        )  # a chain: only its first operation decodes, others are the user's
+        )  # a chain: only its first operation decodes, others may be others'
         self._rest = None if rest is None or self._from_encoded is None else UserFunction(rest)
         self._first_from_encoded: Any = None if self._rest is None else function.operations[0].from_encoded
         self.takes_rng = _takes_rng(function)
         self.uses_global_generators = bool(getattr(function, "uses_global_generators", not self.takes_rng))
+        self.takes_out = getattr(function, "writes_into_out", False) is True
 
     @property
     def starts_from_encoded(self) -> bool:
         """Whether the function decodes by itself, which saves work where it needs less than the whole image."""
         return self._from_encoded is not None
 
-    def __call__(self, value: Any, rng: Any) -> Any:
+    def __call__(self, value: Any, rng: Any, out: Any = None) -> Any:
         """The function's result.
+
+        Args:
+            value: a decoded field, or a sample.
+            rng: given to a function that takes one.
+            out: offered to a function that takes one; the result may be this very array.
 
         Raises:
             TransformRaisedError: it raised; the `cause` is what.
-
         """
+        options = {"rng": rng} if self.takes_rng else {}
+        if out is not None and self.takes_out:
+            options["out"] = out
         with _IN_USER_CODE:
-            return self._function(value, rng=rng) if self.takes_rng else self._function(value)
+            return self._function(value, **options)
 
-    def from_encoded(self, data: memoryview, rng: Any) -> Any:
+    def from_encoded(self, data: memoryview, rng: Any, out: Any = None) -> Any:
         """The function's result, from a field's encoded bytes."""
         assert self._from_encoded is not None
-        if self._rest is None:
-            return self._from_encoded(data, rng)
-        return self._rest(self._first_from_encoded(data, rng), rng)
+        if self._rest is not None:
+            return self._rest(self._first_from_encoded(data, rng), rng, out)
+        return self._from_encoded(data, rng, out) if self.takes_out else self._from_encoded(data, rng)
 
 
 def _takes_rng(function: Callable[..., Any]) -> bool:

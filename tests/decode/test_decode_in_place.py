@@ -1,0 +1,136 @@
+"""Functions that write their results straight into the batch: the same batches, with one copy less."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streamload.batch.collate import build_batch
+from streamload.batch.layout import Layout
+from streamload.decode.rows import RowMaker
+from streamload.decode.tasks import SAMPLE_NAMES, Job, PieceDone, RowsDone
+from streamload.memory.slots import HeapSlots
+from tests.decode.tasks_by_hand import Sample, Shelf, job, npy
+
+SIZE = 2000  # int64: more than what is copied without a look
+
+
+class Fill:
+    """Makes a large array of a number, in `out` where that fits; `seen` tells how often it was offered what."""
+
+    writes_into_out = True
+
+    def __init__(self, bad: Sequence[int] = (), size: int = SIZE, dtype: type = np.int64) -> None:
+        self.bad, self.size, self.dtype = bad, size, dtype
+        self.offered: list[bool] = []
+        self.used = 0
+
+    def __call__(self, value: Any, out: Any = None) -> Any:
+        self.offered.append(out is not None)
+        fits = out is not None and out.shape == (self.size,) and out.dtype == self.dtype
+        result = out if fits else np.empty(self.size, self.dtype)
+        self.used += fits
+        result[:] = int(value)
+        if int(value) in self.bad:
+            raise ValueError("bad")
+        return result
+
+
+class Work:
+    """A row maker whose layout has been fixed by a first row, as a worker's is."""
+
+    def __init__(self, work: Job, samples: Sequence[Sample], names: Sequence[str] | None) -> None:
+        self.shelf, self.slots = Shelf(samples), HeapSlots()
+        self.names = None if names is None else [name for name in names if name not in SAMPLE_NAMES]
+        self.maker = RowMaker(work, self.slots)
+        self.rows = len(samples)
+        first = self.run([0], batches=[1], capacity=self.rows)
+        (piece,) = first.pieces
+        assert piece.layout is not None
+        self.layout: Layout = pickle.loads(piece.layout)
+        self.maker.fix_layout(piece.layout)
+
+    def run(self, rows: Sequence[int], **changes: Any) -> RowsDone:
+        slot = self.slots.take(1)
+        for _ in range(len(changes.get("batches", [1])) - 1):
+            self.slots.take(1)
+        task = self.shelf.task(self.names, rows, first_slot=slot, **changes)
+        return self.maker.run(task, self.shelf, [-1, -1])
+
+    def batch(self, piece: PieceDone) -> Any:
+        assert not piece.misfit
+        memory = self.slots.at_least(piece.piece.slot, self.layout.offsets()[1])
+        return build_batch(self.layout, memory, piece.piece.rows, [])
+
+
+def digits(count: int) -> list[Sample]:
+    return [{"cls": b"%d" % number, "npy": npy(np.full(3, number))} for number in range(count)]
+
+
+@pytest.mark.parametrize("names", [("cls",), ("npy", "cls"), ("__url__", "cls", "npy", "__key__"), None])
+def test_rows_are_made_in_their_slots(names: tuple[str, ...] | None) -> None:
+    fill = Fill()
+    work = Work(job(fields=names, transform={"cls": fill}), digits(7), names)
+    assert fill.offered == [False], "the first row decides on the layout, so there is no place for it yet"
+    done = work.run(range(7), batches=[4, 3], capacity=7, keys=tuple("abcdefg"))
+    assert fill.used == 7
+    for piece, numbers in zip(done.pieces, ([0, 1, 2, 3], [4, 5, 6]), strict=True):
+        memory = work.slots.at_least(piece.piece.slot, work.layout.offsets()[1])
+        made = [leaf for leaf in work.layout.arrays if leaf.shape == (SIZE,)]
+        start = work.layout.offsets()[0][made[0].number]
+        lies = memory[start : start + len(numbers) * SIZE * 8].view(np.int64).reshape(-1, SIZE)
+        assert (lies == np.array(numbers)[:, None]).all()
+
+
+def test_each_field_has_places_of_its_own() -> None:
+    """Two fields of one shape and dtype: neither lands where the other belongs."""
+    samples = [{"a.cls": b"%d" % number, "b.cls": b"%d" % (100 + number)} for number in range(5)]
+    for names in (("a.cls", "b.cls"), ("b.cls", "__key__", "a.cls"), None):
+        a, b = Fill(), Fill()
+        work = Work(job(fields=names, transform={"a.cls": a, "b.cls": b}), samples, names)
+        done = work.run(range(5), keys=tuple("abcde"))
+        assert (a.used, b.used) == (5, 5)
+        memory = work.slots.at_least(done.pieces[0].piece.slot, work.layout.offsets()[1])
+        starts = work.layout.offsets()[0]
+        found = {
+            tuple(memory[starts[leaf.number] :][: 5 * SIZE * 8].view(np.int64)[::SIZE].tolist())
+            for leaf in work.layout.arrays
+        }
+        assert found == {(0, 1, 2, 3, 4), (100, 101, 102, 103, 104)}
+
+
+def test_a_row_that_fails_half_made_leaves_the_others_whole() -> None:
+    fill = Fill(bad=[2, 4])
+    work = Work(job(fields=("cls",), transform={"cls": fill}, on_error="skip"), digits(6), ("cls",))
+    done = work.run(range(6))
+    (piece,) = done.pieces
+    assert [failure.row for failure in piece.failures] == [2, 4]
+    (batch,) = work.batch(piece)
+    assert batch[[0, 1, 3, 5], 0].tolist() == [0, 1, 3, 5]
+    assert batch[[2, 4], 0].tolist() == [0, 0], "their places hold the bytes of a good row"
+
+
+@pytest.mark.parametrize("other", [Fill(size=SIZE + 1), Fill(dtype=np.float64)])
+def test_a_result_that_does_not_fit_its_place_is_a_misfit(other: Fill) -> None:
+    work = Work(job(fields=("cls",), transform={"cls": Fill()}), digits(3), ("cls",))
+    strange = RowMaker(job(fields=("cls",), transform={"cls": other}), work.slots)
+    strange.fix_layout(pickle.dumps(work.layout))
+    task = work.shelf.task(("cls",), first_slot=work.slots.take(1))
+    assert strange.run(task, work.shelf, [-1, -1]).pieces[0].misfit
+
+
+def test_functions_that_see_whole_samples_or_batches_get_no_place() -> None:
+    fill = Fill()
+    for changes in ({"transform": fill, "fields": ("cls",)}, {"transform": {"cls": fill}, "collate_fn": list}):
+        shelf = Shelf([{"cls": b"3"}])
+        slots = HeapSlots()
+        slot = slots.take(1)
+        work = job(**{"fields": ("cls",), **changes})
+        if "collate_fn" not in changes:
+            work = job(fields=("cls",), transform=lambda sample: fill(sample[0]))
+        RowMaker(work, slots).run(shelf.task(("cls",), first_slot=slot, whole="collate_fn" in changes), shelf, [-1, -1])
+    assert fill.offered == [False, False]
