@@ -48,7 +48,7 @@ class Work:
         self.names = None if names is None else [name for name in names if name not in SAMPLE_NAMES]
         self.maker = RowMaker(work, self.slots)
         self.rows = len(samples)
-        first = self.run([0], batches=[1], capacity=self.rows)
+        first = self.run([0], batches=[1], capacity=self.rows, keys=("first",))
         (piece,) = first.pieces
         assert piece.layout is not None
         self.layout: Layout = pickle.loads(piece.layout)
