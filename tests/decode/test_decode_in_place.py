@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 from streamload.batch.collate import build_batch
 from streamload.batch.layout import Layout
 from streamload.decode.rows import RowMaker
-from streamload.decode.tasks import SAMPLE_NAMES, Job, PieceDone, RowsDone
+from streamload.decode.tasks import SAMPLE_NAMES, Job, Piece, PieceDone, RowsDone
 from streamload.memory.slots import HeapSlots
 from tests.decode.tasks_by_hand import Sample, Shelf, job, npy
 
@@ -134,3 +135,21 @@ def test_functions_that_see_whole_samples_or_batches_get_no_place() -> None:
             work = job(fields=("cls",), transform=lambda sample: fill(sample[0]))
         RowMaker(work, slots).run(shelf.task(("cls",), first_slot=slot, whole="collate_fn" in changes), shelf, [-1, -1])
     assert fill.offered == [False, False]
+
+
+def test_a_part_of_a_batch_is_made_at_its_own_rows() -> None:
+    work = Work(job(fields=("cls",), transform={"cls": Fill()}), digits(7), ("cls",))
+    slot = work.slots.take(1)
+    for first_row, rows in ((4, [4, 5, 6]), (0, [0, 1, 2, 3])):
+        task = replace(work.shelf.task(("cls",), rows), pieces=(Piece(0, slot, first_row, len(rows)),))
+        work.maker.run(task, work.shelf, [-1, -1])
+    memory = work.slots.at_least(slot, work.layout.offsets()[1])
+    assert memory.view(np.int64)[: 7 * SIZE : SIZE].tolist() == list(range(7))
+
+
+def test_a_batch_that_is_collated_as_a_whole_gets_no_place() -> None:
+    """Its layout may be another one: it is told only when all rows are there."""
+    fill = Fill()
+    work = Work(job(fields=("cls",), transform={"cls": fill}), digits(3), ("cls",))
+    work.run(range(3), whole=True)
+    assert fill.offered == [False] * 4
