@@ -24,7 +24,7 @@ LARGEST_SCALE = 4.0
 """Beyond it the filter would cost more than is gained."""
 
 _SCALE_STEPS = 64
-_PHASES = 32
+_PHASES = 8
 _WEIGHT_OF_SUM = 1000.0
 _CORRELATION = 0.9  # of neighbouring pixels, as in photographs
 _FINEST_TAP = 256  # OpenCV filters bytes by taps of 8 bits; rounded by itself they might not add up to 1
@@ -42,15 +42,17 @@ def resize_bilinear(image: Image, size: tuple[int, int], out: Image | None = Non
         out: where to write the result, by the rules of `placing`.
 
     Returns:
-        uint8 (*size, channels). Against Pillow's `resize(size, BILINEAR)`, in levels of 255: enlarged within 1; shrunk,
-        on photographs below 0.8 in the mean, within 12 for 999 of 1000 values and within 30 for all; on pure noise
-        below 6 in the mean and within 45. Without antialiasing the mean on photographs would be 1 to 5.
+        uint8 (*size, channels). Against Pillow's `resize(size, BILINEAR)`, in levels of 255: enlarged within 1. Shrunk,
+        on photographs within 1 in the mean (1.4 with strong grain), 12 for 999 of 1000 values and 30 for all; on pure
+        noise 6.5, 30 and 50; on edges between black and white 0.2, 25 and 35. Of the contrast in noise, which is what
+        antialiasing takes away, there is 95.5 to 101 % of what Pillow leaves, and without it there would be 110 % at a
+        scale of 1.1, 178 % at 2 and 347 % at 4.
     """
     cv2 = opencv()
     shape = (*size, image.shape[2])
     rows, columns = image.shape[0] / size[0], image.shape[1] / size[1]
     if rows > 1 or columns > 1:
-        image = cv2.sepFilter2D(image, -1, _filter_of(columns), _filter_of(rows), borderType=cv2.BORDER_REPLICATE)
+        image = cv2.sepFilter2D(image, -1, _filter_of(columns), _filter_of(rows), borderType=cv2.BORDER_REFLECT)
     target = writable_in_order(out, shape, np.uint8)
     resized: Image = cv2.resize(image, (size[1], size[0]), dst=target, interpolation=cv2.INTER_LINEAR)
     return target if target is not None else placed(resized.reshape(shape), out)
@@ -67,15 +69,18 @@ def _fitted_filter(steps: int) -> NDArray[np.float32]:
     if scale <= 1:
         return np.array([0, 1, 0], np.float32)  # for a single tap OpenCV has no fast way
     reach = max(1, math.ceil(scale) - 1)
-    taps = np.arange(-reach - 2, reach + 4)
+    taps, distances = np.arange(-reach - 2, reach + 4), np.arange(reach + 1)
+    phases = ((np.arange(_PHASES) + 0.5) / _PHASES)[:, None, None]
+    at_pixel, at_next = np.abs(taps)[:, None] == distances, np.abs(taps - 1)[:, None] == distances
+    triangle = np.maximum(0.0, 1.0 - np.abs(taps[:, None] - phases) / scale)
     similarity = np.linalg.cholesky(_CORRELATION ** np.abs(taps[:, None] - taps)).T
-    equations, wanted = [np.array([[1.0, *[2.0] * reach]]) * _WEIGHT_OF_SUM], [np.array([_WEIGHT_OF_SUM])]
-    for phase in (np.arange(_PHASES) + 0.5) / _PHASES:
-        triangle = np.maximum(0.0, 1.0 - np.abs(taps - phase) / scale)
-        distances = np.arange(reach + 1)
-        at_pixel, at_next = np.abs(taps)[:, None] == distances, np.abs(taps - 1)[:, None] == distances
-        equations.append(similarity @ (at_pixel * (1 - phase) + at_next * phase))
-        wanted.append(similarity @ (triangle / triangle.sum()))
-    half = np.linalg.lstsq(np.concatenate(equations), np.concatenate(wanted), rcond=None)[0][1:]
-    outer = np.maximum(0, np.round(half * _FINEST_TAP)) / _FINEST_TAP
+    equations = similarity @ (at_pixel * (1 - phases) + at_next * phases)
+    wanted = similarity @ (triangle / triangle.sum(axis=1, keepdims=True))
+    sum_of_taps = np.array([[1.0, *[2.0] * reach]])
+    half = np.linalg.lstsq(
+        np.concatenate([equations.reshape(-1, reach + 1), sum_of_taps * _WEIGHT_OF_SUM]),
+        np.concatenate([wanted.ravel(), [_WEIGHT_OF_SUM]]),
+        rcond=None,
+    )[0]
+    outer = np.maximum(0, np.round(half[1:] * _FINEST_TAP)) / _FINEST_TAP
     return np.concatenate([outer[::-1], [1 - 2 * outer.sum()], outer]).astype(np.float32)

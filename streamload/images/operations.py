@@ -2,15 +2,18 @@
 
 Each agrees with torchvision's operation of the same name: those that move pixels exactly; those that resample exactly
 with torchvision on PIL images, but for "bilinear", the default, which is three times as fast and on photographs within
-0.8 of 255 in the mean over an image, and within 12 for 999 of 1000 values (within 1 for all when enlarging);
-`ToFloat` and `Normalize` within 1e-6. Operations never change their argument.
+1 of 255 in the mean over an image and within 12 for 999 of 1000 values (within 1 for all of them when enlarging;
+`resize_bilinear` says more); a crop is cut out before it is resized, so no pixel around it has a part in it, as some
+have at the border in Pillow's `resize(box=)`; `ToFloat` and `Normalize` within 1e-6. Operations never change their
+argument.
 
 A random operation has a parameter `rng`, a `numpy.random.Generator`; the worker passes one to every transform that
 has a parameter of this name. The same state of it gives the same bytes.
 
-An operation with a method `from_encoded(data, rng)` may be given the encoded file instead of the array. For a JPEG
-that shrinks to half or less, decoding is cheaper then; the result differs from that of the two steps, on photographs
-by about 1.3 of 255 in the mean over an image and by less than 5. In all other cases it is the same.
+An operation with a method `from_encoded(data, rng)` may be given the encoded file instead of the array. A JPEG is then
+decoded no further down than the crop. If it shrinks to half or less it is decoded at a smaller scale too; the result
+differs from that of the two steps, on photographs by about 1.3 of 255 in the mean over an image and by less than 5. In
+all other cases it is the same.
 
 Every operation takes an array `out=` to write its result into; `placing` states the rules.
 """
