@@ -151,9 +151,9 @@ def decode_jpeg(
 
 def _rows_to_tell(header: JpegHeader, eighths: int, rows: int) -> int:
     """How many rows the header has to tell for `rows` to come out right; all if nothing would be saved."""
-    if not header.block_rows or (eighths < 8 and min(rows, header.width) < 2 * _BLOCK):
+    if not header.block_rows:
         return header.height
-    # Colours are interpolated with the next row of colours.
+    # Colours are interpolated with the next row of colours. More than a block, scaled, leaves no doubt of the scale.
     told = rows + (header.block_rows // _BLOCK if eighths == 8 else header.block_rows)
     return told if -(-told // header.block_rows) < -(-header.height // header.block_rows) else header.height
 

@@ -166,3 +166,15 @@ def test_a_picture_is_decoded_into_an_array_of_its_size(file_format: str) -> Non
     other = np.zeros((203, 140, 3), np.uint8)
     np.testing.assert_array_equal(decode_image(data, out=other), expected)
     assert not other.any()
+
+
+def test_a_jpeg_of_the_right_size_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    row, decode, buffers = np.zeros((3, *SMOOTH.shape), np.uint8)[1], simplejpeg.decode_jpeg, []
+
+    def noting(*args: Any, buffer: Any, **kwargs: Any) -> Any:
+        buffers.append(buffer)
+        return decode(*args, buffer=buffer, **kwargs)
+
+    monkeypatch.setattr("simplejpeg.decode_jpeg", noting)
+    decode_image(memoryview(by_pillow(SMOOTH)), out=row)
+    assert np.shares_memory(buffers[0], row)

@@ -106,6 +106,13 @@ def test_one_side_may_shrink_while_the_other_does_not(size: tuple[int, int]) -> 
         assert_within(difference(Resize(size)(pixels), by_pillow(pixels, size)), tolerance)
 
 
+def test_a_side_that_does_not_shrink_is_not_filtered() -> None:
+    lines = np.repeat(_noise()[:, :1], WIDTH, axis=1)
+    np.testing.assert_array_equal(Resize((HEIGHT, 300))(lines), lines[:, :300])
+    turned = lines.transpose(1, 0, 2)
+    np.testing.assert_array_equal(Resize((300, HEIGHT))(turned), turned[:300])
+
+
 def inner(off: NDArray[np.int64], box: Box, size: tuple[int, int]) -> NDArray[np.int64]:
     """Without the outermost pixels: there Pillow's `resize(box=)` looks beyond the box, but a crop does not."""
     rows, columns = (math.ceil(max(1.0, pixels / side)) for pixels, side in zip(size, box[2:], strict=True))
