@@ -97,6 +97,8 @@ def _frame(data: memoryview) -> tuple[bool, int, int]:
 
 def smallest_scale(header: JpegHeader, min_height: int, min_width: int) -> int:
     """The smallest cheap scale, in eighths, that leaves at least so many rows and columns; 8 if there is none."""
+    if min_height > _scaled(header.height, _EXACT_SCALES[-1]) or min_width > _scaled(header.width, _EXACT_SCALES[-1]):
+        return 8
     for eighths in _EXACT_SCALES:
         if _scaled(header.height, eighths) >= min_height and _scaled(header.width, eighths) >= min_width:
             return eighths
