@@ -20,30 +20,26 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from streamload.images.jpeg import JpegHeader, decode_jpeg, is_jpeg, jpeg_header, smallest_scale
+from streamload.images.placing import placed, writable_in_order
+
 if TYPE_CHECKING:
     from PIL.ImageFile import ImageFile
 
-__all__ = ["PIXEL_LIMIT", "decode_image", "image_size", "is_jpeg"]
+__all__ = ["PIXEL_LIMIT", "decode_image", "decode_jpeg_part", "image_size", "readable_jpeg_header"]
 
 PIXEL_LIMIT = 178_956_970
 """The most pixels that an image may have, Pillow's own limit; the header is checked before memory is taken."""
 
-_JPEG_MAGIC = b"\xff\xd8\xff"
 _WHOLE_SCANS_LIMIT = 32  # encoders write about 10; a small file of thousands of scans would decode for hours
 _WARNING_FORMATS = ("TIFF", "GIF")
 _PILLOW_ERRORS = (SyntaxError, OSError, EOFError, ArithmeticError, LookupError, TypeError, struct.error, Warning)
 _warning_filters = Lock()
-_PADDED_END = "extraneous bytes before marker 0xd9"
-
-
-def is_jpeg(data: memoryview) -> bool:
-    """True if the bytes begin as a JPEG does, whatever the file was called."""
-    return bytes(data[:3]) == _JPEG_MAGIC
 
 
 def image_size(data: memoryview) -> tuple[int, int]:
@@ -52,16 +48,20 @@ def image_size(data: memoryview) -> tuple[int, int]:
     Raises:
         ValueError: the bytes do not begin as an image of a known format.
     """
-    if is_jpeg(data):
-        header = _jpeg_header(data)
-        if header is not None:
-            return header[0], header[1]
+    header = jpeg_header(data) if is_jpeg(data) else None
+    if header is not None:
+        return header.height, header.width
     with _open(data) as image:
         return image.height, image.width
 
 
 def decode_image(
-    data: memoryview, *, min_height: int = 0, min_width: int = 0, pixel_limit: int = PIXEL_LIMIT
+    data: memoryview,
+    *,
+    min_height: int = 0,
+    min_width: int = 0,
+    pixel_limit: int = PIXEL_LIMIT,
+    out: NDArray[np.uint8] | None = None,
 ) -> NDArray[np.uint8]:
     """Decodes an image; the format is told by the first bytes, not by the name.
 
@@ -72,23 +72,59 @@ def decode_image(
             Other formats are decoded whole.
         min_width: the same for columns.
         pixel_limit: images of more pixels (before scaling) are refused.
+        out: where to write, by the rules of `placing`; a JPEG of this size is decoded straight into it.
 
     Returns:
-        uint8 array (height, width, 3), C-contiguous, writable, in memory of its own.
+        uint8 array (height, width, 3), C-contiguous, writable, in memory of its own; or `out`.
 
     Raises:
         ValueError: not a known format, damaged, cut off, too large, or with pixels whose range is unknown.
     """
-    if is_jpeg(data):
-        header = _jpeg_header(data)
-        if header is not None:
-            height, width, colour_space, _ = header
-            _check_jpeg_cost(data, height, width, pixel_limit)
-            if colour_space not in ("CMYK", "YCCK"):
-                decoded = _decode_jpeg(data, min_height, min_width)
-                if decoded is not None:
-                    return decoded
-    return _decode_with_pillow(data, pixel_limit)
+    header = readable_jpeg_header(data, pixel_limit)
+    if header is not None:
+        whole = min_height <= 0 and min_width <= 0
+        eighths = 8 if whole else smallest_scale(header, min_height, min_width)
+        target = writable_in_order(out, (header.height, header.width, 3), np.uint8) if eighths == 8 else None
+        decoded = decode_jpeg(data, header, eighths=eighths, out=target)
+        if decoded is not None:
+            return placed(decoded, out)
+    return placed(_decode_with_pillow(data, pixel_limit), out)
+
+
+def readable_jpeg_header(data: memoryview, pixel_limit: int = PIXEL_LIMIT) -> JpegHeader | None:
+    """The header of a JPEG that need not be left to Pillow; None for any other file.
+
+    Raises:
+        ValueError: the image has too many pixels, or scans.
+    """
+    header = jpeg_header(data) if is_jpeg(data) else None
+    if header is None:
+        return None
+    _check_jpeg_cost(data, header, pixel_limit)
+    return None if header.colour_space in ("CMYK", "YCCK") else header
+
+
+def decode_jpeg_part(
+    data: memoryview, header: JpegHeader, *, min_height: int, min_width: int, rows: int
+) -> tuple[NDArray[np.uint8], int]:
+    """Decodes a JPEG no larger, and no further down, than needed.
+
+    Args:
+        data: the encoded file.
+        header: its header, as `readable_jpeg_header` gives it.
+        min_height: how many rows are wanted of the whole picture; it is scaled as `decode_image` says.
+        min_width: the same for columns.
+        rows: at least so many rows, counted in the full picture from its top, have to be there.
+
+    Returns:
+        uint8 (height, width, 3), and the scale in eighths. Each row is as in the whole picture at that scale.
+
+    Raises:
+        ValueError: the file is damaged or cut off.
+    """
+    eighths = smallest_scale(header, min_height, min_width)
+    decoded = decode_jpeg(data, header, eighths=eighths, rows=rows)
+    return (_decode_with_pillow(data, PIXEL_LIMIT), 8) if decoded is None else (decoded, eighths)
 
 
 def _check_pixels(height: int, width: int, pixel_limit: int) -> None:
@@ -99,63 +135,16 @@ def _check_pixels(height: int, width: int, pixel_limit: int) -> None:
         )
 
 
-def _jpeg_header(data: memoryview) -> tuple[int, int, str, str] | None:
-    """Height, width, colour space and subsampling, or None where only Pillow may be able to tell."""
-    import simplejpeg
-
-    try:
-        header: tuple[int, int, str, str] = simplejpeg.decode_jpeg_header(data)
-    except ValueError:
-        return None
-    return header
-
-
-def _check_jpeg_cost(data: memoryview, height: int, width: int, pixel_limit: int) -> None:
+def _check_jpeg_cost(data: memoryview, header: JpegHeader, pixel_limit: int) -> None:
+    height, width = header.height, header.width
     _check_pixels(height, width, pixel_limit)
-    if _is_progressive(data):
+    if header.progressive:
         scans = bytes(data).count(b"\xff\xda")
         if scans * height * width > _WHOLE_SCANS_LIMIT * pixel_limit:
             raise ValueError(
                 f"the JPEG has about {scans} scans over {height} x {width} pixels, which would take absurdly long; "
                 "write it again with the usual 10 or so"
             )
-
-
-def _is_progressive(data: memoryview) -> bool:
-    """Walks the marker segments up to the frame header, which tells the coding process (ITU-T T.81, annex B)."""
-    position = 2
-    while position + 4 <= len(data) and data[position] == 0xFF:
-        marker = data[position + 1]
-        if marker == 0xFF:
-            position += 1
-            continue
-        if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
-            return marker in (0xC2, 0xC6, 0xCA, 0xCE)
-        position += 2 + (data[position + 2] << 8 | data[position + 3])
-    return True  # not understood: the check for progressive files does no harm to others
-
-
-def _decode_jpeg(data: memoryview, min_height: int, min_width: int) -> NDArray[np.uint8] | None:
-    """The picture, or None if simplejpeg has no means for this kind of file."""
-    import simplejpeg
-
-    image: NDArray[np.uint8]
-    # A factor of 1 would allow 5/8, 6/8 and 7/8, for which libjpeg-turbo has no fast inverse transform.
-    scaling: dict[str, Any] = {}
-    if min_height > 0 or min_width > 0:
-        scaling = {"min_height": min_height, "min_width": min_width, "min_factor": 2.0}
-    try:
-        image = simplejpeg.decode_jpeg(data, "RGB", **scaling)
-    except ValueError as exc:
-        message = str(exc)
-        if _PADDED_END in message:
-            # Only the first warning is told. Here it comes at the end mark, after a whole picture: cameras pad.
-            image = simplejpeg.decode_jpeg(data, "RGB", strict=False, **scaling)
-        elif "Corrupt JPEG" in message or "Premature end" in message or "Invalid SOS" in message:
-            raise ValueError(f"the JPEG file is damaged or cut off ({message}); write the sample again") from exc
-        else:
-            return None
-    return image
 
 
 def _open(data: memoryview) -> ImageFile:
@@ -169,7 +158,7 @@ def _open(data: memoryview) -> ImageFile:
 
     head = bytes(data[:32])
     plugin: type[ImageFile]
-    if head.startswith(_JPEG_MAGIC):
+    if is_jpeg(data):
         plugin = JpegImagePlugin.JpegImageFile
     elif head.startswith(b"\x89PNG\r\n\x1a\n"):
         plugin = PngImagePlugin.PngImageFile

@@ -2,18 +2,21 @@
 
 Pillow and torchvision resize by a triangle filter as wide as the scale. Linear sampling of a filtered image has, at
 phase p between two pixels, the weights `(1 - p) * g[k] + p * g[k - 1]` for a filter g, so the best g for a scale is a
-linear least-squares fit of these weights to the triangle's over all phases. Both steps are vectorised in OpenCV;
-together they take a third of the time of Pillow's resize. Enlarging needs no filter, and agrees with Pillow's within 1.
+least-squares fit of these weights to the triangle's over all phases, with errors weighted as for pixels that resemble
+their neighbours. g is only so wide that both reach equally far: 3 taps up to a scale of 2. Both steps are vectorised in
+OpenCV. Enlarging needs no filter.
 """
 
 from __future__ import annotations
 
 import math
-from functools import cache, lru_cache
-from typing import Any
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
+
+from streamload.images.opencv import opencv
+from streamload.images.placing import placed, writable_in_order
 
 __all__ = ["LARGEST_SCALE", "resize_bilinear"]
 
@@ -21,30 +24,38 @@ LARGEST_SCALE = 4.0
 """Beyond it the filter would cost more than is gained."""
 
 _SCALE_STEPS = 64
-_PHASES = 32
+_PHASES = 8
 _WEIGHT_OF_SUM = 1000.0
+_CORRELATION = 0.9  # of neighbouring pixels, as in photographs
+_FINEST_TAP = 256  # OpenCV filters bytes by taps of 8 bits; rounded by itself they might not add up to 1
 
 Image = NDArray[np.uint8]
 
 
-def resize_bilinear(image: Image, size: tuple[int, int]) -> Image:
+def resize_bilinear(image: Image, size: tuple[int, int], out: Image | None = None) -> Image:
     """Resize a whole image.
 
     Args:
         image: uint8 (height, width, channels), contiguous or a part of a larger image; at most `LARGEST_SCALE` times as
             large as the result in either direction.
         size: height and width of the result.
+        out: where to write the result, by the rules of `placing`.
 
     Returns:
-        uint8 (*size, channels). Against Pillow's `resize(size, BILINEAR)` the mean absolute difference on photographs
-        is below 1 of 255.
+        uint8 (*size, channels). Against Pillow's `resize(size, BILINEAR)`, in levels of 255: enlarged within 1. Shrunk,
+        on photographs within 1 in the mean (1.4 with strong grain), 12 for 999 of 1000 values and 30 for all; on pure
+        noise 6.5, 30 and 50; on edges between black and white 0.2, 25 and 35. Of the contrast in noise, which is what
+        antialiasing takes away, there is 95.5 to 101 % of what Pillow leaves, and without it there would be 110 % at a
+        scale of 1.1, 178 % at 2 and 347 % at 4.
     """
-    cv2 = _opencv()
+    cv2 = opencv()
+    shape = (*size, image.shape[2])
     rows, columns = image.shape[0] / size[0], image.shape[1] / size[1]
     if rows > 1 or columns > 1:
-        image = cv2.sepFilter2D(image, -1, _filter_of(columns), _filter_of(rows), borderType=cv2.BORDER_REPLICATE)
-    resized: Image = cv2.resize(image, (size[1], size[0]), interpolation=cv2.INTER_LINEAR)
-    return resized.reshape(*size, -1)
+        image = cv2.sepFilter2D(image, -1, _filter_of(columns), _filter_of(rows), borderType=cv2.BORDER_REFLECT)
+    target = writable_in_order(out, shape, np.uint8)
+    resized: Image = cv2.resize(image, (size[1], size[0]), dst=target, interpolation=cv2.INTER_LINEAR)
+    return target if target is not None else placed(resized.reshape(shape), out)
 
 
 def _filter_of(scale: float) -> NDArray[np.float32]:
@@ -53,30 +64,23 @@ def _filter_of(scale: float) -> NDArray[np.float32]:
 
 @cache
 def _fitted_filter(steps: int) -> NDArray[np.float32]:
-    """The symmetric filter for a scale of `steps / _SCALE_STEPS`; its taps add up to 1."""
+    """The symmetric filter for a scale of `steps / _SCALE_STEPS`; its taps are at least 0 and add up to exactly 1."""
     scale = steps / _SCALE_STEPS
     if scale <= 1:
-        return np.ones(1, np.float32)
-    reach = math.ceil(scale)
-    taps = np.arange(-reach - 1, reach + 3)
-    equations, wanted = [np.array([1.0, *[2.0] * reach]) * _WEIGHT_OF_SUM], [_WEIGHT_OF_SUM]
-    for phase in (np.arange(_PHASES) + 0.5) / _PHASES:
-        triangle = np.maximum(0.0, 1.0 - np.abs(taps - phase) / scale)
-        for tap, weight in zip(taps.tolist(), (triangle / triangle.sum()).tolist(), strict=True):
-            equation = np.zeros(reach + 1)
-            if abs(tap) <= reach:
-                equation[abs(tap)] += 1 - phase
-            if abs(tap - 1) <= reach:
-                equation[abs(tap - 1)] += phase
-            equations.append(equation)
-            wanted.append(weight)
-    half = np.linalg.lstsq(np.array(equations), np.array(wanted), rcond=None)[0]
-    return np.concatenate([half[:0:-1], half]).astype(np.float32)
-
-
-@lru_cache(maxsize=1)
-def _opencv() -> Any:
-    import cv2
-
-    cv2.setNumThreads(0)  # the processors are shared out among workers already
-    return cv2
+        return np.array([0, 1, 0], np.float32)  # for a single tap OpenCV has no fast way
+    reach = max(1, math.ceil(scale) - 1)
+    taps, distances = np.arange(-reach - 2, reach + 4), np.arange(reach + 1)
+    phases = ((np.arange(_PHASES) + 0.5) / _PHASES)[:, None, None]
+    at_pixel, at_next = np.abs(taps)[:, None] == distances, np.abs(taps - 1)[:, None] == distances
+    triangle = np.maximum(0.0, 1.0 - np.abs(taps[:, None] - phases) / scale)
+    similarity = np.linalg.cholesky(_CORRELATION ** np.abs(taps[:, None] - taps)).T
+    equations = similarity @ (at_pixel * (1 - phases) + at_next * phases)
+    wanted = similarity @ (triangle / triangle.sum(axis=1, keepdims=True))
+    sum_of_taps = np.array([[1.0, *[2.0] * reach]])
+    half = np.linalg.lstsq(
+        np.concatenate([equations.reshape(-1, reach + 1), sum_of_taps * _WEIGHT_OF_SUM]),
+        np.concatenate([wanted.ravel(), [_WEIGHT_OF_SUM]]),
+        rcond=None,
+    )[0]
+    outer = np.maximum(0, np.round(half[1:] * _FINEST_TAP)) / _FINEST_TAP
+    return np.concatenate([outer[::-1], [1 - 2 * outer.sum()], outer]).astype(np.float32)

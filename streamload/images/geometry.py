@@ -12,8 +12,10 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from streamload.images.files import decode_image
+from streamload.images.files import decode_jpeg_part
 from streamload.images.filter import LARGEST_SCALE, resize_bilinear
+from streamload.images.jpeg import JpegHeader
+from streamload.images.placing import copied, placed
 
 __all__ = [
     "Box",
@@ -143,19 +145,22 @@ def resized_size(height: int, width: int, size: int | tuple[int, int], max_size:
     return (new_shorter, new_longer) if height <= width else (new_longer, new_shorter)
 
 
-def resample(image: Image, box: Box, size: tuple[int, int], interpolation: Interpolation) -> Image:
+def resample(
+    image: Image, box: Box, size: tuple[int, int], interpolation: Interpolation, out: Image | None = None
+) -> Image:
     """The pixels within `box`, resized to `size`, antialiased when shrinking (except by "nearest").
 
     It is done on the box alone, so that no pixel beyond its (rounded) edge has a part in the result: by
     `resize_bilinear` where that can be, else by Pillow. A box of whole pixels and of the size wanted is copied.
+    `out` follows the rules of `placing`.
     """
     top, left = math.floor(box.top), math.floor(box.left)
     bottom, right = math.ceil(box.top + box.height), math.ceil(box.left + box.width)
     part = image[top:bottom, left:right]
     if part.shape[:2] == size and (box.height, box.width) == size:
-        return part.copy()
+        return copied(part, out)
     if interpolation == "bilinear" and part.shape[:2] == (box.height, box.width) and _is_within(part, size):
-        return resize_bilinear(part, size)
+        return resize_bilinear(part, size, out)
 
     from PIL import Image as PillowImage
 
@@ -166,7 +171,7 @@ def resample(image: Image, box: Box, size: tuple[int, int], interpolation: Inter
     x, y = box.left - left, box.top - top
     region = (x, y, min(x + box.width, columns), min(y + box.height, rows))
     resized = np.array(source.resize((size[1], size[0]), method, region))
-    return resized.reshape(*size, image.shape[2])
+    return placed(resized.reshape(*size, image.shape[2]), out)
 
 
 def _is_within(part: Image, size: tuple[int, int]) -> bool:
@@ -175,26 +180,36 @@ def _is_within(part: Image, size: tuple[int, int]) -> bool:
 
 def decode_resampled(
     data: memoryview,
-    full_size: tuple[int, int],
+    header: JpegHeader,
     box: Box,
     size: tuple[int, int],
     interpolation: Interpolation,
+    *,
+    out: Image | None = None,
 ) -> Image:
-    """Decodes a JPEG no larger than needed and resamples a box of it.
+    """Decodes a JPEG no larger than needed, and no further down than the box, and resamples the box.
 
     Where the box is at least twice as high and wide as the result, the inverse transform of the JPEG itself shrinks
     the picture, by the largest factor of 8/4, 8/3, 8/2 and 8/1 after which the box is still no smaller than the result.
 
     Args:
         data: the encoded file.
-        full_size: its height and width.
+        header: its header.
         box: what to resample, in pixels of the full image.
         size: height and width of the result.
         interpolation: the filter.
+        out: where to write, by the rules of `placing`.
+
+    Raises:
+        ValueError: the file is damaged or cut off. Damage below the box may go unnoticed.
     """
-    min_height = math.ceil(full_size[0] * size[0] / box.height)
-    min_width = math.ceil(full_size[1] * size[1] / box.width)
-    image = decode_image(data, min_height=min_height, min_width=min_width)
+    image, eighths = decode_jpeg_part(
+        data,
+        header,
+        min_height=math.ceil(header.height * size[0] / box.height),
+        min_width=math.ceil(header.width * size[1] / box.width),
+        rows=math.ceil(box.top + box.height),
+    )
     # Sides are rounded up to whole pixels but the contents are scaled by exactly so many eighths.
-    scale = round(8 * max(image.shape[0] / full_size[0], image.shape[1] / full_size[1])) / 8
-    return resample(image, Box(*(edge * scale for edge in box)), size, interpolation)
+    scaled = box if eighths == 8 else Box(*(edge * eighths / 8 for edge in box))
+    return resample(image, scaled, size, interpolation, out)

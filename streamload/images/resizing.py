@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
-from streamload.images.files import decode_image, image_size, is_jpeg
+from streamload.images.files import decode_image, readable_jpeg_header
 from streamload.images.geometry import (
     Box,
     Image,
@@ -43,6 +44,7 @@ class RandomResizedCrop:
     scale: tuple[float, float] = (0.08, 1.0)
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
     interpolation: Interpolation = "bilinear"
+    writes_into_out: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_size("RandomResizedCrop", self.size)
@@ -50,24 +52,26 @@ class RandomResizedCrop:
         check_range("RandomResizedCrop", "ratio", self.ratio, math.inf)
         check_interpolation("RandomResizedCrop", self.interpolation)
 
-    def __call__(self, image: Image, rng: np.random.Generator) -> Image:
+    def __call__(self, image: Image, rng: np.random.Generator, out: Image | None = None) -> Image:
         """The resized part, uint8 (*size, channels)."""
         check_image("RandomResizedCrop", image)
         box = draw_crop(image.shape[0], image.shape[1], self.scale, self.ratio, rng)
-        return resample(image, box, check_size("RandomResizedCrop", self.size), self.interpolation)
+        return resample(image, box, check_size("RandomResizedCrop", self.size), self.interpolation, out)
 
-    def from_encoded(self, data: memoryview, rng: np.random.Generator) -> Image:
+    def from_encoded(self, data: memoryview, rng: np.random.Generator, out: Image | None = None) -> Image:
         """Decodes and crops; draws the same part as calling it on the decoded image.
+
+        A JPEG is decoded only down to the end of the part, so damage below it may go unnoticed.
 
         Raises:
             ValueError: `data` is not a whole image of a known format.
         """
-        if not is_jpeg(data):
-            return self(decode_image(data), rng)
-        full_size = image_size(data)
-        box = draw_crop(*full_size, self.scale, self.ratio, rng)
+        header = readable_jpeg_header(data)
+        if header is None:
+            return self(decode_image(data), rng, out)
+        box = draw_crop(header.height, header.width, self.scale, self.ratio, rng)
         size = check_size("RandomResizedCrop", self.size)
-        return decode_resampled(data, full_size, box, size, self.interpolation)
+        return decode_resampled(data, header, box, size, self.interpolation, out=out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +90,7 @@ class Resize:
     size: int | tuple[int, int]
     max_size: int | None = None
     interpolation: Interpolation = "bilinear"
+    writes_into_out: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_size("Resize", self.size)
@@ -98,22 +103,23 @@ class Resize:
                 f"not {self.max_size!r} with size {self.size!r}"
             )
 
-    def __call__(self, image: Image) -> Image:
+    def __call__(self, image: Image, out: Image | None = None) -> Image:
         """The resized image, uint8 (height, width, channels)."""
         check_image("Resize", image)
         height, width = image.shape[:2]
         size = resized_size(height, width, self.size, self.max_size)
-        return resample(image, Box(0, 0, height, width), size, self.interpolation)
+        return resample(image, Box(0, 0, height, width), size, self.interpolation, out)
 
-    def from_encoded(self, data: memoryview, rng: np.random.Generator | None = None) -> Image:
+    def from_encoded(self, data: memoryview, rng: np.random.Generator | None = None, out: Image | None = None) -> Image:
         """Decodes and resizes; `rng` is not used.
 
         Raises:
             ValueError: `data` is not a whole image of a known format.
         """
         del rng
-        if not is_jpeg(data):
-            return self(decode_image(data))
-        height, width = image_size(data)
+        header = readable_jpeg_header(data)
+        if header is None:
+            return self(decode_image(data), out)
+        height, width = header.height, header.width
         size = resized_size(height, width, self.size, self.max_size)
-        return decode_resampled(data, (height, width), Box(0, 0, height, width), size, self.interpolation)
+        return decode_resampled(data, header, Box(0, 0, height, width), size, self.interpolation, out=out)

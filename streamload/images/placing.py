@@ -1,0 +1,46 @@
+"""Where an operation's result goes: into an array that the caller offers, or into a new one.
+
+The protocol of `out=`, which every operation with the attribute `writes_into_out` takes, in its call and in
+`from_encoded`: `out` is an array, or None. If it has the shape and the dtype of the result and can be written to, the
+result is written into it, and what is returned *is* `out`. Otherwise `out` is left as it was, and a new array is
+returned. The values are the same either way. `out` may have any strides; where it is contiguous (for the float
+operations: as (height, width, channels), the layout of their results), nothing is copied on the way. It must not share
+memory with the operation's argument. After an exception its contents are undefined.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias, TypeGuard
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+__all__ = ["copied", "fits", "placed", "writable_in_order"]
+
+Array: TypeAlias = NDArray[Any]
+
+
+def fits(out: object, shape: tuple[int, ...], dtype: DTypeLike) -> TypeGuard[Array]:
+    """Whether a result of this shape and dtype can be written into `out`."""
+    return isinstance(out, np.ndarray) and out.shape == shape and out.dtype == dtype and out.flags.writeable
+
+
+def writable_in_order(out: Array | None, shape: tuple[int, ...], dtype: DTypeLike) -> Array | None:
+    """`out` if a result can be written straight into it because it is C-contiguous too, else None."""
+    return out if fits(out, shape, dtype) and out.flags.c_contiguous else None
+
+
+def placed(result: Array, out: Array | None) -> Array:
+    """A result that is an array of its own, or `out` itself: moved into `out` where that fits."""
+    if result is out or not fits(out, result.shape, result.dtype):
+        return result
+    out[...] = result
+    return out
+
+
+def copied(part: Array, out: Array | None) -> Array:
+    """A view of an argument as a result: copied into `out` where that fits, else into a new array."""
+    if not fits(out, part.shape, part.dtype):
+        return part.copy()
+    out[...] = part
+    return out
