@@ -58,8 +58,24 @@ def _inventory() -> set[str]:
 
 
 def _ours(name: str) -> bool:
-    """Other programs share the machine's temporary folder; what they leave there has other names."""
+    """Other programs share the machine's temporary folder, where they use other names, and its shared memory."""
+    if name.startswith("/dev/shm/"):
+        return not _is_used_elsewhere(name)
     return not name.startswith(tempfile.gettempdir()) or "streamload" in name
+
+
+def _is_used_elsewhere(path: str) -> bool:
+    """Whether a process that these tests have not started maps this shared memory."""
+    own = psutil.Process()
+    tests = {own.pid, *(child.pid for child in own.children(recursive=True))}
+    for pid in set(psutil.pids()) - tests:
+        try:
+            maps = Path(f"/proc/{pid}/maps").read_text()
+        except OSError:  # it has ended, or is another user's
+            continue
+        if path in maps:
+            return True
+    return False
 
 
 @pytest.fixture(autouse=True)
