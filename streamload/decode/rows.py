@@ -83,6 +83,11 @@ class RowMaker:
         self._randomness: tuple[int, SampleRandomness] | None = None
         self._collator = PieceCollator(job, slots, self._seeds)
 
+    @property
+    def resizes_images(self) -> bool:
+        """Whether some function starts from encoded images, as those do that resize."""
+        return any(function.starts_from_encoded for function in self._by_field.values())
+
     def fix_layout(self, layout: bytes) -> None:
         """The layout of all batches of rows from now on, as a probe found it."""
         self._collator.fix_layout(layout)

@@ -36,6 +36,7 @@ from streamload.decode.tasks import (
     WorkerStarted,
     WorkSeconds,
 )
+from streamload.images.opencv import opencv
 from streamload.launch import PROGRESS_BYTES
 from streamload.memory.channel import Channel
 from streamload.memory.mapped import Bytes, map_memory
@@ -106,6 +107,8 @@ class _Worker:
         sys.path[:] = setup.import_path
         job = load_job(setup.job)
         self._maker = RowMaker(job, self._slots)
+        if self._maker.resizes_images:
+            opencv()  # loading it takes longer than a task, so all workers do it now and not one after the other
         if (torch := sys.modules.get("torch")) is not None:
             torch.set_num_threads(1)
         if job.worker_init_fn is not None:
