@@ -22,6 +22,10 @@ from streamload.memory.mapped import Bytes
 
 __all__ = ["ABSENT", "FieldReader", "Progress", "RowError", "ShardMemory", "Work", "field_of"]
 
+_ARRAYS_PER_SHARD = 8
+_INTEGERS_PER_SHARD = 32
+"""Rows are read at once shard by shard. Where few are in the same one, reading them one by one is faster."""
+
 ABSENT: Any = type("Absent", (), {})()
 """Stands in a column for a field that a sample does not have."""
 
@@ -61,6 +65,7 @@ class Work:
         shards: where the bytes are.
         progress: gets the number of each row before it is touched.
         views: for each row the memory of its shard.
+        shard_count: how many shards the rows are in.
         failures: by row.
         decode_s: seconds spent on decoding.
         transform_s: seconds spent in the user's functions.
@@ -71,6 +76,7 @@ class Work:
     shards: ShardMemory
     progress: Progress
     views: list[memoryview]
+    shard_count: int
     failures: dict[int, RowFailure] = field(default_factory=dict)
     decode_s: float = 0.0
     transform_s: float = 0.0
@@ -149,13 +155,19 @@ class FieldReader:
         first_only = column.which is None or not column.which.any()
         plain = first_only and column.crc32 is None and not missing
         if plain and not self._single and not work.failures and self.is_built_in(column):
-            whole = _stored_arrays(column, work) or _integers(column, work)
+            whole = self._read_at_once(work, column)
             if whole is not None:
                 return whole
         values: list[Any] = [None] * work.count
         read = self._read_plain(work, column, values) if plain else self._read_checked(work, column, values)
         work.each_row(read, failed)
         return values
+
+    def _read_at_once(self, work: Work, column: Column) -> StoredRows | NDArray[np.int64] | None:
+        rows_per_shard = work.count / max(1, work.shard_count)
+        if rows_per_shard >= _ARRAYS_PER_SHARD and (arrays := _stored_arrays(column, work)) is not None:
+            return arrays
+        return _integers(column, work) if rows_per_shard >= _INTEGERS_PER_SHARD else None
 
     def _read_plain(self, work: Work, column: Column, values: list[Any]) -> Callable[[int], None]:
         views, offsets, sizes = work.views, column.offsets.tolist(), column.sizes.tolist()

@@ -593,3 +593,16 @@ def test_json_fields_are_collated_like_any_nest() -> None:
     assert as_lists(only_batch(job(fields=("json",)), shelf, shelf.task(("json",)))) == [
         {"a": [[0, 1], [2.5, 2.5]], "b": {"c": ["x", "x"]}}
     ]
+
+
+@pytest.mark.parametrize("per_shard", [1, 7, 8, 31, 32, 100])
+def test_columns_read_at_once_and_one_by_one_are_the_same(per_shard: int) -> None:
+    """Rows in any order, from few shards and from many."""
+    shelf = Shelf(numbered(130), per_shard=per_shard)
+    rows = np.random.default_rng(0).permutation(130).tolist()
+    labels, arrays = only_batch(job(fields=("cls", "npy")), shelf, shelf.task(("cls", "npy"), rows))
+    assert labels.tolist() == rows
+    assert arrays.tolist() == [[row] * 3 for row in rows]
+    single = job(fields=("cls", "npy"), transform=lambda sample: sample)
+    for one, other in zip(only_batch(single, shelf, shelf.task(("cls", "npy"), rows)), (labels, arrays), strict=True):
+        assert (one.dtype, one.tolist()) == (other.dtype, other.tolist())
