@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tasks_by_hand import Sample, Shelf, job, npy
 
 from streamload.batch.collate import build_batch
 from streamload.batch.layout import Layout
 from streamload.decode.rows import RowMaker
 from streamload.decode.tasks import SAMPLE_NAMES, Job, Piece, PieceDone, RowsDone
 from streamload.memory.slots import HeapSlots
-from tests.decode.tasks_by_hand import Sample, Shelf, job, npy
 
 SIZE = 2000  # int64: more than what is copied without a look
 
