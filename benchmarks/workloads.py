@@ -95,20 +95,20 @@ def _photographs() -> list[Any]:
     return [Image.fromarray(array) for array in arrays]
 
 
-def photograph_files(samples: int) -> Iterator[bytes]:
-    """Crops of photographs, enlarged to 500 x 375: JPEG files of about 40 to 110 kB, as ImageNet has them."""
+def photograph_files(samples: int, width: int = 500, height: int = 375) -> Iterator[bytes]:
+    """Crops of photographs, enlarged: at 500 x 375 JPEG files of about 40 to 110 kB, as ImageNet has them."""
     from PIL import Image
 
     generator = np.random.default_rng(0)
     photographs = _photographs()
     for number in range(samples):
         photograph = photographs[number % len(photographs)]
-        width = int(generator.integers(200, min(photograph.width, photograph.height * 4 // 3)))
-        height = width * 3 // 4
-        left = int(generator.integers(0, photograph.width - width + 1))
-        top = int(generator.integers(0, photograph.height - height + 1))
-        crop = photograph.resize((500, 375), box=(left, top, left + width, top + height))
-        noisy = np.asarray(crop, np.int16) + generator.integers(-8, 9, (375, 500, 3), dtype=np.int16)
+        columns = int(generator.integers(200, min(photograph.width, photograph.height * 4 // 3)))
+        rows = columns * 3 // 4
+        left = int(generator.integers(0, photograph.width - columns + 1))
+        top = int(generator.integers(0, photograph.height - rows + 1))
+        crop = photograph.resize((width, height), box=(left, top, left + columns, top + rows))
+        noisy = np.asarray(crop, np.int16) + generator.integers(-8, 9, (height, width, 3), dtype=np.int16)
         file = io.BytesIO()
         Image.fromarray(noisy.clip(0, 255).astype(np.uint8)).save(file, "JPEG", quality=85)
         yield file.getvalue()
