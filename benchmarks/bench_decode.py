@@ -22,7 +22,7 @@ import cv2
 import numpy as np
 from decoding import CROP
 from PIL import Image
-from workloads import ROOT, photograph_files
+from workloads import FOLDER, photograph_files
 
 from streamload.images import RandomResizedCrop
 from streamload.images.geometry import draw_crop
@@ -116,8 +116,8 @@ def main() -> None:
     lines += ["", "Processor time of one thread; " + ", ".join(f"{name} {version(name)}" for name in names) + "."]
     text = "\n".join(lines) + "\n"
     print(text)
-    ROOT.mkdir(exist_ok=True)
-    (ROOT / "decode.md").write_text(text)
+    FOLDER.mkdir(exist_ok=True)
+    (FOLDER / "decode.md").write_text(text)
 
 
 if __name__ == "__main__":

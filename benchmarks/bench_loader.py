@@ -30,9 +30,10 @@ from plot import plot
 from results import Results
 from running import RunFailedError, run
 from tables import busy_table, cost_table, speed_table
-from workloads import ROOT, WORKLOADS, Workload, workload
+from workloads import FOLDER, WORKLOADS, Workload, workload
 
 STARTED = monotonic()
+PARTS = ["speed", "memory", "busy"]
 
 
 class Benchmark:
@@ -47,6 +48,7 @@ class Benchmark:
     def prepare(self) -> None:
         """Make what the loaders read, before any of them is measured."""
         for of in self._workloads:
+            self.results.runs[of.name], self.results.memory[of.name] = {}, {}
             of.shards()
             for loader in self._standing(of):
                 self._try("prepare", loader, of, 0)
@@ -125,11 +127,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=3.0, help="how long a run measures, at least one epoch")
     parser.add_argument("--workloads", nargs="+", choices=list(WORKLOADS), default=list(WORKLOADS))
     parser.add_argument("--loaders", nargs="+", choices=list(PEERS), default=list(PEERS))
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="what is measured")
     parser.add_argument("--quick", action="store_true", help="one run of a second each")
     parser.add_argument(
         "--samples", type=int, help="fewer samples than the workloads have, to try the benchmark itself"
     )
-    parser.add_argument("--folder", type=Path, default=ROOT, help="where data and tables are")
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="where data and tables are")
     parser.add_argument("--plot", type=Path, help="write the picture there")
     arguments = parser.parse_args()
     if arguments.quick:
@@ -145,9 +148,12 @@ def main() -> None:
     benchmark = Benchmark(chosen, arguments.loaders, arguments.seconds)
     _tell("making the data")
     benchmark.prepare()
-    benchmark.speed(arguments.runs)
-    benchmark.memory()
-    benchmark.busy(min(arguments.runs, 3))
+    if "speed" in arguments.parts:
+        benchmark.speed(arguments.runs)
+    if "memory" in arguments.parts:
+        benchmark.memory()
+    if "busy" in arguments.parts:
+        benchmark.busy(min(arguments.runs, 3))
     results = benchmark.results
     for name, text in report(results, arguments.loaders).items():
         (arguments.folder / name).write_text(text)

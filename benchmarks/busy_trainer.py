@@ -47,12 +47,13 @@ def _batches_per_s(batches: Iterator[Any], rounds: int, seconds: float) -> float
 def measure_busy(kind: type[Loader], workload: Workload, seconds: float) -> dict[str, float]:
     """The loop's rate with the loader, from its second epoch on, and the mean of its rates before and after it."""
     rounds = _rounds_of_a_step()
-    alone = [_batches_per_s(repeat(None), rounds, 1.0)]
+    alone_s = min(seconds, 1.0)
+    alone = [_batches_per_s(repeat(None), rounds, alone_s)]
     loader = kind(workload)
     for _ in loader.epoch():  # to warm up
         pass
     beside = _batches_per_s(chain.from_iterable(loader.epoch() for _ in repeat(None)), rounds, seconds)
     loader.close()
     del loader
-    alone.append(_batches_per_s(repeat(None), rounds, 1.0))
+    alone.append(_batches_per_s(repeat(None), rounds, alone_s))
     return {"batches_per_s": beside, "alone_per_s": statistics.mean(alone), "share": beside / statistics.mean(alone)}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -21,8 +20,8 @@ class Results:
     failures: for a workload and loader that failed, why.
     """
 
-    runs: dict[str, dict[str, list[Run]]] = field(default_factory=lambda: defaultdict(dict))
-    memory: dict[str, dict[str, Run]] = field(default_factory=lambda: defaultdict(dict))
+    runs: dict[str, dict[str, list[Run]]] = field(default_factory=dict)
+    memory: dict[str, dict[str, Run]] = field(default_factory=dict)
     busy: dict[str, list[Run]] = field(default_factory=dict)
     failures: dict[tuple[str, str], str] = field(default_factory=dict)
 
@@ -32,12 +31,12 @@ class Results:
 
     def loaders(self, workload: str) -> list[str]:
         """Those that were tried on it, the ones that failed included, in order."""
-        tried = {*self.runs[workload], *(loader for at, loader in self.failures if at == workload)}
+        tried = {*self.runs.get(workload, ()), *(loader for at, loader in self.failures if at == workload)}
         return [loader for loader in PEERS if loader in tried]
 
     def values(self, workload: str, loader: str, name: str) -> list[float]:
         """One of the measures in every round; empty if the loader failed."""
-        return [run[name] for run in self.runs[workload].get(loader, ())]
+        return [run[name] for run in self.runs.get(workload, {}).get(loader, ())]
 
     def median(self, workload: str, loader: str, name: str) -> float | None:
         """The median over rounds; None if there is none."""
@@ -51,7 +50,7 @@ class Results:
 
     def peak_mb(self, workload: str, loader: str) -> float | None:
         """Peak memory of the tree."""
-        run = self.memory[workload].get(loader)
+        run = self.memory.get(workload, {}).get(loader)
         return run["peak_bytes"] / 1e6 if run else None
 
     def busy_share(self, loader: str) -> float | None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from streamload import ShardWriter
 
-ROOT = Path(".bench")
+FOLDER = Path(".bench")
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Workload:
     samples: int
     make: Callable[[int], Iterator[dict[str, Any]]]
     shard_samples: int
-    root: Path = ROOT
+    root: Path = FOLDER
 
     @property
     def folder(self) -> Path:
@@ -64,7 +64,7 @@ class Workload:
         return folder
 
 
-def workload(name: str, root: Path = ROOT, samples: int | None = None) -> Workload:
+def workload(name: str, root: Path = FOLDER, samples: int | None = None) -> Workload:
     """The workload of that name, in `root` and with `samples` samples instead of all."""
     whole = WORKLOADS[name]
     samples = samples or whole.samples
