@@ -8,10 +8,12 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
@@ -96,12 +98,22 @@ def test_a_run_that_hangs_is_ended(
 ) -> None:
     module = benchmark_module("running")
     program = tmp_path / "hangs.py"
-    program.write_text("import subprocess, sys; subprocess.run(['sleep', '600'])")
+    child = tmp_path / "child"
+    program.write_text(
+        "import subprocess\n"
+        "child = subprocess.Popen(['sleep', '600'])\n"
+        f"open({str(child)!r}, 'w').write(str(child.pid))\n"
+        "child.wait()"
+    )
     monkeypatch.setattr(module, "PROGRAM", program)
     monkeypatch.setattr(module, "LONGEST_RUN_S", 0.5)
     of = benchmark_module("workloads").workload("tiny", tmp_path, 4)
     with pytest.raises(module.RunFailedError, match="did not end"):
         module.run("speed", "streamload", of, 1.0)
+    deadline = time.monotonic() + 5
+    while psutil.pid_exists(int(child.read_text())) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not psutil.pid_exists(int(child.read_text()))
 
 
 def test_memory_is_that_of_the_whole_tree(benchmark_module: Callable[[str], Any]) -> None:

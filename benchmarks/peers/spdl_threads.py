@@ -62,12 +62,10 @@ class MakeBatch:
 
 
 def _builder(workload: Workload) -> PipelineBuilder[Any, Any]:
-    return (
-        PipelineBuilder()
-        .add_source(BatchesOfRows(workload), continuous=True)
-        .pipe(MakeBatch(workload), concurrency=WORKERS)
-        .add_sink(buffer_size=3)
-    )
+    builder: PipelineBuilder[Any, Any] = PipelineBuilder()
+    builder.add_source(BatchesOfRows(workload), continuous=True)
+    builder.pipe(MakeBatch(workload), concurrency=WORKERS)
+    return builder.add_sink(buffer_size=3)
 
 
 class Threads:
