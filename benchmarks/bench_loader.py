@@ -124,7 +124,7 @@ def report(results: Results, loaders: list[str]) -> dict[str, str]:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=5, help="runs of each loader on each workload")
-    parser.add_argument("--seconds", type=float, default=3.0, help="how long a run measures, at least one epoch")
+    parser.add_argument("--seconds", type=float, default=2.5, help="how long a run measures, at least one epoch")
     parser.add_argument("--workloads", nargs="+", choices=list(WORKLOADS), default=list(WORKLOADS))
     parser.add_argument("--loaders", nargs="+", choices=list(PEERS), default=list(PEERS))
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="what is measured")

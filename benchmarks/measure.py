@@ -106,8 +106,6 @@ def measure(kind: type[Loader], of: Workload, seconds: float, reshuffles: bool) 
     first_batch = next(batches)
     first_batch_s = perf_counter() - began
     order = check_epoch(of, chain([first_batch], batches))
-    if reshuffles and np.array_equal(order, check_epoch(of, loader[0].epoch())):
-        raise ValueError("two epochs begin with the same batch: it does not shuffle")
     rates: list[float] = []
     most_threads = 0
     cpu_began, own_cpu_began, since = tree_cpu_s(), time.process_time(), perf_counter()
@@ -116,6 +114,8 @@ def measure(kind: type[Loader], of: Workload, seconds: float, reshuffles: bool) 
         batches = loader[0].epoch()
         first_batch = next(batches)
         most_threads = max(most_threads, threads())
+        if reshuffles and not rates and np.array_equal(order, np.asarray(first_batch[-1])):
+            raise ValueError("two epochs begin with the same batch: it does not shuffle")
         read_epoch(of, chain([first_batch], batches))
         rates.append(of.samples / (perf_counter() - started))
     wall_s, own_cpu_s = perf_counter() - since, time.process_time() - own_cpu_began
