@@ -9,6 +9,7 @@ import json
 import os
 import statistics
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from itertools import chain
@@ -84,11 +85,11 @@ def read_epoch(of: Workload, batches: Iterator[Any]) -> None:
         raise ValueError(f"an epoch has {samples} samples, the dataset {of.samples}")
 
 
-def shutdown_s(loader: list[Loader], threads_before: int) -> float:
-    """Seconds until the only loader in the list is closed, and no child and no thread of it is left."""
+def shutdown_s(loader: list[Loader], python_threads_before: int) -> float:
+    """Seconds until the only loader in the list is closed, and no child and no Python thread of it is left."""
     began = perf_counter()
     loader.pop().close()
-    while children() or threads() > threads_before:
+    while children() or threading.active_count() > python_threads_before:
         if perf_counter() - began > SHUTDOWN_PATIENCE_S:
             break
         gc.collect()
@@ -99,7 +100,7 @@ def shutdown_s(loader: list[Loader], threads_before: int) -> float:
 def measure(kind: type[Loader], of: Workload, seconds: float, reshuffles: bool) -> Result:
     """An epoch to warm up, whose first batch is timed and which is checked; then whole epochs for `seconds`."""
     of.shards()
-    threads_before = threads()
+    threads_before, python_threads_before = threads(), threading.active_count()
     began = perf_counter()
     loader = [kind(of)]
     batches = loader[0].epoch()
@@ -127,7 +128,7 @@ def measure(kind: type[Loader], of: Workload, seconds: float, reshuffles: bool) 
         "cpu_s_per_1000": 1000 * cpu_s / (of.samples * len(rates)),
         "trainer_cpu": own_cpu_s / wall_s,
         "threads_more": most_threads - threads_before,
-        "shutdown_s": shutdown_s(loader, threads_before),
+        "shutdown_s": shutdown_s(loader, python_threads_before),
     }
 
 
