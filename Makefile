@@ -17,7 +17,7 @@ help:
 	@echo "make demo    train on handwritten digits, kill the training, resume it, and compare (about a minute)"
 	@echo "make test    make check, then every test"
 	@echo "make check   ruff and mypy"
-	@echo "make bench   compare the speed with WebDataset"
+	@echo "make bench   compare the speed with other loaders (BENCH=--quick for a first look)"
 	@echo "make install only make .venv"
 	@echo "make clean   remove .venv and everything else that was made here"
 
@@ -35,6 +35,7 @@ $(INSTALLED): pyproject.toml constraints.txt | $(BIN)/pip
 	@touch $@
 
 $(BENCH_INSTALLED): $(INSTALLED)
+	@echo "installing the loaders to compare with"
 	$(PIP_INSTALL) -e ".[bench]"
 	@touch $@
 
@@ -51,7 +52,9 @@ test: check
 	$(BIN)/python -m pytest
 
 bench: $(BENCH_INSTALLED)
-	$(BIN)/python benchmarks/bench_loader.py
+	$(BIN)/python benchmarks/bench_loader.py --plot docs/benchmark.png $(BENCH)
+	$(BIN)/python benchmarks/bench_decode.py
+	$(if $(wildcard benchmarks/bench_shardify.py),$(BIN)/python benchmarks/bench_shardify.py)
 
 clean:
 	rm -rf $(VENV) .demo .bench build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

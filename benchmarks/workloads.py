@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,11 @@ class Workload:
     Attributes:
         name: of the workload and its folder.
         batch_size: samples in a batch.
-        fields: what is read.
+        fields: what is read; the first is the array or the image.
         samples: how many there are.
         make: yields the samples.
         shard_samples: samples in a shard.
+        root: the folder that the workload's folder is in.
     """
 
     name: str
@@ -35,15 +37,39 @@ class Workload:
     samples: int
     make: Callable[[int], Iterator[dict[str, Any]]]
     shard_samples: int
+    root: Path = FOLDER
+
+    @property
+    def folder(self) -> Path:
+        """Where the shards are, and in folders beside them what other loaders read."""
+        return self.root / self.name
 
     def shards(self) -> list[str]:
         """The shards' paths; they are written first if need be."""
-        folder = FOLDER / self.name
-        if not (folder / ".streamload" / "index.json").exists():
-            with ShardWriter(folder, max_count=self.shard_samples, overwrite=True) as writer:
+        if not (self.folder / ".streamload" / "index.json").exists():
+            with ShardWriter(self.folder, max_count=self.shard_samples, overwrite=True) as writer:
                 for sample in self.make(self.samples):
                     writer.write(sample)
-        return sorted(os.fspath(path) for path in folder.glob("*.tar"))
+        return sorted(os.fspath(path) for path in self.folder.glob("*.tar"))
+
+    def made_once(self, name: str, make: Callable[[Path], None]) -> Path:
+        """The folder `name` beside the shards, filled by `make` if it is not there; never half filled."""
+        folder = self.root / f"{self.name}-{name}"
+        if not folder.exists():
+            unfinished = folder.with_name(folder.name + "-unfinished")
+            shutil.rmtree(unfinished, ignore_errors=True)
+            unfinished.mkdir(parents=True)
+            make(unfinished)
+            unfinished.rename(folder)
+        return folder
+
+
+def workload(name: str, root: Path = FOLDER, samples: int | None = None) -> Workload:
+    """The workload of that name, in `root` and with `samples` samples instead of all."""
+    whole = WORKLOADS[name]
+    samples = samples or whole.samples
+    # A quarter at most: WebDataset needs a shard for each worker.
+    return replace(whole, root=root, samples=samples, shard_samples=min(whole.shard_samples, -(-samples // 4)))
 
 
 def _tiny(samples: int) -> Iterator[dict[str, Any]]:
@@ -69,27 +95,28 @@ def _photographs() -> list[Any]:
     return [Image.fromarray(array) for array in arrays]
 
 
-def _images(samples: int) -> Iterator[dict[str, Any]]:
-    """Crops of photographs, enlarged to 500 x 375: JPEG files of about 40 to 110 kB, as ImageNet has them."""
+def photograph_files(samples: int, width: int = 500, height: int = 375) -> Iterator[bytes]:
+    """Crops of photographs, enlarged: at 500 x 375 JPEG files of about 40 to 110 kB, as ImageNet has them."""
+    from PIL import Image
+
     generator = np.random.default_rng(0)
     photographs = _photographs()
     for number in range(samples):
         photograph = photographs[number % len(photographs)]
-        width = int(generator.integers(200, min(photograph.width, photograph.height * 4 // 3)))
-        height = width * 3 // 4
-        left = int(generator.integers(0, photograph.width - width + 1))
-        top = int(generator.integers(0, photograph.height - height + 1))
-        crop = photograph.resize((500, 375), box=(left, top, left + width, top + height))
-        noisy = np.asarray(crop, np.int16) + generator.integers(-8, 9, (375, 500, 3), dtype=np.int16)
+        columns = int(generator.integers(200, min(photograph.width, photograph.height * 4 // 3)))
+        rows = columns * 3 // 4
+        left = int(generator.integers(0, photograph.width - columns + 1))
+        top = int(generator.integers(0, photograph.height - rows + 1))
+        crop = photograph.resize((width, height), box=(left, top, left + columns, top + rows))
+        noisy = np.asarray(crop, np.int16) + generator.integers(-8, 9, (height, width, 3), dtype=np.int16)
         file = io.BytesIO()
-        type(crop).save(_from_array(noisy.clip(0, 255).astype(np.uint8)), file, "JPEG", quality=85)
-        yield {"__key__": f"{number:08d}", "jpg": file.getvalue(), "cls": number % 1000}
+        Image.fromarray(noisy.clip(0, 255).astype(np.uint8)).save(file, "JPEG", quality=85)
+        yield file.getvalue()
 
 
-def _from_array(array: np.ndarray) -> Any:
-    from PIL import Image
-
-    return Image.fromarray(array)
+def _images(samples: int) -> Iterator[dict[str, Any]]:
+    for number, file in enumerate(photograph_files(samples)):
+        yield {"__key__": f"{number:08d}", "jpg": file, "cls": number % 1000}
 
 
 WORKLOADS = {
