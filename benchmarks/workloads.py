@@ -110,7 +110,7 @@ def photograph_files(samples: int, width: int = 500, height: int = 375) -> Itera
         crop = photograph.resize((width, height), box=(left, top, left + columns, top + rows))
         noisy = np.asarray(crop, np.int16) + generator.integers(-8, 9, (height, width, 3), dtype=np.int16)
         file = io.BytesIO()
-        Image.fromarray(noisy.clip(0, 255).astype(np.uint8)).save(file, "JPEG", quality=85)
+        Image.fromarray(noisy.clip(0, 255).astype(np.uint8)).save(file, "JPEG", quality=92)
         yield file.getvalue()
 
 
