@@ -41,7 +41,7 @@ FORBIDDEN_NAMES = {"utils", "util", "common", "base", "helper", "helpers", "mana
 
 TORCH_AT_TOP = {"streamload.batch.transfer"}
 TORCH_IN_FUNCTIONS = {"streamload.batch.collate", "streamload.decode.decoders", "streamload.dataset.encode"}
-STARTERS = {"streamload.decode.pool", "streamload.connection"}
+STARTERS = {"streamload.decode.pool", "streamload.connection", "streamload_tools.workforce"}
 HEAVY = {"torch", "torchvision", "cv2", "PIL", "simplejpeg"}
 STORAGE_LIBRARIES = {"fsspec", "obstore", "aiofiles", "s3fs", "aiohttp", "boto3"}
 PROCESS_LIBRARIES = {"subprocess", "multiprocessing"}

@@ -1,0 +1,319 @@
+"""`shardify` that is stopped: by a kill, Ctrl-C, a full disk; and what `--resume` makes of it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from image_folders import files_below, image_bytes, images, pack, packed_samples
+from streamload_tools import loading, packing, publishing, shardify, work, workforce
+from streamload_tools.staging import STAGING
+
+from streamload.dataset.shard_file import ShardFile
+from streamload.errors import WorkerError
+
+MANY = ["--max-count", "3", "--split", "train=0.8,val=0.2"]
+
+KILLED_AT_A_STEP = """
+import os, signal, sys
+left = int(sys.argv.pop())
+changing = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "shutil.rmtree"}
+
+def count(event, arguments):
+    global left
+    if event in changing or (event == "open" and arguments[2] & os.O_CREAT):
+        left -= 1
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+from streamload_tools.shardify import main
+sys.addaudithook(count)
+main()
+"""
+
+
+def command(*arguments: object, program: list[str] | None = None) -> list[str]:
+    return [sys.executable, "-W", "error", *(program or ["-m", "streamload_tools.shardify"]), *map(str, arguments)]
+
+
+@pytest.mark.parametrize("options", [[], ["--resize", "8"]])
+def test_killed_at_any_step_and_resumed_it_ends_with_the_same_bytes(tmp_path: Path, options: list[str]) -> None:
+    source, dest = images(tmp_path, 6), tmp_path / "dest"
+    assert pack(source, tmp_path / "whole", *MANY, *options)[0] == 0
+    whole = files_below(tmp_path / "whole")
+    chosen, kills = random.Random(5), 0
+    while kills < 6:
+        arguments = [source, dest, *MANY, *options, "--resume", "--workers", 1, chosen.randint(1, 90)]
+        done = subprocess.run(command(*arguments, program=["-c", KILLED_AT_A_STEP]), capture_output=True, text=True)
+        if done.returncode == 0:  # it had fewer steps left
+            assert files_below(dest) == whole
+            kills += 1
+            for path in sorted(dest.rglob("*"), reverse=True):
+                path.rmdir() if path.is_dir() else path.unlink()
+        else:
+            assert done.returncode == -signal.SIGKILL, done.stderr
+            kills += 1
+    assert pack(source, dest, *MANY, *options, "--resume")[0] == 0
+    assert files_below(dest) == whole
+
+
+def test_killed_at_random_instants_with_workers(tmp_path: Path) -> None:
+    source, dest = images(tmp_path, 24), tmp_path / "dest"
+    whole_folder = tmp_path / "whole"
+    began = time.monotonic()
+    subprocess.run(command(source, whole_folder, *MANY, "--workers", 2), check=True, capture_output=True)
+    took_s = time.monotonic() - began
+    whole = files_below(whole_folder)
+    chosen = random.Random()
+    for _ in range(10):
+        with subprocess.Popen(
+            command(source, dest, *MANY, "--workers", 2, "--resume"), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        ) as process:
+            try:
+                _, err = process.communicate(timeout=took_s * chosen.uniform(0.3, 1))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.communicate()
+            else:
+                assert process.returncode == 0, err
+                assert files_below(dest) == whole
+                for path in sorted(dest.rglob("*"), reverse=True):
+                    path.rmdir() if path.is_dir() else path.unlink()
+        if dest.exists():
+            published = [name for name in files_below(dest) if name.endswith(".tar") and STAGING not in name]
+            assert all(files_below(dest)[name] == whole[name] for name in published)
+    assert pack(source, dest, *MANY, "--workers", 2, "--resume")[0] == 0
+    assert files_below(dest) == whole
+
+
+def stopped_in_the_middle(source: Path, dest: Path, monkeypatch: pytest.MonkeyPatch, *options: object) -> str:
+    """Ctrl-C while the fifth shard is packed; standard error."""
+    real, calls = work.keep, []
+
+    def interrupted(finished: object) -> None:
+        calls.append(finished)
+        if len(calls) == 5:
+            raise KeyboardInterrupt
+        real(finished)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(work, "keep", interrupted)
+        status, out, err = pack(source, dest, "--max-count", 2, "--workers", 1, *options)
+    assert (status, out) == (130, "")
+    return err
+
+
+def test_ctrl_c_is_one_line_and_keeps_what_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, dest = images(tmp_path), tmp_path / "dest"
+    err = stopped_in_the_middle(source, dest, monkeypatch)
+    assert [line for line in err.splitlines() if not line.startswith("packing")] == [
+        "interrupted: nothing of what was under way is published; what is finished is kept: run the same command with "
+        "--resume to go on, or with --overwrite to start anew"
+    ]
+    assert os.listdir(dest) == [STAGING]
+    packed: list[str] = []
+    real = work._pack
+    monkeypatch.setattr(work, "_pack", lambda task, counter: packed.append(task.path) or real(task, counter))
+    assert pack(source, dest, "--max-count", 2, "--workers", 1, "--resume")[0] == 0
+    assert [os.path.basename(path) for path in packed] == ["shard-000004.tar", "shard-000005.tar"]
+    assert pack(source, tmp_path / "whole", "--max-count", 2)[0] == 0
+    assert files_below(dest) == files_below(tmp_path / "whole")
+
+
+def test_ctrl_c_before_anything_is_finished_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(field: str, data: bytes) -> str | None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(loading, "fault_of", interrupted)
+    status, out, err = pack(images(tmp_path), tmp_path / "dest")
+    assert (status, out) == (130, "")
+    assert "interrupted: nothing of what was under way is published\n" in err
+    assert not (tmp_path / "dest").exists()
+
+
+def test_a_run_that_was_stopped_is_not_thrown_away_unasked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, dest = images(tmp_path), tmp_path / "dest"
+    stopped_in_the_middle(source, dest, monkeypatch)
+    before = files_below(dest)
+    status, _, err = pack(source, dest, "--max-count", 2)
+    assert (status, files_below(dest)) == (2, before)
+    assert "holds a run that was not finished; go on with --resume, or throw it away with --overwrite" in err
+    assert pack(source, dest, "--max-count", 3, "--overwrite")[0] == 0
+    assert STAGING not in os.listdir(dest)
+    assert len(list(dest.glob("*.tar"))) == 4
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda source: (source / "cat" / "9.jpg").write_bytes(image_bytes(1)), "9.jpg' is new"),
+        (lambda source: (source / "cat" / "0.jpg").unlink(), "0.jpg' is gone"),
+        (lambda source: (source / "cat" / "0.jpg").write_bytes(image_bytes(77)), "1 files were changed since"),
+        (lambda source: ["--seed", 3], "--seed was 0 and is 3"),
+        (lambda source: ["--resize", 4], "--resize was None and is 4"),
+    ],
+)
+def test_another_source_or_other_options_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: object, message: str
+) -> None:
+    source, dest = images(tmp_path), tmp_path / "dest"
+    stopped_in_the_middle(source, dest, monkeypatch)
+    before = files_below(dest)
+    options = change(source)  # type: ignore[operator]
+    status, _, err = pack(source, dest, "--max-count", 2, "--resume", *(options if isinstance(options, list) else ()))
+    assert (status, files_below(dest)) == (2, before)
+    assert message in err
+    assert "start anew with --overwrite" in err
+    assert err.count("error:") == 1
+
+
+def test_a_kept_shard_that_was_damaged_is_packed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, dest = images(tmp_path), tmp_path / "dest"
+    stopped_in_the_middle(source, dest, monkeypatch)
+    shard = next(dest.rglob("shard-000001.tar"))
+    data = bytearray(shard.read_bytes())
+    data[700] ^= 1
+    shard.write_bytes(data)
+    assert pack(source, dest, "--max-count", 2, "--resume")[0] == 0
+    assert pack(source, tmp_path / "whole", "--max-count", 2)[0] == 0
+    assert files_below(dest) == files_below(tmp_path / "whole")
+
+
+def test_resuming_where_there_is_nothing_to_resume(tmp_path: Path) -> None:
+    source, dest = images(tmp_path), tmp_path / "dest"
+    (dest / STAGING / "shards" / "all").mkdir(parents=True)
+    (dest / STAGING / "shards" / "all" / ".shard-000000.tar.1-1.partial").write_bytes(b"half")
+    status, _, err = pack(source, dest, "--resume")
+    assert status == 0
+    assert "note: there is no unfinished run to resume; packing from the start" in err
+    before = files_below(dest)
+    assert STAGING not in os.listdir(dest)
+    status, out, err = pack(source, dest, "--resume")
+    assert (status, out, files_below(dest)) == (0, "", before)
+    assert "holds 1 shard already" in err
+
+
+def test_two_runs_do_not_meet_in_one_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, dest = images(tmp_path), tmp_path / "dest"
+    seen: list[tuple[int, str, str]] = []
+    real = packing.pack
+
+    def meanwhile(*arguments: object) -> object:
+        with monkeypatch.context() as patch:
+            patch.setattr(shardify, "pack", real)
+            seen.append(pack(source, dest, "--overwrite"))
+        return real(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(shardify, "pack", meanwhile)
+    assert pack(source, dest)[0] == 0
+    assert seen[0][0] == 2
+    assert "another shardify is writing" in seen[0][2]
+    assert len(packed_samples(dest)) == 12
+
+
+def test_a_full_disk_is_one_message_and_can_be_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, dest = images(tmp_path), tmp_path / "dest"
+    real, room = ShardFile.append, [7]
+
+    def append(self: ShardFile, *arguments: object) -> None:
+        if not room[0]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        room[0] -= 1
+        real(self, *arguments)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ShardFile, "append", append)
+        status, out, err = pack(source, dest, "--max-count", 2, "--workers", 1)
+    assert (status, out) == (1, "")
+    assert [line for line in err.splitlines() if not line.startswith("packing")] == [
+        f"error: {dest}: No space left on device; make room there; what is finished is kept: run the same command "
+        "with --resume to go on, or with --overwrite to start anew"
+    ]
+    assert not list(dest.glob("*.tar"))
+    assert not list(dest.rglob("*.partial"))
+    assert pack(source, dest, "--max-count", 2, "--resume")[0] == 0
+    assert len(packed_samples(dest)) == 12
+
+
+def test_a_limit_of_the_file_system_in_a_worker_is_one_message(tmp_path: Path) -> None:
+    source, dest = images(tmp_path, 20), tmp_path / "dest"
+
+    def limited() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (12_000, 12_000))
+
+    arguments = command(source, dest, "--max-count", 20, "--workers", 2)
+    done = subprocess.run(arguments, capture_output=True, text=True, preexec_fn=limited)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert [line for line in done.stderr.splitlines() if not line.startswith("packing")] == [
+        f"error: {dest}: File too large"
+    ]
+    assert not dest.exists()
+
+
+def test_a_worker_that_dies_is_one_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = workforce._Worker.send
+
+    def send_and_kill(self: workforce._Worker, task: work.Task) -> None:
+        real(self, task)
+        self._process.kill()
+
+    monkeypatch.setattr(workforce._Worker, "send", send_and_kill)
+    status, _, err = pack(images(tmp_path), tmp_path / "dest", "--max-count", 2, "--workers", 2)
+    assert status == 1
+    assert "error: a worker process was killed by SIGKILL" in err
+    assert not (tmp_path / "dest").exists()
+    assert issubclass(WorkerError, Exception)
+
+
+def test_a_real_ctrl_c_to_the_whole_group(tmp_path: Path) -> None:
+    source, dest = images(tmp_path), tmp_path / "dest"
+    os.mkfifo(tmp_path / "gate")
+    # The program stops at a pipe that nobody opens for writing, so that it is surely at work when the signal comes.
+    program = (
+        "import sys, streamload_tools.packing as p, streamload_tools.shardify as s\n"
+        "gate = sys.argv.pop()\n"
+        "p._Run.join = lambda *a: (print('at work', flush=True), open(gate))\n"
+        "s.main()\n"
+    )
+    options = ["--max-count", 5, "--workers", 2, "--resize", 4]
+    arguments = command(source, dest, *options, tmp_path / "gate", program=["-c", program])
+    pipe = subprocess.PIPE
+    with subprocess.Popen(arguments, stdout=pipe, stderr=pipe, text=True, start_new_session=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "at work\n"
+        os.killpg(process.pid, signal.SIGINT)
+        out, err = process.communicate()
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    assert next(line for line in err.splitlines() if not line.startswith("packing")).startswith("interrupted: ")
+    assert out == ""
+    assert os.listdir(dest) == [STAGING]
+
+
+def test_what_was_begun_to_be_published_is_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, dest = images(tmp_path), tmp_path / "dest"
+
+    def stopped(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(publishing, "write_index", stopped)
+        assert pack(source, dest, "--max-count", 2)[0] == 130
+    assert len(list(dest.glob("*.tar"))) == 6
+    status, _, err = pack(source, dest, "--max-count", 2)
+    assert status == 2
+    assert "holds a run that was being published; go on with --resume" in err
+    status, out, _ = pack(source, dest, "--max-count", 2, "--resume")
+    assert status == 0
+    assert "packed 6 shards, 12 samples" in out
+    assert pack(source, tmp_path / "whole", "--max-count", 2)[0] == 0
+    assert files_below(dest) == files_below(tmp_path / "whole")

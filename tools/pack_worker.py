@@ -1,0 +1,52 @@
+"""The worker process of `shardify`: does one task after the other, and ends with the process that started it.
+
+It is started as `python -m streamload_tools.pack_worker SOCKET PARENT`. What it is doing when it dies leaves a hidden
+file that no later run takes for finished.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import sys
+
+from streamload_tools.work import Done, Failed, Task, Told, do
+
+from streamload.errors import StreamloadError
+from streamload.memory.channel import Channel
+
+__all__ = ["main"]
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    """Do the tasks that come over the socket given as an argument."""
+    number, parent = map(int, sys.argv[1:3])
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it died before it could be asked
+            os._exit(0)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group, and is for the parent to decide on
+    channel = Channel(socket.socket(fileno=number))
+    try:
+        while True:
+            message, _ = channel.receive()
+            channel.send(_answer(message, channel))
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        os._exit(0)
+
+
+def _answer(task: Task, channel: Channel) -> Done | Failed:
+    try:
+        return Done(do(task, lambda items, item_bytes: channel.send(Told(items, item_bytes))))
+    except (BrokenPipeError, ConnectionResetError):
+        raise
+    except (OSError, StreamloadError) as exc:
+        return Failed(exc)
+
+
+if __name__ == "__main__":
+    main()
