@@ -99,7 +99,9 @@ def safe_key(relative: str, fields: Mapping[str, str]) -> str:
         relative: the file's path from where the dataset begins; `..` and a leading slash are left out.
         fields: the extensions that are cut off.
     """
-    stem = os.path.splitext(relative)[0] if field_of(relative, fields) else relative
+    stem, extension = os.path.splitext(relative)
+    if extension[1:].lower() not in fields:
+        stem = relative
     folders = [piece for piece in _UNSAFE.sub("_", stem).split("/") if piece not in ("", ".", "..")]
     name = folders.pop().replace(".", "_") if folders else "_"
     if name.startswith("__"):

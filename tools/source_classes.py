@@ -69,9 +69,10 @@ def find_images(source: str, *, follow_links: bool = False) -> Source:
     files: list[SourceFile] = []
     keys = Keys()
     above = frozenset({_identity(source)})
+    prefix = os.path.join(source, "")
     for label, name in enumerate(classes):
         for path in sorted(_files_below(os.path.join(source, name), above, follow_links, passed)):
-            key = keys.unlike(safe_key(os.path.relpath(path, source), IMAGE_FIELDS))
+            key = keys.unlike(safe_key(path[len(prefix) :], IMAGE_FIELDS))
             files.append(SourceFile(path, label, key, field_of(path, IMAGE_FIELDS)))
     if not files:
         raise SourceError(

@@ -12,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from image_folders import files_below, image_bytes, images, pack, packed_samples
 from streamload_tools import loading, packing, publishing, shardify, work, workforce
@@ -80,8 +81,10 @@ def test_killed_at_random_instants_with_workers(tmp_path: Path) -> None:
             try:
                 _, err = process.communicate(timeout=took_s * chosen.uniform(0.3, 1))
             except subprocess.TimeoutExpired:
+                workers = psutil.Process(process.pid).children()
                 process.kill()
                 process.communicate()
+                assert psutil.wait_procs(workers, timeout=5)[1] == []
             else:
                 assert process.returncode == 0, err
                 assert files_below(dest) == whole
@@ -309,6 +312,10 @@ def test_what_was_begun_to_be_published_is_published(tmp_path: Path, monkeypatch
         patch.setattr(publishing, "write_index", stopped)
         assert pack(source, dest, "--max-count", 2)[0] == 130
     assert len(list(dest.glob("*.tar"))) == 6
+    (dest / ".streamload").mkdir()
+    (dest / ".streamload" / ".index.json.0123456789abcdef.tmp").write_text(
+        "what a kill leaves of a file that is written"
+    )
     status, _, err = pack(source, dest, "--max-count", 2)
     assert status == 2
     assert "holds a run that was being published; go on with --resume" in err
@@ -317,3 +324,23 @@ def test_what_was_begun_to_be_published_is_published(tmp_path: Path, monkeypatch
     assert "packed 6 shards, 12 samples" in out
     assert pack(source, tmp_path / "whole", "--max-count", 2)[0] == 0
     assert files_below(dest) == files_below(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("options", [[], ["--resize", 4]])
+def test_only_with_sync_is_the_disk_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[object]
+) -> None:
+    source, synced = images(tmp_path), []
+    real = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        synced.append(os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}")))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    assert pack(source, tmp_path / "a", *options)[0] == 0
+    assert synced == []
+    assert pack(source, tmp_path / "b", "--sync", *options)[0] == 0
+    names = [".shard-000000.tar", ".classes.json", "b", ".shard-000000.tar.npz", ".index.json", ".streamload"]
+    assert all(any(found.startswith(name) for found in synced) for name in names)
+    assert files_below(tmp_path / "a") == files_below(tmp_path / "b")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -293,3 +294,31 @@ def test_the_bar_is_drawn_on_terminals_that_can(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     monkeypatch.setenv("TERM", term)
     assert isinstance(open_progress("packing", 1, "images"), LineProgress) is not drawn
+
+
+def test_an_unreadable_file_is_named_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, real = images(tmp_path), os.open
+
+    def refused(path: str, *arguments: int, **options: int) -> int:
+        if str(path).endswith("cat/1.jpg"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return real(path, *arguments, **options)
+
+    with monkeypatch.context() as patch:  # modes do not bind the tests of a user who may read everything
+        patch.setattr(os, "open", refused)
+        status, out, err = pack(source, tmp_path / "dest")
+    assert (status, out) == (1, "")
+    assert f"{source}/cat/1.jpg: it cannot be read: Permission denied\n" in err
+    assert err.count("error:") == 1
+    assert not (tmp_path / "dest").exists()
+
+
+def test_links_to_folders_are_followed_only_on_request(tmp_path: Path) -> None:
+    source = images(tmp_path)
+    image_folder(tmp_path / "elsewhere", "dog/0.jpg")
+    (source / "dog").symlink_to(tmp_path / "elsewhere" / "dog")
+    status, _, err = pack(source, tmp_path / "without")
+    assert status == 0
+    assert f"note: passed over 1 link to a folder: '{source}/dog'; --follow-symlinks follows them" in err
+    assert pack(source, tmp_path / "with", "--follow-symlinks")[0] == 0
+    assert set(packed_samples(tmp_path / "with")) - set(packed_samples(tmp_path / "without")) == {"dog/0"}
