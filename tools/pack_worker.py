@@ -29,7 +29,6 @@ def main() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:  # it died before it could be asked
             os._exit(0)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group, and is for the parent to decide on
     channel = Channel(socket.socket(fileno=number))
     try:
         while True:

@@ -108,7 +108,7 @@ class _Worker:
 
     def __init__(self, kept_open: int) -> None:
         self.socket, theirs = socket.socketpair()
-        # Ctrl-C goes to the whole group: it is blocked until the worker ignores it.
+        # Ctrl-C goes to the whole group and is the parent's to decide on: a worker inherits that it is blocked.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             self._process = subprocess.Popen(

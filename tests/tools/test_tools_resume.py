@@ -344,3 +344,90 @@ def test_only_with_sync_is_the_disk_waited_for(
     names = [".shard-000000.tar", ".classes.json", "b", ".shard-000000.tar.npz", ".index.json", ".streamload"]
     assert all(any(found.startswith(name) for found in synced) for name in names)
     assert files_below(tmp_path / "a") == files_below(tmp_path / "b")
+
+
+JOINING = ["--resize", 4, "--max-count", 2, "--workers", 1]
+
+
+def stopped_while_joining(source: Path, dest: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C when all pieces, of three images each, are packed and two of six shards are joined."""
+    real, calls = work._join, []
+
+    def interrupted(task: work.JoinTask) -> object:
+        calls.append(task)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return real(task)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(work, "_join", interrupted)
+        patch.setattr(packing, "_PIECE_FILES", 3)
+        assert pack(source, dest, *JOINING)[0] == 130
+
+
+def test_pieces_that_were_joined_are_not_packed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, dest = images(tmp_path), tmp_path / "dest"
+    stopped_while_joining(source, dest, monkeypatch)
+    assert len(list(dest.rglob("pieces/all/*.tar"))) == 3
+    monkeypatch.setattr(packing, "_PIECE_FILES", 3)
+    monkeypatch.setattr(work, "_pack", lambda *_: pytest.fail("a piece was packed again"))
+    assert pack(source, dest, *JOINING, "--resume")[0] == 0
+    monkeypatch.undo()
+    assert pack(source, tmp_path / "whole", *JOINING)[0] == 0
+    assert files_below(dest) == files_below(tmp_path / "whole")
+
+
+def test_a_piece_that_was_damaged_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, dest = images(tmp_path), tmp_path / "dest"
+    stopped_while_joining(source, dest, monkeypatch)
+    for piece in dest.rglob("pieces/all/*.tar"):
+        data = bytearray(piece.read_bytes())
+        data[600] ^= 1
+        piece.write_bytes(data)
+    monkeypatch.setattr(packing, "_PIECE_FILES", 3)
+    status, _, err = pack(source, dest, *JOINING, "--resume")
+    assert status == 1
+    assert "what was packed before is damaged; start anew with --overwrite" in err
+    assert not list(dest.glob("*.tar"))
+
+
+def test_half_written_files_do_not_take_room_while_a_run_is_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, dest = images(tmp_path), tmp_path / "dest"
+    stopped_in_the_middle(source, dest, monkeypatch)
+    half = dest / STAGING / "shards" / "all" / ".shard-000004.tar.1-1.partial"
+    half.write_bytes(b"half")
+    there: list[bool] = []
+    real = work._pack
+    monkeypatch.setattr(work, "_pack", lambda task, counter: there.append(half.exists()) or real(task, counter))
+    assert pack(source, dest, "--max-count", 2, "--workers", 1, "--resume")[0] == 0
+    assert there == [False, False]
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc")
+def test_the_lock_is_held_until_the_last_worker_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, held = workforce._Worker.send, []
+
+    def send(self: workforce._Worker, task: work.Task) -> None:
+        folder = f"/proc/{self._process.pid}/fd"
+        held.append(any(os.readlink(f"{folder}/{number}").endswith(STAGING) for number in os.listdir(folder)))
+        real(self, task)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(workforce._Worker, "send", send)
+        assert pack(images(tmp_path), tmp_path / "dest", "--max-count", 6, "--workers", 2)[0] == 0
+    assert held == [True, True]
+
+
+def test_after_a_fault_nothing_more_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = images(tmp_path)
+    (source / "bee" / "0.jpg").write_bytes(b"")
+    (source / "cat" / "5.png").write_bytes(b"")
+    packed: list[str] = []
+    real = work._pack
+    monkeypatch.setattr(work, "_pack", lambda task, counter: packed.append(task.path) or real(task, counter))
+    status, _, err = pack(source, tmp_path / "dest", "--max-count", 1, "--no-shuffle", "--workers", 1)
+    assert status == 1
+    assert len(packed) == 1
+    assert "error: 2 of 12 files are no whole images" in err
