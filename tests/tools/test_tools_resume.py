@@ -104,6 +104,8 @@ def stopped_in_the_middle(source: Path, dest: Path, monkeypatch: pytest.MonkeyPa
     def interrupted(finished: object) -> None:
         calls.append(finished)
         if len(calls) == 5:
+            half = dest / STAGING / "shards" / "all" / ".shard-000009.tar.1-1.partial"
+            half.write_bytes(b"what a killed worker leaves")
             raise KeyboardInterrupt
         real(finished)  # type: ignore[arg-type]
 
@@ -122,6 +124,7 @@ def test_ctrl_c_is_one_line_and_keeps_what_is_finished(tmp_path: Path, monkeypat
         "--resume to go on, or with --overwrite to start anew"
     ]
     assert os.listdir(dest) == [STAGING]
+    assert not list(dest.rglob("*.partial"))
     packed: list[str] = []
     real = work._pack
     monkeypatch.setattr(work, "_pack", lambda task, counter: packed.append(task.path) or real(task, counter))
@@ -406,12 +409,17 @@ def test_half_written_files_do_not_take_room_while_a_run_is_resumed(
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc")
-def test_the_lock_is_held_until_the_last_worker_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_holds_the_lock_and_leaves_ctrl_c_to_its_parent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real, held = workforce._Worker.send, []
 
     def send(self: workforce._Worker, task: work.Task) -> None:
         folder = f"/proc/{self._process.pid}/fd"
         held.append(any(os.readlink(f"{folder}/{number}").endswith(STAGING) for number in os.listdir(folder)))
+        status = Path(f"/proc/{self._process.pid}/status").read_text()
+        blocked = int(status.partition("SigBlk:")[2].split()[0], 16)
+        assert blocked >> (signal.SIGINT - 1) & 1
         real(self, task)
 
     with monkeypatch.context() as patch:
@@ -431,3 +439,23 @@ def test_after_a_fault_nothing_more_is_written(tmp_path: Path, monkeypatch: pyte
     assert status == 1
     assert len(packed) == 1
     assert "error: 2 of 12 files are no whole images" in err
+
+
+def test_stopped_while_it_clears_up_it_is_finished_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, dest = images(tmp_path), tmp_path / "dest"
+
+    def stopped(folder: str) -> None:
+        for record in Path(folder).rglob("*.done"):
+            record.unlink()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("streamload_tools.staging.shutil.rmtree", stopped)
+        assert pack(source, dest)[0] == 130
+    status, _, err = pack(source, dest, "--resume")
+    assert status == 0
+    assert "holds 1 shard already" in err
+    assert pack(source, tmp_path / "whole")[0] == 0
+    assert files_below(dest) == files_below(tmp_path / "whole")
