@@ -3,7 +3,7 @@
 The first table: 20,000 JPEG files of some 30 to 110 kB in 20 class folders are packed by `shardify`, by WebDataset's
 `ShardWriter` in the loop that its documentation shows, and by LitData's `optimize`; two worker processes each, except
 for ShardWriter, which has none. Each run is a process of its own, timed from its start to its end, imports included.
-The packers take turns. The page cache holds the source; none of them waits until its shards are on the disk, except
+The packers take turns, in another order each time. The page cache holds the source; none of them waits until its shards are on the disk, except
 for `shardify --sync`, and the machine is made to write out what a run has left behind before the next begins.
 
 The second table: batches a second from the originals, and from shards that were packed with `--resize 256`; only
@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import resource
 import shutil
 import statistics
 import subprocess
@@ -101,20 +102,26 @@ PACKERS = {
 }
 
 
-def packed_seconds(packer: str) -> float:
-    """One run in a fresh process, from its start to its end."""
+def cpu_seconds() -> float:
+    """What the processes that have ended by now, and their children, have used of the processors."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def packed_seconds(packer: str) -> tuple[float, float]:
+    """One run in a fresh process, from its start to its end: seconds, and seconds of processors."""
     shutil.rmtree(TARGET, ignore_errors=True)
     os.sync()  # what the run before has left in memory is not this one's burden
     for path in SOURCE.glob("*/*.jpg"):
         path.read_bytes()
-    started = perf_counter()
+    started, used = perf_counter(), cpu_seconds()
     done = subprocess.run([sys.executable, __file__, "--pack", packer], capture_output=True, text=True, check=False)
     seconds = perf_counter() - started
     if done.returncode != 0:
         raise SystemExit(f"{packer} failed:\n{done.stderr}")
     size = sum(path.stat().st_size for path in TARGET.rglob("*") if path.is_file())
     assert size > sum(path.stat().st_size for path in SOURCE.glob("*/*.jpg")), f"{packer} did not write everything"
-    return seconds
+    return seconds, cpu_seconds() - used
 
 
 def loaded_rate(shards: Path) -> float:
@@ -157,17 +164,22 @@ def spread(values: list[float], digits: int) -> str:
 
 def packing_table(runs: int) -> str:
     results: dict[str, list[float]] = {name: [] for name in PACKERS}
+    used: dict[str, list[float]] = {name: [] for name in PACKERS}
+    names = list(PACKERS)
     for run in range(runs):
-        for name in PACKERS:
-            results[name].append(packed_seconds(name))
-            print(f"run {run + 1}: {name} {results[name][-1]:.2f} s", file=sys.stderr, flush=True)
+        for name in names[run % len(names) :] + names[: run % len(names)]:  # so that nobody always follows the same one
+            seconds, cpu = packed_seconds(name)
+            results[name].append(seconds)
+            used[name].append(cpu)
+            print(f"run {run + 1}: {name} {seconds:.2f} s, of processors {cpu:.2f} s", file=sys.stderr, flush=True)
     shutil.rmtree(TARGET)
     peer = results["WebDataset ShardWriter"]
-    lines = ["| packer | seconds, median (range) | images/s | ratio to ShardWriter |", "|---|---|---|---|"]
-    for name, seconds in results.items():
-        ratio = statistics.median(theirs / ours for ours, theirs in zip(seconds, peer, strict=True))
-        rate = IMAGES / statistics.median(seconds)
-        lines.append(f"| {name} | {spread(seconds, 2)} | {rate:,.0f} | {ratio:.1f} x |")
+    lines = ["| packer | seconds, median (range) | images/s | ratio to ShardWriter | CPU s |", "|---|---|---|---|---|"]
+    for name, times in results.items():
+        ratio = statistics.median(theirs / ours for ours, theirs in zip(times, peer, strict=True))
+        rate = IMAGES / statistics.median(times)
+        cpu = statistics.median(used[name])
+        lines.append(f"| {name} | {spread(times, 2)} | {rate:,.0f} | {ratio:.1f} x | {cpu:.1f} |")
     return "\n".join(lines)
 
 
