@@ -4,8 +4,8 @@ The first table: 20,000 JPEG files of some 30 to 110 kB in 20 class folders are 
 `ShardWriter` in the loop that its documentation shows, and by LitData's `optimize`; two worker processes each, except
 for ShardWriter, which has none. Each run is a process of its own, timed from its start to its end, imports included.
 The packers take turns, in another order each time. The page cache holds the source; none of them waits until its shards
-are on the disk, except for `shardify --sync`, and the machine is made to write out what a run has left behind before the
-next begins.
+are on the disk, except for `shardify --sync`, and the machine is made to write out what a run has left behind before
+the next begins.
 
 The second table: batches a second from the originals, and from shards that were packed with `--resize 256`; only
 decoding and RandomResizedCrop(224), two workers.
