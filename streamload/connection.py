@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import warnings
 import weakref
 from collections import deque
@@ -75,13 +74,7 @@ class FeederProcess:
         self._slots = SlotReader(on_map)
         self._put_back: deque[Any] = deque()
         workers = configure.workers if configure.executor == "process" else 0
-        # Ctrl-C goes to the whole group and is the trainer's to decide on: blocked until the feeder ignores it.
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
-            child = launch("streamload.feeder_start", workers)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        self._child = child
+        self._child = child = launch("streamload.feeder_start", workers)
         self._channel = Channel(child.socket)
         self._end = weakref.finalize(self, _end, child, self._channel, self._slots, os.getpid())
         self.send(configure)

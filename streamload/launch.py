@@ -15,12 +15,13 @@ from dataclasses import dataclass
 
 from streamload.memory.unnamed import new_memory
 
-__all__ = ["PROGRESS_BYTES", "Child", "WorkerChild", "child_environment", "launch", "launch_worker"]
+__all__ = ["PROGRESS_BYTES", "Child", "WorkerChild", "child_environment", "die_with", "launch", "launch_worker"]
 
 PROGRESS_BYTES = 16
 """Two numbers, which say what a worker has in hand."""
 
 _WORDS_SHOWN = 4000
+_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,8 @@ class WorkerChild:
 def launch(module: str, *arguments: int, descriptors: tuple[int, ...] = ()) -> Child:
     """Run `python -m module SOCKET LAST_WORDS PARENT DESCRIPTOR... ARGUMENT...`, with this process as the parent.
 
+    It starts with SIGINT blocked: Ctrl-C goes to the whole group and is for the first of these processes to decide on.
+
     Args:
         module: what to run.
         arguments: numbers for it.
@@ -84,6 +87,7 @@ def launch(module: str, *arguments: int, descriptors: tuple[int, ...] = ()) -> C
     words = new_memory(0)
     inherited = (theirs.fileno(), words, *descriptors)
     numbers = (theirs.fileno(), words, os.getpid(), *descriptors, *arguments)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", module, *map(str, numbers)],
@@ -96,6 +100,7 @@ def launch(module: str, *arguments: int, descriptors: tuple[int, ...] = ()) -> C
         os.close(words)
         raise
     finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         theirs.close()
     return Child(process, ours, words)
 
@@ -108,6 +113,19 @@ def launch_worker() -> WorkerChild:
     except BaseException:
         os.close(progress)
         raise
+
+
+def die_with(parent: int) -> None:
+    """Ask the kernel to kill this process when the one that started it dies, whatever runs then. Linux only.
+
+    Elsewhere it notices when it next reads from its socket.
+    """
+    import ctypes
+
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it died before it could be asked
+            os._exit(0)
 
 
 def child_environment() -> dict[str, str]:

@@ -1,15 +1,27 @@
-"""Whether bytes are a whole image of a kind that streamload reads, as cheaply as that can be known."""
+"""Whether bytes are a whole image, array or tensor of a kind that streamload reads, as cheaply as can be known."""
 
 from __future__ import annotations
 
 import io
 import warnings
+import zipfile
 
-__all__ = ["fault_of_image"]
+from streamload.decode.array_files import npy_layout
+
+__all__ = ["fault_of", "fault_of_image"]
 
 _TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 _STANDALONE = frozenset({0x01, *range(0xD0, 0xD8)})
 _START_OF_SCAN = 0xDA
+_END_OF_IMAGE = b"\xff\xd9"
+_OLD_TORCH = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
+
+
+def fault_of(field: str, data: bytes) -> str | None:
+    """What is wrong with the content of a file that is to be stored under a field, or None."""
+    if field == "npy":
+        return _fault_of_npy(data)
+    return _fault_of_torch(data) if field in ("pt", "pth") else fault_of_image(data)
 
 
 def fault_of_image(data: bytes) -> str | None:
@@ -51,7 +63,9 @@ def _fault_of_jpeg(data: bytes) -> str | None:
         return "its JPEG header holds no image"
     # In the scan a 0xFF of the data is followed by a zero, so this pair can only be the end of the image. What
     # cameras append behind it does no harm; a preview in the header has an end of its own, hence the start at the scan.
-    return None if data.find(b"\xff\xd9", scan) >= 0 else "the JPEG is cut short: its end-of-image mark is missing"
+    # Most files end with it, and a look there costs a hundredth of a search.
+    whole = data.endswith(_END_OF_IMAGE) or data.find(_END_OF_IMAGE, scan) >= 0
+    return None if whole else "the JPEG is cut short: its end-of-image mark is missing"
 
 
 def _scan_offset(data: bytes) -> int | None:
@@ -68,6 +82,37 @@ def _scan_offset(data: bytes) -> int | None:
         else:
             position += 2 + int.from_bytes(data[position + 2 : position + 4], "big")
     return None
+
+
+def _fault_of_npy(data: bytes) -> str | None:
+    if not data:
+        return "it is empty"
+    try:
+        layout = npy_layout(memoryview(data))
+    except ValueError as exc:
+        return f"its header cannot be used: {exc}"
+    if len(data) < layout.end:
+        return f"the array is cut short: {len(data):,} of {layout.end:,} bytes are there"
+    return None
+
+
+def _fault_of_torch(data: bytes) -> str | None:
+    """Only the frame is looked at: to see more, the file would have to be unpickled.
+
+    Files of torch before 1.6 are a bare pickle, of which no more can be said than that it begins as one.
+    """
+    if not data:
+        return "it is empty"
+    if data.startswith(_OLD_TORCH):
+        return None
+    if not data.startswith(b"PK"):
+        return "its content is not what torch.save writes"
+    try:
+        with io.BytesIO(data) as file, zipfile.ZipFile(file) as archive:
+            names = archive.namelist()
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as exc:
+        return f"the file is damaged or cut short: {exc}"
+    return None if any(name.endswith("data.pkl") for name in names) else "its content is not what torch.save writes"
 
 
 def _fault_for_pillow(data: bytes, kind: str) -> str | None:

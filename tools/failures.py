@@ -33,13 +33,18 @@ def told_errors() -> Iterator[None]:
         say(f"error: {exc}")
         raise typer.Exit(2) from exc
     except (StreamloadError, ValueError) as exc:
-        say(f"error: {exc}")
+        say(f"error: {exc}{_advice(exc)}")
         raise typer.Exit(1) from exc
     except KeyboardInterrupt as exc:
-        say("interrupted: what was under way is not published, and no temporary file is left")
+        say(f"interrupted: nothing of what was under way is published{_advice(exc)}")
         raise typer.Exit(130) from exc
     except BrokenPipeError:
         raise  # whoever read standard output has gone, as in `streamload ls ... | head`; typer then ends without a word
     except OSError as exc:
-        say(f"error: {exc.filename or 'input or output'}: {exc.strerror or exc}")
+        say(f"error: {exc.filename or 'input or output'}: {exc.strerror or exc}{_advice(exc)}")
         raise typer.Exit(1) from exc
+
+
+def _advice(exc: BaseException) -> str:
+    """What those who saw the error pass had to add, behind the message."""
+    return "".join(f"; {note}" for note in getattr(exc, "__notes__", ()))

@@ -1,185 +1,217 @@
-"""Images to shards in a hidden folder of the destination, which are published together at the end or not at all."""
+"""A listed source to finished shards in the staging folder, with as many processes as are wanted.
+
+Files whose bytes are kept go straight into shards, since their sizes say beforehand which file goes where. Files that
+are resized are packed into pieces of a fixed number of files first, which are then joined to shards as full as allowed.
+"""
 
 from __future__ import annotations
 
-import fcntl
-import json
 import os
-import shutil
-import stat
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import accumulate
 
-from streamload_tools.check import fault_of_image
-from streamload_tools.failures import UsageError
-from streamload_tools.imagefolder import ImageFile
-from streamload_tools.progress import Progress
+from streamload_tools.listing import Listing
+from streamload_tools.loading import Fault
+from streamload_tools.planning import planned_parts, sample_bytes, shard_spans, table_sample_bytes
+from streamload_tools.progress import open_progress
+from streamload_tools.publishing import NAMES, Part
+from streamload_tools.records import Finished, kept
+from streamload_tools.resizing import Resizing
+from streamload_tools.source import Source
+from streamload_tools.staging import Staging
+from streamload_tools.work import CheckTask, JoinTask, PackTask, Task
+from streamload_tools.workforce import Workforce
 
-from streamload.dataset.atomic import replace_file
-from streamload.dataset.index import INDEX_FOLDER, write_index
-from streamload.dataset.numbered import NumberedName, remove_shards
-from streamload.dataset.shard_file import sync_folder
-from streamload.dataset.writer import ShardWriter
+from streamload.dataset.tar_header import END_MARK
 
-__all__ = ["NAMES", "Fault", "PackedPart", "find_faults", "pack", "publish", "staging_folder"]
+__all__ = ["PackOptions", "pack"]
 
-PREFIX = "shard"
-NAMES = NumberedName(f"{PREFIX}-", 6, ".tar")
-_STAGING = ".shardify-unfinished"
-_READERS = 4
-_FILES_AHEAD = 32
+_PIECE_FILES = 256  # part of what decides where a resumed run goes on, but of no byte that is published
+_CHECKED_TOGETHER = 256
+_CHECKED = "bad.json"
+_JOINING = "joining.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
-    """A file that cannot be packed, and why."""
-
-    path: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PackedPart:
-    """One split, packed and not yet published.
+class PackOptions:
+    """How a source is packed; see the command's options of the same names.
 
     Attributes:
-        name: the split's name, empty where the dataset is not split.
-        writer: closed; holds the shards' paths and tables.
+        max_bytes: no shard is larger.
+        max_count: no shard holds more samples, or None.
+        shuffle: mix the classes.
+        seed: of the shuffle and of the splits.
+        fractions: the share of each split, or None.
+        skip_bad: leave out what cannot be packed.
+        resizing: what is done to images, or None.
+        workers: how many processes.
+        sync: wait for the disk.
     """
 
-    name: str
-    writer: ShardWriter
+    max_bytes: int
+    max_count: int | None
+    shuffle: bool
+    seed: int
+    fractions: dict[str, float] | None
+    skip_bad: bool
+    resizing: Resizing | None
+    workers: int
+    sync: bool
 
 
-@contextmanager
-def staging_folder(destination: str) -> Iterator[str]:
-    """A hidden folder in the destination, which is made if needed; removed at the end whatever happens.
+def pack(source: Source, listing: Listing, options: PackOptions, staging: Staging) -> tuple[list[Part], list[Fault]]:
+    """Pack everything, or take from the staging folder what an earlier run has packed.
 
-    What a killed run left there is removed first. A lock, which dies with its process, tells that from a run that is
-    still at work, which is a UsageError.
+    Returns:
+        The parts that hold anything, and the files that cannot be packed. Without `skip_bad` there are no parts if
+        there are such files.
+
+    Raises:
+        OSError, StreamloadError: something cannot be written, or a process died.
+        ValueError: a sample is larger than a shard may be.
     """
-    made = not os.path.isdir(destination)
-    folder = os.path.join(destination, _STAGING)
-    os.makedirs(folder, exist_ok=True)
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UsageError(f"another shardify is writing to {destination!r}; wait until it ends") from None
-        try:
-            _clear(folder)
-            yield folder
-        finally:
-            shutil.rmtree(folder)
-            if made and not os.listdir(destination):
-                os.rmdir(destination)
-    finally:
-        os.close(descriptor)
+    with Workforce(options.workers, staging.lock) as force:
+        run = _Run(source, listing, options, staging, force)
+        # Before splitting, so that every class keeps its share of whole files in every split.
+        bad = run.check() if options.skip_bad and options.fractions is not None else []
+        parts = planned_parts(
+            source,
+            options.fractions,
+            frozenset(fault.path for fault in bad),
+            shuffle=options.shuffle,
+            seed=options.seed,
+        )
+        packed, faults = run.pack(parts)
+        if faults and not options.skip_bad:
+            return [], faults
+        if options.resizing is not None:
+            packed = run.join(packed)
+        return [Part(name, shards) for name, shards in packed.items() if shards], [*bad, *faults]
 
 
-def _clear(folder: str) -> None:
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.is_dir(follow_symlinks=False):
-                shutil.rmtree(entry.path)
-            else:
-                os.unlink(entry.path)
+@dataclass(frozen=True, slots=True)
+class _Run:
+    source: Source
+    listing: Listing
+    options: PackOptions
+    staging: Staging
+    force: Workforce
 
+    def check(self) -> list[Fault]:
+        """The files that cannot be packed, found by reading all of them."""
+        noted = self.staging.noted(_CHECKED)
+        if noted is not None:
+            return [Fault(*fault) for fault in noted]
+        files = self.source.files
+        tasks = [
+            CheckTask(files[first : first + _CHECKED_TOGETHER]) for first in range(0, len(files), _CHECKED_TOGETHER)
+        ]
+        faults: list[Fault] = []
+        with open_progress("checking", len(files), f"{self.source.noun}s") as progress:
+            for result in self.force.results(tasks, len(tasks), progress.advance):
+                assert isinstance(result, tuple)
+                faults += result
+        self.staging.note(_CHECKED, faults)
+        return faults
 
-def find_faults(files: Sequence[ImageFile], progress: Progress) -> list[Fault]:
-    """Read every file and name those that are no whole images."""
-    faults = []
-    for file, data, reason in _loaded(files):
-        if reason is not None:
-            faults.append(Fault(file.path, reason))
-        progress.advance(1, len(data))
-    return faults
+    def pack(self, parts: dict[str, list[int]]) -> tuple[dict[str, list[Finished]], list[Fault]]:
+        """Each part's files as tar files that are not empty, and what could not be packed.
 
+        Where faults are not skipped, the first one ends the writing and the remaining files are only checked: nothing
+        of this will be published, and one run should name all the faults.
+        """
+        planned = [(name, task) for name, numbers in parts.items() for task in self._tasks(name, numbers)]
+        packed: dict[str, list[Finished]] = {name: [] for name in parts}
+        faults: list[Fault] = []
+        if self.staging.noted(_JOINING):  # some pieces are joined and gone, and their records say enough
+            for name, task in planned:
+                if (known := kept(task.path, check=False)) is not None and known.table is not None:
+                    packed[name].append(known)
+                faults += () if known is None else known.faults
+            return packed, faults
 
-def pack(
-    parts: Mapping[str, Sequence[ImageFile]],
-    staging: str,
-    progress: Progress,
-    *,
-    max_bytes: int,
-    max_count: int | None,
-    skip_faults: bool,
-) -> tuple[list[PackedPart], list[Fault]]:
-    """Write each part's images to shards in the staging folder, in the order given, and name what is no image.
+        def tasks() -> Iterator[Task]:
+            for _, task in planned:
+                yield CheckTask(task.files) if faults and not self.options.skip_bad else task
 
-    Where faults are not skipped, the first one ends the writing and the remaining files are only checked: nothing of
-    this will be published, and one run should name all the faults.
-    """
-    faults: list[Fault] = []
-    packed = []
-    for name, files in parts.items():
-        with ShardWriter(
-            os.path.join(staging, name) if name else staging,
-            prefix=PREFIX,
-            max_bytes=max_bytes,
-            max_count=max_count,
-            index=False,
-        ) as writer:
-            for file, data, reason in _loaded(files):
-                if reason is not None:
-                    faults.append(Fault(file.path, reason))
-                elif skip_faults or not faults:
-                    writer.write({"__key__": file.key, str(file.field): data, "cls": file.label})
-                progress.advance(1, len(data))
-        packed.append(PackedPart(name, writer))
-    return packed, faults
+        total = sum(map(len, parts.values()))
+        with open_progress("packing", total, f"{self.source.noun}s") as progress:
+            results = self.force.results(tasks(), len(planned), progress.advance)
+            for (name, _), result in zip(planned, results, strict=True):
+                if isinstance(result, Finished):
+                    faults += result.faults
+                    if result.table is not None:
+                        packed[name].append(result)
+                else:
+                    faults += result
+        return packed, faults
 
+    def join(self, pieces: dict[str, list[Finished]]) -> dict[str, list[Finished]]:
+        """The samples of each part's pieces in shards; the pieces are removed when they are no longer needed."""
+        planned = [(name, task) for name, finished in pieces.items() for task in self._join_tasks(name, finished)]
+        needed: dict[str, int] = {}
+        for _, task in planned:
+            for path, _ in task.pieces:
+                needed[path] = needed.get(path, 0) + 1
+        self.staging.note(_JOINING, True)
+        joined: dict[str, list[Finished]] = {name: [] for name in pieces}
+        with open_progress("joining", len(planned), "shards") as progress:
+            results = self.force.results((task for _, task in planned), len(planned), progress.advance)
+            for (name, task), result in zip(planned, results, strict=True):
+                assert isinstance(result, Finished)
+                joined[name].append(result)
+                for path, _ in task.pieces:
+                    needed[path] -= 1
+                    if not needed[path]:
+                        with suppress(FileNotFoundError):
+                            os.unlink(path)
+        return joined
 
-def publish(packed: Sequence[PackedPart], destination: str, classes: Sequence[str]) -> None:
-    """Move the shards to their places, replacing those of this name that are there, and write index and classes."""
-    text = json.dumps(
-        {"classes": list(classes), "class_to_idx": {name: number for number, name in enumerate(classes)}},
-        ensure_ascii=True,
-        indent=1,
-    )
-    content = f"{text}\n".encode("ascii")
-    for part in packed:
-        folder = os.path.join(destination, part.name) if part.name else destination
-        os.makedirs(folder, exist_ok=True)
-        remove_shards(folder, NAMES)
-        for path in part.writer.shards:
-            os.replace(path, os.path.join(folder, os.path.basename(path)))
-        replace_file(os.path.join(folder, "classes.json"), lambda file: file.write(content))
-        sync_folder(folder)
-        if part.writer.tables:
-            write_index(os.path.join(folder, INDEX_FOLDER), part.writer.tables)
+    def _tasks(self, name: str, numbers: Sequence[int]) -> Iterator[PackTask]:
+        """A part's files, cut into shards, or into pieces if their sizes are not known yet."""
+        files = [self.source.files[number] for number in numbers]
+        sizes = self.listing.sizes[list(numbers)].tolist()
+        if self.options.resizing is None:
+            stored = [sample_bytes(file, max(0, size)) for file, size in zip(files, sizes, strict=True)]
+            for file, size in zip(files, stored, strict=True):
+                self._check_fits(file.key, size)
+            spans = shard_spans(stored, self.options.max_bytes, self.options.max_count)
+        else:
+            spans = shard_spans([1] * len(files), len(files) + len(END_MARK), _PIECE_FILES)
+        kind = "pieces" if self.options.resizing is not None else "shards"
+        for number, (start, end) in enumerate(spans):
+            yield PackTask(
+                self.staging.path(kind, name or "all", NAMES.name(number)),
+                tuple(files[start:end]),
+                tuple(sizes[start:end]),
+                self.options.resizing,
+                self.options.skip_bad,
+                self.options.sync and self.options.resizing is None,
+            )
 
+    def _join_tasks(self, name: str, pieces: Sequence[Finished]) -> Iterator[JoinTask]:
+        tables = [piece.table for piece in pieces if piece.table is not None]
+        sizes = [size for table in tables for size in table_sample_bytes(table).tolist()]
+        keys = [table.key(sample) for table in tables for sample in range(len(table))]
+        for key, size in zip(keys, sizes, strict=True):
+            self._check_fits(key, size)
+        firsts = list(accumulate((len(table) for table in tables), initial=0))
+        for number, (start, end) in enumerate(shard_spans(sizes, self.options.max_bytes, self.options.max_count)):
+            taken = [
+                (piece.path, (max(start, first) - first, min(end, behind) - first))
+                for piece, first, behind in zip(pieces, firsts[:-1], firsts[1:], strict=True)
+                if max(start, first) < min(end, behind)
+            ]
+            yield JoinTask(
+                self.staging.path("shards", name or "all", NAMES.name(number)), tuple(taken), self.options.sync
+            )
 
-def _loaded(files: Sequence[ImageFile]) -> Iterator[tuple[ImageFile, bytes, str | None]]:
-    """Each file with its bytes and what is wrong with it, in order, read a few files ahead by threads."""
-    waiting: deque[tuple[ImageFile, Future[tuple[bytes, str | None]]]] = deque()
-    pool = ThreadPoolExecutor(_READERS, thread_name_prefix="read-image")
-    try:
-        for file in files:
-            waiting.append((file, pool.submit(_load, file)))
-            if len(waiting) > _FILES_AHEAD:
-                ready, future = waiting.popleft()
-                yield ready, *future.result()
-        for ready, future in waiting:
-            yield ready, *future.result()
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _load(file: ImageFile) -> tuple[bytes, str | None]:
-    if file.field is None:
-        return b"", "its extension is not that of an image"
-    try:
-        # Without O_NONBLOCK, a named pipe among the images would stop everything for ever.
-        descriptor = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        with open(descriptor, "rb", buffering=0) as opened:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                return b"", "it is not a regular file"
-            data = opened.readall()
-    except OSError as exc:
-        return b"", f"it cannot be read: {exc.strerror or exc}"
-    return data, fault_of_image(data)
+    def _check_fits(self, key: str, size: int) -> None:
+        shard_bytes = size + len(END_MARK)
+        if shard_bytes > self.options.max_bytes:
+            raise ValueError(
+                f"sample {key!r} makes a shard of {shard_bytes:,} bytes on its own, and --max-bytes is "
+                f"{self.options.max_bytes:,}; raise --max-bytes"
+            )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -30,14 +31,15 @@ class Progress(Protocol):
 
 
 def open_progress(label: str, total: int, unit: str) -> Progress:
-    """A bar if standard error is a terminal, lines otherwise.
+    """A bar if standard error is a terminal that can draw one, lines otherwise.
 
     Args:
         label: what is done, as in "packing".
         total: how many items there are.
         unit: what an item is, in the plural.
     """
-    return _BarProgress(label, total, unit) if sys.stderr.isatty() else LineProgress(label, total, unit, sys.stderr)
+    bar = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+    return _BarProgress(label, total, unit) if bar else LineProgress(label, total, unit, sys.stderr)
 
 
 class LineProgress:

@@ -1,4 +1,4 @@
-"""`shardify SOURCE DEST`: pack an ImageFolder into shards with an index and the names of the classes."""
+"""`shardify SOURCE DEST`: pack images or arrays into shards with an index and the names of the classes."""
 
 from __future__ import annotations
 
@@ -6,69 +6,157 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, TypeVar
+from importlib.metadata import version
+from typing import Annotated, Any, TypeVar
 
 import typer
 from streamload_tools.failures import UsageError, say, told_errors
-from streamload_tools.imagefolder import ImageFile, ImageFolder, ImageFolderError, find_images
-from streamload_tools.packing import NAMES, Fault, PackedPart, find_faults, pack, publish, staging_folder
-from streamload_tools.progress import open_progress
-from streamload_tools.sizes import counted, parse_bytes, shown_bytes, shown_time
-from streamload_tools.split import order_of, parse_split, split_by_class
+from streamload_tools.listing import Listing, list_files
+from streamload_tools.packing import PackOptions, pack
+from streamload_tools.publishing import CLASSES, NAMES, Part, publish
+from streamload_tools.records import kept
+from streamload_tools.report import tell_faults, tell_notes, tell_result
+from streamload_tools.resizing import Resizing
+from streamload_tools.sizes import counted, parse_bytes
+from streamload_tools.source import ARRAY_FIELDS, Source, SourceError
+from streamload_tools.source_table import TableColumns
+from streamload_tools.sources import SourceOptions, open_source
+from streamload_tools.split import parse_split
+from streamload_tools.staging import Run, Staging, is_being_published, is_unfinished, remove_remains, staging_folder
 
 __all__ = ["app", "main"]
 
-_FAULTS_SHOWN = 20
 _T = TypeVar("_T")
+_DEFAULT_QUALITY = 90
+_EXAMPLES = """
+Examples:
+
+\b
+  shardify photos shards                            photos/<class>/*.jpg
+  shardify photos shards --split train=0.9,val=0.1  into shards/train and shards/val
+  shardify photos shards --resize 256               smaller images, for faster training
+  shardify photos.csv shards                        a table with columns path and label
+  shardify data shards --labels labels.json         data/<ID>.pt or .npy, {"<ID>": label, ...}
+  shardify photos shards --resume                   go on after a crash, Ctrl-C or a full disk
+"""
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 
 @dataclass(frozen=True, slots=True)
-class _Options:
-    max_bytes: int
-    max_count: int | None
-    shuffle: bool
-    seed: int
-    fractions: dict[str, float] | None
+class _Start:
+    """How a run begins: with what is there, or anew."""
+
     overwrite: bool
-    skip_bad: bool
+    resume: bool
 
 
-@app.command()
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"shardify {version('streamload')}")
+        raise typer.Exit
+
+
+@app.command(epilog=_EXAMPLES)
 def shardify(
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="The ImageFolder: a folder for each class.")],
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="SOURCE",
+            help="A folder with one folder of images for each class; a .csv, .tsv or .jsonl of paths and labels; or, "
+            "with --labels, a folder of .pt, .npy or image files.",
+        ),
+    ],
     dest: Annotated[str, typer.Argument(metavar="DEST", help="The folder for the shards; made if needed.")],
     *,
     max_bytes: Annotated[str, typer.Option(help="Largest shard, as in 256MB, 1GB or 100KiB.")] = "256MB",
-    max_count: Annotated[int | None, typer.Option(help="Most images in a shard.", min=1)] = None,
-    shuffle: Annotated[bool, typer.Option(help="Mix the classes, or keep images sorted by class and path.")] = True,
+    max_count: Annotated[int | None, typer.Option(help="Most samples in a shard.", min=1)] = None,
+    shuffle: Annotated[
+        bool, typer.Option(help="Mix the classes, or keep the order of class and path, or table.")
+    ] = True,
     seed: Annotated[int, typer.Option(help="Equal seeds give equal shards.", min=0, max=2**64 - 1)] = 0,
     split: Annotated[
         str | None,
         typer.Option(help="Divide each class at random into folders of DEST, as in train=0.9,val=0.1."),
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the shards that DEST holds.")] = False,
+    resize: Annotated[
+        int | None,
+        typer.Option(
+            help="Bring the shorter side of larger images to so many pixels, as JPEG, also if it was PNG or another "
+            "kind. EXIF orientation is applied, CMYK becomes RGB, grey stays grey; transparency, colour profiles and "
+            "other metadata are dropped. Images that are small enough stay as they are, to the byte.",
+            min=1,
+        ),
+    ] = None,
+    quality: Annotated[
+        int | None,
+        typer.Option(help=f"Of the JPEG files that --resize makes; default {_DEFAULT_QUALITY}.", min=1, max=100),
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Processes; default: one for each core. The shards do not depend on it.", min=1)
+    ] = None,
+    labels: Annotated[
+        str | None,
+        typer.Option(
+            help='For a folder of files named by ID: JSON, {"ID": label, ...}, or a table with columns id and label. '
+            "Default: labels.json (.csv, .tsv, .jsonl) in SOURCE."
+        ),
+    ] = None,
+    partition: Annotated[
+        str | None, typer.Option(help='With --labels, the splits as JSON: {"train": ["ID", ...], ...}.')
+    ] = None,
+    path_column: Annotated[
+        str | None, typer.Option(help="A table's column of paths or IDs; default: by its name.")
+    ] = None,
+    label_column: Annotated[str | None, typer.Option(help="A table's column of labels; default: by its name.")] = None,
+    keep_columns: Annotated[
+        bool, typer.Option("--keep-columns", help="Store the table's other columns too, as the field json.")
+    ] = False,
+    follow_symlinks: Annotated[
+        bool, typer.Option("--follow-symlinks", help="Go into folders behind links. Links to files always count.")
+    ] = False,
     skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Leave out files that are no whole images, instead of failing.")
+        bool,
+        typer.Option("--skip-bad", help="Leave out files that are damaged or of another kind, instead of failing."),
+    ] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Keep the shards that a run that was stopped has finished.")
+    ] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the shards, or the unfinished run, that DEST holds.")
+    ] = False,
+    sync: Annotated[
+        bool, typer.Option("--sync", help="Wait until all is on the disk, against a power cut; slower.")
+    ] = False,
+    show_version: Annotated[
+        bool, typer.Option("--version", help="Show the version.", callback=_show_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Pack an ImageFolder into shards, with an index and classes.json.
+    """Pack images or arrays into shards, with an index and classes.json.
 
-    Images are stored as they are, under their extension (jpeg as jpg), with the number of their class as cls. The same
-    images and options give the same bytes. Nothing is published unless everything could be packed.
+    Files are stored as they are, under their extension (jpeg as jpg), with the number of their class as cls. The same
+    files and options give the same bytes. Nothing is published unless everything could be packed.
     """
+    del show_version
     with told_errors():
-        options = _Options(
+        if quality is not None and resize is None:
+            raise UsageError("--quality is that of the JPEG files that --resize makes; give --resize too")
+        if split is not None and partition is not None:
+            raise UsageError("--split and --partition both say what goes where; give one of them")
+        options = PackOptions(
             _usage(parse_bytes, "--max-bytes", max_bytes),
             max_count,
             shuffle,
             seed,
             None if split is None else _usage(parse_split, "--split", split),
-            overwrite,
             skip_bad,
+            None if resize is None else Resizing(resize, quality or _DEFAULT_QUALITY),
+            workers or _cores(),
+            sync,
         )
-        _run(source, dest, options)
+        columns = TableColumns(path_column, label_column, keep_columns)
+        start = _Start(overwrite, resume)
+        _run(source, dest, SourceOptions(labels, partition, columns, follow_symlinks), options, start)
 
 
 def main() -> None:
@@ -76,45 +164,8 @@ def main() -> None:
     app(prog_name="shardify")
 
 
-def _run(source: str, dest: str, options: _Options) -> None:
-    start = time.monotonic()
-    _check_places(source, dest, list(options.fractions or [""]), options.overwrite)
-    try:
-        found = find_images(source)
-    except ImageFolderError as exc:
-        raise UsageError(str(exc)) from exc
-    _tell_oddities(found)
-    files, faults = list(found.files), []
-    if options.skip_bad and options.fractions:
-        # Before splitting, so that every class keeps its share of whole images in every split.
-        with open_progress("checking", len(files), "images") as progress:
-            faults = find_faults(files, progress)
-        bad = {fault.path for fault in faults}
-        files = [file for file in files if file.path not in bad]
-    parts = _parts(files, options)
-    with staging_folder(dest) as staging:
-        with open_progress("packing", len(files), "images") as progress:
-            packed, found_now = pack(
-                parts,
-                staging,
-                progress,
-                max_bytes=options.max_bytes,
-                max_count=options.max_count,
-                skip_faults=options.skip_bad,
-            )
-        faults += found_now
-        _tell_faults(faults)
-        if faults and not options.skip_bad:
-            say(
-                f"error: {len(faults):,} of {len(found.files):,} files are no whole images, so nothing was published; "
-                "repair or remove them, or leave them out with --skip-bad"
-            )
-            raise typer.Exit(1)
-        if not any(part.writer.samples for part in packed):
-            say("error: no image is left to pack, so nothing was published")
-            raise typer.Exit(1)
-        publish([part for part in packed if part.writer.samples], dest, found.classes)
-    _tell_result(packed, dest, found, len(faults), time.monotonic() - start)
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _usage(parse: Callable[[str], _T], option: str, text: str) -> _T:
@@ -124,7 +175,84 @@ def _usage(parse: Callable[[str], _T], option: str, text: str) -> _T:
         raise UsageError(f"{option}: {exc}") from exc
 
 
-def _check_places(source: str, dest: str, splits: Sequence[str], overwrite: bool) -> None:
+def _run(source: str, dest: str, source_options: SourceOptions, options: PackOptions, start: _Start) -> None:
+    began = time.monotonic()
+    _check_places(source, dest)
+    try:
+        found = open_source(source, source_options)
+    except SourceError as exc:
+        raise UsageError(str(exc)) from exc
+    if options.resizing is not None and any(file.field in ARRAY_FIELDS for file in found.files):
+        raise UsageError("--resize is for images, and the source holds arrays or tensors too")
+    tell_notes(found)
+    splits = list(options.fractions or found.parts or [""])
+    if not _check_dest(dest, splits, start):
+        return
+    listing = list_files(found)
+    run = Run(dest, _remembered(source, options), listing, start.resume, start.overwrite)
+    with staging_folder(run) as staging:
+        if start.resume and not staging.resumed:
+            say("note: there is no unfinished run to resume; packing from the start")
+        parts, skipped = _pack_and_publish(found, listing, dest, options, staging)
+    tell_result(parts, dest, found, skipped, time.monotonic() - began)
+
+
+def _pack_and_publish(
+    found: Source, listing: Listing, dest: str, options: PackOptions, staging: Staging
+) -> tuple[list[Part], int]:
+    """The parts that were published, and how many files were left out."""
+    begun = staging.publishing() if staging.resumed else None
+    if begun is not None:
+        parts = [_part_of_before(name, paths) for name, paths in begun.items()]
+        publish(parts, dest, found.classes, sync=options.sync, again=True)
+        return parts, len(found.files) - sum(part.samples for part in parts)
+    parts, faults = pack(found, listing, options, staging)
+    tell_faults(faults)
+    if faults and not options.skip_bad:
+        staging.abandon()
+        kind = "no whole images" if found.noun == "image" else "damaged or of another kind"
+        say(
+            f"error: {len(faults):,} of {len(found.files):,} files are {kind}, so nothing was published; "
+            "repair or remove them, or leave them out with --skip-bad"
+        )
+        raise typer.Exit(1)
+    if not parts:
+        staging.abandon()
+        say(f"error: no {found.noun} is left to pack, so nothing was published")
+        raise typer.Exit(1)
+    staging.begin_publishing({part.name: [shard.path for shard in part.shards] for part in parts})
+    publish(parts, dest, found.classes, sync=options.sync)
+    return parts, len(faults)
+
+
+def _part_of_before(name: str, paths: Sequence[str]) -> Part:
+    shards = [kept(path, check=False) for path in paths]
+    if None in shards:
+        raise ValueError("the unfinished run is damaged; start anew with --overwrite")
+    return Part(name, [shard for shard in shards if shard is not None])
+
+
+def _remembered(source: str, options: PackOptions) -> dict[str, Any]:
+    """All that the bytes of the shards depend on beside the files, by the names that users know."""
+    remembered: dict[str, Any] = {
+        "SOURCE": os.path.realpath(source),
+        "--max-bytes": options.max_bytes,
+        "--max-count": options.max_count,
+        "--shuffle": options.shuffle,
+        "--seed": options.seed,
+        "--split": options.fractions,
+        "--skip-bad": options.skip_bad,
+        "--resize": None if options.resizing is None else options.resizing.size,
+        "--quality": None if options.resizing is None else options.resizing.quality,
+        "streamload": version("streamload"),
+    }
+    if options.resizing is not None:
+        names = ("simplejpeg", "opencv-python-headless", "pillow", "numpy")
+        remembered |= {name: version(name) for name in names}
+    return remembered
+
+
+def _check_places(source: str, dest: str) -> None:
     for name, place in (("SOURCE", source), ("DEST", dest)):
         if "://" in place:
             raise UsageError(f"{name} is {place!r}, but this version packs from and to local folders only")
@@ -135,10 +263,23 @@ def _check_places(source: str, dest: str, splits: Sequence[str], overwrite: bool
         )
     if os.path.exists(dest) and not os.path.isdir(dest):
         raise UsageError(f"DEST {dest!r} is a file; give a folder")
+
+
+def _check_dest(dest: str, splits: Sequence[str], start: _Start) -> bool:
+    """Refuse to write over what is there; False if there is nothing to do."""
+    if is_being_published(dest):
+        return True  # the shards there may be those of the run that is unfinished
     targets = [os.path.join(dest, split) if split else dest for split in splits]
     for folder in targets:
         existing = NAMES.existing(folder)
-        if existing and not overwrite:
+        if existing and start.resume and not start.overwrite and not is_unfinished(dest):
+            remove_remains(dest)
+            say(
+                f"note: there is no unfinished run to resume, and {folder!r} holds "
+                f"{counted(len(existing), 'shard')} already; to pack anew, add --overwrite"
+            )
+            return False
+        if existing and not start.overwrite:
             raise UsageError(
                 f"{folder!r} holds {counted(len(existing), 'shard')} already; replace them with --overwrite, "
                 "or choose another DEST"
@@ -147,6 +288,7 @@ def _check_places(source: str, dest: str, splits: Sequence[str], overwrite: bool
         raise UsageError(
             f"{folder!r} holds shards of another split, which would stay beside the new ones; remove them first"
         )
+    return True
 
 
 def _left_overs(dest: str, targets: Sequence[str]) -> list[str]:
@@ -157,67 +299,8 @@ def _left_overs(dest: str, targets: Sequence[str]) -> list[str]:
     return [
         folder
         for folder in folders
-        if folder not in targets and os.path.exists(os.path.join(folder, "classes.json")) and NAMES.existing(folder)
+        if folder not in targets and os.path.exists(os.path.join(folder, CLASSES)) and NAMES.existing(folder)
     ]
-
-
-def _parts(files: list[ImageFile], options: _Options) -> dict[str, list[ImageFile]]:
-    """The images of each split, in the order in which they are packed; one nameless part without splits."""
-    parts = {"": files}
-    if options.fractions is not None:
-        chosen = split_by_class([file.label for file in files], options.fractions, options.seed)
-        parts = {name: [files[number] for number in numbers] for name, numbers in chosen.items()}
-    if not options.shuffle:
-        return parts
-    return {
-        name: [part[number] for number in order_of(len(part), options.seed).tolist()] for name, part in parts.items()
-    }
-
-
-def _tell_oddities(found: ImageFolder) -> None:
-    if found.hidden or found.strays:
-        hidden, strays = counted(found.hidden, "hidden name"), counted(found.strays, "file")
-        say(f"note: passed over {hidden}, and {strays} outside of the class folders")
-    empty = sorted(set(range(len(found.classes))) - {file.label for file in found.files})
-    if empty:
-        names = ", ".join(repr(found.classes[label]) for label in empty[:5])
-        say(
-            f"note: {len(empty)} class folders are empty and keep their numbers: {names}" + ("..." if empty[5:] else "")
-        )
-    if set(found.classes) <= {"train", "training", "val", "valid", "validation", "test"}:
-        say(f"note: the classes are {', '.join(found.classes)}; if these are splits, pack each of them by itself")
-
-
-def _tell_faults(faults: Sequence[Fault]) -> None:
-    for fault in faults[:_FAULTS_SHOWN]:
-        say(f"{fault.path}: {fault.reason}")
-    if len(faults) > _FAULTS_SHOWN:
-        say(f"... and {len(faults) - _FAULTS_SHOWN:,} more")
-
-
-def _tell_result(packed: Sequence[PackedPart], dest: str, found: ImageFolder, skipped: int, seconds: float) -> None:
-    written = [part for part in packed if part.writer.samples]
-    for part in written:
-        if part.name:
-            typer.echo(f"{part.name}: {_counts([part])}")
-    left_out = f", {skipped:,} files left out" if skipped else ""
-    typer.echo(f"packed {_counts(written)}, {len(found.classes):,} classes, in {shown_time(seconds)}{left_out}")
-    stored = {field for part in written for _, table in part.writer.tables for field in table.fields} - {"cls"}
-    fields = (";".join(sorted(stored, key=lambda field: (field != "jpg", field))), "cls")
-    folder = os.path.join(dest, written[0].name) if written[0].name else dest
-    shown_fields = f'("{fields[0]}", "cls")'
-    transform = f'transform={{"{fields[0]}": RandomResizedCrop(224)}}'
-    typer.echo("read it with:")
-    typer.echo("  from streamload import StreamLoader")
-    typer.echo("  from streamload.images import RandomResizedCrop")
-    typer.echo(f"  StreamLoader({folder!r}, batch_size=64, shuffle=True, fields={shown_fields}, {transform})")
-
-
-def _counts(parts: Sequence[PackedPart]) -> str:
-    shards = sum(len(part.writer.shards) for part in parts)
-    samples = sum(part.writer.samples for part in parts)
-    size = shown_bytes(sum(part.writer.bytes for part in parts))
-    return f"{counted(shards, 'shard')}, {counted(samples, 'sample')}, {size}"
 
 
 if __name__ == "__main__":

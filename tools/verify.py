@@ -14,7 +14,7 @@ from streamload.errors import DatasetIndexError, ShardFormatError, ShardNotFound
 from streamload.fetch.listing import IndexLookup
 from streamload.fetch.storage import storage_for
 
-__all__ = ["damages", "missing_shards"]
+__all__ = ["damages", "differences", "missing_shards"]
 
 
 def damages(url: str, lookup: IndexLookup) -> Iterator[StreamloadError]:
@@ -40,7 +40,7 @@ def damages(url: str, lookup: IndexLookup) -> Iterator[StreamloadError]:
     except StreamloadError as exc:
         yield exc
         return
-    yield from _differences(url, table, known)
+    yield from differences(url, table, known)
 
 
 def missing_shards(shards: Sequence[str], lookup: IndexLookup) -> Iterator[StreamloadError]:
@@ -58,7 +58,7 @@ def missing_shards(shards: Sequence[str], lookup: IndexLookup) -> Iterator[Strea
                 )
 
 
-def _differences(url: str, table: ShardTable, known: ShardTable) -> Iterator[StreamloadError]:
+def differences(url: str, table: ShardTable, known: ShardTable) -> Iterator[StreamloadError]:
     """What a shard's own table and the one in the index disagree about."""
     rebuild = "restore the shard, or rebuild the index with `streamload index` if the shard is right"
     same_places = (

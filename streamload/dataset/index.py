@@ -44,7 +44,9 @@ __all__ = [
 _log = logging.getLogger("streamload")
 
 
-def write_index(folder: str, entries: Sequence[tuple[IndexedShard, ShardTable]]) -> DatasetIndex:
+def write_index(
+    folder: str, entries: Sequence[tuple[IndexedShard, ShardTable]], *, durable: bool = True
+) -> DatasetIndex:
     """Add shards to the index in a folder, or replace them there; entries of other shards stay.
 
     The bytes of the index depend on its entries alone, not on their order or the time.
@@ -52,6 +54,7 @@ def write_index(folder: str, entries: Sequence[tuple[IndexedShard, ShardTable]])
     Args:
         folder: the index's own folder (`.../.streamload`); made if need be.
         entries: the shards with their tables.
+        durable: wait until all is on the disk, for shards that are there already.
 
     Returns:
         The whole index.
@@ -64,10 +67,10 @@ def write_index(folder: str, entries: Sequence[tuple[IndexedShard, ShardTable]])
     for entry, table in entries:
         _check_entry(entry, table)
     fields = {name for _, table in entries for name in table.fields}
-    with _writing(folder):
+    with _writing(folder, durable=durable):
         for entry, table in entries:
-            _write_table(folder, entry, table)
-        return _merge(folder, [entry for entry, _ in entries], fields)
+            _write_table(folder, entry, table, durable=durable)
+        return _merge(folder, [entry for entry, _ in entries], fields, durable=durable)
 
 
 def index_shards(
@@ -147,7 +150,7 @@ def _check_entry(entry: IndexedShard, table: ShardTable) -> None:
 
 
 @contextlib.contextmanager
-def _writing(folder: str) -> Iterator[None]:
+def _writing(folder: str, *, durable: bool = True) -> Iterator[None]:
     """Make the index's folder if need be, and keep out other processes that write to it.
 
     Packing `train` and `val` into one folder at once would lose entries otherwise.
@@ -159,7 +162,8 @@ def _writing(folder: str) -> Iterator[None]:
             with contextlib.suppress(OSError):  # some network file systems have no locks
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
-            os.fsync(descriptor)
+            if durable:
+                os.fsync(descriptor)
         finally:
             os.close(descriptor)
     except OSError as exc:
@@ -169,16 +173,16 @@ def _writing(folder: str) -> Iterator[None]:
         ) from exc
 
 
-def _write_table(folder: str, entry: IndexedShard, table: ShardTable) -> None:
-    replace_file(table_path(folder, entry.name), lambda file: table_to_npz(table, file))
+def _write_table(folder: str, entry: IndexedShard, table: ShardTable, *, durable: bool = True) -> None:
+    replace_file(table_path(folder, entry.name), lambda file: table_to_npz(table, file), durable=durable)
 
 
-def _write_list(index: DatasetIndex) -> None:
+def _write_list(index: DatasetIndex, *, durable: bool) -> None:
     content = index.to_json()
-    replace_file(os.path.join(index.folder, INDEX_FILE), lambda file: file.write(content))
+    replace_file(os.path.join(index.folder, INDEX_FILE), lambda file: file.write(content), durable=durable)
 
 
-def _merge(folder: str, entries: Sequence[IndexedShard], fields: set[str]) -> DatasetIndex:
+def _merge(folder: str, entries: Sequence[IndexedShard], fields: set[str], *, durable: bool = True) -> DatasetIndex:
     """Write the list of shards with some new entries, keeping those of other shards. A broken one is made anew."""
     by_name: dict[str, IndexedShard] = {}
     if os.path.exists(os.path.join(folder, INDEX_FILE)):
@@ -192,5 +196,5 @@ def _merge(folder: str, entries: Sequence[IndexedShard], fields: set[str]) -> Da
                 fields = fields | set(old.fields)
     by_name |= {entry.name: entry for entry in entries}
     index = DatasetIndex(folder, tuple(sorted(fields)), tuple(by_name[name] for name in sorted(by_name)))
-    _write_list(index)
+    _write_list(index, durable=durable)
     return index

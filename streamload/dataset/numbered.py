@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from streamload.dataset.index import INDEX_FILE, INDEX_FOLDER, DatasetIndex, write_index
 
-__all__ = ["NumberedName", "destination_of", "remove_shards", "remove_stale_entries"]
+__all__ = ["NumberedName", "destination_of", "remove_entries", "remove_shards", "remove_stale_entries"]
 
 _NUMBER = re.compile(r"%0?(\d*)d")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
@@ -85,7 +85,7 @@ def remove_shards(folder: str, shards: NumberedName) -> None:
         OSError: something cannot be removed.
         DatasetIndexError: the index beside them is broken.
     """
-    _remove_entries(os.path.join(folder, INDEX_FOLDER), shards)
+    remove_entries(folder, shards)
     for name in shards.existing(folder):
         os.unlink(os.path.join(folder, name))
 
@@ -98,10 +98,17 @@ def remove_stale_entries(folder: str, shards: NumberedName) -> None:
         DatasetIndexError: the index beside them is broken.
     """
     if not shards.existing(folder):
-        _remove_entries(os.path.join(folder, INDEX_FOLDER), shards)
+        remove_entries(folder, shards)
 
 
-def _remove_entries(index_folder: str, shards: NumberedName) -> None:
+def remove_entries(folder: str, shards: NumberedName) -> None:
+    """Remove what the index in a folder says of all shards of a name, whether or not they are there.
+
+    Raises:
+        OSError: something cannot be removed.
+        DatasetIndexError: the index is broken.
+    """
+    index_folder = os.path.join(folder, INDEX_FOLDER)
     path = os.path.join(index_folder, INDEX_FILE)
     if not os.path.exists(path):
         return

@@ -84,11 +84,13 @@ class ShardFile:
         self._sample_start.append(len(self._offsets))
         self._labels.append(label)
 
-    def publish(self, *, replace: bool) -> ShardTable:
+    def publish(self, *, replace: bool, durable: bool = True) -> ShardTable:
         """Write the end mark, bring everything to the disk, give the file its name.
 
         Args:
             replace: take the place of a file of that name; else FileExistsError, should there be one by now.
+            durable: wait until the bytes are on the disk; otherwise a crash of the machine in the next half minute or
+                so may leave the file short or empty.
 
         Raises:
             OSError: any of that fails.
@@ -97,7 +99,8 @@ class ShardFile:
             raise ValueError("the shard was published or discarded already")
         self._file.write(END_MARK)
         self._file.flush()
-        os.fsync(self._file.fileno())
+        if durable:
+            os.fsync(self._file.fileno())
         self._file.close()
         if replace:
             os.replace(self._hidden, self.path)
@@ -105,7 +108,8 @@ class ShardFile:
             os.link(self._hidden, self.path)
             os.unlink(self._hidden)
         self._file = None
-        sync_folder(self._folder)
+        if durable:
+            sync_folder(self._folder)
         return self._table()
 
     def discard(self) -> None:

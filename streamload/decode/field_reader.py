@@ -33,6 +33,9 @@ ABSENT: Any = type("Absent", (), {})()
 class ShardMemory(Protocol):
     """Where whoever makes rows finds the shards."""
 
+    def read(self, shard: int, start: int, size_bytes: int) -> bytes:
+        """The bytes of a place, fewer where the shard ends before."""
+
     def memory(self, shard: int) -> Bytes:
         """The whole shard, read-only."""
 
@@ -64,8 +67,7 @@ class Work:
         columns: where the wanted fields lie.
         shards: where the bytes are.
         progress: gets the number of each row before it is touched.
-        views: for each row the memory of its shard.
-        shard_count: how many shards the rows are in.
+        row_shards: the number of each row's shard.
         failures: by row.
         decode_s: seconds spent on decoding.
         transform_s: seconds spent in the user's functions.
@@ -75,8 +77,7 @@ class Work:
     columns: tuple[Column, ...]
     shards: ShardMemory
     progress: Progress
-    views: list[memoryview]
-    shard_count: int
+    row_shards: list[int]
     failures: dict[int, RowFailure] = field(default_factory=dict)
     decode_s: float = 0.0
     transform_s: float = 0.0
@@ -84,7 +85,7 @@ class Work:
     @property
     def count(self) -> int:
         """The number of rows."""
-        return len(self.views)
+        return len(self.row_shards)
 
     def each_row(self, action: Callable[[int], None], failed: Callable[[int, Exception], RowFailure]) -> None:
         """Run an action for every row that has not failed yet; where it raises, the row has failed."""
@@ -142,7 +143,10 @@ class FieldReader:
         start, size = int(column.offsets[row]), int(column.sizes[row])
         if start == MISSING:
             raise RowError("SampleError", f"the sample has no field {column.name!r}")
-        data = work.views[row][start : start + size]
+        try:
+            data = memoryview(work.shards.read(work.row_shards[row], start, size))
+        except (OSError, OverflowError) as error:
+            raise RowError("SampleError", f"the field {column.name!r} cannot be read: {error}") from error
         if len(data) != size:
             raise RowError("DecodeError", "the index points behind the end of the shard; run `streamload index`")
         if column.crc32 is not None and zlib.crc32(data) != int(column.crc32[row]):
@@ -164,21 +168,16 @@ class FieldReader:
         return values
 
     def _read_at_once(self, work: Work, column: Column) -> StoredRows | NDArray[np.int64] | None:
-        rows_per_shard = work.count / max(1, work.shard_count)
+        rows_per_shard = work.count / max(1, len(set(work.row_shards)))
         if rows_per_shard >= _ARRAYS_PER_SHARD and (arrays := _stored_arrays(column, work)) is not None:
             return arrays
         return _integers(column, work) if rows_per_shard >= _INTEGERS_PER_SHARD else None
 
     def _read_plain(self, work: Work, column: Column, values: list[Any]) -> Callable[[int], None]:
-        views, offsets, sizes = work.views, column.offsets.tolist(), column.sizes.tolist()
         decoder = self.decoder(column.alternatives[0])
 
         def read(row: int) -> None:
-            start = offsets[row]
-            data = views[row][start : start + sizes[row]]
-            if len(data) != sizes[row]:
-                self.encoded(work, column, row)
-            values[row] = decoder(data)
+            values[row] = decoder(self.encoded(work, column, row))
 
         return read
 

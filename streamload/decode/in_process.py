@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from streamload.decode.failure import Attempt, in_words
+from streamload.decode.open_shards import OpenShards
 from streamload.decode.pool import PoolEvents, Task
 from streamload.decode.rows import RowMaker
 from streamload.decode.tasks import Job, RowsDone, ScanDone, ScanTask, ShardOpened
-from streamload.decode.worker import MappedShards, load_job, scan
+from streamload.decode.worker import load_job, scan
 from streamload.errors import WorkerError
 from streamload.fetch.resident import ResidentShards
 from streamload.memory.mapped import Bytes
@@ -26,12 +27,12 @@ _TASKS_AHEAD = 2
 
 
 class _LocalShards:
-    """Shards that are mapped when they are first needed."""
+    """Shards that are opened when they are first needed."""
 
     def __init__(self, shards: ResidentShards) -> None:
         self._resident = shards
-        self._mapped = MappedShards()
         self._known: set[int] = set()
+        self.open = OpenShards()
 
     def need(self, task: Task) -> set[int]:
         needed = {task.shard} if isinstance(task, ScanTask) else set(task.table.shards.tolist())
@@ -39,20 +40,14 @@ class _LocalShards:
             self._resident.need(shard)
             if shard not in self._known:
                 opened = self._resident.open(shard)
-                self._mapped.add(ShardOpened(shard, opened.url, opened.size_bytes), opened.descriptor)
+                self.open.add(ShardOpened(shard, opened.url, opened.size_bytes), opened.descriptor)
                 self._known.add(shard)
         return needed
-
-    def memory(self, shard: int) -> Bytes:
-        return self._mapped.memory(shard)
-
-    def url(self, shard: int) -> str:
-        return self._mapped.url(shard)
 
     def drop(self, shards: Sequence[int]) -> None:
         dropped = self._resident.finish(shards)
         self._known.difference_update(dropped)
-        self._mapped.drop(tuple(dropped))
+        self.open.drop(tuple(dropped))
 
 
 class CallerPool:
@@ -90,7 +85,7 @@ class CallerPool:
         done: RowsDone | ScanDone | None = None
         with Attempt() as attempt:
             self._shards.need(task)
-            done = _do(task, self._maker, self._shards, self._progress)
+            done = _do(task, self._maker, self._shards.open, self._progress)
         if done is not None:
             self._events.on_done(done)
         elif attempt.error is not None:
@@ -109,8 +104,9 @@ class CallerPool:
         """Nothing to do: slots are used once."""
 
     def close(self) -> None:
-        """Forget what was to be done."""
+        """Forget what was to be done, and close the shards."""
         self._tasks.clear()
+        self._shards.open.close()
 
 
 class _LockedSlots:
@@ -233,7 +229,7 @@ class ThreadPool:
         if self._job.worker_init_fn is not None:
             self._job.worker_init_fn(number)
         while (task := self._tasks.get()) is not None:
-            done = _do(task, maker, self._shards, [-1])
+            done = _do(task, maker, self._shards.open, [-1])
             self._loop.call_soon_threadsafe(self._done, done)
 
     def _done(self, done: RowsDone | ScanDone) -> None:
@@ -252,5 +248,5 @@ class ThreadPool:
         self._slots.drop(tuple(forgetting.slots))
 
 
-def _do(task: Task, maker: RowMaker, shards: _LocalShards, progress: list[int]) -> RowsDone | ScanDone:
+def _do(task: Task, maker: RowMaker, shards: OpenShards, progress: list[int]) -> RowsDone | ScanDone:
     return scan(task, shards) if isinstance(task, ScanTask) else maker.run(task, shards, progress)

@@ -94,9 +94,8 @@ class RowMaker:
 
     def run(self, task: RowTask, shards: ShardMemory, progress: Progress, waited_s: float = 0.0) -> RowsDone:
         """Do one task. What fails is in the answer; only exits and interrupts are raised."""
-        numbers, columns = task.table.shards.tolist(), task.table.columns()
-        views = {number: memoryview(shards.memory(number).data) for number in dict.fromkeys(numbers)}
-        work = Work(task, columns, shards, progress, [views[number] for number in numbers], len(views))
+        columns = task.table.columns()
+        work = Work(task, columns, shards, progress, task.table.shards.tolist())
         for row, reason in task.fatal_rows.items():
             work.failures[row] = self._row_failure(work, row, "SampleError", reason)
         with self._seeds.whole_task():

@@ -7,7 +7,6 @@ another one.
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import os
 import signal
@@ -20,7 +19,7 @@ import cloudpickle
 
 from streamload.dataset.scan import scan_shard
 from streamload.decode.failure import Attempt, failure_of
-from streamload.decode.field_reader import ShardMemory
+from streamload.decode.open_shards import OpenShards
 from streamload.decode.rows import RowMaker
 from streamload.decode.tasks import (
     ForgetShards,
@@ -37,53 +36,22 @@ from streamload.decode.tasks import (
     WorkSeconds,
 )
 from streamload.images.opencv import opencv
-from streamload.launch import PROGRESS_BYTES
+from streamload.launch import PROGRESS_BYTES, die_with
 from streamload.memory.channel import Channel
-from streamload.memory.mapped import Bytes, map_memory
+from streamload.memory.mapped import map_memory
 from streamload.memory.slots import MappedSlots
 from streamload.memory.unnamed import raise_descriptor_limit
 
-__all__ = ["MappedShards", "load_job", "main", "scan"]
-
-_PR_SET_PDEATHSIG = 1
+__all__ = ["load_job", "main", "scan"]
 
 
-class MappedShards:
-    """The shards that this process has been given a descriptor of."""
-
-    def __init__(self) -> None:
-        self._memory: dict[int, Bytes] = {}
-        self._urls: dict[int, str] = {}
-
-    def add(self, opened: ShardOpened, descriptor: int) -> None:
-        """Map a shard; the descriptor is closed."""
-        try:
-            self._memory[opened.shard] = map_memory(descriptor, opened.size_bytes, writable=False)
-        finally:
-            os.close(descriptor)
-        self._urls[opened.shard] = opened.url
-
-    def memory(self, shard: int) -> Bytes:
-        """The whole shard, read-only."""
-        return self._memory[shard]
-
-    def url(self, shard: int) -> str:
-        """Its url."""
-        return self._urls[shard]
-
-    def drop(self, shards: tuple[int, ...]) -> None:
-        """Forget shards; they are unmapped when the last view of them is gone."""
-        for shard in shards:
-            self._memory.pop(shard, None)
-            self._urls.pop(shard, None)
-
-
-def scan(task: ScanTask, shards: ShardMemory, waited_s: float = 0.0) -> ScanDone:
-    """Read the headers of a mapped shard."""
+def scan(task: ScanTask, shards: OpenShards, waited_s: float = 0.0) -> ScanDone:
+    """Read the headers of a shard."""
     started = perf_counter()
     table = None
     with Attempt() as attempt:
         table = scan_shard(shards.memory(task.shard), shards.url(task.shard), strict=task.strict)
+    shards.unmap(task.shard)  # its pages would count as this process's memory
     seconds = WorkSeconds(scan=perf_counter() - started, waited=waited_s)
     failure = None if attempt.error is None else failure_of(attempt.error)
     return ScanDone(task.number, task.shard, table, failure, seconds)
@@ -99,7 +67,7 @@ class _Worker:
     def __init__(self, channel: Channel, progress: memoryview) -> None:
         self._channel = channel
         self._progress = progress
-        self._shards = MappedShards()
+        self._shards = OpenShards()
         self._slots = MappedSlots()
         self._maker: RowMaker | None = None
 
@@ -143,22 +111,12 @@ class _Worker:
                     self._slots.drop(slot)
 
 
-def _die_with_parent(parent: int) -> None:
-    """Ask the kernel to kill this process when the feeder dies, even while user code runs. Linux only.
-
-    Elsewhere the worker notices when it next reads from its socket.
-    """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it died before it could be asked
-            os._exit(0)
-
-
 def main() -> None:
     """Run a worker on the descriptors given as arguments."""
     socket_number, words_number, parent, progress_number = map(int, sys.argv[1:5])
-    _die_with_parent(parent)
+    die_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # as the feeder does; the trainer decides on Ctrl-C
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # for programs that the user's code starts
     faulthandler.enable(file=words_number, all_threads=False)
     raise_descriptor_limit()
     channel = Channel(socket.socket(fileno=socket_number))

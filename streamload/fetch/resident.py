@@ -33,6 +33,7 @@ class OpenShard:
 
 
 _KEPT_BYTES = 256 << 20
+_KEPT_SHARDS = 256
 
 
 class ResidentShards:
@@ -44,10 +45,14 @@ class ResidentShards:
     Args:
         shards: the listing's, by number.
         kept_bytes: how much of what is finished with stays mapped.
+        kept_shards: in how many shards.
     """
 
-    def __init__(self, shards: tuple[Shard, ...], kept_bytes: int = _KEPT_BYTES) -> None:
+    def __init__(
+        self, shards: tuple[Shard, ...], kept_bytes: int = _KEPT_BYTES, kept_shards: int = _KEPT_SHARDS
+    ) -> None:
         self._shards = shards
+        self._kept_shards = kept_shards
         self._kept: OrderedDict[int, int] = OrderedDict()
         self._free_bytes = kept_bytes
 
@@ -86,7 +91,7 @@ class ResidentShards:
                 self._kept[shard] = self._shards[shard].bytes
                 self._free_bytes -= self._shards[shard].bytes
         dropped = []
-        while self._free_bytes < 0:
+        while self._free_bytes < 0 or len(self._kept) > self._kept_shards:
             shard, kept_bytes = self._kept.popitem(last=False)
             self._free_bytes += kept_bytes
             dropped.append(shard)

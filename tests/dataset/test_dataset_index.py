@@ -437,7 +437,7 @@ def test_two_writers_at_once_lose_no_entry(tmp_path: Path, monkeypatch: pytest.M
     waiting: list[int] = []
     merge = index_module._merge
 
-    def merge_while_locked(*arguments: Any) -> Any:
+    def merge_while_locked(*arguments: Any, **options: Any) -> Any:
         descriptor = os.open(tmp_path, os.O_RDONLY)
         try:
             index_module.fcntl.flock(descriptor, index_module.fcntl.LOCK_EX | index_module.fcntl.LOCK_NB)
@@ -445,7 +445,7 @@ def test_two_writers_at_once_lose_no_entry(tmp_path: Path, monkeypatch: pytest.M
             waiting.append(1)
         finally:
             os.close(descriptor)
-        return merge(*arguments)
+        return merge(*arguments, **options)
 
     monkeypatch.setattr(index_module, "_merge", merge_while_locked)
     write_index(str(tmp_path), [entry_of("a.tar", 1)])

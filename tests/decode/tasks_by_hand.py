@@ -66,6 +66,9 @@ class Shelf:
                     content += payload + b"/"
             self._shards.append(bytes(content))
 
+    def read(self, shard: int, start: int, size_bytes: int) -> bytes:
+        return self._shards[shard][start : start + size_bytes]
+
     def memory(self, shard: int) -> NDArray[np.uint8]:
         return np.frombuffer(self._shards[shard], np.uint8)
 

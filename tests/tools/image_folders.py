@@ -18,6 +18,8 @@ from streamload.fetch.listing import list_shards
 FORMATS = {
     ".jpg": "JPEG",
     ".jpeg": "JPEG",
+    ".jpe": "JPEG",
+    ".jfif": "JPEG",
     ".png": "PNG",
     ".webp": "WEBP",
     ".bmp": "BMP",

@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 from image_folders import FORMATS, image_bytes, image_folder
 from PIL import Image
 from streamload_tools.check import fault_of_image
-from streamload_tools.imagefolder import ImageFolderError, find_images
 from streamload_tools.progress import LineProgress
 from streamload_tools.sizes import parse_bytes, shown_bytes, shown_time
+from streamload_tools.source import SourceError
+from streamload_tools.source_classes import find_images
+from streamload_tools.sources import SourceOptions, open_source
 from streamload_tools.split import order_of, parse_split, split_by_class
 
 
@@ -106,10 +108,10 @@ SPLIT_OF_8 = {"a": [0, 1, 4, 7], "b": [2, 3, 5, 6]}
 
 
 def test_classes_are_numbered_in_the_order_of_their_names(tmp_path: Path) -> None:
-    image_folder(tmp_path, "b/1.jpg", "B/2.PNG", "a/deep/er/3.jpeg", "a/0.webp", "a.b/x.y.tif")
+    image_folder(tmp_path, "b/1.JPG", "B/2.PNG", "a/deep/er/3.jpeg", "a/0.webp", "a.b/x.y.tif", "b/4.jfif", "b/5.jpe")
     (tmp_path / "linked").symlink_to(tmp_path / "a")
     (tmp_path / "empty").mkdir()
-    found = find_images(str(tmp_path))
+    found = find_images(str(tmp_path), follow_links=True)
     # What torchvision's ImageFolder(allow_empty=True) calls classes and samples.
     assert found.classes == ("B", "a", "a.b", "b", "empty", "linked")
     assert [(os.path.relpath(file.path, tmp_path), file.label, file.field) for file in found.files] == [
@@ -117,7 +119,9 @@ def test_classes_are_numbered_in_the_order_of_their_names(tmp_path: Path) -> Non
         ("a/0.webp", 1, "webp"),
         ("a/deep/er/3.jpeg", 1, "jpg"),
         ("a.b/x.y.tif", 2, "tif"),
-        ("b/1.jpg", 3, "jpg"),
+        ("b/1.JPG", 3, "jpg"),
+        ("b/4.jfif", 3, "jpg"),
+        ("b/5.jpe", 3, "jpg"),
         ("linked/0.webp", 5, "webp"),
         ("linked/deep/er/3.jpeg", 5, "jpg"),
     ]
@@ -141,32 +145,58 @@ def test_keys_are_safe_and_unlike_each_other(tmp_path: Path) -> None:
     }
 
 
-def test_hidden_names_and_strays_are_counted_and_links_upwards_end(tmp_path: Path) -> None:
+def test_hidden_names_and_strays_are_counted_and_named(tmp_path: Path) -> None:
     image_folder(tmp_path, "a/0.jpg", "a/.hidden.jpg", ".cache/1.jpg", "a/.git/2.jpg")
     (tmp_path / "README").write_text("x")
-    (tmp_path / "a" / "up").symlink_to(tmp_path)
-    found = find_images(str(tmp_path))
-    assert (found.classes, found.strays) == (("a",), 1)
-    assert Counter(os.path.basename(file.path) for file in found.files)["0.jpg"] == 1
-    assert found.hidden >= 3
+    (tmp_path / "b").mkdir()
+    assert find_images(str(tmp_path)).notes == (
+        "passed over 3 hidden names, and 1 file outside of the class folders",
+        "1 class folder is empty and keeps its number: 'b'",
+    )
+
+
+def test_links_to_folders_are_followed_on_request_and_circles_named(tmp_path: Path) -> None:
+    image_folder(tmp_path, "a/0.jpg", "a/1.jpg", "elsewhere/2.jpg")
+    source = tmp_path / "source"
+    (source / "a" / "deep").mkdir(parents=True)
+    (source / "a" / "0.jpg").symlink_to(tmp_path / "a" / "0.jpg")
+    (source / "a" / "deep" / "up").symlink_to(source)
+    (source / "a" / "more").symlink_to(tmp_path / "elsewhere")
+    (source / "b").symlink_to(tmp_path / "elsewhere")
+
+    def keys(**options: bool) -> list[str]:
+        return [file.key for file in find_images(str(source), **options).files]
+
+    assert keys() == ["a/0"]
+    assert keys(follow_links=True) == ["a/0", "a/more/2", "b/2"]
+    links = [str(source / name) for name in ("b", "a/more", "a/deep/up")]
+    assert find_images(str(source)).notes == (
+        f"passed over 3 links to folders: {', '.join(map(repr, links))}; --follow-symlinks follows them",
+    )
+    followed = find_images(str(source), follow_links=True)
+    assert followed.notes == (f"passed over links that lead back to a folder above them: '{source}/a/deep/up'",)
+    (source / "a" / "0.jpg").unlink()
+    (tmp_path / "only_links").mkdir()
+    (tmp_path / "only_links" / "a").symlink_to(tmp_path / "a")
+    with pytest.raises(SourceError, match="add --follow-symlinks"):
+        find_images(str(tmp_path / "only_links"))
 
 
 @pytest.mark.parametrize(
     ("names", "reason"),
     [
-        (None, "does not exist"),
+        (None, "does not exist; did you mean '.*/sources'"),
         ([], "no class folder"),
-        (["0.jpg"], "directly in"),
+        (["0.jpg"], "directly in .*--labels"),
         (["a/0.jpg", "1.png"], "directly in"),
     ],
 )
 def test_what_is_no_image_folder(tmp_path: Path, names: list[str] | None, reason: str) -> None:
-    source = tmp_path / "source"
-    if names is not None:
-        source.mkdir()
-        image_folder(source, *names)
-    with pytest.raises(ImageFolderError, match=reason):
-        find_images(str(source))
+    source = tmp_path / ("source" if names is not None else "sources")
+    source.mkdir()
+    image_folder(source, *(names or ()))
+    with pytest.raises(SourceError, match=reason):
+        open_source(str(tmp_path / "source"), SourceOptions())
 
 
 @pytest.mark.parametrize("extension", FORMATS)

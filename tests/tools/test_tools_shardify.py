@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-import io
+import errno
 import json
 import os
-import signal
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 from image_folders import files_below, image_bytes, image_folder, images, pack, packed_samples
-from streamload_tools import packing
-from streamload_tools.imagefolder import find_images
-from streamload_tools.progress import LineProgress
+from streamload_tools import work
+from streamload_tools.loading import load
+from streamload_tools.progress import LineProgress, open_progress
+from streamload_tools.records import Finished
+from streamload_tools.source_classes import find_images
+
+from streamload import ShardWriter
 
 CLASSES = {"classes": ["bee", "cat"], "class_to_idx": {"bee": 0, "cat": 1}}
 
@@ -84,16 +88,20 @@ def test_files_that_are_no_images_are_named_and_nothing_is_published(tmp_path: P
     assert not dest.exists()
 
 
-def test_writing_ends_with_the_first_fault_and_checking_goes_on(tmp_path: Path) -> None:
+def test_the_first_fault_ends_the_writing_and_checking_goes_on(tmp_path: Path) -> None:
     source = image_folder(tmp_path / "source", *(f"a/{number}.jpg" for number in range(5)))
     (source / "a" / "1.jpg").write_bytes(b"")
     (source / "a" / "4.jpg").write_bytes(b"")
-    files, progress = find_images(str(source)).files, LineProgress("packing", 5, "images", io.StringIO())
-    packed, faults = packing.pack(
-        {"": files}, str(tmp_path / "staging"), progress, max_bytes=10**6, max_count=None, skip_faults=False
-    )
-    assert [os.path.basename(fault.path) for fault in faults] == ["1.jpg", "4.jpg"]
-    assert [part.writer.samples for part in packed] == [1]
+    files = find_images(str(source)).files
+    sizes = tuple(os.path.getsize(file.path) for file in files)
+    task = work.PackTask(str(tmp_path / "shard.tar"), files, sizes, None, skip_faults=False, sync=False)
+    told: list[int] = []
+    done = work.do(task, lambda items, _: told.append(items))
+    assert isinstance(done, Finished)
+    assert done.table is None
+    assert [os.path.basename(fault.path) for fault in done.faults] == ["1.jpg", "4.jpg"]
+    assert sum(told) == 5
+    assert os.listdir(tmp_path) == ["source"]
 
 
 SPLIT = ["--split", "train=0.5,val=0.5"]
@@ -214,7 +222,7 @@ def test_wrong_use_is_one_message_and_status_2(
 def test_an_image_larger_than_a_shard_names_itself(tmp_path: Path) -> None:
     status, _, err = pack(images(tmp_path), tmp_path / "dest", "--max-bytes", "1KB")
     assert status == 1
-    assert "max_bytes is 1,000" in err
+    assert "--max-bytes is 1,000" in err
     assert not (tmp_path / "dest").exists()
 
 
@@ -222,40 +230,6 @@ def test_folders_that_look_like_splits_are_pointed_out(tmp_path: Path) -> None:
     image_folder(tmp_path / "source", "train/cat/0.jpg", "val/cat/0.jpg")
     _, _, err = pack(tmp_path / "source", tmp_path / "dest")
     assert "if these are splits, pack each of them by itself" in err
-
-
-def test_ctrl_c_is_one_line_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source, dest = images(tmp_path), tmp_path / "dest"
-    seen: list[bytes] = []
-
-    def interrupted(data: bytes) -> str | None:
-        seen.append(data)
-        if len(seen) == 7:
-            raise KeyboardInterrupt
-        return None
-
-    monkeypatch.setattr(packing, "fault_of_image", interrupted)
-    status, out, err = pack(source, dest)
-    assert (status, out) == (130, "")
-    assert [line for line in err.splitlines() if not line.startswith("packing")] == [
-        "interrupted: what was under way is not published, and no temporary file is left"
-    ]
-    assert not dest.exists()
-
-
-def test_what_a_killed_run_left_is_cleared_and_a_running_one_is_not_disturbed(tmp_path: Path) -> None:
-    source, dest = images(tmp_path), tmp_path / "dest"
-    left = dest / ".shardify-unfinished" / "train"
-    left.mkdir(parents=True)
-    (left / "shard-000000.tar").write_bytes(b"half")
-    with packing.staging_folder(str(dest)):
-        status, _, err = pack(source, dest)
-        assert status == 2
-        assert "another shardify is writing" in err
-    left.mkdir(parents=True)
-    (left.parent / ".shard-000000.tar.1-1.partial").write_bytes(b"half")
-    assert pack(source, dest)[0] == 0
-    assert sorted(os.listdir(dest)) == [".streamload", "classes.json", "shard-000000.tar"]
 
 
 def test_as_a_program_of_its_own(tmp_path: Path) -> None:
@@ -269,29 +243,82 @@ def test_as_a_program_of_its_own(tmp_path: Path) -> None:
     assert "Traceback" not in again.stderr
 
 
-def test_a_real_ctrl_c(tmp_path: Path) -> None:
-    source, dest = images(tmp_path), tmp_path / "dest"
-    os.mkfifo(tmp_path / "gate")
-    # The program stops at a pipe that nobody opens for writing, so that it is surely at work when the signal comes.
-    program = (
-        "import sys, streamload_tools.packing as p, streamload_tools.shardify as s\n"
-        "p.publish = lambda *a: open(sys.argv.pop())\n"
-        "s.publish = p.publish\n"
-        "print('ready', flush=True)\n"
-        "gate = sys.argv.pop()\n"
-        "s.publish = lambda *a: (print('publishing', flush=True), open(gate))\n"
-        "s.main()\n"
-    )
-    command = [sys.executable, "-W", "error", "-c", program, str(source), str(dest), str(tmp_path / "gate")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        assert process.stdout.readline() == "ready\n"
-        assert process.stdout.readline() == "publishing\n"
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate()
-    assert process.returncode == 130
-    assert "Traceback" not in err
-    assert "interrupted" in err
-    assert out == ""
-    assert not dest.exists()
+@pytest.mark.parametrize("options", [[], ["--skip-bad"], ["--skip-bad", *SPLIT], SPLIT])
+def test_the_shards_do_not_depend_on_the_number_of_workers(tmp_path: Path, options: list[str]) -> None:
+    source = images(tmp_path, 20)
+    if "--skip-bad" in options:
+        with_faults(source)
+    for workers in (1, 2, 3):
+        status, _, err = pack(source, tmp_path / str(workers), "--max-bytes", "12KB", "--workers", workers, *options)
+        assert status == 0, err
+    assert files_below(tmp_path / "1") == files_below(tmp_path / "2") == files_below(tmp_path / "3")
+
+
+def test_shards_are_cut_where_a_shard_writer_cuts_them(tmp_path: Path) -> None:
+    source = images(tmp_path, 20)
+    long_name = "ü" + "x" * 90
+    image_folder(source, f"bee/{long_name}.jpg", f"cat/{long_name}/y.jpg")
+    assert pack(source, tmp_path / "dest", "--max-bytes", "11KB", "--max-count", 9, "--no-shuffle")[0] == 0
+    with ShardWriter(tmp_path / "written", max_bytes=11_000, max_count=9) as writer:
+        for file in find_images(str(source)).files:
+            data = Path(file.path).read_bytes()
+            writer.write({"__key__": file.key, str(file.field): data, "cls": file.label})
+    packed = files_below(tmp_path / "dest")
+    del packed["classes.json"]
+    assert packed == files_below(tmp_path / "written")
+
+
+def test_a_shard_that_loses_all_its_images_leaves_no_gap(tmp_path: Path) -> None:
+    source = image_folder(tmp_path / "source", *(f"a/{number}.jpg" for number in range(6)))
+    for number in (2, 3):
+        (source / "a" / f"{number}.jpg").write_bytes(b"")
+    assert pack(source, tmp_path / "dest", "--max-count", 2, "--no-shuffle", "--skip-bad")[0] == 0
+    assert sorted(path.name for path in (tmp_path / "dest").glob("*.tar")) == ["shard-000000.tar", "shard-000001.tar"]
+    assert list(packed_samples(tmp_path / "dest")) == ["a/0", "a/1", "a/4", "a/5"]
+
+
+def test_a_file_that_changes_while_it_is_packed_is_named(tmp_path: Path) -> None:
+    source = image_folder(tmp_path / "source", "a/0.jpg")
+    files = find_images(str(source)).files
+    data, reason = load(files[0], 10_000)
+    assert reason == f"it had 10,000 bytes when packing began, and has {len(data)} now"
+
+
+def test_the_version_is_shown() -> None:
+    status, out, _ = pack("--version")
+    assert (status, out) == (0, f"shardify {version('streamload')}\n")
+
+
+@pytest.mark.parametrize(("term", "drawn"), [("xterm", True), ("dumb", False)])
+def test_the_bar_is_drawn_on_terminals_that_can(monkeypatch: pytest.MonkeyPatch, term: str, drawn: bool) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("TERM", term)
+    assert isinstance(open_progress("packing", 1, "images"), LineProgress) is not drawn
+
+
+def test_an_unreadable_file_is_named_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, real = images(tmp_path), os.open
+
+    def refused(path: str, *arguments: int, **options: int) -> int:
+        if str(path).endswith("cat/1.jpg"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return real(path, *arguments, **options)
+
+    with monkeypatch.context() as patch:  # modes do not bind the tests of a user who may read everything
+        patch.setattr(os, "open", refused)
+        status, out, err = pack(source, tmp_path / "dest")
+    assert (status, out) == (1, "")
+    assert f"{source}/cat/1.jpg: it cannot be read: Permission denied\n" in err
+    assert err.count("error:") == 1
+    assert not (tmp_path / "dest").exists()
+
+
+def test_links_to_folders_are_followed_only_on_request(tmp_path: Path) -> None:
+    source = images(tmp_path)
+    image_folder(tmp_path / "elsewhere", "dog/0.jpg")
+    (source / "dog").symlink_to(tmp_path / "elsewhere" / "dog")
+    status, _, err = pack(source, tmp_path / "without")
+    assert status == 0
+    assert f"note: passed over 1 link to a folder: '{source}/dog'; --follow-symlinks follows them" in err
+    assert pack(source, tmp_path / "with", "--follow-symlinks")[0] == 0
+    assert set(packed_samples(tmp_path / "with")) - set(packed_samples(tmp_path / "without")) == {"dog/0"}

@@ -1,0 +1,77 @@
+"""The shards that a process has been given a descriptor of: read at a place, or mapped as a whole.
+
+Single fields are read: a mapping would count every page around them as this process's memory, and a shard that is cut
+while it is in use would kill the process. Only what is read of many rows at once, and scanning, maps a shard.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+
+from streamload.decode.tasks import ShardOpened
+from streamload.memory.mapped import Bytes, map_memory
+
+__all__ = ["OpenShards"]
+
+
+class OpenShards:
+    """Open shards, by number. The descriptors are closed with this object at the latest."""
+
+    def __init__(self) -> None:
+        self._descriptors: dict[int, int] = {}
+        self._opened: dict[int, ShardOpened] = {}
+        self._mapped: dict[int, Bytes] = {}
+        weakref.finalize(self, _close_all, self._descriptors).atexit = False
+
+    def add(self, opened: ShardOpened, descriptor: int) -> None:
+        """Take over a shard's descriptor."""
+        self._descriptors[opened.shard] = descriptor
+        self._opened[opened.shard] = opened
+
+    def read(self, shard: int, start: int, size_bytes: int) -> bytes:
+        """The bytes of a place, fewer where the shard ends before.
+
+        Raises:
+            OSError: the storage cannot read them.
+        """
+        descriptor = self._descriptors[shard]
+        data = os.pread(descriptor, size_bytes, start)
+        while len(data) < size_bytes:  # the kernel gives at most 2 GiB at once
+            more = os.pread(descriptor, size_bytes - len(data), start + len(data))
+            if not more:
+                break
+            data += more
+        return data
+
+    def memory(self, shard: int) -> Bytes:
+        """The whole shard, read-only; mapped from the first call on."""
+        memory = self._mapped.get(shard)
+        if memory is None:
+            size_bytes = self._opened[shard].size_bytes
+            memory = self._mapped[shard] = map_memory(self._descriptors[shard], size_bytes, writable=False)
+        return memory
+
+    def unmap(self, shard: int) -> None:
+        """Undo the mapping, if there is one, when the last view of it is gone."""
+        self._mapped.pop(shard, None)
+
+    def url(self, shard: int) -> str:
+        """Its url."""
+        return self._opened[shard].url
+
+    def drop(self, shards: tuple[int, ...]) -> None:
+        """Close shards; they are unmapped when the last view of them is gone."""
+        for shard in shards:
+            self._mapped.pop(shard, None)
+            if self._opened.pop(shard, None) is not None:
+                os.close(self._descriptors.pop(shard))
+
+    def close(self) -> None:
+        """Close all of them."""
+        self.drop(tuple(self._opened))
+
+
+def _close_all(descriptors: dict[int, int]) -> None:
+    while descriptors:
+        os.close(descriptors.popitem()[1])

@@ -1,0 +1,141 @@
+"""`shardify --resize`: what becomes of images, and how shards are cut when sizes are not known beforehand."""
+
+from __future__ import annotations
+
+import io
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from image_folders import files_below, pack, packed_samples
+from PIL import Image, ImageOps
+from streamload_tools.resizing import Resizing
+
+from streamload.images.files import decode_image
+
+
+def gradient(height: int, width: int) -> np.ndarray:
+    """A picture that no turn or mirror leaves as it is."""
+    y, x = np.mgrid[0:height, 0:width]
+    return np.stack([255 * y / height, 255 * x / width, 255 * (x + y) / (height + width)], 2).astype(np.uint8)
+
+
+def encoded(image: Image.Image, kind: str = "JPEG", **options: object) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **({"quality": 95} if kind == "JPEG" else {}), **options)
+    return buffer.getvalue()
+
+
+def difference(data: bytes, expected: Image.Image) -> float:
+    found = np.asarray(Image.open(io.BytesIO(data)).convert("RGB"), np.int16)
+    assert found.shape[:2] == (expected.height, expected.width)
+    return float(np.abs(found - np.asarray(expected.convert("RGB"), np.int16)).mean())
+
+
+@pytest.mark.parametrize(("kind", "field"), [("JPEG", "jpg"), ("PNG", "png"), ("WEBP", "webp"), ("TIFF", "tif")])
+def test_larger_images_become_jpeg_of_the_shorter_side(kind: str, field: str) -> None:
+    image = Image.fromarray(gradient(60, 90))
+    new_field, data = Resizing(20, 90)(field, encoded(image, kind))
+    assert new_field == "jpg"
+    assert Image.open(io.BytesIO(data)).format == "JPEG"
+    assert difference(data, image.resize((30, 20), Image.Resampling.BILINEAR)) < 3
+
+
+def test_images_that_are_small_enough_stay_as_they_are() -> None:
+    data = encoded(Image.fromarray(gradient(20, 90)), "PNG")
+    assert Resizing(20, 90)("png", data) == ("png", data)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_an_exif_orientation_is_applied(orientation: int) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    data = encoded(Image.fromarray(gradient(60, 90)), exif=exif)
+    upright = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
+    size = (upright.width // 3, upright.height // 3)
+    _, resized = Resizing(20, 95)("jpg", data)
+    assert difference(resized, upright.resize(size, Image.Resampling.BILINEAR)) < 3
+    assert not Image.open(io.BytesIO(resized)).getexif()
+
+
+def test_grey_stays_grey_and_other_kinds_become_colour() -> None:
+    picture = Image.fromarray(gradient(60, 90))
+    for image in (picture.convert("L"), picture.convert("L").convert("RGB")):
+        _, data = Resizing(20, 90)("jpg", encoded(image))
+        assert Image.open(io.BytesIO(data)).mode == "L"
+    for image, kind in (
+        (picture.convert("CMYK"), "JPEG"),
+        (picture.convert("RGBA"), "PNG"),
+        (picture.quantize(), "PNG"),
+    ):
+        _, data = Resizing(20, 90)("x", encoded(image, kind))
+        assert Image.open(io.BytesIO(data)).mode == "RGB"
+        assert difference(data, picture.resize((30, 20), Image.Resampling.BILINEAR)) < 8
+
+
+def test_quality_says_how_large() -> None:
+    noisy = np.random.default_rng(0).integers(0, 256, (90, 90, 3), np.uint8)
+    data = encoded(Image.fromarray(noisy))
+    low, high = (len(Resizing(60, quality)("jpg", data)[1]) for quality in (50, 95))
+    assert low < high / 2
+
+
+def photos(root: Path, count: int) -> Path:
+    generator = np.random.default_rng(1)
+    for number in range(count):
+        size = (40, 60, 3) if number % 5 else (10, 12, 3)
+        path = root / f"class{number % 3}" / f"{number}.{'png' if number % 4 == 0 else 'jpg'}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        image = Image.fromarray(generator.integers(0, 256, size, np.uint8))
+        path.write_bytes(encoded(image, "PNG" if number % 4 == 0 else "JPEG"))
+    return root
+
+
+def test_shards_of_resized_images_are_as_full_as_allowed_and_the_same_with_any_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = photos(tmp_path / "source", 60)
+    options = ["--resize", 20, "--max-bytes", "20KB"]
+    for workers in (1, 3):
+        assert pack(source, tmp_path / str(workers), *options, "--workers", workers)[0] == 0
+    assert files_below(tmp_path / "1") == files_below(tmp_path / "3")
+    sizes = [path.stat().st_size for path in sorted((tmp_path / "1").glob("*.tar"))]
+    samples = packed_samples(tmp_path / "1")
+    largest = max(1024 + 1024 + len(sample.get("jpg", sample.get("png", b""))) for sample in samples.values())
+    assert len(sizes) > 3
+    assert all(20_000 - largest < size <= 20_000 for size in sizes[:-1])
+    assert len(samples) == 60
+    for key, sample in samples.items():
+        number = int(key.rpartition("/")[2])
+        field = "jpg" if number % 5 or number % 4 else "png"
+        height, width, _ = decode_image(memoryview(sample[field])).shape
+        assert (height, width) == ((20, 30) if number % 5 else (10, 12))
+    monkeypatch.setattr("streamload_tools.packing._PIECE_FILES", 7)
+    assert pack(source, tmp_path / "7", *options)[0] == 0
+    assert files_below(tmp_path / "7") == files_below(tmp_path / "1")
+
+
+def test_an_image_that_cannot_be_decoded_is_named(tmp_path: Path) -> None:
+    source = photos(tmp_path / "source", 6)
+    damaged = source / "class1" / "1.jpg"
+    data = bytearray(damaged.read_bytes())
+    data[len(data) // 2 :] = data[len(data) // 2 - 200 : len(data) // 2 - 100] + b"\xff\xd9"
+    damaged.write_bytes(data)
+    status, _, err = pack(source, tmp_path / "dest", "--resize", 20)
+    assert status == 1
+    assert f"{damaged}: the JPEG file is damaged" in err
+    assert not (tmp_path / "dest").exists()
+    assert pack(source, tmp_path / "dest", "--resize", 20, "--skip-bad")[0] == 0
+    assert len(packed_samples(tmp_path / "dest")) == 5
+
+
+def test_quality_without_resize_is_a_mistake(tmp_path: Path) -> None:
+    status, _, err = pack(photos(tmp_path / "source", 2), tmp_path / "dest", "--quality", 80)
+    assert status == 2
+    assert "--quality is that of the JPEG files that --resize makes" in err
+
+
+def test_pieces_do_not_stay(tmp_path: Path) -> None:
+    assert pack(photos(tmp_path / "source", 9), tmp_path / "dest", "--resize", 20)[0] == 0
+    assert sorted(os.listdir(tmp_path / "dest")) == [".streamload", "classes.json", "shard-000000.tar"]

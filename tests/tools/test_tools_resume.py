@@ -1,0 +1,296 @@
+"""What `--resume` makes of a run of `shardify` that was stopped."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from image_folders import files_below, image_bytes, images, pack, packed_samples
+from streamload_tools import loading, packing, publishing, shardify, work, workforce
+from streamload_tools.staging import STAGING
+
+
+def stopped_in_the_middle(source: Path, dest: Path, monkeypatch: pytest.MonkeyPatch, *options: object) -> str:
+    """Ctrl-C while the fifth shard is packed; standard error."""
+    real, calls = work.keep, []
+
+    def interrupted(finished: object) -> None:
+        calls.append(finished)
+        if len(calls) == 5:
+            half = dest / STAGING / "shards" / "all" / ".shard-000009.tar.1-1.partial"
+            half.write_bytes(b"what a killed worker leaves")
+            raise KeyboardInterrupt
+        real(finished)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(work, "keep", interrupted)
+        status, out, err = pack(source, dest, "--max-count", 2, "--workers", 1, *options)
+    assert (status, out) == (130, "")
+    return err
+
+
+def test_ctrl_c_is_one_line_and_keeps_what_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, dest = images(tmp_path), tmp_path / "dest"
+    err = stopped_in_the_middle(source, dest, monkeypatch)
+    assert [line for line in err.splitlines() if not line.startswith("packing")] == [
+        "interrupted: nothing of what was under way is published; what is finished is kept: run the same command with "
+        "--resume to go on, or with --overwrite to start anew"
+    ]
+    assert os.listdir(dest) == [STAGING]
+    assert not list(dest.rglob("*.partial"))
+    packed: list[str] = []
+    real = work._pack
+    monkeypatch.setattr(work, "_pack", lambda task, counter: packed.append(task.path) or real(task, counter))
+    assert pack(source, dest, "--max-count", 2, "--workers", 1, "--resume")[0] == 0
+    assert [os.path.basename(path) for path in packed] == ["shard-000004.tar", "shard-000005.tar"]
+    assert pack(source, tmp_path / "whole", "--max-count", 2)[0] == 0
+    assert files_below(dest) == files_below(tmp_path / "whole")
+
+
+def test_ctrl_c_before_anything_is_finished_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(field: str, data: bytes) -> str | None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(loading, "fault_of", interrupted)
+    status, out, err = pack(images(tmp_path), tmp_path / "dest")
+    assert (status, out) == (130, "")
+    assert "interrupted: nothing of what was under way is published\n" in err
+    assert not (tmp_path / "dest").exists()
+
+
+def test_a_run_that_was_stopped_is_not_thrown_away_unasked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, dest = images(tmp_path), tmp_path / "dest"
+    stopped_in_the_middle(source, dest, monkeypatch)
+    before = files_below(dest)
+    status, _, err = pack(source, dest, "--max-count", 2)
+    assert (status, files_below(dest)) == (2, before)
+    assert "holds a run that was not finished; go on with --resume, or throw it away with --overwrite" in err
+    assert pack(source, dest, "--max-count", 3, "--overwrite")[0] == 0
+    assert STAGING not in os.listdir(dest)
+    assert len(list(dest.glob("*.tar"))) == 4
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda source: (source / "cat" / "9.jpg").write_bytes(image_bytes(1)), "9.jpg' is new"),
+        (lambda source: (source / "cat" / "0.jpg").unlink(), "0.jpg' is gone"),
+        (lambda source: (source / "cat" / "0.jpg").write_bytes(image_bytes(77)), "1 files were changed since"),
+        (lambda source: ["--seed", 3], "--seed was 0 and is 3"),
+        (lambda source: ["--resize", 4], "--resize was None and is 4"),
+    ],
+)
+def test_another_source_or_other_options_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: object, message: str
+) -> None:
+    source, dest = images(tmp_path), tmp_path / "dest"
+    stopped_in_the_middle(source, dest, monkeypatch)
+    before = files_below(dest)
+    options = change(source)  # type: ignore[operator]
+    status, _, err = pack(source, dest, "--max-count", 2, "--resume", *(options if isinstance(options, list) else ()))
+    assert (status, files_below(dest)) == (2, before)
+    assert message in err
+    assert "start anew with --overwrite" in err
+    assert err.count("error:") == 1
+
+
+def test_a_kept_shard_that_was_damaged_is_packed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, dest = images(tmp_path), tmp_path / "dest"
+    stopped_in_the_middle(source, dest, monkeypatch)
+    shard = next(dest.rglob("shard-000001.tar"))
+    data = bytearray(shard.read_bytes())
+    data[700] ^= 1
+    shard.write_bytes(data)
+    assert pack(source, dest, "--max-count", 2, "--resume")[0] == 0
+    assert pack(source, tmp_path / "whole", "--max-count", 2)[0] == 0
+    assert files_below(dest) == files_below(tmp_path / "whole")
+
+
+def test_resuming_where_there_is_nothing_to_resume(tmp_path: Path) -> None:
+    source, dest = images(tmp_path), tmp_path / "dest"
+    (dest / STAGING / "shards" / "all").mkdir(parents=True)
+    (dest / STAGING / "shards" / "all" / ".shard-000000.tar.1-1.partial").write_bytes(b"half")
+    status, _, err = pack(source, dest, "--resume")
+    assert status == 0
+    assert "note: there is no unfinished run to resume; packing from the start" in err
+    before = files_below(dest)
+    assert STAGING not in os.listdir(dest)
+    status, out, err = pack(source, dest, "--resume")
+    assert (status, out, files_below(dest)) == (0, "", before)
+    assert "holds 1 shard already" in err
+
+
+def test_two_runs_do_not_meet_in_one_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, dest = images(tmp_path), tmp_path / "dest"
+    seen: list[tuple[int, str, str]] = []
+    real = packing.pack
+
+    def meanwhile(*arguments: object) -> object:
+        with monkeypatch.context() as patch:
+            patch.setattr(shardify, "pack", real)
+            seen.append(pack(source, dest, "--overwrite"))
+        return real(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(shardify, "pack", meanwhile)
+    assert pack(source, dest)[0] == 0
+    assert seen[0][0] == 2
+    assert "another shardify is writing" in seen[0][2]
+    assert len(packed_samples(dest)) == 12
+
+
+def test_what_was_begun_to_be_published_is_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, dest = images(tmp_path), tmp_path / "dest"
+
+    def stopped(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(publishing, "write_index", stopped)
+        assert pack(source, dest, "--max-count", 2)[0] == 130
+    assert len(list(dest.glob("*.tar"))) == 6
+    (dest / ".streamload").mkdir()
+    (dest / ".streamload" / ".index.json.0123456789abcdef.tmp").write_text(
+        "what a kill leaves of a file that is written"
+    )
+    status, _, err = pack(source, dest, "--max-count", 2)
+    assert status == 2
+    assert "holds a run that was being published; go on with --resume" in err
+    status, out, _ = pack(source, dest, "--max-count", 2, "--resume")
+    assert status == 0
+    assert "packed 6 shards, 12 samples" in out
+    assert pack(source, tmp_path / "whole", "--max-count", 2)[0] == 0
+    assert files_below(dest) == files_below(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("options", [[], ["--resize", 4]])
+def test_only_with_sync_is_the_disk_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[object]
+) -> None:
+    source, synced = images(tmp_path), []
+    real = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        synced.append(os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}")))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    assert pack(source, tmp_path / "a", *options)[0] == 0
+    assert synced == []
+    assert pack(source, tmp_path / "b", "--sync", *options)[0] == 0
+    names = [".shard-000000.tar", ".classes.json", "b", ".shard-000000.tar.npz", ".index.json", ".streamload"]
+    assert all(any(found.startswith(name) for found in synced) for name in names)
+    assert files_below(tmp_path / "a") == files_below(tmp_path / "b")
+
+
+JOINING = ["--resize", 4, "--max-count", 2, "--workers", 1]
+
+
+def stopped_while_joining(source: Path, dest: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C when all pieces, of three images each, are packed and two of six shards are joined."""
+    real, calls = work._join, []
+
+    def interrupted(task: work.JoinTask) -> object:
+        calls.append(task)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return real(task)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(work, "_join", interrupted)
+        patch.setattr(packing, "_PIECE_FILES", 3)
+        assert pack(source, dest, *JOINING)[0] == 130
+
+
+def test_pieces_that_were_joined_are_not_packed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, dest = images(tmp_path), tmp_path / "dest"
+    stopped_while_joining(source, dest, monkeypatch)
+    assert len(list(dest.rglob("pieces/all/*.tar"))) == 3
+    monkeypatch.setattr(packing, "_PIECE_FILES", 3)
+    monkeypatch.setattr(work, "_pack", lambda *_: pytest.fail("a piece was packed again"))
+    assert pack(source, dest, *JOINING, "--resume")[0] == 0
+    monkeypatch.undo()
+    assert pack(source, tmp_path / "whole", *JOINING)[0] == 0
+    assert files_below(dest) == files_below(tmp_path / "whole")
+
+
+def test_a_piece_that_was_damaged_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, dest = images(tmp_path), tmp_path / "dest"
+    stopped_while_joining(source, dest, monkeypatch)
+    for piece in dest.rglob("pieces/all/*.tar"):
+        data = bytearray(piece.read_bytes())
+        data[600] ^= 1
+        piece.write_bytes(data)
+    monkeypatch.setattr(packing, "_PIECE_FILES", 3)
+    status, _, err = pack(source, dest, *JOINING, "--resume")
+    assert status == 1
+    assert "what was packed before is damaged; start anew with --overwrite" in err
+    assert not list(dest.glob("*.tar"))
+
+
+def test_half_written_files_do_not_take_room_while_a_run_is_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, dest = images(tmp_path), tmp_path / "dest"
+    stopped_in_the_middle(source, dest, monkeypatch)
+    half = dest / STAGING / "shards" / "all" / ".shard-000004.tar.1-1.partial"
+    half.write_bytes(b"half")
+    there: list[bool] = []
+    real = work._pack
+    monkeypatch.setattr(work, "_pack", lambda task, counter: there.append(half.exists()) or real(task, counter))
+    assert pack(source, dest, "--max-count", 2, "--workers", 1, "--resume")[0] == 0
+    assert there == [False, False]
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc")
+def test_a_worker_holds_the_lock_and_leaves_ctrl_c_to_its_parent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, held = workforce._Worker.send, []
+
+    def send(self: workforce._Worker, task: work.Task) -> None:
+        folder = f"/proc/{self._process.pid}/fd"
+        held.append(any(os.readlink(f"{folder}/{number}").endswith(STAGING) for number in os.listdir(folder)))
+        status = Path(f"/proc/{self._process.pid}/status").read_text()
+        blocked = int(status.partition("SigBlk:")[2].split()[0], 16)
+        assert blocked >> (signal.SIGINT - 1) & 1
+        real(self, task)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(workforce._Worker, "send", send)
+        assert pack(images(tmp_path), tmp_path / "dest", "--max-count", 6, "--workers", 2)[0] == 0
+    assert held == [True, True]
+
+
+def test_after_a_fault_nothing_more_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = images(tmp_path)
+    (source / "bee" / "0.jpg").write_bytes(b"")
+    (source / "cat" / "5.png").write_bytes(b"")
+    packed: list[str] = []
+    real = work._pack
+    monkeypatch.setattr(work, "_pack", lambda task, counter: packed.append(task.path) or real(task, counter))
+    status, _, err = pack(source, tmp_path / "dest", "--max-count", 1, "--no-shuffle", "--workers", 1)
+    assert status == 1
+    assert len(packed) == 1
+    assert "error: 2 of 12 files are no whole images" in err
+
+
+def test_stopped_while_it_clears_up_it_is_finished_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, dest = images(tmp_path), tmp_path / "dest"
+
+    def stopped(folder: str) -> None:
+        for record in Path(folder).rglob("*.done"):
+            record.unlink()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("streamload_tools.staging.shutil.rmtree", stopped)
+        assert pack(source, dest)[0] == 130
+    status, _, err = pack(source, dest, "--resume")
+    assert status == 0
+    assert "holds 1 shard already" in err
+    assert pack(source, tmp_path / "whole")[0] == 0
+    assert files_below(dest) == files_below(tmp_path / "whole")

@@ -1,0 +1,83 @@
+"""Images made smaller before they are packed: shorter side N, as JPEG."""
+
+from __future__ import annotations
+
+import io
+import struct
+import warnings
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamload.images import Resize
+from streamload.images.files import image_size
+from streamload.images.jpeg import is_jpeg
+
+__all__ = ["Resizing"]
+
+_ORIENTATION = 0x0112
+_TURNS = {3: 2, 4: 2, 5: 1, 6: 3, 7: 3, 8: 1}  # quarters against the clock
+_MIRRORED = frozenset({2, 4, 5, 7})
+
+
+@dataclass(frozen=True, slots=True)
+class Resizing:
+    """Brings the shorter side of larger images to `size` pixels.
+
+    What is resized becomes a JPEG with 4:2:0 colour (grey where the image is grey), whatever it was: transparency is
+    dropped, of an animation the first picture is taken, CMYK becomes RGB. An EXIF orientation is applied. All metadata
+    are left out, and so is a colour profile, which loaders do not look at either.
+
+    Attributes:
+        size: the shorter side, in pixels.
+        quality: of the JPEG, 1 to 100.
+    """
+
+    size: int
+    quality: int
+
+    def __call__(self, field: str, data: bytes) -> tuple[str, bytes]:
+        """The field and the bytes to store; those that were given if the image's shorter side is not longer.
+
+        Raises:
+            ValueError: the image cannot be decoded.
+        """
+        view = memoryview(data)
+        if min(image_size(view)) <= self.size:
+            return field, data
+        pixels = _upright(Resize(self.size).from_encoded(view), _orientation(data))
+        return "jpg", _encoded(pixels, self.quality)
+
+
+def _encoded(pixels: NDArray[np.uint8], quality: int) -> bytes:
+    import simplejpeg
+
+    encoded: bytes
+    if np.array_equal(pixels[..., 0], pixels[..., 1]) and np.array_equal(pixels[..., 0], pixels[..., 2]):
+        grey = np.ascontiguousarray(pixels[..., :1])
+        encoded = simplejpeg.encode_jpeg(grey, quality, "GRAY", "Gray", fastdct=False)
+    else:
+        encoded = simplejpeg.encode_jpeg(np.ascontiguousarray(pixels), quality, "RGB", "420", fastdct=False)
+    return encoded
+
+
+def _upright(pixels: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
+    """Undo what EXIF says of how the picture was taken (values 1 to 8)."""
+    if orientation in _MIRRORED:
+        pixels = pixels[:, ::-1]
+    return np.rot90(pixels, _TURNS.get(orientation, 0))
+
+
+def _orientation(data: bytes) -> int:
+    from PIL import Image
+
+    if is_jpeg(memoryview(data)) and b"Exif\0\0" not in data[: 1 << 17]:
+        return 1
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of metadata in a strange form; the pixels were decoded without complaint
+            with io.BytesIO(data) as file, Image.open(file, formats=("JPEG", "PNG", "WEBP", "TIFF")) as image:
+                return int(image.getexif().get(_ORIENTATION, 1))
+    except (OSError, SyntaxError, ValueError, TypeError, LookupError, struct.error, Image.DecompressionBombError):
+        return 1

@@ -1,0 +1,131 @@
+"""What is to be packed: files with keys, fields and labels, wherever the list of them comes from."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+__all__ = [
+    "ARRAY_FIELDS",
+    "IMAGE_FIELDS",
+    "Keys",
+    "Source",
+    "SourceError",
+    "SourceFile",
+    "field_of",
+    "numbered_labels",
+    "safe_key",
+]
+
+_JPEG = ("jpg", "jpeg", "jpe", "jfif")
+IMAGE_FIELDS = dict.fromkeys(_JPEG, "jpg") | {name: name for name in ("png", "webp", "bmp", "gif", "tif", "tiff")}
+"""The extensions of images, and the field that each is stored under."""
+
+ARRAY_FIELDS = {"npy": "npy", "pt": "pt", "pth": "pth"}
+"""The extensions of files that hold one array or tensor each, and the field that each is stored under."""
+
+_UNSAFE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
+
+
+class SourceError(Exception):
+    """The source cannot be packed as it is; the message says why and what to do."""
+
+
+class SourceFile(NamedTuple):
+    """One file that makes one sample.
+
+    Attributes:
+        path: where it lies.
+        label: the number of its class.
+        key: the sample's key, unlike every other.
+        field: what it is stored under, or None if its extension is not one that belongs in this source.
+        columns: JSON of what else a table says of it, stored as the field `json`; None where nothing is kept.
+    """
+
+    path: str
+    label: int
+    key: str
+    field: str | None
+    columns: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What a source holds.
+
+    Attributes:
+        files: in the order in which they are packed if nothing is shuffled.
+        classes: the names of the classes, the position being the label; None where labels are numbers without names.
+        noun: what a file is, in the singular, for messages.
+        notes: what was passed over, and what looks like a mistake; one line each.
+        parts: the positions in `files` of each split that the user laid down, or None.
+    """
+
+    files: tuple[SourceFile, ...]
+    classes: tuple[str, ...] | None
+    noun: str = "image"
+    notes: tuple[str, ...] = ()
+    parts: Mapping[str, Sequence[int]] | None = field(default=None)
+
+
+class Keys:
+    """Gives out keys, none of them twice."""
+
+    def __init__(self) -> None:
+        self._taken: set[str] = set()
+
+    def unlike(self, key: str) -> str:
+        """The key, with a number behind it if another file has it already, as `a.jpg` and `a.png` in one folder."""
+        number, candidate = 1, key
+        while candidate in self._taken:
+            number += 1
+            candidate = f"{key}-{number}"
+        self._taken.add(candidate)
+        return candidate
+
+
+def field_of(path: str, fields: Mapping[str, str]) -> str | None:
+    """What a file is stored under by its extension, if that is one of these."""
+    return fields.get(os.path.splitext(path)[1][1:].lower())
+
+
+def safe_key(relative: str, fields: Mapping[str, str]) -> str:
+    """A path as a key: without its extension, no dot in its last component, and nothing that a tar cannot name.
+
+    Args:
+        relative: the file's path from where the dataset begins; `..` and a leading slash are left out.
+        fields: the extensions that are cut off.
+    """
+    stem, extension = os.path.splitext(relative)
+    if extension[1:].lower() not in fields:
+        stem = relative
+    folders = [piece for piece in _UNSAFE.sub("_", stem).split("/") if piece not in ("", ".", "..")]
+    name = folders.pop().replace(".", "_") if folders else "_"
+    if name.startswith("__"):
+        name = f"x{name}"
+    if folders and folders[0].startswith("__"):
+        folders[0] = f"x{folders[0]}"
+    return "/".join((*folders, name))
+
+
+def numbered_labels(labels: Sequence[str | int]) -> tuple[list[int], tuple[str, ...] | None]:
+    """Labels as numbers, and the names of the classes if the labels are names.
+
+    Whole numbers stay what they are, however they are written in the table. Anything else is a name, and classes are
+    numbered in the order of their names, as in an ImageFolder.
+    """
+    if all(isinstance(label, int) or _is_number(label) for label in labels):
+        return [int(label) for label in labels], None
+    names = [str(label) for label in labels]
+    classes = tuple(sorted(set(names)))
+    number = {name: position for position, name in enumerate(classes)}
+    return [number[name] for name in names], classes
+
+
+def _is_number(text: str) -> bool:
+    """Whether text is an integer as Python would write it: `01` is the name of a class beside `1`."""
+    digits = text.removeprefix("-")
+    return digits.isascii() and digits.isdigit() and str(int(text)) == text and -(1 << 63) <= int(text) < 1 << 63
