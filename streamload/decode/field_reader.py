@@ -14,7 +14,7 @@ from streamload.batch.stored import StoredRows, by_shard
 from streamload.dataset.table import MISSING
 from streamload.decode.array_files import NpyLayout
 from streamload.decode.column_decoding import decode_integers, shared_npy_layout
-from streamload.decode.decoders import Decoder, decoder_for, decodes_as_built_in
+from streamload.decode.decoders import Decoder, decoder_for, decodes_as_built_in, is_image
 from streamload.decode.failure import Attempt
 from streamload.decode.row_table import Column
 from streamload.decode.tasks import RowFailure, RowTask
@@ -33,14 +33,17 @@ ABSENT: Any = type("Absent", (), {})()
 class ShardMemory(Protocol):
     """Where whoever makes rows finds the shards."""
 
-    def read(self, shard: int, start: int, size_bytes: int) -> bytes:
-        """The bytes of a place, fewer where the shard ends before."""
+    def read_into(self, target: memoryview, shard: int, start: int) -> int:
+        """Fill `target` with the bytes of a place; returns how many, fewer where the shard ends before."""
 
     def memory(self, shard: int) -> Bytes:
         """The whole shard, read-only."""
 
     def url(self, shard: int) -> str:
         """Its url."""
+
+    def size_bytes(self, shard: int) -> int:
+        """How long it is."""
 
 
 class Progress(Protocol):
@@ -118,6 +121,7 @@ class FieldReader:
         self._optional = optional
         self._single = single
         self._decoders: dict[str, Decoder] = {}
+        self._passing = memoryview(b"")
 
     def decoder(self, name: str) -> Decoder:
         """The decoder of a field."""
@@ -130,28 +134,48 @@ class FieldReader:
         """Whether our own decoders read this field, and not a function of the user's."""
         return all(decodes_as_built_in(name, self._decode) for name in column.alternatives)
 
+    def keeps_nothing(self, name: str) -> bool:
+        """Whether a field's decoder makes something new of the bytes, as that of images does."""
+        return is_image(name) and decodes_as_built_in(name, self._decode)
+
     def is_absent(self, column: Column, row: int) -> bool:
         """Whether the sample lacks the field, and may."""
         return self._optional and int(column.offsets[row]) == MISSING
 
-    def encoded(self, work: Work, column: Column, row: int) -> memoryview:
+    def encoded(self, work: Work, column: Column, row: int, *, passing: bool = False) -> memoryview:
         """A field's bytes, checked.
 
+        Args:
+            work: the task.
+            column: the field.
+            row: the row.
+            passing: they are looked at before the next call and not kept, so they may lie in memory that is used again.
+
         Raises:
-            RowError: the sample has no such field, or its bytes are not what the index says.
+            RowError: the sample has no such field, or its bytes cannot be read, or are not what the index says.
         """
         start, size = int(column.offsets[row]), int(column.sizes[row])
         if start == MISSING:
             raise RowError("SampleError", f"the sample has no field {column.name!r}")
+        shard = work.row_shards[row]
+        if size > work.shards.size_bytes(shard) - start:
+            raise RowError("DecodeError", "the index points behind the end of the shard; run `streamload index`")
+        data = self._passing_memory(size) if passing else memoryview(bytearray(size))
         try:
-            data = memoryview(work.shards.read(work.row_shards[row], start, size))
+            found = work.shards.read_into(data, shard, start)
         except (OSError, OverflowError) as error:
             raise RowError("SampleError", f"the field {column.name!r} cannot be read: {error}") from error
-        if len(data) != size:
-            raise RowError("DecodeError", "the index points behind the end of the shard; run `streamload index`")
+        if found != size:
+            raise RowError("SampleError", f"the shard has become shorter: it ends in the field {column.name!r}")
         if column.crc32 is not None and zlib.crc32(data) != int(column.crc32[row]):
             raise RowError("DecodeError", f"the bytes of field {column.name!r} are damaged: their crc32 differs")
         return data
+
+    def _passing_memory(self, size_bytes: int) -> memoryview:
+        """Memory that is used again for every image: taking it anew would cost more than reading into it."""
+        if len(self._passing) < size_bytes:
+            self._passing = memoryview(bytearray(2 * size_bytes))
+        return self._passing[:size_bytes]
 
     def read(self, work: Work, column: Column, failed: Callable[[int, Exception], RowFailure]) -> Any:
         """A field's values for all rows of a task: an array with one entry a row where the bytes allow it at once."""
@@ -174,10 +198,11 @@ class FieldReader:
         return _integers(column, work) if rows_per_shard >= _INTEGERS_PER_SHARD else None
 
     def _read_plain(self, work: Work, column: Column, values: list[Any]) -> Callable[[int], None]:
-        decoder = self.decoder(column.alternatives[0])
+        name = column.alternatives[0]
+        decoder, passing = self.decoder(name), self.keeps_nothing(name)
 
         def read(row: int) -> None:
-            values[row] = decoder(self.encoded(work, column, row))
+            values[row] = decoder(self.encoded(work, column, row, passing=passing))
 
         return read
 

@@ -29,20 +29,19 @@ class OpenShards:
         self._descriptors[opened.shard] = descriptor
         self._opened[opened.shard] = opened
 
-    def read(self, shard: int, start: int, size_bytes: int) -> bytes:
-        """The bytes of a place, fewer where the shard ends before.
+    def read_into(self, target: memoryview, shard: int, start: int) -> int:
+        """Fill `target` with the bytes of a place; returns how many, fewer where the shard ends before.
 
         Raises:
             OSError: the storage cannot read them.
         """
-        descriptor = self._descriptors[shard]
-        data = os.pread(descriptor, size_bytes, start)
-        while len(data) < size_bytes:  # the kernel gives at most 2 GiB at once
-            more = os.pread(descriptor, size_bytes - len(data), start + len(data))
-            if not more:
+        descriptor, done = self._descriptors[shard], 0
+        while done < len(target):  # the kernel gives at most 2 GiB at once
+            count = os.preadv(descriptor, [target[done:]], start + done)
+            if count == 0:
                 break
-            data += more
-        return data
+            done += count
+        return done
 
     def memory(self, shard: int) -> Bytes:
         """The whole shard, read-only; mapped from the first call on."""
@@ -59,6 +58,10 @@ class OpenShards:
     def url(self, shard: int) -> str:
         """Its url."""
         return self._opened[shard].url
+
+    def size_bytes(self, shard: int) -> int:
+        """How long it is."""
+        return self._opened[shard].size_bytes
 
     def drop(self, shards: tuple[int, ...]) -> None:
         """Close shards; they are unmapped when the last view of them is gone."""

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from streamload.batch.collate import Rows
 from streamload.dataset.table import MISSING
 from streamload.decode.collating import PieceCollator
-from streamload.decode.decoders import is_image
 from streamload.decode.failure import failure_of, in_words
 from streamload.decode.field_reader import ABSENT, FieldReader, Progress, RowError, ShardMemory, Work, field_of
 from streamload.decode.row_table import Column
@@ -165,12 +164,12 @@ class RowMaker:
             return ABSENT
         out = None if field.places is None else field.places[row]
         started = perf_counter()
-        data = self._reader.encoded(work, column, row)
         name = field_of(column, row)
+        data = self._reader.encoded(work, column, row, passing=self._reader.keeps_nothing(name))
         function = field.functions.get(name)
         if function is None:
             return self._reader.decoder(name)(data)
-        if function.starts_from_encoded and is_image(name) and self._reader.is_built_in(column):
+        if function.starts_from_encoded and self._reader.keeps_nothing(name):
             value = self._checked(function.from_encoded(data, rng, out))
             work.decode_s += perf_counter() - started
             return value

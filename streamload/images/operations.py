@@ -10,7 +10,8 @@ argument.
 A random operation has a parameter `rng`, a `numpy.random.Generator`; the worker passes one to every transform that
 has a parameter of this name. The same state of it gives the same bytes.
 
-An operation with a method `from_encoded(data, rng)` may be given the encoded file instead of the array. A JPEG is then
+An operation with a method `from_encoded(data, rng)` may be given the encoded file instead of the array, in memory that
+is used for another one afterwards. A JPEG is then
 decoded no further down than the crop. If it shrinks to half or less it is decoded at a smaller scale too; the result
 differs from that of the two steps, on photographs by about 1.3 of 255 in the mean over an image and by less than 5. In
 all other cases it is the same.

@@ -66,8 +66,13 @@ class Shelf:
                     content += payload + b"/"
             self._shards.append(bytes(content))
 
-    def read(self, shard: int, start: int, size_bytes: int) -> bytes:
-        return self._shards[shard][start : start + size_bytes]
+    def read_into(self, target: memoryview, shard: int, start: int) -> int:
+        data = self._shards[shard][start : start + len(target)]
+        target[: len(data)] = data
+        return len(data)
+
+    def size_bytes(self, shard: int) -> int:
+        return len(self._shards[shard])
 
     def memory(self, shard: int) -> NDArray[np.uint8]:
         return np.frombuffer(self._shards[shard], np.uint8)
