@@ -12,6 +12,7 @@ import sys
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -97,7 +98,7 @@ class SequenceNode:
 Node = ArrayLeaf | BesideLeaf | MappingNode | SequenceNode
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Layout:
     """The tree of a batch and its place in a slot.
 
@@ -119,6 +120,10 @@ class Layout:
 
     def offsets(self) -> tuple[list[int], int]:
         """Where each array begins in the slot, and the bytes of them all."""
+        return self._offsets
+
+    @cached_property
+    def _offsets(self) -> tuple[list[int], int]:
         starts, end = [], 0
         for leaf in self.arrays:
             starts.append(end)

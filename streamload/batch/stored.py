@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streamload.memory.mapped import Bytes
-
 __all__ = ["StoredRows", "by_shard"]
 
 _ROW_BY_ROW_BYTES = 1024
@@ -26,14 +24,14 @@ class StoredRows:
         shape: of every row, in C order.
         shards: int64[n], each row's shard.
         starts: int64[n], first byte of each row's array within its shard; all of them lie within.
-        memory: the shards.
+        memory: the shards, as views of bytes.
     """
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     shards: NDArray[np.int64]
     starts: NDArray[np.int64]
-    memory: Mapping[int, Bytes]
+    memory: Mapping[int, memoryview]
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -67,15 +65,14 @@ class StoredRows:
             items = target.view(f"V{row_bytes}")
             for shard, rows in by_shard(self.shards):
                 data = self.memory[shard]
-                windows = np.ndarray((data.size - row_bytes + 1,), items.dtype, data.data, 0, (1,))
+                windows = np.ndarray((len(data) - row_bytes + 1,), items.dtype, data, 0, (1,))
                 items[rows] = windows[self.starts[rows]]
             return
         # Slices of memoryviews cost half of what slices of arrays do.
-        views = {shard: memoryview(data.data) for shard, data in self.memory.items()}
-        written, end = memoryview(target.data), 0
+        memory, written, end = self.memory, memoryview(target.data), 0
         for shard, start in zip(self.shards.tolist(), self.starts.tolist(), strict=True):
             begin, end = end, end + row_bytes
-            written[begin:end] = views[shard][start : start + row_bytes]
+            written[begin:end] = memory[shard][start : start + row_bytes]
 
 
 def by_shard(shards: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:

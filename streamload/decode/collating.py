@@ -85,7 +85,7 @@ class PieceCollator:
         for piece in task.pieces:
             end = start + piece.rows
             failed = {row - start: failure for row, failure in failures.items() if start <= row < end}
-            part = rows.slice(start, end)
+            part = rows if piece.rows == rows.count else rows.slice(start, end)
             if task.whole:
                 first = (int(task.table.shards[start]), int(task.table.samples[start]))
                 done.append(self._whole_batch(piece, part, failed, randomness, first))
@@ -97,13 +97,13 @@ class PieceCollator:
     def _rows_of_batch(self, piece: Piece, rows: Rows, failed: Mapping[int, RowFailure], capacity: int) -> PieceDone:
         """Write rows in place, as the fixed layout has it; a row that failed holds the bytes of another one."""
         failures = _in_batch(failed, piece)
-        good = [row for row in range(rows.count) if row not in failed]
-        if not good:
+        good = next((row for row in range(rows.count) if row not in failed), None)
+        if good is None:
             return PieceDone(piece, failures=failures)
         try:
-            layout = self._layout or describe_rows(rows.row(good[0])).with_capacity(capacity)
+            layout = self._layout or describe_rows(rows.row(good)).with_capacity(capacity)
             if failed:
-                rows = rows.take([row if row not in failed else good[0] for row in range(rows.count)])
+                rows = rows.take([row if row not in failed else good for row in range(rows.count)])
             memory = self._slots.at_least(piece.slot, layout.offsets()[1])
             besides = write_rows(layout, rows, memory, piece.first_row)
             return PieceDone(

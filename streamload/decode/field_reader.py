@@ -232,7 +232,7 @@ def _stored_arrays(column: Column, work: Work) -> StoredRows | None:
         layout = found
     if layout is None:
         return None
-    memory = {shard: work.shards.memory(shard) for shard in dict.fromkeys(work.task.table.shards.tolist())}
+    memory = {shard: memoryview(work.shards.memory(shard).data) for shard in dict.fromkeys(work.row_shards)}
     return StoredRows(layout.dtype, layout.shape, work.task.table.shards, column.offsets + layout.start, memory)
 
 

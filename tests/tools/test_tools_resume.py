@@ -250,9 +250,9 @@ def test_a_worker_holds_the_lock_and_leaves_ctrl_c_to_its_parent(
     real, held = workforce._Worker.send, []
 
     def send(self: workforce._Worker, task: work.Task) -> None:
-        folder = f"/proc/{self._process.pid}/fd"
+        folder = f"/proc/{self._child.process.pid}/fd"
         held.append(any(os.readlink(f"{folder}/{number}").endswith(STAGING) for number in os.listdir(folder)))
-        status = Path(f"/proc/{self._process.pid}/status").read_text()
+        status = Path(f"/proc/{self._child.process.pid}/status").read_text()
         blocked = int(status.partition("SigBlk:")[2].split()[0], 16)
         assert blocked >> (signal.SIGINT - 1) & 1
         real(self, task)
