@@ -55,7 +55,7 @@ class StreamLoader:
         num_workers: worker processes; "auto" is one for each processor, 0 does all in the caller's thread.
         executor: "process", or "thread" for threads within the feeder.
         prefetch_batches: batches that are made ahead. More are under way, two for each worker, where a batch is made by
-            one worker (with a `collate_fn`, or small and fast ones, these within 32 MiB).
+            one worker (with a `collate_fn`, or small and fast ones, these within 64 MiB).
         in_order: False gives batches as they are finished. Then there is no position: it cannot be saved, and a pass
             that ended with an error begins its epoch again.
         worker_init_fn: called with the worker's number in each worker when it starts.

@@ -46,6 +46,7 @@ class Peer:
         workloads: those that it can be measured on.
         same_decoding: False if it reads another format, with a decoder of its own.
         reshuffles: True if each epoch has an order of its own.
+        reads_shards: False if it is handed the positions of the samples, which it has no means to find out.
     """
 
     module: str
@@ -54,6 +55,7 @@ class Peer:
     workloads: tuple[str, ...] = ("tiny", "tokens", "images")
     same_decoding: bool = True
     reshuffles: bool = True
+    reads_shards: bool = True
 
     def load(self) -> type[Loader]:
         """The class, imported."""
@@ -74,7 +76,8 @@ PEERS = {
     "WebDataset, not mixed": Peer("wds", "NotMixed", "webdataset"),
     "LitData": Peer("lit", "LitData", "litdata"),
     "LitData, TokensLoader": Peer("lit", "LitTokens", "litdata", ("tokens",), same_decoding=False),
-    "SPDL": Peer("spdl_threads", "Threads", "spdl"),
-    "SPDL, subprocess": Peer("spdl_threads", "Subprocess", "spdl"),
+    "SPDL": Peer("spdl_threads", "Shards", "spdl"),
+    "SPDL, by position": Peer("spdl_threads", "ByPosition", "spdl", reads_shards=False),
+    "SPDL, by position, subprocess": Peer("spdl_threads", "Subprocess", "spdl", reads_shards=False),
     "DataLoader, files": Peer("files", "Files", "torch"),
 }

@@ -2,10 +2,13 @@
 
 https://facebookresearch.github.io/spdl, "Execution Models: MT, MTP, and MP": MT is for the highest rate, MTP for
 production, since it keeps the loader's work off the process that trains. In both the source is continuous, so that the
-pipeline lives from epoch to epoch. It yields the rows of a batch, and one task reads, decodes and collates a batch,
-since SPDL's cost is one for each task. Batches leave the subprocess through a shared-memory ring ("Shared-memory
-arenas" in its optimization guide), which is two to five times as fast here as without. Its third form, MP, for stages
-that hold the GIL, was slower on every workload.
+pipeline lives from epoch to epoch, and one task decodes and collates a batch, since SPDL's cost is one for each task.
+
+"SPDL" reads the shards with its own `iter_tarfile`: the source yields lists of raw samples. "By position" is what it
+could do at best: the source yields numbers, and the task reads the samples through a table of positions and mapped
+shards, neither of which SPDL has; they are the benchmark's. Batches leave the subprocess through a shared-memory ring
+("Shared-memory arenas" in its optimization guide), which is two to five times as fast here as without. Its third form,
+MP, for stages that hold the GIL, was slower.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import numpy as np
 import torch
 from decoding import decoders
 from sample_table import MappedShards, make_table, read_positions
+from spdl.io import iter_tarfile
 from spdl.pipeline import PipelineBuilder, SharedMemoryRingBuffer, run_pipeline_in_subprocess
 from workloads import Workload
 
@@ -40,6 +44,48 @@ class BatchesOfRows:
             yield order[first : first + self._batch_size]
 
 
+class BatchesOfSamples:
+    """Each pass the shards in a new order, the samples of each shuffled, cut into batches of raw samples."""
+
+    def __init__(self, workload: Workload) -> None:
+        self._shards = MappedShards(workload)
+        self._fields = workload.fields
+        self._batch_size = workload.batch_size
+        self._rng = np.random.default_rng()
+
+    def __iter__(self) -> Iterator[list[dict[str, memoryview]]]:
+        waiting: list[dict[str, memoryview]] = []
+        for shard in self._rng.permutation(len(self._shards.views)):
+            samples = self._samples(self._shards.views[shard])
+            waiting += [samples[number] for number in self._rng.permutation(len(samples))]
+            while len(waiting) >= self._batch_size:
+                yield waiting[: self._batch_size]
+                del waiting[: self._batch_size]
+        if waiting:
+            yield waiting
+
+    @staticmethod
+    def _samples(shard: memoryview) -> list[dict[str, memoryview]]:
+        samples: dict[str, dict[str, memoryview]] = {}
+        for name, content in iter_tarfile(shard):
+            key, _, field = name.partition(".")
+            samples.setdefault(key, {})[field] = content
+        return list(samples.values())
+
+
+class DecodeBatch:
+    """Raw samples to a batch."""
+
+    def __init__(self, workload: Workload) -> None:
+        self._decoders = dict(zip(workload.fields, decoders(workload.fields), strict=True))
+
+    def __call__(self, samples: list[dict[str, memoryview]]) -> tuple[torch.Tensor, ...]:
+        return tuple(
+            torch.from_numpy(np.stack([decode(sample[field]) for sample in samples]))
+            for field, decode in self._decoders.items()
+        )
+
+
 class MakeBatch:
     """Rows to a batch: reads from the mapped shards, decodes, collates. Where it is unpickled it maps them itself."""
 
@@ -61,21 +107,25 @@ class MakeBatch:
         return tuple(batch)
 
 
-def _builder(workload: Workload) -> PipelineBuilder[Any, Any]:
+def _builder(source: Any, make_batch: Any) -> PipelineBuilder[Any, Any]:
     builder: PipelineBuilder[Any, Any] = PipelineBuilder()
-    builder.add_source(BatchesOfRows(workload), continuous=True)
-    builder.pipe(MakeBatch(workload), concurrency=WORKERS)
+    builder.add_source(source, continuous=True)
+    builder.pipe(make_batch, concurrency=WORKERS)
     return builder.add_sink(buffer_size=3)
 
 
-class Threads:
-    """MT: two threads in the trainer's process."""
+class Shards:
+    """MT: two threads in the trainer's process, and one that reads shards."""
 
     processes = 1
 
     def __init__(self, workload: Workload) -> None:
-        self._pipeline = _builder(workload).build(num_threads=WORKERS)
+        self._pipeline = self._described(workload).build(num_threads=WORKERS)
         self._pipeline.start()
+
+    @staticmethod
+    def _described(workload: Workload) -> PipelineBuilder[Any, Any]:
+        return _builder(BatchesOfSamples(workload), DecodeBatch(workload))
 
     @staticmethod
     def prepare(workload: Workload) -> None:
@@ -88,14 +138,23 @@ class Threads:
         self._pipeline.stop()
 
 
+class ByPosition(Shards):
+    """MT, with a table of positions."""
+
+    @staticmethod
+    def _described(workload: Workload) -> PipelineBuilder[Any, Any]:
+        return _builder(BatchesOfRows(workload), MakeBatch(workload))
+
+
 class Subprocess:
-    """MTP: two threads in a subprocess, batches handed over in shared memory."""
+    """MTP: two threads in a subprocess, with a table of positions; batches are handed over in shared memory."""
 
     processes = 1
 
     def __init__(self, workload: Workload) -> None:
+        config = _builder(BatchesOfRows(workload), MakeBatch(workload)).get_config()
         self._batches = run_pipeline_in_subprocess(
-            _builder(workload).get_config(), num_threads=WORKERS, arena=SharedMemoryRingBuffer(RING_BYTES)
+            config, num_threads=WORKERS, arena=SharedMemoryRingBuffer(RING_BYTES)
         )
 
     @staticmethod

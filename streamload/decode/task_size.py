@@ -9,8 +9,8 @@ __all__ = ["MAX_RUN_ROWS", "TaskSize", "task_size"]
 
 _TASK_S = 0.010
 _LONGEST_PART_S = 0.030
-_PARTS_A_WORKER = 4
-_RUN_BYTES = 32 << 20
+_PARTS_A_WORKER = 2
+_RUN_BYTES = 64 << 20
 _RUN_BATCHES = 80
 
 MAX_RUN_ROWS = 8192
@@ -42,7 +42,7 @@ def task_size(
     Fast batches make a run, so that a message costs little beside the work.
 
     No worker may stand idle: each has a task in hand and one waiting, whatever that is in batches. So more than
-    `prefetch_batches` are under way where batches are small or made whole; runs of small ones are held to 32 MiB in
+    `prefetch_batches` are under way where batches are small or made whole; runs of small ones are held to 64 MiB in
     all, which also keeps them in the processor's cache.
 
     Args:

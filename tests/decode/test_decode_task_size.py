@@ -18,8 +18,8 @@ def size(
 @pytest.mark.parametrize(
     ("row_s", "batch_rows", "parts", "run"),
     [
-        (1e-3, 128, 8, 1),  # 128 ms for two workers: four parts for each, of 16 ms
-        (1e-3, 40, 4, 1),  # ten milliseconds at least
+        (1e-3, 100, 4, 1),  # 100 ms for two workers: two parts for each, of 25 ms
+        (1e-3, 30, 3, 1),  # ten milliseconds at least
         (1e-2, 128, 43, 1),  # thirty at most
         (1.0, 8, 8, 1),  # a row at a time
         (1e-3, 10, 1, 1),
@@ -34,7 +34,7 @@ def test_tasks_take_about_ten_milliseconds(row_s: float, batch_rows: int, parts:
 
 
 def test_many_workers_get_smaller_parts() -> None:
-    assert size(1e-3, 128, capacity=2).parts == 5
+    assert size(1e-3, 128, capacity=8).parts == 8
     assert size(1e-3, 128, capacity=64).parts == 13
 
 
@@ -49,9 +49,9 @@ def test_what_must_not_be_cut_is_not_cut() -> None:
     assert size(1e-6, 10, whole=True).run > 1
 
 
-def test_runs_of_large_batches_are_held_to_32_mebibytes() -> None:
+def test_runs_of_large_batches_are_held_to_64_mebibytes() -> None:
     found = size(1e-6, 64, 1 << 20)
-    assert found.run * 6 <= 32 < (found.run + 1) * 6
+    assert found.run * 6 <= 64 < (found.run + 1) * 6
     assert size(1e-6, 64, 1 << 30).run == 1
 
 
@@ -75,4 +75,4 @@ def test_no_worker_need_stand_idle_and_nothing_is_without_bound(
     assert found.outstanding <= max(prefetch, capacity + 2, 80)
     if found.run > 1:
         assert found.run * batch_rows <= MAX_RUN_ROWS
-        assert found.outstanding * slot_bytes <= 32 << 20 or found.outstanding == prefetch
+        assert found.outstanding * slot_bytes <= 64 << 20 or found.outstanding == prefetch
