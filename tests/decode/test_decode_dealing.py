@@ -264,12 +264,12 @@ def rows_and_pieces(tasks: Sequence[RowTask]) -> set[tuple[int, int]]:
 
 
 def test_slow_batches_are_cut_among_the_workers(folder: Path) -> None:
-    """20 ms a row: a task is one row, and all workers are at the same batch."""
+    """20 ms a row: a task is two rows, and all workers are at the same batch."""
     run = Run(folder, row_s=0.02, learned=Learned(layout=b"known", size_bytes=100, row_s=0.02))
     run.epoch.pump()
     assert [task.pieces[0].batch for task in run.pool.tasks if isinstance(task, RowTask)] == [0] * 4
     run.finish()
-    assert rows_and_pieces(run.tasks) == {(1, 1)}
+    assert rows_and_pieces(run.tasks) == {(2, 1)}
 
 
 def test_fast_batches_are_dealt_out_in_runs_of_about_ten_milliseconds(folder: Path) -> None:
