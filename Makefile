@@ -54,7 +54,8 @@ test: check
 bench: $(BENCH_INSTALLED)
 	$(BIN)/python benchmarks/bench_loader.py --plot docs/benchmark.png $(BENCH)
 	$(BIN)/python benchmarks/bench_decode.py
-	$(if $(wildcard benchmarks/bench_shardify.py),$(BIN)/python benchmarks/bench_shardify.py)
+	$(BIN)/python benchmarks/bench_processes.py
+	$(BIN)/python benchmarks/bench_shardify.py
 
 clean:
 	rm -rf $(VENV) .demo .bench build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
