@@ -29,6 +29,7 @@ from streamload.dataset.tar_header import END_MARK
 __all__ = ["PackOptions", "pack"]
 
 _PIECE_FILES = 256  # part of what decides where a resumed run goes on, but of no byte that is published
+_MANY_FILES = 1000
 _CHECKED_TOGETHER = 256
 _CHECKED = "bad.json"
 _JOINING = "joining.json"
@@ -73,6 +74,8 @@ def pack(source: Source, listing: Listing, options: PackOptions, staging: Stagin
         ValueError: a sample is larger than a shard may be.
     """
     with Workforce(options.workers, staging.lock) as force:
+        if len(source.files) >= _MANY_FILES:
+            force.start()  # they import while it is planned what they do
         run = _Run(source, listing, options, staging, force)
         # Before splitting, so that every class keeps its share of whole files in every split.
         bad = run.check() if options.skip_bad and options.fractions is not None else []

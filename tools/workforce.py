@@ -37,6 +37,11 @@ class Workforce:
         self._kept_open = kept_open
         self._workers: list[_Worker] = []
 
+    def start(self) -> None:
+        """Start the processes now, for there will be enough for all of them to do."""
+        while self._count > 1 and len(self._workers) < self._count:
+            self._workers.append(_Worker(self._kept_open))
+
     def results(self, tasks: Iterable[Task], number: int, tell: Tell) -> Iterator[Result]:
         """The results of tasks, in their order.
 
@@ -49,7 +54,7 @@ class Workforce:
             OSError, StreamloadError: a task failed.
             WorkerError: a process died.
         """
-        if min(self._count, number) <= 1:
+        if not self._workers and min(self._count, number) <= 1:
             for task in tasks:
                 yield do(task, tell)
             return
