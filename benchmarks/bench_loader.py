@@ -82,7 +82,8 @@ class Benchmark:
     def _standing(self, of: Workload) -> Iterator[str]:
         """The loaders that can be measured on a workload and have not failed on it."""
         for loader in self._loaders:
-            if of.name in PEERS[loader].workloads and (of.name, loader) not in self.results.failures:
+            failed = self.results.failures.keys() & {(part, of.name, loader) for part in ("prepare", *PARTS)}
+            if of.name in PEERS[loader].workloads and not failed:
                 yield loader
 
     def _try(self, what: str, loader: str, of: Workload, seconds: float) -> dict[str, float]:
@@ -90,8 +91,9 @@ class Benchmark:
         try:
             return run(what, loader, of, seconds)
         except RunFailedError as error:
-            self.results.failures[of.name, loader] = f"{error} ({what})"
-            self.results.runs[of.name].pop(loader, None)
+            self.results.failures[what, of.name, loader] = str(error)
+            if what == "speed":
+                self.results.runs[of.name].pop(loader, None)
             _tell(f"{of.name}: {loader} failed: {error}")
             return {}
 
@@ -158,7 +160,7 @@ def main() -> None:
     for name, text in report(results, arguments.loaders).items():
         (arguments.folder / name).write_text(text)
         print(f"{text}")
-    kept = asdict(results) | {"failures": {" on ".join(reversed(key)): why for key, why in results.failures.items()}}
+    kept = asdict(results) | {"failures": {", ".join(key): why for key, why in results.failures.items()}}
     (arguments.folder / "loader.json").write_text(json.dumps(kept, indent=1))
     if arguments.plot:
         plot(results, arguments.plot)

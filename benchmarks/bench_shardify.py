@@ -27,13 +27,13 @@ from importlib.metadata import version
 from pathlib import Path
 from time import perf_counter
 
-from workloads import FOLDER, WORKLOADS
+from workloads import FOLDER, RECIPE, WORKLOADS
 
 IMAGES = 20_000
 CLASSES = 20
 WORKERS = 2
 SHARD_BYTES = 256_000_000
-SOURCE = FOLDER / "imagefolder"
+SOURCE = FOLDER / f"imagefolder-{RECIPE}"
 TARGET = FOLDER / "packed"
 RESIZED_TO = 256
 BATCH = 128
@@ -185,7 +185,7 @@ def packing_table(runs: int) -> str:
 
 
 def loading_table(runs: int) -> str:
-    folders = {"the originals": FOLDER / "originals", f"--resize {RESIZED_TO}": FOLDER / "resized"}
+    folders = {"the originals": FOLDER / f"originals-{RECIPE}", f"--resize {RESIZED_TO}": FOLDER / f"resized-{RECIPE}"}
     options = {"the originals": [], f"--resize {RESIZED_TO}": ["--resize", str(RESIZED_TO)]}
     rates: dict[str, list[float]] = {name: [] for name in folders}
     for name, folder in folders.items():

@@ -1,4 +1,6 @@
-"""The decode functions: every loader calls these, and no others, on a sample's bytes."""
+"""The decode functions, which every loader calls on a sample's bytes.
+
+streamload itself calls the same one for images; arrays and labels it decodes by columns, which is what is compared."""
 
 from __future__ import annotations
 

@@ -17,13 +17,13 @@ class Results:
     runs: for each workload and loader, the run of each round.
     memory: for each workload and loader, one run.
     busy: for each loader, the run of each round.
-    failures: for a workload and loader that failed, why.
+    failures: for a part of the benchmark, a workload and a loader, why it failed there.
     """
 
     runs: dict[str, dict[str, list[Run]]] = field(default_factory=dict)
     memory: dict[str, dict[str, Run]] = field(default_factory=dict)
     busy: dict[str, list[Run]] = field(default_factory=dict)
-    failures: dict[tuple[str, str], str] = field(default_factory=dict)
+    failures: dict[tuple[str, str, str], str] = field(default_factory=dict)
 
     def workloads(self) -> list[str]:
         """Those that were measured, in order."""
@@ -31,8 +31,13 @@ class Results:
 
     def loaders(self, workload: str) -> list[str]:
         """Those that were tried on it, the ones that failed included, in order."""
-        tried = {*self.runs.get(workload, ()), *(loader for at, loader in self.failures if at == workload)}
+        tried = {*self.runs.get(workload, ()), *(loader for _, at, loader in self.failures if at == workload)}
         return [loader for loader in PEERS if loader in tried]
+
+    def failure(self, part: str, workload: str, loader: str) -> str | None:
+        """Why a loader has no result in a part of the benchmark: it failed there, or before."""
+        earlier = ("prepare", part) if part == "speed" else ("prepare", "speed", part)
+        return next((why for at in earlier if (why := self.failures.get((at, workload, loader)))), None)
 
     def values(self, workload: str, loader: str, name: str) -> list[float]:
         """One of the measures in every round; empty if the loader failed."""

@@ -28,7 +28,7 @@ def speed_table(results: Results) -> str:
     rows = []
     for workload in results.workloads():
         for loader in results.loaders(workload):
-            if failure := results.failures.get((workload, loader)):
+            if failure := results.failure("speed", workload, loader):
                 rows.append([workload, loader, f"failed: {failure}", "-", "-", "-"])
                 continue
             ahead, ceiling = (
@@ -47,7 +47,7 @@ def cost_table(results: Results) -> str:
     rows = []
     for workload in results.workloads():
         for loader in results.loaders(workload):
-            if (workload, loader) in results.failures:
+            if results.failure("speed", workload, loader):
                 continue
             cpu_ms = [1000 * value for value in results.values(workload, loader, "cpu_s_per_1000")]
             row = [workload, loader, _spread(cpu_ms, 1)]
@@ -70,6 +70,6 @@ def busy_table(results: Results) -> str:
         if runs := results.busy.get(loader):
             rates, shares = ([run[name] for run in runs] for name in ("batches_per_s", "share"))
             rows.append([loader, _spread(rates, 0), _spread(shares, 2)])
-        elif failure := results.failures.get(("busy", loader)):
+        elif failure := results.failure("busy", "tiny", loader):
             rows.append([loader, f"failed: {failure}", "-"])
     return _table(["loader", "batches/s, median (range)", "share of what the step alone allows"], rows)

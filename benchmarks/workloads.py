@@ -16,6 +16,9 @@ from streamload import ShardWriter
 
 FOLDER = Path(".bench")
 
+RECIPE = 2
+"""Counted up when what is made here changes, so that nothing is measured on data of an earlier recipe."""
+
 
 @dataclass(frozen=True)
 class Workload:
@@ -42,7 +45,7 @@ class Workload:
     @property
     def folder(self) -> Path:
         """Where the shards are, and in folders beside them what other loaders read."""
-        return self.root / self.name
+        return self.root / f"{self.name}-{RECIPE}"
 
     def shards(self) -> list[str]:
         """The shards' paths; they are written first if need be."""
@@ -54,7 +57,7 @@ class Workload:
 
     def made_once(self, name: str, make: Callable[[Path], None]) -> Path:
         """The folder `name` beside the shards, filled by `make` if it is not there; never half filled."""
-        folder = self.root / f"{self.name}-{name}"
+        folder = self.root / f"{self.folder.name}-{name}"
         if not folder.exists():
             unfinished = folder.with_name(folder.name + "-unfinished")
             shutil.rmtree(unfinished, ignore_errors=True)

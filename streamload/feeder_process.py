@@ -17,10 +17,11 @@ from streamload.fetch.resident import ResidentShards
 from streamload.launch import WorkerChild
 from streamload.memory.async_channel import AsyncChannel
 from streamload.memory.slots import SlotPool
-from streamload.memory.unnamed import raise_descriptor_limit
 from streamload.messages import Configure, Failed
 
 __all__ = ["run"]
+
+_GRACE_S = 0.3
 
 
 def run(sock: socket.socket, trainer: int, launched: list[WorkerChild]) -> None:
@@ -31,7 +32,6 @@ def run(sock: socket.socket, trainer: int, launched: list[WorkerChild]) -> None:
         trainer: the number of its process.
         launched: workers that have been started already.
     """
-    raise_descriptor_limit()
     asyncio.run(_serve(sock, trainer, launched))
     sys.stdout.flush()
     sys.stderr.flush()
@@ -90,13 +90,19 @@ class _Process:
         if hasattr(os, "pidfd_open"):
             try:
                 self._loop.add_reader(os.pidfd_open(self._trainer), self.ended.set)
-            except OSError:  # it is gone already, or the kernel is older than 5.3: then the socket tells
+            except ProcessLookupError:  # it is gone already
+                self.ended.set()
+            except OSError:  # the kernel is older than 5.3: then the socket tells
                 return
 
     def close(self) -> None:
         self._channel.close()
         if self._feeder is not None:
             self._feeder.close()
+            return
+        for worker in self._launched:  # nobody has taken them over
+            worker.child.socket.close()
+            worker.child.end(_GRACE_S)
 
 
 async def _serve(sock: socket.socket, trainer: int, launched: list[WorkerChild]) -> None:

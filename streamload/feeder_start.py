@@ -10,10 +10,21 @@ import faulthandler
 import signal
 import socket
 import sys
+from contextlib import suppress
 
-from streamload.launch import launch_worker
+from streamload.launch import WorkerChild, launch_worker
+from streamload.memory.unnamed import raise_descriptor_limit
 
 __all__ = ["main"]
+
+
+def _launched(workers: int) -> list[WorkerChild]:
+    """The workers that could be started; the pool starts the others, and reports what keeps it from that."""
+    launched: list[WorkerChild] = []
+    with suppress(OSError):
+        while len(launched) < workers:
+            launched.append(launch_worker())
+    return launched
 
 
 def main() -> None:
@@ -22,7 +33,8 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # the trainer had it blocked until here
     faulthandler.enable(file=words_number)
-    launched = [launch_worker() for _ in range(workers)]
+    raise_descriptor_limit()
+    launched = _launched(workers)
     from streamload import feeder_process
 
     feeder_process.run(socket.socket(fileno=socket_number), trainer, launched)

@@ -28,8 +28,11 @@ from streamload.statistics import FeederTotals
 
 __all__ = ["Epoch", "FailedRow", "Part", "ReadyBatch"]
 
-_TOLD_IN = 8
-"""Into how many messages the trainer divides what it tells of the batches that may be outstanding."""
+_MESSAGES_PER_WINDOW = 8
+"""How often the trainer tells what it has taken, while it takes as many batches as may be outstanding."""
+
+_MOST_UNTOLD = 32
+"""Half of the slots that the pool keeps for a trainer that has not given them back yet."""
 
 
 @dataclass(frozen=True)
@@ -164,7 +167,7 @@ class Epoch:
                 batch.rows_done += part.piece.rows
         ready = [self._ready(batch) for batch in self._batcher.take_complete()]
         if ready:
-            self._deliver(ready, max(1, self._dealer.outstanding // _TOLD_IN))
+            self._deliver(ready, min(max(1, self._dealer.outstanding // _MESSAGES_PER_WINDOW), _MOST_UNTOLD))
 
     def _note_layout(self, part: PieceDone) -> None:
         learned = self._learned

@@ -121,7 +121,7 @@ class FieldReader:
         self._optional = optional
         self._single = single
         self._decoders: dict[str, Decoder] = {}
-        self._passing = memoryview(b"")
+        self._reused = memoryview(b"")
 
     def decoder(self, name: str) -> Decoder:
         """The decoder of a field."""
@@ -142,14 +142,14 @@ class FieldReader:
         """Whether the sample lacks the field, and may."""
         return self._optional and int(column.offsets[row]) == MISSING
 
-    def encoded(self, work: Work, column: Column, row: int, *, passing: bool = False) -> memoryview:
+    def encoded(self, work: Work, column: Column, row: int, *, reused: bool = False) -> memoryview:
         """A field's bytes, checked.
 
         Args:
             work: the task.
             column: the field.
             row: the row.
-            passing: they are looked at before the next call and not kept, so they may lie in memory that is used again.
+            reused: they are looked at before the next call and not kept, so they may lie in memory that is used again.
 
         Raises:
             RowError: the sample has no such field, or its bytes cannot be read, or are not what the index says.
@@ -160,7 +160,7 @@ class FieldReader:
         shard = work.row_shards[row]
         if size > work.shards.size_bytes(shard) - start:
             raise RowError("DecodeError", "the index points behind the end of the shard; run `streamload index`")
-        data = self._passing_memory(size) if passing else memoryview(bytearray(size))
+        data = self._reused_memory(size) if reused else memoryview(bytearray(size))
         try:
             found = work.shards.read_into(data, shard, start)
         except (OSError, OverflowError) as error:
@@ -171,11 +171,11 @@ class FieldReader:
             raise RowError("DecodeError", f"the bytes of field {column.name!r} are damaged: their crc32 differs")
         return data
 
-    def _passing_memory(self, size_bytes: int) -> memoryview:
+    def _reused_memory(self, size_bytes: int) -> memoryview:
         """Memory that is used again for every image: taking it anew would cost more than reading into it."""
-        if len(self._passing) < size_bytes:
-            self._passing = memoryview(bytearray(2 * size_bytes))
-        return self._passing[:size_bytes]
+        if len(self._reused) < size_bytes:
+            self._reused = memoryview(bytearray(2 * size_bytes))
+        return self._reused[:size_bytes]
 
     def read(self, work: Work, column: Column, failed: Callable[[int, Exception], RowFailure]) -> Any:
         """A field's values for all rows of a task: an array with one entry a row where the bytes allow it at once."""
@@ -199,10 +199,10 @@ class FieldReader:
 
     def _read_plain(self, work: Work, column: Column, values: list[Any]) -> Callable[[int], None]:
         name = column.alternatives[0]
-        decoder, passing = self.decoder(name), self.keeps_nothing(name)
+        decoder, reused = self.decoder(name), self.keeps_nothing(name)
 
         def read(row: int) -> None:
-            values[row] = decoder(self.encoded(work, column, row, passing=passing))
+            values[row] = decoder(self.encoded(work, column, row, reused=reused))
 
         return read
 

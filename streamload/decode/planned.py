@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from streamload.batch.stored import by_shard
 from streamload.dataset.table import MISSING, ShardTable
 from streamload.decode.row_table import Column, ColumnKind, RowTable
 from streamload.decode.tasks import SAMPLE_NAMES
@@ -55,7 +56,7 @@ def locate(block: RowBlock, tables: Tables, fields: tuple[str, ...] | None, *, v
     Raises:
         DatasetIndexError: `verify` is asked for, and a shard's table has no checksums.
     """
-    groups = [(_table(tables, shard), shard, rows) for shard, rows in _by_shard(block.shard)]
+    groups = [(_table(tables, shard), shard, rows) for shard, rows in by_shard(block.shard)]
     if fields is None:
         names = tuple(sorted({name for table, _, _ in groups for name in table.fields}))
     else:
@@ -87,14 +88,6 @@ def _table(tables: Tables, shard: int) -> ShardTable:
     table = tables.find(shard)
     assert table is not None, "a shard was planned before it was scanned"
     return table
-
-
-def _by_shard(shards: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
-    order = np.argsort(shards, kind="stable")
-    edges = np.flatnonzero(np.diff(shards[order])) + 1
-    for rows in np.split(order, edges):
-        if len(rows):
-            yield int(shards[rows[0]]), rows
 
 
 def _fill(column: Column, table: ShardTable, members: NDArray[np.int64], rows: NDArray[np.int64]) -> None:

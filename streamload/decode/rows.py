@@ -165,7 +165,7 @@ class RowMaker:
         out = None if field.places is None else field.places[row]
         started = perf_counter()
         name = field_of(column, row)
-        data = self._reader.encoded(work, column, row, passing=self._reader.keeps_nothing(name))
+        data = self._reader.encoded(work, column, row, reused=self._reader.keeps_nothing(name))
         function = field.functions.get(name)
         if function is None:
             return self._reader.decoder(name)(data)

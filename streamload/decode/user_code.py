@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any
+
+from streamload.images.placing import takes_out, takes_rng
 
 __all__ = ["PROGRAM_ERRORS", "TransformRaisedError", "UserFunction"]
 
@@ -54,9 +55,9 @@ class UserFunction:
         )  # a chain: only its first operation decodes, others may be others'
         self._rest = None if rest is None or self._from_encoded is None else UserFunction(rest)
         self._first_from_encoded: Any = None if self._rest is None else function.operations[0].from_encoded
-        self.takes_rng = _takes_rng(function)
+        self.takes_rng = takes_rng(function)
         self.uses_global_generators = bool(getattr(function, "uses_global_generators", not self.takes_rng))
-        self.takes_out = getattr(function, "writes_into_out", False) is True
+        self.takes_out = takes_out(function)
 
     @property
     def starts_from_encoded(self) -> bool:
@@ -86,10 +87,3 @@ class UserFunction:
         if self._rest is not None:
             return self._rest(self._first_from_encoded(data, rng), rng, out)
         return self._from_encoded(data, rng, out) if self.takes_out else self._from_encoded(data, rng)
-
-
-def _takes_rng(function: Callable[..., Any]) -> bool:
-    try:
-        return "rng" in inspect.signature(function).parameters
-    except (TypeError, ValueError):  # built-in functions need not have a signature
-        return False

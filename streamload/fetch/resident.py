@@ -33,7 +33,7 @@ class OpenShard:
 
 
 _KEPT_BYTES = 256 << 20
-_KEPT_SHARDS = 256
+_KEPT_SHARDS = 64
 
 
 class ResidentShards:

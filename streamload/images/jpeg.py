@@ -27,6 +27,7 @@ _BLOCK = 8
 _SEQUENTIAL_FRAMES = (0xC0, 0xC1)
 _PROGRESSIVE_FRAMES = (0xC2, 0xC6, 0xCA, 0xCE)
 _NO_FRAMES = (0xC4, 0xC8, 0xCC)
+_STANDALONE = (0x01, *range(0xD0, 0xD8))
 _RESTART_INTERVAL, _START_OF_SCAN = 0xDD, 0xDA
 _PADDED_END = "extraneous bytes before marker 0xd9"
 _DAMAGE = ("Corrupt JPEG", "Premature end", "Invalid SOS")
@@ -81,7 +82,12 @@ def _frame(data: memoryview) -> tuple[bool, int, int]:
         if marker == 0xFF:
             position += 1
             continue
+        if marker in _STANDALONE:
+            position += 2
+            continue
         if 0xC0 <= marker <= 0xCF and marker not in _NO_FRAMES:
+            if position + 10 > len(data):
+                break
             frame, height_at = marker, position + 5
             components = data[position + 9]
             factors = data[position + 11 : position + 11 + 3 * components : 3]

@@ -21,7 +21,6 @@ Every operation takes an array `out=` to write its result into; `placing` states
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -32,7 +31,7 @@ from numpy.typing import NDArray
 from streamload.images.floats import Normalize, ToFloat
 from streamload.images.geometry import Image, check_image, check_size
 from streamload.images.opencv import opencv
-from streamload.images.placing import copied, placed, writable_in_order
+from streamload.images.placing import copied, placed, takes_out, takes_rng, writable_in_order
 from streamload.images.resizing import RandomResizedCrop, Resize
 
 __all__ = [
@@ -45,13 +44,6 @@ __all__ = [
     "Resize",
     "ToFloat",
 ]
-
-
-def _takes_rng(operation: Callable[..., Any]) -> bool:
-    try:
-        return "rng" in inspect.signature(operation).parameters
-    except (TypeError, ValueError):  # some callables written in C have no signature
-        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +66,7 @@ class Compose:
         if not isinstance(self.operations, Sequence) or not all(map(callable, self.operations)):
             raise TypeError(f"Compose: operations must be a list of callables, not {self.operations!r}")
         object.__setattr__(self, "operations", tuple(self.operations))
-        object.__setattr__(self, "_random", tuple(_takes_rng(each) for each in self.operations))
+        object.__setattr__(self, "_random", tuple(takes_rng(each) for each in self.operations))
 
     def __call__(self, image: Any, rng: np.random.Generator | None = None, out: NDArray[Any] | None = None) -> Any:
         """The result of the last operation; `out` is handed to that one, if it takes it."""
@@ -83,7 +75,7 @@ class Compose:
     @property
     def writes_into_out(self) -> bool:
         """Whether `out` has a meaning: the last operation is one that takes it."""
-        return bool(self.operations) and _takes_out(self.operations[-1])
+        return bool(self.operations) and takes_out(self.operations[-1])
 
     @property
     def uses_global_generators(self) -> bool:
@@ -117,24 +109,20 @@ class Compose:
         first: Any = self.operations[0]
         if len(self.operations) > 1:
             return self._apply(1, first.from_encoded(data, rng), rng, out)
-        return first.from_encoded(data, rng, out) if _takes_out(first) else first.from_encoded(data, rng)
+        return first.from_encoded(data, rng, out) if takes_out(first) else first.from_encoded(data, rng)
 
     def _apply(self, start: int, value: Any, rng: np.random.Generator | None, out: NDArray[Any] | None) -> Any:
         last = len(self.operations) - 1
         for number in range(start, last + 1):
             operation = self.operations[number]
             options: dict[str, Any] = {"rng": rng} if self._random[number] else {}
-            if number == last and out is not None and _takes_out(operation):
+            if number == last and out is not None and takes_out(operation):
                 options["out"] = out
             following = self.operations[number + 1] if number < last else None
             if type(operation) is ToFloat and type(following) is Normalize and _is_bytes(value):
                 continue  # Normalize does both in one pass
             value = operation(value, **options)
         return value
-
-
-def _takes_out(operation: Any) -> bool:
-    return getattr(operation, "writes_into_out", False) is True
 
 
 def _is_bytes(value: Any) -> bool:

@@ -10,14 +10,32 @@ memory with the operation's argument. After an exception its contents are undefi
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, TypeAlias, TypeGuard
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-__all__ = ["copied", "fits", "placed", "writable_in_order"]
+__all__ = ["copied", "fits", "placed", "takes_out", "takes_rng", "writable_in_order"]
 
 Array: TypeAlias = NDArray[Any]
+
+
+def takes_out(operation: object) -> bool:
+    """Whether an operation follows the protocol: it says so, and has the parameter (a subclass need not have it)."""
+    return getattr(operation, "writes_into_out", False) is True and _has_parameter(operation, "out")
+
+
+def takes_rng(operation: object) -> bool:
+    """Whether an operation wants a generator."""
+    return _has_parameter(operation, "rng")
+
+
+def _has_parameter(operation: object, name: str) -> bool:
+    try:
+        return callable(operation) and name in inspect.signature(operation).parameters
+    except (TypeError, ValueError):  # some callables written in C have no signature
+        return False
 
 
 def fits(out: object, shape: tuple[int, ...], dtype: DTypeLike) -> TypeGuard[Array]:

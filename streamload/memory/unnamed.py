@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import tempfile
+from contextlib import suppress
 
 __all__ = ["new_memory", "raise_descriptor_limit"]
+
+_MACOS_LIMIT = 10_240
 
 
 def new_memory(size_bytes: int) -> int:
@@ -31,7 +34,7 @@ def raise_descriptor_limit() -> None:
     import resource
 
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    except (ValueError, OSError):  # macOS reports a hard limit that it does not accept; the soft one stays
-        return
+    for limit in (hard, _MACOS_LIMIT):  # macOS reports a hard limit that it does not accept
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+            return

@@ -111,7 +111,7 @@ class Run:
         )
 
     def _deliver(self, ready: list[ReadyBatch], tell_after: int) -> None:
-        assert tell_after >= 1, "a trainer that never tells of what it took stops everything"
+        assert 1 <= tell_after <= 32, "one that never tells stops everything; one that tells late has slots given away"
         for batch in ready:
             rows = sum(part.rows for part in batch.parts)
             written = self._written.pop(batch.slot)
@@ -402,3 +402,9 @@ def test_what_was_measured_is_a_moving_mean() -> None:
     assert learned.row_s == pytest.approx(0.1)
     learned.measure(RowsDone(0, (), 10, 0, WorkSeconds(decode=2.0)))
     assert learned.row_s == pytest.approx(0.13)
+
+
+def test_a_long_queue_is_told_of_in_time(folder: Path) -> None:
+    run = Run(folder, batch_size=1, prefetch=1000)
+    run.finish()
+    assert run.batches == run.expected()

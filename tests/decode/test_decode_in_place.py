@@ -153,3 +153,13 @@ def test_a_batch_that_is_collated_as_a_whole_gets_no_place() -> None:
     work = Work(job(fields=("cls",), transform={"cls": fill}), digits(3), ("cls",))
     work.run(range(3), whole=True)
     assert fill.offered == [False] * 4
+
+
+def test_a_subclass_that_takes_no_out_is_not_offered_one() -> None:
+    class Doubled(Fill):
+        def __call__(self, value: Any) -> Any:
+            return np.full(SIZE, 2 * int(value))
+
+    work = Work(job(fields=("cls",), transform={"cls": Doubled()}), digits(3), ("cls",))
+    (batch,) = work.batch(work.run(range(3)).pieces[0])
+    assert batch[:, 0].tolist() == [0, 2, 4]

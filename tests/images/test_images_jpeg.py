@@ -16,7 +16,7 @@ from PIL import Image
 from streamload.images import RandomResizedCrop, Resize
 from streamload.images.files import decode_image
 from streamload.images.geometry import draw_crop
-from streamload.images.jpeg import decode_jpeg, jpeg_header, smallest_scale
+from streamload.images.jpeg import _frame, decode_jpeg, jpeg_header, smallest_scale
 
 TEXTURE = np.random.default_rng(8).integers(0, 256, (203, 141, 3), dtype=np.uint8)
 SMOOTH = np.asarray(Image.fromarray(TEXTURE[:40, :40]).resize((141, 203), Image.Resampling.BICUBIC))
@@ -178,3 +178,26 @@ def test_a_jpeg_of_the_right_size_is_not_copied(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("simplejpeg.decode_jpeg", noting)
     decode_image(memoryview(by_pillow(SMOOTH)), out=row)
     assert np.shares_memory(buffers[0], row)
+
+
+@pytest.mark.parametrize("marker", [0x01, 0xD0, 0xD7])
+def test_markers_without_a_length_are_passed_over(marker: int) -> None:
+    data = with_subsampling(TEXTURE, "420")
+    crafted = data[:2] + bytes([0xFF, marker]) + data[2:]
+    header, plain = jpeg_header(memoryview(crafted)), jpeg_header(memoryview(data))
+    if header is None:  # libjpeg-turbo refuses it
+        return
+    assert plain is not None
+    assert header.block_rows == plain.block_rows
+    assert header.height_at == plain.height_at + 2
+
+
+@settings(deadline=None, max_examples=300)
+@given(cut=st.integers(3, 700), at=st.integers(2, 700), value=st.integers(0, 255))
+def test_no_header_is_read_beyond_the_end_of_the_file(cut: int, at: int, value: int) -> None:
+    crafted = bytearray(with_subsampling(TEXTURE, "420"))
+    crafted[at] = value
+    for data in (crafted, crafted[:cut]):
+        frame = _frame(memoryview(data))
+        assert len(frame) == 3
+        assert frame[2] + 2 <= len(data)

@@ -1,0 +1,46 @@
+"""Starting our processes: what is left when one cannot be started."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from streamload import feeder_start, launch
+
+
+def test_workers_that_cannot_be_started_now_are_left_to_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    real, started = launch.launch_worker, []
+
+    def twice() -> launch.WorkerChild:
+        if len(started) == 2:
+            raise OSError("no more processes")
+        started.append(real())
+        return started[-1]
+
+    monkeypatch.setattr(feeder_start, "launch_worker", twice)
+    launched = feeder_start._launched(5)
+    assert launched == started
+    assert len(launched) == 2
+    for worker in launched:
+        worker.child.socket.close()
+        assert worker.child.end(5.0) == 0, "it ends by itself when its socket is closed"
+        os.close(worker.child.words)
+        os.close(worker.progress)
+
+
+def test_a_process_that_cannot_be_started_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch.sys, "executable", "/nowhere/python")
+    for start in (lambda: launch.launch("streamload.nothing"), launch.launch_worker):
+        with pytest.raises(FileNotFoundError):
+            start()
+
+
+def test_how_a_process_ended_is_told_with_its_last_words() -> None:
+    child = launch.launch("streamload.nothing")
+    status = child.end(10.0)
+    os.write(child.words, b"out of luck")
+    assert child.how_it_ended(status) == "ended with status 1\nout of luck"
+    assert child.how_it_ended(-9) == "was killed by SIGKILL\nout of luck"
+    child.socket.close()
+    os.close(child.words)
