@@ -36,7 +36,7 @@ def told_errors() -> Iterator[None]:
         say(f"error: {exc}{_advice(exc)}")
         raise typer.Exit(1) from exc
     except KeyboardInterrupt as exc:
-        say(f"interrupted: nothing of what was under way is published{_advice(exc)}")
+        say(f"interrupted: {str(exc) or 'nothing of what was under way is published'}{_advice(exc)}")
         raise typer.Exit(130) from exc
     except BrokenPipeError:
         raise  # whoever read standard output has gone, as in `streamload ls ... | head`; typer then ends without a word

@@ -22,7 +22,7 @@ class Listing:
 
     Attributes:
         files: the files.
-        sizes: int64[N], bytes; -1 for what cannot be looked at or is not a regular file.
+        sizes: int64[N], bytes as the system tells them, of whatever kind a file is; -1 for what cannot be looked at.
         times: int64[N], when each was last changed, in nanoseconds since 1970.
         meanings: text about everything else that the shards' bytes depend on: keys, labels, columns, names of classes.
     """

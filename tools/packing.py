@@ -21,10 +21,11 @@ from streamload_tools.records import Finished, kept
 from streamload_tools.resizing import Resizing
 from streamload_tools.source import Source
 from streamload_tools.staging import Staging
-from streamload_tools.work import CheckTask, JoinTask, PackTask, Task
+from streamload_tools.work import CheckTask, JoinTask, PackTask, Task, fingerprint
 from streamload_tools.workforce import Workforce
 
 from streamload.dataset.tar_header import END_MARK
+from streamload.errors import ShardFormatError
 
 __all__ = ["PackOptions", "pack"]
 
@@ -66,8 +67,8 @@ def pack(source: Source, listing: Listing, options: PackOptions, staging: Stagin
     """Pack everything, or take from the staging folder what an earlier run has packed.
 
     Returns:
-        The parts that hold anything, and the files that cannot be packed. Without `skip_bad` there are no parts if
-        there are such files.
+        The parts, some of them perhaps empty, and the files that cannot be packed. Without `skip_bad` there are no
+        parts if there are such files.
 
     Raises:
         OSError, StreamloadError: something cannot be written, or a process died.
@@ -75,7 +76,7 @@ def pack(source: Source, listing: Listing, options: PackOptions, staging: Stagin
     """
     with Workforce(options.workers, staging.lock) as force:
         if len(source.files) >= _MANY_FILES:
-            force.start()  # they import while it is planned what they do
+            force.start(_fewest_tasks(listing, options))  # they import while it is planned what they do
         run = _Run(source, listing, options, staging, force)
         # Before splitting, so that every class keeps its share of whole files in every split.
         bad = run.check() if options.skip_bad and options.fractions is not None else []
@@ -91,7 +92,18 @@ def pack(source: Source, listing: Listing, options: PackOptions, staging: Stagin
             return [], faults
         if options.resizing is not None:
             packed = run.join(packed)
-        return [Part(name, shards) for name, shards in packed.items() if shards], [*bad, *faults]
+        return [Part(name, shards) for name, shards in packed.items()], [*bad, *faults]
+
+
+def _fewest_tasks(listing: Listing, options: PackOptions) -> int:
+    """How many tasks there are at least, before it is planned which."""
+    count = len(listing.files)
+    if options.skip_bad and options.fractions is not None:
+        return -(-count // _CHECKED_TOGETHER)
+    if options.resizing is not None:
+        return -(-count // _PIECE_FILES)
+    by_bytes = -(-int(listing.sizes.clip(0).sum()) // options.max_bytes)
+    return max(by_bytes, -(-count // (options.max_count or count)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +142,13 @@ class _Run:
         faults: list[Fault] = []
         if self.staging.noted(_JOINING):  # some pieces are joined and gone, and their records say enough
             for name, task in planned:
-                if (known := kept(task.path, check=False)) is not None and known.table is not None:
+                known = kept(task.path, fingerprint(task), check=False)
+                if known is None:
+                    reason = "what was packed before is missing or damaged; start anew with --overwrite"
+                    raise ShardFormatError(reason, url=task.path)
+                if known.table is not None:
                     packed[name].append(known)
-                faults += () if known is None else known.faults
+                faults += known.faults
             return packed, faults
 
         def tasks() -> Iterator[Task]:
@@ -153,6 +169,7 @@ class _Run:
 
     def join(self, pieces: dict[str, list[Finished]]) -> dict[str, list[Finished]]:
         """The samples of each part's pieces in shards; the pieces are removed when they are no longer needed."""
+        self._check_pieces(pieces)
         planned = [(name, task) for name, finished in pieces.items() for task in self._join_tasks(name, finished)]
         needed: dict[str, int] = {}
         for _, task in planned:
@@ -178,8 +195,9 @@ class _Run:
         sizes = self.listing.sizes[list(numbers)].tolist()
         if self.options.resizing is None:
             stored = [sample_bytes(file, max(0, size)) for file, size in zip(files, sizes, strict=True)]
-            for file, size in zip(files, stored, strict=True):
-                self._check_fits(file.key, size)
+            largest = max(range(len(stored)), key=stored.__getitem__, default=None)
+            if largest is not None:
+                self._check_fits(files[largest].key, stored[largest])
             spans = shard_spans(stored, self.options.max_bytes, self.options.max_count)
         else:
             spans = shard_spans([1] * len(files), len(files) + len(END_MARK), _PIECE_FILES)
@@ -197,9 +215,6 @@ class _Run:
     def _join_tasks(self, name: str, pieces: Sequence[Finished]) -> Iterator[JoinTask]:
         tables = [piece.table for piece in pieces if piece.table is not None]
         sizes = [size for table in tables for size in table_sample_bytes(table).tolist()]
-        keys = [table.key(sample) for table in tables for sample in range(len(table))]
-        for key, size in zip(keys, sizes, strict=True):
-            self._check_fits(key, size)
         firsts = list(accumulate((len(table) for table in tables), initial=0))
         for number, (start, end) in enumerate(shard_spans(sizes, self.options.max_bytes, self.options.max_count)):
             taken = [
@@ -211,10 +226,25 @@ class _Run:
                 self.staging.path("shards", name or "all", NAMES.name(number)), tuple(taken), self.options.sync
             )
 
+    def _check_pieces(self, pieces: dict[str, list[Finished]]) -> None:
+        """Give up if a sample is too large for any shard: no run with these options could go on from here."""
+        tables = [piece.table for finished in pieces.values() for piece in finished if piece.table is not None]
+        if not tables:
+            return
+        largest = [int(table_sample_bytes(table).max()) for table in tables]
+        size = max(largest)
+        table = tables[largest.index(size)]
+        try:
+            self._check_fits(table.key(int(table_sample_bytes(table).argmax())), size)
+        except ValueError:
+            self.staging.abandon()
+            raise
+
     def _check_fits(self, key: str, size: int) -> None:
+        """Raises ValueError if the largest sample is larger than a shard may be."""
         shard_bytes = size + len(END_MARK)
         if shard_bytes > self.options.max_bytes:
             raise ValueError(
                 f"sample {key!r} makes a shard of {shard_bytes:,} bytes on its own, and --max-bytes is "
-                f"{self.options.max_bytes:,}; raise --max-bytes"
+                f"{self.options.max_bytes:,}; raise --max-bytes to {shard_bytes} at least"
             )

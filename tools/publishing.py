@@ -9,6 +9,7 @@ import json
 import os
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from streamload_tools.records import Finished
@@ -27,7 +28,10 @@ _HALF_WRITTEN = re.compile(r"\.(classes\.json|index\.json|shard-\d{6,}\.tar\.npz
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One split: its name, empty where the dataset is not split, and its shards, none of them empty, in order."""
+    """One split: its name, "" where the dataset is not split, and its shards in order, none of them empty.
+
+    A split that holds no shard has no folder.
+    """
 
     name: str
     shards: Sequence[Finished]
@@ -53,11 +57,13 @@ def publish(
 ) -> None:
     """Move the shards of each part to their places, in the stead of all shards of this name that are there.
 
+    Where a part holds nothing, only what is there is removed.
+
     Args:
         parts: what is published.
         destination: the folder for it, or for one folder for each part.
         classes: the names of the classes, or None.
-        sync: wait until names and index are on the disk, as the shards are by then.
+        sync: wait until shards, names and index are on the disk.
         again: an earlier run was stopped within this; what it has left half-written is removed.
 
     Raises:
@@ -65,27 +71,75 @@ def publish(
     """
     for part in parts:
         folder = os.path.join(destination, part.name) if part.name else destination
-        os.makedirs(folder, exist_ok=True)
         if again:
             _remove_half_written(folder)
             _remove_half_written(os.path.join(folder, INDEX_FOLDER))
-        remove_entries(folder, NAMES)
-        names = [NAMES.name(number) for number in range(len(part.shards))]
-        for name in set(NAMES.existing(folder)) - set(names):
-            os.unlink(os.path.join(folder, name))
-        for name, shard in zip(names, part.shards, strict=True):
-            if os.path.exists(shard.path):  # else it was moved before
-                os.replace(shard.path, os.path.join(folder, name))
-        _write_classes(os.path.join(folder, CLASSES), classes, sync)
-        if sync:
+        if part.shards:
+            _publish_into(folder, part.shards, classes, sync)
+        else:
+            _withdraw(folder)
+        if sync and os.path.isdir(folder):
             sync_folder(folder)
-        entries = [
-            (IndexedShard(name, shard.table.shard_bytes, len(shard.table), None), shard.table)
-            for name, shard in zip(names, part.shards, strict=True)
-            if shard.table is not None
-        ]
-        if entries:
-            write_index(os.path.join(folder, INDEX_FOLDER), entries, durable=sync)
+    if sync:
+        _sync_way_to(destination)
+
+
+def _publish_into(folder: str, shards: Sequence[Finished], classes: Sequence[str] | None, sync: bool) -> None:
+    os.makedirs(folder, exist_ok=True)
+    remove_entries(folder, NAMES)
+    names = [NAMES.name(number) for number in range(len(shards))]
+    for name in set(NAMES.existing(folder)) - set(names):
+        os.unlink(os.path.join(folder, name))
+    places = [os.path.join(folder, name) for name in names]
+    if sync:
+        _sync_shards(shards, places)
+    for place, shard in zip(places, shards, strict=True):
+        if os.path.exists(shard.path):  # else it was moved before
+            os.replace(shard.path, place)
+    _write_classes(os.path.join(folder, CLASSES), classes, sync)
+    if sync:
+        sync_folder(folder)  # before the index, which names what is in it
+    entries = [
+        (IndexedShard(name, shard.table.shard_bytes, len(shard.table), None), shard.table)
+        for name, shard in zip(names, shards, strict=True)
+        if shard.table is not None
+    ]
+    write_index(os.path.join(folder, INDEX_FOLDER), entries, durable=sync)
+
+
+def _withdraw(folder: str) -> None:
+    """Remove the shards of an earlier run, what belongs to them, and the folder if nothing else is in it."""
+    if not os.path.isdir(folder):
+        return
+    remove_entries(folder, NAMES)
+    if names := NAMES.existing(folder):
+        with suppress(FileNotFoundError):
+            os.unlink(os.path.join(folder, CLASSES))
+        for name in names:
+            os.unlink(os.path.join(folder, name))
+        for empty in (os.path.join(folder, INDEX_FOLDER), folder):
+            with suppress(OSError):
+                os.rmdir(empty)
+
+
+def _sync_shards(shards: Sequence[Finished], places: Sequence[str]) -> None:
+    """Wait for the bytes, for which the run that packed them may not have waited."""
+    for shard, place in zip(shards, places, strict=True):
+        descriptor = os.open(shard.path if os.path.exists(shard.path) else place, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _sync_way_to(destination: str) -> None:
+    """Make the names of all folders on the way durable, since some may be new."""
+    folder = os.path.abspath(destination)
+    sync_folder(folder)
+    while (above := os.path.dirname(folder)) != folder:
+        folder = above
+        with suppress(OSError):  # it may not be ours to read, and then it is not new
+            sync_folder(folder)
 
 
 def _remove_half_written(folder: str) -> None:

@@ -38,25 +38,37 @@ class Finished:
     faults: tuple[Fault, ...] = ()
 
 
-def keep(finished: Finished) -> None:
-    """Write the record of a file that has its name already. Raises OSError."""
+def keep(finished: Finished, task: str) -> None:
+    """Write the record of a file that has its name already.
+
+    Args:
+        finished: the file.
+        task: what stands for all that its content comes from.
+
+    Raises:
+        OSError: it cannot be written.
+    """
     if finished.table is not None:
         table = finished.table
         replace_file(finished.path + _TABLE, lambda file: table_to_npz(table, file), durable=False)
-    content = json.dumps({"samples": finished.table is not None, "faults": finished.faults}).encode("ascii")
+    record = {"samples": finished.table is not None, "faults": finished.faults, "task": task}
+    content = json.dumps(record).encode("ascii")
     replace_file(finished.path + DONE, lambda file: file.write(content), durable=False)
 
 
-def kept(path: str, *, check: bool = True) -> Finished | None:
-    """The record of a file, or None if there is none, or if the file is not what the record says.
+def kept(path: str, task: str | None = None, *, check: bool = True) -> Finished | None:
+    """The record of a file, or None if there is none, if it is of another task, or if the file is not what it says.
 
     Args:
         path: the tar file.
+        task: what was given to `keep`, if it is known.
         check: read all of the file and compare it; otherwise the file need not even be there any more.
     """
-    with contextlib.suppress(OSError, ValueError, StreamloadError):
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError, StreamloadError):
         with open(path + DONE, "rb") as file:
             record = json.load(file)
+        if task is not None and record["task"] != task:
+            return None
         faults = tuple(Fault(*fault) for fault in record["faults"])
         if not record["samples"]:
             return Finished(path, None, faults)

@@ -44,10 +44,13 @@ class Resizing:
             ValueError: the image cannot be decoded.
         """
         view = memoryview(data)
-        if min(image_size(view)) <= self.size:
-            return field, data
-        pixels = _upright(Resize(self.size).from_encoded(view), _orientation(data))
-        return "jpg", _encoded(pixels, self.quality)
+        try:
+            if min(image_size(view)) <= self.size:
+                return field, data
+            pixels = Resize(self.size).from_encoded(view)
+        except IndexError as exc:  # a header that leads behind the end of the file
+            raise ValueError("its header cannot be read") from exc
+        return "jpg", _encoded(_upright(pixels, _orientation(data)), self.quality)
 
 
 def _encoded(pixels: NDArray[np.uint8], quality: int) -> bytes:

@@ -24,6 +24,8 @@ from streamload_tools.sources import SourceOptions, open_source
 from streamload_tools.split import parse_split
 from streamload_tools.staging import Run, Staging, is_being_published, is_unfinished, remove_remains, staging_folder
 
+from streamload.options import available_processors
+
 __all__ = ["app", "main"]
 
 _T = TypeVar("_T")
@@ -151,7 +153,7 @@ def shardify(
             None if split is None else _usage(parse_split, "--split", split),
             skip_bad,
             None if resize is None else Resizing(resize, quality or _DEFAULT_QUALITY),
-            workers or _cores(),
+            workers or available_processors(),
             sync,
         )
         columns = TableColumns(path_column, label_column, keep_columns)
@@ -162,10 +164,6 @@ def shardify(
 def main() -> None:
     """The entry point `shardify`."""
     app(prog_name="shardify")
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _usage(parse: Callable[[str], _T], option: str, text: str) -> _T:
@@ -193,6 +191,8 @@ def _run(source: str, dest: str, source_options: SourceOptions, options: PackOpt
     with staging_folder(run) as staging:
         if start.resume and not staging.resumed:
             say("note: there is no unfinished run to resume; packing from the start")
+        if not is_being_published(dest):  # another run may have published while this one waited for the lock
+            _refuse_shards(_targets(dest, splits), start)
         parts, skipped = _pack_and_publish(found, listing, dest, options, staging)
     tell_result(parts, dest, found, skipped, time.monotonic() - began)
 
@@ -200,12 +200,12 @@ def _run(source: str, dest: str, source_options: SourceOptions, options: PackOpt
 def _pack_and_publish(
     found: Source, listing: Listing, dest: str, options: PackOptions, staging: Staging
 ) -> tuple[list[Part], int]:
-    """The parts that were published, and how many files were left out."""
+    """The parts that hold anything, and how many files were left out."""
     begun = staging.publishing() if staging.resumed else None
     if begun is not None:
         parts = [_part_of_before(name, paths) for name, paths in begun.items()]
         publish(parts, dest, found.classes, sync=options.sync, again=True)
-        return parts, len(found.files) - sum(part.samples for part in parts)
+        return _not_empty(parts), len(found.files) - sum(part.samples for part in parts)
     parts, faults = pack(found, listing, options, staging)
     tell_faults(faults)
     if faults and not options.skip_bad:
@@ -216,13 +216,17 @@ def _pack_and_publish(
             "repair or remove them, or leave them out with --skip-bad"
         )
         raise typer.Exit(1)
-    if not parts:
+    if not _not_empty(parts):
         staging.abandon()
         say(f"error: no {found.noun} is left to pack, so nothing was published")
         raise typer.Exit(1)
     staging.begin_publishing({part.name: [shard.path for shard in part.shards] for part in parts})
     publish(parts, dest, found.classes, sync=options.sync)
-    return parts, len(faults)
+    return _not_empty(parts), len(faults)
+
+
+def _not_empty(parts: Sequence[Part]) -> list[Part]:
+    return [part for part in parts if part.shards]
 
 
 def _part_of_before(name: str, paths: Sequence[str]) -> Part:
@@ -240,7 +244,8 @@ def _remembered(source: str, options: PackOptions) -> dict[str, Any]:
         "--max-count": options.max_count,
         "--shuffle": options.shuffle,
         "--seed": options.seed,
-        "--split": options.fractions,
+        # Pairs, for the order decides what goes where, and dictionaries are equal in any order.
+        "--split": None if options.fractions is None else [list(share) for share in options.fractions.items()],
         "--skip-bad": options.skip_bad,
         "--resize": None if options.resizing is None else options.resizing.size,
         "--quality": None if options.resizing is None else options.resizing.quality,
@@ -269,7 +274,7 @@ def _check_dest(dest: str, splits: Sequence[str], start: _Start) -> bool:
     """Refuse to write over what is there; False if there is nothing to do."""
     if is_being_published(dest):
         return True  # the shards there may be those of the run that is unfinished
-    targets = [os.path.join(dest, split) if split else dest for split in splits]
+    targets = _targets(dest, splits)
     for folder in targets:
         existing = NAMES.existing(folder)
         if existing and start.resume and not start.overwrite and not is_unfinished(dest):
@@ -279,16 +284,26 @@ def _check_dest(dest: str, splits: Sequence[str], start: _Start) -> bool:
                 f"{counted(len(existing), 'shard')} already; to pack anew, add --overwrite"
             )
             return False
-        if existing and not start.overwrite:
-            raise UsageError(
-                f"{folder!r} holds {counted(len(existing), 'shard')} already; replace them with --overwrite, "
-                "or choose another DEST"
-            )
+    _refuse_shards(targets, start)
     for folder in _left_overs(dest, targets) if splits != [""] else []:
         raise UsageError(
             f"{folder!r} holds shards of another split, which would stay beside the new ones; remove them first"
         )
     return True
+
+
+def _targets(dest: str, splits: Sequence[str]) -> list[str]:
+    return [os.path.join(dest, split) if split else dest for split in splits]
+
+
+def _refuse_shards(targets: Sequence[str], start: _Start) -> None:
+    for folder in targets:
+        existing = NAMES.existing(folder)
+        if existing and not start.overwrite:
+            raise UsageError(
+                f"{folder!r} holds {counted(len(existing), 'shard')} already; replace them with --overwrite, "
+                "or choose another DEST"
+            )
 
 
 def _left_overs(dest: str, targets: Sequence[str]) -> list[str]:

@@ -27,6 +27,8 @@ IMAGE_FIELDS = dict.fromkeys(_JPEG, "jpg") | {name: name for name in ("png", "we
 ARRAY_FIELDS = {"npy": "npy", "pt": "pt", "pth": "pth"}
 """The extensions of files that hold one array or tensor each, and the field that each is stored under."""
 
+_LEAST_LABEL, _LARGEST_LABEL = -(1 << 63), (1 << 63) - 1
+_LABEL_DIGITS = len(str(_LARGEST_LABEL))  # Python refuses to make a number of very many
 _UNSAFE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 
 
@@ -116,16 +118,25 @@ def numbered_labels(labels: Sequence[str | int]) -> tuple[list[int], tuple[str, 
 
     Whole numbers stay what they are, however they are written in the table. Anything else is a name, and classes are
     numbered in the order of their names, as in an ImageFolder.
+
+    Raises:
+        SourceError: a number has more than 64 bits.
     """
     if all(isinstance(label, int) or _is_number(label) for label in labels):
-        return [int(label) for label in labels], None
+        numbers = [int(label) for label in labels]
+        for number in numbers:
+            if not _LEAST_LABEL <= number <= _LARGEST_LABEL:
+                raise SourceError(f"the label {number} is too large; a label has 64 bits, one of them for its sign")
+        return numbers, None
     names = [str(label) for label in labels]
     classes = tuple(sorted(set(names)))
-    number = {name: position for position, name in enumerate(classes)}
-    return [number[name] for name in names], classes
+    number_of = {name: position for position, name in enumerate(classes)}
+    return [number_of[name] for name in names], classes
 
 
 def _is_number(text: str) -> bool:
     """Whether text is an integer as Python would write it: `01` is the name of a class beside `1`."""
     digits = text.removeprefix("-")
-    return digits.isascii() and digits.isdigit() and str(int(text)) == text and -(1 << 63) <= int(text) < 1 << 63
+    if not (digits.isascii() and digits.isdigit() and len(digits) <= _LABEL_DIGITS):
+        return False
+    return str(int(text)) == text and _LEAST_LABEL <= int(text) <= _LARGEST_LABEL

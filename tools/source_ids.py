@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,11 +25,11 @@ from streamload_tools.source import (
 )
 from streamload_tools.source_classes import visible_files
 from streamload_tools.source_table import TABLE_EXTENSIONS, Row, TableColumns, read_table
+from streamload_tools.split import SPLIT_NAME
 
 __all__ = ["files_by_id"]
 
 _FIELDS = IMAGE_FIELDS | ARRAY_FIELDS
-_SPLIT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _NAMED = 5
 
 
@@ -96,13 +95,11 @@ def _labels(path: str, columns: TableColumns) -> dict[str, Row]:
     if path.lower().endswith(TABLE_EXTENSIONS):
         found: dict[str, Row] = {}
         for row in read_table(path, columns).rows:
-            if row.path in found:
-                raise SourceError(
-                    f"{path!r}, line {row.line}: the ID {row.path!r} stands in line {found[row.path].line} too"
-                )
-            found[row.path] = row
-        # Tables often name files where IDs are meant.
-        return {_without_extension(name): row for name, row in found.items()}
+            name = _without_extension(row.path)  # tables often name files where IDs are meant
+            if name in found:
+                raise SourceError(f"{path!r}, line {row.line}: the ID {name!r} stands in line {found[name].line} too")
+            found[name] = row
+        return found
     labels = _json_mapping(path, "--labels", '{"ID": label, ...}')
     for name, label in labels.items():
         if isinstance(label, bool) or not isinstance(label, str | int) or label == "":
@@ -122,7 +119,7 @@ def _parts(path: str, names: list[str]) -> dict[str, list[int]]:
     parts: dict[str, list[int]] = {}
     taken: dict[str, str] = {}
     for part, ids in _json_mapping(path, "--partition", '{"train": ["ID", ...], ...}').items():
-        if not _SPLIT_NAME.fullmatch(part) or not _are_ids(ids):
+        if not SPLIT_NAME.fullmatch(part) or not _are_ids(ids):
             raise SourceError(
                 f'{path!r}: {part!r} is no split; a split is a name with a list of IDs: "train": ["ID", ...]'
             )

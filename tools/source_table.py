@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -111,12 +112,10 @@ def read_table(path: str, columns: TableColumns) -> Table:
         SourceError: there is no row, a column is missing or not known, or a line cannot be read.
         OSError: the file cannot be read.
     """
+    json_lines = path.lower().endswith((".jsonl", ".ndjson"))
     try:
-        with open(path, encoding="utf-8-sig", newline="") as file:
-            if path.lower().endswith((".jsonl", ".ndjson")):
-                records = list(_json_lines(path, file))
-            else:
-                records = list(_separated_lines(path, file.read()))
+        with open(path, encoding="utf-8-sig", newline="\n" if json_lines else "") as file:
+            records = list(_json_lines(path, file) if json_lines else _separated_lines(path, file.read()))
     except UnicodeDecodeError as exc:
         raise SourceError(f"{path!r} is not UTF-8 text ({exc.reason} at byte {exc.start}); save it as UTF-8") from exc
     if not records:
@@ -149,7 +148,7 @@ def _json_lines(path: str, file: Any) -> Iterator[tuple[int, dict[str, Any]]]:
 def _separated_lines(path: str, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
     first = text.partition("\n")[0]
     comma = "\t" if path.lower().endswith(".tsv") else max(",;\t", key=first.count)
-    reader = csv.reader(text.splitlines(keepends=True), delimiter=comma, strict=True)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=comma, strict=True)
     header: list[str] | None = None
     try:
         for cells in reader:

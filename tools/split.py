@@ -13,9 +13,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["order_of", "parse_split", "permutation", "split_by_class"]
+__all__ = ["SPLIT_NAME", "order_of", "parse_split", "permutation", "split_by_class"]
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+SPLIT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+"""What a split may be called, since its folder is called so."""
+
 _ORDER, _SPLIT = 0, 1  # what a stream of random numbers is for
 
 
@@ -28,7 +30,7 @@ def parse_split(text: str) -> dict[str, float]:
     fractions: dict[str, float] = {}
     for part in text.split(","):
         name, equals, number = part.strip().partition("=")
-        if not equals or not _NAME.fullmatch(name):
+        if not equals or not SPLIT_NAME.fullmatch(name):
             raise ValueError(f"{part.strip()!r} is not of the form NAME=FRACTION, as in train=0.9,val=0.1")
         try:
             fraction = float(number)
@@ -77,7 +79,7 @@ def split_by_class(labels: Sequence[int], fractions: Mapping[str, float], seed: 
     by_class = np.argsort(all_labels, kind="stable")
     found, starts = np.unique(all_labels[by_class], return_index=True)
     for label, members in zip(found.tolist(), np.split(by_class, starts[1:]), strict=True):
-        shuffled = members[permutation(len(members), seed, 0, 0, label, _SPLIT)]
+        shuffled = members[permutation(len(members), seed, 0, 0, label % 2**64, _SPLIT)]
         taken = 0
         for name, share in zip(fractions, _shares(len(members), list(fractions.values())), strict=True):
             chosen[name] += shuffled[taken : taken + share].tolist()

@@ -25,7 +25,7 @@ STAGING = ".shardify-unfinished"
 _OPTIONS = "run.json"
 _LISTING = "source.npz"
 _PUBLISHING = "publishing"
-_FORMAT = 1
+_FORMAT = 2
 _PATIENCE_S = 0.5  # what a killed run's workers have to end, which hold its lock as well
 
 
@@ -108,7 +108,8 @@ def remove_remains(destination: str) -> None:
         lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             _lock(lock, destination)
-            shutil.rmtree(folder)
+            if _is_at(lock, folder) and not is_unfinished(destination):
+                shutil.rmtree(folder)
         finally:
             os.close(lock)
 
@@ -147,32 +148,70 @@ def staging_folder(run: Run) -> Iterator[Staging]:
     destination = run.destination
     made = not os.path.isdir(destination)
     folder = os.path.join(destination, STAGING)
-    os.makedirs(folder, exist_ok=True)
-    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        _lock(lock, destination)
-        resumed = _prepare(Staging(folder, lock, resumed=False), run)
-        staging = Staging(folder, lock, resumed=resumed)
-        try:
-            yield staging
-        except BaseException as exc:
-            _explain(exc, folder, destination)
-            if staging.keeps and _earlier(staging) is not None:
-                _remove_unfinished(folder)
-                exc.add_note(
-                    "what is finished is kept: run the same command with --resume to go on, or with --overwrite to "
-                    "start anew"
-                )
+        with _locked(folder, destination) as lock:
+            staging = Staging(folder, lock, resumed=_prepared(Staging(folder, lock, resumed=False), run))
+            try:
+                yield staging
+            except BaseException as exc:
+                _explain(exc, folder, destination)
+                if staging.keeps and _earlier(staging) is not None:
+                    _remove_unfinished(folder)
+                    _advise(exc, staging)
+                else:
+                    staging.remove()
+                raise
             else:
-                staging.remove()
-            raise
-        else:
-            staging.remove()
-        finally:
-            if made and os.path.isdir(destination) and not os.listdir(destination):
-                os.rmdir(destination)
+                _remove_after(staging)
     finally:
-        os.close(lock)
+        if made:
+            with suppress(OSError):  # most often it holds the shards
+                os.rmdir(destination)
+
+
+@contextmanager
+def _locked(folder: str, destination: str) -> Iterator[int]:
+    """Make the folder and hold its lock."""
+    while True:
+        os.makedirs(folder, exist_ok=True)
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            _lock(lock, destination)
+            if _is_at(lock, folder):  # else the run that had the lock has ended and removed the folder
+                yield lock
+                return
+        finally:
+            os.close(lock)
+
+
+def _is_at(descriptor: int, path: str) -> bool:
+    """Whether a path still leads to what was opened there."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _advise(exc: BaseException, staging: Staging) -> None:
+    """Say how to go on with what is kept."""
+    if not is_being_published(os.path.dirname(staging.folder)):
+        exc.add_note(
+            "what is finished is kept: run the same command with --resume to go on, or with --overwrite to start anew"
+        )
+        return
+    if isinstance(exc, KeyboardInterrupt):
+        exc.args = ("publishing was begun and is not complete",)
+    exc.add_note("run the same command with --resume to finish publishing")
+
+
+def _remove_after(staging: Staging) -> None:
+    """Remove the folder of a run that has done everything."""
+    try:
+        staging.remove()
+    except KeyboardInterrupt as exc:
+        exc.args = ("everything is published, but not all of what was needed for it is removed",)
+        exc.add_note("run the same command with --resume to remove it")
+        raise
 
 
 def _explain(exc: BaseException, folder: str, destination: str) -> None:
@@ -193,6 +232,17 @@ def _lock(descriptor: int, destination: str) -> None:
             if time.monotonic() > deadline:
                 raise UsageError(f"another shardify is writing to {destination!r}; wait until it ends") from None
             time.sleep(0.02)
+
+
+def _prepared(staging: Staging, run: Run) -> bool:
+    """What `_prepare` says; if it fails, nothing stays but an earlier run that can be resumed."""
+    try:
+        return _prepare(staging, run)
+    except BaseException as exc:
+        _explain(exc, staging.folder, run.destination)
+        if _earlier(staging) is None:
+            staging.remove()
+        raise
 
 
 def _prepare(staging: Staging, run: Run) -> bool:
@@ -255,6 +305,8 @@ def _remove_unfinished(folder: str) -> None:
 
 
 def _clear(folder: str) -> None:
+    with suppress(FileNotFoundError):
+        os.unlink(os.path.join(folder, _OPTIONS))  # first, for without it nothing of the rest can be resumed
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):

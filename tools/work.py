@@ -5,6 +5,8 @@ What comes out depends on the task alone, never on which worker has it, or when.
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -25,7 +27,7 @@ from streamload.dataset.table import ShardTable
 from streamload.dataset.tar_header import END_MARK, member_header
 from streamload.errors import ShardFormatError, StreamloadError
 
-__all__ = ["CheckTask", "Done", "Failed", "JoinTask", "PackTask", "Result", "Task", "Tell", "Told", "do"]
+__all__ = ["CheckTask", "Done", "Failed", "JoinTask", "PackTask", "Result", "Task", "Tell", "Told", "do", "fingerprint"]
 
 _TELL_INTERVAL_S = 0.1
 _COPY_BYTES = 1 << 22
@@ -110,17 +112,28 @@ def do(task: Task, tell: Tell) -> Result:
     counter = _Counter(tell)
     if isinstance(task, CheckTask):
         return _check(task.files, counter)
-    done = kept(task.path)
+    known_as = fingerprint(task)
+    done = kept(task.path, known_as)
     if done is None:
         done = _pack(task, counter) if isinstance(task, PackTask) else _join(task)
         if isinstance(task, JoinTask) or task.skip_faults or not done.faults:
-            keep(done)
+            keep(done, known_as)
     elif isinstance(task, PackTask):
         counter.count(len(task.files), sum(task.sizes))
     if isinstance(task, JoinTask):
         counter.count(1, 0 if done.table is None else done.table.shard_bytes)
     counter.tell()
     return done
+
+
+def fingerprint(task: PackTask | JoinTask) -> str:
+    """What is equal only for tasks that make the same bytes of the same files, wherever the staging folder lies."""
+    content: object
+    if isinstance(task, PackTask):
+        content = [tuple(file) for file in task.files], task.sizes, task.resizing
+    else:
+        content = [(os.path.basename(path), span) for path, span in task.pieces]
+    return hashlib.sha256(repr(content).encode("utf-8", "backslashreplace")).hexdigest()
 
 
 class _Counter:
@@ -194,6 +207,18 @@ def _members(file: SourceFile, field: str, data: bytes) -> list[Member]:
 
 def _join(task: JoinTask) -> Finished:
     hidden = os.path.join(os.path.dirname(task.path), f".{os.path.basename(task.path)}.partial")
+    try:
+        table = _joined(task, hidden)
+        os.replace(hidden, task.path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(hidden)
+        raise
+    return Finished(task.path, table)
+
+
+def _joined(task: JoinTask, hidden: str) -> ShardTable:
+    """Write the shard under a hidden name, and read all of it again."""
     expected = []
     with open(hidden, "wb", buffering=0) as target:
         for path, (start, end) in task.pieces:
@@ -204,14 +229,13 @@ def _join(task: JoinTask) -> Finished:
             members = slice(int(table.sample_start[start]), int(table.sample_start[end]))
             assert table.member_crc32 is not None
             expected.append(table.member_crc32[members])
-        os.write(target.fileno(), END_MARK)
+        _write_all(target.fileno(), END_MARK)
         if task.sync:
             os.fsync(target.fileno())
     table = scanned_table(hidden, every_byte=True)
     if table.member_crc32 is None or not np.array_equal(table.member_crc32, np.concatenate(expected)):
         raise ShardFormatError("what was packed before is damaged; start anew with --overwrite", url=task.path)
-    os.replace(hidden, task.path)
-    return Finished(task.path, table)
+    return table
 
 
 def _table_of(path: str) -> ShardTable:
@@ -229,6 +253,11 @@ def _copy(path: str, offset: int, size: int, target: int) -> None:
             if not data:
                 raise ShardFormatError("what was packed before is cut short; start anew with --overwrite", url=path)
             size -= len(data)
-            view = memoryview(data)
-            while view:
-                view = view[os.write(target, view) :]
+            _write_all(target, data)
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    """Write again what is left, for a disk that is nearly full takes a part."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]

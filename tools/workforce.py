@@ -37,9 +37,10 @@ class Workforce:
         self._kept_open = kept_open
         self._workers: list[_Worker] = []
 
-    def start(self) -> None:
-        """Start the processes now, for there will be enough for all of them to do."""
-        while self._count > 1 and len(self._workers) < self._count:
+    def start(self, number: int) -> None:
+        """Start processes now, for there will be at least so many tasks; none for a single one."""
+        wanted = min(self._count, number)
+        while wanted > 1 and len(self._workers) < wanted:
             self._workers.append(_Worker(self._kept_open))
 
     def results(self, tasks: Iterable[Task], number: int, tell: Tell) -> Iterator[Result]:

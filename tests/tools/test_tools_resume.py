@@ -16,13 +16,13 @@ def stopped_in_the_middle(source: Path, dest: Path, monkeypatch: pytest.MonkeyPa
     """Ctrl-C while the fifth shard is packed; standard error."""
     real, calls = work.keep, []
 
-    def interrupted(finished: object) -> None:
+    def interrupted(*finished: object) -> None:
         calls.append(finished)
         if len(calls) == 5:
             half = dest / STAGING / "shards" / "all" / ".shard-000009.tar.1-1.partial"
             half.write_bytes(b"what a killed worker leaves")
             raise KeyboardInterrupt
-        real(finished)  # type: ignore[arg-type]
+        real(*finished)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patch:
         patch.setattr(work, "keep", interrupted)

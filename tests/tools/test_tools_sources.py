@@ -12,6 +12,7 @@ import torch
 from image_folders import image_bytes, image_folder, pack, packed_samples
 from streamload_tools.check import fault_of
 from streamload_tools.source import IMAGE_FIELDS, numbered_labels, safe_key
+from streamload_tools.source_table import TableColumns, read_table
 
 from streamload import StreamLoader
 
@@ -247,3 +248,40 @@ def test_damaged_tensors_are_named(tmp_path: Path) -> None:
 )
 def test_keys_of_paths_from_anywhere(path: str, key: str) -> None:
     assert safe_key(path, IMAGE_FIELDS) == key
+
+
+def test_one_id_under_two_names_is_refused(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.arange(3))
+    (tmp_path / "labels.csv").write_text("id,label\na.npy,0\na.pt,1\n")
+    status, _, err = pack(tmp_path, tmp_path.with_name("dest"), "--labels", tmp_path / "labels.csv")
+    assert status == 2
+    assert "line 3: the ID 'a' stands in line 2 too" in err
+
+
+def test_negative_labels_can_be_split(tmp_path: Path) -> None:
+    data = tensors(tmp_path / "data")
+    (tmp_path / "labels.json").write_text(json.dumps({name: -label for name, label in LABELS.items()}))
+    options = ["--labels", tmp_path / "labels.json", "--split", "a=0.5,b=0.5"]
+    assert pack(data, tmp_path / "dest", *options)[0] == 0
+    samples = packed_samples(tmp_path / "dest" / "a") | packed_samples(tmp_path / "dest" / "b")
+    assert sorted(sample["cls"] for sample in samples.values()) == [b"-1"] * 3 + [b"0"] * 3
+
+
+@pytest.mark.parametrize("label", [2**63, -(2**63) - 1])
+def test_labels_of_more_than_64_bits_are_refused(tmp_path: Path, label: int) -> None:
+    data = tensors(tmp_path / "data")
+    (tmp_path / "labels.json").write_text(json.dumps(LABELS | {"id-3": label}))
+    status, _, err = pack(data, tmp_path / "dest", "--labels", tmp_path / "labels.json")
+    assert status == 2
+    assert f"the label {label} is too large" in err
+
+
+def test_only_ends_of_lines_end_a_line_of_a_table(tmp_path: Path) -> None:
+    names = ["a\u2028b", "a\x85b", "a\x0bb", "a\x0cb"]
+    (tmp_path / "t.csv").write_text("path,label\r\n" + "".join(f"{name},0\r\n" for name in names), newline="")
+    lines = [json.dumps({"path": name, "label": 0}, ensure_ascii=False, indent=0) for name in names]
+    (tmp_path / "t.jsonl").write_text("".join(line.replace("\n", "\r") + "\n" for line in lines), newline="")
+    for table in ("t.csv", "t.jsonl"):
+        rows = read_table(str(tmp_path / table), TableColumns()).rows
+        assert [row.path for row in rows] == names
+    assert [row.line for row in rows] == [1, 2, 3, 4]
