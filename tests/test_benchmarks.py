@@ -86,11 +86,34 @@ def test_a_loader_that_fails_is_shown_and_the_others_go_on(
     benchmark.speed(3)
     benchmark.memory()
     tables = module.report(benchmark.results, ["streamload", "WebDataset"])
-    assert "| tokens | WebDataset | failed: ValueError: no luck (speed) |" in tables["loader-speed.md"]
+    assert "| tokens | WebDataset | failed: ValueError: no luck |" in tables["loader-speed.md"]
     assert "| tokens | streamload | 2 (2 to 2) |" in tables["loader-speed.md"]
     assert "WebDataset |" not in tables["loader-cost.md"]
     assert asked.count(("speed", "streamload")) == 3
     assert asked.count(("speed", "WebDataset")) == 1
+
+
+def test_what_was_measured_before_a_late_failure_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, benchmark_module: Callable[[str], Any]
+) -> None:
+    """A peer that fails beside a busy trainer is no less fast for it."""
+    module = benchmark_module("bench_loader")
+
+    def run(what: str, loader: str, of: Any, seconds: float) -> dict[str, float]:
+        if (what, loader) == ("busy", "SPDL"):
+            raise module.RunFailedError("ValueError: no luck")
+        names = ("rate", "first_batch_s", "cpu_s_per_1000", "trainer_cpu", "threads_more", "shutdown_s", "peak_bytes")
+        return dict.fromkeys([*names, "batches_per_s", "alone_per_s", "share"], 2.0)
+
+    monkeypatch.setattr(module, "run", run)
+    benchmark = module.Benchmark([module.workload("tiny", tmp_path, 8)], ["streamload", "SPDL"], 1.0)
+    benchmark.prepare()
+    benchmark.speed(2)
+    benchmark.memory()
+    benchmark.busy(2)
+    tables = module.report(benchmark.results, ["streamload", "SPDL"])
+    assert "| tiny | SPDL | 2 (2 to 2) |" in tables["loader-speed.md"]
+    assert "| SPDL | failed: ValueError: no luck | - |" in tables["loader-busy.md"]
 
 
 def test_a_run_that_hangs_is_ended(
