@@ -1,10 +1,10 @@
 """LitData, as its README has it: optimized once into chunks, read by StreamingDataset and StreamingDataLoader.
 
 https://github.com/Lightning-AI/litData: `optimize`; `transform=` for what is done to each sample; StreamingDataLoader
-rather than torch's. Chunks of 8 MB, so that each worker has several: with its usual 64 MB all of tiny is one, and epochs
-take between 0.5 and 8 s. It does not mention `persistent_workers`: they are a little faster, and then it needs ten
-seconds to shut down. For tokens it has a format of its own ("LLM Pre-training"): they are stored one after another as one
-array, and TokensLoader cuts blocks from it, so nothing is decoded.
+rather than torch's. Chunks of 8 MB, so that each worker has several: with its usual 64 MB all of tiny is one chunk, and
+epochs take 0.5 to 8 s. It does not mention `persistent_workers`: they are a little faster, and then it needs ten
+seconds to shut down. For tokens it has a format of its own ("LLM Pre-training"): they are stored one after another as
+one array, and TokensLoader cuts blocks from it, so nothing is decoded.
 """
 
 from __future__ import annotations
