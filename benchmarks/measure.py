@@ -98,7 +98,11 @@ def shutdown_s(loader: list[Loader], python_threads_before: int) -> float:
 
 
 def measure(kind: type[Loader], of: Workload, seconds: float, reshuffles: bool) -> Result:
-    """An epoch to warm up, whose first batch is timed and which is checked; then whole epochs for `seconds`."""
+    """An epoch to warm up, whose first batch is timed and which is checked; then whole epochs for `seconds`.
+
+    Of these the first does not count, since a loader may have worked for it in the pause before: then what each of the
+    others finds done, it has to do for the next one.
+    """
     of.shards()
     threads_before, python_threads_before = threads(), threading.active_count()
     began = perf_counter()
@@ -110,7 +114,7 @@ def measure(kind: type[Loader], of: Workload, seconds: float, reshuffles: bool) 
     rates: list[float] = []
     most_threads = 0
     cpu_began, own_cpu_began, since = tree_cpu_s(), time.process_time(), perf_counter()
-    while not rates or (perf_counter() - since < seconds and len(rates) < MOST_EPOCHS):
+    while len(rates) < 2 or (perf_counter() - since < seconds and len(rates) < MOST_EPOCHS):
         started = perf_counter()
         batches = loader[0].epoch()
         first_batch = next(batches)
@@ -123,7 +127,7 @@ def measure(kind: type[Loader], of: Workload, seconds: float, reshuffles: bool) 
     cpu_s = tree_cpu_s() - cpu_began
     del batches, first_batch
     return {
-        "rate": statistics.median(rates) * kind.processes,
+        "rate": statistics.median(rates[1:]) * kind.processes,
         "first_batch_s": first_batch_s,
         "cpu_s_per_1000": 1000 * cpu_s / (of.samples * len(rates)),
         "trainer_cpu": own_cpu_s / wall_s,

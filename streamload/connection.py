@@ -166,7 +166,7 @@ class FeederHere:
             return pools[0]
 
         self._feeder = Feeder(
-            configure, self._slots, lambda message, _: self._messages.append(message), start_pool, shares_slots=False
+            configure, self._slots, lambda message, _: self._messages.append(message), start_pool, in_process=True
         )
         self._pool = pools[0]
         self._closed = False

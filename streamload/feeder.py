@@ -10,11 +10,12 @@ from contextlib import contextmanager
 from typing import Any
 
 from streamload.dataset.scan_cache import ScanCache
-from streamload.decode.dealing import Learned
+from streamload.decode.dealing import Learned, RowBatcher
 from streamload.decode.failure import Attempt, failure_of
 from streamload.decode.pool import Pool
 from streamload.decode.scans import Scans
 from streamload.decode.tasks import RowsDone, ScanDone
+from streamload.epochs import Epochs
 from streamload.fetch.tables import Tables
 from streamload.memory.channel import MAX_DESCRIPTORS
 from streamload.memory.slots import Slots
@@ -35,7 +36,7 @@ class Feeder:
         slots: whose memory the batches lie in.
         send: takes messages for the trainer, with descriptors.
         start_pool: starts the workers; gets the feeder for their events.
-        shares_slots: slots have descriptors, which the trainer gets.
+        in_process: there is no other process: slots have no descriptors, and nothing is done before it is asked for.
     """
 
     def __init__(
@@ -45,9 +46,9 @@ class Feeder:
         send: Send,
         start_pool: Callable[[Feeder], Pool],
         *,
-        shares_slots: bool = True,
+        in_process: bool = False,
     ) -> None:
-        self._shares_slots = shares_slots
+        self._in_process = in_process
         self._settings = configure.settings
         self._slots = slots
         self._send = send
@@ -56,8 +57,10 @@ class Feeder:
         self._learned = Learned()
         self._totals = FeederTotals()
         self._announced: set[int] = set()
-        self._epoch: Epoch | None = None
         self._counting = False
+        self._epochs = Epochs(
+            self._begin, self._deliver, lambda: send(EpochEnded(self._totals), ()), works_ahead=not in_process
+        )
         self.pool = start_pool(self)
 
     def handle(self, message: Any) -> None:
@@ -65,12 +68,11 @@ class Feeder:
         with self._failing():
             match message:
                 case EpochStart():
-                    self._epoch = self._start(message)
+                    self._epochs.ask(message)
                 case Taken():
                     self._slots.taken(message.batches)
                     self._slots.released(message.released)
-                    if self._epoch is not None:
-                        self._epoch.taken(message.batches)
+                    self._epochs.taken(message.batches)
                 case CountSamples():
                     self._counting = True
                     self._scans.ask_for(range(len(self._tables.counts)))
@@ -80,10 +82,10 @@ class Feeder:
         """A task has come back from the pool."""
         with self._failing():
             self._totals.add(done)
-            if self._epoch is not None:
-                self._epoch.on_done(done)
-            elif isinstance(done, ScanDone):
-                self._scans.on_done(done)
+            if isinstance(done, RowsDone):
+                self._epochs.on_done(done)
+            else:
+                self._on_scanned(done)
             self._pump()
 
     def on_room(self) -> None:
@@ -104,7 +106,15 @@ class Feeder:
         self.pool.close()
         self._slots.close()
 
-    def _start(self, start: EpochStart) -> Epoch:
+    def _on_scanned(self, done: ScanDone) -> None:
+        with Attempt() as attempt:
+            self._scans.on_done(done)
+        if attempt.error is not None:
+            if not self._epochs.only_next_works or self._counting:
+                raise attempt.error
+            self._epochs.fail_next(attempt.error)
+
+    def _begin(self, start: EpochStart, before: RowBatcher | None) -> Epoch:
         return Epoch(
             self._settings,
             start,
@@ -114,29 +124,23 @@ class Feeder:
             slots=self._slots,
             learned=self._learned,
             totals=self._totals,
-            deliver=self._deliver,
+            before=before,
         )
 
     def _pump(self) -> None:
-        epoch = self._epoch
-        if epoch is not None:
-            epoch.pump()
-            if epoch.ended:
-                self._epoch = None
-                self._send(EpochEnded(self._totals), ())
-        else:
-            while self.pool.has_room() and (task := self._scans.next_task()) is not None:
-                self.pool.submit(task)
+        self._epochs.pump()
+        while self.pool.has_room() and (task := self._scans.next_task()) is not None:
+            self.pool.submit(task)
         if self._counting and self._tables.counts.complete:
             self._counting = False
             self._send(Counted(tuple(self._tables.counts.values.tolist())), ())
 
-    def _deliver(self, batches: list[ReadyBatch], tell_after: int) -> None:
+    def _deliver(self, start: EpochStart, batches: list[ReadyBatch], tell_after: int) -> None:
         """Send batches, as many with one message as its descriptors allow."""
-        for start in range(0, len(batches), MAX_DESCRIPTORS):
-            part = batches[start : start + MAX_DESCRIPTORS]
+        for first in range(0, len(batches), MAX_DESCRIPTORS):
+            part = batches[first : first + MAX_DESCRIPTORS]
             opened = tuple(dict.fromkeys(batch.slot for batch in part if batch.slot not in self._announced))
-            descriptors = [self._slots.descriptor(slot) for slot in opened] if self._shares_slots else []
+            descriptors = [self._slots.descriptor(slot) for slot in opened] if not self._in_process else []
             self._announced.update(opened)
             for batch in part:
                 self._slots.delivered(batch.slot)
@@ -144,7 +148,10 @@ class Feeder:
             self._announced.difference_update(retired)
             self.pool.forget_slots(retired)
             self._totals.skipped_members = self._tables.skipped
-            self._send(Ready(tuple(part), opened, retired, tell_after, self._totals), descriptors)
+            self._send(
+                Ready((start.epoch, start.position), tuple(part), opened, retired, tell_after, self._totals),
+                descriptors,
+            )
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
@@ -155,6 +162,6 @@ class Feeder:
             self._fail(attempt.error)
 
     def _fail(self, error: Exception) -> None:
-        self._epoch = None
+        self._epochs.stop()
         self._counting = False
         self._send(Failed(failure_of(error)), ())

@@ -60,6 +60,8 @@ class Ready:
     """Batches for the loop.
 
     Attributes:
+        start: the epoch and the position in its order from which it is run: batches of an epoch that was begun before
+            it was asked for may turn out not to be wanted.
         batches: in order.
         opened: slots that are new to the trainer; their descriptors come with the message.
         retired: slots that are to be dropped.
@@ -67,6 +69,7 @@ class Ready:
         totals: so far.
     """
 
+    start: tuple[int, int]
     batches: tuple[ReadyBatch, ...]
     opened: tuple[int, ...]
     retired: tuple[int, ...]

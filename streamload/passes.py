@@ -88,6 +88,7 @@ class Pass(Iterator[Any]):
         timeout_s: float | None,
         in_order: bool,
     ) -> None:
+        self._start = standing.epoch, standing.position
         self._in_order = in_order
         self._connection = connection
         self._delivery = delivery
@@ -146,6 +147,12 @@ class Pass(Iterator[Any]):
                 self._batches += 1
                 return batch
 
+    def _let_go(self, batches: tuple[ReadyBatch, ...]) -> None:
+        """Give back the batches of an epoch that was begun ahead and is not the one that is wanted."""
+        for batch in batches:
+            self._connection.lend(batch.slot, batch.size_bytes)
+        self._connection.taken(len(batches))
+
     def _tell(self) -> None:
         if self._untold:
             self._connection.taken(self._untold)
@@ -163,9 +170,12 @@ class Pass(Iterator[Any]):
         match message:
             case Ready():
                 self._connection.forget(message.retired)  # not sooner: batches of earlier messages may lie there
-                self._pending.extend(message.batches)
-                self._tell_after = message.tell_after
                 self._meter.totals = message.totals
+                if message.start == self._start:
+                    self._pending.extend(message.batches)
+                    self._tell_after = message.tell_after
+                else:
+                    self._let_go(message.batches)
             case EpochEnded():
                 self._tell()
                 self._meter.totals = message.totals

@@ -15,13 +15,12 @@ What happens when something fails:
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from streamload.decode.dealing import Dealer, EpochStart, Learned, PipelineSettings, RowBatch, RowBatcher
 from streamload.decode.pool import Pool
 from streamload.decode.scans import Scans
-from streamload.decode.tasks import PieceDone, RowFailure, RowsDone, ScanDone
+from streamload.decode.tasks import PieceDone, RowFailure, RowsDone
 from streamload.fetch.tables import Tables
 from streamload.memory.slots import Slots
 from streamload.statistics import FeederTotals
@@ -89,8 +88,11 @@ class Epoch:
         slots: where batches are written.
         learned: from earlier epochs, for later ones.
         totals: what is added up.
-        deliver: called with the batches that are ready, in order, and how many of them the trainer may take before it
-            tells of it.
+        before: the batcher of the epoch before, whose batches count as under way too.
+
+    Attributes:
+        start: which epoch this is.
+        batcher: its batches from the moment work on them begins until the trainer takes them.
     """
 
     def __init__(
@@ -104,15 +106,16 @@ class Epoch:
         slots: Slots,
         learned: Learned,
         totals: FeederTotals,
-        deliver: Callable[[list[ReadyBatch], int], None],
+        before: RowBatcher | None = None,
     ) -> None:
+        self.start = start
+        self.batcher = RowBatcher(in_order=settings.in_order, before=before)
         self._tables = tables
-        self._scans = scans
         self._pool = pool
+        self._slots = slots
         self._learned = learned
         self._totals = totals
-        self._deliver = deliver
-        self._batcher = RowBatcher(in_order=settings.in_order)
+        self._tasks: set[int] = set()
         self._dealer = Dealer(
             settings,
             start,
@@ -120,43 +123,42 @@ class Epoch:
             scans=scans,
             pool=pool,
             slots=slots,
-            batcher=self._batcher,
+            batcher=self.batcher,
             learned=learned,
         )
 
     @property
+    def exhausted(self) -> bool:
+        """Whether every batch has been begun."""
+        return self._dealer.exhausted
+
+    @property
     def ended(self) -> bool:
-        """Whether every batch has been delivered."""
-        return self._dealer.exhausted and self._batcher.empty
+        """Whether every batch has been given out."""
+        return self.exhausted and self.batcher.empty
 
     def pump(self) -> None:
-        """Deal out all that can be dealt out now."""
+        """Deal out all that can be dealt out now.
+
+        Raises:
+            StreamloadError: a shard cannot be read.
+        """
         while self._pool.has_room():
             task = self._dealer.next_task()
             if task is None:
                 break
+            self._tasks.add(task.number)
             self._pool.submit(task)
         self._totals.plan_s += self._dealer.take_plan_s()
 
-    def taken(self, batches: int) -> None:
-        """The trainer has taken so many batches."""
-        self._batcher.taken(batches)
-
-    def on_done(self, done: RowsDone | ScanDone) -> None:
-        """A task has come back.
-
-        Raises:
-            StreamloadError: a shard cannot be scanned.
-        """
-        if isinstance(done, ScanDone):
-            self._scans.on_done(done)
-        else:
-            self._on_rows(done)
-
-    def _on_rows(self, done: RowsDone) -> None:
+    def takes(self, done: RowsDone) -> bool:
+        """Take in an answer, if it is to a task of this epoch."""
+        if done.number not in self._tasks:
+            return False
+        self._tasks.remove(done.number)
         self._dealer.measure(done)
         for part in done.pieces:
-            batch = self._batcher.find(part.piece.batch, part.piece.slot)
+            batch = self.batcher.find(part.piece.batch, part.piece.slot)
             if part.misfit:
                 self._learned.irregular = True
                 if batch is not None:
@@ -165,9 +167,17 @@ class Epoch:
                 self._note_layout(part)
                 batch.parts.append(part)
                 batch.rows_done += part.piece.rows
-        ready = [self._ready(batch) for batch in self._batcher.take_complete()]
-        if ready:
-            self._deliver(ready, min(max(1, self._dealer.outstanding // _MESSAGES_PER_WINDOW), _MOST_UNTOLD))
+        return True
+
+    def take_ready(self) -> tuple[list[ReadyBatch], int]:
+        """The batches that are ready, in order, and how many the trainer may take before it tells of it."""
+        ready = [self._ready(batch) for batch in self.batcher.take_complete()]
+        return ready, min(max(1, self._dealer.outstanding // _MESSAGES_PER_WINDOW), _MOST_UNTOLD)
+
+    def abandon(self) -> None:
+        """Nobody wants what has not been given out. Its slots are not used again: tasks may still write there."""
+        for batch in self.batcher.take_all():
+            self._slots.discard(batch.slot)
 
     def _note_layout(self, part: PieceDone) -> None:
         learned = self._learned

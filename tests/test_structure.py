@@ -25,6 +25,7 @@ LEVELS = (
     ("decode",),
     ("statistics", "options"),
     ("pipeline",),
+    ("epochs",),
     ("messages",),
     ("feeder",),
     ("feeder_process",),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Generic, Self, TypeVar
 
 __all__ = ["Batcher", "OpenBatch"]
 
@@ -54,18 +54,25 @@ class Batcher(Generic[SourceT, PartT]):
 
     Args:
         in_order: give them out in the order in which they were opened; else as they get complete.
+        before: those of the epoch before, which count as outstanding here too.
     """
 
-    def __init__(self, *, in_order: bool) -> None:
+    def __init__(self, *, in_order: bool, before: Self | None = None) -> None:
         self._in_order = in_order
+        self._before = before
         self._open: OrderedDict[int, OpenBatch[SourceT, PartT]] = OrderedDict()
         self._opened = 0
         self._taken = 0
 
     @property
     def outstanding(self) -> int:
-        """Batches that were opened and that the trainer has not taken yet."""
-        return self._opened - self._taken
+        """Batches that were opened and that the trainer has not taken yet, also those of the epoch before."""
+        outstanding = self._opened - self._taken
+        if self._before is not None:
+            outstanding += self._before.outstanding
+            if not self._before.outstanding:
+                self._before = None
+        return outstanding
 
     @property
     def empty(self) -> bool:
@@ -97,3 +104,10 @@ class Batcher(Generic[SourceT, PartT]):
             elif self._in_order:
                 break
         return ready
+
+    def take_all(self) -> list[OpenBatch[SourceT, PartT]]:
+        """The batches that have not been given out, complete or not; nothing is open afterwards."""
+        left = list(self._open.values())
+        self._open.clear()
+        self._taken += len(left)
+        return left

@@ -270,7 +270,9 @@ class ProcessPool:
 
     def _hand_out_returned(self) -> None:
         while self._returned and (worker := self._least_busy()) is not None:
-            self._give(worker, self._returned.popleft())
+            task = self._returned.popleft()
+            if self._is_wanted(task):
+                self._give(worker, task)
 
     # -- deaths ----------------------------------------------------------------------------------------------------
 

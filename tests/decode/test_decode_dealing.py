@@ -98,16 +98,16 @@ class Run:
         self.batches: list[list[Place]] = []
         self.ends: list[int] = []
         self.tasks: list[RowTask] = []
+        self._scans = Scans(self.tables, strict=True)
         self.epoch = Epoch(
             PipelineSettings(self.order, ("cls",), False, True, whole, prefetch, in_order),
             self.start,
             tables=self.tables,
-            scans=Scans(self.tables, strict=True),
+            scans=self._scans,
             pool=self.pool,
             slots=self.slots,
             learned=self.learned,
             totals=FeederTotals(),
-            deliver=self._deliver,
         )
 
     def _deliver(self, ready: list[ReadyBatch], tell_after: int) -> None:
@@ -125,7 +125,11 @@ class Run:
     def answer(self, number: int = 0) -> RowTask | ScanTask:
         """Have one of the tasks come back."""
         task = self.pool.tasks.pop(number)
-        self.epoch.on_done(self._scan(task) if isinstance(task, ScanTask) else self._rows(task))
+        if isinstance(task, ScanTask):
+            self._scans.on_done(self._scan(task))
+        else:
+            assert self.epoch.takes(self._rows(task))
+        self._deliver(*self.epoch.take_ready())
         return task
 
     def _scan(self, task: ScanTask) -> ScanDone:
@@ -170,7 +174,7 @@ class Run:
             assert self.pool.tasks, "nothing is under way, and the epoch has not ended"
             self.answer(choose(len(self.pool.tasks)))
             if len(self.batches) - taken >= taken_at_once or not self.pool.tasks:
-                self.epoch.taken(len(self.batches) - taken)
+                self.epoch.batcher.taken(len(self.batches) - taken)
                 taken = len(self.batches)
             self.epoch.pump()
 
@@ -302,7 +306,7 @@ def test_what_the_loop_does_not_take_is_not_made_for_ever(
         run.epoch.pump()
     waiting = len(run.batches)
     assert prefetch <= waiting <= max(prefetch, 80) < sum(COUNTS)
-    run.epoch.taken(waiting)
+    run.epoch.batcher.taken(waiting)
     run.finish()
     assert run.batches == run.expected()
 
@@ -345,7 +349,7 @@ def test_the_old_slot_of_a_batch_that_is_made_again_is_not_used_for_another(fold
         assert isinstance(task, RowTask)
         if task.whole:
             assert slot not in {piece.slot for piece in task.pieces}
-    run.epoch.taken(len(run.batches))
+    run.epoch.batcher.taken(len(run.batches))
     run.finish()
     assert run.batches == run.expected()
 

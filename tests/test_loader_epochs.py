@@ -1,0 +1,219 @@
+"""From one epoch to the next: its first batches are made ahead, and nobody notices but for the time."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from make_shards import write_numbers
+
+from streamload import StreamLoader
+from streamload.decode.dealing import EpochStart, RowBatcher
+from streamload.epochs import Epochs
+from streamload.errors import ShardNotFoundError
+
+COUNTS = [40, 30, 50]
+TOTAL = sum(COUNTS)
+PATIENCE_S = 20.0
+
+
+class Noting:
+    """A transform that notes every sample that it is called with, in a file that all workers append to."""
+
+    def __init__(self, path: Path, pause_s: float = 0.0) -> None:
+        self.path = os.fspath(path)
+        self.pause_s = pause_s
+
+    def __call__(self, value: int) -> int:
+        time.sleep(self.pause_s)
+        with open(self.path, "ab") as file:
+            file.write(f"{value}\n".encode())
+        return value
+
+    def made(self) -> int:
+        return len(Path(self.path).read_bytes().splitlines())
+
+
+@pytest.fixture
+def source(shard_folder: Path) -> str:
+    return write_numbers(shard_folder, COUNTS)
+
+
+def options(**others: Any) -> dict[str, Any]:
+    return {"batch_size": 10, "shuffle": True, "shuffle_window": 25, "fields": ("cls",), "num_workers": 2, **others}
+
+
+def numbers(loader: StreamLoader) -> list[int]:
+    return [number for batch in loader for number in batch[0].tolist()]
+
+
+def epochs_apart(source: str, *epochs: int) -> list[list[int]]:
+    """What each epoch is when nothing is made ahead."""
+    found = []
+    for epoch in epochs:
+        with StreamLoader(source, **options(num_workers=0)) as loader:
+            loader.set_epoch(epoch)
+            found.append(numbers(loader))
+    return found
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_the_next_epoch_is_begun_before_it_is_asked_for(source: str, tmp_path: Path) -> None:
+    noting = Noting(tmp_path / "made")
+    with StreamLoader(source, **options(transform={"cls": noting}, prefetch_batches=4)) as loader:
+        first = numbers(loader)
+        wait_until(lambda: noting.made() > TOTAL)
+        assert [first, numbers(loader), numbers(loader)] == epochs_apart(source, 0, 1, 2)
+
+
+def test_no_more_than_is_prefetched_is_made_ahead(source: str, tmp_path: Path) -> None:
+    noting = Noting(tmp_path / "made", pause_s=0.003)
+    with StreamLoader(source, **options(transform={"cls": noting}, collate_fn=list, prefetch_batches=1)) as loader:
+        list(loader)
+        wait_until(lambda: noting.made() > TOTAL)
+        time.sleep(0.3)
+        assert noting.made() <= TOTAL + 10 * 6, "two tasks for each worker and two more, of a batch each"
+
+
+@pytest.mark.parametrize("epochs", [(0, 3, 4, 4, 1, 2), (5, 5, 5), (1, 0, 1, 0)])
+def test_epochs_in_any_order(source: str, epochs: tuple[int, ...]) -> None:
+    found = []
+    with StreamLoader(source, **options()) as loader:
+        for epoch in epochs:
+            loader.set_epoch(epoch)
+            found.append(numbers(loader))
+    assert found == epochs_apart(source, *epochs)
+
+
+def test_who_stays_at_an_epoch_has_none_made_ahead(source: str, tmp_path: Path) -> None:
+    noting = Noting(tmp_path / "made")
+    with StreamLoader(source, **options(transform={"cls": noting})) as loader:
+        for passes in (1, 2, 3):
+            loader.set_epoch(7)
+            list(loader)
+            made_ahead = noting.made() - passes * TOTAL
+        wait_until(lambda: noting.made() >= 3 * TOTAL)
+        time.sleep(0.3)
+        assert noting.made() - 3 * TOTAL <= made_ahead + 20, "what was on its way when the second pass began"
+
+
+def test_a_state_loaded_between_epochs(source: str) -> None:
+    whole = epochs_apart(source, 0, 1)
+    with StreamLoader(source, **options()) as loader:
+        states = [loader.state_dict() for _ in loader]
+        assert numbers(loader) == whole[1]
+        loader.load_state_dict(states[3])
+        assert numbers(loader) == whole[0][40:]
+        assert numbers(loader) == whole[1]
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_every_epoch_is_whole(source: str, in_order: bool) -> None:
+    with StreamLoader(source, **options(batch_size=7, in_order=in_order)) as loader:
+        for _ in range(12):
+            assert sorted(numbers(loader)) == list(range(TOTAL))
+
+
+def descriptors_of_the_tree() -> int:
+    tree = [psutil.Process(), *psutil.Process().children(recursive=True)]
+    return sum(process.num_fds() for process in tree)
+
+
+def test_memory_of_what_was_not_wanted_is_used_again(source: str) -> None:
+    with StreamLoader(source, **options(batch_size=1)) as loader:
+        counts = []
+        for turn in range(12):
+            for epoch in (10 * turn, 10 * turn + 1, 10 * turn + 5):  # the second lets more be made ahead, in vain
+                loader.set_epoch(epoch)
+                list(loader)
+            counts.append(descriptors_of_the_tree())
+    assert max(counts[6:]) <= max(counts[:6]) + 8
+
+
+def test_what_is_made_ahead_counts_with_what_is_left_of_the_epoch_before(source: str, tmp_path: Path) -> None:
+    noting = Noting(tmp_path / "made", pause_s=0.003)
+    with StreamLoader(source, **options(transform={"cls": noting}, collate_fn=list, prefetch_batches=1)) as loader:
+        for number, _ in enumerate(loader, start=1):
+            if number == TOTAL // 10 - 5:  # five are left: of those that may be under way, one is the next epoch's
+                wait_until(lambda: noting.made() >= TOTAL)
+                time.sleep(0.3)
+                assert noting.made() <= TOTAL + 10 * 3
+
+
+class ByHand:
+    """An epoch of one batch that is there at once; `failing` ones cannot be worked on."""
+
+    def __init__(self, start: EpochStart, *, failing: bool) -> None:
+        self.start = start
+        self.batcher = RowBatcher(in_order=True)
+        self.failing = failing
+        self.exhausted = self.ended = False
+        self.abandoned = False
+
+    def pump(self) -> None:
+        if self.failing:
+            raise ShardNotFoundError("it is gone", url="a.tar")
+        self.exhausted = True
+
+    def take_ready(self) -> tuple[list[str], int]:
+        self.ended = self.exhausted
+        return [f"batch of {self.start.epoch}"] if self.exhausted else [], 1
+
+    def takes(self, done: object) -> bool:
+        return False
+
+    def abandon(self) -> None:
+        self.abandoned = True
+
+
+class EpochsByHand:
+    def __init__(self, failing: set[int]) -> None:
+        self.said: list[str] = []
+        self.begun: list[ByHand] = []
+
+        def begin(start: EpochStart, _: object) -> Any:
+            self.begun.append(ByHand(start, failing=start.epoch in failing))
+            return self.begun[-1]
+
+        def deliver(start: EpochStart, ready: list[Any], _: int) -> None:
+            self.said += ready
+
+        self.epochs = Epochs(begin, deliver, lambda: self.said.append("ended"), works_ahead=True)
+
+    def run(self, epoch: int) -> None:
+        self.epochs.ask(EpochStart(epoch, 0, 0, 1))
+        for _ in range(3):
+            self.epochs.pump()
+
+
+def test_what_fails_ahead_is_raised_when_it_is_asked_for() -> None:
+    by_hand = EpochsByHand(failing={1})
+    by_hand.run(0)
+    assert by_hand.said == ["batch of 0", "ended"]
+    with pytest.raises(ShardNotFoundError, match="it is gone"):
+        by_hand.run(1)
+
+
+def test_what_fails_ahead_and_is_not_asked_for_is_forgotten() -> None:
+    by_hand = EpochsByHand(failing={1})
+    by_hand.run(0)
+    by_hand.run(4)
+    assert by_hand.said == ["batch of 0", "ended", "batch of 4", "ended"]
+    assert [epoch.start.epoch for epoch in by_hand.begun if epoch.abandoned] == [1]
+
+
+def test_the_next_epoch_is_announced_after_the_end_of_the_one_before() -> None:
+    by_hand = EpochsByHand(failing=set())
+    by_hand.run(0)
+    assert by_hand.said[:3] == ["batch of 0", "ended", "batch of 1"]
