@@ -6,6 +6,7 @@ the world size or the batch size, so a position saved under one world size can b
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,6 +35,7 @@ __all__ = [
     "shards_in_order",
 ]
 
+_ENDLESS = 1 << 62
 _MOST_NUMBERS_AHEAD = 65_536
 """How many emissions of a streamed lane are settled before they are asked for, beyond the next batch."""
 
@@ -165,6 +167,30 @@ class RankPlan:
         # Whatever is needed later, of any lane, has at least this number.
         least_number = self._position // self._options.lanes
         return self._retirement.pass_positions(least_number - self._options.reach)
+
+    def unpassed(self, shard: int) -> list[tuple[int, int]]:
+        """Ranges of a shard's samples that hold all those of later blocks, the end of each exclusive.
+
+        As for `finished`, a sample is passed at most a window later than it could be, and rows that fill up the last
+        batch are not looked at.
+        """
+        line, lanes = self._line, self._options.lanes
+        if line.complete and self._full_batches_left == 0 and self._last_rows == 0:
+            return []
+        start, end = line.place_of(shard)
+        if start < 0 or (self._bounds is None and lanes > 1):
+            return [(0, _ENDLESS)]
+        passed = max(0, self._position // lanes - self._options.reach)
+        bounds = [0, _ENDLESS] if self._bounds is None or lanes == 1 else self._bounds.tolist()
+        first = bisect_right(bounds, start) - 1
+        found = []
+        for lane_start, lane_end in zip(bounds[first:], bounds[first + 1 :], strict=False):
+            if lane_start >= end:
+                break
+            piece = max(start, lane_start + passed) - start, min(end, lane_end) - start
+            if piece[0] < piece[1]:
+                found.append(piece)
+        return found
 
     def _refresh(self) -> None:
         """Take notice of counts that have become known."""

@@ -1,0 +1,61 @@
+"""Parts: the aligned ranges in which shards are fetched, and which of them rows need."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["PART_BYTES", "part_edges", "part_key", "parts_of_rows", "shard_and_number"]
+
+PART_BYTES = 8 << 20
+"""The size of a part, but for the last of a shard. A request has a cost of its own, of latency above all, so that parts
+must not be small; and a part is held as long as one of its samples is waited for, so they must not be large."""
+
+_NUMBER_BITS = 32
+
+
+def part_key(shard: int, number: int) -> int:
+    """One integer for a shard's part."""
+    return shard << _NUMBER_BITS | number
+
+
+def shard_and_number(key: int) -> tuple[int, int]:
+    """The shard and the number of the part that a key stands for."""
+    return key >> _NUMBER_BITS, key & (1 << _NUMBER_BITS) - 1
+
+
+def part_edges(number: int, shard_bytes: int | None) -> tuple[int, int]:
+    """The first byte of a part and the one behind it, at most the shard's end where that is known."""
+    start = number * PART_BYTES
+    end = start + PART_BYTES
+    return start, end if shard_bytes is None else min(end, shard_bytes)
+
+
+def parts_of_rows(
+    shards: NDArray[np.int64], columns: Sequence[tuple[NDArray[np.int64], NDArray[np.int64]]]
+) -> list[int]:
+    """The keys of all parts in which fields of some rows lie, each once, in the order in which rows need them.
+
+    Args:
+        shards: int64[rows], each row's shard.
+        columns: offsets and sizes of each field, int64[rows]; a negative offset stands for no field.
+    """
+    keys: list[NDArray[np.int64]] = []
+    ranks: list[NDArray[np.int64]] = []
+    for offsets, sizes in columns:
+        rows = np.flatnonzero((offsets >= 0) & (sizes > 0))
+        first = offsets[rows] // PART_BYTES
+        last = (offsets[rows] + sizes[rows] - 1) // PART_BYTES
+        for step in range(int((last - first).max()) + 1 if len(rows) else 0):
+            reaching = first + step <= last
+            keys.append((shards[rows[reaching]] << _NUMBER_BITS) | (first[reaching] + step))
+            ranks.append(rows[reaching])
+    if not keys:
+        return []
+    joined = np.concatenate(keys)
+    by_row = np.argsort(np.concatenate(ranks), kind="stable")
+    found, where = np.unique(joined[by_row], return_index=True)
+    ordered: list[int] = found[np.argsort(where)].tolist()
+    return ordered
