@@ -9,8 +9,8 @@
 - **Energon** (`x.tar.idx` for `x.tar`): `itar.py` and `prepare.py` of NVIDIA Megatron-Energon. Offsets as unsigned
   64-bit numbers, little endian: of the first header of each sample, and last of the end of the archive's members.
 - **Energon** (`.nv-meta/.info.json`): its page "Dataset Format on Disk". JSON with `shard_counts`, from each shard's
-  path below the dataset's folder to its number of samples. `index.sqlite` beside it is left alone, since that page says that
-  it may change in any release, and so is `.info.yaml` of older releases.
+  path below the dataset's folder to its number of samples. `index.sqlite` beside it is left alone, since that
+  page says that it may change in any release, and so is `.info.yaml` of older releases.
 """
 
 from __future__ import annotations

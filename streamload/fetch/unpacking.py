@@ -17,6 +17,7 @@ import enum
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import Executor
+from typing import TYPE_CHECKING
 
 from streamload.errors import ShardFormatError
 from streamload.fetch.packed_streams import (
@@ -27,6 +28,9 @@ from streamload.fetch.packed_streams import (
     xz_stream,
     zstd_streams,
 )
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 __all__ = ["MOST_RATIO", "RATIO_FREE_BYTES", "Compression", "Unpacker", "compression_of", "unpack"]
 
@@ -116,7 +120,7 @@ class Unpacker:
         self._unpacked_before = 0  # by the streams before this one
         self._padding_bytes = 0
 
-    def feed(self, chunk: bytes | bytearray | memoryview) -> Iterator[bytes]:
+    def feed(self, chunk: Buffer) -> Iterator[bytes]:
         """Unpack the next bytes of the shard, which may be cut anywhere.
 
         The iterator must be used up before the next call, and nothing is done before it is used.
@@ -239,7 +243,7 @@ def _maker(compression: Compression) -> Callable[[], PackedStream]:
 
 
 async def unpack(
-    body: AsyncIterator[bytes | bytearray | memoryview],
+    body: AsyncIterator[Buffer],
     unpacker: Unpacker,
     write: Callable[[int, bytes], Awaitable[None] | None],
     *,

@@ -242,6 +242,7 @@ DAMAGED = [
     ("train-000.tar.idx", struct.pack("<3Q", 0, 2048, 1024), "damaged"),
     ("train-000.tar.idx", struct.pack("<2Q", 0, 1000), "damaged"),
     ("train-000.tar.idx", struct.pack("<2Q", 0, (1 << 64) - 512), "damaged"),
+    ("train-000.tar.idx", struct.pack("<Q", (1 << 64) - 512), "damaged"),
     ("train-000.idx", b"v2.0 1\njpg 512 1 a.jpg\n", r"version v2\.0"),
     ("train-000.idx", b"v1.2 2\njpg 512 1 a.jpg\n", "2 samples and has lines for 1"),
     ("train-000.idx", b"v1.2 1\njpg 512 1 a.jpg", "damaged"),

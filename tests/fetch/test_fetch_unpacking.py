@@ -263,3 +263,21 @@ def test_unpack_passes_on_what_writing_raises() -> None:
 
     with pytest.raises(MemoryError, match="no room"):
         asyncio.run(unpack(_chunks(packed(Compression.XZ, CONTENT), 1_000), Unpacker(Compression.XZ, URL), write))
+
+
+def test_unpack_can_be_cancelled_while_it_writes() -> None:
+    async def main() -> None:
+        writing = asyncio.Event()
+
+        async def write(offset: int, piece: bytes) -> None:
+            writing.set()
+            await asyncio.Event().wait()
+
+        body = _chunks(packed(Compression.ZSTD, CONTENT), 1_000)
+        task = asyncio.create_task(unpack(body, Unpacker(Compression.ZSTD, URL), write))
+        await writing.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
