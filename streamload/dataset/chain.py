@@ -97,7 +97,7 @@ def read_chain(data: NDArray[np.uint8], url: str, *, strict: bool = True) -> Tar
 def read_chain_part(part: ArchivePart, url: str, *, strict: bool = True) -> TarMembers:
     """Find the regular files whose headers, with the extension headers before them, lie in a part of an archive.
 
-    Their payloads may lie behind it, but within the archive.
+    Their payloads may lie behind it, but within the archive; where its size is not known, payloads must have come too.
 
     Args:
         part: begins where a header starts that is not preceded by extension headers of its own, or at a place that
@@ -118,7 +118,7 @@ class _Chain:
 
     def __init__(self, part: ArchivePart, url: str, strict: bool) -> None:
         self._part = part
-        self._reader = HeaderReader(part.octets, part.start, part.limit)
+        self._reader = HeaderReader(part.octets, part.start, part.total)
         self._url = url
         self._strict = strict
         self._names: list[bytes] = []
@@ -293,8 +293,11 @@ class _Chain:
     def _checked_size(self, size: int | None, position: int) -> int:
         if size is None:
             raise self._error("the size field of the tar header is not a number; re-pack the shard", position)
-        missing = position + BLOCK_BYTES + size - self._part.limit
-        if missing > 0 and self._part.total is not None:
+        end = position + BLOCK_BYTES + size
+        if self._part.total is None and end > self._part.available:
+            raise NotArrivedError(end)  # only then is it known to lie within the archive
+        missing = end - self._part.limit
+        if missing > 0:
             raise self._error(
                 f"the member's {size} bytes run {missing} bytes past the end of the shard, which was cut; "
                 "fetch or pack it again",

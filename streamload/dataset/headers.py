@@ -79,7 +79,7 @@ class HeaderReader:
         Args:
             data: uint8[N], the bytes of the archive from `start` on, as far as they are there.
             start: where in the archive they begin, a multiple of 512.
-            total: the size of the whole archive; by default it ends with `data`.
+            total: the size of the whole archive; by default it ends with `data`, as far as can be told.
         """
         self._data = data
         self._start = start
@@ -122,7 +122,7 @@ class HeaderReader:
 def _walk(data: NDArray[np.uint8], position: int, limit: int) -> NDArray[np.int64]:
     """Where headers start, if every size field is right: the only thing done in Python for every member.
 
-    No base-256 size above `limit` is followed, so positions stay far below what int64 holds.
+    No base-256 size above `limit` is followed, so positions stay below what int64 holds.
     """
     ends = [position]
     view = data.data

@@ -34,7 +34,8 @@ class ScannedPiece:
         table: the samples that are whole, from `start` on. Offsets are those of the shard; members, samples and
             fields are numbered from 0 in this piece. There are no checksums and no labels. Every byte of these
             samples lies before `resume`.
-        resume: where the next call must begin; it may lie behind what was available. No scan needs what lies before.
+        resume: where the next call must begin; where the shard's size is known it may lie behind what was available.
+            No scan needs what lies before.
         needs: the end of the bytes that must be there before the next call can get further, always more than were
             there; or None if there is nothing left to scan.
     """
