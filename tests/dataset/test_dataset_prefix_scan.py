@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -353,3 +356,40 @@ def test_adding_copies_little() -> None:
     for piece in pieces_of(content, list(range(0, len(content), 6_000)))[:-1]:
         places.add(growing.add(piece).member_offset.ctypes.data)
     assert len(places) == 1
+
+
+_GUARDED = """
+import ctypes, mmap, sys
+import numpy as np
+from streamload.dataset.prefix_scan import scan_prefix
+
+content = open(sys.argv[1], "rb").read()
+start, available = int(sys.argv[2]), int(sys.argv[3])
+assert start % mmap.PAGESIZE == 0 and available % mmap.PAGESIZE == 0
+memory = mmap.mmap(-1, len(content))
+memory.write(content)
+data = np.frombuffer(memory, np.uint8)
+libc = ctypes.CDLL(None, use_errno=True)
+end = -(-len(content) // mmap.PAGESIZE) * mmap.PAGESIZE
+for first, size in ((0, start), (available, end - available)):
+    assert libc.mprotect(ctypes.c_void_p(data.ctypes.data + first), ctypes.c_size_t(size), 0) == 0
+piece = scan_prefix(data, "", start=start, available=available, total=len(content))
+assert len(piece.table) > 3
+print(piece.resume)
+"""
+
+
+def test_memory_outside_of_the_part_is_not_even_touched(tmp_path: Path) -> None:
+    """It is mapped without any right: a single read of it would kill the process."""
+    archive = Archive()
+    for number in range(40):
+        archive.add(header(b"s%d.bin" % number, 512), b"p" * 512)
+    content = archive.whole()
+    (tmp_path / "a.tar").write_bytes(content)
+    page = os.sysconf("SC_PAGESIZE")
+    arguments = [str(tmp_path / "a.tar"), str(page), str(3 * page)]
+    ran = subprocess.run(
+        [sys.executable, "-c", _GUARDED, *arguments], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert page < int(ran.stdout) < 3 * page
