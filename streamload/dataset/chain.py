@@ -1,4 +1,4 @@
-"""The chain of headers through a tar archive, from the first to the end-of-archive mark.
+"""The chain of headers through a tar archive, from the first to the end-of-archive mark, as far as it has come.
 
 Runs of plain headers are taken as `headers` finds them. Whatever is not plain is read again by `tar.parse_header`, in
 order, so the first damaged header is the one that is reported, however far walking went astray behind it. Payload
@@ -7,32 +7,31 @@ pages are never touched, but for those of extension headers.
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from streamload.dataset.archive_part import ArchivePart, NotArrivedError
 from streamload.dataset.headers import HeaderReader, HeaderRun
 from streamload.dataset.tar import (
     BLOCK_BYTES,
     MAX_RECORDS_BYTES,
     ZERO_BLOCK,
     TarHeader,
-    looks_like_header,
     padded,
     parse_header,
     parse_long_name,
     parse_records,
 )
+from streamload.dataset.tar_end import EndNotArrivedError, check_end
 from streamload.errors import ShardFormatError
 
-__all__ = ["MISSING_END", "TarMembers", "read_chain"]
+__all__ = ["MISSING_END", "TarMembers", "read_chain", "read_chain_part"]
 
 MISSING_END = "missing end mark"
 """The reason under which an archive without its end-of-archive mark is counted."""
 
-_ZEROS_AT_ONCE_BYTES = 1 << 20
 _REGULAR = b"0\x007"
 _NO_PAYLOAD = {b"1": "link", b"2": "link", b"3": "special", b"4": "special", b"5": "directory", b"6": "special"}
 _PASSED_OVER = {b"V": "volume label", b"D": "directory"}
@@ -46,21 +45,28 @@ _EXTENSIONS = {b"x": "pax header", b"L": "GNU long name", b"K": "GNU long link n
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TarMembers:
-    """The regular files of an archive, in their order.
+    """The regular files of an archive, or of a part of it, in their order.
 
     Attributes:
         names: the full name of each.
         offset: int64[M], first byte of each payload; its header is the 512 bytes before it.
         size: int64[M], payload bytes.
-        skipped: how many other members there were, by reason.
+        skipped: where other members' headers start, each with the reason why it is none of these.
         missing_end: True if the end-of-archive mark is missing.
+        end_found: True if no further member follows; what lies behind the last one may still have to be checked.
+        reached: where reading has to go on: at the first header of a member that has not come as a whole with all
+            its headers, or in the zeros of the end mark.
+        needs: the end of the bytes that must be there to get further, or None if everything has been read and checked.
     """
 
     names: list[bytes]
     offset: NDArray[np.int64]
     size: NDArray[np.int64]
-    skipped: dict[str, int]
+    skipped: list[tuple[int, str]]
     missing_end: bool
+    end_found: bool
+    reached: int
+    needs: int | None
 
 
 @dataclass(slots=True)
@@ -85,33 +91,59 @@ def read_chain(data: NDArray[np.uint8], url: str, *, strict: bool = True) -> Tar
         ShardFormatError: the archive is damaged, cut, or uses what cannot be read in place; `offset` is where the
             first header (or block of the end mark) starts that is not right.
     """
-    if not len(data):
+    return read_chain_part(ArchivePart(data, 0, len(data), len(data)), url, strict=strict)
+
+
+def read_chain_part(part: ArchivePart, url: str, *, strict: bool = True) -> TarMembers:
+    """Find the regular files whose headers, with the extension headers before them, lie in a part of an archive.
+
+    Their payloads may lie behind it, but within the archive; where its size is not known, payloads must have come too.
+
+    Args:
+        part: begins where a header starts that is not preceded by extension headers of its own, or at a place that
+            was `reached` before.
+        url: the shard, for errors.
+        strict: as for `read_chain`.
+
+    Raises:
+        ShardFormatError: as for `read_chain`; what is wrong with the whole is found in one of its parts.
+    """
+    if part.total == 0:
         raise ShardFormatError("the shard is empty (0 bytes); fetch or pack it again", url=url, offset=0)
-    return _Chain(data, url, strict).read()
+    return _Chain(part, url, strict).read()
 
 
 class _Chain:
-    """One pass over one archive."""
+    """One pass over one part of an archive."""
 
-    def __init__(self, data: NDArray[np.uint8], url: str, strict: bool) -> None:
-        self._data = data
-        self._view = data.data
-        self._reader = HeaderReader(data)
+    def __init__(self, part: ArchivePart, url: str, strict: bool) -> None:
+        self._part = part
+        self._reader = HeaderReader(part.octets, part.start, part.total)
         self._url = url
         self._strict = strict
         self._names: list[bytes] = []
         self._places: list[NDArray[np.int64]] = [np.empty((2, 0), np.int64)]
         self._odd_places: list[tuple[int, int]] = []
-        self._skipped: Counter[str] = Counter()
+        self._skipped: list[tuple[int, str]] = []
         self._missing_end = False
+        self._end_found = False
+        self._reached = part.start
 
     def read(self) -> TarMembers:
-        position: int | None = 0
-        while position is not None:
-            position = self._read_run(position)
+        position: int | None = self._part.start
+        needs: int | None = None
+        try:
+            while position is not None:
+                position = self._read_run(position)
+        except EndNotArrivedError as exc:
+            self._end_found, self._reached, needs = True, exc.reached, exc.needs
+        except NotArrivedError as exc:
+            needs = exc.needs
         self._flush_odd()
         offset, size = np.concatenate(self._places, axis=1)
-        return TarMembers(self._names, offset, size, dict(self._skipped), self._missing_end)
+        return TarMembers(
+            self._names, offset, size, self._skipped, self._missing_end, self._end_found, self._reached, needs
+        )
 
     def _read_run(self, position: int) -> int | None:
         """Read a run of headers from `position` on; where the next one starts, or None at the end."""
@@ -142,7 +174,7 @@ class _Chain:
         position, size = int(run.starts[row]), int(run.sizes[row])
         if size > MAX_RECORDS_BYTES:
             return False
-        payload = self._view[position + BLOCK_BYTES : position + BLOCK_BYTES + size].tobytes()
+        payload = self._part.read(position + BLOCK_BYTES, size)
         if run.blocks[row, 156] == ord("L"):
             paths[row + 1] = parse_long_name(payload, self._url, position)
             return True
@@ -173,7 +205,11 @@ class _Chain:
 
         Returns:
             Where the next header starts; None if the archive ends here.
+
+        Raises:
+            NotArrivedError: some of these bytes have not come; nothing of the member was taken in.
         """
+        self._reached = position
         extensions = _Extensions()
         while True:
             block = self._block_at(position, extensions)
@@ -188,15 +224,15 @@ class _Chain:
 
     def _block_at(self, position: int, extensions: _Extensions) -> bytes | None:
         """The header block at `position`, or None at the end of the archive."""
-        total = len(self._data)
-        whole = position + BLOCK_BYTES <= total
-        block = self._view[position : position + BLOCK_BYTES].tobytes()
-        if whole and block != ZERO_BLOCK:
+        whole = position + BLOCK_BYTES <= self._part.limit
+        block = self._part.read(position, BLOCK_BYTES) if whole else ZERO_BLOCK
+        if block != ZERO_BLOCK:
             return block
         self._refuse_orphans(extensions)
-        if not whole and position != total:
-            raise self._cut_in_block(min(position, total) // BLOCK_BYTES * BLOCK_BYTES)
-        self._read_end(position)
+        if check_end(self._part, position, self._url, strict=self._strict):
+            self._missing_end = True
+            self._skipped.append((position, MISSING_END))
+        self._end_found = True
         return None
 
     def _read_extension(self, header: TarHeader, position: int, extensions: _Extensions) -> int:
@@ -235,20 +271,20 @@ class _Chain:
                 position,
             )
         start = position + BLOCK_BYTES
-        return self._view[start : start + size].tobytes(), start + padded(size)
+        return self._part.read(start, size), start + padded(size)
 
     def _add_member(self, header: TarHeader, position: int, extensions: _Extensions) -> int:
         """Take in a member of any kind; where the next header starts."""
         kind, start = header.typeflag, position + BLOCK_BYTES
         if kind in _NO_PAYLOAD:
-            self._skipped[_NO_PAYLOAD[kind]] += 1
+            self._skipped.append((position, _NO_PAYLOAD[kind]))
             return start
         if kind not in _PASSED_OVER and kind not in _REGULAR:
             what = _REFUSED.get(kind, "which is unknown; re-pack the shard as ustar, pax or GNU tar")
             raise self._error(f"a member of type {kind.decode('latin-1')!r}: {what}", position)
         size = self._checked_size(header.size if extensions.pax_size is None else extensions.pax_size, position)
         if kind in _PASSED_OVER:
-            self._skipped[_PASSED_OVER[kind]] += 1
+            self._skipped.append((position, _PASSED_OVER[kind]))
         else:
             self._names.append(extensions.pax_path or extensions.long_name or header.name)
             self._odd_places.append((start, size))
@@ -257,7 +293,10 @@ class _Chain:
     def _checked_size(self, size: int | None, position: int) -> int:
         if size is None:
             raise self._error("the size field of the tar header is not a number; re-pack the shard", position)
-        missing = position + BLOCK_BYTES + size - len(self._data)
+        end = position + BLOCK_BYTES + size
+        if self._part.total is None and end > self._part.available:
+            raise NotArrivedError(end)  # only then is it known to lie within the archive
+        missing = end - self._part.limit
         if missing > 0:
             raise self._error(
                 f"the member's {size} bytes run {missing} bytes past the end of the shard, which was cut; "
@@ -266,53 +305,10 @@ class _Chain:
             )
         return size
 
-    def _read_end(self, position: int) -> None:
-        """Check what stands where the headers end: the end mark and nothing but zeros behind it."""
-        total = len(self._data)
-        if total - position <= BLOCK_BYTES:
-            if self._strict:
-                raise self._error(
-                    "the end-of-archive mark (two blocks of zeros) is missing, so the shard was probably cut; "
-                    "fetch or pack it again, or pass strict=False if it is known to be whole",
-                    position,
-                )
-            self._missing_end = True
-            self._skipped[MISSING_END] += 1
-            return
-        second = self._data[position + BLOCK_BYTES : position + 2 * BLOCK_BYTES]
-        if len(second) == BLOCK_BYTES and second.any():
-            raise self._error(
-                "a block of zeros stands in place of a tar header, and more follows; fetch or pack the shard again",
-                position,
-            )
-        self._check_zeros(position + 2 * BLOCK_BYTES)
-        if total % BLOCK_BYTES:
-            raise self._cut_in_block(total // BLOCK_BYTES * BLOCK_BYTES)
-
-    def _check_zeros(self, start: int) -> None:
-        for first in range(start, len(self._data), _ZEROS_AT_ONCE_BYTES):
-            found = np.flatnonzero(self._data[first : first + _ZEROS_AT_ONCE_BYTES])
-            if len(found):
-                block_start = (first + int(found[0])) // BLOCK_BYTES * BLOCK_BYTES
-                block = self._data[block_start : block_start + BLOCK_BYTES].tobytes()
-                what = "a second archive follows" if looks_like_header(block) else "other bytes follow"
-                raise self._error(
-                    f"{what} behind the end-of-archive mark and would not be read; if archives were put together "
-                    "with `cat`, keep them as separate shards or use `tar --concatenate`",
-                    block_start,
-                )
-
     def _refuse_orphans(self, extensions: _Extensions) -> None:
         """Refuse extension headers that no member follows."""
         for kind, start in extensions.start_of.items():
             raise self._error(f"a {_EXTENSIONS[kind]} that no member follows; fetch or pack the shard again", start)
-
-    def _cut_in_block(self, position: int) -> ShardFormatError:
-        return self._error(
-            f"the shard ends in the middle of a block ({len(self._data)} bytes, not a multiple of 512), so it was cut; "
-            "fetch or pack it again",
-            position,
-        )
 
     def _error(self, message: str, position: int) -> ShardFormatError:
         return ShardFormatError(message, url=self._url, offset=position)

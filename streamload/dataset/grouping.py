@@ -8,7 +8,6 @@ Stricter than there: a member that belongs to no sample is counted, and a key th
 from __future__ import annotations
 
 import re
-from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 
 from streamload.errors import ShardFormatError
 
-__all__ = ["Samples", "group_members"]
+__all__ = ["Samples", "group_members", "group_part", "refuse_many_fields", "repeated_key"]
 
 _META = re.compile(rb"__[^/]*__($|/)")
 _MOST_FIELDS = 1 << 16
@@ -34,7 +33,7 @@ class Samples:
         sample_start: int64[S + 1], sample i is `member[sample_start[i]:sample_start[i + 1]]`.
         keys: the S keys, as stored.
         fields: the distinct fields, in the order of their first appearance.
-        skipped: how many members belong to no sample, by reason.
+        skipped: the numbers of the members that belong to no sample, each with the reason.
     """
 
     member: NDArray[np.int64]
@@ -42,7 +41,7 @@ class Samples:
     sample_start: NDArray[np.int64]
     keys: list[bytes]
     fields: tuple[str, ...]
-    skipped: dict[str, int]
+    skipped: dict[int, str]
 
 
 def group_members(names: list[bytes], header_offset: NDArray[np.int64], url: str) -> Samples:
@@ -57,6 +56,44 @@ def group_members(names: list[bytes], header_offset: NDArray[np.int64], url: str
         ShardFormatError: a field comes twice in a sample, a key comes again behind another key, or there are more
             than 65,536 different fields.
     """
+    samples = _group(names, url)
+    _refuse_repeated_keys(samples, header_offset, url)
+    _refuse_repeated_fields(samples, header_offset, url)
+    return samples
+
+
+def group_part(names: list[bytes], header_offset: NDArray[np.int64], url: str) -> Samples:
+    """As `group_members`, for members that follow one another in a shard, the first of which begins a sample.
+
+    A key that comes again is left to whoever knows the keys of the other parts.
+    """
+    samples = _group(names, url)
+    _refuse_repeated_fields(samples, header_offset, url)
+    return samples
+
+
+def refuse_many_fields(count: int, url: str) -> None:
+    """Raise a ShardFormatError if a shard has more different fields than a table can number."""
+    if count > _MOST_FIELDS:
+        raise ShardFormatError(
+            f"{count} different fields (at most {_MOST_FIELDS}); what follows the first dot of a file's "
+            "name is its field, so numbers belong before that dot",
+            url=url,
+        )
+
+
+def repeated_key(key: bytes, first_offset: int, offset: int, url: str) -> ShardFormatError:
+    """The error for a key whose members do not stand together; the offsets are those of the samples' headers."""
+    return ShardFormatError(
+        f"the members of this sample do not stand together: they begin at offset {first_offset} and come again "
+        "behind another sample; re-pack the shard sorted by name",
+        url=url,
+        key=key.decode("utf-8", "surrogateescape"),
+        offset=offset,
+    )
+
+
+def _group(names: list[bytes], url: str) -> Samples:
     fields = _FieldNumbers()
     keys: list[bytes] = []
     sample_start: list[int] = []
@@ -84,23 +121,15 @@ def group_members(names: list[bytes], header_offset: NDArray[np.int64], url: str
             stem_bytes = len(stem)
         member_field.append(fields[name[dot + 1 :]])
     sample_start.append(len(member_field))
-    if len(fields.names) > _MOST_FIELDS:
-        raise ShardFormatError(
-            f"{len(fields.names)} different fields (at most {_MOST_FIELDS}); what follows the first dot of a file's "
-            "name is its field, so numbers belong before that dot",
-            url=url,
-        )
-    samples = Samples(
+    refuse_many_fields(len(fields.names), url)
+    return Samples(
         np.delete(np.arange(len(names)), list(reasons)),
         np.array(member_field, np.int64).astype(np.uint16),
         np.array(sample_start, np.int64),
         keys,
         tuple(fields.names),
-        dict(Counter(reasons.values())),
+        reasons,
     )
-    _refuse_repeated_keys(samples, header_offset, url)
-    _refuse_repeated_fields(samples, header_offset, url)
-    return samples
 
 
 class _FieldNumbers(dict[bytes, int]):
@@ -140,13 +169,7 @@ def _refuse_repeated_keys(samples: Samples, header_offset: NDArray[np.int64], ur
         first = first_of.setdefault(key, sample)
         if first != sample:
             offsets = header_offset[samples.member[samples.sample_start[[first, sample]]]].tolist()
-            raise ShardFormatError(
-                f"the members of this sample do not stand together: they begin at offset {offsets[0]} and come again "
-                "behind another sample; re-pack the shard sorted by name",
-                url=url,
-                key=key.decode("utf-8", "surrogateescape"),
-                offset=offsets[1],
-            )
+            raise repeated_key(key, offsets[0], offsets[1], url)
 
 
 def _refuse_repeated_fields(samples: Samples, header_offset: NDArray[np.int64], url: str) -> None:

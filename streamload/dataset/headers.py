@@ -67,15 +67,23 @@ class HeaderRun:
 
 
 class HeaderReader:
-    """Reads runs of headers from one archive.
+    """Reads runs of headers from one archive, or from the part of it that has come.
 
     The headers are gathered into memory that is used again and again: fresh arrays of this size cost more in page
     faults than everything that is done with them.
     """
 
-    def __init__(self, data: NDArray[np.uint8]) -> None:
-        """Prepare to read `data`, uint8[N], the whole archive."""
+    def __init__(self, data: NDArray[np.uint8], start: int = 0, total: int | None = None) -> None:
+        """Prepare to read.
+
+        Args:
+            data: uint8[N], the bytes of the archive from `start` on, as far as they are there.
+            start: where in the archive they begin, a multiple of 512.
+            total: the size of the whole archive; by default it ends with `data`, as far as can be told.
+        """
         self._data = data
+        self._start = start
+        self._limit = len(data) if total is None else total - start
         self._blocks = data[: len(data) // BLOCK_BYTES * BLOCK_BYTES].reshape(-1, BLOCK_BYTES)
         self._headers = np.empty((_HEADERS_AT_ONCE, BLOCK_BYTES), np.uint8)
         self._scratch = np.empty((2, _HEADERS_AT_ONCE, BLOCK_BYTES // 8), np.uint64)
@@ -85,9 +93,10 @@ class HeaderReader:
 
         Returns:
             A run that ends before the first block whose size field holds no number (a block of zeros, for example)
-            and before the end of the data; it may be empty. It is good until the next call.
+            and before the end of the data; it may be empty. It is good until the next call. The payload of its last
+            header may lie behind the data, but not behind the archive's end.
         """
-        starts = _walk(self._data, position)
+        starts = _walk(self._data, position - self._start, self._limit)
         count = len(starts) - 1
         # "clip" only because NumPy copies once more otherwise: the walk stays within the data.
         headers = np.take(self._blocks, starts[:-1] // BLOCK_BYTES, axis=0, out=self._headers[:count], mode="clip")
@@ -102,16 +111,19 @@ class HeaderReader:
             & _is_terminator(headers[:, _SIZE_OFFSET + 11])
             & ((magic == b"ustar") | (magic == b"ustar "))
             & (headers[:, _PADDED_FIELDS] != _SPACE).all(axis=1)
-            & (payload_ends <= len(self._data))
+            & (payload_ends <= self._limit)
             & (starts[1:] == -(-payload_ends // BLOCK_BYTES) * BLOCK_BYTES)
         )
         plain = sound & ((typeflag == _REGULAR[0]) | (typeflag == _REGULAR[1]) | (typeflag == _REGULAR[2]))
         extension = sound & ((typeflag == ord("x")) | (typeflag == ord("L")))
-        return HeaderRun(starts, plain, extension, sizes, headers)
+        return HeaderRun(starts + self._start, plain, extension, sizes, headers)
 
 
-def _walk(data: NDArray[np.uint8], position: int) -> NDArray[np.int64]:
-    """Where headers start, if every size field is right: the only thing done in Python for every member."""
+def _walk(data: NDArray[np.uint8], position: int, limit: int) -> NDArray[np.int64]:
+    """Where headers start, if every size field is right: the only thing done in Python for every member.
+
+    No base-256 size above `limit` is followed, so positions stay below what int64 holds.
+    """
     ends = [position]
     view = data.data
     while len(ends) <= _HEADERS_AT_ONCE:
@@ -123,7 +135,7 @@ def _walk(data: NDArray[np.uint8], position: int) -> NDArray[np.int64]:
             break
         except ValueError:
             size = parse_size(data[position + _SIZE_OFFSET : position + _SIZE_OFFSET + 12].tobytes())
-            if size is None or size > len(data):
+            if size is None or size > limit:
                 break
             position += BLOCK_BYTES + padded(size)
             ends.append(position)

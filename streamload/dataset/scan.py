@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import zlib
+from collections import Counter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,9 +53,8 @@ def scan_shard(
     samples = group_members(members.names, members.offset - BLOCK_BYTES, url)
     offset = members.offset[samples.member]
     size = members.size[samples.member]
-    skipped = dict(members.skipped)
-    for reason, count in samples.skipped.items():
-        skipped[reason] = skipped.get(reason, 0) + count
+    skipped = Counter(reason for _, reason in members.skipped)
+    skipped.update(samples.skipped.values())
     return ShardTable(
         shard_bytes=len(octets),
         fields=samples.fields,
@@ -66,7 +66,7 @@ def scan_shard(
         key_start=np.cumsum([0, *map(len, samples.keys)], dtype=np.int64),
         member_crc32=_crc32_of(octets, offset, size) if crc32 else None,
         labels=_labels_of(octets, samples, offset, size) if labels else None,
-        skipped=skipped,
+        skipped=dict(skipped),
         missing_end=members.missing_end,
     )
 

@@ -28,8 +28,8 @@ def user_cache_folder() -> str:
 class ScanCache:
     """Tables by shard, on disk. It never fails: what cannot be read is absent, what cannot be written is left out.
 
-    A table is found again for the same path, size, time of change and strictness, and by the same release's layout.
-    Several processes may share a folder.
+    A table is found again for the same path, size, time of change (or ETag, where the storage has one) and strictness,
+    and by the same release's layout. Several processes may share a folder.
 
     Attributes:
         folder: where the tables are.
@@ -41,7 +41,9 @@ class ScanCache:
         self.folder = user_cache_folder() if folder is None else folder
         self.enabled = True
 
-    def load(self, path: str, shard_bytes: int, mtime_ns: int | None, strict: bool) -> ShardTable | None:
+    def load(
+        self, path: str, shard_bytes: int, mtime_ns: int | None, strict: bool, *, etag: str | None = None
+    ) -> ShardTable | None:
         """The table of a shard as it was when it had this size and time of change, or None if it is not known.
 
         Args:
@@ -49,10 +51,11 @@ class ScanCache:
             shard_bytes: its size now.
             mtime_ns: when it was last changed; None where that is not known.
             strict: as for `scan_shard`.
+            etag: which version of an object it is, where the storage says so; then the time means nothing.
         """
         if not self.enabled:
             return None
-        file = self._file(path, shard_bytes, mtime_ns, strict)
+        file = self._file(path, shard_bytes, mtime_ns if etag is None else etag, strict)
         if not os.path.exists(file):
             return None
         try:
@@ -62,11 +65,20 @@ class ScanCache:
             return None
         return table if table.shard_bytes == shard_bytes else None
 
-    def store(self, path: str, shard_bytes: int, mtime_ns: int | None, strict: bool, table: ShardTable) -> None:
+    def store(
+        self,
+        path: str,
+        shard_bytes: int,
+        mtime_ns: int | None,
+        strict: bool,
+        table: ShardTable,
+        *,
+        etag: str | None = None,
+    ) -> None:
         """Keep a table for later runs; the arguments are those of `load`."""
         if not self.enabled:
             return
-        file = self._file(path, shard_bytes, mtime_ns, strict)
+        file = self._file(path, shard_bytes, mtime_ns if etag is None else etag, strict)
         try:
             os.makedirs(self.folder, mode=0o700, exist_ok=True)
             # Not durable: what a crash of the machine leaves behind is found damaged, and scanned again.
@@ -77,8 +89,8 @@ class ScanCache:
                 "scans are not kept for later runs, since %s cannot be written (%s)", self.folder, exc.strerror
             )
 
-    def _file(self, path: str, shard_bytes: int, mtime_ns: int | None, strict: bool) -> str:
+    def _file(self, path: str, shard_bytes: int, version: int | str | None, strict: bool) -> str:
         place = path if "://" in path else os.path.abspath(path)
-        identity = repr((place, shard_bytes, mtime_ns, strict, TABLE_FORMAT))
+        identity = repr((place, shard_bytes, version, strict, TABLE_FORMAT))
         digest = hashlib.blake2b(identity.encode("utf-8", "surrogateescape"), digest_size=20).hexdigest()
         return os.path.join(self.folder, f"{digest}.npz")

@@ -51,6 +51,10 @@ class OpenShards:
             memory = self._mapped[shard] = map_memory(self._descriptors[shard], size_bytes, writable=False)
         return memory
 
+    def first_bytes(self, shard: int, size_bytes: int) -> Bytes:
+        """The first bytes of a shard of which no more may be there yet, read-only; mapped for this caller alone."""
+        return map_memory(self._descriptors[shard], size_bytes, writable=False)
+
     def unmap(self, shard: int) -> None:
         """Undo the mapping, if there is one, when the last view of it is gone."""
         self._mapped.pop(shard, None)

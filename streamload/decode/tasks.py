@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from streamload.dataset.prefix_scan import ScannedPiece
 from streamload.dataset.table import ShardTable
 from streamload.decode.row_table import RowTable
 
@@ -150,11 +151,23 @@ class RowTask:
 
 @dataclass(frozen=True)
 class ScanTask:
-    """Read the headers of one shard."""
+    """Read the headers of one shard, or of the part of it that has come.
+
+    Attributes:
+        number: unique within a pool.
+        shard: which one.
+        strict: as for `scan_shard`.
+        start: where the part begins, as for `scan_prefix`.
+        available: where it ends, or None where the whole shard is there.
+        total: the shard's size where it is known; it matters for a part only.
+    """
 
     number: int
     shard: int
     strict: bool
+    start: int = 0
+    available: int | None = None
+    total: int | None = None
 
 
 @dataclass(frozen=True)
@@ -252,10 +265,11 @@ class RowsDone:
 
 @dataclass(frozen=True)
 class ScanDone:
-    """The answer to a `ScanTask`: the table, or what is wrong with the shard."""
+    """The answer to a `ScanTask`: the table of a whole shard, or a piece, or what is wrong with the shard."""
 
     number: int
     shard: int
     table: ShardTable | None
     failure: Failure | None
     seconds: WorkSeconds
+    piece: ScannedPiece | None = None

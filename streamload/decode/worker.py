@@ -17,6 +17,7 @@ from typing import Any
 
 import cloudpickle
 
+from streamload.dataset.prefix_scan import scan_prefix
 from streamload.dataset.scan import scan_shard
 from streamload.decode.failure import Attempt, failure_of
 from streamload.decode.open_shards import OpenShards
@@ -46,15 +47,25 @@ __all__ = ["load_job", "main", "scan"]
 
 
 def scan(task: ScanTask, shards: OpenShards, waited_s: float = 0.0) -> ScanDone:
-    """Read the headers of a shard."""
+    """Read the headers of a shard, or of the part of it that has come."""
     started = perf_counter()
-    table = None
+    table = piece = None
     with Attempt() as attempt:
-        table = scan_shard(shards.memory(task.shard), shards.url(task.shard), strict=task.strict)
+        if task.available is None:
+            table = scan_shard(shards.memory(task.shard), shards.url(task.shard), strict=task.strict)
+        else:
+            piece = scan_prefix(
+                shards.first_bytes(task.shard, task.available),
+                shards.url(task.shard),
+                start=task.start,
+                available=task.available,
+                total=task.total,
+                strict=task.strict,
+            )
     shards.unmap(task.shard)  # its pages would count as this process's memory
     seconds = WorkSeconds(scan=perf_counter() - started, waited=waited_s)
     failure = None if attempt.error is None else failure_of(attempt.error)
-    return ScanDone(task.number, task.shard, table, failure, seconds)
+    return ScanDone(task.number, task.shard, table, failure, seconds, piece)
 
 
 def load_job(pickled: bytes) -> Job:

@@ -27,6 +27,7 @@ class Shard(NamedTuple):
         bytes: its size.
         mtime_ns: its time of modification in nanoseconds since the epoch.
         folder: the url without its last component.
+        etag: the version of the object where the storage has one and the listing says it.
     """
 
     url: str
@@ -34,6 +35,7 @@ class Shard(NamedTuple):
     bytes: int
     mtime_ns: int
     folder: str
+    etag: str | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -218,4 +220,4 @@ def _refuse_repetitions(found: list[str]) -> None:
 def _shard(url: str) -> Shard:
     found = storage_for(url).info(url)
     folder, _, name = found.url.rpartition("/")
-    return Shard(found.url, name, found.bytes, found.mtime_ns, folder or "/")
+    return Shard(found.url, name, found.bytes, found.mtime_ns, folder or "/", found.etag)

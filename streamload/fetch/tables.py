@@ -8,9 +8,12 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from streamload.dataset.growing_table import GrowingTable
 from streamload.dataset.index import DatasetIndex
+from streamload.dataset.prefix_scan import ScannedPiece
 from streamload.dataset.scan_cache import ScanCache
 from streamload.dataset.table import ShardTable
+from streamload.dataset.tar import BLOCK_BYTES
 from streamload.fetch.listing import Listing
 from streamload.order.plan import ShardCounts
 
@@ -39,6 +42,8 @@ class Tables:
         self._indexes: dict[str, DatasetIndex] = {}
         self._tables: OrderedDict[int, ShardTable] = OrderedDict()
         self._columns: dict[int, dict[tuple[str, ...], NDArray[np.int64]]] = {}
+        self._growing: dict[int, GrowingTable] = {}
+        self._versions: dict[int, tuple[int, str | None]] = {}
         self._indexed_bytes = 0
         self.skipped: dict[str, int] = {}
         shards = len(listing.shards)
@@ -46,6 +51,8 @@ class Tables:
 
     def find(self, shard: int) -> ShardTable | None:
         """A shard's table, and its count with it; None where the shard has to be scanned.
+
+        While pieces of a shard come in, its table is that of the samples found so far, and its count is not known.
 
         Raises:
             DatasetIndexError: the index is damaged or does not belong to the shard.
@@ -58,7 +65,8 @@ class Tables:
         if folder is not None:
             table = self._index(folder).table(listed.name)
         else:
-            table = self._cache.load(listed.url, listed.bytes, listed.mtime_ns, self._strict)
+            shard_bytes, etag = self._versions.get(shard, (listed.bytes, listed.etag))
+            table = self._cache.load(listed.url, shard_bytes, listed.mtime_ns, self._strict, etag=etag)
         if table is not None:
             self._keep(shard, table)
         return table
@@ -66,8 +74,41 @@ class Tables:
     def add(self, shard: int, table: ShardTable) -> None:
         """Take in what a scan has found."""
         listed = self._listing.shards[shard]
-        self._cache.store(listed.url, listed.bytes, listed.mtime_ns, self._strict, table)
+        shard_bytes, etag = self._versions.get(shard, (listed.bytes, listed.etag))
+        self._cache.store(listed.url, shard_bytes, listed.mtime_ns, self._strict, table, etag=etag)
         self._keep(shard, table)
+
+    def add_piece(self, shard: int, piece: ScannedPiece) -> None:
+        """Take in the next piece of a shard that is scanned as its bytes come.
+
+        Raises:
+            ShardFormatError: a key comes again behind another key, or there are too many different fields.
+            ValueError: the piece does not begin where the one before it ended.
+        """
+        growing = self._growing.setdefault(shard, GrowingTable(self.url(shard)))
+        table = growing.add(piece)
+        self._columns.pop(shard, None)
+        if growing.ended:
+            del self._growing[shard]
+            self.add(shard, table)
+        else:
+            self._tables[shard] = table
+            self.counts.at_least(shard, len(table))
+
+    def next_scan(self, shard: int) -> tuple[int, int]:
+        """Where the next scan of a shard whose count is not known begins, and the end of the bytes that it needs."""
+        growing = self._growing.get(shard)
+        if growing is None or growing.needs is None:
+            return 0, BLOCK_BYTES
+        return growing.resume, growing.needs
+
+    def note_version(self, shard: int, shard_bytes: int, etag: str | None) -> None:
+        """Note what the first answer for a shard has said of it, where the listing could not: a kept scan may fit.
+
+        It matters for a listing without sizes only; otherwise the listing is what a shard is known by.
+        """
+        if self._listing.shards[shard].bytes < 0:
+            self._versions[shard] = shard_bytes, etag
 
     def column(self, shard: int, table: ShardTable, alternatives: Sequence[str]) -> NDArray[np.int64]:
         """`table.column` of a shard's table, kept for the next call while the table is held."""

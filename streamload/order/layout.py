@@ -18,7 +18,8 @@ _SHARDS_PER_STEP = 4_096
 class ShardCounts:
     """How many samples each shard holds, as far as known; filled in while shards are scanned.
 
-    Shards are named by their number in the listing.
+    A shard whose count is unknown may be known to hold some samples at least: those that were found so far. Shards
+    are named by their number in the listing.
     """
 
     def __init__(self, n_shards: int) -> None:
@@ -27,6 +28,7 @@ class ShardCounts:
         self.values: NDArray[np.int64] = self._values.view()
         """int64[n_shards], -1 where unknown; read-only, and kept up to date by `set`."""
         self.values.flags.writeable = False
+        self._least: dict[int, int] = {}
 
     @classmethod
     def of(cls, counts: Iterable[int]) -> ShardCounts:
@@ -51,15 +53,32 @@ class ShardCounts:
         """Record what a scan found. Recording the same count again is fine.
 
         Raises:
-            ValueError: the count is negative, or is not the one recorded before.
+            ValueError: the count is negative, or is not the one recorded before, or fewer than were found before.
         """
         known = int(self._values[shard])
-        if count < 0:
+        if count < self.least(shard):
             raise ValueError(f"shard {shard} cannot hold {count} samples")
         if known not in (UNKNOWN, count):
             raise ValueError(f"shard {shard} was known to hold {known} samples and now holds {count}")
         self._values[shard] = count
         self._n_unknown -= known == UNKNOWN
+        self._least.pop(shard, None)
+
+    def at_least(self, shard: int, count: int) -> None:
+        """Record that a shard holds so many samples, and perhaps more. Where its count is known this says nothing.
+
+        Raises:
+            ValueError: fewer than were found before, or more than the shard holds.
+        """
+        known = int(self._values[shard])
+        if known == UNKNOWN and count >= self.least(shard):
+            self._least[shard] = count
+        elif count < 0 or count > known:
+            raise ValueError(f"shard {shard} cannot hold {count} samples or more")
+
+    def least(self, shard: int) -> int:
+        """How many samples of a shard of unknown count were found so far; 0 where the count is known."""
+        return self._least.get(shard, 0)
 
     @property
     def complete(self) -> bool:
@@ -81,10 +100,12 @@ class ShardCounts:
 class ShardLine:
     """The shards in an epoch's order, laid end to end as far as their counts are known.
 
+    The first shard of unknown count is laid in part: as many samples as were found of it so far.
+
     Attributes:
         order: int64[n_shards], the shards as they follow each other.
-        known_shards: how many shards, from the first on, are laid.
-        known_end: how many samples these shards hold.
+        known_shards: how many shards, from the first on, are laid as a whole.
+        known_end: how many samples are laid, those of the open last shard among them.
     """
 
     def __init__(self, order: NDArray[np.int64], counts: ShardCounts, key: NDArray[np.uint64]) -> None:
@@ -103,24 +124,34 @@ class ShardLine:
 
     @property
     def edges(self) -> NDArray[np.int64]:
-        """int64[known_shards + 1], shard `order[i]` lies at the positions `edges[i]:edges[i + 1]`."""
+        """int64[known_shards + 1], shard `order[i]` lies at the positions `edges[i]:edges[i + 1]`.
+
+        An open last shard begins at the last edge and has no end here.
+        """
         return self._edges[: self.known_shards + 1]
 
+    @property
+    def whole_end(self) -> int:
+        """How many samples the shards hold that are laid as a whole."""
+        return int(self._edges[self.known_shards])
+
     def extend(self) -> None:
-        """Lay the shards whose counts have become known, up to the first whose count is not."""
+        """Lay what has become known, up to the first shard whose count is not and as much of that as was found."""
         while not self.complete:
             start = self.known_shards
             if self._counts.values[self.order[start]] == UNKNOWN:
+                self.known_end = self.whole_end + self._counts.least(int(self.order[start]))
+                self._edges[start + 1] = self.known_end
                 return
             values = self._counts.values[self.order[start : start + _SHARDS_PER_STEP]]
             unknown = np.flatnonzero(values == UNKNOWN)
             values = values[: unknown[0]] if len(unknown) else values
             end = start + len(values)
-            self._edges[start + 1 : end + 1] = self.known_end + np.cumsum(values)
+            self._edges[start + 1 : end + 1] = self.whole_end + np.cumsum(values)
             self.known_shards, self.known_end = end, int(self._edges[end])
 
     def unknown(self, n_shards: int, limit: int) -> list[int]:
-        """The shards of unknown count among the next `n_shards` that are not laid, in order, at most `limit`."""
+        """The shards of unknown count among the next `n_shards` not laid as a whole, in order, at most `limit`."""
         following = self.order[self.known_shards : self.known_shards + n_shards]
         unknown: NDArray[np.int64] = following[self._counts.values[following] == UNKNOWN]
         return [int(shard) for shard in unknown[:limit]]

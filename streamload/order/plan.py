@@ -65,7 +65,8 @@ class RankPlan:
 
     With several lanes all counts must be known before the first batch. With one lane a batch needs the counts of
     the shards up to where the window reaches, and `counts` may be filled in while the plan runs: ask `missing`, set
-    those counts, `take`. What comes out does not depend on when the counts became known, nor on `max_rows`.
+    those counts, `take`. Of the first shard whose count is unknown the plan goes on into the samples that `counts`
+    says it holds at least. What comes out does not depend on when the counts became known, nor on `max_rows`.
 
     Memory is O(window) for each lane that this rank reads, O(shards), and O(rows) of one `take`.
 
@@ -125,9 +126,10 @@ class RankPlan:
         reach = max(
             expected_reach(self._first_row() + self._options.batch_size, self._options.reach), self._batch_end()
         )
-        mean = line.known_end / max(line.known_shards, 1)
-        n_shards = -int((line.known_end - reach) // mean) if mean and reach > line.known_end else 1
-        return line.unknown(n_shards, limit)
+        mean = line.whole_end / max(line.known_shards, 1)
+        first_end = max(line.known_end, line.whole_end + mean)
+        n_following = -int((first_end - reach) // mean) if mean and reach > first_end else 0
+        return line.unknown(1 + n_following, limit)
 
     def take(self, max_rows: int) -> RowBlock | None:
         """The next batches: as many whole ones as fit into `max_rows` and as the counts allow, at least one.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 from pathlib import Path
@@ -12,6 +13,7 @@ from crafted_tar import Archive, header
 from streamload.dataset.scan import scan_shard
 from streamload.dataset.scan_cache import ScanCache, user_cache_folder
 from streamload.dataset.table import ShardTable
+from streamload.dataset.table_file import TABLE_FORMAT
 
 
 def table_of(samples: int) -> ShardTable:
@@ -122,3 +124,25 @@ def test_the_default_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setattr("sys.platform", "darwin")
     assert user_cache_folder() == "/home/someone/Library/Caches/streamload/scans"
+
+
+def test_an_object_is_known_by_its_etag_and_not_by_its_time(tmp_path: Path) -> None:
+    cache = ScanCache(str(tmp_path))
+    url = "s3://bucket/a.tar"
+    cache.store(url, SIZE, 17, True, TABLE, etag='"abc"')
+    assert cache.load(url, SIZE, 17, True, etag='"abc"') is not None
+    assert cache.load(url, SIZE, 18, True, etag='"abc"') is not None
+    assert cache.load(url, SIZE, 17, True, etag='"abd"') is None
+    assert cache.load(url, SIZE + 512, 17, True, etag='"abc"') is None
+    assert cache.load(url, SIZE, 17, True) is None
+    cache.store(url, SIZE, 17, True, TABLE)
+    assert cache.load(url, SIZE, 17, True, etag="17") is None
+
+
+def test_what_was_kept_of_local_files_is_still_found(tmp_path: Path) -> None:
+    """The name of the file is a promise to earlier releases' caches."""
+    cache = ScanCache(str(tmp_path))
+    cache.store("/data/a.tar", SIZE, 17, True, TABLE)
+    identity = repr(("/data/a.tar", SIZE, 17, True, TABLE_FORMAT))
+    digest = hashlib.blake2b(identity.encode(), digest_size=20).hexdigest()
+    assert [file.name for file in tmp_path.iterdir()] == [f"{digest}.npz"]

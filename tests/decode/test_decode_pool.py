@@ -464,5 +464,30 @@ def test_shards_are_scanned_and_damage_is_the_answer_and_not_the_end(tmp_path: P
         assert isinstance(error, ShardFormatError)
         assert error.url == shards[1].url
         assert np.asarray(good.table.member_size).tolist() == [1, 1, 1]
+        assert good.piece is None
 
     in_office(job(), tuple(shards), body)
+
+
+def test_a_part_of_a_shard_is_scanned_and_the_answer_is_a_piece(tmp_path: Path) -> None:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+        for number in range(3):
+            tar.addfile(tarfile.TarInfo(f"{number}.cls"))
+    content = buffer.getvalue()
+    path = tmp_path / "0.tar"
+    path.write_bytes(content[:1024] + b"garbage" * 1000)
+    shards = (Shard(str(path), path.name, path.stat().st_size, path.stat().st_mtime_ns, str(tmp_path)),)
+
+    async def body(office: Office) -> None:
+        first, bad = await office.do(
+            [ScanTask(0, 0, True, 0, 1024, len(content)), ScanTask(1, 0, True, 512, 2048, len(content))]
+        )
+        assert first.failure is None
+        assert first.table is None
+        assert first.piece.table.keys() == ["0"]
+        assert (first.piece.start, first.piece.resume, first.piece.needs) == (0, 512, 1536)
+        assert bad.piece is None
+        assert error_from(bad.failure).offset == 1024
+
+    in_office(job(), shards, body)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import tarfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from streamload import ShardWriter
+from streamload.dataset.prefix_scan import ScannedPiece, scan_prefix
 from streamload.dataset.scan import scan_shard
 from streamload.dataset.scan_cache import ScanCache
 from streamload.dataset.table import ShardTable
-from streamload.errors import DatasetIndexError
+from streamload.errors import DatasetIndexError, ShardFormatError
 from streamload.fetch import tables as tables_module
 from streamload.fetch.listing import Listing, list_shards
 from streamload.fetch.tables import Tables
@@ -184,3 +186,76 @@ def test_memory_is_counted_by_the_arrays(bare: Listing) -> None:
     small, large = scanned(bare, 1), scanned(bare, 2)
     assert 0 < tables_module._size_bytes(small) < tables_module._size_bytes(large)
     assert tables_module._size_bytes(small) >= np.asarray(small.member_offset).nbytes
+
+
+def pieces_of(listing: Listing, shard: int, cuts: list[int]) -> list[ScannedPiece]:
+    content = Path(listing.shards[shard].url).read_bytes()
+    pieces, start = [], 0
+    for cut in [*cuts, len(content)]:
+        pieces.append(scan_prefix(memoryview(content), "", start=start, available=cut, total=len(content)))
+        start = pieces[-1].resume
+    return pieces
+
+
+def test_a_table_grows_with_every_piece_and_is_kept_when_it_is_whole(bare: Listing, tmp_path: Path) -> None:
+    cache = str(tmp_path / "cache")
+    tables = Tables(bare, ScanCache(cache), strict=True)
+    whole = scanned(bare, 2)
+    cut = int(whole.member_offset[4])  # the third sample's first payload: two samples are whole
+    assert tables.next_scan(2) == (0, 512)
+    first, last = pieces_of(bare, 2, [cut])
+    tables.add_piece(2, first)
+    table = tables.find(2)
+    assert table is not None
+    assert table.keys() == whole.keys()[:2]
+    assert tables.column(2, table, ("cls",)).tolist() == whole.column(("cls",)).tolist()[:2]
+    assert tables.counts.values.tolist() == [-1, -1, -1]
+    assert tables.counts.least(2) == 2
+    assert tables.next_scan(2) == (first.resume, first.needs)
+    assert Tables(bare, ScanCache(cache), strict=True).find(2) is None, "a part is not kept"
+    tables.add_piece(2, last)
+    table = tables.find(2)
+    assert table is not None
+    assert table.keys() == whole.keys()
+    assert tables.column(2, table, ("cls",)).tolist() == whole.column(("cls",)).tolist()
+    assert tables.counts.values.tolist() == [-1, -1, 4]
+    kept = Tables(bare, ScanCache(cache), strict=True).find(2)
+    assert kept is not None
+    assert kept.member_offset.tolist() == whole.member_offset.tolist()
+
+
+def test_a_key_that_comes_again_in_another_piece_names_the_shard(tmp_path: Path) -> None:
+    path = tmp_path / "a.tar"
+    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
+        for name in ("a.jpg", "b.jpg", "a.cls"):
+            tar.addfile(tarfile.TarInfo(name))
+    listing = list_shards([str(path)], None)
+    tables = Tables(listing, ScanCache(str(tmp_path / "cache")), strict=True)
+    first, last = pieces_of(listing, 0, [1024])
+    tables.add_piece(0, first)
+    with pytest.raises(ShardFormatError) as caught:
+        tables.add_piece(0, last)
+    assert (caught.value.url, caught.value.key, caught.value.offset) == (listing.shards[0].url, "a", 1024)
+
+
+def test_members_passed_over_in_pieces_are_counted_once(tmp_path: Path) -> None:
+    path = tmp_path / "a.tar"
+    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
+        for name in (".x", "a.jpg", ".y", "b.jpg", ".z"):
+            tar.addfile(tarfile.TarInfo(name))
+    listing = list_shards([str(path)], None)
+    tables = Tables(listing, ScanCache(str(tmp_path / "cache")), strict=True)
+    for piece in pieces_of(listing, 0, [512, 1024, 1536, 2048, 2560]):
+        tables.add_piece(0, piece)
+    assert tables.skipped == {"hidden": 3}
+    assert tables.counts.complete
+
+
+def test_what_an_answer_says_of_a_shard_is_noted_only_where_the_listing_is_silent(
+    bare: Listing, tmp_path: Path
+) -> None:
+    cache = str(tmp_path / "cache")
+    tables = Tables(bare, ScanCache(cache), strict=True)
+    tables.note_version(0, 5, "etag")
+    tables.add(0, scanned(bare, 0))
+    assert Tables(bare, ScanCache(cache), strict=True).find(0) is not None

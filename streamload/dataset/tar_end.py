@@ -1,0 +1,90 @@
+"""What stands behind the last member of an archive: the end-of-archive mark, and nothing but zeros from there on."""
+
+from __future__ import annotations
+
+from streamload.dataset.archive_part import ArchivePart, NotArrivedError
+from streamload.dataset.tar import BLOCK_BYTES, ZERO_BLOCK, looks_like_header
+from streamload.errors import ShardFormatError
+
+__all__ = ["EndNotArrivedError", "check_end"]
+
+_MARK_BYTES = 2 * BLOCK_BYTES
+
+
+class EndNotArrivedError(NotArrivedError):
+    """The end mark is there, and what follows it has not come as a whole; so far it is as it must be.
+
+    Attributes:
+        reached: the check can go on from here as if this were where the mark begins.
+    """
+
+    def __init__(self, needs: int, reached: int) -> None:
+        super().__init__(needs)
+        self.reached = reached
+
+
+def check_end(part: ArchivePart, position: int, url: str, *, strict: bool) -> bool:
+    """Check what stands where the headers end: the mark and nothing but zeros behind it.
+
+    Args:
+        part: the bytes that have come.
+        position: where a header would start; the block there is zero, or does not lie within the archive.
+        url: the shard, for errors.
+        strict: False accepts that the mark is missing.
+
+    Returns:
+        Whether it is missing.
+
+    Raises:
+        ShardFormatError: the mark is missing or broken, or something follows it.
+        EndNotArrivedError: the mark is in order; zeros behind it have not come.
+        NotArrivedError: other bytes are wanted before anything can be said.
+    """
+    total = part.limit
+    if total - position < BLOCK_BYTES and total != position:
+        raise _cut_in_block(total, min(position, total), url)
+    if total - position <= BLOCK_BYTES:
+        if strict:
+            raise ShardFormatError(
+                "the end-of-archive mark (two blocks of zeros) is missing, so the shard was probably cut; "
+                "fetch or pack it again, or pass strict=False if it is known to be whole",
+                url=url,
+                offset=position,
+            )
+        return True
+    if total - position >= _MARK_BYTES and part.read(position + BLOCK_BYTES, BLOCK_BYTES) != ZERO_BLOCK:
+        raise ShardFormatError(
+            "a block of zeros stands in place of a tar header, and more follows; fetch or pack the shard again",
+            url=url,
+            offset=position,
+        )
+    _check_zeros(part, position + _MARK_BYTES, url)
+    if not part.whole:
+        # The last two blocks that have come are zeros like the mark itself, and can stand for it.
+        reached = max(position, part.available // BLOCK_BYTES * BLOCK_BYTES - _MARK_BYTES)
+        raise EndNotArrivedError(min(part.available + BLOCK_BYTES, total), reached)
+    if total % BLOCK_BYTES:
+        raise _cut_in_block(total, total, url)
+    return False
+
+
+def _check_zeros(part: ArchivePart, start: int, url: str) -> None:
+    found = part.first_nonzero(start)
+    if found is not None:
+        block = part.read(found, min(BLOCK_BYTES, part.limit - found))
+        what = "a second archive follows" if looks_like_header(block) else "other bytes follow"
+        raise ShardFormatError(
+            f"{what} behind the end-of-archive mark and would not be read; if archives were put together "
+            "with `cat`, keep them as separate shards or use `tar --concatenate`",
+            url=url,
+            offset=found,
+        )
+
+
+def _cut_in_block(total: int, position: int, url: str) -> ShardFormatError:
+    return ShardFormatError(
+        f"the shard ends in the middle of a block ({total} bytes, not a multiple of 512), so it was cut; "
+        "fetch or pack it again",
+        url=url,
+        offset=position // BLOCK_BYTES * BLOCK_BYTES,
+    )

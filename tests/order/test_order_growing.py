@@ -1,0 +1,175 @@
+"""Plans that go on into a shard of which only the first samples are known."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import order_oracle as oracle
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streamload.order.layout import ShardLine
+from streamload.order.plan import OrderOptions, RankPlan, ShardCounts, shards_in_order
+from streamload.order.randomness import philox_key
+
+OPTIONS = OrderOptions(seed=5, shuffle=True, window=100, lanes=1, batch_size=4, drop_last=False, pad=True)
+
+
+def reveal(known, counts, shard, draw):
+    """Let a shard grow by some samples, or say that there are no more."""
+    left = counts[shard] - known.least(shard)
+    step = draw(st.integers(0, left))
+    if step == left and draw(st.booleans()):
+        known.set(shard, counts[shard])
+    else:
+        known.at_least(shard, known.least(shard) + step)
+
+
+@settings(deadline=None, max_examples=250)
+@given(oracle.option_sets(), oracle.shard_counts, st.integers(1, 5), st.integers(1, 300), st.integers(1, 9), st.data())
+def test_the_same_rows_however_the_counts_grow(options, counts, world_size, max_rows, limit, data):
+    start = data.draw(st.integers(0, sum(counts)))
+    rank = data.draw(st.integers(0, world_size - 1))
+    known = ShardCounts(len(counts))
+    for shard in data.draw(st.sets(st.integers(0, len(counts) - 1))):
+        reveal(known, counts, shard, data.draw)
+    plan = RankPlan(options, known, 0, rank, world_size, start=start)
+    batches, named, refused = [], [], 0
+    while True:
+        while missing := plan.missing(limit):
+            assert all(known.values[shard] < 0 for shard in missing)
+            first = next(s for s in shards_in_order(options, len(counts), 0).tolist() if known.values[s] < 0)
+            assert missing[0] == first
+            named += plan.finished()
+            assert not set(named) & set(missing)
+            shard = data.draw(st.sampled_from(missing))
+            before = known.least(shard)
+            reveal(known, counts, shard, data.draw)
+            if known.values[shard] < 0 and known.least(shard) == before:
+                refused += 1
+                if refused > 20:  # the draws say no for too long
+                    known.set(shard, counts[shard])
+        block = plan.take(max_rows)
+        if block is None:
+            break
+        assert not set(block.shard.tolist()) & set(named) or block.ends[-1] == sum(counts)
+        named += plan.finished()
+        assert all(known.values[shard] >= 0 for shard in named)
+        rows = list(zip(block.shard.tolist(), block.sample.tolist(), strict=True))
+        edges = block.batch_edges.tolist()
+        batches += [(end, rows[a:b]) for a, b, end in zip(edges[:-1], edges[1:], block.ends.tolist(), strict=True)]
+    assert batches == oracle.rank_batches(options, oracle.epoch_order(options, counts, 0), rank, world_size, start)
+    assert sorted(named + plan.finished()) == list(range(len(counts)))
+
+
+@settings(deadline=None, max_examples=100)
+@given(oracle.option_sets(lanes=1), oracle.shard_counts, st.integers(1, 4), st.data())
+def test_a_batch_comes_as_soon_as_the_samples_known_so_far_settle_it(options, counts, world_size, data):
+    """One sample at a time: whenever a count is missing, what is known does not settle the batch."""
+    rank = data.draw(st.integers(0, world_size - 1))
+    known = ShardCounts(len(counts))
+    plan = RankPlan(options, known, 0, rank, world_size)
+    order = shards_in_order(options, len(counts), 0).tolist()
+    key = oracle.key_of(options.seed, 0, "window")
+    line = [(shard, sample) for shard in order for sample in range(counts[shard])]
+    keys = [p + (oracle.uniform(key, *row) * options.window if options.shuffle else 0) for p, row in enumerate(line)]
+    size, position = options.batch_size * world_size, 0
+    while True:
+        while missing := plan.missing(1):
+            (shard,) = missing
+            known_end = sum(counts[s] for s in order[: order.index(shard)]) + known.least(shard)
+            settled = sum(keyed <= known_end for keyed in keys[:known_end]) if options.shuffle else known_end
+            assert known_end < position + size or settled < position + (rank + 1) * options.batch_size
+            if known.least(shard) < counts[shard]:
+                known.at_least(shard, known.least(shard) + 1)
+            else:
+                known.set(shard, counts[shard])
+        block = plan.take(1)
+        if block is None:
+            return
+        position = int(block.ends[-1])
+
+
+def test_the_first_batch_waits_for_a_part_of_the_first_shard():
+    options = dataclasses.replace(OPTIONS, window=100, batch_size=64)
+    known = ShardCounts(10)
+    plan = RankPlan(options, known, 0, 0, 1)
+    (first,) = plan.missing()
+    known.at_least(first, 200)
+    assert plan.missing() == []
+    assert set(plan.take(64).shard.tolist()) == {first}
+    assert plan.finished() == []
+
+
+def test_a_growing_shard_is_never_finished():
+    options = dataclasses.replace(OPTIONS, shuffle=False, batch_size=10)
+    known = ShardCounts(2)
+    known.at_least(0, 50)
+    plan = RankPlan(options, known, 0, 0, 1)
+    assert len(plan.take(100).shard) == 50
+    assert plan.finished() == []
+    assert plan.missing() == [0]
+    known.set(0, 50)
+    assert plan.missing() == [1]
+    assert plan.finished() == [0]
+
+
+def test_several_lanes_need_all_counts_whatever_is_known_at_least():
+    options = dataclasses.replace(OPTIONS, lanes=2)
+    known = ShardCounts(3)
+    for shard in range(3):
+        known.at_least(shard, 100)
+    plan = RankPlan(options, known, 0, 0, 1)
+    assert sorted(plan.missing()) == [0, 1, 2]
+    with pytest.raises(RuntimeError, match="counts are missing"):
+        plan.take(10)
+
+
+def test_how_many_are_named_takes_account_of_what_the_open_shard_holds():
+    options = dataclasses.replace(OPTIONS, shuffle=False, batch_size=100)
+    known = ShardCounts(20)
+    known.set(0, 10)
+    plan = RankPlan(options, known, 0, 0, 1)
+    assert plan.missing(20) == list(range(1, 10))
+    known.at_least(1, 10)
+    assert plan.missing(20) == list(range(1, 10))
+    known.at_least(1, 60)
+    assert plan.missing(20) == list(range(1, 5))
+    known.at_least(1, 89)
+    assert plan.missing(20) == [1, 2]
+    known.at_least(1, 90)
+    assert plan.missing(20) == []
+
+
+def test_only_the_first_open_shard_is_laid():
+    known = ShardCounts(3)
+    known.at_least(0, 5)
+    known.at_least(1, 5)
+    line = ShardLine(shards_in_order(dataclasses.replace(OPTIONS, shuffle=False), 3, 0), known, philox_key(0, 0, "w"))
+    assert (line.known_shards, line.known_end, line.whole_end, line.complete) == (0, 5, 0, False)
+    assert line.edges.tolist() == [0]
+    known.set(0, 6)
+    line.extend()
+    assert (line.known_shards, line.known_end, line.whole_end) == (1, 11, 6)
+    assert line.unknown(3, 8) == [1, 2]
+
+
+def test_counts_only_grow():
+    known = ShardCounts(2)
+    known.at_least(0, 5)
+    assert (known.least(0), known.values.tolist(), known.complete) == (5, [-1, -1], False)
+    known.at_least(0, 5)
+    for wrong in (4, -1):
+        with pytest.raises(ValueError, match=f"shard 0 cannot hold {wrong} samples or more"):
+            known.at_least(0, wrong)
+    with pytest.raises(ValueError, match="shard 0 cannot hold 4 samples"):
+        known.set(0, 4)
+    known.set(0, 7)
+    assert known.least(0) == 0
+    known.at_least(0, 7)
+    assert known.values.tolist() == [7, -1]
+    with pytest.raises(ValueError, match="shard 0 cannot hold 8 samples or more"):
+        known.at_least(0, 8)
+    with pytest.raises(ValueError, match="shard 1 cannot hold -1 samples"):
+        known.set(1, -1)
