@@ -7,13 +7,14 @@ import fnmatch
 import os
 import re
 import stat
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
 from streamload.errors import ShardNotFoundError, StorageError
 
-__all__ = ["LocalStorage", "ShardInfo", "Storage", "is_pattern", "storage_for"]
+__all__ = ["LocalStorage", "RangeBody", "ShardInfo", "Storage", "is_pattern", "same_etag", "storage_for"]
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _FILE_SCHEME = re.compile(r"file:", re.IGNORECASE)
@@ -35,6 +36,32 @@ class ShardInfo:
     bytes: int
     mtime_ns: int
     etag: str | None = None
+
+
+class RangeBody(Protocol):
+    """The answer to a request for a range, on its way. Whoever gets it reads it to the end or closes it."""
+
+    @property
+    def total_bytes(self) -> int:
+        """The size of the whole object."""
+        ...
+
+    @property
+    def etag(self) -> str | None:
+        """The version of the object that answers, where the storage has one."""
+        ...
+
+    def chunks(self) -> AsyncIterator[bytes]:
+        """The bytes of the range in order, in pieces of any size, as they arrive; may be called once.
+
+        Raises:
+            TransientStorageError: the body broke off, or is not as long as the range. What was given out is right.
+        """
+        ...
+
+    async def aclose(self) -> None:
+        """Give up what has not arrived; its connection is dropped. Twice is fine."""
+        ...
 
 
 class Storage(Protocol):
@@ -192,3 +219,12 @@ def _what_is_there(path: str) -> str:
         return f"its folder {folder!r} cannot be listed; check the path and its rights"
     close = difflib.get_close_matches(name, sorted(names)[:10_000], n=3)
     return f"did you mean {' or '.join(map(repr, close))}?" if close else f"nothing in {folder!r} has a name like this"
+
+
+def same_etag(one: str | None, other: str | None) -> bool:
+    """Whether two ETags can be of the same version; quotes don't count, and what is not known differs from nothing."""
+    return one is None or other is None or _bare(one) == _bare(other)
+
+
+def _bare(etag: str) -> str:
+    return etag.removeprefix("W/").strip('"')
