@@ -24,6 +24,7 @@ __all__ = [
     "StorageError",
     "StreamloadError",
     "TransformError",
+    "TransientStorageError",
     "WorkerError",
 ]
 
@@ -73,6 +74,20 @@ class ShardNotFoundError(StorageError):
 
 class ShardChangedError(StorageError):
     """A shard is no longer the one that was listed: its size or version differs."""
+
+
+class TransientStorageError(StorageError):
+    """A request failed in a way that may pass: a reset, a time-out, a server that is overloaded, a body cut short.
+
+    Reading tries such a request again by itself; who meets this error meets the last of several attempts.
+
+    Attributes:
+        throttled: whether the storage asked for fewer requests (429, 503, SlowDown).
+    """
+
+    def __init__(self, message: str, *, url: str | None = None, throttled: bool = False) -> None:
+        super().__init__(message, url=url)
+        self.throttled = throttled
 
 
 class ShardFormatError(StreamloadError):

@@ -11,7 +11,7 @@ from streamload.dataset.scan import scan_shard
 from streamload.dataset.table import ShardTable
 from streamload.errors import ShardFormatError
 from streamload.fetch.listing import Listing
-from streamload.fetch.storage import storage_for
+from streamload.fetch.local_storage import storage_for
 
 __all__ = ["scanned_table", "tables"]
 

@@ -12,7 +12,7 @@ from streamload.dataset.index import check_shard
 from streamload.dataset.table import ShardTable
 from streamload.errors import DatasetIndexError, ShardFormatError, ShardNotFoundError, StreamloadError
 from streamload.fetch.listing import IndexLookup
-from streamload.fetch.storage import storage_for
+from streamload.fetch.local_storage import storage_for
 
 __all__ = ["damages", "differences", "missing_shards"]
 

@@ -11,7 +11,8 @@ from typing import NamedTuple
 from streamload.dataset.index import INDEX_FILE, INDEX_FOLDER, DatasetIndex, IndexedShard, check_shard
 from streamload.dataset.urls import Urls, expand_urls
 from streamload.errors import DatasetIndexError, ShardNotFoundError
-from streamload.fetch.storage import Storage, is_pattern, storage_for
+from streamload.fetch.local_storage import storage_for
+from streamload.fetch.storage import Storage, is_pattern
 
 __all__ = ["IndexLookup", "Listing", "Shard", "find_shards", "list_shards"]
 
@@ -158,7 +159,7 @@ def _resolve(url: str, indexes: IndexLookup | None) -> list[str]:
     if storage.is_folder(url):
         return _in_folder(storage, url.rstrip("/"), indexes)
     if is_pattern(url):
-        matches = storage.list(url)
+        matches = [match.url for match in storage.list(url)]
         if not matches:
             raise ShardNotFoundError("no file matches this pattern; check the path and the pattern", url=url)
         for match in matches:
@@ -168,7 +169,7 @@ def _resolve(url: str, indexes: IndexLookup | None) -> list[str]:
 
 
 def _in_folder(storage: Storage, folder: str, indexes: IndexLookup | None) -> list[str]:
-    tars = storage.list(f"{escape(folder)}/*.tar")
+    tars = [tar.url for tar in storage.list(f"{escape(folder)}/*.tar")]
     known = indexes.of_folder(folder) if indexes is not None else None
     if known is not None:
         named = sorted(shard.name for shard in known.shards)
@@ -186,10 +187,10 @@ def _in_folder(storage: Storage, folder: str, indexes: IndexLookup | None) -> li
 
 
 def _advice(storage: Storage, folder: str) -> str:
-    packed = [match for match in storage.list(f"{escape(folder)}/*") if _COMPRESSED.search(match)]
+    packed = [match.url for match in storage.list(f"{escape(folder)}/*") if _COMPRESSED.search(match.url)]
     if packed:
         return f"compressed shards such as {os.path.basename(packed[0])!r} are not supported yet; decompress them"
-    inside = storage.list(f"{escape(folder)}/*", folders=True)
+    inside = [match.url for match in storage.list(f"{escape(folder)}/*", folders=True)]
     with_shards = [match for match in inside if storage.list(f"{escape(match)}/*.tar")]
     if with_shards:
         return f"folders in it do: name one of them, such as {with_shards[0]!r}"

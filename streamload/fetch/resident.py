@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from streamload.errors import ShardChangedError
 from streamload.fetch.listing import Shard
-from streamload.fetch.storage import storage_for
+from streamload.fetch.local_storage import storage_for
 
 __all__ = ["OpenShard", "ResidentShards"]
 

@@ -1,0 +1,398 @@
+"""An HTTP server that fails on request: ranges, ETags and S3 listings, with faults drawn from a seed.
+
+It runs in a process of its own (`python fault_server.py CONTROL MEMORY`), so that neither side waits for the other's
+GIL, and sends straight from unnamed memory. `faults.py` starts it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import hashlib
+import json
+import mmap
+import os
+import random
+import socket
+import struct
+import sys
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+from xml.sax.saxutils import escape
+
+_REASONS = {200: "OK", 206: "Partial Content", 404: "Not Found", 412: "Precondition Failed", 416: "Range Not Satisfiable"}
+_REASONS |= {429: "Too Many Requests", 500: "Internal Server Error", 503: "Service Unavailable", 403: "Forbidden"}
+_MOST_HEADER_BYTES = 64 << 10
+_SEND_BYTES = 4 << 20
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Script:
+    """What goes wrong, and how often. Shares are of the GET requests for objects, drawn for each one from the seed.
+
+    Attributes:
+        seed: of all that is drawn; the n-th request has the same faults in every run.
+        first_byte_s: before each answer.
+        bytes_per_s: of a body, for each connection; None sends as fast as it goes.
+        headers: more headers for each answer.
+        status, status_share: an answer of this status without the object.
+        cut_share: bodies that end after `cut_at` bytes, or somewhere, with the connection; the declared length stays.
+            At least one byte is sent, and bodies of one byte are whole.
+        reset_share: as cut, but the connection is reset.
+        stall_share: as cut, but the connection stays open and silent.
+        cut_at: where, in bytes of the body; None draws it.
+        sleep_share, sleep_s: answers that come so late.
+        silent_share: requests that are never answered.
+        wrong_range_share: answers whose Content-Range, and bytes, are others than those asked for.
+        short_share: answers that hold only the first half of the range, and say so.
+        whole_share: answers to a range request with status 200 and the whole object.
+        swap_at: with the GET request of this number (from 0) each object becomes another one of the same size.
+        spared: so many GET requests at the start have no faults; delay, rate and swap count all the same.
+    """
+
+    seed: int = 0
+    first_byte_s: float = 0.0
+    bytes_per_s: float | None = None
+    headers: dict[str, str] = dataclasses.field(default_factory=dict)
+    status: int = 503
+    status_share: float = 0.0
+    cut_share: float = 0.0
+    reset_share: float = 0.0
+    stall_share: float = 0.0
+    cut_at: int | None = None
+    sleep_share: float = 0.0
+    sleep_s: float = 10.0
+    silent_share: float = 0.0
+    wrong_range_share: float = 0.0
+    short_share: float = 0.0
+    whole_share: float = 0.0
+    swap_at: int | None = None
+    spared: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Stored:
+    """One object: where it lies in the memory, in two versions."""
+
+    offset: int
+    swapped_offset: int
+    size: int
+    etag: str
+    swapped_etag: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Faults:
+    """What goes wrong with one request."""
+
+    status: int | None = None
+    cut_at: float | int | None = None
+    ends: str = "cut"
+    sleep_s: float = 0.0
+    silent: bool = False
+    wrong_range: bool = False
+    short: bool = False
+    whole: bool = False
+
+
+NO_FAULTS = Faults()
+
+
+def faults_of(script: Script, number: int) -> Faults:
+    """The faults of the GET request of this number; each kind is drawn by itself, always in the same order."""
+    if number < script.spared:
+        return NO_FAULTS
+    draw = random.Random(f"{script.seed}/{number}")
+    status, cut, reset, stall, sleep, silent, wrong, short, whole, where = (draw.random() for _ in range(10))
+    ends = {"cut": cut < script.cut_share, "reset": reset < script.reset_share, "stall": stall < script.stall_share}
+    kind = next((name for name, happens in ends.items() if happens), None)
+    return Faults(
+        status=script.status if status < script.status_share else None,
+        cut_at=None if kind is None else where if script.cut_at is None else script.cut_at,
+        ends=kind or "cut",
+        sleep_s=script.sleep_s if sleep < script.sleep_share else 0.0,
+        silent=silent < script.silent_share,
+        wrong_range=wrong < script.wrong_range_share,
+        short=short < script.short_share,
+        whole=whole < script.whole_share,
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Request:
+    method: str
+    path: str
+    query: dict[str, list[str]]
+    headers: dict[str, str]
+
+
+@dataclasses.dataclass(slots=True)
+class Answer:
+    """Head and body of an answer; the body is text, or a piece of the memory."""
+
+    status: int
+    headers: dict[str, str]
+    text: bytes = b""
+    offset: int = 0
+    size: int = 0
+
+    def head(self) -> bytes:
+        lines = [f"HTTP/1.1 {self.status} {_REASONS.get(self.status, 'Other')}"]
+        lines += [f"{name}: {value}" for name, value in self.headers.items()]
+        return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+
+
+class Server:
+    """All connections, the objects, the script, and the record of what was asked."""
+
+    def __init__(self, memory: int, objects: dict[str, Stored]) -> None:
+        self.memory = memory
+        self.objects = objects
+        self.script = Script()
+        self.forget()
+
+    def forget(self) -> None:
+        self.gets = 0
+        self.sent_bytes = 0
+        self.most_beside = 0
+        self.beside = 0
+        self.log: list[tuple[str, str, str | None]] = []
+
+    async def serve(self, connection: socket.socket) -> None:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        loop = asyncio.get_running_loop()
+        received = b""
+        try:
+            while True:
+                while (end := received.find(b"\r\n\r\n")) < 0:
+                    more = await loop.sock_recv(connection, 1 << 16)
+                    if not more or len(received) > _MOST_HEADER_BYTES:
+                        return
+                    received += more
+                request, received = _parse(received[:end]), received[end + 4 :]
+                self.beside += 1
+                self.most_beside = max(self.most_beside, self.beside)
+                try:
+                    if not await self.answer(connection, request):
+                        return
+                finally:
+                    self.beside -= 1
+        except (ConnectionError, BrokenPipeError):
+            return
+        finally:
+            connection.close()
+
+    async def answer(self, connection: socket.socket, request: Request) -> bool:
+        """Answer one request; returns whether the connection can be used again."""
+        loop = asyncio.get_running_loop()
+        self.log.append((request.method, request.path, request.headers.get("range")))
+        faults, swapped = NO_FAULTS, False
+        is_listing = "list-type" in request.query
+        if request.method == "GET" and not is_listing:
+            faults = faults_of(self.script, self.gets)
+            swapped = self.script.swap_at is not None and self.gets >= self.script.swap_at
+            self.gets += 1
+        if delay_s := self.script.first_byte_s + faults.sleep_s:
+            await asyncio.sleep(delay_s)
+        if faults.silent:
+            await _until_closed(connection)
+            return False
+        answer = self.listing(request) if is_listing else self.object(request, faults, swapped)
+        answer.headers |= self.script.headers
+        await loop.sock_sendall(connection, answer.head() + (b"" if request.method == "HEAD" else answer.text))
+        if request.method == "HEAD" or not answer.size:
+            return True
+        size = answer.size
+        if faults.cut_at is not None and size > 1:
+            drawn = int(faults.cut_at * size) if isinstance(faults.cut_at, float) else faults.cut_at
+            size = min(max(1, drawn), size)
+        await self.send(connection, answer.offset, size)
+        if size == answer.size and faults.cut_at is None:
+            return True
+        if faults.ends == "stall":
+            await _until_closed(connection)
+        elif faults.ends == "reset":
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        return size == answer.size and faults.ends == "cut"
+
+    async def send(self, connection: socket.socket, offset: int, size: int) -> None:
+        loop = asyncio.get_running_loop()
+        rate = self.script.bytes_per_s
+        step = _SEND_BYTES if rate is None else max(1, int(min(_SEND_BYTES, rate * 0.01)))
+        began_s = loop.time()
+        for start in range(0, size, step):
+            count = min(step, size - start)
+            await _sendfile(connection, self.memory, offset + start, count)
+            self.sent_bytes += count
+            if rate is not None:
+                await asyncio.sleep(began_s + (start + count) / rate - loop.time())
+
+    def object(self, request: Request, faults: Faults, swapped: bool) -> Answer:
+        stored = self.objects.get(request.path.lstrip("/"))
+        if faults.status is not None:
+            return _text(faults.status, f"<Error><Code>SlowDown</Code><Message>{faults.status}</Message></Error>")
+        if stored is None:
+            return _text(404, "<Error><Code>NoSuchKey</Code></Error>")
+        etag = stored.swapped_etag if swapped else stored.etag
+        if request.headers.get("if-match", etag) not in (etag, "*"):
+            return _text(412, "<Error><Code>PreconditionFailed</Code></Error>")
+        headers = {"ETag": etag, "Accept-Ranges": "bytes", "Last-Modified": "Wed, 01 Jan 2025 00:00:00 GMT"}
+        offset = stored.swapped_offset if swapped else stored.offset
+        asked = request.headers.get("range")
+        if asked is None or faults.whole:
+            return Answer(200, headers | {"Content-Length": str(stored.size)}, offset=offset, size=stored.size)
+        start, end = _range(asked, stored.size)
+        if start >= end:
+            return _text(416, "", {"Content-Range": f"bytes */{stored.size}"})
+        if faults.wrong_range:
+            start, end = (start - 1, end - 1) if start else (min(start + 1, end - 1), min(end + 1, stored.size))
+        if faults.short:
+            end = start + (end - start + 1) // 2
+        headers |= {"Content-Length": str(end - start), "Content-Range": f"bytes {start}-{end - 1}/{stored.size}"}
+        return Answer(206, headers, offset=offset + start, size=end - start)
+
+    def listing(self, request: Request) -> Answer:
+        """S3's ListObjectsV2, in pages of `max-keys`, with `prefix`, `delimiter` and `start-after`."""
+        bucket = request.path.strip("/")
+        asked = {name: values[0] for name, values in request.query.items()}
+        prefix, delimiter, most = asked.get("prefix", ""), asked.get("delimiter"), int(asked.get("max-keys", "1000"))
+        after = asked.get("continuation-token", asked.get("start-after", ""))
+        keys = (name.removeprefix(f"{bucket}/") for name in sorted(self.objects) if name.startswith(f"{bucket}/"))
+        found: dict[str, Stored | None] = {}
+        for key in keys:
+            if not key.startswith(prefix):
+                continue
+            head, mark, _ = key[len(prefix) :].partition(delimiter) if delimiter else ("", "", "")
+            folder = f"{prefix}{head}{mark}" if mark else None
+            name = folder or key
+            if name > after:
+                found[name] = None if folder else self.objects[f"{bucket}/{key}"]
+        page = list(found.items())[:most]
+        lines = [f"<Name>{escape(bucket)}</Name><Prefix>{escape(prefix)}</Prefix><KeyCount>{len(page)}</KeyCount>"]
+        lines.append(f"<MaxKeys>{most}</MaxKeys><IsTruncated>{str(len(found) > most).lower()}</IsTruncated>")
+        if len(found) > most:
+            lines.append(f"<NextContinuationToken>{escape(page[-1][0])}</NextContinuationToken>")
+        for name, stored in page:
+            lines.append(_entry(name, stored))
+        space = "http://s3.amazonaws.com/doc/2006-03-01/"
+        return _text(200, f'<ListBucketResult xmlns="{space}">{"".join(lines)}</ListBucketResult>')
+
+    def report(self) -> dict[str, Any]:
+        return {
+            "requests": len(self.log),
+            "sent_bytes": self.sent_bytes,
+            "most_beside": self.most_beside,
+            "log": self.log,
+        }
+
+
+def _entry(name: str, stored: Stored | None) -> str:
+    if stored is None:
+        return f"<CommonPrefixes><Prefix>{escape(name)}</Prefix></CommonPrefixes>"
+    return (
+        f"<Contents><Key>{escape(name)}</Key><LastModified>2025-01-01T00:00:00.000Z</LastModified>"
+        f"<ETag>{escape(stored.etag)}</ETag><Size>{stored.size}</Size><StorageClass>STANDARD</StorageClass></Contents>"
+    )
+
+
+def _text(status: int, text: str, headers: dict[str, str] | None = None) -> Answer:
+    content = text.encode()
+    return Answer(status, {"Content-Type": "application/xml", "Content-Length": str(len(content))} | (headers or {}), content)
+
+
+def _parse(head: bytes) -> Request:
+    first, *lines = head.decode("latin-1").split("\r\n")
+    method, target, _ = first.split(" ", 2)
+    headers = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    parts = urlsplit(target)
+    return Request(method, unquote(parts.path), parse_qs(parts.query, keep_blank_values=True), headers)
+
+
+def _range(asked: str, size: int) -> tuple[int, int]:
+    first, _, last = asked.removeprefix("bytes=").partition("-")
+    if not first:
+        return max(0, size - int(last)), size
+    return int(first), min(size, int(last) + 1) if last else size
+
+
+async def _sendfile(connection: socket.socket, memory: int, offset: int, count: int) -> None:
+    """Straight from the memory to the socket, without a copy in this process."""
+    loop = asyncio.get_running_loop()
+    end = offset + count
+    while offset < end:
+        try:
+            sent = os.sendfile(connection.fileno(), memory, offset, end - offset)
+        except BlockingIOError:
+            await _writable(loop, connection)
+            continue
+        if not sent:
+            raise BrokenPipeError
+        offset += sent
+        await asyncio.sleep(0)
+
+
+async def _writable(loop: asyncio.AbstractEventLoop, connection: socket.socket) -> None:
+    ready = loop.create_future()
+    loop.add_writer(connection.fileno(), lambda: ready.done() or ready.set_result(None))
+    try:
+        await ready
+    finally:
+        loop.remove_writer(connection.fileno())
+
+
+async def _until_closed(connection: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    while await loop.sock_recv(connection, 1 << 16):
+        pass
+
+
+def _etag(view: memoryview) -> str:
+    return f'"{hashlib.md5(view, usedforsecurity=False).hexdigest()}"'
+
+
+def stored_objects(memory: int, sizes: dict[str, int]) -> dict[str, Stored]:
+    """The objects lie one after the other in the memory, and behind them all swapped ones (each byte inverted)."""
+    total = sum(sizes.values())
+    objects: dict[str, Stored] = {}
+    offset = 0
+    with mmap.mmap(memory, 2 * total or 1) as mapped, memoryview(mapped) as view:
+        for name, size in sizes.items():
+            with view[offset : offset + size] as content:
+                etag = _etag(content)
+            swapped = f'"swapped-{etag[1:]}'
+            objects[name] = Stored(offset, total + offset, size, etag, swapped)
+            offset += size
+    return objects
+
+
+async def main(control: socket.socket, memory: int) -> None:
+    """Serve until the control socket ends. Each line there is a command; each is answered by a line."""
+    reader, writer = await asyncio.open_connection(sock=control)
+    server = Server(memory, stored_objects(memory, json.loads(await reader.readline())))
+    loop = asyncio.get_running_loop()
+    listener = socket.create_server(("127.0.0.1", 0), backlog=512)
+    listener.setblocking(False)
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def accept() -> None:
+        while True:
+            connection, _ = await loop.sock_accept(listener)
+            task = loop.create_task(server.serve(connection))
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+
+    accepting = loop.create_task(accept())
+    writer.write(json.dumps({"port": listener.getsockname()[1]}).encode() + b"\n")
+    while line := await reader.readline():
+        command = json.loads(line)
+        if "script" in command:
+            server.script = Script(**command["script"])
+            server.forget()
+        writer.write(json.dumps(server.report()).encode() + b"\n")
+    accepting.cancel()
+    listener.close()
+    writer.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])))
