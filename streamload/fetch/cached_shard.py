@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -49,7 +48,8 @@ class CachedShard:
 
     Whatever was finished stays readable through `descriptor` until that is closed: when another process evicts the
     file, when it moves to its final name, and when the cache turns itself off. The one exception is a disk that fails
-    only as the finished file is made durable: then the shard has no parts any more. Whoever gets a copy of the
+    only as the finished file is made durable: the kernel may give other bytes later than those that it took, so the
+    shard is `withdrawn` and has no parts any more. Whoever gets a copy of the
     descriptor (a worker) keeps the file from being evicted as long as the copy is open. The file is shared with other
     processes: never punch holes into it.
 
@@ -76,13 +76,14 @@ class CachedShard:
         self._patience_s = patience_s
         self._claimed: set[int] = set()
         self._off = False
-        self._untrusted = False
+        self.withdrawn = False
+        """Whether the disk failed only as the finished file was made durable, so that no part can be believed."""
         self._announced = False
 
     @property
     def complete(self) -> bool:
         """Whether all parts are present."""
-        return not self._untrusted and (self.partial is None or self.partial.complete)
+        return not self.withdrawn and (self.partial is None or self.partial.complete)
 
     def has(self, part: int) -> bool:
         """Whether a part is present, from whichever process.
@@ -92,7 +93,7 @@ class CachedShard:
         """
         if not 0 <= part < self._n_parts:
             raise IndexError(f"part {part} is not one of {self._n_parts}")
-        return not self._untrusted and (self.partial is None or self.partial.has(part))
+        return not self.withdrawn and (self.partial is None or self.partial.has(part))
 
     async def claim(self, part: int) -> bool:
         """Wait until the part is present, or is this caller's to fetch.
@@ -160,16 +161,16 @@ class CachedShard:
             if self.partial is not None:
                 self.partial.release(part)
 
-    def turn_off(self, *, untrusted: bool = False) -> None:
-        """Take nothing any more and remove the partial file; what is present stays so, unless it is `untrusted`.
+    def turn_off(self, *, withdrawn: bool = False) -> None:
+        """Take nothing any more and remove the partial file; what is present stays so, unless it is `withdrawn`.
 
-        It may be called from any thread.
+        A complete file, of which the cache was told, is the cache's to move or to remove. It may be called from any
+        thread.
         """
         self._off = True
-        self._untrusted = self._untrusted or untrusted
-        with suppress(OSError):  # of a disk that refuses this too
-            if self.partial is not None and self.partial.has_its_name():
-                self.partial.files.unlink()
+        self.withdrawn = self.withdrawn or withdrawn
+        if self.partial is not None and not self._announced:
+            self.partial.remove()
 
     def close(self) -> None:
         """Close the files and let go of what is claimed; a second time does nothing."""

@@ -221,6 +221,7 @@ class DiskCache:
         try:
             partial = shard.partial.duplicate()
         except OSError as exc:
+            shard.partial.remove()
             self._turn_off(exc)
             return
         with self._mutex:
@@ -237,14 +238,15 @@ class DiskCache:
             os.fsync(partial.descriptor)
             with locked_file(self._lock_file, _PUBLISH_PATIENCE_S):
                 # Another process may have done it, or evicted it; then the name is free, or stands for another file.
-                if self._writable and partial.has_its_name():
+                if partial.has_its_name():
                     os.replace(partial.files.data, os.path.join(self._folder, partial.files.name))
                     with suppress(FileNotFoundError):
                         os.unlink(partial.files.state)
         except LockBusyError:
             pass  # it stays as it is, complete, and is moved when it is opened next
         except OSError as exc:
-            shard.turn_off(untrusted=True)
+            partial.remove()
+            shard.turn_off(withdrawn=True)
             self._turn_off(exc)
         finally:
             partial.close()

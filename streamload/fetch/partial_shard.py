@@ -209,6 +209,12 @@ class PartialShard:
             return False
         return (named.st_dev, named.st_ino) == self._inode
 
+    def remove(self) -> None:
+        """Unlink the files, if their names still are theirs and the disk allows it; also when this is closed."""
+        with suppress(OSError):
+            if self.has_its_name():
+                self.files.unlink()
+
     def duplicate(self) -> PartialShard:
         """The same openings of the files once more, with the same locks; both must be closed."""
         descriptor = os.dup(self.descriptor)
