@@ -1,4 +1,4 @@
-"""When is a shard needed next? The order of this epoch and of the next one says so for every shard."""
+"""When is a shard needed next? The order of this epoch and of those that follow says so for every shard."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from streamload.order.lanes import lane_bounds
 from streamload.order.plan import OrderOptions, shards_in_order
 
 __all__ = ["NextUse", "OrderNextUse", "Unforeseen", "numbers_by_key"]
+
+_EPOCHS_AHEAD = 16
 
 
 class NextUse(Protocol):
@@ -42,11 +44,12 @@ def numbers_by_key(urls: Iterable[str]) -> dict[str, int]:
 
 
 class OrderNextUse:
-    """The next uses that follow from the order of one epoch and of the one after it.
+    """The next uses that follow from the order of one epoch and of those after it.
 
     A use is counted in emissions of its lane, the same for all lanes, because all of them move on at one rate. A
     shard on the border of lanes has a use in each of them. After the last use of this epoch comes the first one of
-    the next: with every shard in every epoch, that is all there is to know, and eviction by it is the optimum.
+    the next; where this machine reads only some of the lanes, of the first epoch in which the shard falls to one of
+    them, as far as 16 epochs ahead.
 
     Unknown counts are taken for the mean of the known ones.
 
@@ -72,10 +75,9 @@ class OrderNextUse:
         self._numbers = numbers
         filled = _filled(counts)
         edges, uses = _uses(options, filled, epoch, lanes)
-        next_edges, next_uses = _uses(options, filled, epoch + 1, lanes)
         self._edges: list[int] = edges.tolist()
         self._uses: list[float] = uses.tolist()
-        self._next_epoch: list[float] = (_first_uses(next_edges, next_uses) + _lane_length(options, filled)).tolist()
+        self._later: list[float] = _uses_in_later_epochs(options, filled, epoch, lanes).tolist()
         self._begun: set[int] = set()
         self._passed = start / options.lanes
 
@@ -100,7 +102,7 @@ class OrderNextUse:
         for use in range(self._edges[shard], self._edges[shard + 1]):
             if self._uses[use] >= self._passed and use not in self._begun:
                 return self._uses[use]
-        return self._next_epoch[shard]
+        return self._later[shard]
 
 
 def _filled(counts: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -148,6 +150,19 @@ def _first_emission(positions: NDArray[np.int64], window: int) -> NDArray[np.flo
         return exact
     # Of the positions below x, about x**2 / 2w have a key below x while x < w, and x - w/2 from there on.
     return np.where(exact < window, exact**2 / (2 * window), exact - window / 2)
+
+
+def _uses_in_later_epochs(
+    options: OrderOptions, counts: NDArray[np.int64], epoch: int, lanes: Collection[int] | None
+) -> NDArray[np.float64]:
+    """The first use of each shard after this epoch, float64[n_shards], infinity where there is none in sight."""
+    found = np.full(len(counts), np.inf)
+    for ahead in range(1, _EPOCHS_AHEAD + 1):
+        first = _first_uses(*_uses(options, counts, epoch + ahead, lanes)) + ahead * _lane_length(options, counts)
+        found = np.minimum(found, first)
+        if np.isfinite(found[counts > 0]).all():
+            break
+    return found
 
 
 def _first_uses(edges: NDArray[np.int64], uses: NDArray[np.float64]) -> NDArray[np.float64]:
