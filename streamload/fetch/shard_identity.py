@@ -1,0 +1,52 @@
+"""Which shard, in which version: what a disk cache finds it by, and the file name that follows from it."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from urllib.parse import urlsplit
+
+__all__ = ["ShardIdentity", "key_in_name", "url_key"]
+
+_KEY_BYTES = 8
+_DIGEST_BYTES = 16
+_TAIL_LETTERS = 48
+
+
+def url_key(url: str) -> str:
+    """A short digest of a URL, the same in every version of the shard: 16 hexadecimal digits."""
+    return hashlib.blake2b(url.encode("utf-8", "surrogateescape"), digest_size=_KEY_BYTES).hexdigest()
+
+
+def key_in_name(name: str) -> str:
+    """The `url_key` that a cached file's name begins with."""
+    return name.partition("-")[0]
+
+
+@dataclass(frozen=True)
+class ShardIdentity:
+    """One version of one shard.
+
+    Attributes:
+        url: where it is.
+        etag: the storage's name for this version; None where the storage has none, and then the size stands for it.
+        bytes: its size.
+    """
+
+    url: str
+    etag: str | None
+    bytes: int
+
+    @cached_property
+    def file_name(self) -> str:
+        """The name of its file in a cache: the URL's key, a digest of all three, and for people the shard's name.
+
+        Of the URL only the last component of its path is readable, because queries may hold secrets.
+        """
+        identity = repr((self.url, self.etag, self.bytes)).encode("utf-8", "surrogateescape")
+        digest = hashlib.blake2b(identity, digest_size=_DIGEST_BYTES).hexdigest()
+        last = urlsplit(self.url).path.rpartition("/")[2]
+        tail = re.sub(r"[^A-Za-z0-9._]", "_", last)[-_TAIL_LETTERS:]
+        return f"{url_key(self.url)}-{digest}-{tail}"
