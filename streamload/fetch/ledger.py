@@ -35,6 +35,7 @@ class PartLedger:
         self._idle_bytes = 0
         self._queue: deque[int] = deque()
         self._queued: set[int] = set()
+        self._on_the_way: set[int] = set()
         self._of_shard: dict[int, set[int]] = {}
 
     @property
@@ -74,12 +75,29 @@ class PartLedger:
 
     # -- needs -----------------------------------------------------------------------------------------------------
 
-    def want(self, keys: Iterable[int]) -> None:
-        """Have these brought, in this order and after all that was wanted before."""
+    def want(self, keys: Iterable[int], *, on_the_way: bool = False) -> None:
+        """Have these brought, in this order and after all that was wanted before.
+
+        Args:
+            keys: the parts; what is neither held nor pinned any more when its turn comes is left out.
+            on_the_way: except these, because others can only be had through them.
+        """
         for key in keys:
             if not self.is_expected(key):
                 self._queue.append(key)
                 self._queued.add(key)
+                if on_the_way:
+                    self._on_the_way.add(key)
+
+    def want_first(self, keys: Iterable[int]) -> None:
+        """Have these brought before all others."""
+        new = [key for key in keys if not self.is_expected(key)]
+        self._queue.extendleft(reversed(new))
+        self._queued.update(new)
+
+    def is_needed(self, key: int) -> bool:
+        """Whether the part is held or pinned, or on the way to one that is."""
+        return key in self._holds or key in self._pins or key in self._on_the_way
 
     def hold(self, keys: Iterable[int]) -> None:
         """Keep these until they are released as often as they were held."""
@@ -107,7 +125,7 @@ class PartLedger:
         """The part to fetch next, which stays the next until it is `admitted` or nobody needs it any more."""
         while self._queue:
             key = self._queue[0]
-            if key not in self._sizes and (key in self._holds or key in self._pins):
+            if key not in self._sizes and self.is_needed(key):
                 return key
             self._queue.popleft()
             self._queued.discard(key)
@@ -145,17 +163,28 @@ class PartLedger:
         self.used_bytes += size_bytes - self._sizes[key]
         self._sizes[key] = size_bytes
         self._present.add(key)
+        self._on_the_way.discard(key)
         self._idle_if_unneeded(key)
 
     def dropped(self, key: int) -> None:
         """The part is not there any more, or will not come."""
         self._not_idle(key)
+        self._on_the_way.discard(key)
         self.used_bytes -= self._sizes.pop(key)
         self._present.discard(key)
         shard = shard_and_number(key)[0]
         self._of_shard[shard].discard(key)
         if not self._of_shard[shard]:
             del self._of_shard[shard]
+
+    def give_up(self, key: int) -> None:
+        """The part cannot be had."""
+        if key in self._sizes:
+            self.dropped(key)
+        elif key in self._queued:
+            self._queue.remove(key)
+            self._queued.discard(key)
+            self._on_the_way.discard(key)
 
     def _less(self, counter: Counter[int], key: int) -> None:
         counter[key] -= 1

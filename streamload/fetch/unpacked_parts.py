@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Iterable
 from typing import Protocol
 
+from streamload.errors import StreamloadError
 from streamload.fetch.parts import PART_BYTES
 from streamload.fetch.unpacking import Unpacker, unpack
 
@@ -27,7 +28,7 @@ class UnpackingEvents(Protocol):
     def ended(self, total_bytes: int, /) -> None:
         """The shard is unpacked to its end, and was whole."""
 
-    def failed(self, error: BaseException, /) -> None:
+    def failed(self, error: Exception, /) -> None:
         """It cannot be unpacked any further."""
 
 
@@ -38,25 +39,22 @@ class UnpackedParts:
         body: the compressed shard.
         unpacker: a new one.
         events: told what happens.
+        granted: the parts for which there is room already.
 
     Attributes:
-        asked: the parts before this number have been asked for.
         next_number: the part that is being unpacked, or waits for room.
+        ended: all of it has been unpacked.
     """
 
-    def __init__(self, body: AsyncIterator[bytes], unpacker: Unpacker, events: UnpackingEvents) -> None:
-        self.asked = 0
+    def __init__(
+        self, body: AsyncIterator[bytes], unpacker: Unpacker, events: UnpackingEvents, granted: Iterable[int] = ()
+    ) -> None:
         self.next_number = 0
+        self.ended = False
         self._events = events
+        self._grants = set(granted)
         self._granted = asyncio.Event()
         self._task = asyncio.create_task(self._run(body, unpacker))
-        self._grants: set[int] = set()
-
-    def ask(self, number: int) -> range:
-        """The parts, up to this one, for which room has to be granted and has not been asked for before."""
-        missing = range(self.asked, number + 1)
-        self.asked = max(self.asked, number + 1)
-        return missing
 
     def grant(self, number: int) -> None:
         """There is room for a part."""
@@ -75,9 +73,10 @@ class UnpackedParts:
     async def _run(self, body: AsyncIterator[bytes], unpacker: Unpacker) -> None:
         try:
             total_bytes = await unpack(body, unpacker, self._write)
-        except Exception as error:
+        except (StreamloadError, OSError) as error:
             self._events.failed(error)
-            raise
+            return
+        self.ended = True
         if total_bytes % PART_BYTES and not self._events.has(total_bytes // PART_BYTES):
             self._events.unpacked(total_bytes // PART_BYTES, total_bytes % PART_BYTES)
         self._events.ended(total_bytes)

@@ -114,6 +114,7 @@ class ShardLine:
         self.known_end = 0
         self._counts = counts
         self._edges = np.zeros(len(order) + 1, np.int64)
+        self._place: NDArray[np.int64] | None = None
         self._draws = CounterDraws(key)
         self.extend()
 
@@ -134,6 +135,16 @@ class ShardLine:
     def whole_end(self) -> int:
         """How many samples the shards hold that are laid as a whole."""
         return int(self._edges[self.known_shards])
+
+    def place_of(self, shard: int) -> tuple[int, int]:
+        """The positions of a shard's samples, as start and end, as far as they are laid; (-1, -1) if none are."""
+        if self._place is None:
+            self._place = np.empty(len(self.order), np.int64)
+            self._place[self.order] = np.arange(len(self.order))
+        place = int(self._place[shard])
+        if place > self.known_shards or (place == self.known_shards and self.known_end == self.whole_end):
+            return -1, -1
+        return int(self._edges[place]), int(self._edges[place + 1])
 
     def extend(self) -> None:
         """Lay what has become known, up to the first shard whose count is not and as much of that as was found."""

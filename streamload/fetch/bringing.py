@@ -1,0 +1,266 @@
+"""Bringing single parts near: by a download, from the disk cache, or by unpacking what comes before them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable
+from typing import Protocol
+
+from streamload.errors import DatasetIndexError
+from streamload.fetch.cached_shard import CacheOffError
+from streamload.fetch.disk_cache import DiskCache
+from streamload.fetch.download import Downloaded
+from streamload.fetch.fetched_shard import FetchedShard
+from streamload.fetch.packed_body import PACKED_BYTES_HELD, RemoteBody, local_body
+from streamload.fetch.parts import part_edges
+from streamload.fetch.shard_identity import ShardIdentity
+from streamload.fetch.storages import Storages
+from streamload.fetch.transfers import Part, Source, Transfers
+from streamload.fetch.unpacked_parts import UnpackedParts
+from streamload.fetch.unpacking import Unpacker
+
+__all__ = ["Bringer", "BringerEvents"]
+
+
+class BringerEvents(Protocol):
+    """Who wants the parts. Everything is called in the loop."""
+
+    def state_of(self, shard: int, /) -> FetchedShard:
+        """A shard."""
+
+    def has(self, state: FetchedShard, number: int, /) -> bool:
+        """Whether a part is there."""
+
+    def under_way(self, state: FetchedShard, /) -> set[int]:
+        """The parts of a shard that are to be brought and have not come."""
+
+    def arrived(self, state: FetchedShard, number: int, size_bytes: int, /) -> None:
+        """A part is there, and takes so much memory."""
+
+    def failed(self, state: FetchedShard, number: int, error: Exception, /) -> None:
+        """A part cannot be brought."""
+
+    def left_cache(self, state: FetchedShard, /) -> None:
+        """The disk cache takes no more of a shard; what was there of it is not any more."""
+
+    def has_room(self) -> None:
+        """More parts can be brought at once."""
+
+
+class Bringer:
+    """Brings parts, in a running loop.
+
+    Args:
+        storages: where shards lie.
+        cache: files on the disk to fetch into, or None.
+        open_local: opens a local shard by its number; gives a descriptor.
+        events: told what happens.
+    """
+
+    def __init__(
+        self, storages: Storages, cache: DiskCache | None, open_local: Callable[[int], int], events: BringerEvents
+    ) -> None:
+        self._storages = storages
+        self._open_local = open_local
+        self._cache = cache
+        self._events = events
+        self._transfers = Transfers(self._source, self._write, self._on_done, self._on_failed)
+        self._bodies: dict[int, RemoteBody] = {}
+        self._claims: set[asyncio.Task[None]] = set()
+        self._opening = asyncio.Lock()
+        self._ending: set[asyncio.Task[None]] = set()
+
+    @property
+    def at_once(self) -> int:
+        """How many parts may be on their way."""
+        return self._transfers.room() + self._transfers.in_flight
+
+    @property
+    def held_bytes(self) -> int:
+        """What bringing takes besides the parts."""
+        return len(self._bodies) * PACKED_BYTES_HELD
+
+    def takes(self, state: FetchedShard) -> bool:
+        """Whether a part of this shard can be brought now."""
+        return state.compression is not None or self._transfers.room() > len(self._claims)
+
+    def bring(self, state: FetchedShard, number: int) -> None:
+        """Bring a part."""
+        if state.compression is not None:
+            self._unpacking(state).grant(number)
+        elif self._cache is not None and (state.cached is not None or not state.cache_asked):
+            claim = asyncio.create_task(self._claim(state, number))
+            self._claims.add(claim)
+            claim.add_done_callback(self._claims.discard)
+        else:
+            self._transfers.start(_part(state, number))
+
+    def forget(self, state: FetchedShard) -> None:
+        """Nothing more of this shard is wanted."""
+        if state.unpacking is not None:
+            ending = asyncio.create_task(self._end(state.unpacking, state.number))
+            self._ending.add(ending)
+            ending.add_done_callback(self._ending.discard)
+            state.unpacking = None
+
+    async def close(self) -> None:
+        """Stop everything. Twice is fine."""
+        for claim in self._claims:
+            claim.cancel()
+        await asyncio.gather(*self._claims, *self._ending, return_exceptions=True)
+        await self._transfers.close()
+
+    # -- downloads -------------------------------------------------------------------------------------------------
+
+    def _source(self, shard: int) -> Source:
+        state = self._events.state_of(shard if shard >= 0 else _packed(shard))
+        return Source(self._storages.for_url(state.url), state.url, state.pin)
+
+    def _write(self, part: Part, offset: int, data: bytes) -> None:
+        if part.shard < 0:
+            if part.shard in self._bodies:
+                self._bodies[part.shard].write(part, offset, data)
+        else:
+            self._events.state_of(part.shard).write(offset, data)
+
+    def _on_done(self, part: Part, done: Downloaded) -> None:
+        if part.shard < 0:
+            if part.shard in self._bodies:
+                self._bodies[part.shard].done(part, done)
+            self._events.has_room()
+            return
+        state = self._events.state_of(part.shard)
+        state.total_bytes = state.pin.total_bytes
+        try:
+            if state.cached is not None:
+                state.cached.finish(part.number)
+        except CacheOffError:
+            self._leave_cache(state)
+            return
+        self._events.arrived(state, part.number, 0 if state.cached is not None else done.end - done.start)
+
+    def _on_failed(self, part: Part, error: BaseException) -> None:
+        if part.shard < 0:
+            if part.shard in self._bodies:
+                self._bodies[part.shard].failed(part, error)
+            return
+        state = self._events.state_of(part.shard)
+        if isinstance(error, CacheOffError):
+            self._leave_cache(state)
+        elif isinstance(error, Exception):
+            if state.cached is not None:
+                state.cached.abandon(part.number)
+            self._events.failed(state, part.number, error)
+        else:
+            raise error
+
+    # -- the disk cache --------------------------------------------------------------------------------------------
+
+    async def _claim(self, state: FetchedShard, number: int) -> None:
+        """Find a part in the disk cache, or begin to fetch it into that."""
+        async with self._opening:
+            if not state.cache_asked and self._cache is not None and state.total_bytes is not None:
+                identity = ShardIdentity(state.url, state.pin.etag, state.total_bytes)
+                state.cached = await asyncio.to_thread(self._cache.open, identity)
+            state.cache_asked = True
+        try:
+            present = state.cached is not None and not await state.cached.claim(number)
+        except CacheOffError:
+            self._leave_cache(state)
+            return
+        if present:
+            self._events.arrived(state, number, 0)
+        else:
+            self._transfers.start(_part(state, number))
+
+    def _leave_cache(self, state: FetchedShard) -> None:
+        if state.cached is not None:
+            state.cached.close()
+            state.cached = None
+            self._events.left_cache(state)
+
+    # -- compressed shards -----------------------------------------------------------------------------------------
+
+    def _unpacking(self, state: FetchedShard) -> UnpackedParts:
+        if state.unpacking is None:
+            assert state.compression is not None
+            granted = self._events.under_way(state)
+            unpacker = Unpacker(state.compression, state.url)
+            state.unpacking = UnpackedParts(self._body(state), unpacker, _Unpacked(self, state), granted)
+        return state.unpacking
+
+    def _body(self, state: FetchedShard) -> AsyncIterator[bytes]:
+        if self._storages.is_local(state.url):
+            return self._local_body(state)
+        number = _packed(state.number)
+        body = self._bodies[number] = RemoteBody(number, state.pin, self._transfers.start)
+        return body.chunks()
+
+    async def _local_body(self, state: FetchedShard) -> AsyncIterator[bytes]:
+        descriptor = self._open_local(state.number)
+        try:
+            async for piece in local_body(descriptor):
+                yield piece
+        finally:
+            os.close(descriptor)
+
+    def unpacked(self, state: FetchedShard, number: int, size_bytes: int) -> None:
+        """See `UnpackingEvents.unpacked`."""
+        self._events.arrived(state, number, size_bytes)
+
+    def has(self, state: FetchedShard, number: int) -> bool:
+        """See `UnpackingEvents.has`."""
+        return self._events.has(state, number)
+
+    def unpacking_ended(self, state: FetchedShard, total_bytes: int) -> None:
+        """See `UnpackingEvents.ended`."""
+        state.total_bytes = total_bytes
+        self._bodies.pop(_packed(state.number), None)
+        error = DatasetIndexError("the index points behind the end of the shard", url=state.url)
+        for number in sorted(self._events.under_way(state)):
+            if part_edges(number, None)[0] >= total_bytes:
+                self._events.failed(state, number, error)
+
+    def unpacking_failed(self, state: FetchedShard, error: Exception) -> None:
+        """See `UnpackingEvents.failed`."""
+        self._bodies.pop(_packed(state.number), None)
+        for number in sorted(self._events.under_way(state)):
+            self._events.failed(state, number, error)
+
+    async def _end(self, unpacking: UnpackedParts, shard: int) -> None:
+        await unpacking.close()
+        self._bodies.pop(_packed(shard), None)
+
+
+class _Unpacked:
+    """One shard's events, for the bringer."""
+
+    def __init__(self, bringer: Bringer, state: FetchedShard) -> None:
+        self._bringer = bringer
+        self._state = state
+
+    def has(self, number: int, /) -> bool:
+        return self._bringer.has(self._state, number)
+
+    def write(self, offset: int, data: bytes, /) -> None:
+        self._state.write(offset, data)
+
+    def unpacked(self, number: int, size_bytes: int, /) -> None:
+        self._bringer.unpacked(self._state, number, size_bytes)
+
+    def ended(self, total_bytes: int, /) -> None:
+        self._bringer.unpacking_ended(self._state, total_bytes)
+
+    def failed(self, error: Exception, /) -> None:
+        self._bringer.unpacking_failed(self._state, error)
+
+
+def _part(state: FetchedShard, number: int) -> Part:
+    start, end = part_edges(number, state.total_bytes)
+    return Part(state.number, number, start, end)
+
+
+def _packed(shard: int) -> int:
+    """The number under which the compressed bytes of a shard are fetched, and the other way round."""
+    return -1 - shard

@@ -1,0 +1,128 @@
+"""What one epoch needs of fetched shards: parts are asked for ahead, and kept as long as the epoch may use them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamload.dataset.table import ShardTable
+from streamload.fetch.fetcher import Fetcher
+from streamload.fetch.parts import part_edges, part_key, shard_and_number
+from streamload.order.plan import RankPlan
+
+__all__ = ["EpochParts"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Extent:
+    """Where the samples of a table lie: int64[samples] first bytes and ends, both ascending."""
+
+    table: ShardTable
+    first: NDArray[np.int64]
+    end: NDArray[np.int64]
+
+
+class EpochParts:
+    """Wants, holds and pins parts for one epoch.
+
+    Args:
+        fetcher: brings them.
+    """
+
+    def __init__(self, fetcher: Fetcher) -> None:
+        self._fetcher = fetcher
+        self._pinned: dict[int, set[int]] = {}
+        self._extents: dict[int, _Extent] = {}
+        self._keeping: set[int] = set()
+        self._stop_listening = fetcher.on_arrival(self._on_arrival)
+
+    def want(self, keys: list[int]) -> None:
+        """Have parts brought for a batch, which holds them until it is `done`."""
+        self._fetcher.ledger.hold(keys)
+        for key in keys:
+            self._pin(key)
+        self._fetcher.want(keys)
+
+    def there(self, keys: Collection[int]) -> bool:
+        """Whether the parts of a batch are there. Raises what keeps one of them from coming."""
+        return self._fetcher.there(keys)
+
+    def done(self, keys: Collection[int]) -> None:
+        """A batch was made, or is not wanted any more."""
+        self._fetcher.ledger.release(keys)
+
+    def keep(self, shard: int) -> None:
+        """Whatever comes of this shard is kept, since rows of it will be planned as soon as it is scanned."""
+        self._keeping.add(shard)
+
+    def advance(self, plan: RankPlan, table_of: dict[int, ShardTable], growing: Collection[int]) -> None:
+        """Let go of what no later row of the plan needs.
+
+        Args:
+            plan: the epoch's.
+            table_of: the tables of shards, as far as they are at hand.
+            growing: those of which more samples may be found.
+        """
+        for shard in list(self._pinned):
+            unpassed = plan.unpassed(shard)
+            table = table_of.get(shard)
+            for key in list(self._pinned[shard]):
+                if not unpassed or (table is not None and self._is_passed(key, table, unpassed, shard in growing)):
+                    self._unpin(key)
+
+    def close(self) -> None:
+        """Let go of everything but what batches hold. Twice is fine."""
+        if self._stop_listening is not None:
+            self._stop_listening()
+            self._stop_listening = None
+        for keys in list(self._pinned.values()):
+            for key in list(keys):
+                self._unpin(key)
+
+    def _on_arrival(self, shard: int, key: int) -> None:
+        if shard in self._keeping:
+            self._pin(key)
+
+    def _pin(self, key: int) -> None:
+        keys = self._pinned.setdefault(shard_and_number(key)[0], set())
+        if key not in keys:
+            keys.add(key)
+            self._fetcher.ledger.pin(key)
+
+    def _unpin(self, key: int) -> None:
+        shard = shard_and_number(key)[0]
+        self._pinned[shard].discard(key)
+        if not self._pinned[shard]:
+            del self._pinned[shard]
+            self._extents.pop(shard, None)
+        self._fetcher.ledger.unpin(key)
+
+    def _is_passed(self, key: int, table: ShardTable, unpassed: list[tuple[int, int]], growing: bool) -> bool:
+        """Whether all samples of which bytes lie in a part are passed."""
+        shard, number = shard_and_number(key)
+        extent = self._extents.get(shard)
+        if extent is None or extent.table is not table:
+            extent = self._extents[shard] = _extent(table)
+        start, end = part_edges(number, None)
+        if growing and (not len(extent.end) or end > extent.end[-1]):
+            return False
+        first = int(np.searchsorted(extent.end, start, side="right"))
+        behind = int(np.searchsorted(extent.first, end, side="left"))
+        return not any(first < piece_end and piece_start < behind for piece_start, piece_end in unpassed)
+
+
+def _extent(table: ShardTable) -> _Extent:
+    starts = table.sample_start[:-1]
+    if len(starts) == 0:
+        return _Extent(table, np.empty(0, np.int64), np.empty(0, np.int64))
+    ends = table.member_offset + table.member_size
+    first = np.minimum.accumulate(np.minimum.reduceat(table.member_offset, starts)[::-1])[::-1]
+    return _Extent(table, first, np.maximum.accumulate(np.maximum.reduceat(ends, starts)))
+
+
+def prefix_keys(shard: int, first: int, end: int) -> list[int]:
+    """The keys of some consecutive parts of a shard."""
+    return [part_key(shard, number) for number in range(first, end)]

@@ -1,0 +1,95 @@
+"""One shard that has to be brought near: where it comes from, and the memory or file in which its parts arrive."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from streamload.fetch.cached_shard import CachedShard
+from streamload.fetch.download import Pin
+from streamload.fetch.parts import PART_BYTES
+from streamload.fetch.unpacked_parts import UnpackedParts
+from streamload.fetch.unpacking import Compression
+from streamload.memory.sparse import SparseMemory
+
+__all__ = ["FetchedShard"]
+
+
+@dataclass(slots=True, eq=False)
+class FetchedShard:
+    """A shard of which parts are wanted, there, or on their way.
+
+    Attributes:
+        number: in the listing.
+        url: the shard.
+        pin: the version that is read.
+        compression: how it is compressed; its parts are those of the unpacked shard then.
+        generation: another one for every memory that the shard has had; workers need a new descriptor for each.
+        total_bytes: its size, unpacked; None as long as it is not known.
+        memory: where its parts arrive, unless they do so in `cached`.
+        cached: its file in the disk cache.
+        cache_asked: whether the disk cache has been asked for a file.
+        unpacking: of a compressed shard, from the first part that is brought.
+        asked_parts: of a compressed shard: the parts before this one have been wanted since unpacking began.
+        prefix_parts: so many parts from the first on have come.
+    """
+
+    number: int
+    url: str
+    pin: Pin
+    compression: Compression | None
+    generation: int
+    total_bytes: int | None
+    memory: SparseMemory | None = None
+    cached: CachedShard | None = None
+    cache_asked: bool = False
+    unpacking: UnpackedParts | None = None
+    asked_parts: int = 0
+    prefix_parts: int = 0
+
+    @property
+    def size_bytes(self) -> int:
+        """How much workers may map now."""
+        if self.cached is not None and self.total_bytes is not None:
+            return self.total_bytes
+        return self.total_bytes or self._memory().size_bytes
+
+    def descriptor(self) -> int:
+        """A copy of the descriptor, for whoever reads; the caller closes it."""
+        return os.dup(self.cached.descriptor if self.cached is not None else self._memory().descriptor)
+
+    def write(self, offset: int, data: bytes) -> None:
+        """Bytes have come.
+
+        Raises:
+            CacheOffError: the disk cache takes nothing any more.
+            OSError: there is no memory left.
+        """
+        if self.cached is not None:
+            self.cached.write(offset, data)
+        else:
+            self._memory().write(offset, data)
+
+    def give_back(self, start: int, end: int) -> None:
+        """Free what lies between two places, if it lies in memory."""
+        if self.memory is not None:
+            self.memory.give_back(start, end)
+
+    def close(self) -> None:
+        """Let go of everything."""
+        if self.unpacking is not None:
+            self.unpacking.cancel()
+        if self.memory is not None:
+            self.memory.close()
+        if self.cached is not None:
+            self.cached.close()
+
+    @property
+    def parts(self) -> int | None:
+        """How many parts it has; None as long as its size is not known."""
+        return None if self.total_bytes is None else -(-self.total_bytes // PART_BYTES)
+
+    def _memory(self) -> SparseMemory:
+        if self.memory is None:
+            self.memory = SparseMemory(self.total_bytes)
+        return self.memory

@@ -1,0 +1,288 @@
+"""The fetcher: has the parts of remote and compressed shards brought, in the order of need, within the byte budget."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Iterable
+from functools import partial
+
+from streamload.errors import DatasetIndexError
+from streamload.fetch.bringing import Bringer
+from streamload.fetch.disk_cache import DiskCache
+from streamload.fetch.download import Pin
+from streamload.fetch.fetched_shard import FetchedShard
+from streamload.fetch.ledger import PartLedger
+from streamload.fetch.listing import Listing
+from streamload.fetch.parts import part_edges, part_key, shard_and_number
+from streamload.fetch.resident import OpenShard, open_listed
+from streamload.fetch.storages import Storages
+from streamload.fetch.unpacking import compression_of
+
+__all__ = ["Fetcher", "fetched_shards"]
+
+Told = Callable[[int, int], None]
+
+
+def fetched_shards(listing: Listing, storages: Storages) -> frozenset[int]:
+    """The numbers of the shards that workers cannot open by themselves: remote ones, and compressed ones."""
+    return frozenset(
+        number
+        for number, shard in enumerate(listing.shards)
+        if compression_of(shard.url) is not None or not storages.is_local(shard.url)
+    )
+
+
+class Fetcher:
+    """Fetches parts of the shards that workers cannot open by themselves.
+
+    Whoever uses it says what is wanted and is told when something has come. Nothing is started but in `pump`, which
+    must be called in a running loop, always the same one.
+
+    Args:
+        listing: the shards.
+        fetched: the numbers of those that are fetched.
+        storages: where they lie.
+        budget_bytes: what parts and slots may take together.
+        slot_bytes: tells how much the slots take now.
+        wake: called when there is something to pump.
+        progress: called in the loop when parts have come or failed.
+        cache: files on the disk to fetch into instead of memory.
+
+    Attributes:
+        fetched: as given.
+        ledger: the account of all parts.
+        stuck: what is wanted next does not fit, and nothing is on its way whose arrival could change that.
+    """
+
+    def __init__(
+        self,
+        listing: Listing,
+        fetched: frozenset[int],
+        storages: Storages,
+        *,
+        budget_bytes: int,
+        slot_bytes: Callable[[], int],
+        wake: Callable[[], None],
+        progress: Callable[[], None],
+        cache: DiskCache | None = None,
+    ) -> None:
+        self.fetched = fetched
+        self.ledger = PartLedger(budget_bytes)
+        self.stuck = False
+        self._listing = listing
+        self._storages = storages
+        self._slot_bytes = slot_bytes
+        self._wake = wake
+        self._progress = progress
+        self._cache = cache
+        self._bringer: Bringer | None = None
+        self._shards: dict[int, FetchedShard] = {}
+        self._generations = 0
+        self._failures: dict[int, Exception] = {}
+        self._finished: set[int] = set()
+        self._closed_shards: list[int] = []
+        self._told: list[Told] = []
+
+    # -- what is wanted --------------------------------------------------------------------------------------------
+
+    def want(self, keys: Iterable[int]) -> None:
+        """Have parts brought, in this order, after all that was wanted before. They must be held or pinned."""
+        for key in keys:
+            if self.ledger.is_expected(key):
+                continue
+            shard, number = shard_and_number(key)
+            self._finished.discard(shard)
+            state = self.state_of(shard)
+            if state.compression is not None:
+                self._want_all_before(state, number)
+            self.ledger.want([key])
+        self._wake()
+
+    def there(self, keys: Collection[int]) -> bool:
+        """Whether parts are all there.
+
+        Raises:
+            StorageError, ShardFormatError: one of them cannot be brought.
+        """
+        for key in keys if self._failures else ():
+            if key in self._failures:
+                raise self._failures[key]
+        return self.ledger.are_present(keys)
+
+    def hungry(self) -> bool:
+        """Whether more could be fetched at once than is wanted."""
+        return self.ledger.waiting < (1 if self._bringer is None else self._bringer.at_once)
+
+    def on_arrival(self, told: Told) -> Callable[[], None]:
+        """Have `told(shard, key)` called for each part that comes; what is returned ends that."""
+        self._told.append(told)
+        return partial(self._told.remove, told)
+
+    def finish(self, shards: Iterable[int]) -> None:
+        """Nothing of these shards will be wanted soon: they are closed when their last part is given up."""
+        for shard in shards:
+            if shard in self._shards:
+                self._finished.add(shard)
+                self._close_if_unused(shard)
+
+    # -- what is there ---------------------------------------------------------------------------------------------
+
+    def open(self, shard: int) -> OpenShard:
+        """The memory of a shard, some part of which is there."""
+        state = self._shards[shard]
+        return OpenShard(state.url, state.size_bytes, state.descriptor())
+
+    def version(self, shard: int) -> tuple[int, int]:
+        """Another value for every memory that a shard has had, and for every size of it."""
+        state = self._shards[shard]
+        return state.generation, state.size_bytes
+
+    def prefix(self, shard: int) -> tuple[int, int | None]:
+        """The end of what has come of a shard without a gap from its start on, and its size where that is known."""
+        state = self.state_of(shard)
+        while self.ledger.is_present(part_key(shard, state.prefix_parts)):
+            state.prefix_parts += 1
+        end = part_edges(state.prefix_parts, state.total_bytes)[0]
+        return end if state.total_bytes is None else min(end, state.total_bytes), state.total_bytes
+
+    def etag(self, shard: int) -> str | None:
+        """The version of a shard, as far as it is known."""
+        return self.state_of(shard).pin.etag
+
+    def take_closed(self) -> list[int]:
+        """The shards whose memory has been closed since the last call."""
+        closed, self._closed_shards = self._closed_shards, []
+        return closed
+
+    # -- work ------------------------------------------------------------------------------------------------------
+
+    def pump(self) -> None:
+        """Start all that there is room for."""
+        if self._bringer is None:
+            self._bringer = Bringer(self._storages, self._cache, self._open_local, self)
+        self.stuck = False
+        while (key := self.ledger.next_wanted()) is not None:
+            shard, number = shard_and_number(key)
+            state = self.state_of(shard)
+            start, end = part_edges(number, state.total_bytes)
+            if start >= end:
+                self.failed(state, number, DatasetIndexError("the index points behind the end", url=state.url))
+                continue
+            if not self._bringer.takes(state):
+                return
+            dropped = self.ledger.room_for(end - start, self._slot_bytes() + self._bringer.held_bytes)
+            if dropped is None:
+                self._note_stuck()
+                return
+            for other in dropped:
+                self._drop(other)
+            self.ledger.admitted(key, end - start)
+            self._bringer.bring(state, number)
+
+    async def close(self) -> None:
+        """Stop everything and let go of all memory. Twice is fine."""
+        if self._bringer is not None:
+            await self._bringer.close()
+        self.let_go()
+        await self._storages.aclose()
+
+    def let_go(self) -> None:
+        """Let go of all memory, where there is no loop any more to stop things in."""
+        while self._shards:
+            self._shards.popitem()[1].close()
+        if self._cache is not None:
+            self._cache.close()
+
+    def _note_stuck(self) -> None:
+        if self.ledger.in_flight == 0:
+            self.stuck = True
+            self._progress()
+
+    def _drop(self, key: int) -> None:
+        shard, number = shard_and_number(key)
+        state = self.state_of(shard)
+        state.give_back(*part_edges(number, state.total_bytes))
+        self.ledger.dropped(key)
+        self._close_if_unused(shard)
+
+    def _close_if_unused(self, shard: int) -> None:
+        if shard in self._finished and not self.ledger.uses(shard):
+            self._finished.discard(shard)
+            state = self._shards.pop(shard)
+            if self._bringer is not None:
+                self._bringer.forget(state)
+            state.close()
+            self._closed_shards.append(shard)
+
+    def _want_all_before(self, state: FetchedShard, number: int) -> None:
+        """Unpacking goes through all parts before this one, so these need room too."""
+        unpacking = state.unpacking
+        if unpacking is not None and (unpacking.next_number > number or unpacking.ended) and self._bringer is not None:
+            self._bringer.forget(state)  # it has been here before: once more from the start
+            state.asked_parts = 0
+        before = range(state.asked_parts, number)
+        self.ledger.want((part_key(state.number, each) for each in before), on_the_way=True)
+        state.asked_parts = max(state.asked_parts, number + 1)
+
+    # -- what the bringer says -------------------------------------------------------------------------------------
+
+    def state_of(self, shard: int) -> FetchedShard:
+        """See `BringerEvents`."""
+        state = self._shards.get(shard)
+        if state is None:
+            listed = self._listing.shards[shard]
+            size_bytes = listed.bytes if listed.bytes >= 0 else None
+            compression = compression_of(listed.url)
+            self._generations += 1
+            state = self._shards[shard] = FetchedShard(
+                shard,
+                listed.url,
+                Pin(size_bytes, listed.etag),
+                compression,
+                self._generations,
+                None if compression is not None else size_bytes,
+            )
+        return state
+
+    def has(self, state: FetchedShard, number: int) -> bool:
+        """See `BringerEvents`."""
+        return self.ledger.is_present(part_key(state.number, number))
+
+    def under_way(self, state: FetchedShard) -> set[int]:
+        """See `BringerEvents`."""
+        parts = self.ledger.parts_of(state.number)
+        return {shard_and_number(key)[1] for key in parts if not self.ledger.is_present(key)}
+
+    def arrived(self, state: FetchedShard, number: int, size_bytes: int) -> None:
+        """See `BringerEvents`."""
+        key = part_key(state.number, number)
+        if key in self.ledger.parts_of(state.number):
+            self.ledger.arrived(key, size_bytes)
+            for told in self._told:
+                told(state.number, key)
+            self._progress()
+            self._wake()
+
+    def failed(self, state: FetchedShard, number: int, error: Exception) -> None:
+        """See `BringerEvents`."""
+        key = part_key(state.number, number)
+        self._failures[key] = error
+        self.ledger.give_up(key)
+        self._progress()
+
+    def left_cache(self, state: FetchedShard) -> None:
+        """See `BringerEvents`. What is still needed of the shard comes into memory, all of it once more."""
+        self._generations += 1
+        state.generation = self._generations
+        keys = sorted(self.ledger.parts_of(state.number))
+        for key in keys:
+            self.ledger.dropped(key)
+        self.ledger.want_first(key for key in keys if self.ledger.is_needed(key))
+        self._wake()
+
+    def has_room(self) -> None:
+        """See `BringerEvents`."""
+        self._wake()
+
+    def _open_local(self, shard: int) -> int:
+        return open_listed(self._listing.shards[shard])
