@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import tempfile
@@ -10,8 +11,12 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import obstore
 import psutil
 import pytest
+from obstore.store import MemoryStore
+from servers.nginx import WebServer, serve_http
+from servers.rclone import S3Server, serve_s3
 
 _PATIENCE_S = 3.0
 
@@ -97,3 +102,32 @@ def shard_folder(tmp_path: Path) -> Path:
     folder = tmp_path / "shards"
     folder.mkdir()
     return folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def obstore_runtime() -> None:
+    """Start what obstore starts once for a process and keeps, so that no test seems to leave it behind."""
+    obstore.put(MemoryStore(), "a", b"")
+    asyncio.run(_ask_obstore())
+
+
+async def _ask_obstore() -> None:
+    await obstore.put_async(MemoryStore(), "a", b"")
+
+
+@pytest.fixture(scope="session")
+def rclone_s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """An S3 server with keys for the whole session; make a folder in its folder for a bucket."""
+    folder = tmp_path_factory.mktemp("s3") / "buckets"
+    folder.mkdir()
+    with serve_s3(folder) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def nginx(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebServer]:
+    """A web server for the whole session over an empty folder."""
+    folder = tmp_path_factory.mktemp("web") / "root"
+    folder.mkdir()
+    with serve_http(folder) as server:
+        yield server

@@ -38,6 +38,7 @@ __all__ = [
     "IndexedShard",
     "check_shard",
     "index_shards",
+    "table_path",
     "write_index",
 ]
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from io import BytesIO
 from typing import Any
 
 from streamload.dataset.table import ShardTable
@@ -44,12 +45,14 @@ class IndexedShard:
         bytes: its size.
         samples: how many samples it holds.
         mtime_ns: when it was last changed, in nanoseconds since 1970; None where that was not recorded.
+        etag: its version in the storage it was indexed in; None where that has none, or it was not recorded.
     """
 
     name: str
     bytes: int
     samples: int
     mtime_ns: int | None
+    etag: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +74,21 @@ class DatasetIndex:
         object.__setattr__(self, "_by_name", {entry.name: entry for entry in self.shards})
 
     @classmethod
-    def load(cls, folder: str | os.PathLike[str]) -> DatasetIndex:
+    def load(cls, folder: str | os.PathLike[str], read: Callable[[str], bytes] | None = None) -> DatasetIndex:
         """Read the list of shards in an index folder (tables are read by `table`).
+
+        Args:
+            folder: a path, or whatever `read` understands.
+            read: gives what a file holds whose name is that of the folder, a slash, and the file's own; the default
+                reads local files. What it raises comes through.
 
         Raises:
             DatasetIndexError: there is no index, or it is damaged or of another version.
         """
         folder = os.fspath(folder)
         path = os.path.join(folder, INDEX_FILE)
+        if read is not None:
+            return cls.from_json(read(path), folder)
         try:
             with open(path, "rb") as file:
                 content = file.read()
@@ -111,7 +121,7 @@ class DatasetIndex:
             "format": INDEX_FORMAT,
             "kind": _KIND,
             "fields": list(self.fields),
-            "shards": [asdict(entry) for entry in self.shards],
+            "shards": [_without_unknown_etag(asdict(entry)) for entry in self.shards],
         }
         return (json.dumps(document, indent=1) + "\n").encode("ascii")
 
@@ -128,15 +138,19 @@ class DatasetIndex:
             )
         return entry
 
-    def table(self, name: str) -> ShardTable:
+    def table(self, name: str, content: bytes | None = None) -> ShardTable:
         """Read the table of one shard; nothing is kept.
+
+        Args:
+            name: of the shard.
+            content: what the file at `table_path` holds; the default reads it as a local file.
 
         Raises:
             DatasetIndexError: the index does not have the shard, its table is damaged, or the two disagree.
         """
         entry = self.shard(name)
         path = table_path(self.folder, name)
-        table = table_from_npz(path, path)
+        table = table_from_npz(path if content is None else BytesIO(content), path)
         if (table.shard_bytes, len(table)) != (entry.bytes, entry.samples):
             raise DatasetIndexError(
                 f"{INDEX_FILE} has {entry.samples} samples in {entry.bytes} bytes for this shard, and its table "
@@ -146,12 +160,18 @@ class DatasetIndex:
         return table
 
 
-def check_shard(entry: IndexedShard, actual_bytes: int, url: str) -> None:
-    """Make sure that a shard still has the size that it was indexed with.
+def check_shard(entry: IndexedShard, actual_bytes: int, url: str, actual_etag: str | None = None) -> None:
+    """Make sure that a shard still has the size and, where both are known, the ETag that it was indexed with.
 
     Raises:
         DatasetIndexError: it has another.
     """
+    if None not in (entry.etag, actual_etag) and entry.etag != actual_etag:
+        raise DatasetIndexError(
+            f"the shard has the ETag {actual_etag}, and had {entry.etag} when it was indexed, so it was written anew; "
+            "make the index anew with `streamload index`",
+            url=url,
+        )
     if actual_bytes != entry.bytes:
         raise DatasetIndexError(
             f"the shard has {actual_bytes} bytes, and had {entry.bytes} when it was indexed, so it was re-packed or "
@@ -190,12 +210,20 @@ def _checked(document: Any, path: str) -> tuple[tuple[str, ...], tuple[IndexedSh
     ):
         raise DatasetIndexError("the index is damaged; make it anew with `streamload index`", url=path)
     return tuple(fields), tuple(
-        IndexedShard(shard["name"], shard["bytes"], shard["samples"], shard["mtime_ns"]) for shard in shards
+        IndexedShard(shard["name"], shard["bytes"], shard["samples"], shard["mtime_ns"], shard.get("etag"))
+        for shard in shards
     )
+
+
+def _without_unknown_etag(entry: dict[str, Any]) -> dict[str, Any]:
+    """An entry as it is written: an ETag that is not known is left out, as it was before there were any."""
+    return entry if entry["etag"] is not None else {name: value for name, value in entry.items() if name != "etag"}
 
 
 def _is_entry(shard: object) -> bool:
     if not isinstance(shard, dict) or not is_plain_name(shard.get("name")):
+        return False
+    if not isinstance(shard.get("etag"), str | None):
         return False
     counts = [shard.get("bytes"), shard.get("samples")]
     if shard.get("mtime_ns", 0) is not None:

@@ -1,7 +1,7 @@
 """What a user writes for a dataset, expanded to a flat list of urls; nothing is looked up.
 
 Braces follow bash (`{000000..000123}` keeps its zeros, `{a,b}`, nested) and `::` separates urls within one string,
-as in WebDataset. Both mean the same in a lone string, in a path and in a list of them.
+as in WebDataset; chains of fsspec stay whole. Both mean the same in a lone string, in a path and in a list of them.
 """
 
 from __future__ import annotations
@@ -20,6 +20,12 @@ MAX_URLS = 10_000_000
 """More urls than this are taken for a slip of the pen, and refused before they fill the memory."""
 
 _RUNS_A_PROGRAM = re.compile(r"\s*(?:pipe|cmd|exec|shell|sh)\s*:(?!//)|\s*\||.*\|\s*\Z", re.IGNORECASE | re.DOTALL)
+_ARCHIVES = frozenset(("zip", "tar", "libarchive"))
+"""Protocols of fsspec whose files lie in what stands behind the `::`."""
+
+_WRAPPERS = frozenset(("simplecache", "filecache", "blockcache", "cached", "dir", *_ARCHIVES))
+"""Protocols of fsspec that stand alone before a `::`."""
+
 _CHARACTER_RANGE = re.compile(r"[A-Za-z]\.\.[A-Za-z](?:\.\.-?\d+)?\Z")
 _INT_RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)(?:\.\.-?(\d+))?\Z")
 
@@ -44,7 +50,7 @@ def expand_urls(urls: Urls) -> list[str]:
     expanded: list[str] = []
     for argument, written in _strings(urls):
         _refuse_programs(argument, written)
-        for part in written.split("::"):
+        for part in _parts(written):
             if len(expanded) + _count(part) > MAX_URLS:
                 raise ValueError(
                     f"{argument} stands for more than {MAX_URLS:,} urls: {_shown(written)}; "
@@ -59,6 +65,19 @@ def expand_urls(urls: Urls) -> list[str]:
                     )
                 expanded.append(url)
     return expanded
+
+
+def _parts(written: str) -> list[str]:
+    """What `::` separates, with fsspec's chains kept whole: `simplecache::s3://b/a.tar`, `zip://a.tar::s3://b/z.zip`."""
+    parts: list[str] = []
+    chain = ""
+    for piece in written.split("::"):
+        if piece in _WRAPPERS or piece.split("://", 1)[0] in _ARCHIVES:
+            chain += f"{piece}::"
+        else:
+            parts.append(chain + piece)
+            chain = ""
+    return [*parts, chain.removesuffix("::")] if chain else parts
 
 
 def _strings(urls: object) -> list[tuple[str, str]]:

@@ -14,7 +14,7 @@ from streamload.fetch.storage_errors import changed_error, connection_error, sta
 if TYPE_CHECKING:
     import aiohttp
 
-__all__ = ["Wanted", "open_http_range", "strong_etag"]
+__all__ = ["Wanted", "covered_bytes", "open_http_range", "strong_etag"]
 
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)\Z")
 _CODE = re.compile(r"<Code>([^<]*)</Code>")
@@ -73,11 +73,14 @@ async def open_http_range(
     """
     import aiohttp
 
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=30)
     done = False
     try:
-        asked = session.get(address, headers={**(headers or {}), **_range_headers(wanted)})
+        asked = session.get(address, headers={**(headers or {}), **_range_headers(wanted)}, timeout=timeout)
         response = await asked
         try:
+            if response.status == 412:
+                raise changed_error(wanted.url, wanted.etag, await _etag_now(session, address, timeout))
             body = await _checked(response, wanted, on_close)
             done = True
         finally:
@@ -93,31 +96,44 @@ async def open_http_range(
     return body
 
 
+def covered_bytes(wanted: Wanted, content_range: str | None) -> tuple[int, int]:
+    """How many bytes an answer holds, and how many the whole object does, by the answer's Content-Range.
+
+    Raises:
+        TransientStorageError: there is none, or it is of another range than the one that was asked for.
+    """
+    found = _CONTENT_RANGE.match(content_range or "")
+    if found is None:
+        raise transient_error(wanted.url, "the server sent the whole object where a part was asked for")
+    first, last, total_bytes = (int(number) for number in found.groups())
+    end = total_bytes if wanted.end is None else min(wanted.end, total_bytes)
+    if (first, last + 1) != (wanted.start, end):
+        raise transient_error(wanted.url, "the server sent another part of the object than was asked for")
+    return end - first, total_bytes
+
+
 async def _checked(
     response: aiohttp.ClientResponse,
     wanted: Wanted,
     on_close: Callable[[], Awaitable[None]] | None,
 ) -> _HttpBody:
-    url, start, end, etag = wanted.url, wanted.start, wanted.end, wanted.etag
     if response.status not in (200, 206):
-        raise await _refusal(response, url, etag)
-    found = _CONTENT_RANGE.match(response.headers.get("Content-Range", ""))
-    if found is None:
-        raise transient_error(url, "the server sent the whole object where a part was asked for")
-    first, last, total_bytes = (int(number) for number in found.groups())
-    if (first, last + 1) != (start, total_bytes if end is None else min(end, total_bytes)):
-        raise transient_error(url, "the server sent another part of the object than was asked for")
+        raise await _refusal(response, wanted.url)
+    range_bytes, total_bytes = covered_bytes(wanted, response.headers.get("Content-Range"))
     now = response.headers.get("ETag")
-    if not same_etag(etag, now):
-        raise changed_error(url, etag, now)
-    return _HttpBody(response, url, last + 1 - first, total_bytes, on_close)
+    if not same_etag(wanted.etag, now):
+        raise changed_error(wanted.url, wanted.etag, now)
+    return _HttpBody(response, wanted.url, range_bytes, total_bytes, on_close)
 
 
-async def _refusal(response: aiohttp.ClientResponse, url: str, etag: str | None) -> StorageError:
-    if response.status == 412:
-        return changed_error(url, etag, None)
+async def _refusal(response: aiohttp.ClientResponse, url: str) -> StorageError:
     code = _CODE.search((await response.content.read(_ERROR_BYTES)).decode("utf-8", "replace"))
     return status_error(url, response.status, code[1] if code else None)
+
+
+async def _etag_now(session: aiohttp.ClientSession, address: str, timeout: aiohttp.ClientTimeout) -> str | None:
+    async with session.head(address, timeout=timeout) as response:
+        return quoted(response.headers.get("ETag")) if response.status == 200 else None
 
 
 class _HttpBody:

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from glob import escape
 from typing import NamedTuple
+from urllib.parse import quote, unquote
 
-from streamload.dataset.index import INDEX_FILE, INDEX_FOLDER, DatasetIndex, IndexedShard, check_shard
+from streamload.dataset.index import DatasetIndex, IndexedShard, check_shard
 from streamload.dataset.urls import Urls, expand_urls
-from streamload.errors import DatasetIndexError, ShardNotFoundError
-from streamload.fetch.local_storage import storage_for
-from streamload.fetch.storage import Storage, is_pattern
+from streamload.errors import DatasetIndexError, ShardNotFoundError, StorageError
+from streamload.fetch.index_lookup import IndexLookup
+from streamload.fetch.storage import UNKNOWN_BYTES, ShardInfo, Storage, is_pattern, protocol_of, without_secrets
+from streamload.fetch.storage_errors import close_matches
+from streamload.fetch.storages import Storages
 
 __all__ = ["IndexLookup", "Listing", "Shard", "find_shards", "list_shards"]
 
-_COMPRESSED = re.compile(r"\.(?:tgz|tbz2?|txz|tzst|tar\.(?:gz|bz2|xz|zst|zstd|lz4|lzma|br))\Z", re.IGNORECASE)
+_SHARD = re.compile(r"\.(?:tar|(?i:tar\.(?:gz|bz2|xz|zst|zstd)|tgz|tbz2?|txz|tzst))(?:::.*)?\Z")
+_UNKNOWN_COMPRESSION = re.compile(r"\.tar\.(?:lz4|lzma|br)\Z", re.IGNORECASE)
+_log = logging.getLogger("streamload")
+
+WEB = ("http", "https")
+"""Protocols whose storages do not list."""
 
 
 class Shard(NamedTuple):
@@ -25,10 +35,10 @@ class Shard(NamedTuple):
     Attributes:
         url: where it lies; an absolute path where it is local.
         name: the last component of the url, by which an index knows it.
-        bytes: its size.
-        mtime_ns: its time of modification in nanoseconds since the epoch.
+        bytes: its size; `UNKNOWN_BYTES` where only reading tells it.
+        mtime_ns: its time of modification in nanoseconds since the epoch; 0 where it is not known.
         folder: the url without its last component.
-        etag: the version of the object where the storage has one and the listing says it.
+        etag: its version in the storage, where it is known.
     """
 
     url: str
@@ -56,26 +66,32 @@ class Listing:
     fields: tuple[str, ...]
 
 
-def list_shards(urls: Urls, index: str | os.PathLike[str] | None = None) -> Listing:
+def list_shards(urls: Urls, index: str | os.PathLike[str] | None = None, storages: Storages | None = None) -> Listing:
     """List the shards that `urls` names, and find the indexes beside them.
 
     Braces and `::` are expanded in the order in which they are written; the matches of a glob and the shards of a
-    folder are sorted. A folder stands for the shards in its index, or for its `*.tar` where it has none.
+    folder are sorted. A folder stands for the shards in its index, or for its tar files where it has none.
+
+    A remote folder costs one request for its index, and one listing where it has none; what an index says of a remote
+    shard is taken from it, and a shard that was changed since shows when it is read. Web servers cannot list: the
+    sizes of their shards are `UNKNOWN_BYTES` where no index has them.
 
     Args:
         urls: a string or path, or a list of them: shards, patterns, folders.
         index: a folder with an index for shards that lie elsewhere: `.streamload` itself or the folder around it. It
-            is asked instead of the indexes beside the shards.
+            is asked instead of the indexes beside the shards. It may be remote.
+        storages: how remote storage is read; by default without options.
 
     Raises:
-        TypeError, ValueError: `urls` is of the wrong kind, names remote storage or a compressed shard, or names a
-            shard twice.
+        TypeError, ValueError: `urls` is of the wrong kind, names a storage or a compression that is not known, or
+            names a shard twice.
         ShardNotFoundError: a shard is missing, or a pattern or a folder stands for nothing.
         StorageError: a shard cannot be looked at.
         DatasetIndexError: an index is broken, or does not belong to its shards.
     """
-    indexes = IndexLookup(index)
-    shards = tuple(_shard(url) for url in _find(urls, indexes))
+    storages = Storages() if storages is None else storages
+    indexes = IndexLookup(index, storages)
+    shards = tuple(_shard(found) for found in _Finder(storages, indexes).find(urls))
     counts: list[int] = []
     index_of: list[str | None] = []
     used: dict[str, DatasetIndex] = {}
@@ -84,114 +100,188 @@ def list_shards(urls: Urls, index: str | os.PathLike[str] | None = None) -> List
         entry = indexes.entry_of(shard.folder, shard.name)
         index_of.append(known.folder if known is not None and entry is not None else None)
         if known is not None and entry is not None:
-            check_shard(entry, shard.bytes, shard.url)
+            if shard.bytes != UNKNOWN_BYTES:
+                check_shard(entry, shard.bytes, shard.url, shard.etag)
             counts.append(entry.samples)
             used[known.folder] = known
     fields = dict.fromkeys(name for known in used.values() for name in known.fields)
     return Listing(shards, tuple(counts) if len(counts) == len(shards) else None, tuple(index_of), tuple(fields))
 
 
-def find_shards(urls: Urls) -> list[str]:
-    """The shards that `urls` names, by what lies there alone: no index is read, a folder stands for its `*.tar`.
+def find_shards(urls: Urls, storages: Storages | None = None) -> list[str]:
+    """The shards that `urls` names, by what lies there alone: no index is read, a folder stands for its tar files.
 
     Raises:
         TypeError, ValueError, ShardNotFoundError, StorageError: as `list_shards`, except that a shard that is named
             without a pattern is not looked for.
     """
-    return _find(urls, None)
+    return _Finder(Storages() if storages is None else storages, None).names(urls)
 
 
-def _find(urls: Urls, indexes: IndexLookup | None) -> list[str]:
-    found: list[str] = []
-    for url in expand_urls(urls):
-        found += _resolve(url, indexes)
-    _refuse_repetitions(found)
-    return found
+class _Finder:
+    """From names to shards, with few requests: an index or one listing for each remote folder, none for each shard."""
 
+    def __init__(self, storages: Storages, indexes: IndexLookup | None) -> None:
+        self._storages = storages
+        self._indexes = indexes
 
-class IndexLookup:
-    """The indexes of the folders that shards lie in, each read once."""
+    def find(self, urls: Urls) -> list[ShardInfo]:
+        """What is known of the shards that `urls` names, in order; see `find_shards` for the errors."""
+        found: list[ShardInfo | str] = []
+        for url in expand_urls(urls):
+            found += self._resolve(url)
+        _refuse_repetitions([url if isinstance(url, str) else url.url for url in found])
+        named = self._look_up([url for url in found if isinstance(url, str)])
+        return [named[url] if isinstance(url, str) else self._looked_at(url) for url in found]
 
-    def __init__(self, elsewhere: str | os.PathLike[str] | None = None) -> None:
-        """Prepare to look beside the shards, or read the one index that lies elsewhere.
+    def names(self, urls: Urls) -> list[str]:
+        """The urls of the shards alone; those that are named are not looked at."""
+        found = [match for url in expand_urls(urls) for match in self._resolve(url)]
+        names = [url if isinstance(url, str) else url.url for url in found]
+        _refuse_repetitions(names)
+        return names
 
-        Raises:
-            DatasetIndexError: there is none where `elsewhere` says, or it is broken.
-        """
-        self._by_folder: dict[str, DatasetIndex | None] = {}
-        self._entries: dict[str, dict[str, IndexedShard]] = {}
-        self._elsewhere = None if elsewhere is None else _index_elsewhere(os.fspath(elsewhere))
+    def _looked_at(self, found: ShardInfo) -> ShardInfo:
+        """A match; `info` says what is wrong with a local one that has no size."""
+        if found.bytes == UNKNOWN_BYTES and self._storages.is_local(found.url):
+            return self._storages.for_url(found.url).info(found.url)
+        return found
 
-    def of_folder(self, folder: str) -> DatasetIndex | None:
-        """The index for the shards in a folder, or None. Raises DatasetIndexError where it is broken."""
-        if self._elsewhere is not None:
-            return self._elsewhere
-        if folder not in self._by_folder:
-            holds_one = os.path.exists(os.path.join(folder, INDEX_FOLDER, INDEX_FILE))
-            self._by_folder[folder] = DatasetIndex.load(os.path.join(folder, INDEX_FOLDER)) if holds_one else None
-        return self._by_folder[folder]
+    def _resolve(self, url: str) -> Sequence[ShardInfo | str]:
+        """The shards that one expanded url stands for; those that are named are looked at later, together."""
+        storage = self._storages.for_url(url)
+        url = storage.absolute(url)
+        _refuse_compressed(url)
+        local = self._storages.is_local(url)
+        if local and storage.is_folder(url):
+            return self._in_local_folder(storage, url.rstrip("/"))
+        if is_pattern(url):
+            matches = storage.list(url)
+            if not matches:
+                raise ShardNotFoundError("no file matches this pattern; check the path and the pattern", url=url)
+            for match in matches:
+                _refuse_compressed(match.url)
+            return matches
+        if not local and not is_shard_name(shard_name(url)):
+            return self._in_remote_folder(storage, url.rstrip("/"))
+        return [url]
 
-    def entry_of(self, folder: str, name: str) -> IndexedShard | None:
-        """What the index for a folder says of one shard, or None. Raises DatasetIndexError where it is broken."""
-        index = self.of_folder(folder)
-        if index is None:
-            return None
-        if index.folder not in self._entries:
-            self._entries[index.folder] = {entry.name: entry for entry in index.shards}
-        return self._entries[index.folder].get(name)
+    def _in_local_folder(self, storage: Storage, folder: str) -> Sequence[ShardInfo | str]:
+        tars = _shards_in(storage, folder)
+        known = self._indexes.of_folder(folder) if self._indexes is not None else None
+        if known is not None:
+            named = sorted(shard.name for shard in known.shards)
+            forgotten = sorted({os.path.basename(tar.url) for tar in tars}.difference(named))
+            if forgotten:
+                raise DatasetIndexError(
+                    f"the folder holds {len(forgotten)} shards that its index does not know, from {forgotten[0]!r} on; "
+                    f"add them with `streamload index {folder}`, or name the shards with a pattern",
+                    url=folder,
+                )
+            return [f"{folder}/{name}" for name in named]
+        if not tars:
+            raise ShardNotFoundError(f"this folder holds no index and no *.tar; {_advice(storage, folder)}", url=folder)
+        return tars
 
-
-def _index_elsewhere(index: str) -> DatasetIndex:
-    storage_for(index)
-    for folder in (index, os.path.join(index, INDEX_FOLDER)):
-        if os.path.exists(os.path.join(folder, INDEX_FILE)):
-            return DatasetIndex.load(folder)
-    raise DatasetIndexError(
-        f"index={index!r} holds no index.json; write one there with `streamload index SHARDS --output {index}`"
-    )
-
-
-def _resolve(url: str, indexes: IndexLookup | None) -> list[str]:
-    """The shards that one expanded url stands for."""
-    storage = storage_for(url)
-    url = storage.absolute(url)
-    _refuse_compressed(url)
-    if storage.is_folder(url):
-        return _in_folder(storage, url.rstrip("/"), indexes)
-    if is_pattern(url):
-        matches = [match.url for match in storage.list(url)]
-        if not matches:
-            raise ShardNotFoundError("no file matches this pattern; check the path and the pattern", url=url)
-        for match in matches:
-            _refuse_compressed(match)
-        return matches
-    return [url]
-
-
-def _in_folder(storage: Storage, folder: str, indexes: IndexLookup | None) -> list[str]:
-    tars = [tar.url for tar in storage.list(f"{escape(folder)}/*.tar")]
-    known = indexes.of_folder(folder) if indexes is not None else None
-    if known is not None:
-        named = sorted(shard.name for shard in known.shards)
-        forgotten = sorted({os.path.basename(tar) for tar in tars}.difference(named))
-        if forgotten:
-            raise DatasetIndexError(
-                f"the folder holds {len(forgotten)} shards that its index does not know, from {forgotten[0]!r} on; add "
-                f"them with `streamload index {folder}`, or name the shards with a pattern",
-                url=folder,
+    def _in_remote_folder(self, storage: Storage, folder: str) -> Sequence[ShardInfo]:
+        known = self._indexes.of_folder(folder) if self._indexes is not None else None
+        if known is not None:
+            web = protocol_of(folder) in WEB
+            return [
+                _indexed(f"{folder}/{quote(entry.name) if web else entry.name}", entry)
+                for entry in sorted(known.shards, key=lambda entry: entry.name)
+            ]
+        if protocol_of(folder) in WEB:
+            raise ShardNotFoundError(
+                "this address holds no index, and a web server does not list its files; name the shards, with braces: "
+                "train-{000000..000099}.tar",
+                url=without_secrets(folder),
             )
-        return [f"{folder}/{name}" for name in named]
-    if not tars:
-        raise ShardNotFoundError(f"this folder holds no index and no *.tar; {_advice(storage, folder)}", url=folder)
-    return tars
+        tars = _shards_in(storage, folder)
+        if tars:
+            return tars
+        try:
+            return [storage.info(folder)]  # a shard with another ending
+        except ShardNotFoundError as exc:
+            raise ShardNotFoundError(
+                f"there is no shard of this name, and as a folder it holds no index and no *.tar ({exc.message})",
+                url=without_secrets(folder),
+            ) from None
+
+    def _look_up(self, urls: Sequence[str]) -> dict[str, ShardInfo]:
+        """What is known of shards that are named one by one."""
+        found: dict[str, ShardInfo] = {}
+        by_folder: dict[str, list[str]] = {}
+        for url in urls:
+            if self._storages.is_local(url):
+                found[url] = self._storages.for_url(url).info(url)
+                continue
+            folder, name = folder_and_name(url)
+            entry = self._indexes.entry_of(folder, name) if self._indexes is not None else None
+            if entry is not None:
+                found[url] = _indexed(url, entry)
+            else:
+                by_folder.setdefault(folder, []).append(url)
+        for folder, named in by_folder.items():
+            found |= self._look_up_in(folder, named)
+        return found
+
+    def _look_up_in(self, folder: str, urls: Sequence[str]) -> dict[str, ShardInfo]:
+        """The same for shards of one remote folder without an index, from one listing where there can be one."""
+        if protocol_of(folder) in WEB:
+            return {url: ShardInfo(url, UNKNOWN_BYTES, 0) for url in urls}
+        storage = self._storages.for_url(urls[0])
+        if len(urls) == 1:
+            return {urls[0]: storage.info(urls[0])}
+        try:
+            listed = {info.url: info for info in storage.list(f"{escape(folder)}/*")}
+        except StorageError as exc:
+            if type(exc) is not StorageError:
+                raise
+            _log.warning("the sizes of the shards are not known before they are read: %s", exc)
+            return {url: ShardInfo(url, UNKNOWN_BYTES, 0) for url in urls}
+        found = {}
+        for url in urls:
+            if url in listed:
+                found[url] = listed[url]
+            elif shard_name(url).startswith("."):  # which listings leave out
+                found[url] = storage.info(url)
+            else:
+                advice = close_matches(shard_name(url), map(shard_name, listed), folder)
+                raise ShardNotFoundError(f"no such shard: {advice}", url=without_secrets(url))
+        return found
+
+
+def folder_and_name(url: str) -> tuple[str, str]:
+    """A shard's url without its last component, and that component as an index knows it."""
+    folder = url.split("?", 1)[0] if protocol_of(url) in WEB else url
+    chain = folder.split("::")
+    first = next((number for number, part in enumerate(chain) if "://" in part), 0)
+    chain[first], _, name = chain[first].rpartition("/")
+    return "::".join(chain) or "/", unquote(name) if protocol_of(url) in WEB else name
+
+
+def shard_name(url: str) -> str:
+    """The last component of a shard's url."""
+    return folder_and_name(url)[1]
+
+
+def is_shard_name(name: str) -> bool:
+    """Whether a name ends as a tar archive's does, compressed or not."""
+    return _SHARD.search(name) is not None
+
+
+def _shards_in(storage: Storage, folder: str) -> Sequence[ShardInfo]:
+    return [found for found in storage.list(f"{escape(folder)}/*") if is_shard_name(found.url)]
+
+
+def _indexed(url: str, entry: IndexedShard) -> ShardInfo:
+    return ShardInfo(url, entry.bytes, entry.mtime_ns or 0, entry.etag)
 
 
 def _advice(storage: Storage, folder: str) -> str:
-    packed = [match.url for match in storage.list(f"{escape(folder)}/*") if _COMPRESSED.search(match.url)]
-    if packed:
-        return f"compressed shards such as {os.path.basename(packed[0])!r} are not supported yet; decompress them"
     inside = [match.url for match in storage.list(f"{escape(folder)}/*", folders=True)]
-    with_shards = [match for match in inside if storage.list(f"{escape(match)}/*.tar")]
+    with_shards = [match for match in inside if _shards_in(storage, match)]
     if with_shards:
         return f"folders in it do: name one of them, such as {with_shards[0]!r}"
     if inside:
@@ -200,12 +290,15 @@ def _advice(storage: Storage, folder: str) -> str:
 
 
 def _refuse_compressed(url: str) -> None:
-    if _COMPRESSED.search(url):
-        raise ValueError(f"urls names {url!r}, but compressed shards are not supported yet; decompress them")
+    if _UNKNOWN_COMPRESSION.search(url):
+        raise ValueError(
+            f"urls names {without_secrets(url)!r}, but shards compressed this way are not supported; decompress them, "
+            "or use gz, zst, xz or bz2"
+        )
 
 
 def _refuse_repetitions(found: list[str]) -> None:
-    plain = [os.path.normpath(url) for url in found]
+    plain = [os.path.normpath(url) if url.startswith("/") else url for url in found]
     if len(set(plain)) == len(plain):
         return
     seen: set[str] = set()
@@ -218,7 +311,6 @@ def _refuse_repetitions(found: list[str]) -> None:
         seen.add(path)
 
 
-def _shard(url: str) -> Shard:
-    found = storage_for(url).info(url)
-    folder, _, name = found.url.rpartition("/")
-    return Shard(found.url, name, found.bytes, found.mtime_ns, folder or "/", found.etag)
+def _shard(found: ShardInfo) -> Shard:
+    folder, name = folder_and_name(found.url)
+    return Shard(found.url, name, found.bytes, found.mtime_ns, folder, found.etag)

@@ -156,8 +156,7 @@ class ObjectStorage:
         else:
             address = await obstore.sign_async(self._store(place), "GET", place.key, _SIGNED_FOR)
         verified = not self._config.client.get("allow_invalid_certificates")
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=30)
-        session = aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(ssl=verified))
+        session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=verified))
         return await open_http_range(session, address, wanted, on_close=session.close)
 
     async def _etag_now(self, place: ObjectPlace) -> str | None:
@@ -188,7 +187,9 @@ class ObjectStorage:
             return
 
     async def aclose(self) -> None:
-        """Nothing belongs to a loop: obstore's connections close with it."""
+        """Drop the stores, and their connections with them."""
+        with self._lock:
+            self._stores.clear()
 
     # -- listing
 

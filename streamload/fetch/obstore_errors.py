@@ -16,6 +16,7 @@ _TOO_SHORT = "Wanted range starting at"
 _NOT_PARTIAL = ("non-partial response", "RangeNotSupported")
 _WRONG_RANGE = re.compile(r"Requested \d+\.\.\d+, got \d+\.\.\d+|Content-Range|UnexpectedRange")
 _BROKEN = re.compile(r"kind: (?:Timeout|Interrupted|Request|Decode|Unknown)|body error|TimedOut|IncompleteMessage")
+_ASKS_THE_CLOUD = re.compile(r"//169\.254\.169\.254|//metadata\.google\.internal|//metadata/computeMetadata")
 _BY_CLASS = {"PreconditionError": 412, "PermissionDeniedError": 403, "UnauthenticatedError": 401}
 
 
@@ -28,6 +29,12 @@ def storage_error(url: str, exc: Exception) -> StorageError:
     """The error to raise for what obstore raised; its text is left out, since it may hold keys and tokens."""
     text = str(exc)
     code = found[1] if (found := _CODE.search(text)) else None
+    if _ASKS_THE_CLOUD.search(text):
+        return StorageError(
+            "no credentials were found: neither in storage_options, nor in the environment, nor from this machine's "
+            "cloud; give them, or `anon=True` for a public bucket",
+            url=without_secrets(url),
+        )
     if found := _STATUS.search(text):
         return status_error(url, int(found[1]), code)
     if "BareRedirect" in text or "redirect without LOCATION" in text:

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import Sequence
+from urllib.parse import quote
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streamload.dataset.growing_table import GrowingTable
-from streamload.dataset.index import DatasetIndex
+from streamload.dataset.index import INDEX_FILE, DatasetIndex, table_path
 from streamload.dataset.prefix_scan import ScannedPiece
 from streamload.dataset.scan_cache import ScanCache
 from streamload.dataset.table import ShardTable
 from streamload.dataset.tar import BLOCK_BYTES
-from streamload.fetch.listing import Listing
+from streamload.errors import DatasetIndexError, ShardNotFoundError, TransientStorageError
+from streamload.fetch.index_lookup import MOST_INDEX_BYTES
+from streamload.fetch.listing import WEB, Listing
+from streamload.fetch.storage import UNKNOWN_BYTES, protocol_of
+from streamload.fetch.storages import Storages
 from streamload.order.plan import ShardCounts
 
 __all__ = ["Tables"]
 
 _MEMORY_BYTES = 256 << 20
+_PAUSES_S = (0.2, 0.8)
 
 
 class Tables:
@@ -29,14 +36,16 @@ class Tables:
         listing: the shards, and which index knows them.
         cache: where scans are kept from run to run.
         strict: how shards are scanned; part of what a kept scan is known by.
+        storages: how indexes that lie remotely are read.
 
     Attributes:
         counts: the samples of each shard, as far as they are known; grows as tables come in.
         skipped: how many members were passed over, by reason, in the shards scanned so far.
     """
 
-    def __init__(self, listing: Listing, cache: ScanCache, *, strict: bool) -> None:
+    def __init__(self, listing: Listing, cache: ScanCache, *, strict: bool, storages: Storages | None = None) -> None:
         self._listing = listing
+        self._storages = Storages() if storages is None else storages
         self._cache = cache
         self._strict = strict
         self._indexes: dict[str, DatasetIndex] = {}
@@ -61,21 +70,45 @@ class Tables:
         if table is not None:
             self._tables.move_to_end(shard)
             return table
-        listed, folder = self._listing.shards[shard], self._listing.index_of[shard]
-        if folder is not None:
-            table = self._index(folder).table(listed.name)
+        folder = self._listing.index_of[shard]
+        if folder is None:
+            table = self._from_cache(shard)
+        elif self._storages.is_local(folder):
+            table = self._index(folder).table(self._listing.shards[shard].name)
         else:
-            shard_bytes, etag = self._versions.get(shard, (listed.bytes, listed.etag))
-            table = self._cache.load(listed.url, shard_bytes, listed.mtime_ns, self._strict, etag=etag)
+            table = self._table(shard, folder, self._read(self._table_url(shard, folder)))
         if table is not None:
             self._keep(shard, table)
+        return table
+
+    def is_remote(self, shard: int) -> bool:
+        """Whether `find` would have to wait for a remote storage; then `load` does the same without blocking."""
+        folder = self._listing.index_of[shard]
+        return shard not in self._tables and folder is not None and not self._storages.is_local(folder)
+
+    async def load(self, shard: int) -> ShardTable | None:
+        """`find`, on the running loop: two requests for the first table of a remote index, and one for each other.
+
+        Raises:
+            DatasetIndexError: the index is damaged or does not belong to the shard.
+            StorageError: the index cannot be read.
+        """
+        folder = self._listing.index_of[shard]
+        if folder is None or not self.is_remote(shard):
+            return self.find(shard)
+        if folder not in self._indexes:
+            content = await self._read_async(f"{folder}/{INDEX_FILE}")
+            self._indexes.setdefault(folder, DatasetIndex.from_json(content, folder))
+        table = self._table(shard, folder, await self._read_async(self._table_url(shard, folder)))
+        self._keep(shard, table)
         return table
 
     def add(self, shard: int, table: ShardTable) -> None:
         """Take in what a scan has found."""
         listed = self._listing.shards[shard]
         shard_bytes, etag = self._versions.get(shard, (listed.bytes, listed.etag))
-        self._cache.store(listed.url, shard_bytes, listed.mtime_ns, self._strict, table, etag=etag)
+        if shard_bytes != UNKNOWN_BYTES:
+            self._cache.store(listed.url, shard_bytes, listed.mtime_ns, self._strict, table, etag=etag)
         self._keep(shard, table)
 
     def add_piece(self, shard: int, piece: ScannedPiece) -> None:
@@ -124,8 +157,43 @@ class Tables:
 
     def _index(self, folder: str) -> DatasetIndex:
         if folder not in self._indexes:
-            self._indexes[folder] = DatasetIndex.load(folder)
+            self._indexes[folder] = DatasetIndex.load(folder, None if self._storages.is_local(folder) else self._read)
         return self._indexes[folder]
+
+    def _from_cache(self, shard: int) -> ShardTable | None:
+        listed = self._listing.shards[shard]
+        shard_bytes, etag = self._versions.get(shard, (listed.bytes, listed.etag))
+        if shard_bytes == UNKNOWN_BYTES:
+            return None
+        return self._cache.load(listed.url, shard_bytes, listed.mtime_ns, self._strict, etag=etag)
+
+    def _table_url(self, shard: int, folder: str) -> str:
+        name = self._listing.shards[shard].name
+        return table_path(folder, quote(name) if protocol_of(folder) in WEB else name)
+
+    def _table(self, shard: int, folder: str, content: bytes) -> ShardTable:
+        return self._index(folder).table(self._listing.shards[shard].name, content)
+
+    def _read(self, url: str) -> bytes:
+        try:
+            return self._storages.for_url(url).read_bytes(url, most_bytes=MOST_INDEX_BYTES)
+        except ShardNotFoundError as exc:
+            raise _no_file(url) from exc
+
+    async def _read_async(self, url: str) -> bytes:
+        for pause_s in _PAUSES_S:
+            try:
+                return await self._read_once(url)
+            except TransientStorageError:
+                await asyncio.sleep(pause_s)
+        return await self._read_once(url)
+
+    async def _read_once(self, url: str) -> bytes:
+        try:
+            body = await self._storages.for_url(url).open_range(url, 0, None, etag=None)
+        except ShardNotFoundError as exc:
+            raise _no_file(url) from exc
+        return b"".join([bytes(chunk) async for chunk in body.chunks()])
 
     def _keep(self, shard: int, table: ShardTable) -> None:
         if self.counts.values[shard] < 0:
@@ -144,6 +212,10 @@ class Tables:
                 return
             self._indexed_bytes -= _size_bytes(self._tables.pop(oldest))
             self._columns.pop(oldest, None)
+
+
+def _no_file(url: str) -> DatasetIndexError:
+    return DatasetIndexError("the index has no such file; make it anew with `streamload index`", url=url)
 
 
 def _size_bytes(table: ShardTable) -> int:

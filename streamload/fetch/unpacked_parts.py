@@ -83,7 +83,7 @@ class UnpackedParts:
 
     async def _write(self, offset: int, piece: bytes) -> None:
         view = memoryview(piece)
-        while len(view):
+        while view:
             number, within = divmod(offset, PART_BYTES)
             self.next_number = number
             count = min(len(view), PART_BYTES - within)

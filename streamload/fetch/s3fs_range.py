@@ -1,0 +1,72 @@
+"""A range of an object by s3fs, streamed and checked, which its own `cat_file` does not do."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from operator import methodcaller
+from typing import Any
+
+from streamload.errors import StorageError
+from streamload.fetch.filesystem_errors import TellsErrors
+from streamload.fetch.http_range import Wanted, covered_bytes, strong_etag
+from streamload.fetch.storage import RangeBody, quoted, same_etag
+from streamload.fetch.storage_errors import changed_error, transient_error
+
+__all__ = ["open_s3fs_range"]
+
+_CHUNK_BYTES = 256 << 10
+
+
+async def open_s3fs_range(fs: Any, path: str, wanted: Wanted) -> RangeBody:
+    """Ask for a range; see `Storage.open_range`.
+
+    Args:
+        fs: an asynchronous `S3FileSystem` of the running loop.
+        path: the bucket and the key.
+        wanted: the range.
+    """
+    bucket, key, version = fs.split_path(path)
+    last = "" if wanted.end is None else wanted.end - 1
+    options = {"VersionId": version} if version else {}
+    if (strong := strong_etag(wanted.etag)) is not None:
+        options["IfMatch"] = strong
+    options |= {"Bucket": bucket, "Key": key, "Range": f"bytes={wanted.start}-{last}"}
+    with TellsErrors(wanted.url):
+        answer = await methodcaller("_call_s3", "get_object", **options)(fs)
+    body = answer["Body"]
+    try:
+        now = quoted(answer.get("ETag"))
+        if not same_etag(wanted.etag, now):
+            raise changed_error(wanted.url, wanted.etag, now)
+        range_bytes, total_bytes = covered_bytes(wanted, answer.get("ContentRange"))
+    except StorageError:
+        body.close()
+        raise
+    return _S3Body(wanted.url, body, range_bytes, total_bytes, now)
+
+
+class _S3Body:
+    def __init__(self, url: str, body: Any, range_bytes: int, total_bytes: int, etag: str | None) -> None:
+        self.total_bytes = total_bytes
+        self.etag = etag
+        self._url = url
+        self._body = body
+        self._range_bytes = range_bytes
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        left = self._range_bytes
+        try:
+            while left > 0:
+                with TellsErrors(self._url):
+                    chunk = await self._body.read(min(left, _CHUNK_BYTES))
+                if not chunk:
+                    break
+                left -= len(chunk)
+                yield chunk
+        finally:
+            await self.aclose()
+        if left:
+            raise transient_error(self._url, f"the answer ended {left:,} bytes early")
+
+    async def aclose(self) -> None:
+        self._body.close()
