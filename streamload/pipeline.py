@@ -21,6 +21,7 @@ from streamload.decode.dealing import Dealer, EpochStart, Learned, PipelineSetti
 from streamload.decode.pool import Pool
 from streamload.decode.scans import Scans
 from streamload.decode.tasks import PieceDone, RowFailure, RowsDone
+from streamload.fetch.near import Near
 from streamload.fetch.tables import Tables
 from streamload.memory.slots import Slots
 from streamload.statistics import FeederTotals
@@ -89,6 +90,7 @@ class Epoch:
         learned: from earlier epochs, for later ones.
         totals: what is added up.
         before: the batcher of the epoch before, whose batches count as under way too.
+        near: brings what has to be fetched; None where everything is here.
 
     Attributes:
         start: which epoch this is.
@@ -107,6 +109,7 @@ class Epoch:
         learned: Learned,
         totals: FeederTotals,
         before: RowBatcher | None = None,
+        near: Near | None = None,
     ) -> None:
         self.start = start
         self.batcher = RowBatcher(in_order=settings.in_order, before=before)
@@ -125,6 +128,7 @@ class Epoch:
             slots=slots,
             batcher=self.batcher,
             learned=learned,
+            near=near,
         )
 
     @property
@@ -171,13 +175,18 @@ class Epoch:
 
     def take_ready(self) -> tuple[list[ReadyBatch], int]:
         """The batches that are ready, in order, and how many the trainer may take before it tells of it."""
-        ready = [self._ready(batch) for batch in self.batcher.take_complete()]
+        complete = self.batcher.take_complete()
+        for batch in complete:
+            self._dealer.done(batch)
+        ready = [self._ready(batch) for batch in complete]
         return ready, min(max(1, self._dealer.outstanding // _MESSAGES_PER_WINDOW), _MOST_UNTOLD)
 
     def abandon(self) -> None:
         """Nobody wants what has not been given out. Its slots are not used again: tasks may still write there."""
         for batch in self.batcher.take_all():
+            self._dealer.done(batch)
             self._slots.discard(batch.slot)
+        self._dealer.close()
 
     def _note_layout(self, part: PieceDone) -> None:
         learned = self._learned

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import deque
 from dataclasses import dataclass
-from time import perf_counter
 
 from streamload.batch.batcher import Batcher, OpenBatch
-from streamload.decode.planned import PlannedRows, locate
+from streamload.decode.planned import PlannedRows
 from streamload.decode.pool import Pool
+from streamload.decode.rows_ahead import RowsAhead
 from streamload.decode.scans import Scans
-from streamload.decode.task_size import MAX_RUN_ROWS, TaskSize, task_size
+from streamload.decode.task_size import TaskSize, task_size
 from streamload.decode.tasks import Piece, PieceDone, RowsDone, RowTask, ScanTask
+from streamload.fetch.near import Near
 from streamload.fetch.tables import Tables
 from streamload.memory.slots import Slots
 from streamload.order.plan import OrderOptions, RankPlan, shards_in_order
 
 __all__ = ["Dealer", "EpochStart", "Learned", "PipelineSettings", "RowBatch", "RowBatcher"]
-
-_FIRST_ROWS = 1024
-_SCANS_AHEAD = 4
 
 Source = tuple[PlannedRows, int]
 """A batch's rows: the block, and which of its batches."""
@@ -97,9 +94,7 @@ class Dealer:
         slots: where batches are written.
         batcher: bounds how many batches are under way.
         learned: from earlier epochs and tasks.
-
-    Attributes:
-        exhausted: every batch has been opened.
+        near: brings what has to be fetched; None where everything is here.
     """
 
     def __init__(
@@ -113,26 +108,34 @@ class Dealer:
         slots: Slots,
         batcher: RowBatcher,
         learned: Learned,
+        near: Near | None = None,
     ) -> None:
         self._settings = settings
         self._number = start.epoch
-        self._tables = tables
         self._scans = scans
         self._pool = pool
         self._slots = slots
         self._batcher = batcher
         self._learned = learned
         order = settings.order
-        self._plan = RankPlan(order, tables.counts, start.epoch, start.rank, start.world_size, start=start.position)
-        self._scan_order = iter(shards_in_order(order, len(tables.counts), start.epoch).tolist())
-        self._planned: PlannedRows | None = None
-        self._next_batch = 0
-        self._finished_shards: list[int] = []
+        self._ahead = RowsAhead(
+            RankPlan(order, tables.counts, start.epoch, start.rank, start.world_size, start=start.position),
+            shards_in_order(order, len(tables.counts), start.epoch).tolist(),
+            settings.fields,
+            verify=settings.verify,
+            tables=tables,
+            scans=scans,
+            pool=pool,
+            near=near,
+        )
         self._dealing: tuple[RowBatch, int] | None = None
         self._again: deque[RowBatch] = deque()
         self._waits_for_first_row = False
-        self.exhausted = False
-        self._plan_s = 0.0
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether every batch has been opened."""
+        return self._ahead.exhausted
 
     def next_task(self) -> RowTask | ScanTask | None:
         """What to do next; None where nothing can be dealt out now."""
@@ -179,7 +182,7 @@ class Dealer:
         if self._batcher.outstanding + size.run > size.outstanding:
             return None
         batches: list[RowBatch] = []
-        while len(batches) < size.run and (not batches or self._planned is not None):
+        while len(batches) < size.run and (not batches or self._ahead.in_block):
             batch = self._open_batch()
             if batch is None:
                 break
@@ -215,38 +218,198 @@ class Dealer:
         )
 
     def _open_batch(self) -> RowBatch | None:
-        if self._planned is None and not self._plan_more():
+        source = self._ahead.take()
+        if source is None:
+            if self._batcher.empty:
+                self._ahead.refuse_if_stuck()
             return None
-        planned, number = self._planned, self._next_batch
-        assert planned is not None
+        planned, number = source
         start, end = planned.edges(number)
-        self._next_batch += 1
-        if self._next_batch == planned.batches:
-            self._planned = None
         slot = self._slots.take(self._learned.size_bytes)
-        return self._batcher.open(end - start, (planned, number), slot, int(planned.block.ends[number]))
+        return self._batcher.open(end - start, source, slot, int(planned.block.ends[number]))
 
-    def _plan_more(self) -> bool:
-        """Plan and locate the next block of rows; False where counts are missing, or at the end."""
-        if self.exhausted:
-            return False
-        started = perf_counter()
-        while missing := self._plan.missing(2 * self._pool.capacity):
-            self._scans.ask_for(missing)
-            if all(self._tables.counts.values[shard] < 0 for shard in missing):
-                return False
-        self._pool.forget_shards(self._finished_shards)
-        block = self._plan.take(MAX_RUN_ROWS if self._batcher.outstanding else _FIRST_ROWS)
-        self._finished_shards = self._plan.finished()
-        if block is None:
-            self.exhausted = True
-            return False
-        self._planned = locate(block, self._tables, self._settings.fields, verify=self._settings.verify)
-        self._next_batch = 0
-        if not self._tables.counts.complete:  # so that they are known before they are missed
-            self._scans.ask_for(itertools.islice(self._scan_order, _SCANS_AHEAD))
-        self._plan_s += perf_counter() - started
-        return True
+    def _task(self, batches: list[tuple[RowBatch, int, int]], *, whole: bool) -> RowTask:
+        """A task for rows of consecutive batches of one block."""
+        first, first_row, _ = batches[0]
+        last, _, last_row = batches[-1]
+        planned = first.source[0]
+        start = planned.edges(first.source[1])[0] + first_row
+        end = planned.edges(last.source[1])[0] + last_row
+        return RowTask(
+            number=next(self._scans.numbers),
+            epoch=self._number,
+            table=planned.table.rows(start, end),
+            keys=None if planned.keys is None else planned.keys[start:end],
+            pieces=tuple(Piece(batch.number, batch.slot, a, b - a) for batch, a, b in batches),
+            capacity=self._settings.order.batch_size,
+            whole=whole,
+        )
+
+    def take_plan_s(self) -> float:
+        """Seconds spent on planning and locating since the last call."""
+        plan_s, self._ahead.plan_s = self._ahead.plan_s, 0.0
+        return plan_s
+
+    def done(self, batch: RowBatch) -> None:
+        """A batch is complete, or is not wanted any more."""
+        self._ahead.done(batch.source)
+
+    def close(self) -> None:
+        """No more batches are wanted."""
+        self._ahead.close()
+
+    def measure(self, done: RowsDone) -> None:
+        """Take in the time of a finished task."""
+        seconds = done.seconds
+        row_s = (seconds.decode + seconds.transform + seconds.collate) / max(1, done.rows)
+        self.row_s = row_s if self.row_s is None else 0.7 * self.row_s + 0.3 * row_s
+
+
+class Dealer:
+    """Deals out one epoch of one rank.
+
+    Args:
+        settings: the loader's.
+        start: which epoch, from where, for whom.
+        tables: where samples lie.
+        scans: what has to be scanned before it can be planned.
+        pool: who does the work; asked only how much it takes, and told which shards are finished.
+        slots: where batches are written.
+        batcher: bounds how many batches are under way.
+        learned: from earlier epochs and tasks.
+        near: brings what has to be fetched; None where everything is here.
+    """
+
+    def __init__(
+        self,
+        settings: PipelineSettings,
+        start: EpochStart,
+        *,
+        tables: Tables,
+        scans: Scans,
+        pool: Pool,
+        slots: Slots,
+        batcher: RowBatcher,
+        learned: Learned,
+        near: Near | None = None,
+    ) -> None:
+        self._settings = settings
+        self._number = start.epoch
+        self._scans = scans
+        self._pool = pool
+        self._slots = slots
+        self._batcher = batcher
+        self._learned = learned
+        order = settings.order
+        self._ahead = RowsAhead(
+            RankPlan(order, tables.counts, start.epoch, start.rank, start.world_size, start=start.position),
+            shards_in_order(order, len(tables.counts), start.epoch).tolist(),
+            settings.fields,
+            verify=settings.verify,
+            tables=tables,
+            scans=scans,
+            pool=pool,
+            near=near,
+        )
+        self._dealing: tuple[RowBatch, int] | None = None
+        self._again: deque[RowBatch] = deque()
+        self._waits_for_first_row = False
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether every batch has been opened."""
+        return self._ahead.exhausted
+
+    def next_task(self) -> RowTask | ScanTask | None:
+        """What to do next; None where nothing can be dealt out now."""
+        return self._scans.next_task() or self._rows_task() or self._scans.next_task()
+
+    def _rows_task(self) -> RowTask | None:
+        if self._again:
+            return self._task([(batch, 0, batch.rows) for batch in [self._again.popleft()]], whole=True)
+        if self._whole:
+            return self._whole_batches()
+        if self._learned.layout is None:
+            return self._first_rows()
+        return self._rows()
+
+    @property
+    def _whole(self) -> bool:
+        return self._settings.whole_batches or self._learned.irregular
+
+    def _first_rows(self) -> RowTask | None:
+        """A single row, from which the layout of all is learned; nothing else is dealt out meanwhile."""
+        if self._waits_for_first_row:
+            return None
+        task = self._part_of_batch(rows=1)
+        self._waits_for_first_row = task is not None
+        return task
+
+    def _rows(self) -> RowTask | None:
+        """A part of a slow batch, or a run of fast ones."""
+        size = self._size()
+        if size.parts > 1 or self._dealing is not None:
+            return self._part_of_batch(-(-self._settings.order.batch_size // size.parts))
+        return self._run(whole=False)
+
+    def _whole_batches(self) -> RowTask | None:
+        if self._dealing is not None:  # dealt out in part when another batch turned out not to fit
+            self.make_again(self._dealing[0])
+            batch = self._again.pop()
+            return self._task([(batch, 0, batch.rows)], whole=True)
+        return self._run(whole=True)
+
+    def _run(self, *, whole: bool) -> RowTask | None:
+        """Several consecutive batches."""
+        size = self._size()
+        if self._batcher.outstanding + size.run > size.outstanding:
+            return None
+        batches: list[RowBatch] = []
+        while len(batches) < size.run and (not batches or self._ahead.in_block):
+            batch = self._open_batch()
+            if batch is None:
+                break
+            batches.append(batch)
+        if not batches:
+            return None
+        return self._task([(batch, 0, batch.rows) for batch in batches], whole=whole)
+
+    def _part_of_batch(self, rows: int) -> RowTask | None:
+        if self._dealing is None:
+            batch = self._open_batch() if self._batcher.outstanding < self._size().outstanding else None
+            if batch is None:
+                return None
+            self._dealing = batch, 0
+        batch, start = self._dealing
+        end = min(start + rows, batch.rows)
+        self._dealing = (batch, end) if end < batch.rows else None
+        return self._task([(batch, start, end)], whole=False)
+
+    @property
+    def outstanding(self) -> int:
+        """How many batches may be under way or waiting for the loop."""
+        return self._size().outstanding
+
+    def _size(self) -> TaskSize:
+        return task_size(
+            self._learned.row_s,
+            self._settings.order.batch_size,
+            self._learned.size_bytes,
+            capacity=self._pool.capacity,
+            prefetch_batches=self._settings.prefetch_batches,
+            whole=self._whole,
+        )
+
+    def _open_batch(self) -> RowBatch | None:
+        source = self._ahead.take()
+        if source is None:
+            if self._batcher.empty:
+                self._ahead.refuse_if_stuck()
+            return None
+        planned, number = source
+        start, end = planned.edges(number)
+        slot = self._slots.take(self._learned.size_bytes)
+        return self._batcher.open(end - start, source, slot, int(planned.block.ends[number]))
 
     def _task(self, batches: list[tuple[RowBatch, int, int]], *, whole: bool) -> RowTask:
         """A task for rows of consecutive batches of one block."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +14,7 @@ from streamload.dataset.table import MISSING, ShardTable
 from streamload.decode.row_table import Column, ColumnKind, RowTable
 from streamload.decode.tasks import SAMPLE_NAMES
 from streamload.errors import DatasetIndexError
+from streamload.fetch.parts import parts_of_rows
 from streamload.fetch.tables import Tables
 from streamload.order.plan import RowBlock
 
@@ -27,11 +29,13 @@ class PlannedRows:
         block: the rows.
         table: where each wanted field lies.
         keys: the samples' keys, where they are wanted.
+        parts: for each batch the keys of the parts of shards that must have been fetched for it.
     """
 
     block: RowBlock
     table: RowTable
     keys: tuple[str, ...] | None
+    parts: tuple[list[int], ...] = ()
 
     @property
     def batches(self) -> int:
@@ -43,7 +47,14 @@ class PlannedRows:
         return int(self.block.batch_edges[batch]), int(self.block.batch_edges[batch + 1])
 
 
-def locate(block: RowBlock, tables: Tables, fields: tuple[str, ...] | None, *, verify: bool) -> PlannedRows:
+def locate(
+    block: RowBlock,
+    tables: Tables,
+    fields: tuple[str, ...] | None,
+    *,
+    verify: bool,
+    fetched: Collection[int] | None = None,
+) -> PlannedRows:
     """Look up where the fields of planned rows lie.
 
     Args:
@@ -52,6 +63,7 @@ def locate(block: RowBlock, tables: Tables, fields: tuple[str, ...] | None, *, v
         fields: the wanted ones, `SAMPLE_NAMES` among them or not; None for all that the samples have, in alphabetical
             order, and the keys.
         verify: look up the checksums too.
+        fetched: the shards that are fetched part by part; the others can be read at any place.
 
     Raises:
         DatasetIndexError: `verify` is asked for, and a shard's table has no checksums.
@@ -76,7 +88,21 @@ def locate(block: RowBlock, tables: Tables, fields: tuple[str, ...] | None, *, v
         if keys is not None:
             for row, sample in zip(rows.tolist(), samples.tolist(), strict=True):
                 keys[row] = table.key(sample)
-    return PlannedRows(block, located, None if keys is None else tuple(keys))
+    parts = () if not fetched else _parts(block, columns, fetched)
+    return PlannedRows(block, located, None if keys is None else tuple(keys), parts)
+
+
+def _parts(block: RowBlock, columns: Sequence[Column], fetched: Collection[int]) -> tuple[list[int], ...]:
+    """The parts that each batch needs, in the order of its rows."""
+    edges = block.batch_edges.tolist()
+    here = [shard for shard in np.unique(block.shard).tolist() if shard not in fetched]
+    found = []
+    for start, end in pairwise(edges):
+        shards = block.shard[start:end]
+        rows = np.flatnonzero(~np.isin(shards, here)) if here else slice(None)
+        places = [(column.offsets[start:end][rows], column.sizes[start:end][rows]) for column in columns]
+        found.append(parts_of_rows(shards[rows], places))
+    return tuple(found)
 
 
 def _kind(name: str, *, verify: bool) -> ColumnKind:

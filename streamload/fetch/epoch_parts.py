@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from streamload.dataset.table import ShardTable
 from streamload.fetch.fetcher import Fetcher
-from streamload.fetch.parts import part_edges, part_key, shard_and_number
+from streamload.fetch.parts import part_edges, shard_and_number
+from streamload.fetch.tables import Tables
 from streamload.order.plan import RankPlan
 
 __all__ = ["EpochParts"]
@@ -37,7 +38,7 @@ class EpochParts:
         self._pinned: dict[int, set[int]] = {}
         self._extents: dict[int, _Extent] = {}
         self._keeping: set[int] = set()
-        self._stop_listening = fetcher.on_arrival(self._on_arrival)
+        self._stop_listening: Callable[[], None] | None = fetcher.on_arrival(self._on_arrival)
 
     def want(self, keys: list[int]) -> None:
         """Have parts brought for a batch, which holds them until it is `done`."""
@@ -58,19 +59,13 @@ class EpochParts:
         """Whatever comes of this shard is kept, since rows of it will be planned as soon as it is scanned."""
         self._keeping.add(shard)
 
-    def advance(self, plan: RankPlan, table_of: dict[int, ShardTable], growing: Collection[int]) -> None:
-        """Let go of what no later row of the plan needs.
-
-        Args:
-            plan: the epoch's.
-            table_of: the tables of shards, as far as they are at hand.
-            growing: those of which more samples may be found.
-        """
+    def advance(self, plan: RankPlan, tables: Tables) -> None:
+        """Let go of what no later row of the plan needs, as far as the tables at hand tell."""
         for shard in list(self._pinned):
             unpassed = plan.unpassed(shard)
-            table = table_of.get(shard)
+            table, growing = tables.at_hand(shard), bool(tables.counts.values[shard] < 0)
             for key in list(self._pinned[shard]):
-                if not unpassed or (table is not None and self._is_passed(key, table, unpassed, shard in growing)):
+                if not unpassed or (table is not None and self._is_passed(key, table, unpassed, growing=growing)):
                     self._unpin(key)
 
     def close(self) -> None:
@@ -100,7 +95,7 @@ class EpochParts:
             self._extents.pop(shard, None)
         self._fetcher.ledger.unpin(key)
 
-    def _is_passed(self, key: int, table: ShardTable, unpassed: list[tuple[int, int]], growing: bool) -> bool:
+    def _is_passed(self, key: int, table: ShardTable, unpassed: list[tuple[int, int]], *, growing: bool) -> bool:
         """Whether all samples of which bytes lie in a part are passed."""
         shard, number = shard_and_number(key)
         extent = self._extents.get(shard)
@@ -122,7 +117,3 @@ def _extent(table: ShardTable) -> _Extent:
     first = np.minimum.accumulate(np.minimum.reduceat(table.member_offset, starts)[::-1])[::-1]
     return _Extent(table, first, np.maximum.accumulate(np.maximum.reduceat(ends, starts)))
 
-
-def prefix_keys(shard: int, first: int, end: int) -> list[int]:
-    """The keys of some consecutive parts of a shard."""
-    return [part_key(shard, number) for number in range(first, end)]

@@ -81,6 +81,10 @@ class Tables:
             self._keep(shard, table)
         return table
 
+    def at_hand(self, shard: int) -> ShardTable | None:
+        """A shard's table, if it is held now."""
+        return self._tables.get(shard)
+
     def is_remote(self, shard: int) -> bool:
         """Whether `find` would have to wait for a remote storage; then `load` does the same without blocking."""
         folder = self._listing.index_of[shard]

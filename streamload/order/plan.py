@@ -104,6 +104,11 @@ class RankPlan:
         self._refresh()
 
     @property
+    def lanes(self) -> int:
+        """The number of lanes."""
+        return self._options.lanes
+
+    @property
     def lanes_read(self) -> list[int]:
         """The lanes of which this rank has made the shuffled stream so far; without shuffle there are none."""
         return sorted(self._streams)

@@ -1,0 +1,207 @@
+"""The rows of an epoch, planned ahead of dealing, and what has to be brought near for them asked for in time."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from time import perf_counter
+
+from streamload.decode.planned import PlannedRows, locate
+from streamload.decode.pool import Pool
+from streamload.decode.scans import Scans
+from streamload.decode.task_size import MAX_RUN_ROWS
+from streamload.errors import StorageError
+from streamload.fetch.epoch_parts import EpochParts
+from streamload.fetch.near import Near
+from streamload.fetch.tables import Tables
+from streamload.order.plan import RankPlan, RowBlock
+
+__all__ = ["RowsAhead"]
+
+_FIRST_ROWS = 1024
+_BLOCK_ROWS = 2048
+_MOST_ROWS_AHEAD = 1 << 17
+_SCANS_AHEAD = 4
+_TABLES_AHEAD = 8
+
+
+class RowsAhead:
+    """Gives out the batches of a plan, each as soon as all that it needs is there.
+
+    Of a local dataset one block of rows is planned at a time. Where bytes must be fetched, more are planned, as long
+    as the fetcher could do more at once than it has been asked for.
+
+    Args:
+        plan: the epoch's.
+        shard_order: the shards in the order in which the plan comes to them.
+        fields: the wanted ones; see `locate`.
+        verify: look up the checksums too.
+        tables: where samples lie.
+        scans: finds out what the tables don't know.
+        pool: told which shards are finished.
+        near: brings what is not here; None where everything is.
+    """
+
+    def __init__(
+        self,
+        plan: RankPlan,
+        shard_order: list[int],
+        fields: tuple[str, ...] | None,
+        *,
+        verify: bool,
+        tables: Tables,
+        scans: Scans,
+        pool: Pool,
+        near: Near | None,
+    ) -> None:
+        self._plan = plan
+        self._scan_order = iter(shard_order)
+        self._table_order = iter(shard_order)
+        self._fields = fields
+        self._verify = verify
+        self._tables = tables
+        self._scans = scans
+        self._pool = pool
+        self._near = near
+        self._parts = None if near is None else EpochParts(near.fetcher)
+        self._blocks: deque[tuple[RowBlock, list[int]]] = deque()
+        self._located: deque[tuple[PlannedRows, list[int]]] = deque()
+        self._rows = 0
+        self._next_batch = 0
+        self._finished: list[int] = []
+        self._planned_all = False
+        self.plan_s = 0.0
+        """Seconds spent on planning and locating."""
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether every batch has been given out."""
+        return self._planned_all and not self._blocks and not self._located
+
+    @property
+    def in_block(self) -> bool:
+        """Whether the next batch is of the same block as the one before."""
+        return bool(self._next_batch)
+
+    def take(self) -> tuple[PlannedRows, int] | None:
+        """The next batch, as a block and its number in it; None at the end, or where something has yet to come.
+
+        Raises:
+            StreamloadError: it will not come.
+        """
+        if not self._located or self._near is not None:
+            self._look_ahead()
+        if not self._located:
+            return None
+        planned, finished = self._located[0]
+        number = self._next_batch
+        if self._parts is not None and not self._parts.there(planned.parts[number]):
+            return None
+        self._next_batch += 1
+        if self._next_batch == planned.batches:
+            self._next_batch = 0
+            self._located.popleft()
+            self._rows -= len(planned.table)
+            self._finish(finished)
+        return planned, number
+
+    def done(self, source: tuple[PlannedRows, int]) -> None:
+        """A batch was made, or is not wanted any more."""
+        if self._parts is not None:
+            planned, number = source
+            self._parts.done(planned.parts[number])
+
+    def close(self) -> None:
+        """Nothing more is wanted of this epoch, but for the batches given out."""
+        self._planned_all = True
+        if self._parts is not None:
+            for planned, _ in self._located:
+                for parts in planned.parts[self._next_batch :]:
+                    self._parts.done(parts)
+                self._next_batch = 0
+            self._parts.close()
+        self._located.clear()
+        self._blocks.clear()
+
+    def refuse_if_stuck(self) -> None:
+        """To be called where no batch is under way and none can be given out.
+
+        Raises:
+            StorageError: what is needed at once does not fit into the budget.
+        """
+        if self._near is not None and self._near.fetcher.stuck and self._located:
+            ledger = self._near.fetcher.ledger
+            raise StorageError(
+                f"memory_budget of {ledger.budget_bytes / 1e6:.0f} MB is too small: {ledger.needed_bytes / 1e6:.0f} MB "
+                "of shards are held, because samples in them are yet to be drawn within shuffle_window, and the next "
+                "batch needs more. Give a larger memory_budget, a smaller shuffle_window, or a cache_dir"
+            )
+
+    def _look_ahead(self) -> None:
+        started = perf_counter()
+        while self._wants_more() and self._plan_block():
+            pass
+        while self._blocks and self._locate_block():
+            pass
+        if self._parts is not None:
+            self._want_prefixes()
+        self.plan_s += perf_counter() - started
+
+    def _wants_more(self) -> bool:
+        if self._planned_all:
+            return False
+        if not self._located and not self._blocks:
+            return True
+        near = self._near
+        return near is not None and len(self._blocks) < 2 and self._rows < _MOST_ROWS_AHEAD and near.fetcher.hungry()
+
+    def _plan_block(self) -> bool:
+        """Plan the next block of rows; False where counts are missing, or at the end."""
+        while missing := self._plan.missing(2 * self._pool.capacity):
+            self._scans.ask_for(missing)
+            if all(self._tables.counts.values[shard] < 0 for shard in missing) and self._plan.missing(1):
+                return False
+        rows = MAX_RUN_ROWS if self._near is None else _BLOCK_ROWS
+        block = self._plan.take(rows if self._rows else _FIRST_ROWS)
+        finished = self._plan.finished()
+        if block is None:
+            self._planned_all = True
+            self._finish(finished)
+            return False
+        self._rows += len(block.shard)
+        self._blocks.append((block, finished))
+        if not self._tables.counts.complete:  # so that they are known before they are missed
+            self._scans.ask_for(itertools.islice(self._scan_order, _SCANS_AHEAD))
+        if self._near is not None:
+            self._near.want_tables(itertools.islice(self._table_order, _TABLES_AHEAD))
+        return True
+
+    def _locate_block(self) -> bool:
+        """Find where the rows of the first block lie; False where tables have yet to come."""
+        block, finished = self._blocks[0]
+        if self._near is not None and not self._near.has_tables(dict.fromkeys(block.shard.tolist())):
+            return False
+        self._blocks.popleft()
+        fetched = None if self._near is None else self._near.fetcher.fetched
+        planned = locate(block, self._tables, self._fields, verify=self._verify, fetched=fetched)
+        self._located.append((planned, finished))
+        if self._parts is not None:
+            for parts in planned.parts:
+                self._parts.want(parts)
+            self._parts.advance(self._plan, self._tables)
+        return True
+
+    def _want_prefixes(self) -> None:
+        """Rows of shards that are being scanned will be wanted as soon as they are known."""
+        assert self._parts is not None
+        if not self._tables.counts.complete and self._plan.lanes == 1:
+            for shard in self._scans.wanted():
+                self._parts.keep(shard)
+
+    def _finish(self, shards: list[int]) -> None:
+        """What a block has finished with is let go when the next one has been dealt out."""
+        finished, self._finished = self._finished, shards
+        if finished:
+            self._pool.forget_shards(finished)
+            if self._near is not None:
+                self._near.fetcher.finish(finished)
