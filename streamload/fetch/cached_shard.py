@@ -176,8 +176,7 @@ class CachedShard:
         """Close the files and let go of what is claimed; a second time does nothing."""
         if self.descriptor < 0:
             return
-        for part in tuple(self._claimed):
-            self.abandon(part)
+        self._claimed.clear()  # their locks go with the files
         if self.partial is None:
             os.close(self.descriptor)
         else:
