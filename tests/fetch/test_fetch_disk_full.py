@@ -214,6 +214,22 @@ def test_a_complete_shard_gets_its_name_though_the_cache_went_off(
     assert partial_names(str(tmp_path)) == set()
 
 
+def test_a_state_that_cannot_be_read_turns_the_cache_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache = DiskCache(str(tmp_path), 1 << 30, part_bytes=PART_BYTES)
+    shard = cache.open(identity_of(0, N_PARTS))
+    assert shard is not None
+    refuse(monkeypatch, partial_shard, "pread", 1, errno.EIO)
+    assert not shard.has(0)
+    assert not shard.complete
+    with pytest.raises(CacheOffError):
+        _fill_part(shard, 0, b"")
+    assert len(caplog.records) == 1
+    cache.close()
+    assert partial_names(str(tmp_path)) == set()
+
+
 def test_whole_files_are_still_read_where_the_disk_is_only_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
