@@ -83,7 +83,7 @@ class CachedShard:
     @property
     def complete(self) -> bool:
         """Whether all parts are present."""
-        return not self.withdrawn and (self.partial is None or self.partial.complete)
+        return self._holds(lambda partial: partial.complete)
 
     def has(self, part: int) -> bool:
         """Whether a part is present, from whichever process.
@@ -93,7 +93,7 @@ class CachedShard:
         """
         if not 0 <= part < self._n_parts:
             raise IndexError(f"part {part} is not one of {self._n_parts}")
-        return not self.withdrawn and (self.partial is None or self.partial.has(part))
+        return self._holds(lambda partial: partial.has(part))
 
     async def claim(self, part: int) -> bool:
         """Wait until the part is present, or is this caller's to fetch.
@@ -176,8 +176,7 @@ class CachedShard:
         """Close the files and let go of what is claimed; a second time does nothing."""
         if self.descriptor < 0:
             return
-        for part in tuple(self._claimed):
-            self.abandon(part)
+        self._claimed.clear()  # their locks go with the files
         if self.partial is None:
             os.close(self.descriptor)
         else:
@@ -188,9 +187,18 @@ class CachedShard:
 
     def announce(self) -> None:
         """Tell the cache, once, if all parts are present."""
-        if self.partial is not None and not self._announced and not self._off and self.partial.complete:
+        if self.partial is not None and not self._announced and not self._off and self.complete:
             self._announced = True
             self._events.completed(self)
+
+    def _holds(self, asked: Callable[[PartialShard], bool]) -> bool:
+        if self.withdrawn or self.partial is None:
+            return not self.withdrawn
+        try:
+            return asked(self.partial)
+        except OSError as exc:
+            self._events.failed(exc)
+            return False
 
     def _to_fill(self) -> PartialShard:
         if self.descriptor < 0:

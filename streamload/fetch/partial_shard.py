@@ -166,13 +166,21 @@ class PartialShard:
 
     @property
     def complete(self) -> bool:
-        """Whether all parts are present."""
+        """Whether all parts are present.
+
+        Raises:
+            OSError: the state cannot be read.
+        """
         if b"\x00" in self._present:
             self._refresh()
         return b"\x00" not in self._present
 
     def has(self, part: int) -> bool:
-        """Whether a part is present; one that is stays so."""
+        """Whether a part is present; one that is stays so.
+
+        Raises:
+            OSError: the state cannot be read.
+        """
         if not self._present[part]:
             self._refresh()
         return bool(self._present[part])
@@ -237,7 +245,9 @@ class PartialShard:
         return _HEADER.size + part
 
     def _refresh(self) -> None:
-        self._present = os.pread(self._state, self.files.n_parts, _HEADER.size)
+        # Whatever is missing, should someone have cut the file, is absent.
+        found = os.pread(self._state, self.files.n_parts, _HEADER.size)
+        self._present = found.ljust(self.files.n_parts, b"\x00")
 
 
 def write_all(descriptor: int, offset: int, data: Buffer) -> None:

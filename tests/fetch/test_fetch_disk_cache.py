@@ -25,7 +25,8 @@ from streamload.fetch import disk_cache, partial_shard
 from streamload.fetch.cached_shard import CachedShard
 from streamload.fetch.disk_cache import DiskCache
 from streamload.fetch.file_locks import locked_file
-from streamload.fetch.shard_identity import ShardIdentity
+from streamload.fetch.partial_shard import PartialFiles, PartialShard
+from streamload.fetch.shard_identity import ShardIdentity, key_in_name, url_key
 
 N_PARTS = 8
 ONE = identity_of(0).bytes
@@ -35,15 +36,15 @@ class Listed:
     """Next uses by a list of shards that are to come."""
 
     def __init__(self, *to_come: ShardIdentity) -> None:
-        self.to_come = [identity.file_name for identity in to_come]
+        self.to_come = [url_key(identity.url) for identity in to_come]
 
     def begin(self, name: str, /) -> None:
-        if name in self.to_come:
-            self.to_come.remove(name)
+        if key_in_name(name) in self.to_come:
+            self.to_come.remove(key_in_name(name))
 
     def position(self, name: str, /) -> float:
-        found = [number for number, known in enumerate(self.to_come) if name.startswith(known)]
-        return found[0] if found else float("inf")
+        key = key_in_name(name)
+        return self.to_come.index(key) if key in self.to_come else float("inf")
 
 
 @pytest.fixture
@@ -110,7 +111,7 @@ def test_an_old_version_goes_first(folder: str) -> None:
     cache = DiskCache(folder, 3 * ONE, part_bytes=PART_BYTES)
     old, new = identity_of(1), identity_of(1, etag='"2"')
     keep(cache, old, identity_of(2), identity_of(3))
-    cache.expect(Listed(new, new, identity_of(2), identity_of(3)))
+    cache.expect(Listed(new, identity_of(2), new, identity_of(3)))
     keep(cache, new)
     assert cached_names(folder) == {identity.file_name for identity in (new, identity_of(2), identity_of(3))}
     cache.close()
@@ -167,6 +168,93 @@ def test_a_claim_waits_for_the_present_owner_in_this_process_too(cache: DiskCach
     shard = opened(cache, identity_of(1))
     assert asyncio.run(run()) == [True, False]
     shard.close()
+
+
+def test_a_part_that_is_abandoned_or_whose_owner_is_gone_is_taken_over(cache: DiskCache) -> None:
+    async def run() -> None:
+        assert await first.claim(0)
+        assert await first.claim(1)
+        waiting = [asyncio.create_task(second.claim(part)) for part in (0, 1)]
+        first.abandon(0)
+        assert await asyncio.wait_for(waiting[0], 10)
+        assert not waiting[1].done()
+        first.close()
+        first.abandon(1)
+        assert await asyncio.wait_for(waiting[1], 10)
+
+    first, second = opened(cache, identity_of(1)), opened(cache, identity_of(1))
+    asyncio.run(run())
+    second.close()
+
+
+def test_a_part_that_arrives_just_before_its_lock_is_had_is_not_fetched(
+    cache: DiskCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = opened(cache, identity_of(1)), opened(cache, identity_of(1))
+    partial = second.partial
+    assert partial is not None
+    try_claim = partial.try_claim
+
+    def late(part: int) -> bool:
+        assert first.partial is not None
+        first.partial.set_present(part)
+        return try_claim(part)
+
+    monkeypatch.setattr(partial, "try_claim", late)
+    assert not asyncio.run(second.claim(0))
+    assert first.partial is not None
+    assert first.partial.try_claim(0)  # nobody keeps its lock
+    first.close()
+    second.close()
+
+
+def test_a_shard_that_gets_its_name_while_it_is_opened(cache: DiskCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    keep(cache, identity_of(1))
+    open_whole = cache._open_whole
+    answers = iter([lambda _: None, open_whole])
+    monkeypatch.setattr(cache, "_open_whole", lambda identity: next(answers)(identity))
+    assert opened(cache, identity_of(1)).complete
+
+
+def test_a_complete_file_whose_owner_died_gets_its_name_from_the_next(cache: DiskCache, folder: str) -> None:
+    tag = partial_shard.boot_tag()
+    if tag is None:
+        pytest.skip("nothing is shared here")
+    at = os.path.join(folder, FILE_NAMES_AT, "partial")
+    dead = PartialShard.create(PartialFiles(at, identity_of(1).file_name, tag, ONE, PART_BYTES))
+    dead.write(0, content(identity_of(1)))
+    for part in range(N_PARTS):
+        dead.set_present(part)
+    dead.close()
+    shard = opened(cache, identity_of(1))
+    assert shard.complete
+    cache.flush()
+    assert cached_names(folder) == {identity_of(1).file_name}
+    assert partial_names(folder) == set()
+    shard.close()
+
+
+@pytest.mark.parametrize("kind", ["part", "state"])
+def test_half_of_a_pair_is_swept_away(cache: DiskCache, folder: str, kind: str) -> None:
+    opened(cache, identity_of(1)).close()
+    for name in partial_names(folder):
+        if name.endswith(kind):
+            os.unlink(os.path.join(folder, FILE_NAMES_AT, "partial", name))
+    DiskCache(folder, ONE, part_bytes=PART_BYTES).close()
+    assert partial_names(folder) == set()
+
+
+def test_a_partial_file_needs_no_room_beside_itself(folder: str) -> None:
+    cache = DiskCache(folder, ONE + 4096, part_bytes=PART_BYTES)
+    shard = opened(cache, identity_of(1))
+    asyncio.run(fill_some(shard, identity_of(1)))
+    shard.close()
+    shard = opened(cache, identity_of(1))
+    assert shard.has(5)
+    cache.expect(Listed(identity_of(2), identity_of(2)))
+    assert cache.open(identity_of(2)) is None  # and now it is in use again
+    shard.close()
+    cache.close()
 
 
 def test_an_owner_that_was_stopped_is_not_waited_for_without_end(cache: DiskCache) -> None:

@@ -27,6 +27,8 @@ from cache_filling import (
 from streamload.fetch import disk_cache, partial_shard
 from streamload.fetch.cached_shard import CachedShard, CacheOffError
 from streamload.fetch.disk_cache import DiskCache
+from streamload.fetch.file_locks import locked_file
+from streamload.fetch.partial_shard import PartialFiles, PartialShard
 from streamload.fetch.shard_identity import ShardIdentity
 
 N_SHARDS = 3
@@ -98,6 +100,7 @@ def read_all(folder: str, caplog: pytest.LogCaptureFixture) -> tuple[set[str], l
         for number in range(N_SHARDS):
             assert read_as_a_fetcher(cache, identity_of(number, N_PARTS)) == content(identity_of(number, N_PARTS))
         cache.close()
+    assert all(record.levelno == logging.WARNING for record in caplog.records)
     return cached_names(folder), [record.getMessage() for record in caplog.records]
 
 
@@ -183,6 +186,48 @@ def test_a_shard_that_cannot_be_made_durable_is_not_believed(tmp_path: Path, mon
         _fill_part(shard, 0, b"")
     shard.close()
     cache.close()
+
+
+def test_files_that_cannot_be_begun_are_not_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refuse(monkeypatch, partial_shard, "pwrite", 1, errno.ENOSPC)
+    with pytest.raises(OSError, match="No space"):
+        PartialShard.create(PartialFiles(str(tmp_path), "name", "boot", 10_000, PART_BYTES))
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_complete_shard_gets_its_name_though_the_cache_went_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = DiskCache(str(tmp_path), 1 << 30, part_bytes=PART_BYTES)
+    complete, other = cache.open(identity_of(0, N_PARTS)), cache.open(identity_of(1, N_PARTS))
+    assert complete is not None
+    assert other is not None
+    monkeypatch.setattr(disk_cache, "_OPEN_PATIENCE_S", 0.02)
+    with locked_file(str(tmp_path / "streamload-shards" / "lock"), 1.0):
+        for part in range(N_PARTS):
+            _fill_part(complete, part, part_of(content(identity_of(0, N_PARTS)), part))
+        refuse(monkeypatch, partial_shard, "pwrite", 1, errno.ENOSPC)
+        with pytest.raises(CacheOffError):
+            _fill_part(other, 0, b"1234")
+    cache.close()
+    assert check_whole(str(tmp_path)) == 1
+    assert partial_names(str(tmp_path)) == set()
+
+
+def test_a_state_that_cannot_be_read_turns_the_cache_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache = DiskCache(str(tmp_path), 1 << 30, part_bytes=PART_BYTES)
+    shard = cache.open(identity_of(0, N_PARTS))
+    assert shard is not None
+    refuse(monkeypatch, partial_shard, "pread", 1, errno.EIO)
+    assert not shard.has(0)
+    assert not shard.complete
+    with pytest.raises(CacheOffError):
+        _fill_part(shard, 0, b"")
+    assert len(caplog.records) == 1
+    cache.close()
+    assert partial_names(str(tmp_path)) == set()
 
 
 def test_whole_files_are_still_read_where_the_disk_is_only_full(

@@ -112,6 +112,13 @@ def test_a_shard_on_a_border_is_needed_again_by_the_other_lane() -> None:
     assert known.position(name_of(1)) == 15
 
 
+def test_the_use_that_begins_is_the_one_at_hand() -> None:
+    known = next_use_of(options_of(lanes=2, shuffle=False), [10, 10, 10])
+    known.advance(9)  # the other lane's rank has used the shard at 0
+    known.begin(name_of(1))
+    assert known.position(name_of(1)) == 15
+
+
 def test_unknown_counts_are_taken_for_the_mean() -> None:
     known = next_use_of(options_of(shuffle=False), [10, -1, 30, -1])
     assert [known.position(name_of(shard)) for shard in range(4)] == [0, 10, 30, 60]
