@@ -31,23 +31,26 @@ class _LocalShards:
 
     def __init__(self, shards: ResidentShards) -> None:
         self._resident = shards
-        self._known: set[int] = set()
+        self._known: dict[int, tuple[int, int]] = {}
         self.open = OpenShards()
 
     def need(self, task: Task) -> set[int]:
         needed = {task.shard} if isinstance(task, ScanTask) else set(task.table.shards.tolist())
         for shard in needed:
             self._resident.need(shard)
-            if shard not in self._known:
+            version = self._resident.version(shard)
+            if self._known.get(shard) != version:
                 opened = self._resident.open(shard)
                 self.open.add(ShardOpened(shard, opened.url, opened.size_bytes), opened.descriptor)
-                self._known.add(shard)
+                self._known[shard] = version
         return needed
 
+    def finish(self, shards: Sequence[int]) -> None:
+        self.drop(self._resident.finish(shards))
+
     def drop(self, shards: Sequence[int]) -> None:
-        dropped = self._resident.finish(shards)
-        self._known.difference_update(dropped)
-        self.open.drop(tuple(dropped))
+        dropped = tuple(shard for shard in shards if self._known.pop(shard, None) is not None)
+        self.open.drop(dropped)
 
 
 class CallerPool:
@@ -97,6 +100,10 @@ class CallerPool:
         self._maker.fix_layout(layout)
 
     def forget_shards(self, shards: Sequence[int]) -> None:
+        """Unmap shards, but for those worth keeping."""
+        self._shards.finish(shards)
+
+    def drop_shards(self, shards: Sequence[int]) -> None:
         """Unmap shards."""
         self._shards.drop(shards)
 
@@ -206,6 +213,10 @@ class ThreadPool:
         """Unmap shards when the tasks submitted so far are done."""
         self._forget(_ToForget(set(self._outstanding), shards=set(shards)))
 
+    def drop_shards(self, shards: Sequence[int]) -> None:
+        """Unmap shards, none of which a task that is under way reads."""
+        self._shards.drop(shards)
+
     def forget_slots(self, slots: Sequence[int]) -> None:
         """Unmap slots when the tasks submitted so far are done."""
         self._forget(_ToForget(set(self._outstanding), slots=set(slots)))
@@ -244,7 +255,7 @@ class ThreadPool:
         if forgetting.after:
             self._to_forget.append(forgetting)
             return
-        self._shards.drop(tuple(forgetting.shards))
+        self._shards.finish(tuple(forgetting.shards))
         self._slots.drop(tuple(forgetting.slots))
 
 

@@ -25,7 +25,8 @@ class OpenShards:
         weakref.finalize(self, _close_all, self._descriptors).atexit = False
 
     def add(self, opened: ShardOpened, descriptor: int) -> None:
-        """Take over a shard's descriptor."""
+        """Take over a shard's descriptor; one that it had before is closed."""
+        self.drop((opened.shard,))
         self._descriptors[opened.shard] = descriptor
         self._opened[opened.shard] = opened
 

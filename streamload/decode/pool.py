@@ -81,6 +81,9 @@ class Pool(Protocol):
     def forget_shards(self, shards: Sequence[int]) -> None:
         """No later task of this epoch reads these."""
 
+    def drop_shards(self, shards: Sequence[int]) -> None:
+        """The memory of these is gone."""
+
     def forget_slots(self, slots: Sequence[int]) -> None:
         """No later task writes to these."""
 
@@ -101,7 +104,7 @@ class _Worker:
         self.number = number
         self.started = False
         self.tasks: OrderedDict[int, Task] = OrderedDict()
-        self.shards: set[int] = set()
+        self.shards: dict[int, tuple[int, int]] = {}
         self.slots: set[int] = set()
         self._ended: str | None = None
         self._child = launched.child
@@ -191,11 +194,13 @@ class ProcessPool:
 
     def forget_shards(self, shards: Sequence[int]) -> None:
         """Let the workers unmap shards, but for those worth keeping; tasks that they hold already come first."""
-        finished = self._shards.finish(shards)
+        self.drop_shards(self._shards.finish(shards))
+
+    def drop_shards(self, shards: Sequence[int]) -> None:
+        """Let the workers unmap shards; tasks that they hold already come first."""
         for worker in self._workers:
-            known = tuple(shard for shard in finished if shard in worker.shards)
+            known = tuple(shard for shard in shards if worker.shards.pop(shard, None) is not None)
             if known:
-                worker.shards.difference_update(known)
                 worker.channel.send(ForgetShards(known))
 
     def forget_slots(self, slots: Sequence[int]) -> None:
@@ -232,8 +237,9 @@ class ProcessPool:
         shards = [task.shard] if isinstance(task, ScanTask) else dict.fromkeys(task.table.shards.tolist())
         for shard in shards:
             self._shards.need(shard)
-            if shard not in worker.shards:
-                worker.shards.add(shard)
+            version = self._shards.version(shard)
+            if worker.shards.get(shard) != version:
+                worker.shards[shard] = version
                 opened = self._shards.open(shard)
                 message = ShardOpened(shard, opened.url, opened.size_bytes)
                 worker.channel.send(message, [opened.descriptor], close=True)

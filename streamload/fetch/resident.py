@@ -1,6 +1,6 @@
-"""Resident shards: the memory of a shard that workers can map now, as a descriptor; and which of them stay mapped.
+"""Resident shards: what workers can map of a shard now, as a descriptor; and which of them stay mapped.
 
-A local uncompressed shard is its own file.
+A local uncompressed shard is its own file. Whatever else there is has been fetched into memory or a file.
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ import os
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 from streamload.errors import ShardChangedError
 from streamload.fetch.listing import Shard
 from streamload.fetch.local_storage import storage_for
 
-__all__ = ["OpenShard", "ResidentShards"]
+__all__ = ["FetchedMemory", "OpenShard", "ResidentShards", "open_listed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,21 @@ class OpenShard:
     descriptor: int
 
 
+class FetchedMemory(Protocol):
+    """Where the shards are that cannot be opened by themselves."""
+
+    @property
+    def fetched(self) -> frozenset[int]:
+        """Their numbers."""
+
+    def open(self, shard: int, /) -> OpenShard:
+        """The memory of one of them."""
+
+    def version(self, shard: int, /) -> tuple[int, int]:
+        """Another value for every memory that it has had."""
+
+
+_ALWAYS_THE_SAME = (0, 0)
 _KEPT_BYTES = 256 << 20
 _KEPT_SHARDS = 64
 
@@ -44,14 +60,21 @@ class ResidentShards:
 
     Args:
         shards: the listing's, by number.
+        fetched: has those that are not opened here; None if there are none.
         kept_bytes: how much of what is finished with stays mapped.
         kept_shards: in how many shards.
     """
 
     def __init__(
-        self, shards: tuple[Shard, ...], kept_bytes: int = _KEPT_BYTES, kept_shards: int = _KEPT_SHARDS
+        self,
+        shards: tuple[Shard, ...],
+        fetched: FetchedMemory | None = None,
+        kept_bytes: int = _KEPT_BYTES,
+        kept_shards: int = _KEPT_SHARDS,
     ) -> None:
         self._shards = shards
+        self._memory = fetched
+        self._fetched = frozenset() if fetched is None else fetched.fetched
         self._kept_shards = kept_shards
         self._kept: OrderedDict[int, int] = OrderedDict()
         self._free_bytes = kept_bytes
@@ -64,14 +87,16 @@ class ResidentShards:
             ShardChangedError: its size or its time of modification differs from what was listed.
             StorageError: it cannot be read.
         """
+        if self._memory is not None and shard in self._fetched:
+            return self._memory.open(shard)
         listed = self._shards[shard]
-        descriptor = storage_for(listed.url).open(listed.url)
-        try:
-            _check(listed, os.fstat(descriptor))
-        except ShardChangedError:
-            os.close(descriptor)
-            raise
-        return OpenShard(listed.url, listed.bytes, descriptor)
+        return OpenShard(listed.url, listed.bytes, open_listed(listed))
+
+    def version(self, shard: int) -> tuple[int, int]:
+        """Another value whenever whoever has opened the shard must open it once more."""
+        if self._memory is not None and shard in self._fetched:
+            return self._memory.version(shard)
+        return _ALWAYS_THE_SAME
 
     def need(self, shard: int) -> None:
         """Rows of this shard are wanted, whether it was opened before or not. One that was kept is checked again.
@@ -87,7 +112,7 @@ class ResidentShards:
     def finish(self, shards: Iterable[int]) -> list[int]:
         """No more rows of these are wanted for now. Returns which shards to unmap: those longest finished with."""
         for shard in shards:
-            if shard not in self._kept:
+            if shard not in self._kept and shard not in self._fetched:
                 self._kept[shard] = self._shards[shard].bytes
                 self._free_bytes -= self._shards[shard].bytes
         dropped = []
@@ -96,6 +121,21 @@ class ResidentShards:
             self._free_bytes += kept_bytes
             dropped.append(shard)
         return dropped
+
+
+def open_listed(listed: Shard) -> int:
+    """A read-only descriptor of a local shard, which still is what was listed; the caller closes it.
+
+    Raises:
+        ShardNotFoundError, ShardChangedError, StorageError: as for `ResidentShards.open`.
+    """
+    descriptor = storage_for(listed.url).open(listed.url)
+    try:
+        _check(listed, os.fstat(descriptor))
+    except ShardChangedError:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def _check(listed: Shard, found: os.stat_result) -> None:

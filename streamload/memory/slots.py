@@ -67,6 +67,9 @@ class Slots(Protocol):
     def descriptor(self, slot: int) -> int:
         """The slot's descriptor, where it has one."""
 
+    def held_bytes(self) -> int:
+        """How much memory all slots take that are in use here."""
+
     def close(self) -> None:
         """Let go of all memory."""
 
@@ -181,6 +184,10 @@ class SlotPool:
         retired, self._retired = self._retired, []
         return retired
 
+    def held_bytes(self) -> int:
+        """How much memory all slots take that are in use here."""
+        return sum(os.fstat(descriptor).st_size for descriptor in self._descriptors.values())
+
     def close(self) -> None:
         """Close every descriptor; memory that is still mapped elsewhere stays."""
         for descriptor in self._descriptors.values():
@@ -277,6 +284,10 @@ class HeapSlots:
     def descriptor(self, slot: int) -> int:
         """There is none."""
         raise LookupError(f"slot {slot} is heap memory")
+
+    def held_bytes(self) -> int:
+        """How much memory all slots take that are in use here."""
+        return sum(len(memory) for memory in self._memory.values())
 
     def close(self) -> None:
         """Let go of all memory."""

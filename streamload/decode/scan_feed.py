@@ -1,0 +1,64 @@
+"""Has the bytes of shards brought that are scanned while they arrive, and says to the scans how far they have come."""
+
+from __future__ import annotations
+
+from streamload.decode.scans import Scans
+from streamload.fetch.fetcher import Fetcher
+from streamload.fetch.parts import PART_BYTES, part_key
+from streamload.fetch.tables import Tables
+
+__all__ = ["ScanFeed"]
+
+_PARTS_AHEAD = 32
+
+
+class ScanFeed:
+    """Holds the parts that scans want, from the place where the next scan begins on.
+
+    Args:
+        scans: what is to be scanned.
+        tables: told what answers say of a shard.
+        fetcher: brings the bytes.
+    """
+
+    def __init__(self, scans: Scans, tables: Tables, fetcher: Fetcher) -> None:
+        self._scans = scans
+        self._tables = tables
+        self._fetcher = fetcher
+        self._held: dict[int, range] = {}
+
+    def pump(self) -> None:
+        """Ask for what is wanted now, and pass on what has come.
+
+        Raises:
+            StreamloadError: some of it cannot be had.
+        """
+        wanted = self._scans.wanted()
+        for shard in [shard for shard in self._held if shard not in wanted]:
+            self._hold(shard, range(0))
+        for shard in wanted:
+            end, total = self._fetcher.prefix(shard)
+            if total is not None and end:
+                self._tables.note_version(shard, total, self._fetcher.etag(shard))
+            self._scans.available(shard, end, total)
+            self._want(shard, end, total)
+
+    def _want(self, shard: int, end: int, total: int | None) -> None:
+        first = self._scans.next_bytes(shard)[0] // PART_BYTES
+        come = -(-end // PART_BYTES)
+        behind = come + (1 if total is None else _PARTS_AHEAD)
+        if total is not None:
+            behind = min(behind, -(-total // PART_BYTES))
+        held = self._held.get(shard, range(0))
+        self._hold(shard, range(min(first, behind), behind))
+        keys = [part_key(shard, number) for number in range(come, behind)]
+        if behind > held.stop or not self._fetcher.there(keys):
+            self._fetcher.want(keys)
+
+    def _hold(self, shard: int, wanted: range) -> None:
+        held = self._held.pop(shard, range(0))
+        ledger = self._fetcher.ledger
+        ledger.hold(part_key(shard, number) for number in wanted)
+        ledger.release(part_key(shard, number) for number in held)
+        if wanted:
+            self._held[shard] = wanted
