@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -73,7 +73,7 @@ class Transfers:
         source: where a shard's parts come from, by the shard's number.
         write: `write(part, offset, piece)` is called for each piece as it arrives; offset is in the shard. It may be
             called twice for the same bytes, and never after the part's `on_done`, `on_failed` or `close`.
-        on_done: a part has been written whole.
+        on_done: a part has been written whole. Its `requests` and `throttled` are of the download that ended first.
         on_failed: it cannot be: a StorageError, or what `write` has raised.
         limits: the patience of each download.
         most: an upper bound of the parts beside each other, at least 1.
@@ -136,7 +136,7 @@ class Transfers:
         if self._closed or task.cancelled():
             return
         if error is None:
-            self._on_done(part, task.result())
+            self._on_done(part, replace(task.result(), start=part.start))
         else:
             self._on_failed(part, error)
 

@@ -20,8 +20,15 @@ from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
 
-_REASONS = {200: "OK", 206: "Partial Content", 404: "Not Found", 412: "Precondition Failed", 416: "Range Not Satisfiable"}
+_REASONS = {
+    200: "OK",
+    206: "Partial Content",
+    404: "Not Found",
+    412: "Precondition Failed",
+    416: "Range Not Satisfiable",
+}
 _REASONS |= {429: "Too Many Requests", 500: "Internal Server Error", 503: "Service Unavailable", 403: "Forbidden"}
+_CODES = {403: "AccessDenied", 404: "NoSuchKey", 429: "TooManyRequests", 503: "SlowDown"}
 _MOST_HEADER_BYTES = 64 << 10
 _SEND_BYTES = 4 << 20
 
@@ -230,7 +237,8 @@ class Server:
     def object(self, request: Request, faults: Faults, swapped: bool) -> Answer:
         stored = self.objects.get(request.path.lstrip("/"))
         if faults.status is not None:
-            return _text(faults.status, f"<Error><Code>SlowDown</Code><Message>{faults.status}</Message></Error>")
+            code = _CODES.get(faults.status, "InternalError")
+            return _text(faults.status, f"<Error><Code>{code}</Code><Message>by the script</Message></Error>")
         if stored is None:
             return _text(404, "<Error><Code>NoSuchKey</Code></Error>")
         etag = stored.swapped_etag if swapped else stored.etag
@@ -297,7 +305,9 @@ def _entry(name: str, stored: Stored | None) -> str:
 
 def _text(status: int, text: str, headers: dict[str, str] | None = None) -> Answer:
     content = text.encode()
-    return Answer(status, {"Content-Type": "application/xml", "Content-Length": str(len(content))} | (headers or {}), content)
+    return Answer(
+        status, {"Content-Type": "application/xml", "Content-Length": str(len(content))} | (headers or {}), content
+    )
 
 
 def _parse(head: bytes) -> Request:

@@ -51,7 +51,12 @@ class FaultServer:
         own, other = socket.socketpair()
         with other:
             self._process = subprocess.Popen(
-                [sys.executable, str(Path(__file__).with_name("fault_server.py")), str(other.fileno()), str(self._memory)],
+                [
+                    sys.executable,
+                    str(Path(__file__).with_name("fault_server.py")),
+                    str(other.fileno()),
+                    str(self._memory),
+                ],
                 pass_fds=(other.fileno(), self._memory),
             )
         os.close(self._memory)

@@ -1,0 +1,210 @@
+"""A server that fails in every way: the right bytes or a typed error, never wrong bytes, and at a bounded cost."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import pytest
+from servers.faults import FaultServer, Script
+from servers.plain_storage import PlainStorage
+
+from streamload.errors import ShardChangedError, ShardNotFoundError, StorageError
+from streamload.fetch.download import Downloaded, DownloadLimits, Pin
+from streamload.fetch.transfers import Part, Source, TransferCounts, Transfers
+
+SEEDS = range(2)
+SHARD_BYTES = 1_000_003
+PART_BYTES = 128 << 10
+SHARDS = {f"bucket/train-{n}.tar": random.Random(n).randbytes(SHARD_BYTES) for n in range(3)}
+PATIENT = DownloadLimits(
+    stall_timeout_s=5.0, give_up_timeout_s=20.0, tries=25, first_backoff_s=0.01, most_backoff_s=0.1
+)
+DEADLINE_S = 30.0
+
+
+@pytest.fixture(scope="module")
+def running_server() -> Iterator[FaultServer]:
+    with FaultServer(SHARDS) as running:
+        asyncio.run(fetch(running.url, SHARD_BYTES, PATIENT, most=1))  # starts obstore's threads, which stay
+        yield running
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """What an epoch has brought: each shard's bytes as far as they were written, and the errors."""
+
+    shards: list[bytearray]
+    counts: TransferCounts
+    errors: list[BaseException]
+
+    def assert_right(self) -> None:
+        assert self.errors == []
+        assert self.shards == [bytearray(content) for content in SHARDS.values()]
+
+    def assert_right_or(self, error: type[StorageError]) -> None:
+        """All of it is right, or there is a typed error; `write` has compared every byte that came before."""
+        if self.errors:
+            assert isinstance(self.errors[0], error), self.errors
+        else:
+            self.assert_right()
+
+
+async def fetch(url: str, part_bytes: int, limits: DownloadLimits, most: int) -> Fetched:
+    """Every part of every shard once, with the shards' sizes not known before; ends with the first error."""
+    storage = PlainStorage(url)
+    sources = [Source(storage, f"{url}/{name}", Pin()) for name in SHARDS]
+    parts = [
+        Part(shard, number, start, start + part_bytes)
+        for shard in range(len(SHARDS))
+        for number, start in enumerate(range(0, SHARD_BYTES, part_bytes))
+    ]
+    contents = list(SHARDS.values())
+    todo, fetched = iter(parts), Fetched([bytearray(SHARD_BYTES) for _ in SHARDS], TransferCounts(), [])
+    ended, done = asyncio.Event(), []
+
+    def write(part: Part, offset: int, piece: bytes) -> None:
+        assert part.start <= offset < offset + len(piece) <= part.end
+        assert contents[part.shard][offset : offset + len(piece)] == bytes(piece)
+        fetched.shards[part.shard][offset : offset + len(piece)] = piece
+
+    def start_more() -> None:
+        while transfers.room() and (part := next(todo, None)):
+            transfers.start(part)
+        if not transfers.in_flight:
+            ended.set()
+
+    def on_done(part: Part, downloaded: Downloaded) -> None:
+        done.append(part)
+        start_more()
+
+    def on_failed(part: Part, error: BaseException) -> None:
+        fetched.errors.append(error)
+        ended.set()
+
+    transfers = Transfers(sources.__getitem__, write, on_done, on_failed, limits=limits, most=most)
+    start_more()
+    async with asyncio.timeout(DEADLINE_S):
+        await ended.wait()
+    await transfers.close()
+    assert fetched.errors or sorted(done, key=parts.index) == parts
+    return replace(fetched, counts=transfers.counts)
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """The server, and an epoch that is fetched from it."""
+
+    server: FaultServer
+
+    def fetch(
+        self, script: Script, *, part_bytes: int = PART_BYTES, limits: DownloadLimits = PATIENT, most: int = 8
+    ) -> Fetched:
+        self.server.play(script)
+        return asyncio.run(fetch(self.server.url, part_bytes, limits, most))
+
+
+@pytest.fixture
+def network(running_server: FaultServer) -> Network:
+    return Network(running_server)
+
+
+def test_a_server_without_faults_gets_one_request_for_each_part(network: Network) -> None:
+    network.fetch(Script()).assert_right()
+    report = network.server.report()
+    assert report.requests == 3 * -(-SHARD_BYTES // PART_BYTES)
+    assert report.sent_bytes == 3 * SHARD_BYTES
+    assert report.most_beside <= 8
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_bodies_that_are_all_cut_are_continued_from_there(network: Network, seed: int) -> None:
+    fetched = network.fetch(Script(seed=seed, cut_share=1.0))
+    fetched.assert_right()
+    assert fetched.counts.broken > 24
+    assert fetched.counts.received_bytes <= 1.05 * 3 * SHARD_BYTES
+    assert network.server.report().sent_bytes <= 1.05 * 3 * SHARD_BYTES
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_connections_that_are_reset_are_continued(network: Network, seed: int) -> None:
+    fetched = network.fetch(Script(seed=seed, reset_share=0.5, bytes_per_s=20e6))
+    fetched.assert_right()
+    assert fetched.counts.broken > 3
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("status", [503, 429, 500])
+def test_refused_requests_are_made_again(network: Network, seed: int, status: int) -> None:
+    fetched = network.fetch(Script(seed=seed, status=status, status_share=0.3), part_bytes=16 << 10)
+    fetched.assert_right()
+    counts = fetched.counts
+    assert (counts.throttled > 20, counts.broken > 20) == ((False, True) if status == 500 else (True, False))
+    assert network.server.report().requests <= 1.6 * 3 * -(-SHARD_BYTES // (16 << 10))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_answers_that_sleep_are_not_waited_for(network: Network, seed: int) -> None:
+    sleeping = Script(seed=seed, sleep_share=0.02, sleep_s=2 * DEADLINE_S, first_byte_s=0.005)
+    fetched = network.fetch(sleeping, part_bytes=16 << 10)
+    fetched.assert_right()
+    assert 1 <= fetched.counts.second <= 0.05 * 186 + 4
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_bodies_that_stall_are_given_up_and_continued(network: Network, seed: int) -> None:
+    fetched = network.fetch(Script(seed=seed, stall_share=0.1), limits=replace(PATIENT, stall_timeout_s=0.2))
+    fetched.assert_right()
+
+
+@pytest.mark.parametrize(("swap_at", "most"), [(1, 1), (5, 1), (20, 4)])
+def test_an_object_that_is_swapped_is_found_out(network: Network, swap_at: int, most: int) -> None:
+    fetched = network.fetch(Script(swap_at=swap_at), most=most)
+    assert isinstance(fetched.errors[0], ShardChangedError)
+    assert str(fetched.errors[0]).count("1000003 bytes and the version") == 2
+    assert "swapped-" in str(fetched.errors[0])
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_an_object_that_is_swapped_while_bodies_break_is_found_out(network: Network, seed: int) -> None:
+    fetched = network.fetch(Script(seed=seed, swap_at=30, cut_share=1.0), most=1)
+    assert isinstance(fetched.errors[0], ShardChangedError)
+
+
+@pytest.mark.parametrize("kind", ["wrong_range_share", "short_share", "whole_share"])
+@pytest.mark.parametrize("share", [0.3, 1.0])
+def test_answers_to_another_question_are_never_passed_on(network: Network, kind: str, share: float) -> None:
+    fetched = network.fetch(Script(**{kind: share}), limits=replace(PATIENT, tries=5 if share == 1.0 else 25))
+    if share == 1.0:
+        fetched.assert_right_or(StorageError)
+    else:
+        fetched.assert_right()
+
+
+def test_a_server_that_never_answers_is_an_error_within_the_time_out(network: Network) -> None:
+    limits = replace(PATIENT, stall_timeout_s=0.3, give_up_timeout_s=1.0)
+    fetched = network.fetch(Script(silent_share=1.0), limits=limits)
+    assert isinstance(fetched.errors[0], StorageError)
+    assert "requests in a row brought no byte" in str(fetched.errors[0])
+    assert "check the network" in str(fetched.errors[0])
+
+
+def test_an_object_that_is_not_there_is_asked_for_once(running_server: FaultServer) -> None:
+    running_server.play(Script())
+    storage, source = PlainStorage(running_server.url), f"{running_server.url}/bucket/none.tar"
+
+    async def main() -> BaseException:
+        failed = asyncio.get_running_loop().create_future()
+        transfers = Transfers(
+            lambda _: Source(storage, source, Pin()), print, print, lambda _, error: failed.set_result(error)
+        )
+        transfers.start(Part(0, 0, 0, 10))
+        try:
+            return await asyncio.wait_for(failed, DEADLINE_S)
+        finally:
+            await transfers.close()
+
+    assert isinstance(asyncio.run(main()), ShardNotFoundError)
+    assert running_server.report().requests == 1
