@@ -136,7 +136,9 @@ class ObjectStorage:
                 return await self._open_signed(place, wanted)
             error = storage_error(url, exc)
             if type(error) is ShardChangedError and etag is not None:
-                error = changed_error(url, etag, await self._etag_now(place))
+                now = await self._etag_now(place)
+                if now is None or not same_etag(etag, now):  # else it is only shorter than the range
+                    error = changed_error(url, etag, now)
             raise error from None
         total_bytes, now = result.meta["size"], quoted(result.meta["e_tag"])
         if not same_etag(etag, now):
