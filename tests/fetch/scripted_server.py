@@ -21,6 +21,7 @@ class Script:
 
     faults: list[str] = field(default_factory=list)
     etag: str = '"v1"'
+    ignores_if_match: bool = False
     requests: list[str] = field(default_factory=list)
     port: int = 0
 
@@ -72,7 +73,7 @@ async def _answer(script: Script, head: str, writer: asyncio.StreamWriter) -> bo
     body = CONTENT[start : last + 1]
     lines = [f"ETag: {script.etag}", "Last-Modified: Sat, 01 Jan 2022 00:00:00 GMT"]
     wanted = re.search(r"if-match: (.*)\r", head, re.IGNORECASE)
-    if wanted and wanted[1] != script.etag:
+    if wanted and wanted[1] != script.etag and not script.ignores_if_match:
         writer.write(b"HTTP/1.1 412 X\r\nContent-Length: 0\r\n\r\n")
         return True
     if found and fault != "whole":

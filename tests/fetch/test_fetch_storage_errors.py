@@ -59,9 +59,10 @@ def test_a_body_that_breaks_is_continued_or_told(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_if_match_keeps_to_one_version(kind: str) -> None:
     assert read(kind, Script(), etag='"v1"') == CONTENT[1000:300_000]
-    with pytest.raises(ShardChangedError, match='"old"') as caught:
-        read(kind, Script(), etag='"old"')
-    assert '"v1"' in str(caught.value)
+    for ignores_if_match in (False, True):
+        with pytest.raises(ShardChangedError, match='"old"') as caught:
+            read(kind, Script(ignores_if_match=ignores_if_match), etag='"old"')
+        assert '"v1"' in str(caught.value)
 
 
 @pytest.mark.parametrize(
