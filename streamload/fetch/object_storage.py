@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import fnmatch
 import re
+import ssl
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
@@ -136,7 +137,9 @@ class ObjectStorage:
                 return await self._open_signed(place, wanted)
             error = storage_error(url, exc)
             if type(error) is ShardChangedError and etag is not None:
-                error = changed_error(url, etag, await self._etag_now(place))
+                now = await self._etag_now(place)
+                if now is None or not same_etag(etag, now):  # else it is only shorter than the range
+                    error = changed_error(url, etag, now)
             raise error from None
         total_bytes, now = result.meta["size"], quoted(result.meta["e_tag"])
         if not same_etag(etag, now):
@@ -155,8 +158,7 @@ class ObjectStorage:
             address = place.unsigned_address(self._config.config.get("endpoint"))
         else:
             address = await obstore.sign_async(self._store(place), "GET", place.key, _SIGNED_FOR)
-        verified = not self._config.client.get("allow_invalid_certificates")
-        session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=verified))
+        session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=_tls(self._config.client)))
         return await open_http_range(session, address, wanted, on_close=session.close)
 
     async def _etag_now(self, place: ObjectPlace) -> str | None:
@@ -294,6 +296,13 @@ class _ObjectBody:
 
     async def aclose(self) -> None:
         self._stream = None  # the last reference: obstore closes the connection with it
+
+
+def _tls(client: Mapping[str, Any]) -> ssl.SSLContext | bool:
+    """How aiohttp is to check certificates, by the settings of obstore's client."""
+    if "root_certificate" in client:
+        return ssl.create_default_context(cadata=client["root_certificate"].decode("ascii"))
+    return not client.get("allow_invalid_certificates")
 
 
 def _body_error(url: str, exc: Exception) -> StorageError:

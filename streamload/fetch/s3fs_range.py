@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from operator import methodcaller
 from typing import Any
 
-from streamload.errors import StorageError
+from streamload.errors import ShardChangedError, StorageError
 from streamload.fetch.filesystem_errors import TellsErrors
 from streamload.fetch.http_range import Wanted, covered_bytes, strong_etag
 from streamload.fetch.storage import RangeBody, quoted, same_etag
@@ -31,8 +31,14 @@ async def open_s3fs_range(fs: Any, path: str, wanted: Wanted) -> RangeBody:
     if (strong := strong_etag(wanted.etag)) is not None:
         options["IfMatch"] = strong
     options |= {"Bucket": bucket, "Key": key, "Range": f"bytes={wanted.start}-{last}"}
-    with TellsErrors(wanted.url):
-        answer = await methodcaller("_call_s3", "get_object", **options)(fs)
+    try:
+        with TellsErrors(wanted.url):
+            answer = await methodcaller("_call_s3", "get_object", **options)(fs)
+    except ShardChangedError:
+        now = await _etag_now(fs, bucket, key)
+        if same_etag(wanted.etag, now):  # it is only shorter than the range
+            raise
+        raise changed_error(wanted.url, wanted.etag, now) from None
     body = answer["Body"]
     try:
         now = quoted(answer.get("ETag"))
@@ -43,6 +49,15 @@ async def open_s3fs_range(fs: Any, path: str, wanted: Wanted) -> RangeBody:
         body.close()
         raise
     return _S3Body(wanted.url, body, range_bytes, total_bytes, now)
+
+
+async def _etag_now(fs: Any, bucket: str, key: str) -> str | None:
+    try:
+        with TellsErrors(key):
+            found = await methodcaller("_call_s3", "head_object", Bucket=bucket, Key=key)(fs)
+    except StorageError:
+        return None
+    return quoted(found.get("ETag"))
 
 
 class _S3Body:

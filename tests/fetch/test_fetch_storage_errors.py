@@ -1,0 +1,162 @@
+"""What goes wrong with a storage: every answer becomes the right error, with advice and without secrets."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+
+import pytest
+from scripted_server import CONTENT, Script, serve
+
+from streamload.errors import ShardChangedError, ShardNotFoundError, StorageError, TransientStorageError
+from streamload.fetch.storage import without_secrets
+from streamload.fetch.storage_options import object_config, options_of
+from streamload.fetch.storages import Storages
+
+OPTIONS = {"key": "key-id", "secret": "told-secret", "token": "told-secret"}
+KINDS = ["s3", "http", "s3fs", "fsspec-http"]
+
+
+def storages_of(kind: str, script: Script) -> tuple[Storages, str]:
+    if kind == "http":
+        return Storages(), f"{script.address}/set/a.tar"
+    if kind == "fsspec-http":
+        return Storages({"block_size": 1}), f"{script.address}/set/a.tar"
+    options = {**OPTIONS, "endpoint_url": script.address, "client_kwargs": {"region_name": "us-east-1"}}
+    if kind == "s3fs":
+        options["config_kwargs"] = {"retries": {"max_attempts": 0}, "request_checksum_calculation": "when_required"}
+    return Storages(options), "s3://bucket/set/a.tar"
+
+
+def read(kind: str, script: Script, start: int = 1000, end: int | None = 300_000, etag: str | None = None) -> bytes:
+    async def whole() -> bytes:
+        async with serve(script):
+            storages, url = storages_of(kind, script)
+            try:
+                body = await storages.for_url(url).open_range(url, start, end, etag=etag)
+                return b"".join([bytes(chunk) async for chunk in body.chunks()])
+            finally:
+                await storages.aclose()
+
+    return asyncio.run(whole())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("fault", ["whole", "other", "short"])
+def test_wrong_bytes_are_never_given_out(kind: str, fault: str) -> None:
+    with pytest.raises(TransientStorageError):
+        read(kind, Script([fault] * 20))
+
+
+@pytest.mark.parametrize("kind", ["s3", "http"])
+def test_a_body_that_breaks_is_continued_or_told(kind: str) -> None:
+    script = Script(["cut"])
+    assert read(kind, script) == CONTENT[1000:300_000]
+    with pytest.raises(TransientStorageError):
+        read(kind, Script(["cut"] * 20))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_if_match_keeps_to_one_version(kind: str) -> None:
+    assert read(kind, Script(), etag='"v1"') == CONTENT[1000:300_000]
+    for ignores_if_match in (False, True):
+        with pytest.raises(ShardChangedError, match='"old"') as caught:
+            read(kind, Script(ignores_if_match=ignores_if_match), etag='"old"')
+        assert '"v1"' in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("fault", "error", "words"),
+    [
+        ("404 NoSuchBucket", ShardNotFoundError, "no such bucket"),
+        ("404 NoSuchKey", ShardNotFoundError, "no such shard"),
+        ("403 AccessDenied", StorageError, "access is denied"),
+        ("403 SignatureDoesNotMatch", StorageError, "secret key does not belong"),
+        ("403 InvalidAccessKeyId", StorageError, "does not know this access key"),
+        ("400 AuthorizationHeaderMalformed", StorageError, "another region"),
+        ("301 PermanentRedirect", StorageError, "another region"),
+        ("400 ExpiredToken", StorageError, "expired"),
+        ("503 SlowDown", TransientStorageError, "fewer requests"),
+        ("429 TooManyRequests", TransientStorageError, "fewer requests"),
+        ("500 InternalError", TransientStorageError, "try again later"),
+    ],
+)
+def test_what_an_answer_means(fault: str, error: type[StorageError], words: str) -> None:
+    with pytest.raises(error, match=words) as caught:
+        read("s3", Script([fault] * 20))
+    assert "told-secret" not in f"{caught.value!s} {caught.value.__cause__!s}"
+    assert caught.value.url == "s3://bucket/set/a.tar"
+    assert isinstance(caught.value, TransientStorageError) == (error is TransientStorageError)
+    sent = pickle.loads(pickle.dumps(caught.value))
+    if isinstance(sent, TransientStorageError):
+        assert sent.throttled == ("fewer" in words)
+
+
+def test_failures_before_the_body_are_tried_again() -> None:
+    script = Script(["503 SlowDown", "500 InternalError"])
+    assert read("s3", script) == CONTENT[1000:300_000]
+    assert len(script.requests) == 3
+
+
+def test_expired_credentials_are_renewed_once_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    from streamload.fetch import object_storage
+
+    made: list[str] = []
+    make = object_storage.make_store
+
+    def counted(place: object, config: object) -> object:
+        made.append(str(place))
+        return make(place, config)
+
+    monkeypatch.setattr(object_storage, "make_store", counted)
+    script = Script(["400 ExpiredToken"] * 4)
+
+    async def main() -> list[bytes]:
+        async with serve(script):
+            storages, url = storages_of("s3", script)
+
+            async def one() -> bytes:
+                body = await storages.for_url(url).open_range(url, 0, 100, etag=None)
+                return b"".join([bytes(chunk) async for chunk in body.chunks()])
+
+            try:
+                return await asyncio.gather(*(one() for _ in range(4)))
+            finally:
+                await storages.aclose()
+
+    assert asyncio.run(main()) == [CONTENT[:100]] * 4
+    assert len(made) == 2
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "words"),
+    [("http://127.0.0.1:1", "no connection"), ("http://no-such-host.invalid", "host is not known|no connection")],
+)
+def test_an_endpoint_that_is_not_there(endpoint: str, words: str) -> None:
+    storages = Storages({**OPTIONS, "endpoint_url": endpoint})
+    with pytest.raises(TransientStorageError, match=words):
+        storages.for_url("s3://b/a.tar").info("s3://b/a.tar")
+
+
+def test_urls_are_shown_without_secrets() -> None:
+    assert without_secrets("https://me:pw@h/a.tar?X-Signature=abc&v=1") == "https://...@h/a.tar?X-Signature=...&v=..."
+    assert without_secrets("s3://b/a.tar") == "s3://b/a.tar"
+
+
+def test_options_in_fsspecs_spellings() -> None:
+    made = object_config(
+        "s3", {"key": "k", "secret": "s", "client_kwargs": {"endpoint_url": "http://e", "verify": False}}
+    )
+    assert made is not None
+    assert made.config == {"access_key_id": "k", "secret_access_key": "s", "endpoint": "http://e"}
+    assert made.client == {"allow_http": True, "allow_invalid_certificates": True}
+    anonymous = object_config("s3a", {"anon": True, "requester_pays": True})
+    assert anonymous is not None
+    assert anonymous.config == {"skip_signature": True, "request_payer": True}
+    azure = object_config("abfs", {"account_name": "a", "sas_token": "t"})
+    assert azure is not None
+    assert azure.config == {"account_name": "a", "sas_key": "t"}
+    assert object_config("s3", {"config_kwargs": {}}) is None
+    assert options_of("s3", {"s3": {"key": "k"}, "gs": {"token": "t"}, "anon": False}) == {"anon": False, "key": "k"}
+    with pytest.raises(ValueError, match=r"'keyy', which s3:// does not know; it knows .*key.*secret"):
+        Storages({"keyy": "k"}).for_url("s3://b/a.tar")
