@@ -74,16 +74,9 @@ class ArchivePart:
         return self.octets[first : first + size].tobytes()
 
     def first_nonzero(self, position: int) -> int | None:
-        """Where the block with the first byte starts that is not zero, looking from `position` on; None if all are.
-
-        Raises:
-            NotArrivedError: the block has not come as a whole.
-        """
+        """Where the block with the first byte starts that is not zero, looking from `position` on; None if all are."""
         for first in range(position - self.start, len(self.octets), _BYTES_AT_ONCE):
             found = np.flatnonzero(self.octets[first : first + _BYTES_AT_ONCE])
             if len(found):
-                block = self.start + (first + int(found[0])) // BLOCK_BYTES * BLOCK_BYTES
-                if block + BLOCK_BYTES > self.available and not self.whole:
-                    raise NotArrivedError(min(block + BLOCK_BYTES, self.limit))
-                return block
+                return self.start + (first + int(found[0])) // BLOCK_BYTES * BLOCK_BYTES
         return None

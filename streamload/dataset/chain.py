@@ -118,7 +118,7 @@ class _Chain:
 
     def __init__(self, part: ArchivePart, url: str, strict: bool) -> None:
         self._part = part
-        self._reader = HeaderReader(part.octets, part.start, part.total)
+        self._reader = HeaderReader(part.octets, part.start)
         self._url = url
         self._strict = strict
         self._names: list[bytes] = []

@@ -76,7 +76,7 @@ class GrowingTable:
                 pieces can be added then.
             ValueError: the piece does not begin where the last one ended.
         """
-        if self.ended or piece.start != self.resume:
+        if piece.start != self.resume:
             raise ValueError(f"a piece from {piece.start} on does not follow what ended at {self.resume}")
         table = piece.table
         self._note_keys(table)

@@ -37,7 +37,7 @@ class HeaderRun:
     Attributes:
         starts: int64[n + 1], where each header starts, and where the next one would.
         plain: bool[n], True where the header is in order and says only that a regular file follows, which lies
-            within the archive; False means "look closer".
+            within what is there of the archive; False means "look closer".
         extension: bool[n], True where the header is in order and says that a pax header or a GNU long name follows.
         sizes: int64[n], payload bytes; meaningless where neither.
         blocks: uint8[n, 512], the headers.
@@ -73,17 +73,15 @@ class HeaderReader:
     faults than everything that is done with them.
     """
 
-    def __init__(self, data: NDArray[np.uint8], start: int = 0, total: int | None = None) -> None:
+    def __init__(self, data: NDArray[np.uint8], start: int = 0) -> None:
         """Prepare to read.
 
         Args:
             data: uint8[N], the bytes of the archive from `start` on, as far as they are there.
             start: where in the archive they begin, a multiple of 512.
-            total: the size of the whole archive; by default it ends with `data`, as far as can be told.
         """
         self._data = data
         self._start = start
-        self._limit = len(data) if total is None else total - start
         self._blocks = data[: len(data) // BLOCK_BYTES * BLOCK_BYTES].reshape(-1, BLOCK_BYTES)
         self._headers = np.empty((_HEADERS_AT_ONCE, BLOCK_BYTES), np.uint8)
         self._scratch = np.empty((2, _HEADERS_AT_ONCE, BLOCK_BYTES // 8), np.uint64)
@@ -93,10 +91,9 @@ class HeaderReader:
 
         Returns:
             A run that ends before the first block whose size field holds no number (a block of zeros, for example)
-            and before the end of the data; it may be empty. It is good until the next call. The payload of its last
-            header may lie behind the data, but not behind the archive's end.
+            and before the end of the data; it may be empty. It is good until the next call.
         """
-        starts = _walk(self._data, position - self._start, self._limit)
+        starts = _walk(self._data, position - self._start)
         count = len(starts) - 1
         # "clip" only because NumPy copies once more otherwise: the walk stays within the data.
         headers = np.take(self._blocks, starts[:-1] // BLOCK_BYTES, axis=0, out=self._headers[:count], mode="clip")
@@ -111,7 +108,7 @@ class HeaderReader:
             & _is_terminator(headers[:, _SIZE_OFFSET + 11])
             & ((magic == b"ustar") | (magic == b"ustar "))
             & (headers[:, _PADDED_FIELDS] != _SPACE).all(axis=1)
-            & (payload_ends <= self._limit)
+            & (payload_ends <= len(self._data))
             & (starts[1:] == -(-payload_ends // BLOCK_BYTES) * BLOCK_BYTES)
         )
         plain = sound & ((typeflag == _REGULAR[0]) | (typeflag == _REGULAR[1]) | (typeflag == _REGULAR[2]))
@@ -119,11 +116,8 @@ class HeaderReader:
         return HeaderRun(starts + self._start, plain, extension, sizes, headers)
 
 
-def _walk(data: NDArray[np.uint8], position: int, limit: int) -> NDArray[np.int64]:
-    """Where headers start, if every size field is right: the only thing done in Python for every member.
-
-    No base-256 size above `limit` is followed, so positions stay below what int64 holds.
-    """
+def _walk(data: NDArray[np.uint8], position: int) -> NDArray[np.int64]:
+    """Where headers start, if every size field is right: the only thing done in Python for every member."""
     ends = [position]
     view = data.data
     while len(ends) <= _HEADERS_AT_ONCE:
@@ -135,7 +129,7 @@ def _walk(data: NDArray[np.uint8], position: int, limit: int) -> NDArray[np.int6
             break
         except ValueError:
             size = parse_size(data[position + _SIZE_OFFSET : position + _SIZE_OFFSET + 12].tobytes())
-            if size is None or size > limit:
+            if size is None or size > len(data):
                 break
             position += BLOCK_BYTES + padded(size)
             ends.append(position)

@@ -81,6 +81,7 @@ def check_piece(piece: ScannedPiece, start: int, available: int) -> None:
     assert piece.start == start
     assert piece.resume >= start
     assert piece.needs is None or piece.needs > available
+    assert sorted(set(table.member_field.tolist())) == list(range(len(table.fields)))
     if len(table.member_offset):
         assert start < table.member_offset[0]
         assert (table.member_offset + table.member_size).max() <= piece.resume
@@ -297,6 +298,14 @@ def test_zeros_behind_the_end_mark_are_checked_as_they_come() -> None:
         check_same_outcome(bytes(broken), [mark + 1024, cut])
 
 
+def test_what_follows_the_end_mark_is_told_when_its_block_has_come() -> None:
+    first = plain_archive(2).whole()
+    for behind in (plain_archive(1).whole(), b"\0x" + bytes(510)):
+        for known in (True, False):
+            for cut in range(len(first), len(first) + 520, 40):
+                check_same_outcome(first + behind, [min(cut, len(first + behind))], known=known)
+
+
 def test_without_the_size_a_shard_does_not_end() -> None:
     content = plain_archive(3).whole()
     piece = scan_prefix(memoryview(content), URL, start=0, available=len(content), total=None)
@@ -354,8 +363,9 @@ def test_adding_copies_little() -> None:
     content = SOUND["long"]
     growing, places = GrowingTable(URL), set()
     for piece in pieces_of(content, list(range(0, len(content), 6_000)))[:-1]:
-        places.add(growing.add(piece).member_offset.ctypes.data)
-    assert len(places) == 1
+        places.add(growing.add(piece).key_bytes.ctypes.data)
+    assert 2048 < len(growing.table.key_bytes) <= 4096
+    assert len(places) <= 3
 
 
 _GUARDED = """

@@ -156,6 +156,28 @@ def test_the_end_of_a_shard_is_scanned_when_its_size_becomes_known(arrival: Arri
     assert arrival.tables.counts.values[1] == COUNTS[1]
 
 
+def test_a_size_that_was_told_once_is_remembered(arrival: Arrival) -> None:
+    arrival.scans.ask_for([1])
+    arrival.bring(1, 600)
+    arrival.bring(1, 1 << 30, total=False)
+    assert arrival.scan() is not None
+    assert arrival.tables.counts.values[1] == COUNTS[1]
+
+
+def test_asking_twice_is_asking_once(arrival: Arrival) -> None:
+    arrival.scans.ask_for([0, 0])
+    arrival.bring(0, 5_000)
+    arrival.scans.ask_for([0])
+    assert arrival.scans.next_task() is not None
+    arrival.scans.ask_for([0])
+    arrival.bring(0, 10_000)
+    assert arrival.scans.next_task() is None
+    local = Scans(arrival.tables, strict=True)
+    local.ask_for([1, 1])
+    local.ask_for([1])
+    assert [task is None for task in (local.next_task(), local.next_task())] == [False, True]
+
+
 def test_bytes_of_shards_that_nobody_asked_for(arrival: Arrival) -> None:
     arrival.bring(3, 1 << 30)
     assert arrival.scans.next_task() is None

@@ -219,6 +219,7 @@ def test_a_table_grows_with_every_piece_and_is_kept_when_it_is_whole(bare: Listi
     assert table.keys() == whole.keys()
     assert tables.column(2, table, ("cls",)).tolist() == whole.column(("cls",)).tolist()
     assert tables.counts.values.tolist() == [-1, -1, 4]
+    assert tables._growing == {}, "what is needed for growing is let go"
     kept = Tables(bare, ScanCache(cache), strict=True).find(2)
     assert kept is not None
     assert kept.member_offset.tolist() == whole.member_offset.tolist()
