@@ -15,6 +15,7 @@ from streamload.errors import WorkerError
 from streamload.feeder import Feeder
 from streamload.fetch.resident import ResidentShards
 from streamload.launch import Child, launch
+from streamload.loop_thread import LoopThread
 from streamload.memory.channel import Channel
 from streamload.memory.mapped import Bytes
 from streamload.memory.slots import HeapSlots, SlotReader
@@ -66,21 +67,21 @@ class FeederProcess:
     itself when the trainer is killed.
 
     Args:
-        configure: the feeder's first message.
+        workers: how many processes it is to start.
         on_map: called with every newly mapped slot.
     """
 
-    def __init__(self, configure: Configure, on_map: Callable[[Bytes], None] | None) -> None:
+    def __init__(self, workers: int, on_map: Callable[[Bytes], None] | None) -> None:
         self._slots = SlotReader(on_map)
         self._put_back: deque[Any] = deque()
-        workers = configure.workers if configure.executor == "process" else 0
+        self._used = False
         self._child = child = launch("streamload.feeder_start", workers)
         self._channel = Channel(child.socket)
         self._end = weakref.finalize(self, _end, child, self._channel, self._slots, os.getpid())
-        self.send(configure)
 
     def send(self, message: Any) -> None:
         """Give the feeder a message; if it is dead, the next `receive` says so."""
+        self._used = self._used or isinstance(message, Configure)
         try:
             self._channel.send(message)
         except ConnectionError:
@@ -119,7 +120,7 @@ class FeederProcess:
 
     def __del__(self) -> None:
         end = getattr(self, "_end", None)  # there is none if the process could not be started
-        if end is not None and end.alive:
+        if end is not None and end.alive and self._used:
             message = "a StreamLoader was dropped without close() or `with`; its processes are ended now"
             warnings.warn(message, ResourceWarning, source=self, stacklevel=2)
 
@@ -158,15 +159,20 @@ class FeederHere:
     def __init__(self, configure: Configure, job: Job) -> None:
         self._slots = HeapSlots()
         self._messages: deque[Any] = deque()
-        shards = ResidentShards(configure.listing.shards)
+        self._loop: LoopThread | None = None
         pools: list[CallerPool] = []
 
-        def start_pool(feeder: Feeder) -> CallerPool:
+        def start_pool(feeder: Feeder, shards: ResidentShards) -> CallerPool:
             pools.append(CallerPool(job=job, shards=shards, slots=self._slots, events=feeder))
             return pools[0]
 
         self._feeder = Feeder(
-            configure, self._slots, lambda message, _: self._messages.append(message), start_pool, in_process=True
+            configure,
+            self._slots,
+            lambda message, _: self._messages.append(message),
+            start_pool,
+            self._in_loop,
+            in_process=True,
         )
         self._pool = pools[0]
         self._closed = False
@@ -184,12 +190,20 @@ class FeederHere:
         """Give the feeder a message."""
         self._feeder.handle(message)
 
-    def receive(self, _timeout_s: float | None, /) -> Any:
-        """The feeder's next message, after as much work as that takes."""
+    def receive(self, timeout_s: float | None, /) -> Any:
+        """The feeder's next message, after as much work as that takes; the time-out is for what has to be fetched."""
         while not self._messages:
-            if not self._pool.step():
+            if self._pool.step():
+                continue
+            if self._loop is None:
                 raise RuntimeError("the feeder has nothing to do and nothing to say")
+            self._loop.turn(timeout_s)
         return self._messages.popleft()
+
+    def _in_loop(self, action: Callable[[], None]) -> None:
+        if self._loop is None:
+            self._loop = LoopThread()
+        self._loop.call(action)
 
     def taken(self, batches: int) -> None:
         """Tell the feeder that so many batches were taken."""
@@ -204,6 +218,10 @@ class FeederHere:
 
     def close(self) -> None:
         """Forget everything."""
-        self._closed = True
-        self._feeder.close()
+        if not self._closed:
+            self._closed = True
+            self._feeder.close()
+            if self._feeder.near is not None:
+                self._loop = self._loop or LoopThread()
+                self._loop.close(self._feeder.near.close())
         self._messages.clear()

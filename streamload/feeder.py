@@ -13,9 +13,15 @@ from streamload.dataset.scan_cache import ScanCache
 from streamload.decode.dealing import Learned, RowBatcher
 from streamload.decode.failure import Attempt, failure_of
 from streamload.decode.pool import Pool
+from streamload.decode.scan_feed import ScanFeed
 from streamload.decode.scans import Scans
 from streamload.decode.tasks import RowsDone, ScanDone
 from streamload.epochs import Epochs
+from streamload.fetch.disk_cache import DiskCache
+from streamload.fetch.fetcher import Fetcher, fetched_shards
+from streamload.fetch.near import Near
+from streamload.fetch.parts import PART_BYTES
+from streamload.fetch.resident import ResidentShards
 from streamload.fetch.tables import Tables
 from streamload.memory.channel import MAX_DESCRIPTORS
 from streamload.memory.slots import Slots
@@ -35,7 +41,8 @@ class Feeder:
         configure: what to do.
         slots: whose memory the batches lie in.
         send: takes messages for the trainer, with descriptors.
-        start_pool: starts the workers; gets the feeder for their events.
+        start_pool: starts the workers; gets the feeder for their events, and where shards are.
+        in_loop: has something called in the event loop soon.
         in_process: there is no other process: slots have no descriptors, and nothing is done before it is asked for.
     """
 
@@ -44,7 +51,8 @@ class Feeder:
         configure: Configure,
         slots: Slots,
         send: Send,
-        start_pool: Callable[[Feeder], Pool],
+        start_pool: Callable[[Feeder, ResidentShards], Pool],
+        in_loop: Callable[[Callable[[], None]], None],
         *,
         in_process: bool = False,
     ) -> None:
@@ -52,8 +60,13 @@ class Feeder:
         self._settings = configure.settings
         self._slots = slots
         self._send = send
-        self._tables = Tables(configure.listing, ScanCache(None), strict=configure.settings.strict)
-        self._scans = Scans(self._tables, strict=configure.settings.strict)
+        self._in_loop = in_loop
+        self._turn_is_due = False
+        storages, strict = configure.fetching.storages, configure.settings.strict
+        self._tables = Tables(configure.listing, ScanCache(None), strict=strict, storages=storages)
+        self.near = near = self._make_near(configure)
+        self._scans = Scans(self._tables, strict=strict, arriving=() if near is None else near.fetcher.fetched)
+        self._feed = None if near is None else ScanFeed(self._scans, self._tables, near.fetcher)
         self._learned = Learned()
         self._totals = FeederTotals()
         self._announced: set[int] = set()
@@ -61,7 +74,8 @@ class Feeder:
         self._epochs = Epochs(
             self._begin, self._deliver, lambda: send(EpochEnded(self._totals), ()), works_ahead=not in_process
         )
-        self.pool = start_pool(self)
+        shards = ResidentShards(configure.listing.shards, None if near is None else near.fetcher)
+        self.pool = start_pool(self, shards)
 
     def handle(self, message: Any) -> None:
         """Take a message from the trainer, and do what can be done now. Whatever fails is sent, not raised."""
@@ -102,9 +116,42 @@ class Feeder:
         self._fail(error)
 
     def close(self) -> None:
-        """End the workers and close the slots. Calling it twice is fine."""
+        """End the workers and close the slots. Calling it twice is fine. `near` is closed by whoever has the loop."""
         self.pool.close()
         self._slots.close()
+
+    def _make_near(self, configure: Configure) -> Near | None:
+        """What brings shards near, if there are any that need that."""
+        listing, fetching = configure.listing, configure.fetching
+        fetched = fetched_shards(listing, fetching.storages)
+        if not fetched and not any(map(self._tables.is_remote, range(len(listing.shards)))):
+            return None
+        folder = fetching.cache_folder
+        fetcher = Fetcher(
+            listing,
+            fetched,
+            fetching.storages,
+            budget_bytes=fetching.budget_bytes,
+            slot_bytes=self._slots.held_bytes,
+            wake=self._take_turn_soon,
+            progress=self._take_turn_soon,
+            cache=None if folder is None else DiskCache(folder, fetching.cache_bytes, part_bytes=PART_BYTES),
+        )
+        return Near(fetcher, self._tables, wake=self._take_turn_soon, progress=self._take_turn_soon)
+
+    def _take_turn_soon(self) -> None:
+        if not self._turn_is_due:
+            self._turn_is_due = True
+            self._in_loop(self._take_turn)
+
+    def _take_turn(self) -> None:
+        """Go on with fetching, and with what has come."""
+        self._turn_is_due = False
+        with self._failing():
+            assert self.near is not None
+            self.near.pump()
+            self.pool.drop_shards(self.near.fetcher.take_closed())
+            self._pump()
 
     def _on_scanned(self, done: ScanDone) -> None:
         with Attempt() as attempt:
@@ -125,10 +172,13 @@ class Feeder:
             learned=self._learned,
             totals=self._totals,
             before=before,
+            near=self.near,
         )
 
     def _pump(self) -> None:
         self._epochs.pump()
+        if self._feed is not None:
+            self._feed.pump()
         while self.pool.has_room() and (task := self._scans.next_task()) is not None:
             self.pool.submit(task)
         if self._counting and self._tables.counts.complete:

@@ -6,18 +6,19 @@ import asyncio
 import os
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from streamload.decode.failure import Attempt, failure_of
 from streamload.decode.in_process import ThreadPool
 from streamload.decode.pool import Pool, ProcessPool
 from streamload.feeder import Feeder
+from streamload.fetch.listing import list_shards
 from streamload.fetch.resident import ResidentShards
 from streamload.launch import WorkerChild
 from streamload.memory.async_channel import AsyncChannel
 from streamload.memory.slots import SlotPool
-from streamload.messages import Configure, Failed
+from streamload.messages import Configure, Failed, FindShards, Found
 
 __all__ = ["run"]
 
@@ -47,24 +48,41 @@ class _Process:
         self._trainer = trainer
         self._launched = launched
         self._feeder: Feeder | None = None
+        self._finding: asyncio.Task[None] | None = None
         self.ended = asyncio.Event()
         self._channel = AsyncChannel(sock, self._on_message, self.ended.set)
         self._watch_trainer()
 
     def _on_message(self, message: Any, _: list[int]) -> None:
-        if isinstance(message, Configure):
+        if isinstance(message, FindShards):
+            self._finding = asyncio.create_task(self._find(message))
+        elif isinstance(message, Configure):
             slots = SlotPool()
             with Attempt() as attempt:
                 self._feeder = Feeder(
-                    message, slots, self._send, lambda feeder: self._start_pool(message, slots, feeder)
+                    message,
+                    slots,
+                    self._send,
+                    lambda feeder, shards: self._start_pool(message, slots, feeder, shards),
+                    self._in_loop,
                 )
             if attempt.error is not None:
                 self._send(Failed(failure_of(attempt.error)), ())
         elif self._feeder is not None:
             self._feeder.handle(message)
 
-    def _start_pool(self, configure: Configure, slots: SlotPool, feeder: Feeder) -> Pool:
-        shards = ResidentShards(configure.listing.shards)
+    def _in_loop(self, action: Callable[[], None]) -> None:
+        self._loop.call_soon(action)
+
+    async def _find(self, wanted: FindShards) -> None:
+        """List shards, on a thread: storages block while they list."""
+        with Attempt() as attempt:
+            listing = await asyncio.to_thread(list_shards, wanted.urls, wanted.index, wanted.storages)
+            self._send(Found(listing), ())
+        if attempt.error is not None:
+            self._send(Failed(failure_of(attempt.error)), ())
+
+    def _start_pool(self, configure: Configure, slots: SlotPool, feeder: Feeder, shards: ResidentShards) -> Pool:
         if configure.executor == "thread":
             return ThreadPool(configure.workers, job=configure.job, shards=shards, slots=slots, events=feeder)
         return ProcessPool(
@@ -95,10 +113,12 @@ class _Process:
             except OSError:  # the kernel is older than 5.3: then the socket tells
                 return
 
-    def close(self) -> None:
+    async def close(self) -> None:
         self._channel.close()
         if self._feeder is not None:
             self._feeder.close()
+            if self._feeder.near is not None:
+                await self._feeder.near.close()
             return
         for worker in self._launched:  # nobody has taken them over
             worker.child.socket.close()
@@ -108,4 +128,4 @@ class _Process:
 async def _serve(sock: socket.socket, trainer: int, launched: list[WorkerChild]) -> None:
     process = _Process(sock, trainer, launched)
     await process.ended.wait()
-    process.close()
+    await process.close()

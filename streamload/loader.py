@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import os
-import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal
 
-from streamload.batch.transfer import cuda_registry, pinning
-from streamload.connection import Connection, FeederHere, FeederProcess
-from streamload.decode.failure import error_from
 from streamload.decode.tasks import OnError
 from streamload.delivery import Delivery
-from streamload.errors import LoaderClosedError, LoaderStateError, SampleError
-from streamload.fetch.listing import list_shards
-from streamload.messages import Configure, Counted, CountSamples, EpochStart, Failed
+from streamload.errors import LoaderStateError, SampleError
+from streamload.feeder_link import FeederLink
+from streamload.messages import EpochStart
 from streamload.options import Executor, Options, Transform, rank_and_world_size
 from streamload.order.plan import batches_per_rank
 from streamload.order.state import LoaderState, check, fingerprint
@@ -68,7 +64,14 @@ class StreamLoader:
             run can be resumed at another world size.
         rank: this process's; by default torch.distributed's, or RANK's.
         world_size: the number of ranks; by default torch.distributed's, or WORLD_SIZE's.
-        index: a folder with the index of the shards, if it is not beside them.
+        index: a folder with the index of the shards, if it is not beside them; it may be remote.
+        storage_options: credentials and the like for remote storage, in fsspec's spellings (`key`, `secret`, `token`,
+            `anon`, `endpoint_url`, `client_kwargs`). What is not given is found where other tools find it.
+        filesystem: an fsspec filesystem to read everything with.
+        cache_dir: keep remote shards in this folder, which all ranks of a machine may share.
+        cache_size: how large that may get, as a number of bytes or "200GB"; by default nine tenths of what is free.
+        memory_budget: what shards and batches may take in memory, likewise; "auto" is a quarter of the free memory,
+            divided among the ranks of a machine. Local uncompressed shards take none of it.
         on_error: a sample that fails is raised ("raise"), left out of its batch ("skip"), or replaced by another sample
             of its batch ("replace", which keeps ranks in step). A transform's TypeError, NameError and the like are
             mistakes in the program and always raised.
@@ -107,6 +110,11 @@ class StreamLoader:
         rank: int | None = None,
         world_size: int | None = None,
         index: str | os.PathLike[str] | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+        filesystem: Any = None,
+        cache_dir: str | os.PathLike[str] | None = None,
+        cache_size: int | str | None = None,
+        memory_budget: int | str = "auto",
         on_error: OnError = "raise",
         max_errors: int | None = None,
         strict: bool = True,
@@ -131,13 +139,19 @@ class StreamLoader:
             seed=seed,
             shuffle_window=shuffle_window,
             lanes=lanes,
+            storage_options=storage_options,
+            filesystem=filesystem,
+            cache_dir=cache_dir,
+            cache_size=cache_size,
+            memory_budget=memory_budget,
             on_error=on_error,
             max_errors=max_errors,
             strict=strict,
             verify=verify,
         )
         self.rank, self.world_size = rank_and_world_size(rank, world_size)
-        self._listing = list_shards(urls, index)
+        self._link = FeederLink(self._options, urls, index)
+        self._listing = self._link.listing
         if self._listing.counts is not None:  # else the fields are not known yet, and the first batch tells
             self._options.check_fields_exist(self._listing.fields)
         self._lanes = self.world_size if lanes is None else lanes
@@ -146,9 +160,7 @@ class StreamLoader:
         self._dataset: str | None = None
         self._standing = Standing()
         self._epoch_to_come: int | None = None
-        self._connection: Connection | None = None
         self._pass: weakref.ref[Pass] | None = None
-        self._closed = False
         self._meter = Meter()
 
     def __reduce__(self) -> str | tuple[Any, ...]:
@@ -182,7 +194,7 @@ class StreamLoader:
             ShardFormatError: a shard is damaged.
         """
         if self._counts is None:
-            self._counts = self._count()
+            self._counts = self._link.count(self._lanes)
         order = self._options.pipeline(self._lanes).order
         return batches_per_rank(order, sum(self._counts), self.rank, self.world_size)
 
@@ -197,7 +209,7 @@ class StreamLoader:
         self._end_pass("another pass of the same loader has begun; for two at once make two loaders")
         epoch, position = self._next_start()
         self._epoch_to_come = None
-        connection = self._connect()
+        connection = self._link.connect(self._lanes)
         connection.send(EpochStart(epoch, position, self.rank, self.world_size))
         self._standing = Standing(epoch, position)
         begun = Pass(
@@ -263,7 +275,7 @@ class StreamLoader:
         )
         self._end_pass("a state was loaded")
         if loaded.lanes != self._lanes:
-            self._disconnect()
+            self._link.disconnect()
             self._lanes = loaded.lanes
         self._standing = Standing(loaded.epoch, loaded.position)
         self._epoch_to_come = None
@@ -274,9 +286,8 @@ class StreamLoader:
 
     def close(self) -> None:
         """End the feeder and its workers. Batches that were delivered stay valid. Calling it twice is fine."""
-        self._closed = True
         self._end_pass("the loader was closed")
-        self._disconnect()
+        self._link.close()
 
     def __enter__(self) -> StreamLoader:
         return self
@@ -295,51 +306,11 @@ class StreamLoader:
             return standing.epoch, standing.position
         return (standing.epoch + 1 if to_come is None else to_come), 0
 
-    def _connect(self) -> Connection:
-        if self._closed:
-            raise LoaderClosedError("the loader was closed; make a new one")
-        if self._connection is None or self._connection.closed:
-            self._connection = self._start_feeder()
-        return self._connection
-
-    def _start_feeder(self) -> Connection:
-        options = self._options
-        configure = Configure(
-            listing=self._listing,
-            settings=options.pipeline(self._lanes),
-            job=options.pickled_job() if options.workers else b"",
-            workers=options.workers,
-            executor=options.executor,
-            import_path=tuple(entry or os.getcwd() for entry in sys.path),
-        )
-        if options.workers == 0:
-            return FeederHere(configure, options.job())
-        registry = cuda_registry() if options.pin_memory else None
-        return FeederProcess(configure, None if registry is None else pinning(registry))
-
-    def _disconnect(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()
-
     def _end_pass(self, why: str) -> None:
         running = None if self._pass is None else self._pass()
         if running is not None:
             running.close(why)
         self._pass = None
-
-    def _count(self) -> tuple[int, ...]:
-        connection = self._connect()
-        connection.send(CountSamples())
-        meanwhile: list[Any] = []  # of a pass that is under way
-        try:
-            while not isinstance(message := connection.receive(None), Counted):
-                meanwhile.append(message)
-                if isinstance(message, Failed):
-                    raise error_from(message.failure)
-        finally:
-            connection.put_back(meanwhile)
-        return message.counts
 
     def _fingerprint(self) -> str:
         if self._dataset is None:

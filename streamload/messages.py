@@ -8,15 +8,61 @@ from typing import Literal
 from streamload.decode.dealing import EpochStart, PipelineSettings
 from streamload.decode.tasks import Failure
 from streamload.fetch.listing import Listing
+from streamload.fetch.storages import Storages
 from streamload.pipeline import ReadyBatch
 from streamload.statistics import FeederTotals
 
-__all__ = ["Configure", "CountSamples", "Counted", "EpochEnded", "EpochStart", "Failed", "Ready", "Taken"]
+__all__ = [
+    "Configure",
+    "CountSamples",
+    "Counted",
+    "EpochEnded",
+    "EpochStart",
+    "Failed",
+    "Fetching",
+    "FindShards",
+    "Found",
+    "Ready",
+    "Taken",
+]
+
+
+@dataclass(frozen=True)
+class Fetching:
+    """How shards are brought near.
+
+    Attributes:
+        storages: where they lie.
+        budget_bytes: what they and the batches may take in memory.
+        cache_folder: for a disk cache; None for none.
+        cache_bytes: how large that may get.
+    """
+
+    storages: Storages
+    budget_bytes: int
+    cache_folder: str | None
+    cache_bytes: int
+
+
+@dataclass(frozen=True)
+class FindShards:
+    """The trainer wants to know which shards there are; sent before `Configure` or never."""
+
+    urls: tuple[str, ...]
+    index: str | None
+    storages: Storages
+
+
+@dataclass(frozen=True)
+class Found:
+    """The shards."""
+
+    listing: Listing
 
 
 @dataclass(frozen=True)
 class Configure:
-    """The trainer's first message: everything that holds for all epochs.
+    """The trainer's first message, but for `FindShards`: everything that holds for all epochs.
 
     Attributes:
         listing: the shards.
@@ -24,6 +70,7 @@ class Configure:
         job: a cloudpickle of the `Job`.
         workers: how many.
         executor: where they run.
+        fetching: how shards that are not files of this machine, or are compressed, are brought near.
         import_path: the trainer's `sys.path`.
     """
 
@@ -32,6 +79,7 @@ class Configure:
     job: bytes
     workers: int
     executor: Literal["process", "thread"]
+    fetching: Fetching
     import_path: tuple[str, ...]
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import inf
 from typing import Any, Literal
 
@@ -13,6 +15,9 @@ import cloudpickle
 
 from streamload.decode.dealing import PipelineSettings
 from streamload.decode.tasks import SAMPLE_NAMES, Job, OnError
+from streamload.fetch.budget import default_budget, parse_bytes
+from streamload.fetch.storages import Storages
+from streamload.messages import Fetching
 from streamload.order.plan import OrderOptions
 
 __all__ = ["Options", "Transform", "available_processors", "rank_and_world_size"]
@@ -21,7 +26,7 @@ Executor = Literal["process", "thread"]
 Transform = Callable[..., Any] | Mapping[str, Callable[..., Any]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Options:
     """The arguments of `StreamLoader`, which documents them.
 
@@ -47,6 +52,11 @@ class Options:
     seed: int
     shuffle_window: int
     lanes: int | None
+    storage_options: Mapping[str, Any] | None
+    filesystem: Any
+    cache_dir: str | os.PathLike[str] | None
+    cache_size: int | str | None
+    memory_budget: int | str
     on_error: OnError
     max_errors: int | None
     strict: bool
@@ -57,13 +67,37 @@ class Options:
         self._check_choices()
         self._check_functions()
         self._check_fields()
+        self._check_storage()
 
     @property
     def workers(self) -> int:
         """How many workers; "auto" resolved: the processors of this process, divided among a node's ranks."""
         if self.num_workers != "auto":
             return self.num_workers
-        return max(1, available_processors() // _positive(os.environ.get("LOCAL_WORLD_SIZE")))
+        return max(1, available_processors() // local_ranks())
+
+    @cached_property
+    def storages(self) -> Storages:
+        """Where shards lie."""
+        return Storages(self.storage_options, self.filesystem)
+
+    def fetching(self) -> Fetching:
+        """The part that concerns shards that have to be brought near."""
+        budget = self.memory_budget
+        folder = None if self.cache_dir is None else os.path.abspath(os.path.expanduser(os.fspath(self.cache_dir)))
+        return Fetching(
+            self.storages,
+            default_budget(local_ranks()) if budget == "auto" else parse_bytes("memory_budget", budget),
+            folder,
+            0 if folder is None else self._cache_bytes(folder),
+        )
+
+    def _cache_bytes(self, folder: str) -> int:
+        if self.cache_size is not None:
+            return parse_bytes("cache_size", self.cache_size)
+        while not os.path.isdir(folder):
+            folder = os.path.dirname(folder)
+        return shutil.disk_usage(folder).free * 9 // 10
 
     def job(self) -> Job:
         """The part that concerns what is made of a sample."""
@@ -174,6 +208,23 @@ class Options:
                 raise ValueError(f"transform has a function for {name!r}; use one on whole samples for that")
             if name not in names:
                 raise ValueError(f"transform has a function for {name!r}, which is not in fields={self.fields!r}")
+
+    def _check_storage(self) -> None:
+        if self.memory_budget != "auto":
+            parse_bytes("memory_budget", self.memory_budget)
+        if self.cache_size is not None:
+            parse_bytes("cache_size", self.cache_size)
+            if self.cache_dir is None:
+                raise ValueError(
+                    f"cache_size={self.cache_size!r} has no meaning without cache_dir, which names the folder"
+                )
+        if self.cache_dir is not None and not isinstance(self.cache_dir, str | os.PathLike):
+            raise TypeError(f"cache_dir={self.cache_dir!r} must be the path of a folder, or None")
+
+
+def local_ranks() -> int:
+    """How many ranks run on this machine, as launchers such as torchrun say it."""
+    return _positive(os.environ.get("LOCAL_WORLD_SIZE"))
 
 
 def _check_int(name: str, value: object, least: int, alternative: str = "") -> None:

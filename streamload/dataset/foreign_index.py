@@ -18,6 +18,7 @@ What contradicts itself or the shard is an error; what merely says too little is
 from __future__ import annotations
 
 import enum
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -269,7 +270,7 @@ def _table(index: DaliIndex, names: list[bytes] | None, shard: str, shard_bytes:
         sample_start=samples.sample_start,
         key_bytes=np.frombuffer(b"".join(samples.keys), np.uint8),
         key_start=np.cumsum([0, *map(len, samples.keys)], dtype=np.int64),
-        skipped=samples.skipped,
+        skipped=Counter(samples.skipped.values()),
     )
 
 

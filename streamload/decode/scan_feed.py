@@ -37,22 +37,21 @@ class ScanFeed:
         for shard in [shard for shard in self._held if shard not in wanted]:
             self._hold(shard, range(0))
         for shard in wanted:
-            end, total = self._fetcher.prefix(shard)
-            if total is not None and end:
+            start = self._scans.next_bytes(shard)[0]
+            end, total = self._fetcher.arrived_from(shard, start)
+            if total is not None:
                 self._tables.note_version(shard, total, self._fetcher.etag(shard))
             self._scans.available(shard, end, total)
-            self._want(shard, end, total)
+            self._want(shard, start // PART_BYTES, -(-end // PART_BYTES), total)
 
-    def _want(self, shard: int, end: int, total: int | None) -> None:
-        first = self._scans.next_bytes(shard)[0] // PART_BYTES
-        come = -(-end // PART_BYTES)
-        behind = come + (1 if total is None else _PARTS_AHEAD)
+    def _want(self, shard: int, first: int, come: int, total: int | None) -> None:
+        """Hold the parts from the first one on, and ask for those that have not come: one where the end is unknown."""
+        behind = max(first, come) + (1 if total is None else _PARTS_AHEAD)
         if total is not None:
             behind = min(behind, -(-total // PART_BYTES))
-        held = self._held.get(shard, range(0))
         self._hold(shard, range(min(first, behind), behind))
-        keys = [part_key(shard, number) for number in range(come, behind)]
-        if behind > held.stop or not self._fetcher.there(keys):
+        keys = [part_key(shard, number) for number in range(max(first, come), behind)]
+        if not self._fetcher.there(keys):
             self._fetcher.want(keys)
 
     def _hold(self, shard: int, wanted: range) -> None:

@@ -116,4 +116,3 @@ def _extent(table: ShardTable) -> _Extent:
     ends = table.member_offset + table.member_size
     first = np.minimum.accumulate(np.minimum.reduceat(table.member_offset, starts)[::-1])[::-1]
     return _Extent(table, first, np.maximum.accumulate(np.maximum.reduceat(ends, starts)))
-

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from streamload.fetch.cached_shard import CachedShard
 from streamload.fetch.download import Pin
-from streamload.fetch.parts import PART_BYTES
 from streamload.fetch.unpacked_parts import UnpackedParts
 from streamload.fetch.unpacking import Compression
 from streamload.memory.sparse import SparseMemory
@@ -31,7 +30,6 @@ class FetchedShard:
         cache_asked: whether the disk cache has been asked for a file.
         unpacking: of a compressed shard, from the first part that is brought.
         asked_parts: of a compressed shard: the parts before this one have been wanted since unpacking began.
-        prefix_parts: so many parts from the first on have come.
     """
 
     number: int
@@ -45,7 +43,6 @@ class FetchedShard:
     cache_asked: bool = False
     unpacking: UnpackedParts | None = None
     asked_parts: int = 0
-    prefix_parts: int = 0
 
     @property
     def size_bytes(self) -> int:
@@ -83,11 +80,6 @@ class FetchedShard:
             self.memory.close()
         if self.cached is not None:
             self.cached.close()
-
-    @property
-    def parts(self) -> int | None:
-        """How many parts it has; None as long as its size is not known."""
-        return None if self.total_bytes is None else -(-self.total_bytes // PART_BYTES)
 
     def _memory(self) -> SparseMemory:
         if self.memory is None:

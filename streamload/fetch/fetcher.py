@@ -12,7 +12,7 @@ from streamload.fetch.download import Pin
 from streamload.fetch.fetched_shard import FetchedShard
 from streamload.fetch.ledger import PartLedger
 from streamload.fetch.listing import Listing
-from streamload.fetch.parts import part_edges, part_key, shard_and_number
+from streamload.fetch.parts import PART_BYTES, part_edges, part_key, shard_and_number
 from streamload.fetch.resident import OpenShard, open_listed
 from streamload.fetch.storages import Storages
 from streamload.fetch.unpacking import compression_of
@@ -136,13 +136,13 @@ class Fetcher:
         state = self._shards[shard]
         return state.generation, state.size_bytes
 
-    def prefix(self, shard: int) -> tuple[int, int | None]:
-        """The end of what has come of a shard without a gap from its start on, and its size where that is known."""
-        state = self.state_of(shard)
-        while self.ledger.is_present(part_key(shard, state.prefix_parts)):
-            state.prefix_parts += 1
-        end = part_edges(state.prefix_parts, state.total_bytes)[0]
-        return end if state.total_bytes is None else min(end, state.total_bytes), state.total_bytes
+    def arrived_from(self, shard: int, start: int) -> tuple[int, int | None]:
+        """The end of what is there without a gap from a place on, and the shard's size where that is known."""
+        number, total_bytes = start // PART_BYTES, self.state_of(shard).total_bytes
+        while self.ledger.is_present(part_key(shard, number)):
+            number += 1
+        end = number * PART_BYTES
+        return end if total_bytes is None else min(end, total_bytes), total_bytes
 
     def etag(self, shard: int) -> str | None:
         """The version of a shard, as far as it is known."""

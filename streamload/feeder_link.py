@@ -1,0 +1,124 @@
+"""A loader's link to its feeder: made when it is first needed, made anew after it was closed."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+from streamload.batch.transfer import cuda_registry, pinning
+from streamload.connection import Connection, FeederHere, FeederProcess
+from streamload.dataset.urls import Urls, expand_urls
+from streamload.decode.failure import error_from
+from streamload.errors import LoaderClosedError, StreamloadError
+from streamload.fetch.listing import Listing, list_shards
+from streamload.messages import Configure, Counted, CountSamples, Failed, FindShards, Found
+from streamload.options import Options
+
+__all__ = ["FeederLink"]
+
+
+class FeederLink:
+    """Starts the feeder, in a process of its own or right here, and knows the shards that it reads.
+
+    Args:
+        options: the loader's.
+        urls: the shards.
+        index: a folder with an index for them, or None.
+
+    Attributes:
+        listing: the shards.
+
+    Raises:
+        TypeError, ValueError, StreamloadError: as `list_shards`.
+    """
+
+    def __init__(self, options: Options, urls: Urls, index: str | os.PathLike[str] | None) -> None:
+        self._options = options
+        self._connection: Connection | None = None
+        self._unconfigured: FeederProcess | None = None
+        self._closed = False
+        self.listing = self._find(urls, None if index is None else os.fspath(index))
+
+    def connect(self, lanes: int) -> Connection:
+        """The connection to a feeder that has been told what to do.
+
+        Raises:
+            LoaderClosedError: the loader was closed.
+        """
+        if self._closed:
+            raise LoaderClosedError("the loader was closed; make a new one")
+        if self._connection is None or self._connection.closed:
+            self._connection = self._start(lanes)
+        return self._connection
+
+    def count(self, lanes: int) -> tuple[int, ...]:
+        """The samples of each shard; waits until all have been scanned.
+
+        Raises:
+            StreamloadError: a shard cannot be read, or is damaged.
+        """
+        connection = self.connect(lanes)
+        connection.send(CountSamples())
+        meanwhile: list[Any] = []  # of a pass that is under way
+        try:
+            while not isinstance(message := connection.receive(None), Counted):
+                meanwhile.append(message)
+                if isinstance(message, Failed):
+                    raise error_from(message.failure)
+        finally:
+            connection.put_back(meanwhile)
+        return message.counts
+
+    def disconnect(self) -> None:
+        """End the feeder; the next `connect` starts another one."""
+        for connection in (self._connection, self._unconfigured):
+            if connection is not None:
+                connection.close()
+        self._connection = self._unconfigured = None
+
+    def close(self) -> None:
+        """End the feeder for good. Twice is fine."""
+        self._closed = True
+        self.disconnect()
+
+    def _find(self, urls: Urls, index: str | None) -> Listing:
+        """Local shards are listed here; for remote ones the feeder is started, so that no I/O library comes in here."""
+        options, named = self._options, tuple(expand_urls(urls))
+        here = options.workers == 0 or all(map(options.storages.is_local, (*named, index or "/")))
+        if here:
+            return list_shards(urls, index, options.storages)
+        self._unconfigured = connection = self._start_process()
+        connection.send(FindShards(named, index, options.storages))
+        try:
+            message = connection.receive(None)
+        except StreamloadError:
+            self.disconnect()
+            raise
+        if isinstance(message, Found):
+            return message.listing
+        self.disconnect()
+        raise error_from(message.failure)
+
+    def _start(self, lanes: int) -> Connection:
+        options = self._options
+        configure = Configure(
+            listing=self.listing,
+            settings=options.pipeline(lanes),
+            job=options.pickled_job() if options.workers else b"",
+            workers=options.workers,
+            executor=options.executor,
+            fetching=options.fetching(),
+            import_path=tuple(entry or os.getcwd() for entry in sys.path),
+        )
+        if options.workers == 0:
+            return FeederHere(configure, options.job())
+        connection, self._unconfigured = self._unconfigured or self._start_process(), None
+        connection.send(configure)
+        return connection
+
+    def _start_process(self) -> FeederProcess:
+        options = self._options
+        registry = cuda_registry() if options.pin_memory else None
+        workers = options.workers if options.executor == "process" else 0
+        return FeederProcess(workers, None if registry is None else pinning(registry))

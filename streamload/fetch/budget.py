@@ -1,0 +1,106 @@
+"""The byte budget: how much there is by default, and whether an order can be read within it."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+
+from streamload.fetch.parts import PART_BYTES
+
+__all__ = ["available_bytes", "check_budget", "default_budget", "parse_bytes"]
+
+_SHARE = 4
+_LEAST_BYTES = 64 << 20
+_GUESS_BYTES = 4 << 30
+_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+_UNITS |= {"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
+_UNITS |= {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+
+
+def parse_bytes(name: str, value: int | str) -> int:
+    """A number of bytes, given as such or as a string with a unit: "512MiB", "20 GB", "1.5TB".
+
+    Raises:
+        TypeError, ValueError: it is neither, or not positive.
+    """
+    advice = f'{name}={value!r} must be a positive number of bytes, or a string such as "512MiB" or "20GB"'
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise TypeError(advice)
+    if isinstance(value, str):
+        text = value.strip().lower()
+        number = text.rstrip("kmgtib").strip()
+        unit = text[len(number) :].strip() if text.startswith(number) else ""
+        try:
+            value = int(float(number) * _UNITS[unit])
+        except (KeyError, ValueError, OverflowError):
+            raise ValueError(advice) from None
+    if value <= 0:
+        raise ValueError(advice)
+    return value
+
+
+def available_bytes() -> int:
+    """The memory that this machine, or the container that this process runs in, could still give out."""
+    found = []
+    with suppress(OSError, ValueError, IndexError), open("/proc/meminfo", encoding="ascii") as file:
+        found += [1024 * int(line.split()[1]) for line in file if line.startswith("MemAvailable:")]
+    with suppress(OSError, ValueError):
+        found.append(_of_container())
+    if not found:
+        with suppress(OSError, ValueError):
+            found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2)
+    return min(found, default=_GUESS_BYTES)
+
+
+def default_budget(local_ranks: int) -> int:
+    """A quarter of the memory that is free now, divided among the ranks of this machine."""
+    return max(_LEAST_BYTES, available_bytes() // (_SHARE * local_ranks))
+
+
+def check_budget(
+    budget_bytes: int, *, window: int, samples: int, data_bytes: int, lanes_read: int, lanes: int, shards: int
+) -> None:
+    """Refuse an order of which more must be held at once than fits.
+
+    A part is held from the first of its samples that is drawn until the last, which is a window later. So what lies
+    within the window is held, and at each end of it a part that lies there only partly.
+
+    Args:
+        budget_bytes: for everything.
+        window: samples; 0 without shuffle.
+        samples: of the dataset.
+        data_bytes: of the dataset.
+        lanes_read: how many lanes this rank reads.
+        lanes: how many there are.
+        shards: how many there are.
+
+    Raises:
+        ValueError: it does not fit; the message has the arithmetic and what to do.
+    """
+    sample_bytes = data_bytes / max(1, samples)
+    held = min(window, -(-samples // lanes)) * lanes_read * sample_bytes
+    edges = 2 * lanes_read * min(PART_BYTES, data_bytes / max(1, shards))
+    if held + edges <= budget_bytes:
+        return
+    fitting = max(1, int((budget_bytes - edges) / (lanes_read * sample_bytes)))
+    of_lanes = f"{lanes_read} lanes x " if lanes_read > 1 else ""
+    within = f"{of_lanes}{min(window, -(-samples // lanes))} samples x {sample_bytes / 1e3:.1f} kB"
+    raise ValueError(
+        f"memory_budget of {budget_bytes / 1e6:.0f} MB is too small for shuffle_window={window}: {within} = "
+        f"{held / 1e6:.0f} MB are held while they wait to be drawn, and {edges / 1e6:.0f} MB of parts at the edges. "
+        f"Give a memory_budget of at least {(held + edges) / 1e6 * 1.05:.0f} MB, "
+        f"a shuffle_window of at most {fitting}, "
+        "or a cache_dir on a disk with room"
+    )
+
+
+def _of_container() -> int:
+    """What a memory cgroup still allows (version 2).
+
+    Raises:
+        OSError, ValueError: there is none, or it has no limit.
+    """
+    with open("/sys/fs/cgroup/memory.max", encoding="ascii") as file:
+        limit = int(file.read())
+    with open("/sys/fs/cgroup/memory.current", encoding="ascii") as file:
+        return max(0, limit - int(file.read()))
