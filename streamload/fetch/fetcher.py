@@ -86,16 +86,16 @@ class Fetcher:
 
     def want(self, keys: Iterable[int]) -> None:
         """Have parts brought, in this order, after all that was wanted before. They must be held or pinned."""
-        for key in keys:
-            if self.ledger.is_expected(key):
-                continue
+        new = [key for key in keys if not self.ledger.is_expected(key)]
+        for key in new:
             shard, number = shard_and_number(key)
             self._finished.discard(shard)
             state = self.state_of(shard)
             if state.compression is not None:
                 self._want_all_before(state, number)
             self.ledger.want([key])
-        self._wake()
+        if new:
+            self._wake()
 
     def there(self, keys: Collection[int]) -> bool:
         """Whether parts are all there.
@@ -159,7 +159,7 @@ class Fetcher:
         """Start all that there is room for."""
         if self._bringer is None:
             self._bringer = Bringer(self._storages, self._cache, self._open_local, self)
-        self.stuck = False
+        was_stuck, self.stuck = self.stuck, False
         while (key := self.ledger.next_wanted()) is not None:
             shard, number = shard_and_number(key)
             state = self.state_of(shard)
@@ -171,7 +171,9 @@ class Fetcher:
                 return
             dropped = self.ledger.room_for(end - start, self._slot_bytes() + self._bringer.held_bytes)
             if dropped is None:
-                self._note_stuck()
+                self.stuck = self.ledger.in_flight == 0
+                if self.stuck and not was_stuck:
+                    self._progress()
                 return
             for other in dropped:
                 self._drop(other)
@@ -191,11 +193,6 @@ class Fetcher:
             self._shards.popitem()[1].close()
         if self._cache is not None:
             self._cache.close()
-
-    def _note_stuck(self) -> None:
-        if self.ledger.in_flight == 0:
-            self.stuck = True
-            self._progress()
 
     def _drop(self, key: int) -> None:
         shard, number = shard_and_number(key)
