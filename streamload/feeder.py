@@ -82,6 +82,9 @@ class Feeder:
         with self._failing():
             match message:
                 case EpochStart():
+                    if self.near is not None:
+                        order, counts = self._settings.order, self._tables.counts.values
+                        self.near.fetcher.foresee(order, counts, message.epoch, message.position)
                     self._epochs.ask(message)
                 case Taken():
                     self._slots.taken(message.batches)

@@ -22,6 +22,8 @@ __all__ = [
     "Fetching",
     "FindShards",
     "Found",
+    "LookAt",
+    "LookedAt",
     "Ready",
     "Taken",
 ]
@@ -58,6 +60,21 @@ class Found:
     """The shards."""
 
     listing: Listing
+
+
+@dataclass(frozen=True)
+class LookAt:
+    """The trainer wants to know the sizes of some shards."""
+
+    urls: tuple[str, ...]
+    storages: Storages
+
+
+@dataclass(frozen=True)
+class LookedAt:
+    """Their sizes, in bytes."""
+
+    sizes: tuple[int, ...]
 
 
 @dataclass(frozen=True)

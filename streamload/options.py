@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
 from typing import Any, Literal
@@ -75,6 +75,22 @@ class Options:
         if self.num_workers != "auto":
             return self.num_workers
         return max(1, available_processors() // local_ranks())
+
+    def settled_for(self, urls: Sequence[str]) -> Options:
+        """The options for these shards: "auto" means no workers where only this process can read them.
+
+        Raises:
+            ValueError: there are to be workers, and only this process can read some of the shards.
+        """
+        only_here = [url for url in urls if self.storages.is_process_local(url)]
+        if not only_here or self.num_workers == 0:
+            return self
+        if self.num_workers == "auto":
+            return replace(self, num_workers=0)
+        raise ValueError(
+            f"num_workers={self.num_workers}, but {only_here[0]!r} lies in the memory of this process, which workers "
+            "cannot read; use num_workers=0, or put the shards on a disk"
+        )
 
     @cached_property
     def storages(self) -> Storages:

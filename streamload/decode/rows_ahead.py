@@ -173,6 +173,7 @@ class RowsAhead:
         if not self._tables.counts.complete:  # so that they are known before they are missed
             self._scans.ask_for(itertools.islice(self._scan_order, _SCANS_AHEAD))
         if self._near is not None:
+            self._near.fetcher.passed(self._plan.number)
             self._near.want_tables(itertools.islice(self._table_order, _TABLES_AHEAD))
         return True
 
