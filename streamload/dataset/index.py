@@ -36,8 +36,10 @@ __all__ = [
     "INDEX_FORMAT",
     "DatasetIndex",
     "IndexedShard",
+    "check_entries",
     "check_shard",
     "index_shards",
+    "merged_index",
     "table_path",
     "write_index",
 ]
@@ -64,9 +66,7 @@ def write_index(
         ValueError: a name has a folder in it or comes twice, or an entry disagrees with its table.
         StorageError: the folder cannot be written.
     """
-    _check_names([entry.name for entry, _ in entries])
-    for entry, table in entries:
-        _check_entry(entry, table)
+    check_entries(entries)
     fields = {name for _, table in entries for name in table.fields}
     with _writing(folder, durable=durable):
         for entry, table in entries:
@@ -109,6 +109,13 @@ def index_shards(
             on_shard(path, len(table))
     with _writing(folder):
         return _merge(folder, entries, fields)
+
+
+def check_entries(entries: Sequence[tuple[IndexedShard, ShardTable]]) -> None:
+    """Raises ValueError if a name has a folder in it or comes twice, or an entry disagrees with its table."""
+    _check_names([entry.name for entry, _ in entries])
+    for entry, table in entries:
+        _check_entry(entry, table)
 
 
 def _check_names(names: Sequence[str]) -> None:
@@ -185,17 +192,30 @@ def _write_list(index: DatasetIndex, *, durable: bool) -> None:
 
 def _merge(folder: str, entries: Sequence[IndexedShard], fields: set[str], *, durable: bool = True) -> DatasetIndex:
     """Write the list of shards with some new entries, keeping those of other shards. A broken one is made anew."""
-    by_name: dict[str, IndexedShard] = {}
+    old: DatasetIndex | None = None
     if os.path.exists(os.path.join(folder, INDEX_FILE)):
         try:
             old = DatasetIndex.load(folder)
         except DatasetIndexError as exc:
             _log.warning("making a new index, without the entries of the old one: %s", exc)
-        else:
-            by_name = {entry.name: entry for entry in old.shards}
-            if by_name.keys() - {entry.name for entry in entries}:
-                fields = fields | set(old.fields)
-    by_name |= {entry.name: entry for entry in entries}
-    index = DatasetIndex(folder, tuple(sorted(fields)), tuple(by_name[name] for name in sorted(by_name)))
+    index = merged_index(folder, old, entries, fields)
     _write_list(index, durable=durable)
     return index
+
+
+def merged_index(
+    folder: str, old: DatasetIndex | None, entries: Sequence[IndexedShard], fields: set[str]
+) -> DatasetIndex:
+    """An index with some new entries and those that it had of other shards.
+
+    Args:
+        folder: the index's own folder.
+        old: the index as it was, or None.
+        entries: new, or in the stead of old ones.
+        fields: of the new entries' tables.
+    """
+    by_name = {} if old is None else {entry.name: entry for entry in old.shards}
+    if old is not None and by_name.keys() - {entry.name for entry in entries}:
+        fields = fields | set(old.fields)
+    by_name |= {entry.name: entry for entry in entries}
+    return DatasetIndex(folder, tuple(sorted(fields)), tuple(by_name[name] for name in sorted(by_name)))
