@@ -11,6 +11,8 @@ import fcntl
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import BinaryIO
 
 import numpy as np
 
@@ -42,6 +44,7 @@ __all__ = [
     "merged_index",
     "table_path",
     "write_index",
+    "write_index_files",
 ]
 
 _log = logging.getLogger("streamload")
@@ -72,6 +75,28 @@ def write_index(
         for entry, table in entries:
             _write_table(folder, entry, table, durable=durable)
         return _merge(folder, [entry for entry, _ in entries], fields, durable=durable)
+
+
+def write_index_files(
+    folder: str, entries: Sequence[IndexedShard], fields: set[str], table_file: Callable[[str], bytes]
+) -> DatasetIndex:
+    """`write_index` from tables that are files already, of which one is held at a time.
+
+    Args:
+        folder: as for `write_index`.
+        entries: the shards.
+        fields: of all the tables.
+        table_file: gives what `table_to_npz` made for a shard, by the shard's name.
+
+    Raises:
+        ValueError, StorageError: as for `write_index`.
+    """
+    _check_names([entry.name for entry in entries])
+    with _writing(folder):
+        for entry in entries:
+            content = table_file(entry.name)
+            replace_file(table_path(folder, entry.name), partial(_write_all, content))
+        return _merge(folder, entries, fields)
 
 
 def index_shards(
@@ -118,6 +143,10 @@ def check_entries(entries: Sequence[tuple[IndexedShard, ShardTable]]) -> None:
         _check_entry(entry, table)
 
 
+def _write_all(content: bytes, file: BinaryIO) -> None:
+    file.write(content)
+
+
 def _check_names(names: Sequence[str]) -> None:
     if not names or len(set(names)) != len(names):
         raise ValueError(f"an index needs shards with different names, not {sorted(names)}; give each name once")
@@ -150,7 +179,7 @@ def _scan(path: str) -> tuple[IndexedShard, ShardTable]:
 def _check_entry(entry: IndexedShard, table: ShardTable) -> None:
     if not is_plain_name(entry.name):
         raise ValueError(f"{entry.name!r} is not the plain name of a file; give it without a folder")
-    if (entry.bytes, entry.samples) != (table.shard_bytes, len(table)):
+    if not entry.describes(table):
         raise ValueError(
             f"{entry} does not belong to a table of {len(table)} samples in {table.shard_bytes} bytes; "
             "take both from one scan"

@@ -73,7 +73,14 @@ class ShardWriter(writer.ShardWriter):
 
 
 def destination_in(folder: str, storages: Storages) -> Destination:
-    """A folder to write to: of this machine, or of the storage that its url names."""
+    """A folder to write to: of this machine, or of the storage that its url names.
+
+    Raises:
+        ValueError: the url is that of no folder.
+        StorageError: it is that of a web server.
+    """
+    if folder.endswith(":"):
+        raise ValueError(f"{folder!r} names no bucket or folder; give one, as in s3://bucket/train-%06d.tar")
     if not storages.is_local(folder):
         return RemoteFolder(folder, storages)
     return LocalFolder(local_path(folder) if protocol_of(folder) == "file" and folder.startswith("file:") else folder)
