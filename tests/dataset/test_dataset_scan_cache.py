@@ -149,7 +149,7 @@ def test_what_was_kept_of_local_files_is_still_found(tmp_path: Path) -> None:
 
 
 def test_a_compressed_shard_is_found_again_by_its_own_size(tmp_path: Path) -> None:
-    cache, table = ScanCache(str(tmp_path / "cache")), table_of_one(tmp_path)
+    cache, table = ScanCache(str(tmp_path / "cache")), TABLE
     for name, found in (("a.tar.gz", True), ("s3://b/a.TZST?v=1", True), ("a.tar", False)):
         cache.store(name, 77, 1, True, table)
         assert (cache.load(name, 77, 1, True) is not None) == found
