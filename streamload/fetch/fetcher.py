@@ -19,6 +19,7 @@ from streamload.fetch.next_use import OrderNextUse, numbers_by_key
 from streamload.fetch.parts import PART_BYTES, part_edges, part_key, shard_and_number
 from streamload.fetch.resident import OpenShard, open_listed
 from streamload.fetch.storages import Storages
+from streamload.fetch.transfers import TransferCounts
 from streamload.fetch.unpacking import compression_of
 from streamload.order.plan import OrderOptions
 
@@ -168,6 +169,11 @@ class Fetcher:
     def etag(self, shard: int) -> str | None:
         """The version of a shard, as far as it is known."""
         return self.state_of(shard).pin.etag
+
+    @property
+    def counts(self) -> TransferCounts:
+        """What has happened to requests so far."""
+        return TransferCounts() if self._bringer is None else self._bringer.counts
 
     def take_closed(self) -> list[int]:
         """The shards whose memory has been closed since the last call."""
