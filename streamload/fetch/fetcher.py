@@ -176,9 +176,9 @@ class Fetcher:
         return TransferCounts() if self._bringer is None else self._bringer.counts
 
     def take_closed(self) -> list[int]:
-        """The shards whose memory has been closed since the last call."""
+        """The shards whose memory has been closed since the last call, and that have no other one now."""
         closed, self._closed_shards = self._closed_shards, []
-        return closed
+        return [shard for shard in closed if shard not in self._shards]
 
     # -- work ------------------------------------------------------------------------------------------------------
 
