@@ -63,7 +63,7 @@ class RowsAhead:
         self._scans = scans
         self._pool = pool
         self._near = near
-        self._parts = None if near is None else EpochParts(near.fetcher)
+        self._parts = None if near is None else EpochParts(near.fetcher, plan, tables)
         self._blocks: deque[tuple[RowBlock, list[int]]] = deque()
         self._located: deque[tuple[PlannedRows, list[int]]] = deque()
         self._rows = 0
@@ -96,8 +96,10 @@ class RowsAhead:
             return None
         planned, finished = self._located[0]
         number = self._next_batch
-        if self._parts is not None and not self._parts.there(planned.parts[number]):
-            return None
+        if self._parts is not None:
+            if not self._parts.there(planned.parts[number]):
+                return None
+            self._parts.use(planned.parts[number])
         self._next_batch += 1
         if self._next_batch == planned.batches:
             self._next_batch = 0
@@ -116,10 +118,9 @@ class RowsAhead:
         """Nothing more is wanted of this epoch, but for the batches given out."""
         self._planned_all = True
         if self._parts is not None:
-            for planned, _ in self._located:
-                for parts in planned.parts[self._next_batch :]:
-                    self._parts.done(parts)
-                self._next_batch = 0
+            undealt = [parts for planned, _ in self._located for parts in planned.parts][self._next_batch :]
+            for parts in reversed(undealt):
+                self._parts.cancel(parts)
             self._parts.close()
         self._located.clear()
         self._blocks.clear()
@@ -131,11 +132,13 @@ class RowsAhead:
             StorageError: what is needed at once does not fit into the budget.
         """
         if self._near is not None and self._near.fetcher.stuck and self._located:
-            ledger = self._near.fetcher.ledger
+            fetcher = self._near.fetcher
+            next_bytes = fetcher.bytes_of(self._located[0][0].parts[self._next_batch])
             raise StorageError(
-                f"memory_budget of {ledger.budget_bytes / 1e6:.0f} MB is too small: {ledger.needed_bytes / 1e6:.0f} MB "
-                "of shards are held, because samples in them are yet to be drawn within shuffle_window, and the next "
-                "batch needs more. Give a larger memory_budget, a smaller shuffle_window, or a cache_dir"
+                f"memory_budget of {fetcher.ledger.budget_bytes / 1e6:.0f} MB is too small: the next batch needs "
+                f"{next_bytes / 1e6:.0f} MB of shards at once, and {fetcher.ledger.needed_bytes / 1e6:.0f} MB are held "
+                "because samples in them are yet to be drawn within shuffle_window. Give a larger memory_budget, a "
+                "smaller shuffle_window, or a cache_dir on a disk with more room"
             )
 
     def _look_ahead(self) -> None:
@@ -168,6 +171,8 @@ class RowsAhead:
         if block is None:
             self._planned_all = True
             self._finish(finished)
+            if self._parts is not None:
+                self._parts.advance()
             return False
         self._rows += len(block.shard)
         self._blocks.append((block, finished))
@@ -190,7 +195,7 @@ class RowsAhead:
         if self._parts is not None:
             for parts in planned.parts:
                 self._parts.want(parts)
-            self._parts.advance(self._plan, self._tables)
+            self._parts.advance()
         return True
 
     def _want_prefixes(self) -> None:

@@ -66,5 +66,7 @@ class ScanFeed:
         ledger = self._fetcher.ledger
         ledger.hold(part_key(shard, number) for number in wanted)
         ledger.release(part_key(shard, number) for number in held)
+        if held:
+            self._fetcher.freed()
         if wanted:
             self._held[shard] = wanted
