@@ -121,35 +121,7 @@ class StreamLoader:
         strict: bool = True,
         verify: bool = False,
     ) -> None:
-        options = Options(
-            batch_size=batch_size,
-            shuffle=shuffle,
-            fields=fields,
-            decode=decode,
-            transform=transform,
-            collate_fn=collate_fn,
-            drop_last=drop_last,
-            pad=pad,
-            num_workers=num_workers,
-            executor=executor,
-            prefetch_batches=prefetch_batches,
-            in_order=in_order,
-            worker_init_fn=worker_init_fn,
-            timeout=timeout,
-            pin_memory=pin_memory,
-            seed=seed,
-            shuffle_window=shuffle_window,
-            lanes=lanes,
-            storage_options=storage_options,
-            filesystem=filesystem,
-            cache_dir=cache_dir,
-            cache_size=cache_size,
-            memory_budget=memory_budget,
-            on_error=on_error,
-            max_errors=max_errors,
-            strict=strict,
-            verify=verify,
-        )
+        options = Options.among(locals())
         self.rank, self.world_size = rank_and_world_size(rank, world_size)
         self._options = options.settled_for(expand_urls(urls))
         self._link = FeederLink(self._options, urls, index)

@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from math import inf
 from typing import Any, Literal
@@ -16,8 +16,8 @@ import cloudpickle
 from streamload.decode.dealing import PipelineSettings
 from streamload.decode.tasks import SAMPLE_NAMES, Job, OnError
 from streamload.fetch.budget import default_budget, parse_bytes
+from streamload.fetch.fetching import Fetching
 from streamload.fetch.storages import Storages
-from streamload.messages import Fetching
 from streamload.order.plan import OrderOptions
 
 __all__ = ["Options", "Transform", "available_processors", "rank_and_world_size"]
@@ -61,6 +61,11 @@ class Options:
     max_errors: int | None
     strict: bool
     verify: bool
+
+    @classmethod
+    def among(cls, arguments: Mapping[str, Any]) -> Options:
+        """The options among other arguments."""
+        return cls(**{field.name: arguments[field.name] for field in fields(cls)})
 
     def __post_init__(self) -> None:
         self._check_numbers()

@@ -63,10 +63,11 @@ class RowsAhead:
         self._scans = scans
         self._pool = pool
         self._near = near
-        self._parts = None if near is None else EpochParts(near.fetcher)
+        self._parts = None if near is None else EpochParts(near.fetcher, plan, tables)
         self._blocks: deque[tuple[RowBlock, list[int]]] = deque()
         self._located: deque[tuple[PlannedRows, list[int]]] = deque()
         self._rows = 0
+        self._block_rows = _FIRST_ROWS  # so that the first batch comes soon
         self._next_batch = 0
         self._finished: list[int] = []
         self._planned_all = False
@@ -95,8 +96,10 @@ class RowsAhead:
             return None
         planned, finished = self._located[0]
         number = self._next_batch
-        if self._parts is not None and not self._parts.there(planned.parts[number]):
-            return None
+        if self._parts is not None:
+            if not self._parts.there(planned.parts[number]):
+                return None
+            self._parts.use(planned.parts[number])
         self._next_batch += 1
         if self._next_batch == planned.batches:
             self._next_batch = 0
@@ -115,10 +118,9 @@ class RowsAhead:
         """Nothing more is wanted of this epoch, but for the batches given out."""
         self._planned_all = True
         if self._parts is not None:
-            for planned, _ in self._located:
-                for parts in planned.parts[self._next_batch :]:
-                    self._parts.done(parts)
-                self._next_batch = 0
+            undealt = [parts for planned, _ in self._located for parts in planned.parts][self._next_batch :]
+            for parts in reversed(undealt):
+                self._parts.cancel(parts)
             self._parts.close()
         self._located.clear()
         self._blocks.clear()
@@ -130,11 +132,13 @@ class RowsAhead:
             StorageError: what is needed at once does not fit into the budget.
         """
         if self._near is not None and self._near.fetcher.stuck and self._located:
-            ledger = self._near.fetcher.ledger
+            fetcher = self._near.fetcher
+            next_bytes = fetcher.bytes_of(self._located[0][0].parts[self._next_batch])
             raise StorageError(
-                f"memory_budget of {ledger.budget_bytes / 1e6:.0f} MB is too small: {ledger.needed_bytes / 1e6:.0f} MB "
-                "of shards are held, because samples in them are yet to be drawn within shuffle_window, and the next "
-                "batch needs more. Give a larger memory_budget, a smaller shuffle_window, or a cache_dir"
+                f"memory_budget of {fetcher.ledger.budget_bytes / 1e6:.0f} MB is too small: the next batch needs "
+                f"{next_bytes / 1e6:.0f} MB of shards at once, and {fetcher.ledger.needed_bytes / 1e6:.0f} MB are held "
+                "because samples in them are yet to be drawn within shuffle_window. Give a larger memory_budget, a "
+                "smaller shuffle_window, or a cache_dir on a disk with more room"
             )
 
     def _look_ahead(self) -> None:
@@ -161,12 +165,14 @@ class RowsAhead:
             self._scans.ask_for(missing)
             if all(self._tables.counts.values[shard] < 0 for shard in missing) and self._plan.missing(1):
                 return False
-        rows = MAX_RUN_ROWS if self._near is None else _BLOCK_ROWS
-        block = self._plan.take(rows if self._rows else _FIRST_ROWS)
+        block = self._plan.take(self._block_rows)
+        self._block_rows = MAX_RUN_ROWS if self._near is None else _BLOCK_ROWS
         finished = self._plan.finished()
         if block is None:
             self._planned_all = True
             self._finish(finished)
+            if self._parts is not None:
+                self._parts.advance()
             return False
         self._rows += len(block.shard)
         self._blocks.append((block, finished))
@@ -189,7 +195,7 @@ class RowsAhead:
         if self._parts is not None:
             for parts in planned.parts:
                 self._parts.want(parts)
-            self._parts.advance(self._plan, self._tables)
+            self._parts.advance()
         return True
 
     def _want_prefixes(self) -> None:

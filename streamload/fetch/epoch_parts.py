@@ -27,46 +27,58 @@ class _Extent:
 
 
 class EpochParts:
-    """Wants, holds and pins parts for one epoch.
+    """Wants, uses and pins parts for one epoch.
 
     Args:
         fetcher: brings them.
+        plan: the epoch's; says which samples later rows may hold.
+        tables: say where samples lie.
     """
 
-    def __init__(self, fetcher: Fetcher) -> None:
+    def __init__(self, fetcher: Fetcher, plan: RankPlan, tables: Tables) -> None:
         self._fetcher = fetcher
+        self._plan = plan
+        self._tables = tables
         self._pinned: dict[int, set[int]] = {}
         self._extents: dict[int, _Extent] = {}
         self._keeping: set[int] = set()
         self._stop_listening: Callable[[], None] | None = fetcher.on_arrival(self._on_arrival)
 
     def want(self, keys: list[int]) -> None:
-        """Have parts brought for a batch, which holds them until it is `done`."""
-        self._fetcher.ledger.hold(keys)
-        for key in keys:
-            self._pin(key)
+        """Have parts brought for a batch that comes after all those before."""
+        self._fetcher.ledger.reserve(keys)
         self._fetcher.want(keys)
 
     def there(self, keys: Collection[int]) -> bool:
         """Whether the parts of a batch are there. Raises what keeps one of them from coming."""
         return self._fetcher.there(keys)
 
+    def use(self, keys: Collection[int]) -> None:
+        """The next batch is dealt out: it holds its parts until it is `done`, and the epoch until they are passed."""
+        self._fetcher.ledger.use(keys)
+        for key in keys:
+            if not self._is_passed(key):
+                self._pin(key)
+
     def done(self, keys: Collection[int]) -> None:
-        """A batch was made, or is not wanted any more."""
+        """A batch that was dealt out was made, or is not wanted any more."""
         self._fetcher.ledger.release(keys)
+        self._fetcher.freed()
+
+    def cancel(self, keys: Collection[int]) -> None:
+        """A batch will not be dealt out; the last one first."""
+        self._fetcher.ledger.cancel(keys)
 
     def keep(self, shard: int) -> None:
         """Whatever comes of this shard is kept, since rows of it will be planned as soon as it is scanned."""
         self._keeping.add(shard)
 
-    def advance(self, plan: RankPlan, tables: Tables) -> None:
-        """Let go of what no later row of the plan needs, as far as the tables at hand tell."""
-        for shard in list(self._pinned):
-            unpassed = plan.unpassed(shard)
-            table, growing = tables.at_hand(shard), bool(tables.counts.values[shard] < 0)
-            for key in list(self._pinned[shard]):
-                if not unpassed or (table is not None and self._is_passed(key, table, unpassed, growing=growing)):
-                    self._unpin(key)
+    def advance(self) -> None:
+        """The plan has gone on: let go of what no later row needs."""
+        for key in [key for keys in self._pinned.values() for key in keys]:
+            if self._is_passed(key):
+                self._unpin(key)
+        self._fetcher.freed()
 
     def close(self) -> None:
         """Let go of everything but what batches hold. Twice is fine."""
@@ -76,6 +88,7 @@ class EpochParts:
         for keys in list(self._pinned.values()):
             for key in list(keys):
                 self._unpin(key)
+        self._fetcher.freed()
 
     def _on_arrival(self, shard: int, key: int) -> None:
         if shard in self._keeping:
@@ -95,13 +108,18 @@ class EpochParts:
             self._extents.pop(shard, None)
         self._fetcher.ledger.unpin(key)
 
-    def _is_passed(self, key: int, table: ShardTable, unpassed: list[tuple[int, int]], *, growing: bool) -> bool:
-        """Whether all samples of which bytes lie in a part are passed."""
+    def _is_passed(self, key: int) -> bool:
+        """Whether no row that is yet to be planned needs a part, as far as can be told."""
         shard, number = shard_and_number(key)
+        unpassed = self._plan.unpassed(shard)
+        table = self._tables.at_hand(shard)
+        if not unpassed or table is None:
+            return not unpassed
         extent = self._extents.get(shard)
         if extent is None or extent.table is not table:
             extent = self._extents[shard] = _extent(table)
         start, end = part_edges(number, None)
+        growing = self._tables.counts.values[shard] < 0
         if growing and (not len(extent.end) or end > extent.end[-1]):
             return False
         first = int(np.searchsorted(extent.end, start, side="right"))

@@ -19,6 +19,7 @@ from streamload.fetch.next_use import OrderNextUse, numbers_by_key
 from streamload.fetch.parts import PART_BYTES, part_edges, part_key, shard_and_number
 from streamload.fetch.resident import OpenShard, open_listed
 from streamload.fetch.storages import Storages
+from streamload.fetch.transfers import TransferCounts
 from streamload.fetch.unpacking import compression_of
 from streamload.order.plan import OrderOptions
 
@@ -92,7 +93,7 @@ class Fetcher:
     # -- what is wanted --------------------------------------------------------------------------------------------
 
     def want(self, keys: Iterable[int]) -> None:
-        """Have parts brought, in this order, after all that was wanted before. They must be held or pinned."""
+        """Have parts brought, in this order, after all that was wanted before. Someone must have a use for them."""
         new = [key for key in keys if not self.ledger.is_expected(key)]
         for key in new:
             shard, number = shard_and_number(key)
@@ -114,6 +115,12 @@ class Fetcher:
             if key in self._failures:
                 raise self._failures[key]
         return self.ledger.are_present(keys)
+
+    def freed(self) -> None:
+        """Something is not held or pinned any more, so there may be room again."""
+        self.stuck = False
+        if self.ledger.waiting:
+            self._wake()
 
     def hungry(self) -> bool:
         """Whether more could be fetched at once than is wanted."""
@@ -165,14 +172,27 @@ class Fetcher:
         end = number * PART_BYTES
         return end if total_bytes is None else min(end, total_bytes), total_bytes
 
+    def bytes_of(self, keys: Iterable[int]) -> int:
+        """How much memory parts take together."""
+        total = 0
+        for shard, number in map(shard_and_number, keys):
+            start, end = part_edges(number, self.state_of(shard).total_bytes)
+            total += end - start
+        return total
+
     def etag(self, shard: int) -> str | None:
         """The version of a shard, as far as it is known."""
         return self.state_of(shard).pin.etag
 
+    @property
+    def counts(self) -> TransferCounts:
+        """What has happened to requests so far."""
+        return TransferCounts() if self._bringer is None else self._bringer.counts
+
     def take_closed(self) -> list[int]:
-        """The shards whose memory has been closed since the last call."""
+        """The shards whose memory has been closed since the last call, and that have no other one now."""
         closed, self._closed_shards = self._closed_shards, []
-        return closed
+        return [shard for shard in closed if shard not in self._shards]
 
     # -- work ------------------------------------------------------------------------------------------------------
 
@@ -180,6 +200,8 @@ class Fetcher:
         """Start all that there is room for."""
         if self._bringer is None:
             self._bringer = Bringer(self._storages, self._cache, self._open_local, self)
+        for costless in self.ledger.take_costless():
+            self._drop(costless)
         was_stuck, self.stuck = self.stuck, False
         while (key := self.ledger.next_wanted()) is not None:
             shard, number = shard_and_number(key)
@@ -293,8 +315,8 @@ class Fetcher:
         state.generation = self._generations
         keys = sorted(self.ledger.parts_of(state.number))
         for key in keys:
-            self.ledger.dropped(key)
-        self.ledger.want_first(key for key in keys if self.ledger.is_needed(key))
+            self.ledger.give_up(key)
+        self.ledger.want_again(key for key in keys if self.ledger.is_needed(key))
         self._wake()
 
     def has_room(self) -> None:

@@ -1,10 +1,11 @@
-"""Which parts are there, who needs them and for how long, and what may be given back for others: the byte budget.
+"""Which parts are there, who needs them and when, and what may be given back for others: the byte budget.
 
 Nothing here reads, writes or waits.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable
 
@@ -16,9 +17,11 @@ __all__ = ["PartLedger"]
 class PartLedger:
     """Keeps account of parts by their keys (`parts.part_key`).
 
-    A part is *held* by batches that are planned and not made yet, and *pinned* by an epoch that has used it and may
-    still use it again. What is neither stays, as long as the room is not needed for another one: in a dataset that is
-    smaller than the budget nothing is fetched twice.
+    A part is *reserved* for batches that are planned, in their order. It is *held* from the moment such a batch is
+    dealt out until it is made, and *pinned* by an epoch that has used it and may still use it again. What is neither
+    held nor pinned may be given back: first what is not reserved, then what is reserved for a later batch than the one
+    that needs the room. As long as there is room everything stays, so in a dataset that is smaller than the budget
+    nothing is fetched twice. A part that takes no memory, because it lies on the disk, has no reason to stay.
 
     Args:
         budget_bytes: what all parts that are there or on their way may take together, beside what others take.
@@ -31,17 +34,20 @@ class PartLedger:
         self._present: set[int] = set()
         self._holds: Counter[int] = Counter()
         self._pins: Counter[int] = Counter()
+        self._reserved: dict[int, deque[int]] = {}
         self._idle: OrderedDict[int, None] = OrderedDict()
         self._idle_bytes = 0
-        self._queue: deque[int] = deque()
-        self._queued: set[int] = set()
+        self._costless: list[int] = []
+        self._wanted: list[tuple[int, int]] = []
+        self._turn_of: dict[int, int] = {}
         self._on_the_way: set[int] = set()
+        self._turn = 0
         self._of_shard: dict[int, set[int]] = {}
 
     @property
     def waiting(self) -> int:
-        """How many parts are wanted and not even on their way, about."""
-        return len(self._queue)
+        """How many parts are wanted and not even on their way."""
+        return len(self._turn_of)
 
     @property
     def in_flight(self) -> int:
@@ -50,7 +56,7 @@ class PartLedger:
 
     @property
     def needed_bytes(self) -> int:
-        """What is there or on its way and cannot be given back."""
+        """What is there or on its way and may not be given back, whoever needs the room."""
         return self.used_bytes - self._idle_bytes
 
     def is_present(self, key: int) -> bool:
@@ -63,7 +69,12 @@ class PartLedger:
 
     def is_expected(self, key: int) -> bool:
         """Whether the part is there, on its way, or wanted."""
-        return key in self._sizes or key in self._queued
+        return key in self._sizes or key in self._turn_of
+
+    def is_needed(self, key: int) -> bool:
+        """Whether anyone has a use for the part, or it is on the way to one that has."""
+        needs: tuple[Iterable[int], ...] = (self._holds, self._pins, self._reserved, self._on_the_way)
+        return any(key in each for each in needs)
 
     def parts_of(self, shard: int) -> set[int]:
         """The keys of a shard's parts that are there or on their way."""
@@ -71,7 +82,7 @@ class PartLedger:
 
     def uses(self, shard: int) -> bool:
         """Whether a part of the shard is there, on its way, or wanted."""
-        return bool(self.parts_of(shard)) or any(shard_and_number(key)[0] == shard for key in self._queued)
+        return bool(self.parts_of(shard)) or any(shard_and_number(key)[0] == shard for key in self._turn_of)
 
     # -- needs -----------------------------------------------------------------------------------------------------
 
@@ -79,25 +90,39 @@ class PartLedger:
         """Have these brought, in this order and after all that was wanted before.
 
         Args:
-            keys: the parts; what is neither held nor pinned any more when its turn comes is left out.
+            keys: the parts; what nobody has a use for any more when its turn comes is left out.
             on_the_way: except these, because others can only be had through them.
         """
         for key in keys:
             if not self.is_expected(key):
-                self._queue.append(key)
-                self._queued.add(key)
+                self._turn += 1
+                self._queue(key, self._turn)
                 if on_the_way:
                     self._on_the_way.add(key)
 
-    def want_first(self, keys: Iterable[int]) -> None:
-        """Have these brought before all others."""
-        new = [key for key in keys if not self.is_expected(key)]
-        self._queue.extendleft(reversed(new))
-        self._queued.update(new)
+    def want_again(self, keys: Iterable[int]) -> None:
+        """Have parts brought that were there, when they are needed next."""
+        for key in keys:
+            if not self.is_expected(key):
+                self._queue(key, self._next_need(key))
 
-    def is_needed(self, key: int) -> bool:
-        """Whether the part is held or pinned, or on the way to one that is."""
-        return key in self._holds or key in self._pins or key in self._on_the_way
+    def reserve(self, keys: Iterable[int]) -> None:
+        """A batch will need these, after all for which anything was reserved before."""
+        self._turn += 1
+        for key in keys:
+            self._reserved.setdefault(key, deque()).append(self._turn)
+
+    def use(self, keys: Iterable[int]) -> None:
+        """The first batch for which these are reserved is dealt out: they are held for it from now on."""
+        for key in keys:
+            self._cancel(key, first=True)
+            self._holds[key] += 1
+            self._not_idle(key)
+
+    def cancel(self, keys: Iterable[int]) -> None:
+        """The last batch for which these are reserved is not wanted any more."""
+        for key in keys:
+            self._cancel(key, first=False)
 
     def hold(self, keys: Iterable[int]) -> None:
         """Keep these until they are released as often as they were held."""
@@ -106,7 +131,7 @@ class PartLedger:
             self._not_idle(key)
 
     def release(self, keys: Iterable[int]) -> None:
-        """Undo `hold` once."""
+        """Undo `hold` or `use` once."""
         for key in keys:
             self._less(self._holds, key)
 
@@ -122,38 +147,42 @@ class PartLedger:
     # -- comings and goings ----------------------------------------------------------------------------------------
 
     def next_wanted(self) -> int | None:
-        """The part to fetch next, which stays the next until it is `admitted` or nobody needs it any more."""
-        while self._queue:
-            key = self._queue[0]
-            if key not in self._sizes and self.is_needed(key):
-                return key
-            self._queue.popleft()
-            self._queued.discard(key)
+        """The part to fetch next, which stays the next until it is `admitted` or nobody has a use for it any more."""
+        while self._wanted:
+            turn, key = self._wanted[0]
+            if self._turn_of.get(key) == turn:
+                if self.is_needed(key):
+                    return key
+                del self._turn_of[key]
+            heapq.heappop(self._wanted)
         return None
 
     def room_for(self, size_bytes: int, other_bytes: int) -> list[int] | None:
-        """Which parts to give back so that there is room for one more; None where there is none.
+        """What to give back so that there is room for the part that is fetched next; None where there cannot be.
 
         Args:
             size_bytes: of the part.
             other_bytes: what else counts against the budget now.
         """
         missing = self.used_bytes + size_bytes + other_bytes - self.budget_bytes
-        if missing > self._idle_bytes:
-            return None
+        if missing <= 0:
+            return []
         dropped = []
-        for key in self._idle:
-            if missing <= 0:
-                break
+        for key in self._dispensable(self._wanted[0][0] if self._wanted else 0):
             missing -= self._sizes[key]
             dropped.append(key)
-        return dropped
+            if missing <= 0:
+                return dropped
+        return None
+
+    def take_costless(self) -> list[int]:
+        """The parts that nobody has a use for and that take no memory; to be dropped."""
+        costless, self._costless = self._costless, []
+        return [key for key in costless if key in self._idle and key not in self._reserved]
 
     def admitted(self, key: int, size_bytes: int) -> None:
         """The part is on its way, and counts from now on."""
-        if key in self._queued:
-            self._queued.discard(key)
-            self._queue.remove(key)
+        self._turn_of.pop(key, None)
         self._sizes[key] = size_bytes
         self._of_shard.setdefault(shard_and_number(key)[0], set()).add(key)
         self.used_bytes += size_bytes
@@ -167,24 +196,51 @@ class PartLedger:
         self._idle_if_unneeded(key)
 
     def dropped(self, key: int) -> None:
-        """The part is not there any more, or will not come."""
-        self._not_idle(key)
-        self._on_the_way.discard(key)
-        self.used_bytes -= self._sizes.pop(key)
-        self._present.discard(key)
-        shard = shard_and_number(key)[0]
-        self._of_shard[shard].discard(key)
-        if not self._of_shard[shard]:
-            del self._of_shard[shard]
+        """The part is not there any more, or will not come. If it is reserved, it is wanted again in its turn."""
+        self.give_up(key)
+        if key in self._reserved:
+            self._queue(key, self._next_need(key))
 
     def give_up(self, key: int) -> None:
-        """The part cannot be had."""
+        """The part cannot be had, or is not wanted any more."""
+        self._not_idle(key)
+        self._on_the_way.discard(key)
+        self._turn_of.pop(key, None)
+        self._present.discard(key)
         if key in self._sizes:
-            self.dropped(key)
-        elif key in self._queued:
-            self._queue.remove(key)
-            self._queued.discard(key)
-            self._on_the_way.discard(key)
+            self.used_bytes -= self._sizes.pop(key)
+            shard = shard_and_number(key)[0]
+            self._of_shard[shard].discard(key)
+            if not self._of_shard[shard]:
+                del self._of_shard[shard]
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _queue(self, key: int, turn: int) -> None:
+        self._turn_of[key] = turn
+        heapq.heappush(self._wanted, (turn, key))
+
+    def _next_need(self, key: int) -> int:
+        reserved = self._reserved.get(key)
+        return reserved[0] if reserved else 0
+
+    def _cancel(self, key: int, *, first: bool) -> None:
+        turns = self._reserved[key]
+        if first:
+            turns.popleft()
+        else:
+            turns.pop()
+        if not turns:
+            del self._reserved[key]
+            if key in self._idle:  # behind those that have been of no use for longer
+                self._idle.move_to_end(key)
+                self._note_costless(key)
+
+    def _dispensable(self, turn: int) -> list[int]:
+        """What may be given back for a part that is needed in this turn, in this order."""
+        useless = [key for key in self._idle if key not in self._reserved]
+        later = [key for key in self._idle if key in self._reserved and self._next_need(key) > turn]
+        return useless + sorted(later, key=self._next_need, reverse=True)
 
     def _less(self, counter: Counter[int], key: int) -> None:
         counter[key] -= 1
@@ -196,6 +252,11 @@ class PartLedger:
         if key in self._present and key not in self._holds and key not in self._pins and key not in self._idle:
             self._idle[key] = None
             self._idle_bytes += self._sizes[key]
+            self._note_costless(key)
+
+    def _note_costless(self, key: int) -> None:
+        if not self._sizes[key] and key not in self._reserved:
+            self._costless.append(key)
 
     def _not_idle(self, key: int) -> None:
         if key in self._idle:

@@ -57,9 +57,9 @@ def locate(url: str) -> ObjectPlace:
         StorageError: it names no bucket or host.
     """
     protocol = protocol_of(url)
-    bucket, _, key = url.split("://", 1)[1].partition("/")
+    bucket, _, key = url.partition("://")[2].partition("/")
     if not bucket:
-        raise StorageError(f"the url names no {'host' if protocol in _WEB else 'bucket'}", url=url)
+        raise StorageError("the url names no bucket or host", url=url)
     root = f"{protocol}://{bucket}/"
     if protocol in _WEB:
         return ObjectPlace(root, bucket, unquote(key))
