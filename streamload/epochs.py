@@ -101,6 +101,7 @@ class Epochs:
             self._announce(asked)
             asked.pump()
             if asked.ended:
+                asked.close()
                 self._asked = None
                 self._ended()
         if self._next_error is None:

@@ -85,8 +85,16 @@ class TransientStorageError(StorageError):
         throttled: whether the storage asked for fewer requests (429, 503, SlowDown).
     """
 
-    def __init__(self, message: str, *, url: str | None = None, throttled: bool = False) -> None:
-        super().__init__(message, url=url)
+    def __init__(
+        self,
+        message: str,
+        *,
+        url: str | None = None,
+        key: str | None = None,
+        offset: int | None = None,
+        throttled: bool = False,
+    ) -> None:
+        super().__init__(message, url=url, key=key, offset=offset)
         self.throttled = throttled
 
 

@@ -82,6 +82,9 @@ class Feeder:
         with self._failing():
             match message:
                 case EpochStart():
+                    if self.near is not None:
+                        order, counts = self._settings.order, self._tables.counts.values
+                        self.near.fetcher.foresee(order, counts, message.epoch, message.position)
                     self._epochs.ask(message)
                 case Taken():
                     self._slots.taken(message.batches)
@@ -197,11 +200,19 @@ class Feeder:
             retired = tuple(self._slots.take_retired())
             self._announced.difference_update(retired)
             self.pool.forget_slots(retired)
-            self._totals.skipped_members = self._tables.skipped
+            self._note_totals()
             self._send(
                 Ready((start.epoch, start.position), tuple(part), opened, retired, tell_after, self._totals),
                 descriptors,
             )
+
+    def _note_totals(self) -> None:
+        totals = self._totals
+        totals.skipped_members = self._tables.skipped
+        if self.near is not None:
+            counts = self.near.fetcher.counts
+            totals.fetched_bytes, totals.requests = counts.received_bytes, counts.requests
+            totals.failed_requests = counts.throttled + counts.broken
 
     @contextmanager
     def _failing(self) -> Iterator[None]:

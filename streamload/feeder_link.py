@@ -11,8 +11,13 @@ from streamload.connection import Connection, FeederHere, FeederProcess
 from streamload.dataset.urls import Urls, expand_urls
 from streamload.decode.failure import error_from
 from streamload.errors import LoaderClosedError, StreamloadError
+from streamload.fetch.budget import check_budget
+from streamload.fetch.fetcher import fetched_shards
 from streamload.fetch.listing import Listing, list_shards
-from streamload.messages import Configure, Counted, CountSamples, Failed, FindShards, Found
+from streamload.fetch.sizes import look_at
+from streamload.fetch.storage import UNKNOWN_BYTES
+from streamload.fetch.unpacking import compression_of
+from streamload.messages import Configure, Counted, CountSamples, Failed, FindShards, Found, LookAt, LookedAt
 from streamload.options import Options
 
 __all__ = ["FeederLink"]
@@ -38,6 +43,7 @@ class FeederLink:
         self._connection: Connection | None = None
         self._unconfigured: FeederProcess | None = None
         self._closed = False
+        self._sizes: tuple[int, ...] | None = None
         self.listing = self._find(urls, None if index is None else os.fspath(index))
 
     def connect(self, lanes: int) -> Connection:
@@ -60,15 +66,45 @@ class FeederLink:
         """
         connection = self.connect(lanes)
         connection.send(CountSamples())
-        meanwhile: list[Any] = []  # of a pass that is under way
-        try:
-            while not isinstance(message := connection.receive(None), Counted):
-                meanwhile.append(message)
-                if isinstance(message, Failed):
-                    raise error_from(message.failure)
-        finally:
-            connection.put_back(meanwhile)
-        return message.counts
+        counted: Counted = self._answer(connection, Counted)
+        return counted.counts
+
+    def sizes(self) -> tuple[int, ...]:
+        """The bytes of each shard. Where the listing could not tell, each shard is asked for, once.
+
+        Raises:
+            StorageError: a shard cannot be looked at.
+        """
+        if self._sizes is None:
+            shards = self.listing.shards
+            unknown = [shard.url for shard in shards if shard.bytes == UNKNOWN_BYTES]
+            found = self._look_at(unknown) if unknown else {}
+            self._sizes = tuple(found.get(shard.url, shard.bytes) for shard in shards)
+        return self._sizes
+
+    def check_budget(self, lanes: int, world_size: int) -> None:
+        """Refuse an order of which more must be held in memory at once than the budget allows, as far as is known.
+
+        Raises:
+            ValueError: it does not fit.
+        """
+        listing, options = self.listing, self._options
+        fetched = fetched_shards(listing, options.storages)
+        order = options.pipeline(lanes).order
+        if not fetched or listing.counts is None or options.cache_dir is not None or not order.shuffle:
+            return
+        sizes = [shard.bytes for shard in listing.shards]
+        if min(sizes) < 0 or any(compression_of(listing.shards[shard].url) for shard in fetched):
+            return
+        check_budget(
+            options.fetching().budget_bytes,
+            window=order.window,
+            samples=sum(listing.counts),
+            data_bytes=sum(sizes),
+            lanes=lanes,
+            lanes_read=lanes // world_size if lanes % world_size == 0 else lanes,
+            shards=len(sizes),
+        )
 
     def disconnect(self) -> None:
         """End the feeder; the next `connect` starts another one."""
@@ -99,6 +135,28 @@ class FeederLink:
             return message.listing
         self.disconnect()
         raise error_from(message.failure)
+
+    def _look_at(self, urls: list[str]) -> dict[str, int]:
+        if self._options.workers == 0:
+            return look_at(urls, self._options.storages)
+        connection = self._connection
+        if connection is None or connection.closed:
+            connection = self._unconfigured = self._unconfigured or self._start_process()
+        connection.send(LookAt(tuple(urls), self._options.storages))
+        looked: LookedAt = self._answer(connection, LookedAt)
+        return dict(zip(urls, looked.sizes, strict=True))
+
+    def _answer(self, connection: Connection, kind: type[Any]) -> Any:
+        """Wait for an answer of some kind; what comes before it belongs to a pass that is under way."""
+        meanwhile: list[Any] = []
+        try:
+            while not isinstance(message := connection.receive(None), kind):
+                meanwhile.append(message)
+                if isinstance(message, Failed):
+                    raise error_from(message.failure)
+        finally:
+            connection.put_back(meanwhile)
+        return message
 
     def _start(self, lanes: int) -> Connection:
         options = self._options

@@ -15,10 +15,11 @@ from streamload.decode.pool import Pool, ProcessPool
 from streamload.feeder import Feeder
 from streamload.fetch.listing import list_shards
 from streamload.fetch.resident import ResidentShards
+from streamload.fetch.sizes import look_at
 from streamload.launch import WorkerChild
 from streamload.memory.async_channel import AsyncChannel
 from streamload.memory.slots import SlotPool
-from streamload.messages import Configure, Failed, FindShards, Found
+from streamload.messages import Configure, Failed, FindShards, Found, LookAt, LookedAt
 
 __all__ = ["run"]
 
@@ -48,14 +49,14 @@ class _Process:
         self._trainer = trainer
         self._launched = launched
         self._feeder: Feeder | None = None
-        self._finding: asyncio.Task[None] | None = None
+        self._looking: asyncio.Task[None] | None = None
         self.ended = asyncio.Event()
         self._channel = AsyncChannel(sock, self._on_message, self.ended.set)
         self._watch_trainer()
 
     def _on_message(self, message: Any, _: list[int]) -> None:
-        if isinstance(message, FindShards):
-            self._finding = asyncio.create_task(self._find(message))
+        if isinstance(message, FindShards | LookAt):
+            self._looking = asyncio.create_task(self._look(message))
         elif isinstance(message, Configure):
             slots = SlotPool()
             with Attempt() as attempt:
@@ -74,11 +75,14 @@ class _Process:
     def _in_loop(self, action: Callable[[], None]) -> None:
         self._loop.call_soon(action)
 
-    async def _find(self, wanted: FindShards) -> None:
-        """List shards, on a thread: storages block while they list."""
+    async def _look(self, wanted: FindShards | LookAt) -> None:
+        """List shards, or look at them one by one, on a thread: storages block while they do."""
         with Attempt() as attempt:
-            listing = await asyncio.to_thread(list_shards, wanted.urls, wanted.index, wanted.storages)
-            self._send(Found(listing), ())
+            if isinstance(wanted, FindShards):
+                self._send(Found(await asyncio.to_thread(list_shards, wanted.urls, wanted.index, wanted.storages)), ())
+            else:
+                sizes = await asyncio.to_thread(look_at, wanted.urls, wanted.storages)
+                self._send(LookedAt(tuple(sizes[url] for url in wanted.urls)), ())
         if attempt.error is not None:
             self._send(Failed(failure_of(attempt.error)), ())
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal
 
+from streamload.dataset.urls import expand_urls
 from streamload.decode.tasks import OnError
 from streamload.delivery import Delivery
 from streamload.errors import LoaderStateError, SampleError
@@ -120,41 +121,15 @@ class StreamLoader:
         strict: bool = True,
         verify: bool = False,
     ) -> None:
-        self._options = Options(
-            batch_size=batch_size,
-            shuffle=shuffle,
-            fields=fields,
-            decode=decode,
-            transform=transform,
-            collate_fn=collate_fn,
-            drop_last=drop_last,
-            pad=pad,
-            num_workers=num_workers,
-            executor=executor,
-            prefetch_batches=prefetch_batches,
-            in_order=in_order,
-            worker_init_fn=worker_init_fn,
-            timeout=timeout,
-            pin_memory=pin_memory,
-            seed=seed,
-            shuffle_window=shuffle_window,
-            lanes=lanes,
-            storage_options=storage_options,
-            filesystem=filesystem,
-            cache_dir=cache_dir,
-            cache_size=cache_size,
-            memory_budget=memory_budget,
-            on_error=on_error,
-            max_errors=max_errors,
-            strict=strict,
-            verify=verify,
-        )
+        options = Options.among(locals())
         self.rank, self.world_size = rank_and_world_size(rank, world_size)
+        self._options = options.settled_for(expand_urls(urls))
         self._link = FeederLink(self._options, urls, index)
         self._listing = self._link.listing
         if self._listing.counts is not None:  # else the fields are not known yet, and the first batch tells
             self._options.check_fields_exist(self._listing.fields)
         self._lanes = self.world_size if lanes is None else lanes
+        self._link.check_budget(self._lanes, self.world_size)
         self._counts = self._listing.counts
         self._delivery = Delivery(on_error, max_errors)
         self._dataset: str | None = None
@@ -314,5 +289,7 @@ class StreamLoader:
 
     def _fingerprint(self) -> str:
         if self._dataset is None:
-            self._dataset = fingerprint((shard.name, shard.bytes) for shard in self._listing.shards)
+            self._dataset = fingerprint(
+                zip((shard.name for shard in self._listing.shards), self._link.sizes(), strict=True)
+            )
         return self._dataset

@@ -7,6 +7,7 @@ from typing import Literal
 
 from streamload.decode.dealing import EpochStart, PipelineSettings
 from streamload.decode.tasks import Failure
+from streamload.fetch.fetching import Fetching
 from streamload.fetch.listing import Listing
 from streamload.fetch.storages import Storages
 from streamload.pipeline import ReadyBatch
@@ -19,29 +20,13 @@ __all__ = [
     "EpochEnded",
     "EpochStart",
     "Failed",
-    "Fetching",
     "FindShards",
     "Found",
+    "LookAt",
+    "LookedAt",
     "Ready",
     "Taken",
 ]
-
-
-@dataclass(frozen=True)
-class Fetching:
-    """How shards are brought near.
-
-    Attributes:
-        storages: where they lie.
-        budget_bytes: what they and the batches may take in memory.
-        cache_folder: for a disk cache; None for none.
-        cache_bytes: how large that may get.
-    """
-
-    storages: Storages
-    budget_bytes: int
-    cache_folder: str | None
-    cache_bytes: int
 
 
 @dataclass(frozen=True)
@@ -58,6 +43,21 @@ class Found:
     """The shards."""
 
     listing: Listing
+
+
+@dataclass(frozen=True)
+class LookAt:
+    """The trainer wants to know the sizes of some shards."""
+
+    urls: tuple[str, ...]
+    storages: Storages
+
+
+@dataclass(frozen=True)
+class LookedAt:
+    """Their sizes, in bytes."""
+
+    sizes: tuple[int, ...]
 
 
 @dataclass(frozen=True)

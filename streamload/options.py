@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from math import inf
 from typing import Any, Literal
@@ -16,8 +16,8 @@ import cloudpickle
 from streamload.decode.dealing import PipelineSettings
 from streamload.decode.tasks import SAMPLE_NAMES, Job, OnError
 from streamload.fetch.budget import default_budget, parse_bytes
+from streamload.fetch.fetching import Fetching
 from streamload.fetch.storages import Storages
-from streamload.messages import Fetching
 from streamload.order.plan import OrderOptions
 
 __all__ = ["Options", "Transform", "available_processors", "rank_and_world_size"]
@@ -62,6 +62,11 @@ class Options:
     strict: bool
     verify: bool
 
+    @classmethod
+    def among(cls, arguments: Mapping[str, Any]) -> Options:
+        """The options among other arguments."""
+        return cls(**{field.name: arguments[field.name] for field in fields(cls)})
+
     def __post_init__(self) -> None:
         self._check_numbers()
         self._check_choices()
@@ -75,6 +80,22 @@ class Options:
         if self.num_workers != "auto":
             return self.num_workers
         return max(1, available_processors() // local_ranks())
+
+    def settled_for(self, urls: Sequence[str]) -> Options:
+        """The options for these shards: "auto" means no workers where only this process can read them.
+
+        Raises:
+            ValueError: there are to be workers, and only this process can read some of the shards.
+        """
+        only_here = [url for url in urls if self.storages.is_process_local(url)]
+        if not only_here or self.num_workers == 0:
+            return self
+        if self.num_workers == "auto":
+            return replace(self, num_workers=0)
+        raise ValueError(
+            f"num_workers={self.num_workers}, but {only_here[0]!r} lies in the memory of this process, which workers "
+            "cannot read; use num_workers=0, or put the shards on a disk"
+        )
 
     @cached_property
     def storages(self) -> Storages:

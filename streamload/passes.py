@@ -63,6 +63,9 @@ class Meter:
             skipped_members=dict(totals.skipped_members),
             skipped_samples=skipped_samples,
             restarted_workers=totals.restarted_workers,
+            fetched_bytes=totals.fetched_bytes,
+            requests=totals.requests,
+            failed_requests=totals.failed_requests,
         )
 
 

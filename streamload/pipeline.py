@@ -186,6 +186,10 @@ class Epoch:
         for batch in self.batcher.take_all():
             self._dealer.done(batch)
             self._slots.discard(batch.slot)
+        self.close()
+
+    def close(self) -> None:
+        """Nothing is fetched for this epoch any more. Twice is fine."""
         self._dealer.close()
 
     def _note_layout(self, part: PieceDone) -> None:

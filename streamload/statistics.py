@@ -30,6 +30,9 @@ class FeederTotals:
     collate_s: float = 0.0
     workers_waited_s: float = 0.0
     restarted_workers: int = 0
+    fetched_bytes: int = 0
+    requests: int = 0
+    failed_requests: int = 0
     skipped_members: Mapping[str, int] = field(default_factory=dict)
 
     def add(self, done: RowsDone | ScanDone) -> None:
@@ -58,6 +61,9 @@ class Statistics:
         skipped_members: members of shards that are no part of a sample, by reason, for shards scanned in this run.
         skipped_samples: samples that failed and were left out or replaced (`on_error`).
         restarted_workers: workers that died and were replaced.
+        fetched_bytes: what has arrived from remote storage, before it was unpacked.
+        requests: for ranges of shards.
+        failed_requests: how many of these failed and were made again.
     """
 
     samples: int
@@ -67,6 +73,9 @@ class Statistics:
     skipped_members: Mapping[str, int]
     skipped_samples: int
     restarted_workers: int
+    fetched_bytes: int
+    requests: int
+    failed_requests: int
 
     @property
     def verdict(self) -> str:
@@ -82,7 +91,8 @@ class Statistics:
         busiest = max(work, key=lambda name: work[name])
         waited_s = self.stages["decode"].waited_s
         if waited_s > sum(work.values()):
-            return f"the feeder or the storage: the loop waits {share:.1%} of its time, and the workers wait as well"
+            where = "fetching" if self.requests else "the feeder or the storage"
+            return f"{where}: the loop waits {share:.1%} of its time, and the workers wait as well"
         return f"the workers: the loop waits {share:.1%} of its time, most of the work is {busiest}; use more workers"
 
     def __str__(self) -> str:
@@ -91,6 +101,9 @@ class Statistics:
             f"  {name:<10} worked {stage.worked_s:8.3f} s   waited {stage.waited_s:8.3f} s"
             for name, stage in self.stages.items()
         ]
+        if self.requests:
+            failed = f", {self.failed_requests} of them failed" if self.failed_requests else ""
+            lines.append(f"  fetched {self.fetched_bytes / 1e6:.1f} MB in {self.requests} requests{failed}")
         if self.skipped_members:
             lines.append("  members skipped: " + ", ".join(f"{n} {r}" for r, n in self.skipped_members.items()))
         if self.skipped_samples:

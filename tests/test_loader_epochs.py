@@ -176,6 +176,9 @@ class ByHand:
     def abandon(self) -> None:
         self.abandoned = True
 
+    def close(self) -> None:
+        assert self.ended
+
 
 class EpochsByHand:
     def __init__(self, failing: set[int]) -> None:

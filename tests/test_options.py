@@ -32,6 +32,11 @@ GOOD: dict[str, Any] = {
     "seed": 0,
     "shuffle_window": 100,
     "lanes": None,
+    "storage_options": None,
+    "filesystem": None,
+    "cache_dir": None,
+    "cache_size": None,
+    "memory_budget": "auto",
     "on_error": "raise",
     "max_errors": None,
     "strict": True,
@@ -78,6 +83,11 @@ WRONG: list[tuple[str, Any, type[Exception], str]] = [
         for value in ((), [], ("jpg", 3), ("",), ("jpg;",), (";",), ("a;;b",))
     ],
     ("fields", ("__name__",), ValueError, "__key__ and __url__ only"),
+    *[("memory_budget", value, TypeError, '"512MiB" or "20GB"') for value in (None, 1.5, True, ["1GB"])],
+    *[("memory_budget", value, ValueError, '"512MiB" or "20GB"') for value in (0, -1, "", "much", "GB", "3 furlongs")],
+    *[("cache_size", value, ValueError, '"512MiB" or "20GB"') for value in (0, "nan", "1e400GB")],
+    ("cache_size", "10GB", ValueError, "without cache_dir"),
+    ("cache_dir", 3, TypeError, "the path of a folder"),
 ]
 
 
@@ -115,7 +125,27 @@ RIGHT: list[tuple[str, Any]] = [
     ("worker_init_fn", function),
     ("shuffle_window", 1),
     ("seed", 2**64),
+    ("memory_budget", 1 << 30),
+    ("memory_budget", "1.5 GiB"),
+    ("cache_dir", "/cache"),
 ]
+
+
+@pytest.mark.parametrize(
+    ("written", "bytes_"),
+    [(7, 7), ("7", 7), ("512MiB", 512 << 20), ("20 GB", 20 * 10**9), ("1.5TB", 15 * 10**11), ("2k", 2048), ("3b", 3)],
+)
+def test_bytes_are_taken_as_a_number_or_with_a_unit(written: int | str, bytes_: int) -> None:
+    assert options(memory_budget=written).fetching().budget_bytes == bytes_
+    assert options(cache_dir="/", cache_size=written).fetching().cache_bytes == bytes_
+
+
+def test_what_only_this_process_can_read_has_no_workers() -> None:
+    assert options(num_workers="auto").settled_for(["memory://a.tar", "b.tar"]).num_workers == 0
+    assert options(num_workers="auto").settled_for(["b.tar", "s3://b/c.tar"]).num_workers == "auto"
+    assert options(num_workers=0).settled_for(["memory://a.tar"]).num_workers == 0
+    with pytest.raises(ValueError, match=r"num_workers=2, but 'memory://a.tar' lies in the memory of this process"):
+        options(num_workers=2).settled_for(["b.tar", "memory://a.tar"])
 
 
 @pytest.mark.parametrize(("name", "value"), RIGHT, ids=lambda value: repr(value)[:30])

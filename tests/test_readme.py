@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from PIL import Image
 
 README = Path(__file__).parent.parent / "README.md"
-BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README.read_text(), re.MULTILINE | re.DOTALL)
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", README.read_text(), re.MULTILINE | re.DOTALL)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """An empty folder but for `photos`, an ImageFolder of two classes."""
     folder = tmp_path_factory.mktemp("reader")
     generator = np.random.default_rng(0)
@@ -28,7 +31,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             pixels = generator.integers(0, 256, (height, width, 3), dtype=np.uint8)
             name = f"holiday {number}.v2.{'PNG' if number % 4 == 0 else 'jpg'}"
             Image.fromarray(pixels).save(folder / "photos" / label / name)
-    return folder
+    yield folder
+    for process in psutil.process_iter():  # servers that a block has started
+        with contextlib.suppress(psutil.Error):
+            if process.cwd().startswith(os.fspath(folder)):
+                process.kill()
 
 
 def test_there_are_blocks_of_known_languages_only() -> None:

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LEVELS = (
     ("errors",),
     ("memory", "order", "images"),
-    ("launch",),
+    ("launch", "loop_thread"),
     ("dataset",),
     ("fetch", "batch"),
     ("decode",),
@@ -31,7 +31,7 @@ LEVELS = (
     ("feeder_process",),
     ("feeder_start",),
     ("delivery", "connection"),
-    ("passes",),
+    ("passes", "feeder_link"),
     ("loader",),
     ("streamload",),
     ("streamload_tools",),

@@ -88,7 +88,7 @@ def locate(
         if keys is not None:
             for row, sample in zip(rows.tolist(), samples.tolist(), strict=True):
                 keys[row] = table.key(sample)
-    parts = () if not fetched else _parts(block, columns, fetched)
+    parts = () if fetched is None else _parts(block, columns, fetched)
     return PlannedRows(block, located, None if keys is None else tuple(keys), parts)
 
 

@@ -67,6 +67,7 @@ class RowsAhead:
         self._blocks: deque[tuple[RowBlock, list[int]]] = deque()
         self._located: deque[tuple[PlannedRows, list[int]]] = deque()
         self._rows = 0
+        self._block_rows = _FIRST_ROWS  # so that the first batch comes soon
         self._next_batch = 0
         self._finished: list[int] = []
         self._planned_all = False
@@ -161,8 +162,8 @@ class RowsAhead:
             self._scans.ask_for(missing)
             if all(self._tables.counts.values[shard] < 0 for shard in missing) and self._plan.missing(1):
                 return False
-        rows = MAX_RUN_ROWS if self._near is None else _BLOCK_ROWS
-        block = self._plan.take(rows if self._rows else _FIRST_ROWS)
+        block = self._plan.take(self._block_rows)
+        self._block_rows = MAX_RUN_ROWS if self._near is None else _BLOCK_ROWS
         finished = self._plan.finished()
         if block is None:
             self._planned_all = True
@@ -173,6 +174,7 @@ class RowsAhead:
         if not self._tables.counts.complete:  # so that they are known before they are missed
             self._scans.ask_for(itertools.islice(self._scan_order, _SCANS_AHEAD))
         if self._near is not None:
+            self._near.fetcher.passed(self._plan.number)
             self._near.want_tables(itertools.islice(self._table_order, _TABLES_AHEAD))
         return True
 

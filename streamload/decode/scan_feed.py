@@ -36,16 +36,22 @@ class ScanFeed:
         wanted = self._scans.wanted()
         for shard in [shard for shard in self._held if shard not in wanted]:
             self._hold(shard, range(0))
+        asked_whole = True
         for shard in wanted:
             start = self._scans.next_bytes(shard)[0]
             end, total = self._fetcher.arrived_from(shard, start)
             if total is not None:
                 self._tables.note_version(shard, total, self._fetcher.etag(shard))
             self._scans.available(shard, end, total)
-            self._want(shard, start // PART_BYTES, -(-end // PART_BYTES), total)
+            if asked_whole:  # those that come later must not take the room of those that come first
+                asked_whole = self._want(shard, start // PART_BYTES, -(-end // PART_BYTES), total)
 
-    def _want(self, shard: int, first: int, come: int, total: int | None) -> None:
-        """Hold the parts from the first one on, and ask for those that have not come: one where the end is unknown."""
+    def _want(self, shard: int, first: int, come: int, total: int | None) -> bool:
+        """Hold the parts from the first one on, and ask for those that have not come: one where the end is unknown.
+
+        Returns:
+            Whether all to the end have been asked for.
+        """
         behind = max(first, come) + (1 if total is None else _PARTS_AHEAD)
         if total is not None:
             behind = min(behind, -(-total // PART_BYTES))
@@ -53,6 +59,7 @@ class ScanFeed:
         keys = [part_key(shard, number) for number in range(max(first, come), behind)]
         if not self._fetcher.there(keys):
             self._fetcher.want(keys)
+        return total is not None and behind * PART_BYTES >= total
 
     def _hold(self, shard: int, wanted: range) -> None:
         held = self._held.pop(shard, range(0))

@@ -16,7 +16,7 @@ from streamload.fetch.packed_body import PACKED_BYTES_HELD, RemoteBody, local_bo
 from streamload.fetch.parts import part_edges
 from streamload.fetch.shard_identity import ShardIdentity
 from streamload.fetch.storages import Storages
-from streamload.fetch.transfers import Part, Source, Transfers
+from streamload.fetch.transfers import Part, Source, TransferCounts, Transfers
 from streamload.fetch.unpacked_parts import UnpackedParts
 from streamload.fetch.unpacking import Unpacker
 
@@ -75,6 +75,11 @@ class Bringer:
     def at_once(self) -> int:
         """How many parts may be on their way."""
         return self._transfers.room() + self._transfers.in_flight
+
+    @property
+    def counts(self) -> TransferCounts:
+        """What has happened to requests so far."""
+        return self._transfers.counts
 
     @property
     def held_bytes(self) -> int:

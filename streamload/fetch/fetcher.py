@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from functools import partial
 
+import numpy as np
+from numpy.typing import NDArray
+
 from streamload.errors import DatasetIndexError
 from streamload.fetch.bringing import Bringer
 from streamload.fetch.disk_cache import DiskCache
@@ -12,10 +15,13 @@ from streamload.fetch.download import Pin
 from streamload.fetch.fetched_shard import FetchedShard
 from streamload.fetch.ledger import PartLedger
 from streamload.fetch.listing import Listing
+from streamload.fetch.next_use import OrderNextUse, numbers_by_key
 from streamload.fetch.parts import PART_BYTES, part_edges, part_key, shard_and_number
 from streamload.fetch.resident import OpenShard, open_listed
 from streamload.fetch.storages import Storages
+from streamload.fetch.transfers import TransferCounts
 from streamload.fetch.unpacking import compression_of
+from streamload.order.plan import OrderOptions
 
 __all__ = ["Fetcher", "fetched_shards"]
 
@@ -81,6 +87,8 @@ class Fetcher:
         self._finished: set[int] = set()
         self._closed_shards: list[int] = []
         self._told: list[Told] = []
+        self._numbers: dict[str, int] | None = None
+        self._next_use: OrderNextUse | None = None
 
     # -- what is wanted --------------------------------------------------------------------------------------------
 
@@ -124,6 +132,20 @@ class Fetcher:
                 self._finished.add(shard)
                 self._close_if_unused(shard)
 
+    def foresee(self, options: OrderOptions, counts: NDArray[np.int64], epoch: int, start: int) -> None:
+        """An epoch begins at a position of its order: the disk cache evicts what is needed last."""
+        if self._cache is None:
+            return
+        if self._numbers is None:
+            self._numbers = numbers_by_key(shard.url for shard in self._listing.shards)
+        self._next_use = OrderNextUse(self._numbers, options, counts, epoch, start=start)
+        self._cache.expect(self._next_use)
+
+    def passed(self, number: int) -> None:
+        """Every lane has come to this number of its emissions."""
+        if self._next_use is not None:
+            self._next_use.advance(number)
+
     # -- what is there ---------------------------------------------------------------------------------------------
 
     def open(self, shard: int) -> OpenShard:
@@ -148,10 +170,15 @@ class Fetcher:
         """The version of a shard, as far as it is known."""
         return self.state_of(shard).pin.etag
 
+    @property
+    def counts(self) -> TransferCounts:
+        """What has happened to requests so far."""
+        return TransferCounts() if self._bringer is None else self._bringer.counts
+
     def take_closed(self) -> list[int]:
-        """The shards whose memory has been closed since the last call."""
+        """The shards whose memory has been closed since the last call, and that have no other one now."""
         closed, self._closed_shards = self._closed_shards, []
-        return closed
+        return [shard for shard in closed if shard not in self._shards]
 
     # -- work ------------------------------------------------------------------------------------------------------
 

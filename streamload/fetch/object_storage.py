@@ -27,7 +27,9 @@ from streamload.fetch.storage_options import ObjectConfig
 
 __all__ = ["ObjectStorage"]
 
-_CHUNK_BYTES = 256 << 10
+_CHUNK_BYTES = 1
+"""Bodies are passed on as they come: what obstore still gathers is lost where a body breaks off."""
+
 _SIGNED_FOR = timedelta(hours=1)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _Result = TypeVar("_Result")
@@ -36,11 +38,9 @@ _Result = TypeVar("_Result")
 class ObjectStorage:
     """Objects by `s3://bucket/key`, `gs://bucket/key`, `az://container/key` or `https://host/path`.
 
-    There is one obstore store (a pool of connections) for each bucket or host, made when it is first needed. Where
-    credentials have expired the store is made anew once for all who met it, and their requests are made again.
-
-    obstore tries a request three times, and continues a broken body itself as long as attempts are left and the
-    answer has the same ETag; what is still broken then comes out of `chunks` as TransientStorageError.
+    There are two obstore stores (pools of connections) for each bucket or host, made when they are first needed: one
+    that makes requests again, and one for ranges that does not, because those who read ranges do it. Where credentials
+    have expired the store is made anew once for all who met it, and their requests are made again.
 
     Args:
         config: how the stores are made.
@@ -48,7 +48,7 @@ class ObjectStorage:
 
     def __init__(self, config: ObjectConfig) -> None:
         self._config = config
-        self._stores: dict[str, Any] = {}
+        self._stores: dict[tuple[str, bool], Any] = {}
         self._answers_200: set[str] = set()
         self._lock = threading.Lock()
 
@@ -130,7 +130,7 @@ class ObjectStorage:
         if (strong := strong_etag(etag)) is not None:
             options["if_match"] = strong
         try:
-            result = await obstore.get_async(self._store(place), place.key, options=options)
+            result = await obstore.get_async(self._store(place, retries=False), place.key, options=options)
         except (obstore.exceptions.BaseError, OSError, ValueError) as exc:
             if is_whole_answer(exc) and self._config.family != "http":
                 self._answers_200.add(place.root)
@@ -224,18 +224,19 @@ class ObjectStorage:
 
     # -- stores
 
-    def _store(self, place: ObjectPlace) -> Any:
+    def _store(self, place: ObjectPlace, *, retries: bool = True) -> Any:
         with self._lock:
-            store = self._stores.get(place.root)
+            store = self._stores.get((place.root, retries))
             if store is None:
-                store = self._stores[place.root] = make_store(place, self._config)
+                store = self._stores[place.root, retries] = make_store(place, self._config, retries=retries)
             return store
 
     def _renew(self, place: ObjectPlace, expired: Any) -> None:
-        """Make a store anew, unless someone else has done so since."""
+        """Have stores made anew, unless someone else has done so since."""
         with self._lock:
-            if self._stores.get(place.root) is expired:
-                self._stores[place.root] = make_store(place, self._config)
+            if any(store is expired for store in self._stores.values()):
+                for retries in (True, False):
+                    self._stores.pop((place.root, retries), None)
 
     def _retried(self, url: str, act: Callable[[Any, str], _Result]) -> _Result:
         """Do something with a url's store and key, and once more with new credentials where they have expired."""
@@ -255,7 +256,7 @@ class ObjectStorage:
 
     async def _retried_async(self, url: str, place: ObjectPlace, act: Callable[[], Awaitable[_Result]]) -> _Result:
         """The same on the running loop; a missing object comes with advice."""
-        store = self._store(place)
+        store = self._store(place, retries=False)
         try:
             try:
                 return await act()

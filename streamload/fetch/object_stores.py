@@ -12,7 +12,7 @@ from urllib.parse import quote, unquote
 
 from streamload.errors import StorageError
 from streamload.fetch.storage import protocol_of, without_secrets
-from streamload.fetch.storage_options import CLIENT_OPTIONS, RETRY, ObjectConfig
+from streamload.fetch.storage_options import CLIENT_OPTIONS, NO_RETRY, RETRY, ObjectConfig
 
 __all__ = ["ObjectPlace", "locate", "make_store"]
 
@@ -57,9 +57,9 @@ def locate(url: str) -> ObjectPlace:
         StorageError: it names no bucket or host.
     """
     protocol = protocol_of(url)
-    bucket, _, key = url.split("://", 1)[1].partition("/")
+    bucket, _, key = url.partition("://")[2].partition("/")
     if not bucket:
-        raise StorageError(f"the url names no {'host' if protocol in _WEB else 'bucket'}", url=url)
+        raise StorageError("the url names no bucket or host", url=url)
     root = f"{protocol}://{bucket}/"
     if protocol in _WEB:
         return ObjectPlace(root, bucket, unquote(key))
@@ -67,8 +67,13 @@ def locate(url: str) -> ObjectPlace:
     return ObjectPlace(root, container, key, account.partition(".")[0] if at else None)
 
 
-def make_store(place: ObjectPlace, config: ObjectConfig) -> Any:
+def make_store(place: ObjectPlace, config: ObjectConfig, *, retries: bool = True) -> Any:
     """Make the obstore store of a bucket or a host; nothing is asked yet.
+
+    Args:
+        place: which bucket or host.
+        config: how to reach it.
+        retries: it makes requests again that failed.
 
     Raises:
         StorageError: what it needs is not there: an account's name, or boto3 for credentials from `~/.aws`.
@@ -77,7 +82,10 @@ def make_store(place: ObjectPlace, config: ObjectConfig) -> Any:
     from obstore.exceptions import BaseError
 
     stores: Any = store  # which settings there are is obstore's to check
-    options: dict[str, Any] = {"client_options": CLIENT_OPTIONS | config.client, "retry_config": RETRY}
+    options: dict[str, Any] = {
+        "client_options": CLIENT_OPTIONS | config.client,
+        "retry_config": RETRY if retries else NO_RETRY,
+    }
     try:
         if config.family == "http":
             return stores.HTTPStore(place.root, **options)

@@ -109,6 +109,11 @@ class RankPlan:
         return self._options.lanes
 
     @property
+    def number(self) -> int:
+        """How many emissions every lane has come to, at least."""
+        return self._position // self._options.lanes
+
+    @property
     def lanes_read(self) -> list[int]:
         """The lanes of which this rank has made the shuffled stream so far; without shuffle there are none."""
         return sorted(self._streams)
