@@ -54,6 +54,7 @@ class EpochParts:
     def done(self, keys: Collection[int]) -> None:
         """A batch was made, or is not wanted any more."""
         self._fetcher.ledger.release(keys)
+        self._fetcher.released()
 
     def keep(self, shard: int) -> None:
         """Whatever comes of this shard is kept, since rows of it will be planned as soon as it is scanned."""
