@@ -68,6 +68,7 @@ class EpochParts:
             for key in list(self._pinned[shard]):
                 if not unpassed or (table is not None and self._is_passed(key, table, unpassed, growing=growing)):
                     self._unpin(key)
+        self._fetcher.released()
 
     def close(self) -> None:
         """Let go of everything but what batches hold. Twice is fine."""
