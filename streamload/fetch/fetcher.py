@@ -56,7 +56,6 @@ class Fetcher:
     Attributes:
         fetched: as given.
         ledger: the account of all parts.
-        stuck: what is wanted next does not fit, and nothing is on its way whose arrival could change that.
     """
 
     def __init__(
@@ -73,7 +72,7 @@ class Fetcher:
     ) -> None:
         self.fetched = fetched
         self.ledger = PartLedger(budget_bytes)
-        self.stuck = False
+        self._was_stuck = False
         self._listing = listing
         self._storages = storages
         self._slot_bytes = slot_bytes
@@ -116,15 +115,24 @@ class Fetcher:
                 raise self._failures[key]
         return self.ledger.are_present(keys)
 
-    def freed(self) -> None:
-        """Something is not held or pinned any more, so there may be room again."""
-        self.stuck = False
-        if self.ledger.waiting:
-            self._wake()
-
     def hungry(self) -> bool:
         """Whether more could be fetched at once than is wanted."""
         return self.ledger.waiting < (1 if self._bringer is None else self._bringer.at_once)
+
+    @property
+    def stuck(self) -> bool:
+        """Whether what is wanted next does not fit, and nothing is on its way whose arrival could change that."""
+        key = self.ledger.next_wanted()
+        if key is None or self.ledger.in_flight:
+            return False
+        shard, number = shard_and_number(key)
+        start, end = part_edges(number, self.state_of(shard).total_bytes)
+        return start < end and self._room_for(end - start) is None
+
+    def freed(self) -> None:
+        """Something is not held or pinned any more, so there may be room now for what is wanted."""
+        if self.ledger.waiting:
+            self._wake()
 
     def on_arrival(self, told: Told) -> Callable[[], None]:
         """Have `told(shard, key)` called for each part that comes; what is returned ends that."""
@@ -202,7 +210,7 @@ class Fetcher:
             self._bringer = Bringer(self._storages, self._cache, self._open_local, self)
         for costless in self.ledger.take_costless():
             self._drop(costless)
-        was_stuck, self.stuck = self.stuck, False
+        was_stuck, self._was_stuck = self._was_stuck, False
         while (key := self.ledger.next_wanted()) is not None:
             shard, number = shard_and_number(key)
             state = self.state_of(shard)
@@ -212,10 +220,10 @@ class Fetcher:
                 continue
             if not self._bringer.takes(state):
                 return
-            dropped = self.ledger.room_for(end - start, self._slot_bytes() + self._bringer.held_bytes)
+            dropped = self._room_for(end - start)
             if dropped is None:
-                self.stuck = self.ledger.in_flight == 0
-                if self.stuck and not was_stuck:
+                self._was_stuck = self.stuck
+                if self._was_stuck and not was_stuck:
                     self._progress()
                 return
             for other in dropped:
@@ -236,6 +244,10 @@ class Fetcher:
             self._shards.popitem()[1].close()
         if self._cache is not None:
             self._cache.close()
+
+    def _room_for(self, size_bytes: int) -> list[int] | None:
+        held_bytes = 0 if self._bringer is None else self._bringer.held_bytes
+        return self.ledger.room_for(size_bytes, self._slot_bytes() + held_bytes)
 
     def _drop(self, key: int) -> None:
         shard, number = shard_and_number(key)

@@ -49,6 +49,7 @@ class Tables:
         self._cache = cache
         self._strict = strict
         self._indexes: dict[str, DatasetIndex] = {}
+        self._index_locks: dict[str, asyncio.Lock] = {}
         self._tables: OrderedDict[int, ShardTable] = OrderedDict()
         self._columns: dict[int, dict[tuple[str, ...], NDArray[np.int64]]] = {}
         self._growing: dict[int, GrowingTable] = {}
@@ -100,9 +101,7 @@ class Tables:
         folder = self._listing.index_of[shard]
         if folder is None or not self.is_remote(shard):
             return self.find(shard)
-        if folder not in self._indexes:
-            content = await self._read_async(f"{folder}/{INDEX_FILE}")
-            self._indexes.setdefault(folder, DatasetIndex.from_json(content, folder))
+        await self._load_index(folder)
         table = self._table(shard, folder, await self._read_async(self._table_url(shard, folder)))
         self._keep(shard, table)
         return table
@@ -163,6 +162,13 @@ class Tables:
         if folder not in self._indexes:
             self._indexes[folder] = DatasetIndex.load(folder, None if self._storages.is_local(folder) else self._read)
         return self._indexes[folder]
+
+    async def _load_index(self, folder: str) -> None:
+        """Read the list of an index, once, however many of its tables are loaded at once."""
+        async with self._index_locks.setdefault(folder, asyncio.Lock()):
+            if folder not in self._indexes:
+                content = await self._read_async(f"{folder}/{INDEX_FILE}")
+                self._indexes[folder] = DatasetIndex.from_json(content, folder)
 
     def _from_cache(self, shard: int) -> ShardTable | None:
         listed = self._listing.shards[shard]
