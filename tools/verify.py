@@ -11,7 +11,8 @@ from streamload_tools.reading import Reader
 from streamload.dataset.index import check_shard
 from streamload.dataset.table import ShardTable
 from streamload.errors import DatasetIndexError, ShardFormatError, ShardNotFoundError, StreamloadError
-from streamload.fetch.listing import WEB, IndexLookup, folder_and_name, shard_name
+from streamload.fetch.listing import IndexLookup
+from streamload.fetch.shard_names import WEB, folder_and_name, shard_name
 from streamload.fetch.storage import protocol_of
 from streamload.fetch.storages import Storages
 
