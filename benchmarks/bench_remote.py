@@ -30,7 +30,7 @@ PARTS: dict[str, Part] = {
     "gil": measure_gil,
     "budget": measure_budget,
 }
-SMALL = Sizes(rounds=1, copies=2, shards=1000, sustained_copies=2, budget_bytes=128 << 20, sleep_s=2.0)
+SMALL = Sizes(rounds=1, copies=2, shards=1000, sustained_copies=2, budget_bytes=256 << 20, sleep_s=2.0)
 
 
 def _arguments() -> argparse.Namespace:

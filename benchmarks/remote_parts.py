@@ -105,7 +105,7 @@ def in_turn(bucket: Bucket, script: Script, questions: dict[str, Question], roun
 
 def median(runs: Runs, name: str, value: str) -> float | None:
     """The median over rounds of one value, which may be one of what the server saw."""
-    found = [getattr(each, value, None) or getattr(each.seen, value, 0.0) for each in runs.get(name, ())]
+    found = [_value(each, value) for each in runs.get(name, ())]
     return statistics.median(found) if found else None
 
 
