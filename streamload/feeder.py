@@ -184,8 +184,8 @@ class Feeder:
 
     def _pump(self) -> None:
         self._epochs.pump()
-        if self._feed is not None:
-            self._feed.pump()
+        if self._feed is not None and self._feed.pump():
+            self._take_turn_soon()  # the epoch may have waited for just that, and nothing else may come
         while self.pool.has_room() and (task := self._scans.next_task()) is not None:
             self.pool.submit(task)
         if self._counting and self._tables.counts.complete:

@@ -27,12 +27,16 @@ class ScanFeed:
         self._fetcher = fetcher
         self._held: dict[int, range] = {}
 
-    def pump(self) -> None:
+    def pump(self) -> bool:
         """Ask for what is wanted now, and pass on what has come.
+
+        Returns:
+            Whether a shard became known without a scan: what its first answer said of it led to one of an earlier run.
 
         Raises:
             StreamloadError: some of it cannot be had.
         """
+        found = False
         wanted = self._scans.wanted()
         for shard in [shard for shard in self._held if shard not in wanted]:
             self._hold(shard, range(0))
@@ -43,8 +47,12 @@ class ScanFeed:
             if total is not None:
                 self._tables.note_version(shard, total, self._fetcher.etag(shard))
             self._scans.available(shard, end, total)
-            if asked_whole:  # those that come later must not take the room of those that come first
+            if shard not in self._scans.wanted():
+                self._hold(shard, range(0))
+                found = True
+            elif asked_whole:  # those that come later must not take the room of those that come first
                 asked_whole = self._want(shard, start // PART_BYTES, -(-end // PART_BYTES), total)
+        return found
 
     def _want(self, shard: int, first: int, come: int, total: int | None) -> bool:
         """Hold the parts from the first one on, and ask for those that have not come: one where the end is unknown.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import Protocol
 
 from streamload.errors import DatasetIndexError
@@ -31,6 +32,9 @@ class BringerEvents(Protocol):
 
     def has(self, state: FetchedShard, number: int, /) -> bool:
         """Whether a part is there."""
+
+    def is_wanted(self, state: FetchedShard, number: int, /) -> bool:
+        """Whether a part is there, on its way, or wanted."""
 
     def under_way(self, state: FetchedShard, /) -> set[int]:
         """The parts of a shard that are to be brought and have not come."""
@@ -66,10 +70,11 @@ class Bringer:
         self._cache = cache
         self._events = events
         self._transfers = Transfers(self._source, self._write, self._on_done, self._on_failed)
-        self._bodies: dict[int, RemoteBody] = {}
+        self._bodies: dict[int, tuple[FetchedShard, RemoteBody]] = {}
+        self._body_numbers = itertools.count(-1, -1)
         self._claims: set[asyncio.Task[None]] = set()
         self._opening = asyncio.Lock()
-        self._ending: set[asyncio.Task[None]] = set()
+        self._ending: list[UnpackedParts] = []
 
     @property
     def at_once(self) -> int:
@@ -102,37 +107,39 @@ class Bringer:
             self._transfers.start(_part(state, number))
 
     def forget(self, state: FetchedShard) -> None:
-        """Nothing more of this shard is wanted."""
+        """Nothing more of this shard is wanted. The loop need not be running."""
         if state.unpacking is not None:
-            ending = asyncio.create_task(self._end(state.unpacking, state.number))
-            self._ending.add(ending)
-            ending.add_done_callback(self._ending.discard)
+            state.unpacking.cancel()
+            self._ending = [unpacking for unpacking in self._ending if not unpacking.over]
+            self._ending.append(state.unpacking)
             state.unpacking = None
 
     async def close(self) -> None:
         """Stop everything. Twice is fine."""
         for claim in self._claims:
             claim.cancel()
-        await asyncio.gather(*self._claims, *self._ending, return_exceptions=True)
+        await asyncio.gather(*self._claims, return_exceptions=True)
+        for unpacking in self._ending:
+            await unpacking.close()
         await self._transfers.close()
 
     # -- downloads -------------------------------------------------------------------------------------------------
 
     def _source(self, shard: int) -> Source:
-        state = self._events.state_of(shard if shard >= 0 else _packed(shard))
+        state = self._events.state_of(shard) if shard >= 0 else self._bodies[shard][0]
         return Source(self._storages.for_url(state.url), state.url, state.pin)
 
     def _write(self, part: Part, offset: int, data: bytes) -> None:
         if part.shard < 0:
             if part.shard in self._bodies:
-                self._bodies[part.shard].write(part, offset, data)
+                self._bodies[part.shard][1].write(part, offset, data)
         else:
             self._events.state_of(part.shard).write(offset, data)
 
     def _on_done(self, part: Part, done: Downloaded) -> None:
         if part.shard < 0:
             if part.shard in self._bodies:
-                self._bodies[part.shard].done(part, done)
+                self._bodies[part.shard][1].done(part, done)
             self._events.has_room()
             return
         state = self._events.state_of(part.shard)
@@ -148,7 +155,7 @@ class Bringer:
     def _on_failed(self, part: Part, error: BaseException) -> None:
         if part.shard < 0:
             if part.shard in self._bodies:
-                self._bodies[part.shard].failed(part, error)
+                self._bodies[part.shard][1].failed(part, error)
             return
         state = self._events.state_of(part.shard)
         if isinstance(error, CacheOffError):
@@ -195,14 +202,21 @@ class Bringer:
             state.unpacking = UnpackedParts(self._body(state), unpacker, _Unpacked(self, state), granted)
         return state.unpacking
 
-    def _body(self, state: FetchedShard) -> AsyncIterator[bytes]:
-        if self._storages.is_local(state.url):
-            return self._local_body(state)
-        number = _packed(state.number)
-        body = self._bodies[number] = RemoteBody(number, state.pin, self._transfers.start)
-        return body.chunks()
+    def _body(self, state: FetchedShard) -> AsyncGenerator[bytes]:
+        return self._local_body(state) if self._storages.is_local(state.url) else self._remote_body(state)
 
-    async def _local_body(self, state: FetchedShard) -> AsyncIterator[bytes]:
+    async def _remote_body(self, state: FetchedShard) -> AsyncGenerator[bytes]:
+        """A body under a number of its own: what still comes for an earlier one of the shard is not taken for its."""
+        number = next(self._body_numbers)
+        body = RemoteBody(number, state.pin, self._transfers.start)
+        self._bodies[number] = state, body
+        try:
+            async for piece in body.chunks():
+                yield piece
+        finally:
+            del self._bodies[number]
+
+    async def _local_body(self, state: FetchedShard) -> AsyncGenerator[bytes]:
         descriptor = self._open_local(state.number)
         try:
             async for piece in local_body(descriptor):
@@ -218,10 +232,17 @@ class Bringer:
         """See `UnpackingEvents.has`."""
         return self._events.has(state, number)
 
+    def is_wanted(self, state: FetchedShard, number: int) -> bool:
+        """See `UnpackingEvents.is_wanted`."""
+        return self._events.is_wanted(state, number)
+
+    def unpacking_waits(self) -> None:
+        """See `UnpackingEvents.waits`."""
+        self._events.has_room()
+
     def unpacking_ended(self, state: FetchedShard, total_bytes: int) -> None:
         """See `UnpackingEvents.ended`."""
         state.total_bytes = total_bytes
-        self._bodies.pop(_packed(state.number), None)
         error = DatasetIndexError("the index points behind the end of the shard", url=state.url)
         for number in sorted(self._events.under_way(state)):
             if part_edges(number, None)[0] >= total_bytes:
@@ -229,13 +250,8 @@ class Bringer:
 
     def unpacking_failed(self, state: FetchedShard, error: Exception) -> None:
         """See `UnpackingEvents.failed`."""
-        self._bodies.pop(_packed(state.number), None)
         for number in sorted(self._events.under_way(state)):
             self._events.failed(state, number, error)
-
-    async def _end(self, unpacking: UnpackedParts, shard: int) -> None:
-        await unpacking.close()
-        self._bodies.pop(_packed(shard), None)
 
 
 class _Unpacked:
@@ -247,6 +263,12 @@ class _Unpacked:
 
     def has(self, number: int, /) -> bool:
         return self._bringer.has(self._state, number)
+
+    def is_wanted(self, number: int, /) -> bool:
+        return self._bringer.is_wanted(self._state, number)
+
+    def waits(self) -> None:
+        self._bringer.unpacking_waits()
 
     def write(self, offset: int, data: bytes, /) -> None:
         self._state.write(offset, data)
@@ -264,8 +286,3 @@ class _Unpacked:
 def _part(state: FetchedShard, number: int) -> Part:
     start, end = part_edges(number, state.total_bytes)
     return Part(state.number, number, start, end)
-
-
-def _packed(shard: int) -> int:
-    """The number under which the compressed bytes of a shard are fetched, and the other way round."""
-    return -1 - shard

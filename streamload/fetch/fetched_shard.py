@@ -29,7 +29,6 @@ class FetchedShard:
         cached: its file in the disk cache.
         cache_asked: whether the disk cache has been asked for a file.
         unpacking: of a compressed shard, from the first part that is brought.
-        asked_parts: of a compressed shard: the parts before this one have been wanted since unpacking began.
     """
 
     number: int
@@ -42,7 +41,6 @@ class FetchedShard:
     cached: CachedShard | None = None
     cache_asked: bool = False
     unpacking: UnpackedParts | None = None
-    asked_parts: int = 0
 
     @property
     def size_bytes(self) -> int:
@@ -50,6 +48,11 @@ class FetchedShard:
         if self.cached is not None and self.total_bytes is not None:
             return self.total_bytes
         return self.total_bytes or self._memory().size_bytes
+
+    @property
+    def waits_for_room(self) -> bool:
+        """Whether nothing of it comes before there is room for another part."""
+        return self.unpacking is not None and self.unpacking.waits_for_room
 
     def descriptor(self) -> int:
         """A copy of the descriptor, for whoever reads; the caller closes it."""

@@ -94,13 +94,8 @@ class Fetcher:
     def want(self, keys: Iterable[int]) -> None:
         """Have parts brought, in this order, after all that was wanted before. Someone must have a use for them."""
         new = [key for key in keys if not self.ledger.is_expected(key)]
-        for key in new:
-            shard, number = shard_and_number(key)
-            self._finished.discard(shard)
-            state = self.state_of(shard)
-            if state.compression is not None:
-                self._want_all_before(state, number)
-            self.ledger.want([key])
+        self._finished.difference_update(shard_and_number(key)[0] for key in new)
+        self.ledger.want(new)
         if new:
             self._wake()
 
@@ -220,6 +215,8 @@ class Fetcher:
                 continue
             if not self._bringer.takes(state):
                 return
+            if state.compression is not None and self._want_before(state, number):
+                continue
             dropped = self._room_for(end - start)
             if dropped is None:
                 self._was_stuck = self.stuck
@@ -265,15 +262,19 @@ class Fetcher:
             state.close()
             self._closed_shards.append(shard)
 
-    def _want_all_before(self, state: FetchedShard, number: int) -> None:
-        """Unpacking goes through all parts before this one, so these need room too."""
+    def _want_before(self, state: FetchedShard, number: int) -> bool:
+        """Unpacking goes through all parts before this one, so these need room first.
+
+        Returns:
+            Whether there are such parts, which are next now.
+        """
+        assert self._bringer is not None
         unpacking = state.unpacking
-        if unpacking is not None and (unpacking.next_number > number or unpacking.ended) and self._bringer is not None:
+        if unpacking is not None and (unpacking.next_number > number or unpacking.ended):
             self._bringer.forget(state)  # it has been here before: once more from the start
-            state.asked_parts = 0
-        before = range(state.asked_parts, number)
-        self.ledger.want((part_key(state.number, each) for each in before), on_the_way=True)
-        state.asked_parts = max(state.asked_parts, number + 1)
+        first = 0 if state.unpacking is None else state.unpacking.next_number
+        before = (part_key(state.number, each) for each in range(first, number))
+        return self.ledger.want_before(before, part_key(state.number, number))
 
     # -- what the bringer says -------------------------------------------------------------------------------------
 
@@ -330,6 +331,10 @@ class Fetcher:
             self.ledger.give_up(key)
         self.ledger.want_again(key for key in keys if self.ledger.is_needed(key))
         self._wake()
+
+    def is_wanted(self, state: FetchedShard, number: int) -> bool:
+        """See `BringerEvents`."""
+        return self.ledger.is_expected(part_key(state.number, number))
 
     def has_room(self) -> None:
         """See `BringerEvents`."""

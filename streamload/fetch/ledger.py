@@ -86,19 +86,28 @@ class PartLedger:
 
     # -- needs -----------------------------------------------------------------------------------------------------
 
-    def want(self, keys: Iterable[int], *, on_the_way: bool = False) -> None:
+    def want(self, keys: Iterable[int]) -> None:
         """Have these brought, in this order and after all that was wanted before.
 
-        Args:
-            keys: the parts; what nobody has a use for any more when its turn comes is left out.
-            on_the_way: except these, because others can only be had through them.
+        What nobody has a use for any more when its turn comes is left out.
         """
         for key in keys:
             if not self.is_expected(key):
                 self._turn += 1
                 self._queue(key, self._turn)
-                if on_the_way:
-                    self._on_the_way.add(key)
+
+    def want_before(self, keys: Iterable[int], key: int) -> bool:
+        """Have earlier parts of a wanted part's shard brought in its turn, because it can only be had through them.
+
+        Returns:
+            Whether one of them is neither there nor on its way.
+        """
+        turn = self._turn_of[key]
+        missing = [each for each in keys if each not in self._sizes]
+        for each in missing:
+            self._queue(each, turn)  # ascending numbers of one shard: before the part itself
+        self._on_the_way.update(missing)
+        return bool(missing)
 
     def want_again(self, keys: Iterable[int]) -> None:
         """Have parts brought that were there, when they are needed next."""

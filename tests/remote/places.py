@@ -1,0 +1,114 @@
+"""One dataset in many places: local files, a bucket, a web server and fsspec's memory, also compressed."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import lzma
+import os
+import shutil
+import zlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import torch
+import zstandard
+from servers.nginx import WebServer
+from servers.rclone import S3Server
+
+from streamload import ShardWriter, StreamLoader
+
+PACKERS: dict[str, Callable[[bytes], bytes]] = {
+    "gz": lambda content: gzip.compress(content, 1, mtime=0),
+    "zst": zstandard.ZstdCompressor(1).compress,
+    "xz": lambda content: lzma.compress(content, preset=0),
+    "bz2": lambda content: bz2.compress(content, 1),
+}
+
+Step = tuple[list[int], int, dict[str, Any]]
+"""A batch as it is compared: the labels, a checksum of the arrays, and the state behind it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where datasets lie.
+
+    Attributes:
+        root: the url of the folder of all datasets.
+        options: what a loader needs to read there.
+    """
+
+    root: str
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def urls(self, packing: str, shards: Iterable[int]) -> list[str]:
+        """The shards of a dataset, one by one, since web servers do not list."""
+        ending = "" if packing in ("indexed", "plain") else f".{packing}"
+        return [f"{self.root}/{packing}/part{shard:03d}-000000.tar{ending}" for shard in shards]
+
+
+def write_datasets(folder: Path, sizes: Iterable[Iterable[int]], packings: Iterable[str] = PACKERS) -> None:
+    """Write one dataset as `indexed`, as `plain` (without its index) and compressed in several ways.
+
+    Args:
+        folder: made if missing.
+        sizes: for each shard the lengths in bytes of its samples' arrays.
+        packings: names of `PACKERS`.
+    """
+    number = 0
+    for shard, lengths in enumerate(sizes):
+        with ShardWriter(folder / "indexed" / f"part{shard:03d}-%06d.tar") as writer:
+            for length in lengths:
+                value = np.arange(length, dtype=np.uint32).view(np.uint8)[:length] ^ (number % 251)
+                writer.write({"__key__": f"{number:06d}", "npy": value, "cls": number})
+                number += 1
+    shutil.copytree(folder / "indexed", folder / "plain", ignore=shutil.ignore_patterns(".streamload"))
+    for packing in packings:
+        (folder / packing).mkdir()
+        for shard_file in sorted((folder / "plain").iterdir()):
+            packed = PACKERS[packing](shard_file.read_bytes())
+            (folder / packing / f"{shard_file.name}.{packing}").write_bytes(packed)
+
+
+def local(folder: Path) -> Place:
+    return Place(os.fspath(folder))
+
+
+def on_s3(server: S3Server, folder: Path) -> Place:
+    """The datasets in a bucket of their own."""
+    bucket = f"bucket-{folder.name.replace('_', '-')}"
+    shutil.copytree(folder, server.folder / bucket)
+    return Place(f"s3://{bucket}", {"storage_options": server.options})
+
+
+def on_web(server: WebServer, folder: Path) -> Place:
+    shutil.copytree(folder, server.folder / folder.name)
+    return Place(f"{server.url}/{folder.name}")
+
+
+def in_memory(folder: Path) -> Place:
+    root = f"memory://{folder.name}"
+    fsspec.filesystem("memory").put(f"{folder}/", root, recursive=True)
+    return Place(root)
+
+
+def steps(loader: StreamLoader, epochs: int = 1, most: int | None = None) -> list[Step]:
+    """What a loader of `("npy", "cls")` gives, with its state after every batch; at most so many batches."""
+    seen: list[Step] = []
+    for _ in range(epochs):
+        for batch in loader:
+            arrays, labels = batch if isinstance(batch[1], torch.Tensor) else zip(*batch, strict=True)
+            whole = b"".join(np.asarray(array).tobytes() for array in arrays)
+            seen.append(([int(label) for label in labels], zlib.crc32(whole), loader.state_dict()))
+            if len(seen) == most:
+                return seen
+    return seen
+
+
+def without_names(seen: list[Step]) -> list[Step]:
+    """The same, but for what the state says of the shards' names and sizes, which packing changes."""
+    return [(labels, crc, {**state, "fingerprint": ""}) for labels, crc, state in seen]

@@ -1,0 +1,183 @@
+"""Wherever shards lie, and however they are packed: same samples, same order, same state as from local files."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+from places import Place, Step, in_memory, local, on_s3, on_web, steps, without_names, write_datasets
+from servers.nginx import WebServer
+from servers.rclone import S3Server
+
+from streamload import StreamLoader
+
+COUNTS = [60, 45, 80, 1, 64]
+SHARDS = range(len(COUNTS))
+LARGE_SHARDS = range(3)
+REMOTE = ["s3", "web", "memory"]
+PACKINGS = ["indexed", "plain", "gz", "zst"]
+
+
+def written(folder: Path, sizes: Any, s3: S3Server, web: WebServer, packings: Any) -> dict[str, Place]:
+    write_datasets(folder, sizes, packings)
+    return {"local": local(folder), "s3": on_s3(s3, folder), "web": on_web(web, folder), "memory": in_memory(folder)}
+
+
+@pytest.fixture(scope="module")
+def small(
+    tmp_path_factory: pytest.TempPathFactory, rclone_s3: S3Server, nginx: WebServer
+) -> Iterator[dict[str, Place]]:
+    """Shards of one part each, in every place."""
+    sizes = [[24] * count for count in COUNTS]
+    yield written(tmp_path_factory.mktemp("small"), sizes, rclone_s3, nginx, ["gz", "zst", "xz", "bz2"])
+    fsspec.filesystem("memory").store.clear()
+
+
+@pytest.fixture(scope="module")
+def large(
+    tmp_path_factory: pytest.TempPathFactory, rclone_s3: S3Server, nginx: WebServer
+) -> Iterator[dict[str, Place]]:
+    """Shards of three parts of 8 MiB, with samples that cross from one to the next, and one that fills a part."""
+    sizes = [[700_000] * 30, [9_000_000, *[100_000] * 80, 5_000_000], [2_500_000] * 8]
+    yield written(tmp_path_factory.mktemp("large"), sizes, rclone_s3, nginx, ["gz", "zst"])
+    fsspec.filesystem("memory").store.clear()
+
+
+def loader_of(place: Place, urls: Any, **options: Any) -> StreamLoader:
+    defaults: dict[str, Any] = {
+        "batch_size": 7,
+        "fields": ("npy", "cls"),
+        "num_workers": 0,
+        "seed": 3,
+        "shuffle_window": 50,
+    }
+    return StreamLoader(urls, **{**defaults, **place.options, **options})
+
+
+def seen(place: Place, packing: str, shards: Any = SHARDS, epochs: int = 1, **options: Any) -> list[Step]:
+    with loader_of(place, place.urls(packing, shards), **options) as loader:
+        return steps(loader, epochs)
+
+
+def assert_same(found: list[Step], expected: list[Step], packing: str) -> None:
+    if packing not in ("indexed", "plain"):
+        found, expected = without_names(found), without_names(expected)
+    assert found == expected
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("world_size", [1, 3])
+@pytest.mark.parametrize("packing", PACKINGS)
+@pytest.mark.parametrize("place", ["local", *REMOTE])
+def test_every_place_and_packing_gives_the_same_two_epochs(
+    small: dict[str, Place], place: str, packing: str, world_size: int, shuffle: bool
+) -> None:
+    for rank in range(world_size):
+        options = {"rank": rank, "world_size": world_size, "shuffle": shuffle, "epochs": 2}
+        expected = seen(small["local"], "indexed", **options)
+        assert len(expected) == 2 * -(-sum(COUNTS) // (7 * world_size))
+        assert_same(seen(small[place], packing, **options), expected, packing)
+
+
+@pytest.mark.parametrize("packing", ["xz", "bz2"])
+@pytest.mark.parametrize("place", ["local", "s3"])
+def test_rarer_compressions(small: dict[str, Place], place: str, packing: str) -> None:
+    assert_same(seen(small[place], packing, shuffle=True), seen(small["local"], "plain", shuffle=True), packing)
+
+
+@pytest.mark.parametrize(
+    ("place", "packing", "options"),
+    [
+        ("s3", "indexed", {"num_workers": 2}),
+        ("s3", "plain", {"num_workers": 1, "rank": 1, "world_size": 3}),
+        ("s3", "zst", {"num_workers": 2, "executor": "thread"}),
+        ("web", "indexed", {"num_workers": 2, "executor": "thread", "rank": 2, "world_size": 3}),
+        ("web", "plain", {"num_workers": 2}),
+        ("web", "gz", {"num_workers": 1}),
+        ("local", "gz", {"num_workers": 2, "rank": 0, "world_size": 3}),
+        ("local", "zst", {"num_workers": 2, "executor": "thread"}),
+    ],
+)
+def test_with_a_feeder_process(small: dict[str, Place], place: str, packing: str, options: dict[str, Any]) -> None:
+    ranks = {name: options[name] for name in ("rank", "world_size") if name in options}
+    expected = seen(small["local"], "indexed", epochs=2, shuffle=True, **ranks)
+    assert_same(seen(small[place], packing, epochs=2, shuffle=True, **options), expected, packing)
+
+
+@pytest.mark.parametrize(
+    ("here", "there"), [*itertools.product(["local"], REMOTE), *itertools.product(REMOTE, ["local"])]
+)
+@pytest.mark.parametrize("packings", [("indexed", "indexed"), ("indexed", "plain"), ("plain", "indexed"), ("gz", "gz")])
+def test_a_state_saved_in_one_place_goes_on_in_another(
+    small: dict[str, Place], here: str, there: str, packings: tuple[str, str]
+) -> None:
+    first, second = packings
+    whole = seen(small[here], first, epochs=2, shuffle=True)
+    with loader_of(small[here], small[here].urls(first, SHARDS), shuffle=True) as loader:
+        begun = steps(loader, most=13)
+    with loader_of(small[there], small[there].urls(second, SHARDS), shuffle=True) as loader:
+        loader.load_state_dict(begun[-1][2])
+        rest = steps(loader, epochs=2)
+    assert begun == whole[:13]
+    assert rest == whole[13:]
+
+
+def test_a_state_of_another_world_size_goes_on_with_workers(small: dict[str, Place]) -> None:
+    """The lanes are in the state, so that the order stays what it was."""
+    with loader_of(small["local"], small["local"].urls("indexed", SHARDS), shuffle=True, lanes=3) as loader:
+        state = steps(loader, most=9)[-1][2]
+        loader.load_state_dict(state)
+        rest = steps(loader)
+    with loader_of(small["s3"], small["s3"].urls("plain", SHARDS), shuffle=True, num_workers=2) as loader:
+        loader.load_state_dict(state)
+        assert steps(loader) == rest
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"rank": 1, "world_size": 3}])
+def test_a_list_of_local_and_remote_shards(small: dict[str, Place], options: dict[str, Any]) -> None:
+    s3, web, here = small["s3"], small["web"], small["local"]
+    urls = [
+        *here.urls("indexed", [0]),
+        *s3.urls("plain", [1]),
+        *web.urls("zst", [2]),
+        *here.urls("gz", [3]),
+        *s3.urls("indexed", [4]),
+    ]
+    storage_options = {"s3": s3.options["storage_options"]}
+    with loader_of(here, urls, shuffle=True, storage_options=storage_options, **options) as loader:
+        mixed = steps(loader, epochs=2)
+    ranks = {name: options[name] for name in ("rank", "world_size") if name in options}
+    assert_same(mixed, seen(here, "indexed", epochs=2, shuffle=True, **ranks), "mixed")
+
+
+@pytest.mark.parametrize(
+    ("place", "packing", "options"),
+    [
+        ("s3", "indexed", {}),
+        ("s3", "plain", {"num_workers": 2}),
+        ("s3", "zst", {}),
+        ("web", "indexed", {"num_workers": 2}),
+        ("web", "plain", {}),
+        ("web", "gz", {"num_workers": 2, "executor": "thread"}),
+        ("memory", "plain", {}),
+        ("local", "gz", {}),
+    ],
+)
+def test_shards_of_several_parts(large: dict[str, Place], place: str, packing: str, options: dict[str, Any]) -> None:
+    settings = {"shards": LARGE_SHARDS, "shuffle": True, "epochs": 2, "shuffle_window": 20, "collate_fn": list}
+    expected = seen(large["local"], "indexed", **settings)
+    assert_same(seen(large[place], packing, **settings, **options), expected, packing)
+
+
+@pytest.mark.parametrize("packing", ["indexed", "gz"])
+@pytest.mark.parametrize("place", ["s3", "web"])
+def test_shards_of_several_parts_are_resumed_in_the_middle(large: dict[str, Place], place: str, packing: str) -> None:
+    settings = {"shuffle": True, "shuffle_window": 20, "collate_fn": list}
+    whole = seen(large[place], packing, LARGE_SHARDS, **settings)
+    with loader_of(large[place], large[place].urls(packing, LARGE_SHARDS), **settings) as loader:
+        loader.load_state_dict(whole[8][2])
+        assert steps(loader) == whole[9:]
