@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import tempfile
+import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -203,3 +205,23 @@ def test_a_place_without_a_bucket_is_refused(folder: str) -> None:
 def test_a_web_server_is_refused(nginx: WebServer) -> None:
     with pytest.raises(StorageError, match="web server cannot be written to"):
         ShardWriter(f"{nginx.url}/train")
+
+
+def test_an_upload_that_fails_is_raised_by_the_next_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = threading.Event()
+
+    def fail(storage: FilesystemStorage, url: str, source: bytes | str) -> None:
+        tried.set()
+        raise StorageError("the bucket takes nothing more", url=url)
+
+    monkeypatch.setattr(FilesystemStorage, "write", fail)
+    with pytest.raises(StorageError, match="takes nothing more"):
+        with ShardWriter("memory://early/x", max_bytes=1 << 20) as writer:
+            for number in range(2):
+                writer.write({"__key__": str(number), "bin": bytes(600_000)})
+            assert tried.wait(30)
+            for number in range(2, 10_000):  # all of these fit into the second shard
+                writer.write({"__key__": str(number), "bin": b""})
+                time.sleep(0.001)
+                assert len(writer.shards) == 1
+                assert number < 300, "no write raised it"

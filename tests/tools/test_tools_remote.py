@@ -210,3 +210,16 @@ def test_memory_and_wrong_options(dataset: Path, bucket: Place) -> None:
     status, _, err = run(streamload.app, "index", bucket.url, *wrong)
     assert status == 1
     assert err.count("error:") == 1
+
+
+@pytest.mark.parametrize("cut", [4, 300])
+def test_a_compressed_shard_that_is_cut_is_damaged_even_behind_the_archive(
+    tmp_path: Path, bucket: Place, cut: int
+) -> None:
+    packed = compressed(numbers(tmp_path / "numbers", 50))
+    whole = (packed / "shard-000000.tar.gz").read_bytes()
+    (bucket.folder / "a.tar.gz").write_bytes(whole[:-cut])
+    for command in ("index", "verify"):
+        status, out, err = run(streamload.app, command, f"{bucket.url}/a.tar.gz", *bucket.options)
+        assert (status, "the shard is cut" in out + err) == (1, True)
+    assert not (bucket.folder / ".streamload").exists()
