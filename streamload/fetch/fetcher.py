@@ -8,8 +8,9 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from streamload.errors import DatasetIndexError
+from streamload.errors import DatasetIndexError, StorageError
 from streamload.fetch.bringing import Bringer
+from streamload.fetch.budget import budget_error
 from streamload.fetch.disk_cache import DiskCache
 from streamload.fetch.download import Pin
 from streamload.fetch.fetched_shard import FetchedShard
@@ -56,7 +57,6 @@ class Fetcher:
     Attributes:
         fetched: as given.
         ledger: the account of all parts.
-        stuck: what is wanted next does not fit, and nothing is on its way whose arrival could change that.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Fetcher:
     ) -> None:
         self.fetched = fetched
         self.ledger = PartLedger(budget_bytes)
-        self.stuck = False
+        self._missing_bytes: int | None = None
         self._listing = listing
         self._storages = storages
         self._slot_bytes = slot_bytes
@@ -113,7 +113,7 @@ class Fetcher:
 
     def freed(self) -> None:
         """Something is not held or pinned any more, so there may be room again."""
-        self.stuck = False
+        self._missing_bytes = None
         if self.ledger.waiting:
             self._wake()
 
@@ -167,14 +167,6 @@ class Fetcher:
         end = number * PART_BYTES
         return end if total_bytes is None else min(end, total_bytes), total_bytes
 
-    def bytes_of(self, keys: Iterable[int]) -> int:
-        """How much memory parts take together."""
-        total = 0
-        for shard, number in map(shard_and_number, keys):
-            start, end = part_edges(number, self.state_of(shard).total_bytes)
-            total += end - start
-        return total
-
     def etag(self, shard: int) -> str | None:
         """The version of a shard, as far as it is known."""
         return self.state_of(shard).pin.etag
@@ -197,7 +189,7 @@ class Fetcher:
             self._bringer = Bringer(self._storages, self._cache, self._open_local, self)
         for costless in self.ledger.take_costless():
             self._drop(costless)
-        was_stuck, self.stuck = self.stuck, False
+        self._missing_bytes = None
         while (key := self.ledger.next_wanted()) is not None:
             shard, number = shard_and_number(key)
             state = self.state_of(shard)
@@ -209,16 +201,38 @@ class Fetcher:
                 return
             if state.compression is not None and self._want_before(state, number):
                 continue
-            dropped = self.ledger.room_for(end - start, self._slot_bytes() + self._bringer.held_bytes)
+            dropped = self._room_for(end - start)
             if dropped is None:
-                self.stuck = self.ledger.in_flight == 0
-                if self.stuck and not was_stuck:
-                    self._progress()
+                self._missing_bytes = end - start
                 return
             for other in dropped:
                 self._drop(other)
             self.ledger.admitted(key, end - start)
             self._bringer.bring(state, number)
+
+    @property
+    def stuck(self) -> bool:
+        """Whether what is wanted next does not fit, and nothing is on its way whose arrival could change that."""
+        if self._missing_bytes is None or self._room_for(self._missing_bytes) is not None:
+            return False
+        on_the_way = {shard_and_number(key)[0] for key in self.ledger.on_their_way()}
+        return all(self.state_of(shard).waits_for_room for shard in on_the_way)
+
+    def slots_came_back(self) -> None:
+        """Go on where that makes room for what did not fit."""
+        if self._missing_bytes is not None and self._room_for(self._missing_bytes) is not None:
+            self._wake()
+
+    def too_small(self) -> StorageError:
+        """The error to raise for a budget within which nothing goes on."""
+        unpacking_bytes = 0 if self._bringer is None else self._bringer.held_bytes
+        return budget_error(
+            self.ledger.budget_bytes,
+            missing_bytes=self._missing_bytes or 0,
+            needed_bytes=self.ledger.needed_bytes,
+            slot_bytes=self._slot_bytes(),
+            unpacking_bytes=unpacking_bytes,
+        )
 
     async def close(self) -> None:
         """Stop everything and let go of all memory. Twice is fine."""
@@ -233,6 +247,10 @@ class Fetcher:
             self._shards.popitem()[1].close()
         if self._cache is not None:
             self._cache.close()
+
+    def _room_for(self, size_bytes: int) -> list[int] | None:
+        held_bytes = 0 if self._bringer is None else self._bringer.held_bytes
+        return self.ledger.room_for(size_bytes, self._slot_bytes() + held_bytes)
 
     def _drop(self, key: int) -> None:
         shard, number = shard_and_number(key)
