@@ -34,10 +34,15 @@ def run(what: str, loader: str, workload: Workload, seconds: float) -> dict[str,
     command = [sys.executable, str(PROGRAM), what, loader, workload.name, str(workload.root)]
     command += [str(workload.samples), str(seconds)]
     longest = LONGEST_PREPARATION_S if what == "prepare" else LONGEST_RUN_S
+    return run_command(command, longest, sample=what == "memory")
+
+
+def run_command(command: list[str], longest: float, *, sample: bool = False) -> dict[str, float]:
+    """What a program has written as its last line, which is JSON; see `run`."""
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
         with subprocess.Popen(command, stdout=output, stderr=errors, start_new_session=True) as process:
             try:
-                peak = _watch(process, longest, sample=what == "memory")
+                peak = _watch(process, longest, sample)
             finally:
                 with contextlib.suppress(ProcessLookupError):  # whatever it has left
                     os.killpg(process.pid, signal.SIGKILL)
@@ -47,7 +52,7 @@ def run(what: str, loader: str, workload: Workload, seconds: float) -> dict[str,
         if process.returncode != 0:
             raise RunFailedError(said[-1] if said else f"exit status {process.returncode}")
         result: dict[str, float] = json.loads(output.read().splitlines()[-1])
-    return result | ({"peak_bytes": peak} if what == "memory" else {})
+    return result | ({"peak_bytes": peak} if sample else {})
 
 
 def _watch(process: subprocess.Popen[bytes], longest: float, sample: bool) -> int:

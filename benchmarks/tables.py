@@ -18,7 +18,7 @@ def _number(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
 
 
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
@@ -39,7 +39,7 @@ def speed_table(results: Results) -> str:
             rate = _spread(results.values(workload, loader, "rate"), 0)
             rows.append([workload, loader, rate, _number(ahead, ".2f"), _number(ceiling, ".3f"), first])
     header = ["workload", "loader", "samples/s, median (range)", "streamload is x times", "share of ceiling"]
-    return _table([*header, "first batch, s"], rows)
+    return table([*header, "first batch, s"], rows)
 
 
 def cost_table(results: Results) -> str:
@@ -60,7 +60,7 @@ def cost_table(results: Results) -> str:
             row += [_number(results.peak_mb(workload, loader), ",.0f"), _number(share, ".1%")]
             rows.append([*row, _number(threads, ".0f"), _number(shutdown, ".2f")])
     header = ["workload", "loader", "CPU ms per 1,000 samples", "peak PSS, MB", "trainer's process, of a core"]
-    return _table([*header, "threads more", "shutdown, s"], rows)
+    return table([*header, "threads more", "shutdown, s"], rows)
 
 
 def busy_table(results: Results) -> str:
@@ -72,4 +72,4 @@ def busy_table(results: Results) -> str:
             rows.append([loader, _spread(rates, 0), _spread(shares, 2)])
         elif failure := results.failure("busy", "tiny", loader):
             rows.append([loader, f"failed: {failure}", "-"])
-    return _table(["loader", "batches/s, median (range)", "share of what the step alone allows"], rows)
+    return table(["loader", "batches/s, median (range)", "share of what the step alone allows"], rows)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from streamload import errors, images
-    from streamload.dataset.writer import ShardWriter
     from streamload.errors import StreamloadError
+    from streamload.fetch.shard_writer import ShardWriter
     from streamload.loader import StreamLoader
     from streamload.statistics import Statistics
 
@@ -20,7 +20,7 @@ __all__ = ["ShardWriter", "Statistics", "StreamLoader", "StreamloadError", "erro
 __version__ = "0.1.0"
 
 _HOMES = {
-    "ShardWriter": "streamload.dataset.writer",
+    "ShardWriter": "streamload.fetch.shard_writer",
     "Statistics": "streamload.statistics",
     "StreamLoader": "streamload.loader",
     "StreamloadError": "streamload.errors",

@@ -63,7 +63,11 @@ class Feeder:
         self._in_loop = in_loop
         self._turn_is_due = False
         storages, strict = configure.fetching.storages, configure.settings.strict
-        self._tables = Tables(configure.listing, ScanCache(None), strict=strict, storages=storages)
+        # With one lane, samples flow while a shard is scanned, so no count is needed before that.
+        lanes = configure.settings.order.lanes
+        self._tables = Tables(
+            configure.listing, ScanCache(None), strict=strict, storages=storages, trust_promises=lanes > 1
+        )
         self.near = near = self._make_near(configure)
         self._scans = Scans(self._tables, strict=strict, arriving=() if near is None else near.fetcher.fetched)
         self._feed = None if near is None else ScanFeed(self._scans, self._tables, near.fetcher)

@@ -130,7 +130,7 @@ class StreamLoader:
             self._options.check_fields_exist(self._listing.fields)
         self._lanes = self.world_size if lanes is None else lanes
         self._link.check_budget(self._lanes, self.world_size)
-        self._counts = self._listing.counts
+        self._counts = self._listing.expected_counts
         self._delivery = Delivery(on_error, max_errors)
         self._dataset: str | None = None
         self._standing = Standing()

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from typing import Annotated
 
 import typer
 from streamload_tools.failures import say, told_errors
+from streamload_tools.indexing import index_shards
 from streamload_tools.progress import open_progress
-from streamload_tools.reading import tables
+from streamload_tools.reading import Reader, tables
 from streamload_tools.sizes import counted, shown_bytes
+from streamload_tools.storage_options import STORAGE_OPTION_HELP, parse_storage_options
 from streamload_tools.verify import damages, missing_shards
 
-from streamload.dataset.index import INDEX_FOLDER, index_shards
 from streamload.dataset.table import ShardTable
 from streamload.fetch.listing import IndexLookup, Shard, find_shards, list_shards
+from streamload.fetch.storages import Storages
+from streamload.options import available_processors
 
 __all__ = ["app", "main"]
 
@@ -29,32 +31,40 @@ app = typer.Typer(
 
 _Urls = Annotated[
     list[str],
-    typer.Argument(help="Shards, patterns (braces, globs) or folders.", metavar="URLS...", show_default=False),
+    typer.Argument(
+        help="Shards, patterns (braces, globs) or folders; local, or s3://, gs://, az://, https:// and the like.",
+        metavar="URLS...",
+        show_default=False,
+    ),
 ]
 _Index = Annotated[str | None, typer.Option(help="A folder with the index, where it is not beside the shards.")]
+_Workers = Annotated[
+    int | None, typer.Option(help="How many shards are read at once; default: one for each core.", min=1)
+]
+_StorageOption = Annotated[
+    list[str] | None, typer.Option("--storage-option", metavar="KEY=VALUE", help=STORAGE_OPTION_HELP)
+]
 
 
 @app.command("index")
 def index_command(
     urls: _Urls,
-    output: Annotated[str | None, typer.Option(help="The folder for the index; default: beside the shards.")] = None,
+    *,
+    output: Annotated[
+        str | None, typer.Option(help="The folder for the index, local or remote; default: beside the shards.")
+    ] = None,
+    workers: _Workers = None,
+    storage_option: _StorageOption = None,
 ) -> None:
-    """Read shards once and write their index, so that loaders start at once and know their length."""
+    """Read shards once and write their index, so that loaders start at once and know their length.
+
+    Shards may be compressed. If one of them is damaged, the index stays as it was.
+    """
     with told_errors():
-        shards = find_shards(urls)
-        by_folder: dict[str, list[str]] = {}
-        for url in shards:
-            by_folder.setdefault(output or os.path.join(os.path.dirname(url), INDEX_FOLDER), []).append(url)
-        samples = 0
-
-        def told(path: str, count: int) -> None:
-            nonlocal samples
-            samples += count
-            progress.advance(1, os.path.getsize(path))
-
+        storages = Storages(parse_storage_options(storage_option or []))
+        shards = find_shards(urls, storages)
         with open_progress("indexing", len(shards), "shards") as progress:
-            for folder, inside in by_folder.items():
-                index_shards(inside, folder, on_shard=told)
+            samples = index_shards(shards, output, storages, workers or available_processors(), progress.advance)
         typer.echo(f"indexed {counted(len(shards), 'shard')}, {counted(samples, 'sample')}")
 
 
@@ -64,20 +74,25 @@ def ls_command(
     *,
     samples: Annotated[bool, typer.Option("--samples", help="List every sample with its fields and bytes.")] = False,
     index: _Index = None,
+    workers: _Workers = None,
+    storage_option: _StorageOption = None,
 ) -> None:
-    """List shards with their bytes, samples and fields; or every sample."""
+    """List shards with their bytes, samples and fields; or every sample. Shards without an index are read."""
     with told_errors():
-        listing = list_shards(urls, index)
+        storages = Storages(parse_storage_options(storage_option or []))
+        listing = list_shards(urls, index, storages)
+        reader = Reader(storages, workers or available_processors())
+        found = tables(listing, IndexLookup(index, storages), reader)
         if samples:
-            for shard, table in zip(listing.shards, tables(listing), strict=True):
+            for shard, (_, table) in zip(listing.shards, found, strict=True):
                 for line in _sample_lines(shard, table):
                     _print(line)
             return
         rows = [("SHARD", "BYTES", "SAMPLES", "FIELDS")]
         total_bytes = total_samples = 0
-        for shard, table in zip(listing.shards, tables(listing), strict=True):
-            rows.append((shard.name, f"{shard.bytes:,}", f"{len(table):,}", " ".join(table.fields)))
-            total_bytes += shard.bytes
+        for shard, (shard_bytes, table) in zip(listing.shards, found, strict=True):
+            rows.append((shard.name, f"{shard_bytes:,}", f"{len(table):,}", " ".join(table.fields)))
+            total_bytes += shard_bytes
             total_samples += len(table)
         for line in _aligned(rows):
             _print(line)
@@ -87,19 +102,22 @@ def ls_command(
 
 
 @app.command("verify")
-def verify_command(urls: _Urls, *, index: _Index = None) -> None:
+def verify_command(
+    urls: _Urls, *, index: _Index = None, workers: _Workers = None, storage_option: _StorageOption = None
+) -> None:
     """Read every byte of shards, strictly, and compare it with the index; exit status 1 if anything is damaged."""
     with told_errors():
-        shards = find_shards(urls)
-        lookup = IndexLookup(index)
+        storages = Storages(parse_storage_options(storage_option or []))
+        shards = find_shards(urls, storages)
+        lookup = IndexLookup(index, storages)
+        reader = Reader(storages, workers or available_processors())
         found = 0
         with open_progress("verifying", len(shards), "shards") as progress:
-            for url in shards:
-                for damage in damages(url, lookup):
+            for _, wrong in reader.each(shards, lambda url: damages(url, lookup, reader), progress.advance):
+                for damage in wrong:
                     found += 1
                     _print(str(damage))
-                progress.advance(1, os.path.getsize(url) if os.path.exists(url) else 0)
-        for damage in missing_shards(shards, lookup) if index is None else ():
+        for damage in missing_shards(shards, lookup, storages) if index is None else ():
             found += 1
             _print(str(damage))
         if found:

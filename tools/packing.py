@@ -7,7 +7,7 @@ are resized are packed into pieces of a fixed number of files first, which are t
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate
@@ -138,34 +138,54 @@ class _Run:
         of this will be published, and one run should name all the faults.
         """
         planned = [(name, task) for name, numbers in parts.items() for task in self._tasks(name, numbers)]
+        if self.staging.noted(_JOINING):  # some pieces are joined and gone, and their records say enough
+            return self._of_before(parts, planned)
         packed: dict[str, list[Finished]] = {name: [] for name in parts}
         faults: list[Fault] = []
-        if self.staging.noted(_JOINING):  # some pieces are joined and gone, and their records say enough
-            for name, task in planned:
-                known = kept(task.path, fingerprint(task), check=False)
-                if known is None:
-                    reason = "what was packed before is missing or damaged; start anew with --overwrite"
-                    raise ShardFormatError(reason, url=task.path)
-                if known.table is not None:
-                    packed[name].append(known)
-                faults += known.faults
-            return packed, faults
+        ready = self._known(planned)
 
         def tasks() -> Iterator[Task]:
             for _, task in planned:
-                yield CheckTask(task.files) if faults and not self.options.skip_bad else task
+                if task.path not in ready:
+                    yield CheckTask(task.files) if faults and not self.options.skip_bad else task
 
         total = sum(map(len, parts.values()))
         with open_progress("packing", total, f"{self.source.noun}s") as progress:
-            results = self.force.results(tasks(), len(planned), progress.advance)
-            for (name, _), result in zip(planned, results, strict=True):
+            results = self.force.results(tasks(), len(planned) - len(ready), progress.advance)
+            for name, task in planned:
+                if task.path in ready:
+                    progress.advance(len(task.files), sum(task.sizes))
+                result = ready[task.path] if task.path in ready else next(results)
                 if isinstance(result, Finished):
                     faults += result.faults
                     if result.table is not None:
                         packed[name].append(result)
+                    if self.options.resizing is None and (self.options.skip_bad or not faults):
+                        self.staging.take(name, task.path, fingerprint(task), result)
                 else:
                     faults += result
         return packed, faults
+
+    def _of_before(
+        self, parts: Iterable[str], planned: Sequence[tuple[str, PackTask]]
+    ) -> tuple[dict[str, list[Finished]], list[Fault]]:
+        """What the records of an earlier run say."""
+        packed: dict[str, list[Finished]] = {name: [] for name in parts}
+        faults: list[Fault] = []
+        for name, task in planned:
+            known = kept(task.path, fingerprint(task), check=False)
+            if known is None:
+                reason = "what was packed before is missing or damaged; start anew with --overwrite"
+                raise ShardFormatError(reason, url=task.path)
+            if known.table is not None:
+                packed[name].append(known)
+            faults += known.faults
+        return packed, faults
+
+    def _known(self, planned: Sequence[tuple[str, PackTask | JoinTask]]) -> dict[str, Finished]:
+        """What needs no worker, by its path."""
+        found = {task.path: self.staging.known(task.path, fingerprint(task)) for _, task in planned}
+        return {path: finished for path, finished in found.items() if finished is not None}
 
     def join(self, pieces: dict[str, list[Finished]]) -> dict[str, list[Finished]]:
         """The samples of each part's pieces in shards; the pieces are removed when they are no longer needed."""
@@ -177,11 +197,17 @@ class _Run:
                 needed[path] = needed.get(path, 0) + 1
         self.staging.note(_JOINING, True)
         joined: dict[str, list[Finished]] = {name: [] for name in pieces}
+        known = self._known(planned)
+        todo = [task for _, task in planned if task.path not in known]
         with open_progress("joining", len(planned), "shards") as progress:
-            results = self.force.results((task for _, task in planned), len(planned), progress.advance)
-            for (name, task), result in zip(planned, results, strict=True):
+            results = self.force.results(todo, len(todo), progress.advance)
+            for name, task in planned:
+                result = known[task.path] if task.path in known else next(results)
                 assert isinstance(result, Finished)
                 joined[name].append(result)
+                self.staging.take(name, task.path, fingerprint(task), result)
+                if task.path in known:
+                    progress.advance(1, 0 if result.table is None else result.table.shard_bytes)
                 for path, _ in task.pieces:
                     needed[path] -= 1
                     if not needed[path]:

@@ -19,7 +19,7 @@ from streamload.dataset.index import INDEX_FOLDER, IndexedShard, write_index
 from streamload.dataset.numbered import NumberedName, remove_entries
 from streamload.dataset.shard_file import sync_folder
 
-__all__ = ["CLASSES", "NAMES", "Part", "publish"]
+__all__ = ["CLASSES", "NAMES", "Part", "classes_content", "publish"]
 
 NAMES = NumberedName("shard-", 6, ".tar")
 CLASSES = "classes.json"
@@ -149,11 +149,17 @@ def _remove_half_written(folder: str) -> None:
 
 
 def _write_classes(path: str, classes: Sequence[str] | None, sync: bool) -> None:
+    content = classes_content(classes)
+    if content is not None:
+        replace_file(path, lambda file: file.write(content), durable=sync)
+    elif os.path.exists(path):
+        os.unlink(path)
+
+
+def classes_content(classes: Sequence[str] | None) -> bytes | None:
+    """What `classes.json` holds; None where there are no names and so no such file."""
     if classes is None:
-        if os.path.exists(path):
-            os.unlink(path)
-        return
+        return None
     numbers = {name: number for number, name in enumerate(classes)}
     text = json.dumps({"classes": list(classes), "class_to_idx": numbers}, ensure_ascii=True, indent=1)
-    content = f"{text}\n".encode("ascii")
-    replace_file(path, lambda file: file.write(content), durable=sync)
+    return f"{text}\n".encode("ascii")

@@ -1,26 +1,117 @@
-"""The table of one local shard, from its index or from its headers."""
+"""Shards read from end to end, several at once, and the tables that result."""
 
 from __future__ import annotations
 
+import asyncio
 import mmap
 import os
-from collections.abc import Iterator
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import TypeVar
 
-from streamload.dataset.index import DatasetIndex
 from streamload.dataset.scan import scan_shard
 from streamload.dataset.table import ShardTable
 from streamload.errors import ShardFormatError
+from streamload.fetch.index_lookup import IndexLookup
 from streamload.fetch.listing import Listing
 from streamload.fetch.local_storage import storage_for
+from streamload.fetch.storages import Storages
+from streamload.fetch.streamed_table import ReadShard, stream_shard
+from streamload.fetch.unpacking import compression_of
 
-__all__ = ["scanned_table", "tables"]
+__all__ = ["ReadShard", "Reader", "scanned_table", "tables"]
+
+_Result = TypeVar("_Result")
+
+
+class _StoppedError(Exception):
+    """Another shard failed, or the user has had enough."""
+
+
+class Reader:
+    """Reads whole shards on threads.
+
+    Args:
+        storages: where shards lie.
+        workers: how many at once.
+    """
+
+    def __init__(self, storages: Storages, workers: int) -> None:
+        self._storages = storages
+        self._workers = workers
+        self._stopped = threading.Event()
+        self._counting = threading.Lock()
+
+    def each(
+        self, urls: Sequence[str], act: Callable[[str], _Result], advance: Callable[[int, int], None]
+    ) -> Iterator[tuple[str, _Result]]:
+        """Do something with each shard, several at once; the results in the order of the shards.
+
+        Whatever `act` raises, and an interruption, ends the reading of all. No thread is left at the end.
+
+        Args:
+            urls: the shards.
+            act: called on a thread; it may call `read`.
+            advance: called with shards and bytes as they are done.
+        """
+        self._advance = advance
+        with ThreadPoolExecutor(min(self._workers, max(1, len(urls))), "streamload-reading") as threads:
+            futures = deque(threads.submit(self._one, act, url) for url in urls)
+            try:
+                for url in urls:
+                    yield url, futures.popleft().result()  # which is not held any longer than its turn
+            finally:
+                self._stopped.set()
+                threads.shutdown(wait=True, cancel_futures=True)
+
+    def read(self, url: str, *, every_byte: bool = True) -> ReadShard:
+        """Read one shard strictly, on the calling thread.
+
+        Raises:
+            StorageError: it cannot be read.
+            ShardFormatError: it is damaged.
+        """
+        local = self._storages.is_local(url)
+        mtime_ns = storage_for(url).info(url).mtime_ns if local else None
+        if local and compression_of(url) is None:
+            table = scanned_table(url, every_byte=every_byte)
+            self._count(0, table.shard_bytes)
+            return ReadShard(table.shard_bytes, mtime_ns, None, table)
+        return replace(asyncio.run(self._stream(url, every_byte)), mtime_ns=mtime_ns)
+
+    async def _stream(self, url: str, every_byte: bool) -> ReadShard:
+        # Storages of its own, since connections belong to the loop that opened them.
+        storages = self._storages.copy()
+        try:
+            return await stream_shard(storages.for_url(url), url, every_byte=every_byte, on_bytes=self._on_bytes)
+        finally:
+            await storages.aclose()
+
+    def _one(self, act: Callable[[str], _Result], url: str) -> _Result:
+        if self._stopped.is_set():
+            raise _StoppedError
+        result = act(url)
+        self._count(1, 0)
+        return result
+
+    def _on_bytes(self, count: int) -> None:
+        if self._stopped.is_set():
+            raise _StoppedError
+        self._count(0, count)
+
+    def _count(self, shards: int, count_bytes: int) -> None:
+        with self._counting:
+            self._advance(shards, count_bytes)
 
 
 def scanned_table(url: str, *, every_byte: bool = False) -> ShardTable:
-    """Scan a shard strictly.
+    """Scan a local uncompressed shard strictly.
 
     Args:
-        url: a local shard.
+        url: the shard.
         every_byte: compute the members' crc32 and the labels too, for which all of it is read.
 
     Raises:
@@ -30,16 +121,21 @@ def scanned_table(url: str, *, every_byte: bool = False) -> ShardTable:
     return scan_shard(memoryview(_mapped(url)), url, crc32=every_byte, labels=every_byte)
 
 
-def tables(listing: Listing) -> Iterator[ShardTable]:
-    """The table of each shard of a listing: from its index where it has one, else by a scan of its headers."""
-    indexes: dict[str, DatasetIndex] = {}
-    for shard, folder in zip(listing.shards, listing.index_of, strict=True):
-        if folder is None:
-            yield scanned_table(shard.url)
-        else:
-            if folder not in indexes:
-                indexes[folder] = DatasetIndex.load(folder)
-            yield indexes[folder].table(shard.name)
+def tables(listing: Listing, lookup: IndexLookup, reader: Reader) -> Iterator[tuple[int, ShardTable]]:
+    """The bytes and the table of each shard of a listing: from its index where it has one, else by reading it."""
+
+    def found(url: str) -> tuple[int, ShardTable]:
+        shard = shards[url]
+        table = lookup.table_of(shard.folder, shard.name) if indexed[url] else None
+        if table is not None:
+            return shard.bytes, table
+        read = reader.read(url, every_byte=False)
+        return read.bytes, read.table
+
+    shards = {shard.url: shard for shard in listing.shards}
+    indexed = {shard.url: folder is not None for shard, folder in zip(listing.shards, listing.index_of, strict=True)}
+    for _, result in reader.each(list(shards), found, lambda *_: None):
+        yield result
 
 
 def _mapped(url: str) -> mmap.mmap:

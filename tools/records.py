@@ -15,12 +15,13 @@ from streamload.dataset.table import ShardTable
 from streamload.dataset.table_file import table_from_npz, table_to_npz
 from streamload.errors import StreamloadError
 
-__all__ = ["DONE", "Finished", "keep", "kept"]
+__all__ = ["DONE", "TABLE", "Finished", "keep", "kept"]
 
 DONE = ".done"
 """What the name of a record ends in. It is written last: what has one is whole."""
 
-_TABLE = ".npz"
+TABLE = ".npz"
+"""What the name of its table ends in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ def keep(finished: Finished, task: str) -> None:
     """
     if finished.table is not None:
         table = finished.table
-        replace_file(finished.path + _TABLE, lambda file: table_to_npz(table, file), durable=False)
+        replace_file(finished.path + TABLE, lambda file: table_to_npz(table, file), durable=False)
     record = {"samples": finished.table is not None, "faults": finished.faults, "task": task}
     content = json.dumps(record).encode("ascii")
     replace_file(finished.path + DONE, lambda file: file.write(content), durable=False)
@@ -72,7 +73,7 @@ def kept(path: str, task: str | None = None, *, check: bool = True) -> Finished 
         faults = tuple(Fault(*fault) for fault in record["faults"])
         if not record["samples"]:
             return Finished(path, None, faults)
-        table = table_from_npz(path + _TABLE, path + _TABLE)
+        table = table_from_npz(path + TABLE, path + TABLE)
         if not check or not any(differences(path, scanned_table(path, every_byte=True), table)):
             return Finished(path, table, faults)
     return None

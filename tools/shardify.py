@@ -13,17 +13,23 @@ import typer
 from streamload_tools.failures import UsageError, say, told_errors
 from streamload_tools.listing import Listing, list_files
 from streamload_tools.packing import PackOptions, pack
-from streamload_tools.publishing import CLASSES, NAMES, Part, publish
+from streamload_tools.publishing import Part, publish
 from streamload_tools.records import kept
+from streamload_tools.remote_staging import remote_staging
 from streamload_tools.report import tell_faults, tell_notes, tell_result
 from streamload_tools.resizing import Resizing
-from streamload_tools.sizes import counted, parse_bytes
+from streamload_tools.sizes import parse_bytes
 from streamload_tools.source import ARRAY_FIELDS, Source, SourceError
 from streamload_tools.source_table import TableColumns
 from streamload_tools.sources import SourceOptions, open_source
 from streamload_tools.split import parse_split
-from streamload_tools.staging import Run, Staging, is_being_published, is_unfinished, remove_remains, staging_folder
+from streamload_tools.staging import Run, Staging, is_being_published, staging_folder
+from streamload_tools.storage_options import STORAGE_OPTION_HELP, parse_storage_options
+from streamload_tools.targets import Start, check_local, check_places, check_remote, refuse_shards
 
+from streamload.fetch.shard_names import WEB
+from streamload.fetch.storage import Storage, protocol_of
+from streamload.fetch.storages import Storages
 from streamload.options import available_processors
 
 __all__ = ["app", "main"]
@@ -40,17 +46,25 @@ Examples:
   shardify photos.csv shards                        a table with columns path and label
   shardify data shards --labels labels.json         data/<ID>.pt or .npy, {"<ID>": label, ...}
   shardify photos shards --resume                   go on after a crash, Ctrl-C or a full disk
+  shardify photos s3://bucket/photos                into a bucket
 """
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 
 @dataclass(frozen=True, slots=True)
-class _Start:
-    """How a run begins: with what is there, or anew."""
+class _Place:
+    """Where shards go.
 
-    overwrite: bool
-    resume: bool
+    Attributes:
+        dest: a path, or a url without a slash at its end.
+        storage: what writes there, if it is remote.
+        staging: where shards grow then, or None.
+    """
+
+    dest: str
+    storage: Storage | None
+    staging: str | None
 
 
 def _show_version(asked: bool) -> None:
@@ -69,7 +83,12 @@ def shardify(
             "with --labels, a folder of .pt, .npy or image files.",
         ),
     ],
-    dest: Annotated[str, typer.Argument(metavar="DEST", help="The folder for the shards; made if needed.")],
+    dest: Annotated[
+        str,
+        typer.Argument(
+            metavar="DEST", help="The folder for the shards, made if needed; or s3://, gs://, az://... in a bucket."
+        ),
+    ],
     *,
     max_bytes: Annotated[str, typer.Option(help="Largest shard, as in 256MB, 1GB or 100KiB.")] = "256MB",
     max_count: Annotated[int | None, typer.Option(help="Most samples in a shard.", min=1)] = None,
@@ -127,6 +146,16 @@ def shardify(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the shards, or the unfinished run, that DEST holds.")
     ] = False,
+    staging: Annotated[
+        str | None,
+        typer.Option(
+            help="Where shards grow before they are uploaded, if DEST is remote; default: in the folder for temporary "
+            "files. A few shards lie there at a time; with --resize, all of them."
+        ),
+    ] = None,
+    storage_option: Annotated[
+        list[str] | None, typer.Option("--storage-option", metavar="KEY=VALUE", help=STORAGE_OPTION_HELP)
+    ] = None,
     sync: Annotated[
         bool, typer.Option("--sync", help="Wait until all is on the disk, against a power cut; slower.")
     ] = False,
@@ -138,6 +167,9 @@ def shardify(
 
     Files are stored as they are, under their extension (jpeg as jpg), with the number of their class as cls. The same
     files and options give the same bytes. Nothing is published unless everything could be packed.
+
+    In a bucket, each shard is uploaded as soon as it is finished, and the index comes last; if not everything can be
+    packed, what was uploaded is removed again. With --overwrite, what is there is removed before the first upload.
     """
     del show_version
     with told_errors():
@@ -157,8 +189,9 @@ def shardify(
             sync,
         )
         columns = TableColumns(path_column, label_column, keep_columns)
-        start = _Start(overwrite, resume)
-        _run(source, dest, SourceOptions(labels, partition, columns, follow_symlinks), options, start)
+        place = _place(dest, staging, storage_option or [])
+        start = Start(overwrite, resume)
+        _run(source, place, SourceOptions(labels, partition, columns, follow_symlinks), options, start)
 
 
 def main() -> None:
@@ -173,9 +206,26 @@ def _usage(parse: Callable[[str], _T], option: str, text: str) -> _T:
         raise UsageError(f"{option}: {exc}") from exc
 
 
-def _run(source: str, dest: str, source_options: SourceOptions, options: PackOptions, start: _Start) -> None:
+def _place(dest: str, staging: str | None, storage_options: Sequence[str]) -> _Place:
+    options = parse_storage_options(storage_options)
+    if "://" not in dest:
+        if staging is not None or options:
+            raise UsageError("--staging and --storage-option are for a remote DEST, and this one is a local folder")
+        return _Place(dest, None, None)
+    storages = Storages(options)
+    if storages.is_local(dest):
+        return _Place(storages.for_url(dest).absolute(dest), None, None)
+    if not dest.partition("://")[2].strip("/"):
+        raise UsageError(f"DEST {dest!r} names no bucket or folder; give one, as in s3://bucket/train")
+    if protocol_of(dest) in WEB:
+        raise UsageError(f"DEST is {dest!r}, but a web server cannot be written to; name a folder or a bucket")
+    return _Place(dest.rstrip("/"), storages.for_url(dest), staging)
+
+
+def _run(source: str, place: _Place, source_options: SourceOptions, options: PackOptions, start: Start) -> None:
     began = time.monotonic()
-    _check_places(source, dest)
+    dest = place.dest
+    check_places(source, dest, remote=place.storage is not None)
     try:
         found = open_source(source, source_options)
     except SourceError as exc:
@@ -184,28 +234,50 @@ def _run(source: str, dest: str, source_options: SourceOptions, options: PackOpt
         raise UsageError("--resize is for images, and the source holds arrays or tensors too")
     tell_notes(found)
     splits = list(options.fractions or found.parts or [""])
-    if not _check_dest(dest, splits, start):
+    if place.storage is None:
+        something_to_do = check_local(dest, splits, start)
+    else:
+        something_to_do = check_remote(place.storage, dest, splits, start)
+    if not something_to_do:
         return
     listing = list_files(found)
     run = Run(dest, _remembered(source, options), listing, start.resume, start.overwrite)
-    with staging_folder(run) as staging:
-        if start.resume and not staging.resumed:
-            say("note: there is no unfinished run to resume; packing from the start")
-        if not is_being_published(dest):  # another run may have published while this one waited for the lock
-            _refuse_shards(_targets(dest, splits), start)
-        parts, skipped = _pack_and_publish(found, listing, dest, options, staging)
-    tell_result(parts, dest, found, skipped, time.monotonic() - began)
+    if place.storage is not None:
+        with remote_staging(run, place.storage, splits, place.staging) as staging:
+            _tell_whether_resumed(staging, start)
+            parts, skipped = _packed(found, listing, options, staging)
+            staging.publish(parts, found.classes)
+    else:
+        with staging_folder(run) as staging:
+            _tell_whether_resumed(staging, start)
+            if not is_being_published(dest):  # another run may have published while this one waited for the lock
+                refuse_shards(dest, splits, start)
+            parts, skipped = _pack_and_publish(found, listing, dest, options, staging)
+    tell_result(_not_empty(parts), dest, found, skipped, time.monotonic() - began)
+
+
+def _tell_whether_resumed(staging: Staging, start: Start) -> None:
+    if start.resume and not staging.resumed:
+        say("note: there is no unfinished run to resume; packing from the start")
 
 
 def _pack_and_publish(
     found: Source, listing: Listing, dest: str, options: PackOptions, staging: Staging
 ) -> tuple[list[Part], int]:
-    """The parts that hold anything, and how many files were left out."""
+    """The parts, and how many files were left out."""
     begun = staging.publishing() if staging.resumed else None
     if begun is not None:
         parts = [_part_of_before(name, paths) for name, paths in begun.items()]
         publish(parts, dest, found.classes, sync=options.sync, again=True)
-        return _not_empty(parts), len(found.files) - sum(part.samples for part in parts)
+        return parts, len(found.files) - sum(part.samples for part in parts)
+    parts, skipped = _packed(found, listing, options, staging)
+    staging.begin_publishing({part.name: [shard.path for shard in part.shards] for part in parts})
+    publish(parts, dest, found.classes, sync=options.sync)
+    return parts, skipped
+
+
+def _packed(found: Source, listing: Listing, options: PackOptions, staging: Staging) -> tuple[list[Part], int]:
+    """The parts, of which at least one holds something, and how many files were left out. Else the command ends."""
     parts, faults = pack(found, listing, options, staging)
     tell_faults(faults)
     if faults and not options.skip_bad:
@@ -220,9 +292,7 @@ def _pack_and_publish(
         staging.abandon()
         say(f"error: no {found.noun} is left to pack, so nothing was published")
         raise typer.Exit(1)
-    staging.begin_publishing({part.name: [shard.path for shard in part.shards] for part in parts})
-    publish(parts, dest, found.classes, sync=options.sync)
-    return _not_empty(parts), len(faults)
+    return parts, len(faults)
 
 
 def _not_empty(parts: Sequence[Part]) -> list[Part]:
@@ -255,67 +325,6 @@ def _remembered(source: str, options: PackOptions) -> dict[str, Any]:
         names = ("simplejpeg", "opencv-python-headless", "pillow", "numpy")
         remembered |= {name: version(name) for name in names}
     return remembered
-
-
-def _check_places(source: str, dest: str) -> None:
-    for name, place in (("SOURCE", source), ("DEST", dest)):
-        if "://" in place:
-            raise UsageError(f"{name} is {place!r}, but this version packs from and to local folders only")
-    real_source, real_dest = os.path.realpath(source), os.path.realpath(dest)
-    if os.path.isdir(source) and os.path.commonpath([real_source, real_dest]) == real_source:
-        raise UsageError(
-            f"DEST {dest!r} lies in SOURCE {source!r}, where shards would be taken for a class; choose another"
-        )
-    if os.path.exists(dest) and not os.path.isdir(dest):
-        raise UsageError(f"DEST {dest!r} is a file; give a folder")
-
-
-def _check_dest(dest: str, splits: Sequence[str], start: _Start) -> bool:
-    """Refuse to write over what is there; False if there is nothing to do."""
-    if is_being_published(dest):
-        return True  # the shards there may be those of the run that is unfinished
-    targets = _targets(dest, splits)
-    for folder in targets:
-        existing = NAMES.existing(folder)
-        if existing and start.resume and not start.overwrite and not is_unfinished(dest):
-            remove_remains(dest)
-            say(
-                f"note: there is no unfinished run to resume, and {folder!r} holds "
-                f"{counted(len(existing), 'shard')} already; to pack anew, add --overwrite"
-            )
-            return False
-    _refuse_shards(targets, start)
-    for folder in _left_overs(dest, targets) if splits != [""] else []:
-        raise UsageError(
-            f"{folder!r} holds shards of another split, which would stay beside the new ones; remove them first"
-        )
-    return True
-
-
-def _targets(dest: str, splits: Sequence[str]) -> list[str]:
-    return [os.path.join(dest, split) if split else dest for split in splits]
-
-
-def _refuse_shards(targets: Sequence[str], start: _Start) -> None:
-    for folder in targets:
-        existing = NAMES.existing(folder)
-        if existing and not start.overwrite:
-            raise UsageError(
-                f"{folder!r} holds {counted(len(existing), 'shard')} already; replace them with --overwrite, "
-                "or choose another DEST"
-            )
-
-
-def _left_overs(dest: str, targets: Sequence[str]) -> list[str]:
-    """Folders of an earlier run of shardify that this one would not replace."""
-    if not os.path.isdir(dest):
-        return []
-    folders = [dest, *(os.path.join(dest, name) for name in sorted(os.listdir(dest)) if not name.startswith("."))]
-    return [
-        folder
-        for folder in folders
-        if folder not in targets and os.path.exists(os.path.join(folder, CLASSES)) and NAMES.existing(folder)
-    ]
 
 
 if __name__ == "__main__":

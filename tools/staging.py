@@ -15,11 +15,22 @@ from typing import Any
 
 from streamload_tools.failures import UsageError
 from streamload_tools.listing import Listing
-from streamload_tools.records import DONE
+from streamload_tools.records import DONE, Finished
 
 from streamload.dataset.atomic import replace_file
 
-__all__ = ["STAGING", "Run", "Staging", "is_being_published", "is_unfinished", "remove_remains", "staging_folder"]
+__all__ = [
+    "STAGING",
+    "Run",
+    "Staging",
+    "has_finished",
+    "is_being_published",
+    "is_unfinished",
+    "locked_folder",
+    "remove_remains",
+    "remove_unfinished",
+    "staging_folder",
+]
 
 STAGING = ".shardify-unfinished"
 _OPTIONS = "run.json"
@@ -73,6 +84,27 @@ class Staging:
         """What `begin_publishing` was told, by an earlier run, or None."""
         found: dict[str, list[str]] | None = self.noted(_PUBLISHING)
         return found
+
+    def known(self, path: str, fingerprint: str) -> Finished | None:
+        """What has become of a task, if it need not even be given to a worker.
+
+        Args:
+            path: the tar file that it makes.
+            fingerprint: what stands for all that its content comes from.
+        """
+        del path, fingerprint
+        return None
+
+    def take(self, part: str, path: str, fingerprint: str, finished: Finished) -> None:
+        """Take over a shard, in the order of its part's shards; here it waits for its publishing where it is.
+
+        Args:
+            part: its name.
+            path: the tar file of its task.
+            fingerprint: of the task.
+            finished: the shard.
+        """
+        del part, path, fingerprint, finished
 
     def abandon(self) -> None:
         """Keep nothing for a later run, which could not use it."""
@@ -149,14 +181,14 @@ def staging_folder(run: Run) -> Iterator[Staging]:
     made = not os.path.isdir(destination)
     folder = os.path.join(destination, STAGING)
     try:
-        with _locked(folder, destination) as lock:
+        with locked_folder(folder, destination) as lock:
             staging = Staging(folder, lock, resumed=_prepared(Staging(folder, lock, resumed=False), run))
             try:
                 yield staging
             except BaseException as exc:
                 _explain(exc, folder, destination)
                 if staging.keeps and _earlier(staging) is not None:
-                    _remove_unfinished(folder)
+                    remove_unfinished(folder)
                     _advise(exc, staging)
                 else:
                     staging.remove()
@@ -170,7 +202,7 @@ def staging_folder(run: Run) -> Iterator[Staging]:
 
 
 @contextmanager
-def _locked(folder: str, destination: str) -> Iterator[int]:
+def locked_folder(folder: str, destination: str) -> Iterator[int]:
     """Make the folder and hold its lock."""
     while True:
         os.makedirs(folder, exist_ok=True)
@@ -256,7 +288,7 @@ def _prepare(staging: Staging, run: Run) -> bool:
                 f"the unfinished run in {run.destination!r} cannot be resumed: {difference}; start anew with "
                 "--overwrite"
             )
-        _remove_unfinished(staging.folder)
+        remove_unfinished(staging.folder)
         return True
     if before is not None and not run.overwrite:
         begun = "was being published" if is_being_published(run.destination) else "was not finished"
@@ -273,7 +305,7 @@ def _earlier(staging: Staging) -> dict[str, Any] | None:
     """The options of a run that has finished something."""
     try:
         before = staging.noted(_OPTIONS)
-        if not _finished(staging.folder) and staging.noted(_PUBLISHING) is None:
+        if not has_finished(staging.folder) and staging.noted(_PUBLISHING) is None:
             return None
     except ValueError:
         return None
@@ -292,11 +324,12 @@ def _refuse_differences(before: Mapping[str, Any], now: Mapping[str, Any], desti
         )
 
 
-def _finished(folder: str) -> bool:
+def has_finished(folder: str) -> bool:
+    """Whether a staging folder holds anything that a later run may use."""
     return any(name.endswith(DONE) for _, _, names in os.walk(folder) for name in names)
 
 
-def _remove_unfinished(folder: str) -> None:
+def remove_unfinished(folder: str) -> None:
     """Remove the hidden files of shards that were under way."""
     for top, _, names in os.walk(folder):
         for name in names:

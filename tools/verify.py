@@ -2,59 +2,60 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
+from glob import escape
 
 import numpy as np
-from streamload_tools.reading import scanned_table
+from streamload_tools.reading import Reader
 
 from streamload.dataset.index import check_shard
 from streamload.dataset.table import ShardTable
 from streamload.errors import DatasetIndexError, ShardFormatError, ShardNotFoundError, StreamloadError
 from streamload.fetch.listing import IndexLookup
-from streamload.fetch.local_storage import storage_for
+from streamload.fetch.shard_names import WEB, folder_and_name, shard_name
+from streamload.fetch.storage import protocol_of
+from streamload.fetch.storages import Storages
 
 __all__ = ["damages", "differences", "missing_shards"]
 
 
-def damages(url: str, lookup: IndexLookup) -> Iterator[StreamloadError]:
-    """Read one shard from end to end and yield what is wrong with it.
+def damages(url: str, lookup: IndexLookup, reader: Reader) -> list[StreamloadError]:
+    """Read one shard from end to end; what is wrong with it.
 
     Args:
         url: the shard.
         lookup: where the index is found, if there is one.
+        reader: reads it.
     """
+    folder, name = folder_and_name(url)
     try:
-        shard_bytes = storage_for(url).info(url).bytes
-        table = scanned_table(url, every_byte=True)
-    except StreamloadError as exc:
-        yield exc
-        return
-    folder, name = os.path.split(url)
-    try:
+        read = reader.read(url)
         index = lookup.of_folder(folder)
         if index is None:
-            return
-        check_shard(index.shard(name), shard_bytes, url)
-        known = index.table(name)
+            return []
+        check_shard(index.shard(name), read.bytes, url, read.etag)
+        known = lookup.table_of(folder, name)
     except StreamloadError as exc:
-        yield exc
-        return
-    yield from differences(url, table, known)
+        return [exc]
+    return [] if known is None else list(differences(url, read.table, known))
 
 
-def missing_shards(shards: Sequence[str], lookup: IndexLookup) -> Iterator[StreamloadError]:
-    """The shards that the indexes beside some shards name and that are not there."""
-    for folder in dict.fromkeys(os.path.dirname(url) for url in shards):
+def missing_shards(shards: Sequence[str], lookup: IndexLookup, storages: Storages) -> Iterator[StreamloadError]:
+    """The shards that the indexes beside some shards name and that are not there; web servers do not tell."""
+    for folder in dict.fromkeys(folder_and_name(url)[0] for url in shards):
         try:
             index = lookup.of_folder(folder)
+            if index is None or protocol_of(folder) in WEB:
+                continue
+            listed = storages.for_url(folder).list(f"{escape(folder)}/*")
         except StreamloadError:
             continue  # `damages` has said so of every shard
-        for entry in index.shards if index is not None else ():
-            if not os.path.exists(os.path.join(folder, entry.name)):
+        there = {shard_name(found.url) for found in listed}
+        for entry in index.shards:
+            if entry.name not in there and not entry.name.startswith("."):
                 yield ShardNotFoundError(
                     "the index names this shard, but it is not there; restore it or rebuild the index",
-                    url=os.path.join(folder, entry.name),
+                    url=f"{folder}/{entry.name}",
                 )
 
 

@@ -11,6 +11,8 @@ import fcntl
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import BinaryIO
 
 import numpy as np
 
@@ -36,10 +38,13 @@ __all__ = [
     "INDEX_FORMAT",
     "DatasetIndex",
     "IndexedShard",
+    "check_entries",
     "check_shard",
     "index_shards",
+    "merged_index",
     "table_path",
     "write_index",
+    "write_index_files",
 ]
 
 _log = logging.getLogger("streamload")
@@ -64,14 +69,34 @@ def write_index(
         ValueError: a name has a folder in it or comes twice, or an entry disagrees with its table.
         StorageError: the folder cannot be written.
     """
-    _check_names([entry.name for entry, _ in entries])
-    for entry, table in entries:
-        _check_entry(entry, table)
+    check_entries(entries)
     fields = {name for _, table in entries for name in table.fields}
     with _writing(folder, durable=durable):
         for entry, table in entries:
             _write_table(folder, entry, table, durable=durable)
         return _merge(folder, [entry for entry, _ in entries], fields, durable=durable)
+
+
+def write_index_files(
+    folder: str, entries: Sequence[IndexedShard], fields: set[str], table_file: Callable[[str], bytes]
+) -> DatasetIndex:
+    """`write_index` from tables that are files already, of which one is held at a time.
+
+    Args:
+        folder: as for `write_index`.
+        entries: the shards.
+        fields: of all the tables.
+        table_file: gives what `table_to_npz` made for a shard, by the shard's name.
+
+    Raises:
+        ValueError, StorageError: as for `write_index`.
+    """
+    _check_names([entry.name for entry in entries])
+    with _writing(folder):
+        for entry in entries:
+            content = table_file(entry.name)
+            replace_file(table_path(folder, entry.name), partial(_write_all, content))
+        return _merge(folder, entries, fields)
 
 
 def index_shards(
@@ -111,6 +136,17 @@ def index_shards(
         return _merge(folder, entries, fields)
 
 
+def check_entries(entries: Sequence[tuple[IndexedShard, ShardTable]]) -> None:
+    """Raises ValueError if a name has a folder in it or comes twice, or an entry disagrees with its table."""
+    _check_names([entry.name for entry, _ in entries])
+    for entry, table in entries:
+        _check_entry(entry, table)
+
+
+def _write_all(content: bytes, file: BinaryIO) -> None:
+    file.write(content)
+
+
 def _check_names(names: Sequence[str]) -> None:
     if not names or len(set(names)) != len(names):
         raise ValueError(f"an index needs shards with different names, not {sorted(names)}; give each name once")
@@ -143,7 +179,7 @@ def _scan(path: str) -> tuple[IndexedShard, ShardTable]:
 def _check_entry(entry: IndexedShard, table: ShardTable) -> None:
     if not is_plain_name(entry.name):
         raise ValueError(f"{entry.name!r} is not the plain name of a file; give it without a folder")
-    if (entry.bytes, entry.samples) != (table.shard_bytes, len(table)):
+    if not entry.describes(table):
         raise ValueError(
             f"{entry} does not belong to a table of {len(table)} samples in {table.shard_bytes} bytes; "
             "take both from one scan"
@@ -185,17 +221,30 @@ def _write_list(index: DatasetIndex, *, durable: bool) -> None:
 
 def _merge(folder: str, entries: Sequence[IndexedShard], fields: set[str], *, durable: bool = True) -> DatasetIndex:
     """Write the list of shards with some new entries, keeping those of other shards. A broken one is made anew."""
-    by_name: dict[str, IndexedShard] = {}
+    old: DatasetIndex | None = None
     if os.path.exists(os.path.join(folder, INDEX_FILE)):
         try:
             old = DatasetIndex.load(folder)
         except DatasetIndexError as exc:
             _log.warning("making a new index, without the entries of the old one: %s", exc)
-        else:
-            by_name = {entry.name: entry for entry in old.shards}
-            if by_name.keys() - {entry.name for entry in entries}:
-                fields = fields | set(old.fields)
-    by_name |= {entry.name: entry for entry in entries}
-    index = DatasetIndex(folder, tuple(sorted(fields)), tuple(by_name[name] for name in sorted(by_name)))
+    index = merged_index(folder, old, entries, fields)
     _write_list(index, durable=durable)
     return index
+
+
+def merged_index(
+    folder: str, old: DatasetIndex | None, entries: Sequence[IndexedShard], fields: set[str]
+) -> DatasetIndex:
+    """An index with some new entries and those that it had of other shards.
+
+    Args:
+        folder: the index's own folder.
+        old: the index as it was, or None.
+        entries: new, or in the stead of old ones.
+        fields: of the new entries' tables.
+    """
+    by_name = {} if old is None else {entry.name: entry for entry in old.shards}
+    if old is not None and by_name.keys() - {entry.name for entry in entries}:
+        fields = fields | set(old.fields)
+    by_name |= {entry.name: entry for entry in entries}
+    return DatasetIndex(folder, tuple(sorted(fields)), tuple(by_name[name] for name in sorted(by_name)))

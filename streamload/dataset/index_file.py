@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from io import BytesIO
 from typing import Any
 
+from streamload.dataset.compressed_names import is_compressed
 from streamload.dataset.table import ShardTable
 from streamload.dataset.table_file import table_from_npz
 from streamload.errors import DatasetIndexError
@@ -42,7 +43,7 @@ class IndexedShard:
 
     Attributes:
         name: the file's name, without a folder.
-        bytes: its size.
+        bytes: its size; that of the compressed file where it is one, and its table says how long the archive is.
         samples: how many samples it holds.
         mtime_ns: when it was last changed, in nanoseconds since 1970; None where that was not recorded.
         etag: its version in the storage it was indexed in; None where that has none, or it was not recorded.
@@ -53,6 +54,10 @@ class IndexedShard:
     samples: int
     mtime_ns: int | None
     etag: str | None = None
+
+    def describes(self, table: ShardTable) -> bool:
+        """Whether a table can be that of this shard."""
+        return len(table) == self.samples and (is_compressed(self.name) or table.shard_bytes == self.bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +156,7 @@ class DatasetIndex:
         entry = self.shard(name)
         path = table_path(self.folder, name)
         table = table_from_npz(path if content is None else BytesIO(content), path)
-        if (table.shard_bytes, len(table)) != (entry.bytes, entry.samples):
+        if not entry.describes(table):
             raise DatasetIndexError(
                 f"{INDEX_FILE} has {entry.samples} samples in {entry.bytes} bytes for this shard, and its table "
                 f"{len(table)} in {table.shard_bytes}; make the index anew with `streamload index`",

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from streamload.dataset.chain import read_chain
 from streamload.dataset.grouping import Samples, group_members
-from streamload.dataset.table import ShardTable
+from streamload.dataset.table import MISSING, ShardTable
 from streamload.dataset.tar import BLOCK_BYTES
 
-__all__ = ["LABEL_FIELD", "scan_shard"]
+__all__ = ["LABEL_FIELD", "crc32_of", "labels_of", "scan_shard"]
 
 LABEL_FIELD = "cls"
 """The field whose decimal integer is a sample's label."""
@@ -64,14 +64,15 @@ def scan_shard(
         sample_start=samples.sample_start,
         key_bytes=np.frombuffer(b"".join(samples.keys), np.uint8),
         key_start=np.cumsum([0, *map(len, samples.keys)], dtype=np.int64),
-        member_crc32=_crc32_of(octets, offset, size) if crc32 else None,
+        member_crc32=crc32_of(octets, offset, size) if crc32 else None,
         labels=_labels_of(octets, samples, offset, size) if labels else None,
         skipped=dict(skipped),
         missing_end=members.missing_end,
     )
 
 
-def _crc32_of(octets: NDArray[np.uint8], offset: NDArray[np.int64], size: NDArray[np.int64]) -> NDArray[np.uint32]:
+def crc32_of(octets: NDArray[np.uint8], offset: NDArray[np.int64], size: NDArray[np.int64]) -> NDArray[np.uint32]:
+    """uint32[M], the crc32 of each payload; `octets` maps the shard from its start, as far as payloads reach."""
     view = octets.data
     edges = zip(offset.tolist(), (offset + size).tolist(), strict=True)
     return np.fromiter((zlib.crc32(view[start:end]) for start, end in edges), np.uint32, len(offset))
@@ -85,11 +86,26 @@ def _labels_of(
         return None
     chosen = np.flatnonzero(samples.member_field == samples.fields.index(LABEL_FIELD))
     # No sample has a field twice, so as many labels as samples is one for each, in their order.
-    if len(chosen) != len(samples.keys) or (size[chosen] > _MOST_LABEL_BYTES).any():
+    return _integers(octets, offset[chosen], size[chosen]) if len(chosen) == len(samples.keys) else None
+
+
+def labels_of(octets: NDArray[np.uint8], table: ShardTable) -> NDArray[np.int64] | None:
+    """int64[S], the labels of a table's samples, or None unless every sample has one; `octets` as for `crc32_of`."""
+    chosen = table.column((LABEL_FIELD,))
+    if not len(chosen) or (chosen == MISSING).any():
+        return None
+    return _integers(octets, table.member_offset[chosen], table.member_size[chosen])
+
+
+def _integers(
+    octets: NDArray[np.uint8], offset: NDArray[np.int64], size: NDArray[np.int64]
+) -> NDArray[np.int64] | None:
+    """The decimal integers in some payloads, or None if one of them holds anything else."""
+    if (size > _MOST_LABEL_BYTES).any():
         return None
     view = octets.data
     labels: list[int] = []
-    for start, end in zip(offset[chosen].tolist(), (offset + size)[chosen].tolist(), strict=True):
+    for start, end in zip(offset.tolist(), (offset + size).tolist(), strict=True):
         match = _INTEGER.fullmatch(view, start, end)
         if match is None or not -(1 << 63) <= int(match[1]) < 1 << 63:
             return None

@@ -8,6 +8,7 @@ import os
 import sys
 
 from streamload.dataset.atomic import replace_file
+from streamload.dataset.compressed_names import is_compressed
 from streamload.dataset.table import ShardTable
 from streamload.dataset.table_file import TABLE_FORMAT, table_from_npz, table_to_npz
 from streamload.errors import DatasetIndexError
@@ -63,7 +64,7 @@ class ScanCache:
         except DatasetIndexError as exc:
             _log.info("scanning %s again, since what was kept of the last scan is not readable: %s", path, exc)
             return None
-        return table if table.shard_bytes == shard_bytes else None
+        return table if is_compressed(path) or table.shard_bytes == shard_bytes else None
 
     def store(
         self,

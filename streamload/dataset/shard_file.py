@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from io import BufferedWriter, FileIO
 
@@ -17,7 +18,7 @@ import numpy as np
 from streamload.dataset.table import ShardTable
 from streamload.dataset.tar_header import END_MARK, member_bytes, padding
 
-__all__ = ["ShardFile", "sync_folder"]
+__all__ = ["GrowingShard", "Member", "ShardFile", "sync_folder"]
 
 _BUFFER_BYTES = 1 << 20
 _MAX_FIELDS = 1 << 16
@@ -27,21 +28,18 @@ Member = tuple[str, bytes, bytes]
 """A field, its header blocks and its payload."""
 
 
-class ShardFile:
-    """A shard under construction, at `<folder>/.<name>.<process>-<number>.partial` until `publish()`.
+class GrowingShard(ABC):
+    """A shard under construction: an open file, and the table of what is in it. Not safe for several threads.
 
-    The hidden name ends in `.partial`, so no glob, no listing and no other loader takes it for a shard even when its
-    writer was killed. Not safe for several threads.
+    Attributes:
+        name: what the shard will be called.
+        bytes: its size if it ended here.
     """
 
-    def __init__(self, path: str) -> None:
-        """Create the hidden file; raises OSError."""
-        folder, self.name = os.path.split(path)
-        self.path = path
+    def __init__(self, name: str, descriptor: int) -> None:
+        """Begin an empty shard in a file, which is closed with it."""
+        self.name = name
         self.bytes = len(END_MARK)
-        self._folder = folder or "."
-        self._hidden = os.path.join(self._folder, f".{self.name}.{os.getpid()}-{next(_numbers)}.partial")
-        descriptor = os.open(self._hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         self._file: BufferedWriter | None = BufferedWriter(FileIO(descriptor, "wb"), _BUFFER_BYTES)
         self._keys: dict[str, None] = {}
         self._fields: dict[str, int] = {}
@@ -84,43 +82,21 @@ class ShardFile:
         self._sample_start.append(len(self._offsets))
         self._labels.append(label)
 
-    def publish(self, *, replace: bool, durable: bool = True) -> ShardTable:
-        """Write the end mark, bring everything to the disk, give the file its name.
+    @abstractmethod
+    def publish(self, *, replace: bool) -> ShardTable:
+        """Give the shard its name, in the stead of one that has it already if `replace`."""
 
-        Args:
-            replace: take the place of a file of that name; else FileExistsError, should there be one by now.
-            durable: wait until the bytes are on the disk; otherwise a crash of the machine in the next half minute or
-                so may leave the file short or empty.
+    @abstractmethod
+    def discard(self) -> None:
+        """Remove what was written; nothing happens after `publish()` or another `discard()`."""
 
-        Raises:
-            OSError: any of that fails.
-        """
+    def _end(self) -> BufferedWriter:
+        """Write the end mark and hand everything to the system."""
         if self._file is None:
             raise ValueError("the shard was published or discarded already")
         self._file.write(END_MARK)
         self._file.flush()
-        if durable:
-            os.fsync(self._file.fileno())
-        self._file.close()
-        if replace:
-            os.replace(self._hidden, self.path)
-        else:
-            os.link(self._hidden, self.path)
-            os.unlink(self._hidden)
-        self._file = None
-        if durable:
-            sync_folder(self._folder)
-        return self._table()
-
-    def discard(self) -> None:
-        """Remove what was written; nothing happens after `publish()` or another `discard()`."""
-        if self._file is None:
-            return
-        file, self._file = self._file, None
-        try:
-            file.raw.close()  # past the buffer: flushing to a full disk would fail once more
-        finally:
-            os.unlink(self._hidden)
+        return self._file
 
     def _table(self) -> ShardTable:
         keys = [key.encode("utf-8") for key in self._keys]
@@ -137,6 +113,57 @@ class ShardFile:
             member_crc32=np.array(self._crc32, np.uint32),
             labels=np.array(labels, np.int64) if len(labels) == len(self._labels) else None,
         )
+
+
+class ShardFile(GrowingShard):
+    """A shard in a folder, at `<folder>/.<name>.<process>-<number>.partial` until `publish()`.
+
+    The hidden name ends in `.partial`, so no glob, no listing and no other loader takes it for a shard even when its
+    writer was killed.
+    """
+
+    def __init__(self, path: str) -> None:
+        """Create the hidden file; raises OSError."""
+        folder, name = os.path.split(path)
+        self.path = path
+        self._folder = folder or "."
+        self._hidden = os.path.join(self._folder, f".{name}.{os.getpid()}-{next(_numbers)}.partial")
+        super().__init__(name, os.open(self._hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
+
+    def publish(self, *, replace: bool, durable: bool = True) -> ShardTable:
+        """Write the end mark, bring everything to the disk, give the file its name.
+
+        Args:
+            replace: take the place of a file of that name; else FileExistsError, should there be one by now.
+            durable: wait until the bytes are on the disk; otherwise a crash of the machine in the next half minute or
+                so may leave the file short or empty.
+
+        Raises:
+            OSError: any of that fails.
+        """
+        file = self._end()
+        if durable:
+            os.fsync(file.fileno())
+        file.close()
+        if replace:
+            os.replace(self._hidden, self.path)
+        else:
+            os.link(self._hidden, self.path)
+            os.unlink(self._hidden)
+        self._file = None
+        if durable:
+            sync_folder(self._folder)
+        return self._table()
+
+    def discard(self) -> None:
+        """See `GrowingShard.discard`."""
+        if self._file is None:
+            return
+        file, self._file = self._file, None
+        try:
+            file.raw.close()  # past the buffer: flushing to a full disk would fail once more
+        finally:
+            os.unlink(self._hidden)
 
 
 def sync_folder(folder: str) -> None:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Self
 
+from streamload.dataset.destination import Destination, LocalFolder
 from streamload.dataset.encode import encode_field
-from streamload.dataset.index import INDEX_FOLDER, IndexedShard, write_index
-from streamload.dataset.numbered import destination_of, remove_shards, remove_stale_entries
+from streamload.dataset.index import IndexedShard
+from streamload.dataset.numbered import destination_of
 from streamload.dataset.scan import LABEL_FIELD
-from streamload.dataset.shard_file import Member, ShardFile
+from streamload.dataset.shard_file import GrowingShard, Member
 from streamload.dataset.table import ShardTable
 from streamload.dataset.tar_header import END_MARK, member_bytes, member_header
 from streamload.errors import StorageError, StreamloadError
@@ -48,6 +49,7 @@ class ShardWriter:
         prefix: str = "shard",
         index: bool = True,
         overwrite: bool = False,
+        destination: Callable[[str], Destination] = LocalFolder,
     ) -> None:
         """Check the destination; nothing is written yet.
 
@@ -60,22 +62,25 @@ class ShardWriter:
             index: write `.streamload/` beside the shards at `close()`.
             overwrite: replace the shards of this name that exist already. All of them are removed, and their entries
                 in the index, when the first new shard is published.
+            destination: makes, of the folder as it was given, where shards go.
 
         Raises:
             TypeError, ValueError: an argument of the wrong kind; the message names it.
             StorageError: shards of this name exist and `overwrite` is false, or the folder cannot be read.
         """
-        self.folder, self._names = destination_of(pattern_or_folder, prefix)
+        folder, self._names = destination_of(pattern_or_folder, prefix)
         self._max_bytes = _positive("max_bytes", max_bytes)
         self._max_count = None if max_count is None else _positive("max_count", max_count)
         self._index = index
         self.samples = 0
         self.bytes = 0
         self._published: list[tuple[IndexedShard, ShardTable]] = []
-        self._shard: ShardFile | None = None
+        self._shard: GrowingShard | None = None
         self._closed = False
+        self._destination = destination(folder)
+        self.folder = self._destination.folder
         try:
-            existing = self._names.existing(self.folder)
+            existing = self._destination.existing(self._names)
         except OSError as exc:
             raise self._storage_error(exc) from exc
         self._overwrite = overwrite
@@ -88,7 +93,7 @@ class ShardWriter:
 
     @property
     def shards(self) -> tuple[str, ...]:
-        """The paths of the shards published so far."""
+        """The paths or urls of the shards published so far; remote ones may still be on their way."""
         return tuple(os.path.join(self.folder, shard.name) for shard, _ in self._published)
 
     @property
@@ -124,6 +129,7 @@ class ShardWriter:
         if self._shard is not None and not full and key in self._shard:
             raise ValueError(f"key {key!r} stands in this shard already; keys must differ, for example by a number")
         try:
+            self._destination.check()
             if self._shard is not None and full:
                 self._publish(self._shard)
             if self._shard is None:
@@ -148,8 +154,9 @@ class ShardWriter:
         try:
             if self._shard is not None:
                 self._publish(self._shard)
+            self._destination.settle()
             if self._index and self._published:
-                write_index(os.path.join(self.folder, INDEX_FOLDER), self._published)
+                self._destination.write_index(self._published)
         except OSError as exc:
             raise self._storage_error(exc) from exc
         finally:
@@ -175,17 +182,15 @@ class ShardWriter:
                 stacklevel=2,
             )
 
-    def _is_full(self, shard: ShardFile, next_bytes: int) -> bool:
+    def _is_full(self, shard: GrowingShard, next_bytes: int) -> bool:
         return shard.bytes + next_bytes > self._max_bytes or len(shard) == self._max_count
 
-    def _open(self) -> ShardFile:
-        os.makedirs(self.folder, exist_ok=True)
-        return ShardFile(os.path.join(self.folder, self._names.name(len(self._published))))
+    def _open(self) -> GrowingShard:
+        return self._destination.create(self._names.name(len(self._published)))
 
-    def _publish(self, shard: ShardFile) -> None:
+    def _publish(self, shard: GrowingShard) -> None:
         if not self._published:
-            clear = remove_shards if self._overwrite else remove_stale_entries
-            clear(self.folder, self._names)
+            self._destination.clear(self._names, shards=self._overwrite)
         table = shard.publish(replace=self._overwrite)
         self._shard = None
         self.bytes += table.shard_bytes
@@ -198,6 +203,7 @@ class ShardWriter:
         if self._shard is not None:
             shard, self._shard = self._shard, None
             shard.discard()
+        self._destination.close()
 
     def _storage_error(self, exc: OSError) -> StorageError:
         return StorageError(

@@ -171,6 +171,10 @@ class RowsAhead:
     def _locate_block(self) -> bool:
         """Find where the rows of the first block lie; False where tables have yet to come."""
         block, finished = self._blocks[0]
+        unscanned = [shard for shard in dict.fromkeys(block.shard.tolist()) if self._tables.needs_scan(shard)]
+        if unscanned:  # whose counts another tool's index has promised
+            self._scans.ask_for(unscanned)
+            return False
         if self._near is not None and not self._near.has_tables(dict.fromkeys(block.shard.tolist())):
             return False
         self._blocks.popleft()

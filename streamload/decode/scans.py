@@ -142,7 +142,7 @@ class Scans:
         counts = self._tables.counts.values
         if counts[shard] < 0:
             self._tables.find(shard)
-        return bool(counts[shard] >= 0)
+        return bool(counts[shard] >= 0) and not self._tables.needs_scan(shard)
 
     def _forget(self, shard: int) -> None:
         self._asked.discard(shard)

@@ -96,7 +96,7 @@ def check_budget(
 
 
 def budget_error(
-    budget_bytes: int, *, missing_bytes: int, needed_bytes: int, slot_bytes: int, unpacking_bytes: int
+    budget_bytes: int, missing_bytes: int, needed_bytes: int, slot_bytes: int, unpacking_bytes: int
 ) -> StorageError:
     """The error to raise when nothing goes on within the budget: what takes it, and what to do."""
     budget, missing, needed, slots, unpacking = (

@@ -225,14 +225,9 @@ class Fetcher:
 
     def too_small(self) -> StorageError:
         """The error to raise for a budget within which nothing goes on."""
-        unpacking_bytes = 0 if self._bringer is None else self._bringer.held_bytes
-        return budget_error(
-            self.ledger.budget_bytes,
-            missing_bytes=self._missing_bytes or 0,
-            needed_bytes=self.ledger.needed_bytes,
-            slot_bytes=self._slot_bytes(),
-            unpacking_bytes=unpacking_bytes,
-        )
+        held_bytes = 0 if self._bringer is None else self._bringer.held_bytes
+        needs = self._missing_bytes or 0, self.ledger.needed_bytes, self._slot_bytes(), held_bytes
+        return budget_error(self.ledger.budget_bytes, *needs)
 
     async def close(self) -> None:
         """Stop everything and let go of all memory. Twice is fine."""

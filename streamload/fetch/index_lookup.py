@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
+from urllib.parse import quote
 
-from streamload.dataset.index import INDEX_FILE, INDEX_FOLDER, DatasetIndex, IndexedShard
+from streamload.dataset.index import INDEX_FILE, INDEX_FOLDER, DatasetIndex, IndexedShard, table_path
+from streamload.dataset.table import ShardTable
 from streamload.errors import DatasetIndexError, ShardNotFoundError, StorageError
+from streamload.fetch.storage import protocol_of, without_secrets
 from streamload.fetch.storages import Storages
 
 __all__ = ["MOST_INDEX_BYTES", "IndexLookup"]
@@ -53,6 +56,27 @@ class IndexLookup:
         if index.folder not in self._entries:
             self._entries[index.folder] = {entry.name: entry for entry in index.shards}
         return self._entries[index.folder].get(name)
+
+    def table_of(self, folder: str, name: str) -> ShardTable | None:
+        """The table of one shard, or None where there is no index for its folder.
+
+        Raises:
+            DatasetIndexError: the index does not have the shard, or is broken.
+            StorageError: it cannot be read.
+        """
+        index = self.of_folder(folder)
+        if index is None or self._storages.is_local(index.folder):
+            return None if index is None else index.table(name)
+        index.shard(name)
+        web = protocol_of(index.folder) in ("http", "https")
+        url = table_path(index.folder, quote(name) if web else name)
+        try:
+            content = self._storages.for_url(url).read_bytes(url, most_bytes=MOST_INDEX_BYTES)
+        except ShardNotFoundError as exc:
+            raise DatasetIndexError(
+                "the index has no such file; make it anew with `streamload index`", url=without_secrets(url)
+            ) from exc
+        return index.table(name, content)
 
     def _beside(self, folder: str) -> DatasetIndex | None:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import logging
 import os
 import re
@@ -9,24 +10,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from glob import escape
 from typing import NamedTuple
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
 from streamload.dataset.index import DatasetIndex, IndexedShard, check_shard
 from streamload.dataset.urls import Urls, expand_urls
 from streamload.errors import DatasetIndexError, ShardNotFoundError, StorageError
+from streamload.fetch.foreign_lookup import ForeignLookup
 from streamload.fetch.index_lookup import IndexLookup
+from streamload.fetch.shard_names import (
+    WEB,
+    folder_and_name,
+    is_shard_name,
+    refuse_repetitions,
+    refuse_unknown_compression,
+    shard_name,
+)
 from streamload.fetch.storage import UNKNOWN_BYTES, ShardInfo, Storage, is_pattern, protocol_of, without_secrets
 from streamload.fetch.storage_errors import close_matches
 from streamload.fetch.storages import Storages
 
 __all__ = ["IndexLookup", "Listing", "Shard", "find_shards", "list_shards"]
 
-_SHARD = re.compile(r"\.(?:tar|(?i:tar\.(?:gz|bz2|xz|zst|zstd)|tgz|tbz2?|txz|tzst))(?:::.*)?\Z")
-_UNKNOWN_COMPRESSION = re.compile(r"\.tar\.(?:lz4|lzma|br)\Z", re.IGNORECASE)
 _log = logging.getLogger("streamload")
-
-WEB = ("http", "https")
-"""Protocols whose storages do not list."""
 
 
 class Shard(NamedTuple):
@@ -58,12 +63,28 @@ class Listing:
         counts: samples in each shard, or None unless every shard is in an index.
         index_of: for each shard the folder of the index that knows it, or None.
         fields: the fields that the indexes name, each once, in the order in which they come.
+        promised: for each shard that no index of ours knows the samples in it by another tool's index, or None; empty
+            where there are no such promises. Whoever reads the shard holds it to its promise.
+        indexed: for each shard the samples in it by our index, or None; empty where `promised` is.
     """
 
     shards: tuple[Shard, ...]
     counts: tuple[int, ...] | None
     index_of: tuple[str | None, ...]
     fields: tuple[str, ...]
+    promised: tuple[int | None, ...] = ()
+    indexed: tuple[int | None, ...] = ()
+
+    @property
+    def expected_counts(self) -> tuple[int, ...] | None:
+        """Samples in each shard by our indexes or by other tools', or None unless all are known."""
+        if self.counts is not None or not self.promised:
+            return self.counts
+        merged = [
+            known if known is not None else promise for known, promise in zip(self.indexed, self.promised, strict=True)
+        ]
+        found = tuple(count for count in merged if count is not None)
+        return found if len(found) == len(merged) else None
 
 
 def list_shards(urls: Urls, index: str | os.PathLike[str] | None = None, storages: Storages | None = None) -> Listing:
@@ -91,21 +112,29 @@ def list_shards(urls: Urls, index: str | os.PathLike[str] | None = None, storage
     """
     storages = Storages() if storages is None else storages
     indexes = IndexLookup(index, storages)
-    shards = tuple(_shard(found) for found in _Finder(storages, indexes).find(urls))
-    counts: list[int] = []
+    finder = _Finder(storages, indexes)
+    shards = tuple(_shard(found) for found in finder.find(urls))
+    counts: list[int | None] = []
     index_of: list[str | None] = []
     used: dict[str, DatasetIndex] = {}
     for shard in shards:
         known = indexes.of_folder(shard.folder)
         entry = indexes.entry_of(shard.folder, shard.name)
         index_of.append(known.folder if known is not None and entry is not None else None)
+        counts.append(None if entry is None else entry.samples)
         if known is not None and entry is not None:
             if shard.bytes != UNKNOWN_BYTES:
                 check_shard(entry, shard.bytes, shard.url, shard.etag)
-            counts.append(entry.samples)
             used[known.folder] = known
     fields = dict.fromkeys(name for known in used.values() for name in known.fields)
-    return Listing(shards, tuple(counts) if len(counts) == len(shards) else None, tuple(index_of), tuple(fields))
+    sure = tuple(count for count in counts if count is not None)
+    if len(sure) == len(shards):
+        return Listing(shards, sure, tuple(index_of), tuple(fields))
+    promised = finder.promised([shard for shard, count in zip(shards, counts, strict=True) if count is None])
+    if not promised:
+        return Listing(shards, None, tuple(index_of), tuple(fields))
+    promises = tuple(promised.get(shard.url) for shard in shards)
+    return Listing(shards, None, tuple(index_of), tuple(fields), promises, tuple(counts))
 
 
 def find_shards(urls: Urls, storages: Storages | None = None) -> list[str]:
@@ -124,13 +153,30 @@ class _Finder:
     def __init__(self, storages: Storages, indexes: IndexLookup | None) -> None:
         self._storages = storages
         self._indexes = indexes
+        self._listed: dict[str, Sequence[ShardInfo]] = {}
+
+    def promised(self, shards: Sequence[Shard]) -> dict[str, int]:
+        """What other tools' indexes beside some shards say of their counts, by url; costs no listing of its own.
+
+        Raises:
+            DatasetIndexError, ShardFormatError: as `ForeignLookup.counts`.
+        """
+        foreign = ForeignLookup(self._storages)
+        by_folder: dict[str, list[Shard]] = {}
+        for shard in shards:
+            by_folder.setdefault(shard.folder, []).append(shard)
+        found: dict[str, int] = {}
+        for folder, inside in by_folder.items():
+            counts = foreign.counts(folder, {shard.name: shard.bytes for shard in inside}, self._listed.get(folder))
+            found |= {shard.url: counts[shard.name] for shard in inside if shard.name in counts}
+        return found
 
     def find(self, urls: Urls) -> list[ShardInfo]:
         """What is known of the shards that `urls` names, in order; see `find_shards` for the errors."""
         found: list[ShardInfo | str] = []
         for url in expand_urls(urls):
             found += self._resolve(url)
-        _refuse_repetitions([url if isinstance(url, str) else url.url for url in found])
+        refuse_repetitions([url if isinstance(url, str) else url.url for url in found])
         named = self._look_up([url for url in found if isinstance(url, str)])
         return [named[url] if isinstance(url, str) else self._looked_at(url) for url in found]
 
@@ -138,7 +184,7 @@ class _Finder:
         """The urls of the shards alone; those that are named are not looked at."""
         found = [match for url in expand_urls(urls) for match in self._resolve(url)]
         names = [url if isinstance(url, str) else url.url for url in found]
-        _refuse_repetitions(names)
+        refuse_repetitions(names)
         return names
 
     def _looked_at(self, found: ShardInfo) -> ShardInfo:
@@ -151,20 +197,33 @@ class _Finder:
         """The shards that one expanded url stands for; those that are named are looked at later, together."""
         storage = self._storages.for_url(url)
         url = storage.absolute(url)
-        _refuse_compressed(url)
+        refuse_unknown_compression(url)
         local = self._storages.is_local(url)
         if local and storage.is_folder(url):
             return self._in_local_folder(storage, url.rstrip("/"))
         if is_pattern(url):
-            matches = storage.list(url)
+            matches = storage.list(url) if local else self._matching(storage, url)
             if not matches:
                 raise ShardNotFoundError("no file matches this pattern; check the path and the pattern", url=url)
             for match in matches:
-                _refuse_compressed(match.url)
+                refuse_unknown_compression(match.url)
             return matches
         if not local and not is_shard_name(shard_name(url)):
             return self._in_remote_folder(storage, url.rstrip("/"))
         return [url]
+
+    def _matching(self, storage: Storage, pattern: str) -> Sequence[ShardInfo]:
+        """What matches remotely. A folder without a pattern in its own name is listed whole, for what lies beside."""
+        folder, name = folder_and_name(pattern)
+        if is_pattern(folder) or "::" in pattern or name.startswith(".") or protocol_of(pattern) in WEB:
+            return storage.list(pattern)
+        wanted = re.compile(fnmatch.translate(name)).match
+        return [found for found in self._in_folder(storage, folder) if wanted(shard_name(found.url))]
+
+    def _in_folder(self, storage: Storage, folder: str) -> Sequence[ShardInfo]:
+        if folder not in self._listed:
+            self._listed[folder] = storage.list(f"{escape(folder)}/*")
+        return self._listed[folder]
 
     def _in_local_folder(self, storage: Storage, folder: str) -> Sequence[ShardInfo | str]:
         tars = _shards_in(storage, folder)
@@ -197,7 +256,7 @@ class _Finder:
                 "train-{000000..000099}.tar",
                 url=without_secrets(folder),
             )
-        tars = _shards_in(storage, folder)
+        tars = [found for found in self._in_folder(storage, folder) if is_shard_name(found.url)]
         if tars:
             return tars
         try:
@@ -234,7 +293,7 @@ class _Finder:
         if len(urls) == 1:
             return {urls[0]: storage.info(urls[0])}
         try:
-            listed = {info.url: info for info in storage.list(f"{escape(folder)}/*")}
+            listed = {info.url: info for info in self._in_folder(storage, folder)}
         except StorageError as exc:
             if type(exc) is not StorageError:
                 raise
@@ -250,25 +309,6 @@ class _Finder:
                 advice = close_matches(shard_name(url), map(shard_name, listed), folder)
                 raise ShardNotFoundError(f"no such shard: {advice}", url=without_secrets(url))
         return found
-
-
-def folder_and_name(url: str) -> tuple[str, str]:
-    """A shard's url without its last component, and that component as an index knows it."""
-    folder = url.split("?", 1)[0] if protocol_of(url) in WEB else url
-    chain = folder.split("::")
-    first = next((number for number, part in enumerate(chain) if "://" in part), 0)
-    chain[first], _, name = chain[first].rpartition("/")
-    return "::".join(chain) or "/", unquote(name) if protocol_of(url) in WEB else name
-
-
-def shard_name(url: str) -> str:
-    """The last component of a shard's url."""
-    return folder_and_name(url)[1]
-
-
-def is_shard_name(name: str) -> bool:
-    """Whether a name ends as a tar archive's does, compressed or not."""
-    return _SHARD.search(name) is not None
 
 
 def _shards_in(storage: Storage, folder: str) -> Sequence[ShardInfo]:
@@ -287,28 +327,6 @@ def _advice(storage: Storage, folder: str) -> str:
     if inside:
         return f"if it is an ImageFolder (one folder a class), pack it first: shardify {folder} DESTINATION"
     return "check the path"
-
-
-def _refuse_compressed(url: str) -> None:
-    if _UNKNOWN_COMPRESSION.search(url):
-        raise ValueError(
-            f"urls names {without_secrets(url)!r}, but shards compressed this way are not supported; decompress them, "
-            "or use gz, zst, xz or bz2"
-        )
-
-
-def _refuse_repetitions(found: list[str]) -> None:
-    plain = [os.path.normpath(url) if url.startswith("/") else url for url in found]
-    if len(set(plain)) == len(plain):
-        return
-    seen: set[str] = set()
-    for path in plain:
-        if path in seen:
-            raise ValueError(
-                f"urls names the shard {path!r} twice, which would give each of its samples twice; remove one of them "
-                "(to see samples more often, iterate more often)"
-            )
-        seen.add(path)
 
 
 def _shard(found: ShardInfo) -> Shard:

@@ -74,6 +74,10 @@ class Storages:
             protocol_of(f"{part}://" if "://" not in part else part) in _IN_MEMORY for part in url.split("::")
         )
 
+    def copy(self) -> Storages:
+        """Storages of the same kind without their connections, for another loop."""
+        return Storages(self._options, self._filesystem)
+
     async def aclose(self) -> None:
         """Close the connections that belong to the running loop."""
         for storage in self._by_protocol.values():

@@ -10,6 +10,7 @@ from urllib.parse import quote
 import numpy as np
 from numpy.typing import NDArray
 
+from streamload.dataset.foreign_index import check_samples
 from streamload.dataset.growing_table import GrowingTable
 from streamload.dataset.index import INDEX_FILE, DatasetIndex, table_path
 from streamload.dataset.prefix_scan import ScannedPiece
@@ -17,8 +18,10 @@ from streamload.dataset.scan_cache import ScanCache
 from streamload.dataset.table import ShardTable
 from streamload.dataset.tar import BLOCK_BYTES
 from streamload.errors import DatasetIndexError, ShardNotFoundError, TransientStorageError
+from streamload.fetch.foreign_lookup import ForeignLookup
 from streamload.fetch.index_lookup import MOST_INDEX_BYTES
-from streamload.fetch.listing import WEB, Listing
+from streamload.fetch.listing import Listing
+from streamload.fetch.shard_names import WEB
 from streamload.fetch.storage import UNKNOWN_BYTES, protocol_of
 from streamload.fetch.storages import Storages
 from streamload.order.plan import ShardCounts
@@ -37,26 +40,38 @@ class Tables:
         cache: where scans are kept from run to run.
         strict: how shards are scanned; part of what a kept scan is known by.
         storages: how indexes that lie remotely are read.
+        trust_promises: take counts by other tools' indexes for known; then a shard may have a count and no table yet.
 
     Attributes:
         counts: the samples of each shard, as far as they are known; grows as tables come in.
         skipped: how many members were passed over, by reason, in the shards scanned so far.
     """
 
-    def __init__(self, listing: Listing, cache: ScanCache, *, strict: bool, storages: Storages | None = None) -> None:
+    def __init__(
+        self,
+        listing: Listing,
+        cache: ScanCache,
+        *,
+        strict: bool,
+        storages: Storages | None = None,
+        trust_promises: bool = False,
+    ) -> None:
         self._listing = listing
         self._storages = Storages() if storages is None else storages
         self._cache = cache
         self._strict = strict
         self._indexes: dict[str, DatasetIndex] = {}
+        self._index_locks: dict[str, asyncio.Lock] = {}
         self._tables: OrderedDict[int, ShardTable] = OrderedDict()
         self._columns: dict[int, dict[tuple[str, ...], NDArray[np.int64]]] = {}
         self._growing: dict[int, GrowingTable] = {}
         self._versions: dict[int, tuple[int, str | None]] = {}
         self._indexed_bytes = 0
         self.skipped: dict[str, int] = {}
-        shards = len(listing.shards)
-        self.counts = ShardCounts(shards) if listing.counts is None else ShardCounts.of(listing.counts)
+        self._foreign = ForeignLookup(self._storages)
+        self._promised = {number: count for number, count in enumerate(listing.promised) if count is not None}
+        counts = listing.expected_counts if trust_promises else listing.counts
+        self.counts = ShardCounts(len(listing.shards)) if counts is None else ShardCounts.of(counts)
 
     def find(self, shard: int) -> ShardTable | None:
         """A shard's table, and its count with it; None where the shard has to be scanned.
@@ -72,7 +87,7 @@ class Tables:
             return table
         folder = self._listing.index_of[shard]
         if folder is None:
-            table = self._from_cache(shard)
+            table = self._from_cache(shard) or self._from_foreign(shard)
         elif self._storages.is_local(folder):
             table = self._index(folder).table(self._listing.shards[shard].name)
         else:
@@ -80,6 +95,10 @@ class Tables:
         if table is not None:
             self._keep(shard, table)
         return table
+
+    def needs_scan(self, shard: int) -> bool:
+        """Whether a shard's count is known, but nothing else of it. Raises what `find` raises."""
+        return shard in self._promised and (shard in self._growing or self.find(shard) is None)
 
     def at_hand(self, shard: int) -> ShardTable | None:
         """A shard's table, if it is held now."""
@@ -100,9 +119,7 @@ class Tables:
         folder = self._listing.index_of[shard]
         if folder is None or not self.is_remote(shard):
             return self.find(shard)
-        if folder not in self._indexes:
-            content = await self._read_async(f"{folder}/{INDEX_FILE}")
-            self._indexes.setdefault(folder, DatasetIndex.from_json(content, folder))
+        await self._load_index(folder)
         table = self._table(shard, folder, await self._read_async(self._table_url(shard, folder)))
         self._keep(shard, table)
         return table
@@ -128,7 +145,7 @@ class Tables:
         if growing.ended:
             del self._growing[shard]
             self.add(shard, table)
-        else:
+        elif self.counts.values[shard] < 0:
             self._tables[shard] = table
             self.counts.at_least(shard, len(table))
 
@@ -164,12 +181,25 @@ class Tables:
             self._indexes[folder] = DatasetIndex.load(folder, None if self._storages.is_local(folder) else self._read)
         return self._indexes[folder]
 
+    async def _load_index(self, folder: str) -> None:
+        """Read the list of an index, once, however many of its tables are loaded at once."""
+        async with self._index_locks.setdefault(folder, asyncio.Lock()):
+            if folder not in self._indexes:
+                content = await self._read_async(f"{folder}/{INDEX_FILE}")
+                self._indexes[folder] = DatasetIndex.from_json(content, folder)
+
     def _from_cache(self, shard: int) -> ShardTable | None:
         listed = self._listing.shards[shard]
         shard_bytes, etag = self._versions.get(shard, (listed.bytes, listed.etag))
         if shard_bytes == UNKNOWN_BYTES:
             return None
         return self._cache.load(listed.url, shard_bytes, listed.mtime_ns, self._strict, etag=etag)
+
+    def _from_foreign(self, shard: int) -> ShardTable | None:
+        listed = self._listing.shards[shard]
+        if shard not in self._promised or listed.bytes == UNKNOWN_BYTES:
+            return None
+        return self._foreign.table(listed.folder, listed.name, listed.bytes)
 
     def _table_url(self, shard: int, folder: str) -> str:
         name = self._listing.shards[shard].name
@@ -200,6 +230,8 @@ class Tables:
         return b"".join([bytes(chunk) async for chunk in body.chunks()])
 
     def _keep(self, shard: int, table: ShardTable) -> None:
+        if shard in self._promised:
+            check_samples(self._promised[shard], table, self.url(shard))
         if self.counts.values[shard] < 0:
             for reason, count in table.skipped.items():
                 self.skipped[reason] = self.skipped.get(reason, 0) + count

@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import asyncio
 import enum
-import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING
 
+from streamload.dataset.compressed_names import compression_name
 from streamload.errors import ShardFormatError
 from streamload.fetch.packed_streams import (
     FAILURES,
@@ -45,12 +45,6 @@ _SLICE_BYTES = 64 << 10  # what is given to a decompressor at once: bounds copie
 _STEP_BYTES = 4 << 20  # what a thread makes before the loop hears of it
 _XZ_PADDING_BYTES = 4
 
-_SUFFIX = re.compile(
-    r"\.(?:(?P<GZIP>tgz|tar\.gz)|(?P<ZSTD>tzst|tar\.zstd?)|(?P<XZ>txz|tar\.xz)|(?P<BZIP2>tbz2?|tar\.bz2))\Z",
-    re.IGNORECASE,
-)
-_QUERY = re.compile(r"[?#].*", re.DOTALL)
-
 
 class Compression(enum.Enum):
     """How a shard is compressed; the value is the format's name."""
@@ -70,12 +64,9 @@ _STREAM_NAMES = {
 
 
 def compression_of(url: str) -> Compression | None:
-    """How a shard is compressed, by the end of its name in any case; None where it is not, or in no way known here.
-
-    What follows a `?` or `#` in a url with a scheme is no part of the name.
-    """
-    match = _SUFFIX.search(_QUERY.sub("", url) if "://" in url else url)
-    return None if match is None else Compression[str(match.lastgroup)]
+    """How a shard is compressed, by the end of its name; None where it is not, or in no way known here."""
+    name = compression_name(url)
+    return None if name is None else Compression[name]
 
 
 class Unpacker:

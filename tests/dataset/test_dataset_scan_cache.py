@@ -146,3 +146,10 @@ def test_what_was_kept_of_local_files_is_still_found(tmp_path: Path) -> None:
     identity = repr(("/data/a.tar", SIZE, 17, True, TABLE_FORMAT))
     digest = hashlib.blake2b(identity.encode(), digest_size=20).hexdigest()
     assert [file.name for file in tmp_path.iterdir()] == [f"{digest}.npz"]
+
+
+def test_a_compressed_shard_is_found_again_by_its_own_size(tmp_path: Path) -> None:
+    cache, table = ScanCache(str(tmp_path / "cache")), TABLE
+    for name, found in (("a.tar.gz", True), ("s3://b/a.TZST?v=1", True), ("a.tar", False)):
+        cache.store(name, 77, 1, True, table)
+        assert (cache.load(name, 77, 1, True) is not None) == found

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import tarfile
 from pathlib import Path
 
 import numpy as np
 import pytest
+from servers.faults import FaultServer, Script
 
 from streamload import ShardWriter
 from streamload.dataset.prefix_scan import ScannedPiece, scan_prefix
@@ -16,6 +18,7 @@ from streamload.dataset.table import ShardTable
 from streamload.errors import DatasetIndexError, ShardFormatError
 from streamload.fetch import tables as tables_module
 from streamload.fetch.listing import Listing, list_shards
+from streamload.fetch.storages import Storages
 from streamload.fetch.tables import Tables
 from streamload.memory.mapped import map_memory
 
@@ -260,3 +263,27 @@ def test_what_an_answer_says_of_a_shard_is_noted_only_where_the_listing_is_silen
     tables.note_version(0, 5, "etag")
     tables.add(0, scanned(bare, 0))
     assert Tables(bare, ScanCache(cache), strict=True).find(0) is not None
+
+
+def test_the_list_of_a_remote_index_is_read_once_for_all_tables_that_are_loaded_at_once(folder: Path) -> None:
+    with FaultServer({f"data/{path.relative_to(folder)}": path.read_bytes() for path in files_below(folder)}) as server:
+        storages = Storages()
+        listing = list_shards(f"{server.url}/data", None, storages)
+        tables = Tables(listing, ScanCache(None), strict=True, storages=storages)
+        server.play(Script())
+
+        async def load_all() -> list[ShardTable | None]:
+            try:
+                return await asyncio.gather(*(tables.load(shard) for shard in range(len(COUNTS))))
+            finally:
+                await storages.aclose()
+
+        loaded = asyncio.run(load_all())
+        asked = [path for _, path, _ in server.report().log]
+    assert [len(table) for table in loaded if table is not None] == list(COUNTS)
+    assert sum(path.endswith("/index.json") for path in asked) == 1
+    assert len(asked) == 1 + len(COUNTS)
+
+
+def files_below(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]

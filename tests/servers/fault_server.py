@@ -31,6 +31,7 @@ _REASONS |= {429: "Too Many Requests", 500: "Internal Server Error", 503: "Servi
 _CODES = {403: "AccessDenied", 404: "NoSuchKey", 429: "TooManyRequests", 503: "SlowDown"}
 _MOST_HEADER_BYTES = 64 << 10
 _SEND_BYTES = 4 << 20
+_MOST_COMMAND_BYTES = 64 << 20
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -164,6 +165,7 @@ class Server:
         self.most_beside = 0
         self.beside = 0
         self.log: list[tuple[str, str, str | None]] = []
+        self.spans: list[tuple[str, float, float]] = []
 
     async def serve(self, connection: socket.socket) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -179,11 +181,13 @@ class Server:
                 request, received = _parse(received[:end]), received[end + 4 :]
                 self.beside += 1
                 self.most_beside = max(self.most_beside, self.beside)
+                began_s = loop.time()
                 try:
                     if not await self.answer(connection, request):
                         return
                 finally:
                     self.beside -= 1
+                    self.spans.append((request.path, began_s, loop.time()))
         except (ConnectionError, BrokenPipeError):
             return
         finally:
@@ -291,6 +295,7 @@ class Server:
             "sent_bytes": self.sent_bytes,
             "most_beside": self.most_beside,
             "log": self.log,
+            "spans": self.spans,
         }
 
 
@@ -360,8 +365,11 @@ def _etag(view: memoryview) -> str:
     return f'"{hashlib.md5(view, usedforsecurity=False).hexdigest()}"'
 
 
-def stored_objects(memory: int, sizes: dict[str, int]) -> dict[str, Stored]:
-    """The objects lie one after the other in the memory, and behind them all swapped ones (each byte inverted)."""
+def stored_objects(memory: int, sizes: dict[str, int], aliases: dict[str, str]) -> dict[str, Stored]:
+    """The objects lie one after the other in the memory, and behind them all swapped ones (each byte inverted).
+
+    An alias is one more name of an object.
+    """
     total = sum(sizes.values())
     objects: dict[str, Stored] = {}
     offset = 0
@@ -372,13 +380,14 @@ def stored_objects(memory: int, sizes: dict[str, int]) -> dict[str, Stored]:
             swapped = f'"swapped-{etag[1:]}'
             objects[name] = Stored(offset, total + offset, size, etag, swapped)
             offset += size
-    return objects
+    return objects | {alias: objects[name] for alias, name in aliases.items()}
 
 
 async def main(control: socket.socket, memory: int) -> None:
     """Serve until the control socket ends. Each line there is a command; each is answered by a line."""
-    reader, writer = await asyncio.open_connection(sock=control)
-    server = Server(memory, stored_objects(memory, json.loads(await reader.readline())))
+    reader, writer = await asyncio.open_connection(sock=control, limit=_MOST_COMMAND_BYTES)
+    names = json.loads(await reader.readline())
+    server = Server(memory, stored_objects(memory, names["sizes"], names["aliases"]))
     loop = asyncio.get_running_loop()
     listener = socket.create_server(("127.0.0.1", 0), backlog=512)
     listener.setblocking(False)

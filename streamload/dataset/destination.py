@@ -1,0 +1,88 @@
+"""Where a writer's shards go: what it needs of a folder, and the folders of the local file system."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Protocol
+
+from streamload.dataset.index import INDEX_FOLDER, IndexedShard, write_index
+from streamload.dataset.numbered import NumberedName, remove_shards, remove_stale_entries
+from streamload.dataset.shard_file import GrowingShard, ShardFile
+from streamload.dataset.table import ShardTable
+
+__all__ = ["Destination", "LocalFolder"]
+
+
+class Destination(Protocol):
+    """A folder for shards. Every method may raise OSError or StreamloadError.
+
+    Attributes:
+        folder: the folder, as users know it.
+    """
+
+    folder: str
+
+    def existing(self, names: NumberedName) -> list[str]:
+        """The shards of this form that are there, sorted."""
+        ...
+
+    def clear(self, names: NumberedName, *, shards: bool) -> None:
+        """Remove all shards of this form and their entries in the index; or only entries whose shards are all gone."""
+        ...
+
+    def create(self, name: str) -> GrowingShard:
+        """Begin a shard."""
+        ...
+
+    def check(self) -> None:
+        """Raise what has become of a shard since it was published."""
+        ...
+
+    def write_index(self, entries: Sequence[tuple[IndexedShard, ShardTable]]) -> None:
+        """Add published shards to the index, when all of them are there."""
+        ...
+
+    def settle(self) -> None:
+        """Wait until all that was published is there."""
+        ...
+
+    def close(self) -> None:
+        """Let go of everything. Twice is fine."""
+        ...
+
+
+class LocalFolder:
+    """A folder of the local file system, made when the first shard is begun."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+
+    def existing(self, names: NumberedName) -> list[str]:
+        """See `Destination`."""
+        return names.existing(self.folder)
+
+    def clear(self, names: NumberedName, *, shards: bool) -> None:
+        """See `Destination`."""
+        if shards:
+            remove_shards(self.folder, names)
+        else:
+            remove_stale_entries(self.folder, names)
+
+    def create(self, name: str) -> GrowingShard:
+        """See `Destination`."""
+        os.makedirs(self.folder, exist_ok=True)
+        return ShardFile(os.path.join(self.folder, name))
+
+    def check(self) -> None:
+        """See `Destination`: what was published is there."""
+
+    def write_index(self, entries: Sequence[tuple[IndexedShard, ShardTable]]) -> None:
+        """See `Destination`."""
+        write_index(os.path.join(self.folder, INDEX_FOLDER), entries)
+
+    def settle(self) -> None:
+        """See `Destination`."""
+
+    def close(self) -> None:
+        """See `Destination`."""

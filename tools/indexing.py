@@ -1,0 +1,130 @@
+"""The index of shards that exist already: all of them are read first, and only then is anything written."""
+
+from __future__ import annotations
+
+import io
+import tempfile
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import BinaryIO
+
+from streamload_tools.failures import UsageError
+from streamload_tools.reading import Reader, ReadShard
+
+from streamload.dataset.index import INDEX_FOLDER, IndexedShard, write_index_files
+from streamload.dataset.index_file import table_path
+from streamload.dataset.table_file import table_to_npz
+from streamload.errors import StorageError
+from streamload.fetch.remote_index import merge_remote_index
+from streamload.fetch.shard_names import WEB, folder_and_name
+from streamload.fetch.storage import protocol_of, without_secrets
+from streamload.fetch.storages import Storages
+
+__all__ = ["index_shards"]
+
+_UPLOADS_AT_ONCE = 8
+
+
+def index_shards(
+    urls: Sequence[str],
+    output: str | None,
+    storages: Storages,
+    workers: int,
+    advance: Callable[[int, int], None],
+) -> int:
+    """Read shards and write their index, or leave the index as it was.
+
+    Args:
+        urls: the shards.
+        output: the index's own folder; None stands for `.streamload` beside the shards of each folder.
+        storages: where shards and index lie.
+        workers: how many shards are read at once.
+        advance: called with shards and bytes as they are done.
+
+    Returns:
+        The number of samples.
+
+    Raises:
+        UsageError: two shards of one index have the same name, or no index can be written where it would lie.
+        StorageError: a shard cannot be read, or the index cannot be written.
+        ShardFormatError: a shard is damaged.
+    """
+    by_folder: dict[str, list[str]] = {}
+    for url in urls:
+        by_folder.setdefault(output or f"{folder_and_name(url)[0]}/{INDEX_FOLDER}", []).append(url)
+    for folder, inside in by_folder.items():
+        _check(folder, inside)
+    with tempfile.TemporaryFile(prefix=".streamload-") as file:
+        spool = _Spool(file)
+        reader = Reader(storages, workers)
+        for url, read in reader.each(urls, reader.read, advance):
+            spool.add(url, read)
+        for folder, inside in by_folder.items():
+            spool.write(folder, inside, storages)
+    return spool.samples
+
+
+def _check(folder: str, urls: Sequence[str]) -> None:
+    if protocol_of(folder) in WEB:
+        raise UsageError(
+            f"no index can be written beside the shards in {without_secrets(folder)!r}, which is a web server; "
+            "name a folder for it with --output"
+        )
+    names = [folder_and_name(url)[1] for url in urls]
+    twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
+    if twice:
+        raise UsageError(f"{len(twice)} shards have the name of another one, such as {twice[0]!r}; index them apart")
+
+
+class _Spool:
+    """Tables on their way to an index, in one file without a name: those of very many shards may not fit in memory."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.samples = 0
+        self._file = file
+        self._entries: dict[str, IndexedShard] = {}
+        self._fields: dict[str, tuple[str, ...]] = {}
+        self._places: dict[str, tuple[int, int]] = {}
+
+    def add(self, url: str, read: ReadShard) -> None:
+        """Keep what was read."""
+        content = io.BytesIO()
+        table_to_npz(read.table, content)
+        self._places[url] = self._file.tell(), content.tell()
+        self._file.write(content.getbuffer())
+        name, samples = folder_and_name(url)[1], len(read.table)
+        self._entries[url] = IndexedShard(name, read.bytes, samples, read.mtime_ns, read.etag)
+        self._fields[url] = read.table.fields
+        self.samples += samples
+
+    def write(self, folder: str, urls: Sequence[str], storages: Storages) -> None:
+        """Write one index; its list comes last."""
+        entries = [self._entries[url] for url in urls]
+        fields = {name for url in urls for name in self._fields[url]}
+        url_of = {entry.name: url for entry, url in zip(entries, urls, strict=True)}
+        if storages.is_local(folder):
+            place = storages.for_url(folder).absolute(folder)
+            write_index_files(place, entries, fields, lambda name: self._content(url_of[name]))
+            return
+        folder = folder.rstrip("/")
+        storage = storages.for_url(folder)
+        with ThreadPoolExecutor(_UPLOADS_AT_ONCE, "streamload-upload") as threads:
+            for first in range(0, len(entries), _UPLOADS_AT_ONCE):
+                some = entries[first : first + _UPLOADS_AT_ONCE]
+                contents = [self._content(url_of[entry.name]) for entry in some]
+                places = [table_path(folder, entry.name) for entry in some]
+                for done in [
+                    threads.submit(partial(storage.write, place, content))
+                    for place, content in zip(places, contents, strict=True)
+                ]:
+                    done.result()
+        merge_remote_index(storage, folder, entries, fields)
+
+    def _content(self, url: str) -> bytes:
+        start, size = self._places[url]
+        self._file.seek(start)
+        content = self._file.read(size)
+        if len(content) != size:
+            raise StorageError("the file for temporary data was cut; make room in the folder for temporary files")
+        return content
