@@ -49,6 +49,11 @@ class Epochs:
         """Whether whatever is done now is done for an epoch that was not asked for."""
         return self._next is not None and (self._asked is None or self._asked.exhausted)
 
+    @property
+    def waits(self) -> bool:
+        """Whether the epoch that was asked for can only go on when something more has come near."""
+        return self._asked is not None and self._asked.idle and not self._asked.exhausted
+
     def ask(self, start: EpochStart) -> None:
         """The trainer wants this one.
 

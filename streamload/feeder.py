@@ -188,9 +188,25 @@ class Feeder:
             self._take_turn_soon()  # the epoch may have waited for just that, and nothing else may come
         while self.pool.has_room() and (task := self._scans.next_task()) is not None:
             self.pool.submit(task)
+        self._see_to_room()
         if self._counting and self._tables.counts.complete:
             self._counting = False
             self._send(Counted(tuple(self._tables.counts.values.tolist())), ())
+
+    def _see_to_room(self) -> None:
+        """Go on fetching where batches were let go.
+
+        Raises:
+            StorageError: what is needed at once does not fit into the budget.
+        """
+        if self.near is None:
+            return
+        fetcher = self.near.fetcher
+        if fetcher.stuck:
+            self._slots.discard_free()
+        fetcher.slots_came_back()
+        if fetcher.stuck and not self._scans.under_way and (self._epochs.waits or self._counting):
+            raise fetcher.too_small()
 
     def _deliver(self, start: EpochStart, batches: list[ReadyBatch], tell_after: int) -> None:
         """Send batches, as many with one message as its descriptors allow."""

@@ -141,6 +141,11 @@ class Epoch:
         """Whether every batch has been given out."""
         return self.exhausted and self.batcher.empty
 
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is being done, and the trainer has taken all that was."""
+        return not self._tasks and self.batcher.outstanding == 0
+
     def pump(self) -> None:
         """Deal out all that can be dealt out now.
 

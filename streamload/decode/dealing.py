@@ -26,6 +26,10 @@ RowBatch = OpenBatch[Source, PieceDone]
 RowBatcher = Batcher[Source, PieceDone]
 
 
+_SLOTS_SHARE = 4
+"""A quarter of the byte budget is for batches; the rest is for what they are made of."""
+
+
 @dataclass(frozen=True, slots=True)
 class PipelineSettings:
     """What holds for every epoch of a loader.
@@ -131,6 +135,7 @@ class Dealer:
         self._dealing: tuple[RowBatch, int] | None = None
         self._again: deque[RowBatch] = deque()
         self._waits_for_first_row = False
+        self._most_slot_bytes = None if near is None else near.fetcher.ledger.budget_bytes // _SLOTS_SHARE
 
     @property
     def exhausted(self) -> bool:
@@ -208,7 +213,7 @@ class Dealer:
         return self._size().outstanding
 
     def _size(self) -> TaskSize:
-        return task_size(
+        size = task_size(
             self._learned.row_s,
             self._settings.order.batch_size,
             self._learned.size_bytes,
@@ -216,12 +221,14 @@ class Dealer:
             prefetch_batches=self._settings.prefetch_batches,
             whole=self._whole,
         )
+        if self._most_slot_bytes is None:
+            return size
+        most = max(1, self._most_slot_bytes // self._learned.size_bytes)
+        return TaskSize(size.parts, min(size.run, most), min(size.outstanding, most))
 
     def _open_batch(self) -> RowBatch | None:
         source = self._ahead.take()
         if source is None:
-            if self._batcher.empty:
-                self._ahead.refuse_if_stuck()
             return None
         planned, number = source
         start, end = planned.edges(number)

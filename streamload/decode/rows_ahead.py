@@ -10,7 +10,6 @@ from streamload.decode.planned import PlannedRows, locate
 from streamload.decode.pool import Pool
 from streamload.decode.scans import Scans
 from streamload.decode.task_size import MAX_RUN_ROWS
-from streamload.errors import StorageError
 from streamload.fetch.epoch_parts import EpochParts
 from streamload.fetch.near import Near
 from streamload.fetch.tables import Tables
@@ -106,6 +105,8 @@ class RowsAhead:
             self._located.popleft()
             self._rows -= len(planned.table)
             self._finish(finished)
+            if self.exhausted and self._parts is not None:
+                self._parts.close()  # what comes from now on is the next epoch's
         return planned, number
 
     def done(self, source: tuple[PlannedRows, int]) -> None:
@@ -124,22 +125,6 @@ class RowsAhead:
             self._parts.close()
         self._located.clear()
         self._blocks.clear()
-
-    def refuse_if_stuck(self) -> None:
-        """To be called where no batch is under way and none can be given out.
-
-        Raises:
-            StorageError: what is needed at once does not fit into the budget.
-        """
-        if self._near is not None and self._near.fetcher.stuck and self._located:
-            fetcher = self._near.fetcher
-            next_bytes = fetcher.bytes_of(self._located[0][0].parts[self._next_batch])
-            raise StorageError(
-                f"memory_budget of {fetcher.ledger.budget_bytes / 1e6:.0f} MB is too small: the next batch needs "
-                f"{next_bytes / 1e6:.0f} MB of shards at once, and {fetcher.ledger.needed_bytes / 1e6:.0f} MB are held "
-                "because samples in them are yet to be drawn within shuffle_window. Give a larger memory_budget, a "
-                "smaller shuffle_window, or a cache_dir on a disk with more room"
-            )
 
     def _look_ahead(self) -> None:
         started = perf_counter()

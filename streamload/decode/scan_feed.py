@@ -70,6 +70,8 @@ class ScanFeed:
         return total is not None and behind * PART_BYTES >= total
 
     def _hold(self, shard: int, wanted: range) -> None:
+        if wanted == self._held.get(shard, range(0)):
+            return  # nothing is let go: saying so would wake the fetcher, and it this feed again, without an end
         held = self._held.pop(shard, range(0))
         ledger = self._fetcher.ledger
         ledger.hold(part_key(shard, number) for number in wanted)

@@ -53,6 +53,11 @@ class Scans:
         self._arriving: dict[int, _Arriving] = {}
         self.numbers: Iterator[int] = itertools.count()
 
+    @property
+    def under_way(self) -> bool:
+        """Whether a scan of bytes that had to come first has been given out and has not come back."""
+        return any(arriving.under_way for arriving in self._arriving.values())
+
     def ask_for(self, shards: Iterable[int]) -> None:
         """Have the counts of some shards found out.
 

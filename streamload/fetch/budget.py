@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 
+from streamload.errors import StorageError
 from streamload.fetch.parts import PART_BYTES
 
-__all__ = ["available_bytes", "check_budget", "default_budget", "parse_bytes"]
+__all__ = ["available_bytes", "budget_error", "check_budget", "default_budget", "parse_bytes"]
 
 _SHARE = 4
 _LEAST_BYTES = 64 << 20
@@ -91,6 +92,22 @@ def check_budget(
         f"Give a memory_budget of at least {(held + edges) / 1e6 * 1.05:.0f} MB, "
         f"a shuffle_window of at most {fitting}, "
         "or a cache_dir on a disk with room"
+    )
+
+
+def budget_error(
+    budget_bytes: int, missing_bytes: int, needed_bytes: int, slot_bytes: int, unpacking_bytes: int
+) -> StorageError:
+    """The error to raise when nothing goes on within the budget: what takes it, and what to do."""
+    budget, missing, needed, slots, unpacking = (
+        f"{size_bytes / 1e6:.0f} MB"
+        for size_bytes in (budget_bytes, missing_bytes, needed_bytes, slot_bytes, unpacking_bytes)
+    )
+    return StorageError(
+        f"memory_budget of {budget} is too small: {missing} more are needed now, while {needed} of shards are held "
+        f"because samples in them are wanted too or are yet to be drawn within shuffle_window, {slots} are batches, "
+        f"and {unpacking} hold what is being decompressed. Give a larger memory_budget, a smaller shuffle_window or "
+        "batch_size, or a cache_dir on a disk with more room"
     )
 
 

@@ -8,8 +8,9 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from streamload.errors import DatasetIndexError
+from streamload.errors import DatasetIndexError, StorageError
 from streamload.fetch.bringing import Bringer
+from streamload.fetch.budget import budget_error
 from streamload.fetch.disk_cache import DiskCache
 from streamload.fetch.download import Pin
 from streamload.fetch.fetched_shard import FetchedShard
@@ -72,7 +73,7 @@ class Fetcher:
     ) -> None:
         self.fetched = fetched
         self.ledger = PartLedger(budget_bytes)
-        self._was_stuck = False
+        self._missing_bytes: int | None = None
         self._listing = listing
         self._storages = storages
         self._slot_bytes = slot_bytes
@@ -110,24 +111,15 @@ class Fetcher:
                 raise self._failures[key]
         return self.ledger.are_present(keys)
 
+    def freed(self) -> None:
+        """Something is not held or pinned any more, so there may be room again."""
+        self._missing_bytes = None
+        if self.ledger.waiting:
+            self._wake()
+
     def hungry(self) -> bool:
         """Whether more could be fetched at once than is wanted."""
         return self.ledger.waiting < (1 if self._bringer is None else self._bringer.at_once)
-
-    @property
-    def stuck(self) -> bool:
-        """Whether what is wanted next does not fit, and nothing is on its way whose arrival could change that."""
-        key = self.ledger.next_wanted()
-        if key is None or self.ledger.in_flight:
-            return False
-        shard, number = shard_and_number(key)
-        start, end = part_edges(number, self.state_of(shard).total_bytes)
-        return start < end and self._room_for(end - start) is None
-
-    def freed(self) -> None:
-        """Something is not held or pinned any more, so there may be room now for what is wanted."""
-        if self.ledger.waiting:
-            self._wake()
 
     def on_arrival(self, told: Told) -> Callable[[], None]:
         """Have `told(shard, key)` called for each part that comes; what is returned ends that."""
@@ -175,14 +167,6 @@ class Fetcher:
         end = number * PART_BYTES
         return end if total_bytes is None else min(end, total_bytes), total_bytes
 
-    def bytes_of(self, keys: Iterable[int]) -> int:
-        """How much memory parts take together."""
-        total = 0
-        for shard, number in map(shard_and_number, keys):
-            start, end = part_edges(number, self.state_of(shard).total_bytes)
-            total += end - start
-        return total
-
     def etag(self, shard: int) -> str | None:
         """The version of a shard, as far as it is known."""
         return self.state_of(shard).pin.etag
@@ -205,7 +189,7 @@ class Fetcher:
             self._bringer = Bringer(self._storages, self._cache, self._open_local, self)
         for costless in self.ledger.take_costless():
             self._drop(costless)
-        was_stuck, self._was_stuck = self._was_stuck, False
+        self._missing_bytes = None
         while (key := self.ledger.next_wanted()) is not None:
             shard, number = shard_and_number(key)
             state = self.state_of(shard)
@@ -219,14 +203,31 @@ class Fetcher:
                 continue
             dropped = self._room_for(end - start)
             if dropped is None:
-                self._was_stuck = self.stuck
-                if self._was_stuck and not was_stuck:
-                    self._progress()
+                self._missing_bytes = end - start
                 return
             for other in dropped:
                 self._drop(other)
             self.ledger.admitted(key, end - start)
             self._bringer.bring(state, number)
+
+    @property
+    def stuck(self) -> bool:
+        """Whether what is wanted next does not fit, and nothing is on its way whose arrival could change that."""
+        if self._missing_bytes is None or self._room_for(self._missing_bytes) is not None:
+            return False
+        on_the_way = {shard_and_number(key)[0] for key in self.ledger.on_their_way()}
+        return all(self.state_of(shard).waits_for_room for shard in on_the_way)
+
+    def slots_came_back(self) -> None:
+        """Go on where that makes room for what did not fit."""
+        if self._missing_bytes is not None and self._room_for(self._missing_bytes) is not None:
+            self._wake()
+
+    def too_small(self) -> StorageError:
+        """The error to raise for a budget within which nothing goes on."""
+        held_bytes = 0 if self._bringer is None else self._bringer.held_bytes
+        needs = self._missing_bytes or 0, self.ledger.needed_bytes, self._slot_bytes(), held_bytes
+        return budget_error(self.ledger.budget_bytes, *needs)
 
     async def close(self) -> None:
         """Stop everything and let go of all memory. Twice is fine."""

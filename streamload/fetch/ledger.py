@@ -54,6 +54,10 @@ class PartLedger:
         """How many parts are on their way."""
         return len(self._sizes) - len(self._present)
 
+    def on_their_way(self) -> set[int]:
+        """The keys of the parts that are on their way."""
+        return self._sizes.keys() - self._present
+
     @property
     def needed_bytes(self) -> int:
         """What is there or on its way and may not be given back, whoever needs the room."""

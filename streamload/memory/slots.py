@@ -61,6 +61,9 @@ class Slots(Protocol):
     def discard(self, slot: int) -> None:
         """Never use this slot again."""
 
+    def discard_free(self) -> None:
+        """Let go of the memory that is kept for batches to come."""
+
     def take_retired(self) -> list[int]:
         """The slots discarded since the last call."""
 
@@ -179,6 +182,11 @@ class SlotPool:
         os.close(self._descriptors.pop(slot))
         self._retired.append(slot)
 
+    def discard_free(self) -> None:
+        """Let go of the slots that are kept for batches to come."""
+        while self._free:
+            self.discard(self._free.pop())
+
     def take_retired(self) -> list[int]:
         """The slots discarded since the last call; the workers and the trainer are to drop them."""
         retired, self._retired = self._retired, []
@@ -276,6 +284,9 @@ class HeapSlots:
 
     def released(self, slots: Sequence[int]) -> None:
         """Nothing to do: the memory is freed with its last view."""
+
+    def discard_free(self) -> None:
+        """Nothing is kept."""
 
     def take_retired(self) -> list[int]:
         """There is no other process to tell."""

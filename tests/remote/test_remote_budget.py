@@ -1,0 +1,151 @@
+"""A memory budget that is smaller than the data: every sample exactly once, nothing above it, and never a hang."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from places import Place, write_datasets
+from servers.faults import FaultServer, Script
+
+from streamload import StreamLoader
+from streamload.errors import StorageError
+
+MB = 1_000_000
+SIZES = [[MB] * 30] * 5
+SHARDS = range(len(SIZES))
+SAMPLES = list(range(150))
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultServer]:
+    """Five shards of 30 MB, of four parts each, in three packings."""
+    folder = tmp_path_factory.mktemp("budget")
+    write_datasets(folder, SIZES, ["gz"])
+    with FaultServer(folder) as running:
+        yield running
+
+
+def loader_of(server: FaultServer, packing: str, shards: Any = SHARDS, **options: Any) -> StreamLoader:
+    defaults: dict[str, Any] = {
+        "batch_size": 4,
+        "shuffle": True,
+        "shuffle_window": 20,
+        "fields": ("npy", "cls"),
+        "collate_fn": labels_of,
+        "num_workers": 1,
+        "timeout": 30,  # a hang is an error
+    }
+    return StreamLoader(Place(server.url).urls(packing, shards), **{**defaults, **options})
+
+
+def labels_of(samples: list[Any]) -> list[int]:
+    """Checks a batch, and keeps only its labels, so that little is written to slots."""
+    for array, label in samples:
+        assert int(array[0]) == label % 251
+        assert int(array[-2]) == (len(array) // 4 - 1 >> 16) & 255 ^ (label % 251)
+    return [label for _, label in samples]
+
+
+def epoch_of(loader: StreamLoader) -> list[int]:
+    return sorted(int(label) for batch in loader for label in batch)
+
+
+def fetched_memory_bytes() -> int:
+    """What the feeder's memory files take now: parts of shards, and slots."""
+    feeder = next(each for each in psutil.Process().children() if "streamload.feeder" in " ".join(each.cmdline()))
+    folder, found = f"/proc/{feeder.pid}/fd", {}
+    for number in os.listdir(folder):
+        try:
+            if "/memfd:" in os.readlink(f"{folder}/{number}"):
+                seen = os.stat(f"{folder}/{number}")
+                found[seen.st_ino] = seen.st_blocks * 512
+        except FileNotFoundError:  # closed meanwhile
+            continue
+    return sum(found.values())
+
+
+@pytest.mark.parametrize("packing", ["indexed", "plain", "gz"])
+def test_every_sample_once_in_each_of_three_epochs_within_the_budget(server: FaultServer, packing: str) -> None:
+    budget_bytes = 75 * MB
+    most = 0
+    with loader_of(server, packing, memory_budget=budget_bytes) as loader:
+        for _ in range(3):
+            labels = []
+            for batch in loader:
+                labels += [int(label) for label in batch]
+                most = max(most, fetched_memory_bytes())
+            assert sorted(labels) == SAMPLES
+    assert 30 * MB < most <= budget_bytes
+
+
+@pytest.mark.parametrize("packing", ["indexed", "gz"])
+def test_a_tight_budget_in_the_callers_thread(server: FaultServer, packing: str) -> None:
+    with loader_of(server, packing, memory_budget="85MB", num_workers=0) as loader:
+        assert [epoch_of(loader) for _ in range(2)] == [SAMPLES] * 2
+
+
+def test_what_fits_is_fetched_once(server: FaultServer) -> None:
+    server.play(Script())
+    with loader_of(server, "indexed", memory_budget="400MB") as loader:
+        assert [epoch_of(loader) for _ in range(2)] == [SAMPLES] * 2
+    assert server.report().sent_bytes < 1.1 * sum(map(sum, SIZES))
+
+
+def test_a_compressed_shard_is_fetched_once_in_an_epoch(server: FaultServer, tmp_path: Path) -> None:
+    server.play(Script())
+    with loader_of(server, "gz", memory_budget="75MB") as loader:
+        for batch in loader:
+            del batch
+            if loader.state_dict()["position"] > 140:
+                break
+    shards = [entry for entry in server.report().log if entry[2] is not None and entry[2].startswith("bytes=0-")]
+    assert len(shards) <= len(SIZES) + 1  # the last one may be of the next epoch
+
+
+def test_a_budget_that_the_window_does_not_fit_into_is_refused_with_the_arithmetic(server: FaultServer) -> None:
+    with pytest.raises(ValueError, match=r"150 samples x 1002\.\d kB = 150 MB .* shuffle_window of at most \d+"):
+        loader_of(server, "indexed", memory_budget="60MB", shuffle_window=1000)
+
+
+@pytest.mark.parametrize("packing", ["plain", "gz"])
+def test_without_an_index_it_is_an_error_as_soon_as_nothing_goes_on(server: FaultServer, packing: str) -> None:
+    with loader_of(server, packing, memory_budget="60MB", shuffle_window=1000) as loader:
+        with pytest.raises(StorageError, match=r"memory_budget of 60 MB is too small.*shuffle_window.*cache_dir"):
+            epoch_of(loader)
+        with pytest.raises(StorageError, match="too small"):
+            epoch_of(loader)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_budget_smaller_than_a_part_is_an_error(server: FaultServer, workers: int) -> None:
+    with loader_of(server, "plain", memory_budget="4MB", num_workers=workers) as loader:
+        with pytest.raises(StorageError, match="memory_budget of 4 MB is too small"):
+            epoch_of(loader)
+        with pytest.raises(StorageError, match="memory_budget of 4 MB is too small"):
+            len(loader)
+
+
+def test_one_member_much_larger_than_a_part(tmp_path: Path) -> None:
+    write_datasets(tmp_path / "data", [[100_000] * 10 + [40 * MB] + [100_000] * 10] * 2, [])
+    with FaultServer(tmp_path / "data") as server:
+        with loader_of(server, "plain", range(2), memory_budget="80MB", shuffle_window=5) as loader:
+            assert [epoch_of(loader) for _ in range(2)] == [list(range(42))] * 2
+        with (
+            loader_of(server, "plain", range(2), memory_budget="30MB", shuffle_window=5) as loader,
+            pytest.raises(StorageError, match="too small"),
+        ):
+            epoch_of(loader)
+
+
+def test_a_cache_on_the_disk_takes_what_the_budget_does_not(server: FaultServer, tmp_path: Path) -> None:
+    server.play(Script())
+    with loader_of(
+        server, "indexed", memory_budget="20MB", cache_dir=tmp_path / "cache", shuffle_window=1000
+    ) as loader:
+        assert [epoch_of(loader) for _ in range(2)] == [SAMPLES] * 2
+    assert server.report().sent_bytes < 1.1 * sum(map(sum, SIZES))
