@@ -10,6 +10,7 @@ from streamload.fetch.tables import Tables
 __all__ = ["ScanFeed"]
 
 _PARTS_AHEAD = 32
+_SHARE_OF_BUDGET = 4
 
 
 class ScanFeed:
@@ -26,6 +27,8 @@ class ScanFeed:
         self._tables = tables
         self._fetcher = fetcher
         self._held: dict[int, range] = {}
+        # Those that come later must not take the room of those that come first.
+        self._parts_ahead = max(1, min(_PARTS_AHEAD, fetcher.ledger.budget_bytes // (_SHARE_OF_BUDGET * PART_BYTES)))
 
     def pump(self) -> bool:
         """Ask for what is wanted now, and pass on what has come.
@@ -40,7 +43,7 @@ class ScanFeed:
         wanted = self._scans.wanted()
         for shard in [shard for shard in self._held if shard not in wanted]:
             self._hold(shard, range(0))
-        asked_whole = True
+        left = self._parts_ahead
         for shard in wanted:
             start = self._scans.next_bytes(shard)[0]
             end, total = self._fetcher.arrived_from(shard, start)
@@ -50,24 +53,24 @@ class ScanFeed:
             if shard not in self._scans.wanted():
                 self._hold(shard, range(0))
                 found = True
-            elif asked_whole:  # those that come later must not take the room of those that come first
-                asked_whole = self._want(shard, start // PART_BYTES, -(-end // PART_BYTES), total)
+            elif left > 0:
+                left -= self._want(shard, start // PART_BYTES, -(-end // PART_BYTES), total, left)
         return found
 
-    def _want(self, shard: int, first: int, come: int, total: int | None) -> bool:
+    def _want(self, shard: int, first: int, come: int, total: int | None, most: int) -> int:
         """Hold the parts from the first one on, and ask for those that have not come: one where the end is unknown.
 
         Returns:
-            Whether all to the end have been asked for.
+            How many have been asked for and have not come; at most `most`.
         """
-        behind = max(first, come) + (1 if total is None else _PARTS_AHEAD)
+        behind = max(first, come) + (1 if total is None else most)
         if total is not None:
             behind = min(behind, -(-total // PART_BYTES))
         self._hold(shard, range(min(first, behind), behind))
         keys = [part_key(shard, number) for number in range(max(first, come), behind)]
         if not self._fetcher.there(keys):
             self._fetcher.want(keys)
-        return total is not None and behind * PART_BYTES >= total
+        return len(keys)
 
     def _hold(self, shard: int, wanted: range) -> None:
         if wanted == self._held.get(shard, range(0)):
