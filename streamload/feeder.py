@@ -5,10 +5,11 @@ It does not know where it runs: `send` may lead to a socket, or to the caller's 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from streamload.dataset.index import DatasetIndex
 from streamload.dataset.scan_cache import ScanCache
 from streamload.decode.dealing import Learned, RowBatcher
 from streamload.decode.failure import Attempt, failure_of
@@ -44,6 +45,7 @@ class Feeder:
         start_pool: starts the workers; gets the feeder for their events, and where shards are.
         in_loop: has something called in the event loop soon.
         in_process: there is no other process: slots have no descriptors, and nothing is done before it is asked for.
+        indexes: those of the listing's indexes that have been read already, by folder.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class Feeder:
         in_loop: Callable[[Callable[[], None]], None],
         *,
         in_process: bool = False,
+        indexes: Mapping[str, DatasetIndex] | None = None,
     ) -> None:
         self._in_process = in_process
         self._settings = configure.settings
@@ -66,7 +69,12 @@ class Feeder:
         # With one lane, samples flow while a shard is scanned, so no count is needed before that.
         lanes = configure.settings.order.lanes
         self._tables = Tables(
-            configure.listing, ScanCache(None), strict=strict, storages=storages, trust_promises=lanes > 1
+            configure.listing,
+            ScanCache(None),
+            strict=strict,
+            storages=storages,
+            trust_promises=lanes > 1,
+            indexes=indexes,
         )
         self.near = near = self._make_near(configure)
         self._scans = Scans(self._tables, strict=strict, arriving=() if near is None else near.fetcher.fetched)

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from streamload.dataset.index import DatasetIndex
 from streamload.decode.failure import Attempt, failure_of
 from streamload.decode.in_process import ThreadPool
 from streamload.decode.pool import Pool, ProcessPool
@@ -49,6 +50,7 @@ class _Process:
         self._trainer = trainer
         self._launched = launched
         self._feeder: Feeder | None = None
+        self._indexes: dict[str, DatasetIndex] = {}
         self._looking: asyncio.Task[None] | None = None
         self.ended = asyncio.Event()
         self._channel = AsyncChannel(sock, self._on_message, self.ended.set)
@@ -66,6 +68,7 @@ class _Process:
                     self._send,
                     lambda feeder, shards: self._start_pool(message, slots, feeder, shards),
                     self._in_loop,
+                    indexes=self._indexes,
                 )
             if attempt.error is not None:
                 self._send(Failed(failure_of(attempt.error)), ())
@@ -79,7 +82,9 @@ class _Process:
         """List shards, or look at them one by one, on a thread: storages block while they do."""
         with Attempt() as attempt:
             if isinstance(wanted, FindShards):
-                self._send(Found(await asyncio.to_thread(list_shards, wanted.urls, wanted.index, wanted.storages)), ())
+                urls, index, storages = wanted.urls, wanted.index, wanted.storages
+                listing = await asyncio.to_thread(list_shards, urls, index, storages, indexes_read=self._indexes)
+                self._send(Found(listing), ())
             else:
                 sizes = await asyncio.to_thread(look_at, wanted.urls, wanted.storages)
                 self._send(LookedAt(tuple(sizes[url] for url in wanted.urls)), ())

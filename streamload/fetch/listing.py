@@ -87,7 +87,13 @@ class Listing:
         return found if len(found) == len(merged) else None
 
 
-def list_shards(urls: Urls, index: str | os.PathLike[str] | None = None, storages: Storages | None = None) -> Listing:
+def list_shards(
+    urls: Urls,
+    index: str | os.PathLike[str] | None = None,
+    storages: Storages | None = None,
+    *,
+    indexes_read: dict[str, DatasetIndex] | None = None,
+) -> Listing:
     """List the shards that `urls` names, and find the indexes beside them.
 
     Braces and `::` are expanded in the order in which they are written; the matches of a glob and the shards of a
@@ -102,6 +108,7 @@ def list_shards(urls: Urls, index: str | os.PathLike[str] | None = None, storage
         index: a folder with an index for shards that lie elsewhere: `.streamload` itself or the folder around it. It
             is asked instead of the indexes beside the shards. It may be remote.
         storages: how remote storage is read; by default without options.
+        indexes_read: takes the indexes that know some of the shards, by folder, for whoever needs them afterwards.
 
     Raises:
         TypeError, ValueError: `urls` is of the wrong kind, names a storage or a compression that is not known, or
@@ -126,6 +133,8 @@ def list_shards(urls: Urls, index: str | os.PathLike[str] | None = None, storage
             if shard.bytes != UNKNOWN_BYTES:
                 check_shard(entry, shard.bytes, shard.url, shard.etag)
             used[known.folder] = known
+    if indexes_read is not None:
+        indexes_read.update(used)
     fields = dict.fromkeys(name for known in used.values() for name in known.fields)
     sure = tuple(count for count in counts if count is not None)
     if len(sure) == len(shards):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from urllib.parse import quote
 
 import numpy as np
@@ -41,6 +41,7 @@ class Tables:
         strict: how shards are scanned; part of what a kept scan is known by.
         storages: how indexes that lie remotely are read.
         trust_promises: take counts by other tools' indexes for known; then a shard may have a count and no table yet.
+        indexes: those that have been read already, by folder.
 
     Attributes:
         counts: the samples of each shard, as far as they are known; grows as tables come in.
@@ -55,12 +56,13 @@ class Tables:
         strict: bool,
         storages: Storages | None = None,
         trust_promises: bool = False,
+        indexes: Mapping[str, DatasetIndex] | None = None,
     ) -> None:
         self._listing = listing
         self._storages = Storages() if storages is None else storages
         self._cache = cache
         self._strict = strict
-        self._indexes: dict[str, DatasetIndex] = {}
+        self._indexes = dict(indexes or {})
         self._index_locks: dict[str, asyncio.Lock] = {}
         self._tables: OrderedDict[int, ShardTable] = OrderedDict()
         self._columns: dict[int, dict[tuple[str, ...], NDArray[np.int64]]] = {}
