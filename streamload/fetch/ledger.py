@@ -37,7 +37,7 @@ class PartLedger:
         self._reserved: dict[int, deque[int]] = {}
         self._idle: OrderedDict[int, None] = OrderedDict()
         self._idle_bytes = 0
-        self._costless: list[int] = []
+        self._costless: dict[int, None] = {}
         self._wanted: list[tuple[int, int]] = []
         self._turn_of: dict[int, int] = {}
         self._on_the_way: set[int] = set()
@@ -190,7 +190,7 @@ class PartLedger:
 
     def take_costless(self) -> list[int]:
         """The parts that nobody has a use for and that take no memory; to be dropped."""
-        costless, self._costless = self._costless, []
+        costless, self._costless = self._costless, {}
         return [key for key in costless if key in self._idle and key not in self._reserved]
 
     def admitted(self, key: int, size_bytes: int) -> None:
@@ -269,7 +269,7 @@ class PartLedger:
 
     def _note_costless(self, key: int) -> None:
         if not self._sizes[key] and key not in self._reserved:
-            self._costless.append(key)
+            self._costless[key] = None
 
     def _not_idle(self, key: int) -> None:
         if key in self._idle:

@@ -1,0 +1,43 @@
+"""Which parts of shards rows need."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamload.fetch.parts import PART_BYTES, part_edges, part_key, parts_of_rows, shard_and_number
+
+places = st.tuples(
+    st.integers(0, 100_000), st.integers(-1, 5 * PART_BYTES), st.integers(0, 3 * PART_BYTES), st.integers(-1, 9)
+)
+
+
+@given(st.integers(0, 1 << 20), st.integers(0, 1 << 31))
+def test_a_key_tells_shard_and_number(shard: int, number: int) -> None:
+    assert shard_and_number(part_key(shard, number)) == (shard, number)
+
+
+def test_edges_end_with_the_shard() -> None:
+    assert part_edges(0, None) == (0, PART_BYTES)
+    assert part_edges(1, PART_BYTES + 5) == (PART_BYTES, PART_BYTES + 5)
+    assert part_edges(1, PART_BYTES) == (PART_BYTES, PART_BYTES)
+
+
+@given(st.lists(places, max_size=20))
+def test_all_parts_of_all_fields_in_the_order_of_the_rows(rows: list[tuple[int, int, int, int]]) -> None:
+    shards, first, first_size, second = (
+        (np.array(column, np.int64) for column in zip(*rows, strict=True))
+        if rows
+        else (np.empty(0, np.int64) for _ in range(4))
+    )
+    second_size = np.full(len(rows), 7, np.int64)
+    found = parts_of_rows(shards, [(first, first_size), (second, second_size)])
+    expected: dict[int, int] = {}
+    for row, (shard, offset, size, other) in enumerate(rows):
+        for start, length in ((offset, size), (other, 7)):
+            if start >= 0 and length:
+                for number in range(start // PART_BYTES, (start + length - 1) // PART_BYTES + 1):
+                    expected.setdefault(part_key(shard, number), row)
+    assert sorted(found) == sorted(expected)
+    assert [expected[key] for key in found] == sorted(expected.values())

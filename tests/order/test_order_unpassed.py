@@ -1,0 +1,45 @@
+"""What a plan has passed: no sample of it is in a later block, and everything is passed in the end."""
+
+import order_oracle as oracle
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streamload.order.plan import OrderOptions, RankPlan, ShardCounts
+
+
+def blocks_of(plan, max_rows, known, counts):
+    while True:
+        while missing := plan.missing():
+            for shard in missing:
+                known.set(shard, counts[shard])
+        block = plan.take(max_rows)
+        if block is None:
+            return
+        yield block
+
+
+@settings(deadline=None, max_examples=200)
+@given(oracle.option_sets(), oracle.shard_counts, st.integers(1, 9), st.integers(1, 60), st.booleans(), st.data())
+def test_no_sample_occurs_after_it_was_passed(options, counts, world_size, max_rows, counts_known, data):
+    rank = data.draw(st.integers(0, world_size - 1))
+    start = data.draw(st.integers(0, sum(counts)))
+    known = ShardCounts.of(counts) if counts_known else ShardCounts(len(counts))
+    plan = RankPlan(options, known, 0, rank, world_size, start=start)
+    passed = set()
+    n_samples = sum(counts)
+    for block in blocks_of(plan, max_rows, known, counts):
+        rows = set(zip(block.shard.tolist(), block.sample.tolist(), strict=True))
+        if not (options.pad and block.ends[-1] == n_samples):  # rows that fill up the last batch come from the start
+            assert not rows & passed
+        for shard, count in enumerate(counts):
+            unpassed = plan.unpassed(shard)
+            passed |= {(shard, sample) for sample in range(count) if not any(a <= sample < b for a, b in unpassed)}
+    assert all(plan.unpassed(shard) == [] for shard in range(len(counts)))
+
+
+def test_a_sample_is_passed_a_window_after_its_position():
+    options = OrderOptions(seed=1, shuffle=True, window=50, lanes=1, batch_size=10, drop_last=False, pad=True)
+    plan = RankPlan(options, ShardCounts.of([1000]), 0, 0, 1)
+    plan.take(500)
+    ((first, end),) = plan.unpassed(0)
+    assert (first, end) == (450, 1000)
