@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from functools import partial
 
-from streamload.errors import StreamloadError
 from streamload.fetch.fetcher import Fetcher
 from streamload.fetch.tables import Tables
 
@@ -33,7 +33,7 @@ class Near:
         self._progress = progress
         self._wanted: dict[int, None] = {}
         self._loading: dict[int, asyncio.Task[None]] = {}
-        self._failures: dict[int, StreamloadError] = {}
+        self._failures: dict[int, Exception] = {}
 
     def has_tables(self, shards: Iterable[int]) -> bool:
         """Whether the tables of some shards can be had at once; if not, they are loaded, in this order.
@@ -61,7 +61,8 @@ class Near:
         while self._wanted and len(self._loading) < _TABLES_AT_ONCE:
             shard = next(iter(self._wanted))
             del self._wanted[shard]
-            self._loading[shard] = asyncio.create_task(self._load(shard))
+            self._loading[shard] = task = asyncio.create_task(self._load(shard))
+            task.add_done_callback(partial(self._loaded, shard))
         self.fetcher.pump()
 
     async def close(self) -> None:
@@ -75,9 +76,13 @@ class Near:
     async def _load(self, shard: int) -> None:
         try:
             await self._tables.load(shard)
-        except StreamloadError as error:
-            self._failures[shard] = error
         finally:
             del self._loading[shard]
+
+    def _loaded(self, shard: int, task: asyncio.Task[None]) -> None:
+        """Note what was raised, a mistake of ours too: `has_tables` raises it, and nothing else would tell of it."""
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, Exception):
+            self._failures[shard] = error
         self._progress()
         self._wake()

@@ -17,7 +17,8 @@ from streamload.dataset.prefix_scan import ScannedPiece
 from streamload.dataset.scan_cache import ScanCache
 from streamload.dataset.table import ShardTable
 from streamload.dataset.tar import BLOCK_BYTES
-from streamload.errors import DatasetIndexError, ShardNotFoundError, TransientStorageError
+from streamload.errors import DatasetIndexError, ShardNotFoundError
+from streamload.fetch.download import Pin, download
 from streamload.fetch.foreign_lookup import ForeignLookup
 from streamload.fetch.index_lookup import MOST_INDEX_BYTES
 from streamload.fetch.listing import Listing
@@ -29,7 +30,6 @@ from streamload.order.plan import ShardCounts
 __all__ = ["Tables"]
 
 _MEMORY_BYTES = 256 << 20
-_PAUSES_S = (0.2, 0.8)
 
 
 class Tables:
@@ -217,19 +217,17 @@ class Tables:
             raise _no_file(url) from exc
 
     async def _read_async(self, url: str) -> bytes:
-        for pause_s in _PAUSES_S:
-            try:
-                return await self._read_once(url)
-            except TransientStorageError:
-                await asyncio.sleep(pause_s)
-        return await self._read_once(url)
+        """A small file whole, as patiently as a shard."""
+        content = bytearray()
 
-    async def _read_once(self, url: str) -> bytes:
+        def write(offset: int, piece: bytes) -> None:
+            content[offset : offset + len(piece)] = piece
+
         try:
-            body = await self._storages.for_url(url).open_range(url, 0, None, etag=None)
+            await download(self._storages.for_url(url), url, 0, MOST_INDEX_BYTES, write, pin=Pin())
         except ShardNotFoundError as exc:
             raise _no_file(url) from exc
-        return b"".join([bytes(chunk) async for chunk in body.chunks()])
+        return bytes(content)
 
     def _keep(self, shard: int, table: ShardTable) -> None:
         if shard in self._promised:

@@ -1,0 +1,277 @@
+"""What goes wrong with remote shards: a typed error that names the url and what to do, nothing left, and on again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from places import Place, write_datasets
+from servers.faults import FaultServer, Script
+from servers.rclone import S3Server
+
+from streamload import StreamLoader
+from streamload.errors import (
+    ShardChangedError,
+    ShardFormatError,
+    ShardNotFoundError,
+    StorageError,
+    StreamloadError,
+    WorkerError,
+)
+
+SIZES = [[30_000] * 40] * 5
+LABELS = list(range(200))
+WORKERS = pytest.mark.parametrize("workers", [0, 1])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("faulty")
+    write_datasets(found, SIZES, ["gz", "zst"])
+    return found
+
+
+@pytest.fixture(scope="module")
+def running(folder: Path) -> Iterator[FaultServer]:
+    with FaultServer(folder) as server:
+        yield server
+
+
+@pytest.fixture
+def server(running: FaultServer) -> FaultServer:
+    running.play(Script())
+    return running
+
+
+def urls_of(server: FaultServer, packing: str = "plain") -> list[str]:
+    return Place(server.url).urls(packing, range(5))
+
+
+def loader_of(urls: Any, **options: Any) -> StreamLoader:
+    defaults: dict[str, Any] = {"batch_size": 8, "fields": ("cls",), "num_workers": 0, "timeout": 60}
+    return StreamLoader(urls, **{**defaults, **options})
+
+
+def labels_of(loader: StreamLoader) -> list[int]:
+    return [label for batch in loader for label in batch[0].tolist()]
+
+
+def fails_and_goes_on(
+    server: FaultServer, script: Script, kind: type[StreamloadError], *, workers: int, packing: str = "plain"
+) -> StreamloadError:
+    """An epoch under a script ends with an error; without it the loader goes on to the end."""
+    with loader_of(urls_of(server, packing), num_workers=workers) as loader:
+        server.play(script)
+        got = []
+        with pytest.raises(kind) as caught:
+            for batch in loader:
+                got += batch[0].tolist()
+        assert type(caught.value) is kind
+        server.play(Script())
+        assert got + labels_of(loader) == LABELS
+    return caught.value
+
+
+@WORKERS
+@pytest.mark.parametrize(
+    "script", [{"cut_share": 0.7}, {"reset_share": 0.5}, {"status_share": 0.3}, {"short_share": 0.3}]
+)
+def test_what_passes_is_not_seen(server: FaultServer, script: dict[str, float], workers: int) -> None:
+    for packing in ("indexed", "plain", "gz"):
+        server.play(Script())
+        with loader_of(urls_of(server, packing), num_workers=workers) as loader:
+            server.play(Script(seed=7, **script))
+            assert labels_of(loader) == LABELS
+
+
+@WORKERS
+def test_a_shard_that_is_denied(server: FaultServer, workers: int) -> None:
+    error = fails_and_goes_on(server, Script(status=403, status_share=1.0, spared=2), StorageError, workers=workers)
+    assert "access is denied" in str(error)
+    assert error.url in urls_of(server)
+
+
+@WORKERS
+@pytest.mark.parametrize("packing", ["plain", "gz"])
+def test_a_missing_shard_in_the_middle(server: FaultServer, packing: str, workers: int) -> None:
+    urls = urls_of(server, packing)
+    urls[2] = urls[2].replace("part002", "part00x")
+    with loader_of(urls, num_workers=workers) as loader:
+        got: list[int] = []
+        for _ in range(2):
+            with pytest.raises(ShardNotFoundError) as caught:
+                got += labels_of(loader)
+            assert caught.value.url == urls[2]
+    assert set(got) <= set(LABELS[:80])
+
+
+@WORKERS
+def test_a_shard_that_is_swapped_while_it_is_read(tmp_path: Path, workers: int) -> None:
+    write_datasets(tmp_path / "data", [[900_000] * 30], [])
+    with FaultServer(tmp_path / "data", Script(swap_at=3)) as server:
+        url = Place(server.url).urls("plain", [0])[0]
+        with loader_of(url, num_workers=workers) as loader:
+            with pytest.raises(ShardChangedError, match=r"the shard was changed.*make a new loader") as caught:
+                labels_of(loader)
+            assert caught.value.url == url
+
+
+def test_a_shard_that_is_not_what_its_index_says(folder: Path, tmp_path: Path) -> None:
+    write_datasets(tmp_path / "data", [[30_000] * 40], [])
+    shard = next((tmp_path / "data" / "indexed").glob("*.tar"))
+    shard.write_bytes(shard.read_bytes()[:-20_000])
+    with FaultServer(tmp_path / "data") as server:
+        url = Place(server.url).urls("indexed", [0])[0]
+        with loader_of(url) as loader, pytest.raises(ShardChangedError) as caught:
+            labels_of(loader)
+        assert caught.value.url == url
+
+
+@WORKERS
+@pytest.mark.parametrize("packing", ["plain", "gz", "zst"])
+def test_a_shard_that_is_cut_or_corrupt_is_an_error_in_its_turn(folder: Path, packing: str, workers: int) -> None:
+    ending = "" if packing == "plain" else f".{packing}"
+    files = {path.name: path.read_bytes() for path in sorted((folder / packing).iterdir())}
+    name, whole = f"part003-000000.tar{ending}", files[f"part003-000000.tar{ending}"]
+    flipped = bytearray(whole)
+    at = 512 * 200 + 100 if packing == "plain" else len(whole) // 2
+    for place in range(at, at + 64):
+        flipped[place] ^= 0xFF
+    for damaged in (whole[: len(whole) // 2], bytes(flipped)):
+        with FaultServer({**{f"d/{n}": content for n, content in files.items()}, f"d/{name}": damaged}) as server:
+            urls = [f"{server.url}/d/{n}" for n in files]
+            with loader_of(urls, num_workers=workers) as loader:
+                got: list[int] = []
+                with pytest.raises(ShardFormatError) as caught:
+                    for batch in loader:
+                        got += batch[0].tolist()
+                assert caught.value.url == urls[3]
+                assert got == LABELS[: len(got)]
+                assert len(got) <= 160
+
+
+@WORKERS
+def test_a_host_that_does_not_exist(workers: int) -> None:
+    url = "s3://bucket/part000-000000.tar"
+    options = {"endpoint_url": "http://127.0.0.1:9", "key": "a", "secret": "b"}
+    with pytest.raises(StorageError, match=r"endpoint_url.*s3://bucket"):
+        loader_of(url, storage_options=options, num_workers=workers)
+
+
+@WORKERS
+def test_credentials_and_buckets_that_are_wrong(
+    rclone_s3: S3Server, workers: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    (rclone_s3.folder / "rights").mkdir(exist_ok=True)
+    for url, options, kind, words in (
+        ("s3://rights/a.tar", {"secret": "wrong"}, StorageError, "secret"),
+        ("s3://rights/a.tar", {"key": "wrong"}, StorageError, "key"),
+        ("s3://rights/a.tar", {}, ShardNotFoundError, "no such shard"),
+        ("s3://no-such-bucket/a.tar", {}, ShardNotFoundError, "no-such-bucket"),
+        ("s3://no-such-bucket/{000..003}.tar", {}, ShardNotFoundError, "bucket"),
+        ("s3://no-such-bucket/{000..003}.tar", {}, ShardNotFoundError, "bucket"),
+    ):
+        with pytest.raises(kind, match=words):
+            loader_of(url, storage_options={**rclone_s3.options, **options}, num_workers=workers)
+    caplog.clear()  # a record holds its error, and so whatever that error's frames hold
+
+
+@WORKERS
+def test_a_scheme_that_is_misspelt(workers: int) -> None:
+    with pytest.raises(ValueError, match=r"s4"):
+        loader_of("s4://bucket/a.tar", num_workers=workers)
+
+
+def children(named: str = "") -> list[psutil.Process]:
+    found = psutil.Process().children(recursive=True)
+    return [child for child in found if named in " ".join(child.cmdline())]
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def test_a_worker_that_is_killed_is_replaced(server: FaultServer) -> None:
+    server.play(Script(bytes_per_s=3e6))
+    got = []
+    with loader_of(urls_of(server), num_workers=2) as loader:
+        for step, batch in enumerate(loader):
+            got += batch[0].tolist()
+            if step in (2, 9):
+                children("decode.worker")[0].kill()
+        assert loader.statistics().restarted_workers >= 1
+    assert got == LABELS
+
+
+def test_the_feeders_death_is_an_error_and_the_loop_goes_on(server: FaultServer) -> None:
+    server.play(Script(bytes_per_s=3e6))
+    got: list[int] = []
+    with loader_of(urls_of(server), num_workers=1, prefetch_batches=1) as loader:
+        with pytest.raises(WorkerError, match="SIGKILL"):
+            for batch in loader:
+                got += batch[0].tolist()
+                if len(got) == 24:
+                    children("streamload.feeder")[0].kill()
+        got += labels_of(loader)
+    assert got == LABELS
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loop_that_is_left_ends_everything(server: FaultServer, workers: int) -> None:
+    server.play(Script(bytes_per_s=3e6))
+    with loader_of(urls_of(server), num_workers=workers) as loader:
+        for _ in loader:
+            break
+        assert wait_until(lambda: not children("streamload"), 2)
+        server.play(Script())
+        assert labels_of(loader) == LABELS
+
+
+SCRIPT = """
+import sys, psutil
+from streamload import StreamLoader
+
+for step, batch in enumerate(StreamLoader(sys.argv[1:], 8, fields=("cls",), num_workers=2)):
+    if step == 1:
+        print(*(child.pid for child in psutil.Process().children(recursive=True)), flush=True)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_a_trainer_that_is_ended_takes_everything_with_it(server: FaultServer, number: signal.Signals) -> None:
+    server.play(Script(bytes_per_s=300e3))
+    with subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(SCRIPT), *urls_of(server)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as script:
+        assert script.stdout is not None
+        pids = [int(pid) for pid in script.stdout.readline().split()]
+        assert len(pids) == 3
+        if number == signal.SIGINT:
+            os.killpg(script.pid, number)
+        else:
+            script.kill()
+        assert wait_until(lambda: not any(map(alive, pids)), 3)
+        err = script.communicate(timeout=20)[1]
+    assert err.count("Traceback") == (number == signal.SIGINT)
+
+
+def alive(pid: int) -> bool:
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
