@@ -101,7 +101,7 @@ def steps(loader: StreamLoader, epochs: int = 1, most: int | None = None) -> lis
     seen: list[Step] = []
     for _ in range(epochs):
         for batch in loader:
-            arrays, labels = batch if isinstance(batch[1], torch.Tensor) else zip(*batch, strict=True)
+            arrays, labels = batch if isinstance(batch[-1], torch.Tensor) else zip(*batch, strict=True)
             whole = b"".join(np.asarray(array).tobytes() for array in arrays)
             seen.append(([int(label) for label in labels], zlib.crc32(whole), loader.state_dict()))
             if len(seen) == most:
