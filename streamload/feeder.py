@@ -18,6 +18,7 @@ from streamload.decode.scan_feed import ScanFeed
 from streamload.decode.scans import Scans
 from streamload.decode.tasks import RowsDone, ScanDone
 from streamload.epochs import Epochs
+from streamload.fetch.budget import bytes_for_parts
 from streamload.fetch.disk_cache import DiskCache
 from streamload.fetch.fetcher import Fetcher, fetched_shards
 from streamload.fetch.near import Near
@@ -146,7 +147,7 @@ class Feeder:
             listing,
             fetched,
             fetching.storages,
-            budget_bytes=fetching.budget_bytes,
+            budget_bytes=bytes_for_parts(fetching.budget_bytes),
             slot_bytes=self._slots.held_bytes,
             wake=self._take_turn_soon,
             progress=self._take_turn_soon,

@@ -82,12 +82,21 @@ class FeederLink:
             self._sizes = tuple(found.get(shard.url, shard.bytes) for shard in shards)
         return self._sizes
 
-    def check_budget(self, lanes: int, world_size: int) -> None:
-        """Refuse an order of which more must be held in memory at once than the budget allows, as far as is known.
+    def check(self, lanes: int, world_size: int) -> None:
+        """Refuse what cannot be, as far as the listing tells; then no feeder is left.
 
         Raises:
-            ValueError: it does not fit.
+            ValueError: no shard has a wanted field, or more must be held in memory at once than the budget allows.
         """
+        try:
+            if self.listing.counts is not None:  # else the fields are not known yet, and the first batch tells
+                self._options.check_fields_exist(self.listing.fields)
+            self._check_budget(lanes, world_size)
+        except ValueError:
+            self.close()
+            raise
+
+    def _check_budget(self, lanes: int, world_size: int) -> None:
         listing, options = self.listing, self._options
         fetched = fetched_shards(listing, options.storages)
         order = options.pipeline(lanes).order

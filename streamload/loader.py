@@ -126,10 +126,8 @@ class StreamLoader:
         self._options = options.settled_for(expand_urls(urls))
         self._link = FeederLink(self._options, urls, index)
         self._listing = self._link.listing
-        if self._listing.counts is not None:  # else the fields are not known yet, and the first batch tells
-            self._options.check_fields_exist(self._listing.fields)
         self._lanes = self.world_size if lanes is None else lanes
-        self._link.check_budget(self._lanes, self.world_size)
+        self._link.check(self._lanes, self.world_size)
         self._counts = self._listing.expected_counts
         self._delivery = Delivery(on_error, max_errors)
         self._dataset: str | None = None

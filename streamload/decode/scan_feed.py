@@ -55,6 +55,8 @@ class ScanFeed:
                 found = True
             elif left > 0:
                 left -= self._want(shard, start // PART_BYTES, -(-end // PART_BYTES), total, left)
+                if total is None and self._fetcher.is_unpacked(shard):
+                    left = 0  # one at a time: its end is not known before it is unpacked
         return found
 
     def _want(self, shard: int, first: int, come: int, total: int | None, most: int) -> int:

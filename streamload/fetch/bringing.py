@@ -24,10 +24,6 @@ from streamload.fetch.unpacking import Unpacker
 __all__ = ["Bringer", "BringerEvents"]
 
 
-_REQUEST_BYTES = 2 << 20
-"""About how much memory a request takes on its way, measured with 32 of them."""
-
-
 class BringerEvents(Protocol):
     """Who wants the parts. Everything is called in the loop."""
 
@@ -93,7 +89,7 @@ class Bringer:
     @property
     def held_bytes(self) -> int:
         """What bringing takes besides the parts."""
-        return len(self._bodies) * PACKED_BYTES_HELD + self._transfers.in_flight * _REQUEST_BYTES
+        return len(self._bodies) * PACKED_BYTES_HELD
 
     def takes(self, state: FetchedShard) -> bool:
         """Whether a part of this shard can be brought now."""

@@ -8,10 +8,14 @@ from contextlib import suppress
 from streamload.errors import StorageError
 from streamload.fetch.parts import PART_BYTES
 
-__all__ = ["available_bytes", "budget_error", "check_budget", "default_budget", "parse_bytes"]
+__all__ = ["available_bytes", "budget_error", "bytes_for_parts", "check_budget", "default_budget", "parse_bytes"]
 
 _SHARE = 4
 _LEAST_BYTES = 64 << 20
+_SMALL_BYTES = 128 << 20
+_REQUESTS_BYTES = 64 << 20
+"""So much the feeder was seen to grow by with 32 requests on their way."""
+
 _GUESS_BYTES = 4 << 30
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _UNITS |= {"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
@@ -56,6 +60,11 @@ def available_bytes() -> int:
 def default_budget(local_ranks: int) -> int:
     """A quarter of the memory that is free now, divided among the ranks of this machine."""
     return max(_LEAST_BYTES, available_bytes() // (_SHARE * local_ranks))
+
+
+def bytes_for_parts(budget_bytes: int) -> int:
+    """What of a budget parts and slots may take: the requests themselves take some tens of megabytes."""
+    return budget_bytes - min(_REQUESTS_BYTES, max(0, budget_bytes - _SMALL_BYTES) // 8)
 
 
 def check_budget(

@@ -167,6 +167,10 @@ class Fetcher:
         end = number * PART_BYTES
         return end if total_bytes is None else min(end, total_bytes), total_bytes
 
+    def is_unpacked(self, shard: int) -> bool:
+        """Whether the shard is compressed."""
+        return self.state_of(shard).compression is not None
+
     def etag(self, shard: int) -> str | None:
         """The version of a shard, as far as it is known."""
         return self.state_of(shard).pin.etag

@@ -115,7 +115,7 @@ def test_leaving_early_ends_all_processes_and_the_loader_can_be_iterated_again(s
     with loader_of(source) as loader:
         for _ in loader:
             break
-        assert wait_until(lambda: not children(), 1)
+        assert wait_until(lambda: not children("streamload"), 1)
 
         def failing_loop() -> None:
             for _ in loader:
@@ -124,7 +124,7 @@ def test_leaving_early_ends_all_processes_and_the_loader_can_be_iterated_again(s
         with pytest.raises(KeyError):
             failing_loop()
         gc.collect()
-        assert wait_until(lambda: not children(), 1)
+        assert wait_until(lambda: not children("streamload"), 1)
         assert sum(len(batch[0]) for batch in loader) == TOTAL
 
 
@@ -134,10 +134,10 @@ def test_garbage_collection_without_close(source: str) -> None:
     iterator = iter(loader)
     kept = next(iterator)[0]
     values = kept.tolist()
-    assert children()
+    assert children("streamload")
     del loader, iterator  # the pass was under way, so dropping it is leaving it
     gc.collect()
-    assert wait_until(lambda: not children(), 1)
+    assert wait_until(lambda: not children("streamload"), 1)
     assert kept.tolist() == values, "what was delivered stays valid"
 
 
@@ -145,11 +145,11 @@ def test_a_loader_dropped_without_close_warns(source: str) -> None:
     loader: StreamLoader | None = loader_of(source, transform=None)
     assert loader is not None
     list(loader)
-    assert children()
+    assert children("streamload")
     with pytest.warns(ResourceWarning, match="without close"):
         del loader
         gc.collect()
-    assert wait_until(lambda: not children(), 1)
+    assert wait_until(lambda: not children("streamload"), 1)
 
 
 def test_a_finished_pass_keeps_its_workers_for_the_next(source: str) -> None:
@@ -159,7 +159,7 @@ def test_a_finished_pass_keeps_its_workers_for_the_next(source: str) -> None:
         list(loader)
         assert {worker.pid for worker in children("decode.worker")} == before
         assert len(before) == 2
-    assert wait_until(lambda: not children(), 1)
+    assert wait_until(lambda: not children("streamload"), 1)
     loader.close()
     with pytest.raises(LoaderClosedError):
         iter(loader)
@@ -185,7 +185,7 @@ def test_a_transform_that_hangs_is_reported_after_the_timeout(source: str) -> No
         pytest.raises(WorkerError, match="timeout=0.5"),
     ):
         next(iter(loader))
-    assert wait_until(lambda: not children(), 2)
+    assert wait_until(lambda: not children("streamload"), 2)
 
 
 SCRIPT = """
