@@ -8,8 +8,8 @@ from typing import Literal
 from streamload.decode.dealing import EpochStart, PipelineSettings
 from streamload.decode.tasks import Failure
 from streamload.fetch.fetching import Fetching
-from streamload.fetch.listing import Listing
-from streamload.fetch.storages import Storages
+from streamload.fetch.listing.listing import Listing
+from streamload.fetch.storage.storages import Storages
 from streamload.pipeline import ReadyBatch
 from streamload.statistics import FeederTotals
 

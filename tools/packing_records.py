@@ -20,9 +20,9 @@ from streamload_tools.records import Finished
 from streamload.dataset.index import INDEX_FOLDER, table_path
 from streamload.dataset.table_file import table_from_npz
 from streamload.errors import DatasetIndexError, ShardNotFoundError, StorageError
-from streamload.fetch.index_lookup import MOST_INDEX_BYTES
-from streamload.fetch.remote_index import remote_index_folder
-from streamload.fetch.storage import Storage
+from streamload.fetch.listing.index_lookup import MOST_INDEX_BYTES
+from streamload.fetch.storage.protocol import Storage
+from streamload.fetch.writing.remote_index import remote_index_folder
 
 __all__ = ["PackingRecords", "UploadedShard"]
 

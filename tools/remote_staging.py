@@ -23,14 +23,14 @@ from streamload_tools.staging import Run, Staging, has_finished, locked_folder, 
 
 from streamload.dataset.index import IndexedShard, table_path
 from streamload.errors import StorageError
-from streamload.fetch.remote_folder import existing_names, upload_shard
-from streamload.fetch.remote_index import (
+from streamload.fetch.storage.protocol import Storage
+from streamload.fetch.writing.remote_folder import existing_names, upload_shard
+from streamload.fetch.writing.remote_index import (
     merge_remote_index,
     remote_index_folder,
     remove_remote_entries,
     write_remote_table,
 )
-from streamload.fetch.storage import Storage
 
 __all__ = ["RemoteStaging", "remote_staging"]
 

@@ -27,9 +27,9 @@ from streamload_tools.staging import Run, Staging, is_being_published, staging_f
 from streamload_tools.storage_options import STORAGE_OPTION_HELP, parse_storage_options
 from streamload_tools.targets import Start, check_local, check_places, check_remote, refuse_shards
 
-from streamload.fetch.shard_names import WEB
-from streamload.fetch.storage import Storage, protocol_of
-from streamload.fetch.storages import Storages
+from streamload.fetch.listing.shard_names import WEB
+from streamload.fetch.storage.protocol import Storage, protocol_of
+from streamload.fetch.storage.storages import Storages
 from streamload.options import available_processors
 
 __all__ = ["app", "main"]

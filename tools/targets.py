@@ -13,8 +13,8 @@ from streamload_tools.publishing import CLASSES, NAMES
 from streamload_tools.sizes import counted
 from streamload_tools.staging import is_being_published, is_unfinished, remove_remains
 
-from streamload.fetch.remote_folder import existing_names
-from streamload.fetch.storage import Storage
+from streamload.fetch.storage.protocol import Storage
+from streamload.fetch.writing.remote_folder import existing_names
 
 __all__ = ["Start", "check_local", "check_places", "check_remote", "refuse_shards"]
 
