@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from glob import escape
 
 from streamload_tools.failures import UsageError, say
-from streamload_tools.packing_records import PackingRecords
-from streamload_tools.publishing import CLASSES, NAMES
+from streamload_tools.packing.publishing import CLASSES, NAMES
+from streamload_tools.packing.run_records import PackingRecords
+from streamload_tools.packing.staging import is_being_published, is_unfinished, remove_remains
 from streamload_tools.sizes import counted
-from streamload_tools.staging import is_being_published, is_unfinished, remove_remains
 
 from streamload.fetch.storage.protocol import Storage
 from streamload.fetch.writing.remote_folder import existing_names

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from types import TracebackType
 from typing import Self
 
-from streamload_tools.work import Done, Failed, Result, Task, Tell, Told, do
+from streamload_tools.packing.work import Done, Failed, Result, Task, Tell, Told, do
 
 from streamload.errors import WorkerError
 from streamload.launch import launch
@@ -110,7 +110,7 @@ class _Worker:
     """One process, with one task in hand at most: then neither side can wait for the other to read."""
 
     def __init__(self, kept_open: int) -> None:
-        self._child = launch("streamload_tools.pack_worker", descriptors=(kept_open,))
+        self._child = launch("streamload_tools.packing.worker", descriptors=(kept_open,))
         self.socket = self._child.socket
         self._frames = Frames()
 

@@ -6,8 +6,8 @@ import os
 import stat
 from typing import NamedTuple
 
-from streamload_tools.check import fault_of
-from streamload_tools.source import SourceFile
+from streamload_tools.sources.check import fault_of
+from streamload_tools.sources.source import SourceFile
 
 __all__ = ["ANY_SIZE", "Fault", "load"]
 

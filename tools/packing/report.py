@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import typer
 from streamload_tools.failures import say
-from streamload_tools.loading import Fault
-from streamload_tools.publishing import Part
+from streamload_tools.packing.publishing import Part
 from streamload_tools.sizes import counted, shown_bytes, shown_time
-from streamload_tools.source import ARRAY_FIELDS, Source
+from streamload_tools.sources.loading import Fault
+from streamload_tools.sources.source import ARRAY_FIELDS, Source
 
 __all__ = ["tell_faults", "tell_notes", "tell_result"]
 

@@ -1,8 +1,8 @@
 """The worker process of `shardify`: does one task after the other, and ends with the process that started it.
 
-It is started as `python -m streamload_tools.pack_worker SOCKET LAST_WORDS PARENT KEPT_OPEN`, three descriptors and the
-number of the process that started it. SIGINT stays blocked: that process decides on Ctrl-C. What it is doing when it
-dies leaves a hidden file that no later run takes for finished.
+It is started as `python -m streamload_tools.packing.worker SOCKET LAST_WORDS PARENT KEPT_OPEN`: three descriptors and
+the number of the process that started it. SIGINT stays blocked: that process decides on Ctrl-C. What it is doing when
+it dies leaves a hidden file that no later run takes for finished.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import socket
 import sys
 
-from streamload_tools.work import Done, Failed, Task, Told, do
+from streamload_tools.packing.work import Done, Failed, Task, Told, do
 
 from streamload.errors import StreamloadError
 from streamload.launch import die_with

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from streamload_tools.records import Finished
+from streamload_tools.packing.records import Finished
 
 from streamload.dataset.atomic import replace_file
 from streamload.dataset.index import INDEX_FOLDER, IndexedShard, write_index

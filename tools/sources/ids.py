@@ -12,7 +12,9 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from streamload_tools.source import (
+from streamload_tools.packing.split import SPLIT_NAME
+from streamload_tools.sources.classes import visible_files
+from streamload_tools.sources.source import (
     ARRAY_FIELDS,
     IMAGE_FIELDS,
     Keys,
@@ -23,9 +25,7 @@ from streamload_tools.source import (
     numbered_labels,
     safe_key,
 )
-from streamload_tools.source_classes import visible_files
-from streamload_tools.source_table import TABLE_EXTENSIONS, Row, TableColumns, read_table
-from streamload_tools.split import SPLIT_NAME
+from streamload_tools.sources.table import TABLE_EXTENSIONS, Row, TableColumns, read_table
 
 __all__ = ["files_by_id"]
 

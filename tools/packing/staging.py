@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from streamload_tools.failures import UsageError
-from streamload_tools.listing import Listing
-from streamload_tools.records import DONE, Finished
+from streamload_tools.packing.records import DONE, Finished
+from streamload_tools.sources.listing import Listing
 
 from streamload.dataset.atomic import replace_file
 

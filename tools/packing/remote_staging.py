@@ -16,10 +16,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 
 from streamload_tools.failures import UsageError
-from streamload_tools.packing_records import PackingRecords, UploadedShard
-from streamload_tools.publishing import CLASSES, NAMES, Part, classes_content
-from streamload_tools.records import DONE, TABLE, Finished
-from streamload_tools.staging import Run, Staging, has_finished, locked_folder, remove_unfinished
+from streamload_tools.packing.publishing import CLASSES, NAMES, Part, classes_content
+from streamload_tools.packing.records import DONE, TABLE, Finished
+from streamload_tools.packing.run_records import PackingRecords, UploadedShard
+from streamload_tools.packing.staging import Run, Staging, has_finished, locked_folder, remove_unfinished
 
 from streamload.dataset.index import IndexedShard, table_path
 from streamload.errors import StorageError

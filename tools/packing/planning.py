@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
-from streamload_tools.source import Source, SourceFile
-from streamload_tools.split import order_of, split_by_class
+from streamload_tools.packing.split import order_of, split_by_class
+from streamload_tools.sources.source import Source, SourceFile
 
 from streamload.dataset.scan import LABEL_FIELD
 from streamload.dataset.table import ShardTable

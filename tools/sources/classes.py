@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from streamload_tools.sizes import counted
-from streamload_tools.source import (
+from streamload_tools.sources.source import (
     ARRAY_FIELDS,
     IMAGE_FIELDS,
     Keys,

@@ -12,17 +12,17 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate
 
-from streamload_tools.listing import Listing
-from streamload_tools.loading import Fault
-from streamload_tools.planning import planned_parts, sample_bytes, shard_spans, table_sample_bytes
+from streamload_tools.packing.planning import planned_parts, sample_bytes, shard_spans, table_sample_bytes
+from streamload_tools.packing.publishing import NAMES, Part
+from streamload_tools.packing.records import Finished, kept
+from streamload_tools.packing.resizing import Resizing
+from streamload_tools.packing.staging import Staging
+from streamload_tools.packing.work import CheckTask, JoinTask, PackTask, Task, fingerprint
+from streamload_tools.packing.workforce import Workforce
 from streamload_tools.progress import open_progress
-from streamload_tools.publishing import NAMES, Part
-from streamload_tools.records import Finished, kept
-from streamload_tools.resizing import Resizing
-from streamload_tools.source import Source
-from streamload_tools.staging import Staging
-from streamload_tools.work import CheckTask, JoinTask, PackTask, Task, fingerprint
-from streamload_tools.workforce import Workforce
+from streamload_tools.sources.listing import Listing
+from streamload_tools.sources.loading import Fault
+from streamload_tools.sources.source import Source
 
 from streamload.dataset.tar_header import END_MARK
 from streamload.errors import ShardFormatError

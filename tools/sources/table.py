@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from streamload_tools.source import (
+from streamload_tools.sources.source import (
     ARRAY_FIELDS,
     IMAGE_FIELDS,
     Keys,

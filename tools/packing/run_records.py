@@ -13,9 +13,9 @@ from io import BytesIO
 from typing import Any, TypeVar
 
 from streamload_tools.failures import UsageError
-from streamload_tools.listing import Listing
-from streamload_tools.loading import Fault
-from streamload_tools.records import Finished
+from streamload_tools.packing.records import Finished
+from streamload_tools.sources.listing import Listing
+from streamload_tools.sources.loading import Fault
 
 from streamload.dataset.index import INDEX_FOLDER, table_path
 from streamload.dataset.table_file import table_from_npz

@@ -6,10 +6,10 @@ import difflib
 import os
 from dataclasses import dataclass, field
 
-from streamload_tools.source import ARRAY_FIELDS, IMAGE_FIELDS, Source, SourceError, field_of
-from streamload_tools.source_classes import find_images
-from streamload_tools.source_ids import files_by_id
-from streamload_tools.source_table import TABLE_EXTENSIONS, TableColumns, files_of_table
+from streamload_tools.sources.classes import find_images
+from streamload_tools.sources.ids import files_by_id
+from streamload_tools.sources.source import ARRAY_FIELDS, IMAGE_FIELDS, Source, SourceError, field_of
+from streamload_tools.sources.table import TABLE_EXTENSIONS, TableColumns, files_of_table
 
 __all__ = ["SourceOptions", "open_source"]
 

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from streamload_tools.loading import Fault, load
-from streamload_tools.planning import COLUMNS_FIELD, Span, table_sample_bytes
+from streamload_tools.packing.planning import COLUMNS_FIELD, Span, table_sample_bytes
+from streamload_tools.packing.records import Finished, keep, kept
+from streamload_tools.packing.resizing import Resizing
 from streamload_tools.reading import scanned_table
-from streamload_tools.records import Finished, keep, kept
-from streamload_tools.resizing import Resizing
-from streamload_tools.source import SourceFile
+from streamload_tools.sources.loading import Fault, load
+from streamload_tools.sources.source import SourceFile
 
 from streamload.dataset.scan import LABEL_FIELD
 from streamload.dataset.shard_file import Member, ShardFile

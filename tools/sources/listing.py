@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from streamload_tools.source import Source, SourceFile
+from streamload_tools.sources.source import Source, SourceFile
 
 from streamload.dataset.atomic import replace_file
 

@@ -6,8 +6,8 @@ import contextlib
 import json
 from dataclasses import dataclass
 
-from streamload_tools.loading import Fault
 from streamload_tools.reading import scanned_table
+from streamload_tools.sources.loading import Fault
 from streamload_tools.verify import differences
 
 from streamload.dataset.atomic import replace_file
