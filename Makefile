@@ -56,6 +56,9 @@ bench: $(BENCH_INSTALLED)
 	$(BIN)/python benchmarks/bench_decode.py
 	$(BIN)/python benchmarks/bench_processes.py
 	$(BIN)/python benchmarks/bench_shardify.py
+	$(BIN)/python benchmarks/bench_epochs.py
+	$(BIN)/python benchmarks/bench_remote.py
+	$(BIN)/python benchmarks/bench_cache.py
 
 clean:
 	rm -rf $(VENV) .demo .bench build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
