@@ -21,6 +21,11 @@ from servers.rclone import S3Server, serve_s3
 _PATIENCE_S = 3.0
 
 
+def pytest_collection_finish() -> None:
+    """What importing has made stays: garbage collections, of which tests ask for many, need not look at it."""
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def own_cache_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Scans are cached per user; a test must neither see the user's nor leave its own."""
@@ -28,7 +33,8 @@ def own_cache_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pyte
 
 
 def _processes() -> set[str]:
-    return {f"process {child.pid}" for child in psutil.Process().children(recursive=True)}
+    """All of the machine: whose they are takes much longer to find out, and is asked only of new ones, in `_ours`."""
+    return {f"process {pid}" for pid in psutil.pids()}
 
 
 def _threads() -> set[str]:
@@ -63,10 +69,19 @@ def _inventory() -> set[str]:
 
 
 def _ours(name: str) -> bool:
-    """Other programs share the machine's temporary folder, where they use other names, and its shared memory."""
+    """Other programs share the machine, its shared memory and its temporary folder, where they use other names."""
+    if name.startswith("process "):
+        return _is_descendant(int(name.removeprefix("process ")))
     if name.startswith("/dev/shm/"):
         return not _is_used_elsewhere(name)
     return not name.startswith(tempfile.gettempdir()) or "streamload" in name
+
+
+def _is_descendant(pid: int) -> bool:
+    try:
+        return psutil.Process() in psutil.Process(pid).parents()
+    except psutil.NoSuchProcess:  # it has ended
+        return False
 
 
 def _is_used_elsewhere(path: str) -> bool:
