@@ -141,7 +141,7 @@ def slots_held() -> int:
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="this system does not show descriptors")
 def test_memory_of_what_was_not_wanted_is_used_again(tmp_path: Path) -> None:
-    """How many slots there are depends on timing. Its bound does not: those kept free, lent, and under way, below 300."""
+    """How many slots there are depends on timing; their bound, of those free, lent and under way, is below 300."""
     noting, total, ahead, turns = Noting(tmp_path / "made"), 50, 30, 12
     source = write_numbers(tmp_path / "few", [total])
     with StreamLoader(source, **options(batch_size=1, transform={"cls": noting}, prefetch_batches=40)) as loader:
