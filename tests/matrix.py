@@ -33,3 +33,7 @@ def exhaustive(values: tuple[Any, ...]) -> Any:
 def _pairs(values: tuple[Any, ...]) -> set[Any]:
     named = [(place, repr(value)) for place, value in enumerate(values)]
     return set(combinations(named, 2))
+
+
+EVERY = pytest.mark.parametrize("every", [7, exhaustive((1,))])
+"""Of a long row of places every seventh is tested always (which comes round to every place in a block), else all."""

@@ -56,23 +56,30 @@ def wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
     return True
 
 
-def test_workers_killed_at_twenty_random_instants(source: str) -> None:
+@pytest.mark.parametrize("kills", [8, pytest.param(20, marks=pytest.mark.exhaustive)])
+def test_workers_killed_at_random_instants(source: str, kills: int) -> None:
     with loader_of(source, num_workers=0, transform=None) as loader:
         expected = [batch[0].tolist() for batch in loader]
     generator = random.Random(20)
-    kill_before = set(generator.sample(range(len(expected)), 20))
-    got = []
+    kill_before = set(generator.sample(range(len(expected) - 5), kills))
+    got, killed = [], set[int]()
     with loader_of(source) as loader:
         for step, batch in enumerate(loader):
             got.append(batch[0].tolist())
             if step in kill_before:
                 time.sleep(generator.random() * 0.02)
-                workers = children("decode.worker")
-                if workers:
-                    os.kill(generator.choice(workers).pid, signal.SIGKILL)
+                assert wait_until(lambda: not killed >= pids_of_workers(), 20)
+                victim = generator.choice(sorted(pids_of_workers() - killed))
+                os.kill(victim, signal.SIGKILL)
+                killed.add(victim)
         restarted = loader.statistics().restarted_workers
     assert got == expected
-    assert restarted >= 15
+    assert len(killed) == kills
+    assert restarted >= kills - 2, "there are two at a time, so that many had been replaced before the last were killed"
+
+
+def pids_of_workers() -> set[int]:
+    return {worker.pid for worker in children("decode.worker")}
 
 
 def test_a_sample_that_kills_its_worker_twice_is_named(source: str) -> None:
@@ -231,7 +238,7 @@ def shared_memory_and_temporary_files() -> set[str]:
     return {name for folder in ("/dev/shm", os.environ.get("TMPDIR", "/tmp")) for name in os.listdir(folder)}
 
 
-@pytest.mark.parametrize("busy", ["pass", "time.sleep(100)"])
+@pytest.mark.parametrize("busy", ["pass", pytest.param("time.sleep(100)", marks=pytest.mark.exhaustive)])
 def test_sigkill_to_the_trainer_takes_everything_with_it(source: str, busy: str) -> None:
     before = shared_memory_and_temporary_files()
     script, pids = start_script(source, busy if busy == "pass" else f"if step == 2: {busy}")
@@ -291,7 +298,7 @@ def test_ctrl_c_ends_everything_with_one_traceback(source: str) -> None:
     assert "KeyboardInterrupt" in err
 
 
-@pytest.mark.parametrize("ending", ["break", "raise SystemExit(0)", "sys.exit()"])
+@pytest.mark.parametrize("ending", ["break", "sys.exit()"])
 def test_interpreter_exit_without_close(source: str, ending: str) -> None:
     script, pids = start_script(source, f"if step == 4: {ending}")
     status, _, err = end(script)
@@ -317,7 +324,7 @@ def test_functions_of_a_script_without_a_main_guard(source: str, tmp_path: Path)
                 return lambda sample: to_point(sample, n)
 
             for transform in (to_point, lambda sample: to_point(sample), closure(1)):
-                with StreamLoader(sys.argv[1], 10, fields=("cls",), transform=transform, num_workers=2) as loader:
+                with StreamLoader(sys.argv[1], 10, fields=("cls",), transform=transform, num_workers=1) as loader:
                     batch = next(iter(loader))
                     assert type(batch) is Point, type(batch)
                     print(batch.number.tolist(), batch.double.tolist())
