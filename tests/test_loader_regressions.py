@@ -51,7 +51,7 @@ def test_a_loop_that_pauses_while_many_batches_are_ready(source: str) -> None:
             assert labels.tolist() == list(range(5 * number, 5 * number + 5))
             assert values[:, 0].tolist() == labels.tolist()
             if number == 0:
-                time.sleep(1.5)
+                time.sleep(0.7)
 
 
 def test_tables_from_an_index_that_do_not_all_fit_into_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,15 +8,14 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from matrix import exhaustive, matrix
 from places import Place, write_datasets
+from processes import alive, children, wait_until
 from servers.faults import FaultServer, Script
 from servers.rclone import S3Server
 
@@ -199,20 +198,6 @@ def test_a_scheme_that_is_misspelt(workers: int) -> None:
         loader_of("s4://bucket/a.tar", num_workers=workers)
 
 
-def children(named: str = "") -> list[psutil.Process]:
-    found = psutil.Process().children(recursive=True)
-    return [child for child in found if named in " ".join(child.cmdline())]
-
-
-def wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True
-
-
 def test_a_worker_that_is_killed_is_replaced(server: FaultServer) -> None:
     server.play(Script(bytes_per_s=3e6))
     got = []
@@ -244,7 +229,7 @@ def test_a_loop_that_is_left_ends_everything(server: FaultServer, workers: int) 
     with loader_of(urls_of(server), num_workers=workers) as loader:
         for _ in loader:
             break
-        assert wait_until(lambda: not children("streamload"), 2)
+        assert wait_until(lambda: not children("streamload"))
         server.play(Script())
         assert labels_of(loader) == LABELS
 
@@ -276,10 +261,6 @@ def test_a_trainer_that_is_ended_takes_everything_with_it(server: FaultServer, n
             os.killpg(script.pid, number)
         else:
             script.kill()
-        assert wait_until(lambda: not any(map(alive, pids)), 3)
+        assert wait_until(lambda: not any(map(alive, pids)))
         err = script.communicate(timeout=20)[1]
     assert err.count("Traceback") == (number == signal.SIGINT)
-
-
-def alive(pid: int) -> bool:
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
