@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 import pytest
 from make_shards import write_numbers
+from transforms import Noting
 
 from streamload import StreamLoader
 from streamload.decode.dealing import EpochStart, RowBatcher
@@ -21,23 +22,6 @@ from streamload.errors import ShardNotFoundError
 COUNTS = [40, 30, 50]
 TOTAL = sum(COUNTS)
 PATIENCE_S = 20.0
-
-
-class Noting:
-    """A transform that notes every sample that it is called with, in a file that all workers append to."""
-
-    def __init__(self, path: Path, pause_s: float = 0.0) -> None:
-        self.path = os.fspath(path)
-        self.pause_s = pause_s
-
-    def __call__(self, value: int) -> int:
-        time.sleep(self.pause_s)
-        with open(self.path, "ab") as file:
-            file.write(f"{value}\n".encode())
-        return value
-
-    def made(self) -> int:
-        return len(Path(self.path).read_bytes().splitlines())
 
 
 @pytest.fixture
