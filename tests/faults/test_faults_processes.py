@@ -223,6 +223,11 @@ def shared_memory_and_temporary_files() -> set[str]:
     return {name for folder in ("/dev/shm", os.environ.get("TMPDIR", "/tmp")) for name in os.listdir(folder)}
 
 
+def left_since(before: set[str]) -> set[str]:
+    """What other programs have there passes."""
+    return {name for name in shared_memory_and_temporary_files() - before if "streamload" in name or "torch" in name}
+
+
 @pytest.mark.parametrize("busy", ["pass", pytest.param("time.sleep(100)", marks=pytest.mark.exhaustive)])
 def test_sigkill_to_the_trainer_takes_everything_with_it(source: str, busy: str) -> None:
     before = shared_memory_and_temporary_files()
@@ -231,9 +236,7 @@ def test_sigkill_to_the_trainer_takes_everything_with_it(source: str, busy: str)
     os.kill(script.pid, signal.SIGKILL)
     assert wait_until(lambda: gone(pids))
     end(script)
-    assert not {
-        name for name in shared_memory_and_temporary_files() - before if "streamload" in name or "torch" in name
-    }
+    assert wait_until(lambda: not left_since(before)), left_since(before)
 
 
 def test_sigkill_to_the_trainer_while_workers_sleep_in_user_code(source: str) -> None:
