@@ -11,11 +11,12 @@ MYPY := MYPYPATH=$(VENV)/types $(BIN)/mypy
 EXAMPLES := $(wildcard examples/*/*.py)
 
 .DELETE_ON_ERROR:
-.PHONY: help install demo check test bench clean
+.PHONY: help install demo check test test-all bench clean
 
 help:
 	@echo "make demo    train on handwritten digits, kill the training, resume it, and compare (about a minute)"
-	@echo "make test    make check, then every test"
+	@echo "make test    make check, then the tests"
+	@echo "make test-all  the same with the tests marked exhaustive: more of what the others show (much longer)"
 	@echo "make check   ruff and mypy"
 	@echo "make bench   compare the speed with other loaders (BENCH=--quick for a first look)"
 	@echo "make install only make .venv"
@@ -50,6 +51,9 @@ check: $(INSTALLED)
 
 test: check
 	$(BIN)/python -m pytest
+
+test-all: check
+	$(BIN)/python -m pytest -m ""
 
 bench: $(BENCH_INSTALLED)
 	$(BIN)/python benchmarks/bench_loader.py --plot docs/benchmark.png $(BENCH)
