@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
 from time import monotonic
@@ -119,7 +120,8 @@ class AsyncLoop(ABC):
         deadline_s = monotonic() + _GRACE_S
         try:
             for descriptor in ending:
-                await _Readable(descriptor).wait(deadline_s - monotonic())
+                if not await _Readable(descriptor).wait(deadline_s - monotonic()):
+                    signal.pidfd_send_signal(descriptor, signal.SIGKILL)  # `close` would wait once more before it did
         finally:
             for descriptor in ending:
                 os.close(descriptor)

@@ -34,7 +34,8 @@ class StreamLoader(AsyncLoop):
     have an index. Every sample is delivered exactly once, or is named in an error or in `skipped`.
 
     A feeder process and `num_workers` worker processes are started with the first pass and kept between passes; a pass
-    that is left early (`break`, an exception) ends them. In the process that iterates, no thread is started.
+    that is left early (`break`, an exception) ends them. In the process that iterates, no thread is started. Within an
+    event loop, `async for` and `async with` do the same, and other coroutines run meanwhile.
 
     Args:
         urls: paths, or patterns with braces (`train-{000000..000123}.tar`), `::` or globs, or a folder of shards; one
@@ -63,7 +64,7 @@ class StreamLoader(AsyncLoop):
         pin_memory: give tensors in page-locked memory. "auto": where there is CUDA. Without CUDA it has no effect.
         device: "cuda", "cuda:1", a number or a torch.device: give batches whose tensors are there, ready to be used on
             the current stream. They are copied on a stream of their own, one batch ahead where that is made already,
-            from page-locked memory unless `pin_memory=False`. None and "cpu" leave them here.
+            from page-locked memory unless `pin_memory=False` or `num_workers=0`. None and "cpu" leave them here.
         seed: of the order and of all randomness.
         shuffle_window: how far, in samples, a sample may move within its lane. 10,000 mixes about eleven shards of a
             thousand samples.

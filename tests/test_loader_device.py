@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import signal
 from typing import Any
@@ -73,6 +74,15 @@ def test_every_batch_arrives_whole_however_late_it_is_copied(
     assert device.locked == {}
 
 
+def test_in_an_event_loop(source: str, device: LateDevice) -> None:
+    async def loop() -> list[int]:
+        async with make(source, num_workers=1) as loader:
+            return [number async for batch in loader for number in device.read(batch[1])]
+
+    assert asyncio.run(loop()) == list(range(TOTAL))
+    assert device.too_early == 0
+
+
 def test_slots_go_round(source: str, device: LateDevice) -> None:
     with make(source, num_workers=1, prefetch_batches=1) as loader:
         for _ in range(6):
@@ -123,8 +133,9 @@ def test_the_end_of_the_loader_waits_for_the_last_copies(source: str, device: La
     assert len(device.stream) > 0
     if how == "closed":
         loader.close()
-    del loader
-    gc.collect()
+    else:
+        del loader
+        gc.collect()
     assert len(device.stream) == 0
     assert device.too_early == 0
     assert device.read(last[1]) == list(range(50, 60))
