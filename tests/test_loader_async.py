@@ -227,7 +227,11 @@ def test_who_waits_is_woken_when_the_pass_is_ended_elsewhere(source: str, gate: 
             if how == "close":
                 loader.close()
             elif how == "aclose":
-                await loader.aclose()
+                closing = asyncio.create_task(loader.aclose())
+                for _ in range(5):
+                    await asyncio.sleep(0)
+                assert waiting.done(), "before any process has ended"
+                await closing
             elif how == "another pass":
                 following = aiter(loader)
             else:

@@ -17,6 +17,7 @@ from transforms import raise_on_33
 
 from streamload import StreamLoader
 from streamload.errors import TransformError, WorkerError
+from streamload.messages import EpochEnded
 from streamload.passes import Pass
 
 TOTAL = 60
@@ -110,6 +111,17 @@ def test_the_batch_ahead_is_copied_but_not_given(source: str, device: LateDevice
     with make(source) as resumed:
         resumed.load_state_dict(state)
         assert device.read(next(iter(resumed))[1])[0] == 10
+
+
+def test_the_next_epoch_that_was_begun_ahead_is_not_lost(source: str, device: LateDevice) -> None:
+    with make(source, num_workers=1, prefetch_batches=20) as loader:
+        batches = iter(loader)
+        messages: list[Any] = []
+        while not any(isinstance(message, EpochEnded) for message in messages[:-1]):
+            messages.append(batches.connection.receive(30))
+        batches.connection.put_back(messages)
+        assert [number for batch in batches for number in device.read(batch[1])] == list(range(TOTAL))
+        assert [number for batch in loader for number in device.read(batch[1])] == list(range(TOTAL))
 
 
 def test_a_pass_that_is_left_gives_everything_back(source: str, device: LateDevice) -> None:
