@@ -59,6 +59,7 @@ bench: $(BENCH_INSTALLED)
 	$(BIN)/python benchmarks/bench_loader.py --plot docs/benchmark.png $(BENCH)
 	$(BIN)/python benchmarks/bench_decode.py
 	$(BIN)/python benchmarks/bench_processes.py
+	$(BIN)/python benchmarks/bench_gpu.py
 	$(BIN)/python benchmarks/bench_shardify.py
 	$(BIN)/python benchmarks/bench_epochs.py
 	$(BIN)/python benchmarks/bench_remote.py

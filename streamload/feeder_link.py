@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
-from streamload.batch.transfer import cuda_registry, pinning
+from streamload.batch.transfer import HostRegistry, cuda_registry, pinning
 from streamload.connection import Connection, FeederHere, FeederProcess
 from streamload.dataset.urls import Urls, expand_urls
 from streamload.decode.failure import error_from
@@ -30,6 +31,7 @@ class FeederLink:
         options: the loader's.
         urls: the shards.
         index: a folder with an index for them, or None.
+        registry: finds what page-locks memory, if anything does.
 
     Attributes:
         listing: the shards.
@@ -38,8 +40,16 @@ class FeederLink:
         TypeError, ValueError, StreamloadError: as `list_shards`.
     """
 
-    def __init__(self, options: Options, urls: Urls, index: str | os.PathLike[str] | None) -> None:
+    def __init__(
+        self,
+        options: Options,
+        urls: Urls,
+        index: str | os.PathLike[str] | None,
+        *,
+        registry: Callable[[], HostRegistry | None] = cuda_registry,
+    ) -> None:
         self._options = options
+        self._registry = registry
         self._connection: Connection | None = None
         self._unconfigured: FeederProcess | None = None
         self._closed = False
@@ -122,6 +132,12 @@ class FeederLink:
                 connection.close()
         self._connection = self._unconfigured = None
 
+    def ask_to_end(self) -> list[int]:
+        """Have the feeder end before it is closed; descriptors that turn readable when it has, for the caller."""
+        connections = (self._connection, self._unconfigured)
+        asked = [connection.ask_to_end() for connection in connections if connection is not None]
+        return [descriptor for descriptor in asked if descriptor is not None]
+
     def close(self) -> None:
         """End the feeder for good. Twice is fine."""
         self._closed = True
@@ -186,6 +202,6 @@ class FeederLink:
 
     def _start_process(self) -> FeederProcess:
         options = self._options
-        registry = cuda_registry() if options.pin_memory else None
+        registry = self._registry() if options.pin_memory else None
         workers = options.workers if options.executor == "process" else 0
         return FeederProcess(workers, None if registry is None else pinning(registry))

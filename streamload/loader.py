@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal
 
+from streamload.async_pass import AsyncLoop
+from streamload.batch.device import Mover, device_for
+from streamload.batch.transfer import cuda_registry
 from streamload.dataset.urls import expand_urls
 from streamload.decode.tasks import OnError
 from streamload.delivery import Delivery
@@ -23,7 +26,7 @@ from streamload.statistics import Statistics
 __all__ = ["StreamLoader"]
 
 
-class StreamLoader:
+class StreamLoader(AsyncLoop):
     """Iterates over the samples of tar shards (WebDataset's format) in batches of tensors.
 
     Each pass of a `for` loop is one epoch, and the next pass is the next epoch. The order of an epoch is a function of
@@ -31,7 +34,8 @@ class StreamLoader:
     have an index. Every sample is delivered exactly once, or is named in an error or in `skipped`.
 
     A feeder process and `num_workers` worker processes are started with the first pass and kept between passes; a pass
-    that is left early (`break`, an exception) ends them. In the process that iterates, no thread is started.
+    that is left early (`break`, an exception) ends them. In the process that iterates, no thread is started. Within an
+    event loop, `async for` and `async with` do the same, and other coroutines run meanwhile.
 
     Args:
         urls: paths, or patterns with braces (`train-{000000..000123}.tar`), `::` or globs, or a folder of shards; one
@@ -58,6 +62,9 @@ class StreamLoader:
         worker_init_fn: called with the worker's number in each worker when it starts.
         timeout: seconds to wait for a batch before a WorkerError; 0 waits for ever.
         pin_memory: give tensors in page-locked memory. "auto": where there is CUDA. Without CUDA it has no effect.
+        device: "cuda", "cuda:1", a number or a torch.device: give batches whose tensors are there, ready to be used on
+            the current stream. They are copied on a stream of their own, one batch ahead where that is made already,
+            from page-locked memory unless `pin_memory=False` or `num_workers=0`. None and "cpu" leave them here.
         seed: of the order and of all randomness.
         shuffle_window: how far, in samples, a sample may move within its lane. 10,000 mixes about eleven shards of a
             thousand samples.
@@ -105,6 +112,7 @@ class StreamLoader:
         worker_init_fn: Callable[[int], Any] | None = None,
         timeout: float = 0,
         pin_memory: bool | Literal["auto"] = "auto",
+        device: Any = None,
         seed: int = 0,
         shuffle_window: int = 10_000,
         lanes: int | None = None,
@@ -122,9 +130,13 @@ class StreamLoader:
         verify: bool = False,
     ) -> None:
         options = Options.among(locals())
+        moves_to = device_for(device)
+        self._mover = None if moves_to is None else Mover(moves_to)
         self.rank, self.world_size = rank_and_world_size(rank, world_size)
         self._options = options.settled_for(expand_urls(urls))
-        self._link = FeederLink(self._options, urls, index)
+        self._link = FeederLink(
+            self._options, urls, index, registry=cuda_registry if moves_to is None else moves_to.registry
+        )
         self._listing = self._link.listing
         self._lanes = self.world_size if lanes is None else lanes
         self._link.check(self._lanes, self.world_size)
@@ -171,7 +183,7 @@ class StreamLoader:
         order = self._options.pipeline(self._lanes).order
         return batches_per_rank(order, sum(self._counts), self.rank, self.world_size)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Pass:
         """Begin a pass: the next epoch, or the rest of one that was resumed or ended by an error of the loader.
 
         A pass that is still under way ends; going on with it raises LoaderClosedError.
@@ -192,6 +204,7 @@ class StreamLoader:
             self._meter,
             timeout_s=self._options.timeout or None,
             in_order=self._options.in_order,
+            mover=self._mover,
         )
         self._pass = weakref.ref(begun)
         return begun
@@ -261,6 +274,8 @@ class StreamLoader:
         """End the feeder and its workers. Batches that were delivered stay valid. Calling it twice is fine."""
         self._end_pass("the loader was closed")
         self._link.close()
+        if self._mover is not None:
+            self._mover.close()
 
     def __enter__(self) -> StreamLoader:
         return self
@@ -279,8 +294,14 @@ class StreamLoader:
             return standing.epoch, standing.position
         return (standing.epoch + 1 if to_come is None else to_come), 0
 
+    def _running(self) -> Pass | None:
+        return None if self._pass is None else self._pass()
+
+    def _ask_to_end(self) -> list[int]:
+        return self._link.ask_to_end()
+
     def _end_pass(self, why: str) -> None:
-        running = None if self._pass is None else self._pass()
+        running = self._running()
         if running is not None:
             running.close(why)
         self._pass = None
