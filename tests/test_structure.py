@@ -31,8 +31,9 @@ LEVELS = (
     ("feeder_process",),
     ("feeder_start",),
     ("delivery", "connection"),
-    ("passes", "feeder_link"),
+    ("passes", "feeder_link", "random_access"),
     ("loader",),
+    ("tar_dataset",),
     ("streamload",),
     ("streamload_tools",),
 )
@@ -43,7 +44,7 @@ MAX_FILE_LINES = 350
 MAX_FUNCTION_LINES = 60
 FORBIDDEN_NAMES = {"utils", "util", "common", "base", "helper", "helpers", "manager", "core", "impl", "misc"}
 
-TORCH_AT_TOP = {"streamload.batch.transfer"}
+TORCH_AT_TOP = {"streamload.batch.transfer", "streamload.tar_dataset"}
 TORCH_IN_FUNCTIONS = {"streamload.batch.collate", "streamload.decode.decoders", "streamload.dataset.encode"}
 STARTERS = {"streamload.launch"}
 IMPORTS_LATE = {"streamload.feeder_start"}

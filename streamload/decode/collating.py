@@ -23,10 +23,9 @@ from streamload.batch.layout import (
 )
 from streamload.dataset.table import MISSING
 from streamload.decode.failure import Attempt, failure_of, in_words
-from streamload.decode.seeding import GlobalSeeds
+from streamload.decode.seeding import GlobalSeeds, RowRandomness
 from streamload.decode.tasks import Job, Piece, PieceDone, RowFailure, RowTask
 from streamload.memory.slots import SlotMemory
-from streamload.order.randomness import SampleRandomness
 
 __all__ = ["PieceCollator"]
 
@@ -78,7 +77,7 @@ class PieceCollator:
         return places
 
     def collate(
-        self, task: RowTask, rows: Rows, failures: Mapping[int, RowFailure], randomness: SampleRandomness
+        self, task: RowTask, rows: Rows, failures: Mapping[int, RowFailure], randomness: RowRandomness
     ) -> tuple[PieceDone, ...]:
         """Write a task's rows, and say what became of each piece."""
         done, start = [], 0
@@ -121,7 +120,7 @@ class PieceCollator:
         piece: Piece,
         rows: Rows,
         failed: Mapping[int, RowFailure],
-        randomness: SampleRandomness,
+        randomness: RowRandomness,
         first: tuple[int, int],
     ) -> PieceDone:
         failures = _in_batch(failed, piece)
