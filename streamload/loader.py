@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal
 
+from streamload.dataloader_names import FOR_LOADER, knows_other_names
 from streamload.dataset.urls import expand_urls
 from streamload.decode.tasks import OnError
 from streamload.delivery import Delivery
@@ -86,6 +87,7 @@ class StreamLoader:
         DatasetIndexError: an index is damaged or does not belong to its shards.
     """
 
+    @knows_other_names(FOR_LOADER)
     def __init__(
         self,
         urls: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],

@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
+from streamload.dataloader_names import FOR_DATASET, knows_other_names
 from streamload.dataset.urls import Urls
 from streamload.decode.failure import sample_error
 from streamload.decode.rows import RowMaker
@@ -69,6 +70,7 @@ class TarDataset(Dataset[Any]):
         DatasetIndexError: an index is damaged, does not belong to its shards, or is missing where it is needed.
     """
 
+    @knows_other_names(FOR_DATASET)
     def __init__(
         self,
         urls: Urls,

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LEVELS = (
     ("errors",),
     ("memory", "order", "images"),
-    ("launch", "loop_thread"),
+    ("launch", "loop_thread", "dataloader_names"),
     ("dataset",),
     ("fetch", "batch"),
     ("decode",),
