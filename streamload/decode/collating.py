@@ -10,7 +10,8 @@ from typing import Any
 import cloudpickle
 from numpy.typing import NDArray
 
-from streamload.batch.collate import MisfitError, Rows, choose_rows, difference_between, torch_collate, write_rows
+from streamload.batch.collate import MisfitError, Rows, choose_rows, torch_collate, write_rows
+from streamload.batch.differences import difference_between
 from streamload.batch.layout import (
     ArrayLeaf,
     Layout,
