@@ -27,10 +27,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from streamload.fetch.cache_room import CachedFile, files_to_evict
-from streamload.fetch.disk_cache import DiskCache
-from streamload.fetch.next_use import OrderNextUse, numbers_by_key
-from streamload.fetch.shard_identity import ShardIdentity
+from streamload.fetch.cache.cache_room import CachedFile, files_to_evict
+from streamload.fetch.cache.disk_cache import DiskCache
+from streamload.fetch.cache.next_use import OrderNextUse, numbers_by_key
+from streamload.fetch.cache.shard_identity import ShardIdentity
 from streamload.order.plan import OrderOptions, shards_in_order
 
 ORDER = OrderOptions(seed=0, shuffle=True, window=0, lanes=1, batch_size=1, drop_last=False, pad=False)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from streamload import errors, images
     from streamload.errors import StreamloadError
-    from streamload.fetch.shard_writer import ShardWriter
+    from streamload.fetch.writing.shard_writer import ShardWriter
     from streamload.loader import StreamLoader
     from streamload.statistics import Statistics
     from streamload.tar_dataset import TarDataset
@@ -21,7 +21,7 @@ __all__ = ["ShardWriter", "Statistics", "StreamLoader", "StreamloadError", "TarD
 __version__ = "0.1.0"
 
 _HOMES = {
-    "ShardWriter": "streamload.fetch.shard_writer",
+    "ShardWriter": "streamload.fetch.writing.shard_writer",
     "Statistics": "streamload.statistics",
     "StreamLoader": "streamload.loader",
     "StreamloadError": "streamload.errors",

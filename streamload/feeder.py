@@ -19,7 +19,7 @@ from streamload.decode.scans import Scans
 from streamload.decode.tasks import RowsDone, ScanDone
 from streamload.epochs import Epochs
 from streamload.fetch.budget import bytes_for_parts
-from streamload.fetch.disk_cache import DiskCache
+from streamload.fetch.cache.disk_cache import DiskCache
 from streamload.fetch.fetcher import Fetcher, fetched_shards
 from streamload.fetch.near import Near
 from streamload.fetch.parts import PART_BYTES

@@ -13,10 +13,10 @@ from streamload.decode.failure import error_from
 from streamload.errors import LoaderClosedError, StreamloadError
 from streamload.fetch.budget import check_budget
 from streamload.fetch.fetcher import fetched_shards
-from streamload.fetch.listing import Listing, list_shards
-from streamload.fetch.sizes import look_at
-from streamload.fetch.storage import UNKNOWN_BYTES
-from streamload.fetch.unpacking import compression_of
+from streamload.fetch.listing.listing import Listing, list_shards
+from streamload.fetch.listing.sizes import look_at
+from streamload.fetch.storage.protocol import UNKNOWN_BYTES
+from streamload.fetch.unpack.unpacking import compression_of
 from streamload.messages import Configure, Counted, CountSamples, Failed, FindShards, Found, LookAt, LookedAt
 from streamload.options import Options
 

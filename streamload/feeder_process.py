@@ -14,10 +14,10 @@ from streamload.decode.failure import Attempt, failure_of
 from streamload.decode.in_process import ThreadPool
 from streamload.decode.pool import Pool, ProcessPool
 from streamload.feeder import Feeder
-from streamload.fetch.listing import list_shards
+from streamload.fetch.listing.listing import list_shards
+from streamload.fetch.listing.sizes import look_at
 from streamload.fetch.reading import RangeReader
 from streamload.fetch.resident import ResidentShards
-from streamload.fetch.sizes import look_at
 from streamload.launch import WorkerChild
 from streamload.memory.async_channel import AsyncChannel
 from streamload.memory.slots import SlotPool

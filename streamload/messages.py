@@ -9,9 +9,9 @@ from streamload.dataset.table import ShardTable
 from streamload.decode.dealing import EpochStart, PipelineSettings
 from streamload.decode.tasks import Failure
 from streamload.fetch.fetching import Fetching
-from streamload.fetch.listing import Listing
+from streamload.fetch.listing.listing import Listing
 from streamload.fetch.reading import ByteRange
-from streamload.fetch.storages import Storages
+from streamload.fetch.storage.storages import Storages
 from streamload.pipeline import ReadyBatch
 from streamload.statistics import FeederTotals
 

@@ -17,7 +17,7 @@ from streamload.decode.dealing import PipelineSettings
 from streamload.decode.tasks import SAMPLE_NAMES, Job, OnError
 from streamload.fetch.budget import default_budget, parse_bytes
 from streamload.fetch.fetching import Fetching
-from streamload.fetch.storages import Storages
+from streamload.fetch.storage.storages import Storages
 from streamload.order.plan import OrderOptions
 
 __all__ = ["Options", "Transform", "available_processors", "rank_and_world_size"]

@@ -28,10 +28,10 @@ from streamload.decode.planned import locate
 from streamload.decode.row_table import RowTable
 from streamload.decode.tasks import RowTask, ShardOpened
 from streamload.errors import DatasetIndexError
-from streamload.fetch.listing import Listing, list_shards
+from streamload.fetch.listing.listing import Listing, list_shards
 from streamload.fetch.reading import ByteRange, RangeReader, joined_ranges
 from streamload.fetch.resident import open_listed
-from streamload.fetch.storages import Storages
+from streamload.fetch.storage.storages import Storages
 from streamload.fetch.tables import Tables
 from streamload.memory.mapped import Bytes
 from streamload.messages import (

@@ -22,8 +22,8 @@ from streamload.dataset.urls import Urls
 from streamload.decode.failure import sample_error
 from streamload.decode.rows import RowMaker
 from streamload.errors import DatasetIndexError
-from streamload.fetch.listing import Listing
-from streamload.fetch.unpacking import compression_of
+from streamload.fetch.listing.listing import Listing
+from streamload.fetch.unpack.unpacking import compression_of
 from streamload.loader import StreamLoader
 from streamload.memory.slots import HeapSlots
 from streamload.options import Options, Transform

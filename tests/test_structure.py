@@ -373,7 +373,7 @@ def test_a_tree_that_keeps_the_rules_passes_them(tmp_path: Path) -> None:
         "streamload/launch.py": "import subprocess",
         "streamload/feeder_start.py": "def main():\n    from streamload.feeder_process import run",
         "streamload/feeder_process.py": "",
-        "streamload/fetch/storage.py": "import fsspec",
+        "streamload/fetch/storage/protocol.py": "import fsspec",
         "tools/main.py": "from streamload.order.plan import f\nimport streamload",
     }
     for name, text in files.items():

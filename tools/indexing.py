@@ -16,10 +16,10 @@ from streamload.dataset.index import INDEX_FOLDER, IndexedShard, write_index_fil
 from streamload.dataset.index_file import table_path
 from streamload.dataset.table_file import table_to_npz
 from streamload.errors import StorageError
-from streamload.fetch.remote_index import merge_remote_index
-from streamload.fetch.shard_names import WEB, folder_and_name
-from streamload.fetch.storage import protocol_of, without_secrets
-from streamload.fetch.storages import Storages
+from streamload.fetch.listing.shard_names import WEB, folder_and_name
+from streamload.fetch.storage.protocol import protocol_of, without_secrets
+from streamload.fetch.storage.storages import Storages
+from streamload.fetch.writing.remote_index import merge_remote_index
 
 __all__ = ["index_shards"]
 

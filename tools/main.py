@@ -15,8 +15,11 @@ from streamload_tools.storage_options import STORAGE_OPTION_HELP, parse_storage_
 from streamload_tools.verify import damages, missing_shards
 
 from streamload.dataset.table import ShardTable
-from streamload.fetch.listing import IndexLookup, Shard, find_shards, list_shards
-from streamload.fetch.storages import Storages
+from streamload.fetch.listing.finder import find_shards
+from streamload.fetch.listing.index_lookup import IndexLookup
+from streamload.fetch.listing.listing import list_shards
+from streamload.fetch.listing.shard import Shard
+from streamload.fetch.storage.storages import Storages
 from streamload.options import available_processors
 
 __all__ = ["app", "main"]

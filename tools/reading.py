@@ -15,12 +15,12 @@ from typing import TypeVar
 from streamload.dataset.scan import scan_shard
 from streamload.dataset.table import ShardTable
 from streamload.errors import ShardFormatError
-from streamload.fetch.index_lookup import IndexLookup
-from streamload.fetch.listing import Listing
-from streamload.fetch.local_storage import storage_for
-from streamload.fetch.storages import Storages
+from streamload.fetch.listing.index_lookup import IndexLookup
+from streamload.fetch.listing.listing import Listing
+from streamload.fetch.storage.local import storage_for
+from streamload.fetch.storage.storages import Storages
 from streamload.fetch.streamed_table import ReadShard, stream_shard
-from streamload.fetch.unpacking import compression_of
+from streamload.fetch.unpack.unpacking import compression_of
 
 __all__ = ["ReadShard", "Reader", "scanned_table", "tables"]
 

@@ -11,25 +11,25 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 from streamload_tools.failures import UsageError, say, told_errors
-from streamload_tools.listing import Listing, list_files
-from streamload_tools.packing import PackOptions, pack
-from streamload_tools.publishing import Part, publish
-from streamload_tools.records import kept
-from streamload_tools.remote_staging import remote_staging
-from streamload_tools.report import tell_faults, tell_notes, tell_result
-from streamload_tools.resizing import Resizing
+from streamload_tools.packing.packing import PackOptions, pack
+from streamload_tools.packing.publishing import Part, publish
+from streamload_tools.packing.records import kept
+from streamload_tools.packing.remote_staging import remote_staging
+from streamload_tools.packing.report import tell_faults, tell_notes, tell_result
+from streamload_tools.packing.resizing import Resizing
+from streamload_tools.packing.split import parse_split
+from streamload_tools.packing.staging import Run, Staging, is_being_published, staging_folder
+from streamload_tools.packing.targets import Start, check_local, check_places, check_remote, refuse_shards
 from streamload_tools.sizes import parse_bytes
-from streamload_tools.source import ARRAY_FIELDS, Source, SourceError
-from streamload_tools.source_table import TableColumns
-from streamload_tools.sources import SourceOptions, open_source
-from streamload_tools.split import parse_split
-from streamload_tools.staging import Run, Staging, is_being_published, staging_folder
+from streamload_tools.sources.kinds import SourceOptions, open_source
+from streamload_tools.sources.listing import Listing, list_files
+from streamload_tools.sources.source import ARRAY_FIELDS, Source, SourceError
+from streamload_tools.sources.table import TableColumns
 from streamload_tools.storage_options import STORAGE_OPTION_HELP, parse_storage_options
-from streamload_tools.targets import Start, check_local, check_places, check_remote, refuse_shards
 
-from streamload.fetch.shard_names import WEB
-from streamload.fetch.storage import Storage, protocol_of
-from streamload.fetch.storages import Storages
+from streamload.fetch.listing.shard_names import WEB
+from streamload.fetch.storage.protocol import Storage, protocol_of
+from streamload.fetch.storage.storages import Storages
 from streamload.options import available_processors
 
 __all__ = ["app", "main"]

@@ -11,10 +11,10 @@ from streamload_tools.reading import Reader
 from streamload.dataset.index import check_shard
 from streamload.dataset.table import ShardTable
 from streamload.errors import DatasetIndexError, ShardFormatError, ShardNotFoundError, StreamloadError
-from streamload.fetch.listing import IndexLookup
-from streamload.fetch.shard_names import WEB, folder_and_name, shard_name
-from streamload.fetch.storage import protocol_of
-from streamload.fetch.storages import Storages
+from streamload.fetch.listing.index_lookup import IndexLookup
+from streamload.fetch.listing.shard_names import WEB, folder_and_name, shard_name
+from streamload.fetch.storage.protocol import protocol_of
+from streamload.fetch.storage.storages import Storages
 
 __all__ = ["damages", "differences", "missing_shards"]
 

@@ -9,17 +9,17 @@ from collections.abc import AsyncGenerator, Callable
 from typing import Protocol
 
 from streamload.errors import DatasetIndexError
-from streamload.fetch.cached_shard import CacheOffError
-from streamload.fetch.disk_cache import DiskCache
-from streamload.fetch.download import Downloaded
+from streamload.fetch.cache.cached_shard import CacheOffError
+from streamload.fetch.cache.disk_cache import DiskCache
+from streamload.fetch.cache.shard_identity import ShardIdentity
 from streamload.fetch.fetched_shard import FetchedShard
-from streamload.fetch.packed_body import PACKED_BYTES_HELD, RemoteBody, local_body
 from streamload.fetch.parts import part_edges
-from streamload.fetch.shard_identity import ShardIdentity
-from streamload.fetch.storages import Storages
-from streamload.fetch.transfers import Part, Source, TransferCounts, Transfers
-from streamload.fetch.unpacked_parts import UnpackedParts
-from streamload.fetch.unpacking import Unpacker
+from streamload.fetch.storage.storages import Storages
+from streamload.fetch.transfer.download import Downloaded
+from streamload.fetch.transfer.transfers import Part, Source, TransferCounts, Transfers
+from streamload.fetch.unpack.packed_body import PACKED_BYTES_HELD, RemoteBody, local_body
+from streamload.fetch.unpack.unpacked_parts import UnpackedParts
+from streamload.fetch.unpack.unpacking import Unpacker
 
 __all__ = ["Bringer", "BringerEvents"]
 

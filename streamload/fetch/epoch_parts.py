@@ -42,6 +42,7 @@ class EpochParts:
         self._pinned: dict[int, set[int]] = {}
         self._extents: dict[int, _Extent] = {}
         self._keeping: set[int] = set()
+        self._kept: set[int] = set()
         self._stop_listening: Callable[[], None] | None = fetcher.on_arrival(self._on_arrival)
 
     def want(self, keys: list[int]) -> None:
@@ -70,11 +71,14 @@ class EpochParts:
         self._fetcher.ledger.cancel(keys)
 
     def keep(self, shard: int) -> None:
-        """Whatever comes of this shard is kept, since rows of it will be planned as soon as it is scanned."""
-        self._keeping.add(shard)
+        """What comes of this shard is kept if there is room, since rows of it will be planned when it is scanned."""
+        if shard not in self._keeping:
+            self._keeping.add(shard)
+            self._fetcher.ledger.expect_rows(shard)
 
     def advance(self) -> None:
         """The plan has gone on: let go of what no later row needs."""
+        self._unkeep([key for key in self._kept if self._is_passed(key)])
         for key in [key for keys in self._pinned.values() for key in keys]:
             if self._is_passed(key):
                 self._unpin(key)
@@ -88,11 +92,21 @@ class EpochParts:
         for keys in list(self._pinned.values()):
             for key in list(keys):
                 self._unpin(key)
+        self._unkeep(list(self._kept))
+        for shard in self._keeping:
+            self._fetcher.ledger.expect_no_rows(shard)
+        self._keeping.clear()
         self._fetcher.freed()
 
     def _on_arrival(self, shard: int, key: int) -> None:
         if shard in self._keeping:
-            self._pin(key)
+            self._kept.add(key)
+            self._fetcher.ledger.keep(key)
+
+    def _unkeep(self, keys: list[int]) -> None:
+        for key in keys:
+            self._kept.discard(key)
+            self._fetcher.ledger.unkeep(key)
 
     def _pin(self, key: int) -> None:
         keys = self._pinned.setdefault(shard_and_number(key)[0], set())

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from streamload.fetch.cached_shard import CachedShard
-from streamload.fetch.download import Pin
-from streamload.fetch.unpacked_parts import UnpackedParts
-from streamload.fetch.unpacking import Compression
+from streamload.fetch.cache.cached_shard import CachedShard
+from streamload.fetch.transfer.download import Pin
+from streamload.fetch.unpack.unpacked_parts import UnpackedParts
+from streamload.fetch.unpack.unpacking import Compression
 from streamload.memory.sparse import SparseMemory
 
 __all__ = ["FetchedShard"]

@@ -11,17 +11,17 @@ from numpy.typing import NDArray
 from streamload.errors import DatasetIndexError, StorageError
 from streamload.fetch.bringing import Bringer
 from streamload.fetch.budget import budget_error
-from streamload.fetch.disk_cache import DiskCache
-from streamload.fetch.download import Pin
+from streamload.fetch.cache.disk_cache import DiskCache
+from streamload.fetch.cache.next_use import OrderNextUse, numbers_by_key
 from streamload.fetch.fetched_shard import FetchedShard
 from streamload.fetch.ledger import PartLedger
-from streamload.fetch.listing import Listing
-from streamload.fetch.next_use import OrderNextUse, numbers_by_key
+from streamload.fetch.listing.listing import Listing
 from streamload.fetch.parts import PART_BYTES, part_edges, part_key, shard_and_number
 from streamload.fetch.resident import OpenShard, open_listed
-from streamload.fetch.storages import Storages
-from streamload.fetch.transfers import TransferCounts
-from streamload.fetch.unpacking import compression_of
+from streamload.fetch.storage.storages import Storages
+from streamload.fetch.transfer.download import Pin
+from streamload.fetch.transfer.transfers import TransferCounts
+from streamload.fetch.unpack.unpacking import compression_of
 from streamload.order.plan import OrderOptions
 
 __all__ = ["Fetcher", "fetched_shards"]

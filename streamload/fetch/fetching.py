@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from streamload.fetch.storages import Storages
+from streamload.fetch.storage.storages import Storages
 
 __all__ = ["Fetching"]
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from streamload.dataset.scan_cache import ScanCache
 from streamload.dataset.table import ShardTable
-from streamload.fetch.download import Pin, download
-from streamload.fetch.listing import Listing
+from streamload.fetch.listing.listing import Listing
 from streamload.fetch.parts import PART_BYTES
-from streamload.fetch.storage import UNKNOWN_BYTES
-from streamload.fetch.storages import Storages
+from streamload.fetch.storage.protocol import UNKNOWN_BYTES
+from streamload.fetch.storage.storages import Storages
 from streamload.fetch.tables import Tables
+from streamload.fetch.transfer.download import Pin, download
 
 __all__ = ["ByteRange", "RangeReader", "joined_ranges"]
 

@@ -14,9 +14,9 @@ from streamload.dataset.prefix_scan import scan_prefix
 from streamload.dataset.scan import crc32_of, labels_of
 from streamload.dataset.table import ShardTable
 from streamload.errors import ShardChangedError, ShardFormatError
-from streamload.fetch.download import Pin, download
-from streamload.fetch.storage import Storage
-from streamload.fetch.unpacking import Unpacker, compression_of
+from streamload.fetch.storage.protocol import Storage
+from streamload.fetch.transfer.download import Pin, download
+from streamload.fetch.unpack.unpacking import Unpacker, compression_of
 from streamload.memory.sparse import SparseMemory
 
 __all__ = ["ReadShard", "StreamedTable", "stream_shard"]

@@ -18,13 +18,13 @@ from streamload.dataset.scan_cache import ScanCache
 from streamload.dataset.table import ShardTable
 from streamload.dataset.tar import BLOCK_BYTES
 from streamload.errors import DatasetIndexError, ShardNotFoundError
-from streamload.fetch.download import Pin, download
-from streamload.fetch.foreign_lookup import ForeignLookup
-from streamload.fetch.index_lookup import MOST_INDEX_BYTES
-from streamload.fetch.listing import Listing
-from streamload.fetch.shard_names import WEB
-from streamload.fetch.storage import UNKNOWN_BYTES, protocol_of
-from streamload.fetch.storages import Storages
+from streamload.fetch.listing.foreign_lookup import ForeignLookup
+from streamload.fetch.listing.index_lookup import MOST_INDEX_BYTES
+from streamload.fetch.listing.listing import Listing
+from streamload.fetch.listing.shard_names import WEB
+from streamload.fetch.storage.protocol import UNKNOWN_BYTES, protocol_of
+from streamload.fetch.storage.storages import Storages
+from streamload.fetch.transfer.download import Pin, download
 from streamload.order.plan import ShardCounts
 
 __all__ = ["Tables"]

@@ -18,7 +18,7 @@ from streamload.dataset.table import MISSING
 from streamload.decode.row_table import ColumnKind, RowTable
 from streamload.decode.rows import RowMaker
 from streamload.decode.tasks import Job, Piece, PieceDone, RowsDone, RowTask
-from streamload.fetch.listing import Shard
+from streamload.fetch.listing.shard import Shard
 from streamload.memory.slots import HeapSlots, SlotMemory
 
 Sample = Mapping[str, bytes]

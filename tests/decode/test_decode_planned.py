@@ -14,7 +14,7 @@ from streamload.dataset.scan_cache import ScanCache
 from streamload.dataset.table import MISSING
 from streamload.decode.planned import PlannedRows, locate
 from streamload.errors import DatasetIndexError
-from streamload.fetch.listing import list_shards
+from streamload.fetch.listing.listing import list_shards
 from streamload.fetch.tables import Tables
 from streamload.order.plan import RowBlock
 

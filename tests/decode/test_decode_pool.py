@@ -23,7 +23,7 @@ from streamload.decode.failure import error_from
 from streamload.decode.pool import ProcessPool
 from streamload.decode.tasks import Job, RowsDone, RowTask, ScanDone, ScanTask
 from streamload.errors import ShardFormatError, WorkerError
-from streamload.fetch.listing import Shard
+from streamload.fetch.listing.shard import Shard
 from streamload.fetch.resident import ResidentShards
 from streamload.launch import child_environment
 from streamload.memory.slots import MappedSlots, SlotPool

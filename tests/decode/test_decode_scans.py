@@ -20,7 +20,7 @@ from streamload.decode.scans import Scans
 from streamload.decode.tasks import ScanDone, ScanTask, ShardOpened
 from streamload.decode.worker import scan
 from streamload.errors import ShardFormatError
-from streamload.fetch.listing import Listing, list_shards
+from streamload.fetch.listing.listing import Listing, list_shards
 from streamload.fetch.tables import Tables
 from streamload.order.plan import OrderOptions, RankPlan
 

@@ -12,8 +12,8 @@ from servers.faults import FaultServer, Script
 from servers.plain_storage import PlainStorage
 
 from streamload.errors import ShardChangedError, ShardNotFoundError, StorageError
-from streamload.fetch.download import Downloaded, DownloadLimits, Pin
-from streamload.fetch.transfers import Part, Source, TransferCounts, Transfers
+from streamload.fetch.transfer.download import Downloaded, DownloadLimits, Pin
+from streamload.fetch.transfer.transfers import Part, Source, TransferCounts, Transfers
 
 SEEDS = range(2)
 SHARD_BYTES = 1_000_003

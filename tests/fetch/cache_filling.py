@@ -14,10 +14,10 @@ import sys
 
 import numpy as np
 
-from streamload.fetch.cached_shard import CachedShard
-from streamload.fetch.disk_cache import DiskCache
-from streamload.fetch.next_use import OrderNextUse, numbers_by_key
-from streamload.fetch.shard_identity import ShardIdentity
+from streamload.fetch.cache.cached_shard import CachedShard
+from streamload.fetch.cache.disk_cache import DiskCache
+from streamload.fetch.cache.next_use import OrderNextUse, numbers_by_key
+from streamload.fetch.cache.shard_identity import ShardIdentity
 from streamload.order.plan import OrderOptions, shards_in_order
 
 PART_BYTES = 4096

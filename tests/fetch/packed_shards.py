@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import pytest
 import zstandard
 
-from streamload.fetch.unpacking import Compression, Unpacker
+from streamload.fetch.unpack.unpacking import Compression, Unpacker
 
 EXTENSION = {Compression.GZIP: "gz", Compression.ZSTD: "zst", Compression.XZ: "xz", Compression.BZIP2: "bz2"}
 URL = "s3://bucket/a.tar.gz"

@@ -21,12 +21,12 @@ from cache_filling import (
     read_through,
 )
 
-from streamload.fetch import disk_cache, partial_shard
-from streamload.fetch.cached_shard import CachedShard
-from streamload.fetch.disk_cache import DiskCache
-from streamload.fetch.file_locks import locked_file
-from streamload.fetch.partial_shard import PartialFiles, PartialShard
-from streamload.fetch.shard_identity import ShardIdentity, key_in_name, url_key
+from streamload.fetch.cache import disk_cache, partial_shard
+from streamload.fetch.cache.cached_shard import CachedShard
+from streamload.fetch.cache.disk_cache import DiskCache
+from streamload.fetch.cache.file_locks import locked_file
+from streamload.fetch.cache.partial_shard import PartialFiles, PartialShard
+from streamload.fetch.cache.shard_identity import ShardIdentity, key_in_name, url_key
 
 N_PARTS = 8
 ONE = identity_of(0).bytes
@@ -460,7 +460,7 @@ def test_a_whole_file_that_has_not_the_right_size_is_not_believed(cache: DiskCac
 
 def test_without_byte_locks_every_opening_fills_a_file_of_its_own(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk_cache, "boot_tag", lambda: None)
-    monkeypatch.setattr("streamload.fetch.file_locks.LOCKS_BYTES", False)
+    monkeypatch.setattr("streamload.fetch.cache.file_locks.LOCKS_BYTES", False)
     cache = DiskCache(folder, 3 * ONE, part_bytes=PART_BYTES)
     shards = [opened(cache, identity_of(1)), opened(cache, identity_of(1))]
     assert len(partial_names(folder)) == 4

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from cache_filling import FILE_NAMES_AT, cached_names, content, identity_of, read_through
 
-from streamload.fetch.disk_cache import DiskCache
+from streamload.fetch.cache.disk_cache import DiskCache
 
 PROGRAM = Path(__file__).with_name("cache_filling.py")
 N_PROCESSES = 4

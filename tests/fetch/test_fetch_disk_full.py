@@ -24,12 +24,12 @@ from cache_filling import (
     read_through,
 )
 
-from streamload.fetch import disk_cache, partial_shard
-from streamload.fetch.cached_shard import CachedShard, CacheOffError
-from streamload.fetch.disk_cache import DiskCache
-from streamload.fetch.file_locks import locked_file
-from streamload.fetch.partial_shard import PartialFiles, PartialShard
-from streamload.fetch.shard_identity import ShardIdentity
+from streamload.fetch.cache import disk_cache, partial_shard
+from streamload.fetch.cache.cached_shard import CachedShard, CacheOffError
+from streamload.fetch.cache.disk_cache import DiskCache
+from streamload.fetch.cache.file_locks import locked_file
+from streamload.fetch.cache.partial_shard import PartialFiles, PartialShard
+from streamload.fetch.cache.shard_identity import ShardIdentity
 
 N_SHARDS = 3
 N_PARTS = 4

@@ -11,7 +11,7 @@ from scripted_storage import Answer, ScriptedStorage
 from virtual_time import run_in_virtual_time
 
 from streamload.errors import ShardChangedError, ShardNotFoundError, StorageError, TransientStorageError
-from streamload.fetch.download import Downloaded, DownloadLimits, Pin, Watch, download
+from streamload.fetch.transfer.download import Downloaded, DownloadLimits, Pin, Watch, download
 
 CONTENT = random.Random(0).randbytes(1000)
 RESET = TransientStorageError("connection reset")

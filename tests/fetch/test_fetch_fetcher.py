@@ -7,9 +7,9 @@ import asyncio
 from servers.faults import FaultServer
 
 from streamload.fetch.fetcher import Fetcher
-from streamload.fetch.listing import list_shards
+from streamload.fetch.listing.listing import list_shards
 from streamload.fetch.parts import PART_BYTES, part_key
-from streamload.fetch.storages import Storages
+from streamload.fetch.storage.storages import Storages
 
 
 async def a_part_waits_for_another(url: str) -> tuple[list[bool], bool, bool]:

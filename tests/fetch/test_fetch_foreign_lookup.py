@@ -16,8 +16,8 @@ from streamload import ShardWriter, StreamLoader
 from streamload.dataset.index import index_shards
 from streamload.dataset.scan import scan_shard
 from streamload.errors import DatasetIndexError
-from streamload.fetch.listing import list_shards
-from streamload.fetch.storages import Storages
+from streamload.fetch.listing.listing import list_shards
+from streamload.fetch.storage.storages import Storages
 from streamload.fetch.tables import Tables
 
 COUNTS = (5, 3, 4)

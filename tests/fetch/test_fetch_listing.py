@@ -10,9 +10,10 @@ import pytest
 
 from streamload.dataset.writer import ShardWriter
 from streamload.errors import DatasetIndexError, ShardNotFoundError, StorageError
-from streamload.fetch.listing import Listing, find_shards, list_shards
-from streamload.fetch.local_storage import LocalStorage, storage_for
-from streamload.fetch.storage import ShardInfo
+from streamload.fetch.listing.finder import find_shards
+from streamload.fetch.listing.listing import Listing, list_shards
+from streamload.fetch.storage.local import LocalStorage, storage_for
+from streamload.fetch.storage.protocol import ShardInfo
 
 
 def touch(folder: Path, *names: str) -> list[str]:

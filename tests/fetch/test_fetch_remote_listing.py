@@ -17,9 +17,10 @@ from streamload.dataset.scan_cache import ScanCache
 from streamload.dataset.urls import expand_urls
 from streamload.dataset.writer import ShardWriter
 from streamload.errors import DatasetIndexError, ShardNotFoundError
-from streamload.fetch.listing import Listing, find_shards, list_shards
-from streamload.fetch.storage import UNKNOWN_BYTES
-from streamload.fetch.storages import Storages
+from streamload.fetch.listing.finder import find_shards
+from streamload.fetch.listing.listing import Listing, list_shards
+from streamload.fetch.storage.protocol import UNKNOWN_BYTES
+from streamload.fetch.storage.storages import Storages
 from streamload.fetch.tables import Tables
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from streamload.errors import ShardChangedError, ShardNotFoundError, StorageError
-from streamload.fetch.listing import Shard
+from streamload.fetch.listing.shard import Shard
 from streamload.fetch.resident import ResidentShards
 from streamload.memory.mapped import map_memory
 

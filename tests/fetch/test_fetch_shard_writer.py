@@ -20,9 +20,9 @@ from servers.rclone import S3Server
 from streamload import ShardWriter, StreamLoader
 from streamload.dataset.index import DatasetIndex
 from streamload.errors import StorageError
-from streamload.fetch.filesystem_storage import FilesystemStorage
-from streamload.fetch.listing import list_shards
-from streamload.fetch.storages import Storages
+from streamload.fetch.listing.listing import list_shards
+from streamload.fetch.storage.filesystem import FilesystemStorage
+from streamload.fetch.storage.storages import Storages
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from servers.nginx import WebServer
 from servers.rclone import S3Server
 
 from streamload.errors import ShardChangedError, ShardNotFoundError, StorageError
-from streamload.fetch.storage import RangeBody, Storage
-from streamload.fetch.storages import Storages
+from streamload.fetch.storage.protocol import RangeBody, Storage
+from streamload.fetch.storage.storages import Storages
 
 CONTENT = bytes(range(256)) * 4000
 SMALL = b"small"

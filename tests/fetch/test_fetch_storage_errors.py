@@ -9,9 +9,9 @@ import pytest
 from scripted_server import CONTENT, Script, serve
 
 from streamload.errors import ShardChangedError, ShardNotFoundError, StorageError, TransientStorageError
-from streamload.fetch.storage import without_secrets
-from streamload.fetch.storage_options import object_config, options_of
-from streamload.fetch.storages import Storages
+from streamload.fetch.storage.options import object_config, options_of
+from streamload.fetch.storage.protocol import without_secrets
+from streamload.fetch.storage.storages import Storages
 
 OPTIONS = {"key": "key-id", "secret": "told-secret", "token": "told-secret"}
 KINDS = ["s3", "http", "s3fs", "fsspec-http"]
@@ -125,7 +125,7 @@ def test_ranges_are_not_tried_again_in_secret_but_small_files_are() -> None:
 
 
 def test_expired_credentials_are_renewed_once_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    from streamload.fetch import object_storage
+    from streamload.fetch.storage import objects as object_storage
 
     made: list[str] = []
     make = object_storage.make_store

@@ -10,8 +10,8 @@ import pytest
 from virtual_time import run_in_virtual_time
 
 from streamload.errors import ShardChangedError, StorageError
-from streamload.fetch.download import Downloaded, Watch
-from streamload.fetch.stragglers import Stragglers, download_with_second
+from streamload.fetch.transfer.download import Downloaded, Watch
+from streamload.fetch.transfer.stragglers import Stragglers, download_with_second
 
 
 def sent(at_s: float, asked_bytes: int = 100) -> Watch:

@@ -17,8 +17,8 @@ from streamload.dataset.scan_cache import ScanCache
 from streamload.dataset.table import ShardTable
 from streamload.errors import DatasetIndexError, ShardFormatError
 from streamload.fetch import tables as tables_module
-from streamload.fetch.listing import Listing, list_shards
-from streamload.fetch.storages import Storages
+from streamload.fetch.listing.listing import Listing, list_shards
+from streamload.fetch.storage.storages import Storages
 from streamload.fetch.tables import Tables
 from streamload.memory.mapped import map_memory
 

@@ -12,8 +12,8 @@ from scripted_storage import Answer, ScriptedStorage
 from virtual_time import run_in_virtual_time
 
 from streamload.errors import StorageError, TransientStorageError
-from streamload.fetch.download import Downloaded, DownloadLimits, Pin
-from streamload.fetch.transfers import Part, Source, TransferCounts, Transfers
+from streamload.fetch.transfer.download import Downloaded, DownloadLimits, Pin
+from streamload.fetch.transfer.transfers import Part, Source, TransferCounts, Transfers
 
 PART_BYTES = 100
 THROTTLED = TransientStorageError("slow down", throttled=True)

@@ -19,7 +19,14 @@ from hypothesis import strategies as st
 from packed_shards import URL, by_program, mixed, packed, unpacked
 
 from streamload.errors import ShardFormatError
-from streamload.fetch.unpacking import MOST_RATIO, RATIO_FREE_BYTES, Compression, Unpacker, compression_of, unpack
+from streamload.fetch.unpack.unpacking import (
+    MOST_RATIO,
+    RATIO_FREE_BYTES,
+    Compression,
+    Unpacker,
+    compression_of,
+    unpack,
+)
 
 CONTENT = mixed(700_000)
 ALL = list(Compression)

@@ -12,7 +12,7 @@ import zstandard
 from packed_shards import URL, mixed, packed, unpacked
 
 from streamload.errors import ShardFormatError
-from streamload.fetch.unpacking import Compression, Unpacker
+from streamload.fetch.unpack.unpacking import Compression, Unpacker
 
 ALL = list(Compression)
 SMALL = mixed(6_000, seed=3)[4_900:5_900]

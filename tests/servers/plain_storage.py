@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 import obstore
 from obstore.store import HTTPStore
 
-from streamload.fetch.obstore_errors import storage_error
-from streamload.fetch.storage import quoted
+from streamload.fetch.storage.obstore_errors import storage_error
+from streamload.fetch.storage.protocol import quoted
 
 
 class PlainStorage:

@@ -13,7 +13,7 @@ from streamload_tools import shardify
 from typer.testing import CliRunner
 
 from streamload.dataset.index import DatasetIndex
-from streamload.fetch.listing import list_shards
+from streamload.fetch.listing.listing import list_shards
 
 FORMATS = {
     ".jpg": "JPEG",

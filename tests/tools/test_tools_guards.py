@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 from image_folders import files_below, images, pack, packed_samples
-from streamload_tools import publishing, shardify, staging, work, workforce
-from streamload_tools.staging import STAGING
+from streamload_tools import shardify
+from streamload_tools.packing import publishing, staging, work, workforce
+from streamload_tools.packing.staging import STAGING
 
 JOINING = ["--resize", 4, "--max-count", 2, "--workers", 1]
 
@@ -56,7 +57,7 @@ def test_a_kept_shard_is_the_one_that_is_planned(tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize("damage", [lambda record: record.unlink(), lambda record: record.write_bytes(b"")])
 def test_a_piece_without_its_record_is_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: object) -> None:
     source, dest = images(tmp_path), tmp_path / "dest"
-    monkeypatch.setattr("streamload_tools.packing._PIECE_FILES", 3)
+    monkeypatch.setattr("streamload_tools.packing.packing._PIECE_FILES", 3)
     stopped_at(3, work, "_join", monkeypatch, source, dest, *JOINING)
     damage(dest / STAGING / "pieces" / "all" / "shard-000002.tar.done")  # type: ignore[operator]
     status, _, err = pack(source, dest, *JOINING, "--resume")
@@ -205,8 +206,8 @@ def test_no_more_processes_are_started_than_there_are_tasks(
     if processes is None:
         processes = -(-sum(map(len, files_below(source).values())) // 5000)
         assert processes > 1
-    monkeypatch.setattr("streamload_tools.packing._PIECE_FILES", 5)
-    monkeypatch.setattr("streamload_tools.packing._MANY_FILES", 12)
+    monkeypatch.setattr("streamload_tools.packing.packing._PIECE_FILES", 5)
+    monkeypatch.setattr("streamload_tools.packing.packing._MANY_FILES", 12)
     monkeypatch.setattr(workforce.Workforce, "start", lambda self, number: asked.append(number))
     assert pack(source, tmp_path / "dest", "--workers", 1, *options)[0] == 0
     assert asked == [processes]
@@ -227,7 +228,7 @@ def test_a_full_disk_before_anything_is_packed_leaves_nothing(tmp_path: Path, mo
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("streamload_tools.listing.Listing.save", full)
+    monkeypatch.setattr("streamload_tools.sources.listing.Listing.save", full)
     status, _, err = pack(source, dest)
     assert status == 1
     assert f"error: {dest}: No space left on device; make room there\n" in err

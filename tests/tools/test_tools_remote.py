@@ -21,8 +21,8 @@ from streamload import ShardWriter, StreamLoader
 from streamload.dataset.index import DatasetIndex
 from streamload.dataset.scan import scan_shard
 from streamload.dataset.table import ShardTable
-from streamload.fetch.listing import list_shards
-from streamload.fetch.storages import Storages
+from streamload.fetch.listing.listing import list_shards
+from streamload.fetch.storage.storages import Storages
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from image_folders import files_below, pack, packed_samples
 from PIL import Image, ImageOps
-from streamload_tools.resizing import Resizing
+from streamload_tools.packing.resizing import Resizing
 
 from streamload.images.files import decode_image
 
@@ -111,7 +111,7 @@ def test_shards_of_resized_images_are_as_full_as_allowed_and_the_same_with_any_w
         field = "jpg" if number % 5 or number % 4 else "png"
         height, width, _ = decode_image(memoryview(sample[field])).shape
         assert (height, width) == ((20, 30) if number % 5 else (10, 12))
-    monkeypatch.setattr("streamload_tools.packing._PIECE_FILES", 7)
+    monkeypatch.setattr("streamload_tools.packing.packing._PIECE_FILES", 7)
     assert pack(source, tmp_path / "7", *options)[0] == 0
     assert files_below(tmp_path / "7") == files_below(tmp_path / "1")
 

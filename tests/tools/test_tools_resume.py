@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 from image_folders import files_below, image_bytes, images, pack, packed_samples
-from streamload_tools import loading, packing, publishing, shardify, work, workforce
-from streamload_tools.staging import STAGING
+from streamload_tools import shardify
+from streamload_tools.packing import packing, publishing, work, workforce
+from streamload_tools.packing.staging import STAGING
+from streamload_tools.sources import loading
 
 
 def stopped_in_the_middle(source: Path, dest: Path, monkeypatch: pytest.MonkeyPatch, *options: object) -> str:
@@ -287,7 +289,7 @@ def test_stopped_while_it_clears_up_it_is_finished_all_the_same(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("streamload_tools.staging.shutil.rmtree", stopped)
+        patch.setattr("streamload_tools.packing.staging.shutil.rmtree", stopped)
         assert pack(source, dest)[0] == 130
     status, _, err = pack(source, dest, "--resume")
     assert status == 0

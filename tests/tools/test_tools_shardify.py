@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 from image_folders import files_below, image_bytes, image_folder, images, pack, packed_samples
-from streamload_tools import work
-from streamload_tools.loading import load
+from streamload_tools.packing import work
+from streamload_tools.packing.records import Finished
 from streamload_tools.progress import LineProgress, open_progress
-from streamload_tools.records import Finished
-from streamload_tools.source_classes import find_images
+from streamload_tools.sources.classes import find_images
+from streamload_tools.sources.loading import load
 
 from streamload import ShardWriter
 

@@ -20,9 +20,9 @@ from servers.rclone import S3Server
 from streamload import StreamLoader
 from streamload.dataset.index import DatasetIndex
 from streamload.errors import StorageError
-from streamload.fetch.listing import list_shards
-from streamload.fetch.object_storage import ObjectStorage
-from streamload.fetch.storages import Storages
+from streamload.fetch.listing.listing import list_shards
+from streamload.fetch.storage.objects import ObjectStorage
+from streamload.fetch.storage.storages import Storages
 
 
 @pytest.fixture

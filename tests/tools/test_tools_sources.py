@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 from image_folders import image_bytes, image_folder, pack, packed_samples
-from streamload_tools.check import fault_of
-from streamload_tools.source import IMAGE_FIELDS, numbered_labels, safe_key
-from streamload_tools.source_table import TableColumns, read_table
+from streamload_tools.sources.check import fault_of
+from streamload_tools.sources.source import IMAGE_FIELDS, numbered_labels, safe_key
+from streamload_tools.sources.table import TableColumns, read_table
 
 from streamload import StreamLoader
 

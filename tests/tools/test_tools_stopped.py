@@ -15,8 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 from image_folders import files_below, images, pack, packed_samples
-from streamload_tools import work, workforce
-from streamload_tools.staging import STAGING
+from streamload_tools.packing import work, workforce
+from streamload_tools.packing.staging import STAGING
 
 from streamload.dataset.shard_file import ShardFile
 from streamload.errors import WorkerError
@@ -157,7 +157,7 @@ def test_a_real_ctrl_c_to_the_whole_group(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "gate")
     # The program stops at a pipe that nobody opens for writing, so that it is surely at work when the signal comes.
     program = (
-        "import sys, streamload_tools.packing as p, streamload_tools.shardify as s\n"
+        "import sys, streamload_tools.packing.packing as p, streamload_tools.shardify as s\n"
         "gate = sys.argv.pop()\n"
         "p._Run.join = lambda *a: (print('at work', flush=True), open(gate))\n"
         "s.main()\n"

@@ -12,7 +12,7 @@ from image_folders import files_below, images, pack, run
 from streamload_tools import main as streamload
 
 from streamload.dataset.index import DatasetIndex
-from streamload.fetch.listing import list_shards
+from streamload.fetch.listing.listing import list_shards
 
 
 @pytest.fixture

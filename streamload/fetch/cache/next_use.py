@@ -1,0 +1,171 @@
+"""When is a shard needed next? The order of this epoch and of those that follow says so for every shard."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamload.fetch.cache.shard_identity import key_in_name, url_key
+from streamload.order.lanes import lane_bounds
+from streamload.order.plan import OrderOptions, shards_in_order
+
+__all__ = ["NextUse", "OrderNextUse", "Unforeseen", "numbers_by_key"]
+
+_EPOCHS_AHEAD = 16
+
+
+class NextUse(Protocol):
+    """What a cache asks about the future. Files are named as by `ShardIdentity.file_name`."""
+
+    def begin(self, name: str, /) -> None:
+        """The shard is being opened: the use that was its next one is the present one from now on."""
+
+    def position(self, name: str, /) -> float:
+        """When the shard is needed next, after the present use; smaller is sooner, infinity where that is unknown."""
+
+
+class Unforeseen:
+    """The future of which nothing is known: every use is infinitely far away."""
+
+    def begin(self, _name: str, /) -> None:
+        """Nothing changes."""
+
+    def position(self, _name: str, /) -> float:
+        """Infinity."""
+        return float("inf")
+
+
+def numbers_by_key(urls: Iterable[str]) -> dict[str, int]:
+    """The number in the listing of each shard, by the key that its cached file's name begins with."""
+    return {url_key(url): number for number, url in enumerate(urls)}
+
+
+class OrderNextUse:
+    """The next uses that follow from the order of one epoch and of those after it.
+
+    A use is counted in emissions of its lane, the same for all lanes, because all of them move on at one rate. A
+    shard on the border of lanes has a use in each of them. After the last use of this epoch comes the first one of
+    the next; where this machine reads only some of the lanes, of the first epoch in which the shard falls to one of
+    them, as far as 16 epochs ahead.
+
+    Unknown counts are taken for the mean of the known ones.
+
+    Args:
+        numbers: the shards' numbers in the listing, see `numbers_by_key`.
+        options: of the order.
+        counts: int64[n_shards], the samples of each shard, -1 where unknown.
+        epoch: the present one.
+        lanes: those that are read on this machine, on whatever rank; None for all.
+        start: the epoch's position to start from, over all lanes, as a state holds it.
+    """
+
+    def __init__(
+        self,
+        numbers: Mapping[str, int],
+        options: OrderOptions,
+        counts: NDArray[np.int64],
+        epoch: int,
+        *,
+        lanes: Collection[int] | None = None,
+        start: int = 0,
+    ) -> None:
+        self._numbers = numbers
+        filled = _filled(counts)
+        edges, uses = _uses(options, filled, epoch, lanes)
+        self._edges: list[int] = edges.tolist()
+        self._uses: list[float] = uses.tolist()
+        self._later: list[float] = _uses_in_later_epochs(options, filled, epoch, lanes).tolist()
+        self._begun: set[int] = set()
+        self._passed = start / options.lanes
+
+    def advance(self, position: int | float) -> None:
+        """Every lane has come to this number of its emissions: uses before it are past, on other ranks too."""
+        self._passed = max(self._passed, position)
+
+    def begin(self, name: str, /) -> None:
+        """Of the uses that have not begun, the one nearest to the present position begins."""
+        shard = self._numbers.get(key_in_name(name))
+        if shard is None:
+            return
+        waiting = [use for use in range(self._edges[shard], self._edges[shard + 1]) if use not in self._begun]
+        if waiting:
+            self._begun.add(min(waiting, key=lambda use: abs(self._uses[use] - self._passed)))
+
+    def position(self, name: str, /) -> float:
+        """The number of emissions of a lane, counted from this epoch's start, before the shard is needed next."""
+        shard = self._numbers.get(key_in_name(name))
+        if shard is None:
+            return float("inf")
+        for use in range(self._edges[shard], self._edges[shard + 1]):
+            if self._uses[use] >= self._passed and use not in self._begun:
+                return self._uses[use]
+        return self._later[shard]
+
+
+def _filled(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    known = counts >= 0
+    mean = max(1, round(float(counts[known].mean()))) if known.any() else 1
+    return np.where(known, counts, mean)
+
+
+def _lane_length(options: OrderOptions, counts: NDArray[np.int64]) -> int:
+    return -int(-counts.sum() // options.lanes)
+
+
+def _uses(
+    options: OrderOptions, counts: NDArray[np.int64], epoch: int, lanes: Collection[int] | None
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """The uses of an epoch, ascending for each shard: shard s has those of `edges[s]:edges[s + 1]`."""
+    order = shards_in_order(options, len(counts), epoch)
+    ends = np.cumsum(counts[order])
+    starts = ends - counts[order]
+    bounds = lane_bounds(int(counts.sum()), options.lanes)
+    first = np.searchsorted(bounds, starts, side="right") - 1
+    n_lanes = np.where(ends > starts, np.searchsorted(bounds, ends, side="left") - first, 0)
+    shards = np.repeat(order, n_lanes)
+    lane = np.repeat(first, n_lanes) + _counted_up(n_lanes)
+    numbers = _first_emission(np.maximum(np.repeat(starts, n_lanes) - bounds[lane], 0), options.reach)
+    if lanes is not None:
+        here = np.isin(lane, np.fromiter(lanes, np.int64))
+        shards, numbers = shards[here], numbers[here]
+    by_shard = np.lexsort((numbers, shards))
+    edges = np.searchsorted(shards[by_shard], np.arange(len(counts) + 1))
+    return edges, numbers[by_shard]
+
+
+def _counted_up(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """0, 1, ... anew for each of the lengths."""
+    ends = np.cumsum(lengths)
+    total = int(ends[-1]) if len(ends) else 0
+    return np.arange(total, dtype=np.int64) - np.repeat(ends - lengths, lengths)
+
+
+def _first_emission(positions: NDArray[np.int64], window: int) -> NDArray[np.float64]:
+    """About how many emissions of a lane come before any of the samples from each position on."""
+    exact = positions.astype(np.float64)
+    if not window:
+        return exact
+    # Of the positions below x, about x**2 / 2w have a key below x while x < w, and x - w/2 from there on.
+    return np.where(exact < window, exact**2 / (2 * window), exact - window / 2)
+
+
+def _uses_in_later_epochs(
+    options: OrderOptions, counts: NDArray[np.int64], epoch: int, lanes: Collection[int] | None
+) -> NDArray[np.float64]:
+    """The first use of each shard after this epoch, float64[n_shards], infinity where there is none in sight."""
+    found = np.full(len(counts), np.inf)
+    for ahead in range(1, _EPOCHS_AHEAD + 1):
+        first = _first_uses(*_uses(options, counts, epoch + ahead, lanes)) + ahead * _lane_length(options, counts)
+        found = np.minimum(found, first)
+        if np.isfinite(found[counts > 0]).all():
+            break
+    return found
+
+
+def _first_uses(edges: NDArray[np.int64], uses: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The first use of each shard, infinity where it has none."""
+    padded = np.append(uses, np.inf)
+    return np.where(edges[1:] > edges[:-1], padded[edges[:-1]], np.inf)

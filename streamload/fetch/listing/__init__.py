@@ -1,0 +1,1 @@
+"""Which shards there are: one listing or one index, and what it says of them."""

@@ -1,0 +1,232 @@
+"""From what a user names to the shards that there are: braces, globs, folders and single shards, in their order."""
+
+from __future__ import annotations
+
+import fnmatch
+import logging
+import os
+import re
+from collections.abc import Sequence
+from glob import escape
+from urllib.parse import quote
+
+from streamload.dataset.index import IndexedShard
+from streamload.dataset.urls import Urls, expand_urls
+from streamload.errors import DatasetIndexError, ShardNotFoundError, StorageError
+from streamload.fetch.listing.foreign_lookup import ForeignLookup
+from streamload.fetch.listing.index_lookup import IndexLookup
+from streamload.fetch.listing.shard import Shard
+from streamload.fetch.listing.shard_names import (
+    WEB,
+    folder_and_name,
+    is_shard_name,
+    refuse_repetitions,
+    refuse_unknown_compression,
+    shard_name,
+)
+from streamload.fetch.storage.errors import close_matches
+from streamload.fetch.storage.protocol import (
+    UNKNOWN_BYTES,
+    ShardInfo,
+    Storage,
+    is_pattern,
+    protocol_of,
+    without_secrets,
+)
+from streamload.fetch.storage.storages import Storages
+
+__all__ = ["Finder", "find_shards"]
+
+_log = logging.getLogger("streamload")
+
+
+def find_shards(urls: Urls, storages: Storages | None = None) -> list[str]:
+    """The shards that `urls` names, by what lies there alone: no index is read, a folder stands for its tar files.
+
+    Raises:
+        TypeError, ValueError, ShardNotFoundError, StorageError: as `list_shards`, except that a shard that is named
+            without a pattern is not looked for.
+    """
+    return Finder(Storages() if storages is None else storages, None).names(urls)
+
+
+class Finder:
+    """From names to shards, with few requests: an index or one listing for each remote folder, none for each shard."""
+
+    def __init__(self, storages: Storages, indexes: IndexLookup | None) -> None:
+        self._storages = storages
+        self._indexes = indexes
+        self._listed: dict[str, Sequence[ShardInfo]] = {}
+
+    def promised(self, shards: Sequence[Shard]) -> dict[str, int]:
+        """What other tools' indexes beside some shards say of their counts, by url; costs no listing of its own.
+
+        Raises:
+            DatasetIndexError, ShardFormatError: as `ForeignLookup.counts`.
+        """
+        foreign = ForeignLookup(self._storages)
+        by_folder: dict[str, list[Shard]] = {}
+        for shard in shards:
+            by_folder.setdefault(shard.folder, []).append(shard)
+        found: dict[str, int] = {}
+        for folder, inside in by_folder.items():
+            counts = foreign.counts(folder, {shard.name: shard.bytes for shard in inside}, self._listed.get(folder))
+            found |= {shard.url: counts[shard.name] for shard in inside if shard.name in counts}
+        return found
+
+    def find(self, urls: Urls) -> list[ShardInfo]:
+        """What is known of the shards that `urls` names, in order; see `find_shards` for the errors."""
+        found: list[ShardInfo | str] = []
+        for url in expand_urls(urls):
+            found += self._resolve(url)
+        refuse_repetitions([url if isinstance(url, str) else url.url for url in found])
+        named = self._look_up([url for url in found if isinstance(url, str)])
+        return [named[url] if isinstance(url, str) else self._looked_at(url) for url in found]
+
+    def names(self, urls: Urls) -> list[str]:
+        """The urls of the shards alone; those that are named are not looked at."""
+        found = [match for url in expand_urls(urls) for match in self._resolve(url)]
+        names = [url if isinstance(url, str) else url.url for url in found]
+        refuse_repetitions(names)
+        return names
+
+    def _looked_at(self, found: ShardInfo) -> ShardInfo:
+        """A match; `info` says what is wrong with a local one that has no size."""
+        if found.bytes == UNKNOWN_BYTES and self._storages.is_local(found.url):
+            return self._storages.for_url(found.url).info(found.url)
+        return found
+
+    def _resolve(self, url: str) -> Sequence[ShardInfo | str]:
+        """The shards that one expanded url stands for; those that are named are looked at later, together."""
+        storage = self._storages.for_url(url)
+        url = storage.absolute(url)
+        refuse_unknown_compression(url)
+        local = self._storages.is_local(url)
+        if local and storage.is_folder(url):
+            return self._in_local_folder(storage, url.rstrip("/"))
+        if is_pattern(url):
+            matches = storage.list(url) if local else self._matching(storage, url)
+            if not matches:
+                raise ShardNotFoundError("no file matches this pattern; check the path and the pattern", url=url)
+            for match in matches:
+                refuse_unknown_compression(match.url)
+            return matches
+        if not local and not is_shard_name(shard_name(url)):
+            return self._in_remote_folder(storage, url.rstrip("/"))
+        return [url]
+
+    def _matching(self, storage: Storage, pattern: str) -> Sequence[ShardInfo]:
+        """What matches remotely. A folder without a pattern in its own name is listed whole, for what lies beside."""
+        folder, name = folder_and_name(pattern)
+        if is_pattern(folder) or "::" in pattern or name.startswith(".") or protocol_of(pattern) in WEB:
+            return storage.list(pattern)
+        wanted = re.compile(fnmatch.translate(name)).match
+        return [found for found in self._in_folder(storage, folder) if wanted(shard_name(found.url))]
+
+    def _in_folder(self, storage: Storage, folder: str) -> Sequence[ShardInfo]:
+        if folder not in self._listed:
+            self._listed[folder] = storage.list(f"{escape(folder)}/*")
+        return self._listed[folder]
+
+    def _in_local_folder(self, storage: Storage, folder: str) -> Sequence[ShardInfo | str]:
+        tars = _shards_in(storage, folder)
+        known = self._indexes.of_folder(folder) if self._indexes is not None else None
+        if known is not None:
+            named = sorted(shard.name for shard in known.shards)
+            forgotten = sorted({os.path.basename(tar.url) for tar in tars}.difference(named))
+            if forgotten:
+                raise DatasetIndexError(
+                    f"the folder holds {len(forgotten)} shards that its index does not know, from {forgotten[0]!r} on; "
+                    f"add them with `streamload index {folder}`, or name the shards with a pattern",
+                    url=folder,
+                )
+            return [f"{folder}/{name}" for name in named]
+        if not tars:
+            raise ShardNotFoundError(f"this folder holds no index and no *.tar; {_advice(storage, folder)}", url=folder)
+        return tars
+
+    def _in_remote_folder(self, storage: Storage, folder: str) -> Sequence[ShardInfo]:
+        known = self._indexes.of_folder(folder) if self._indexes is not None else None
+        if known is not None:
+            web = protocol_of(folder) in WEB
+            return [
+                _indexed(f"{folder}/{quote(entry.name) if web else entry.name}", entry)
+                for entry in sorted(known.shards, key=lambda entry: entry.name)
+            ]
+        if protocol_of(folder) in WEB:
+            raise ShardNotFoundError(
+                "this address holds no index, and a web server does not list its files; name the shards, with braces: "
+                "train-{000000..000099}.tar",
+                url=without_secrets(folder),
+            )
+        tars = [found for found in self._in_folder(storage, folder) if is_shard_name(found.url)]
+        if tars:
+            return tars
+        try:
+            return [storage.info(folder)]  # a shard with another ending
+        except ShardNotFoundError as exc:
+            raise ShardNotFoundError(
+                f"there is no shard of this name, and as a folder it holds no index and no *.tar ({exc.message})",
+                url=without_secrets(folder),
+            ) from None
+
+    def _look_up(self, urls: Sequence[str]) -> dict[str, ShardInfo]:
+        """What is known of shards that are named one by one."""
+        found: dict[str, ShardInfo] = {}
+        by_folder: dict[str, list[str]] = {}
+        for url in urls:
+            if self._storages.is_local(url):
+                found[url] = self._storages.for_url(url).info(url)
+                continue
+            folder, name = folder_and_name(url)
+            entry = self._indexes.entry_of(folder, name) if self._indexes is not None else None
+            if entry is not None:
+                found[url] = _indexed(url, entry)
+            else:
+                by_folder.setdefault(folder, []).append(url)
+        for folder, named in by_folder.items():
+            found |= self._look_up_in(folder, named)
+        return found
+
+    def _look_up_in(self, folder: str, urls: Sequence[str]) -> dict[str, ShardInfo]:
+        """The same for shards of one remote folder without an index, from one listing where there can be one."""
+        if protocol_of(folder) in WEB:
+            return {url: ShardInfo(url, UNKNOWN_BYTES, 0) for url in urls}
+        storage = self._storages.for_url(urls[0])
+        if len(urls) == 1:
+            return {urls[0]: storage.info(urls[0])}
+        try:
+            listed = {info.url: info for info in self._in_folder(storage, folder)}
+        except StorageError as exc:
+            if type(exc) is not StorageError:
+                raise
+            _log.warning("the sizes of the shards are not known before they are read: %s", exc)
+            return {url: ShardInfo(url, UNKNOWN_BYTES, 0) for url in urls}
+        found = {}
+        for url in urls:
+            if url in listed:
+                found[url] = listed[url]
+            elif shard_name(url).startswith("."):  # which listings leave out
+                found[url] = storage.info(url)
+            else:
+                advice = close_matches(shard_name(url), map(shard_name, listed), folder)
+                raise ShardNotFoundError(f"no such shard: {advice}", url=without_secrets(url))
+        return found
+
+
+def _shards_in(storage: Storage, folder: str) -> Sequence[ShardInfo]:
+    return [found for found in storage.list(f"{escape(folder)}/*") if is_shard_name(found.url)]
+
+
+def _indexed(url: str, entry: IndexedShard) -> ShardInfo:
+    return ShardInfo(url, entry.bytes, entry.mtime_ns or 0, entry.etag)
+
+
+def _advice(storage: Storage, folder: str) -> str:
+    inside = [match.url for match in storage.list(f"{escape(folder)}/*", folders=True)]
+    with_shards = [match for match in inside if _shards_in(storage, match)]
+    if with_shards:
+        return f"folders in it do: name one of them, such as {with_shards[0]!r}"
+    if inside:
+        return f"if it is an ImageFolder (one folder a class), pack it first: shardify {folder} DESTINATION"
+    return "check the path"

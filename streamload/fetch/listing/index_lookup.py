@@ -1,0 +1,109 @@
+"""Finding the indexes of folders, local or remote, each read once."""
+
+from __future__ import annotations
+
+import logging
+import os
+from urllib.parse import quote
+
+from streamload.dataset.index import INDEX_FILE, INDEX_FOLDER, DatasetIndex, IndexedShard, table_path
+from streamload.dataset.table import ShardTable
+from streamload.errors import DatasetIndexError, ShardNotFoundError, StorageError
+from streamload.fetch.storage.protocol import protocol_of, without_secrets
+from streamload.fetch.storage.storages import Storages
+
+__all__ = ["MOST_INDEX_BYTES", "IndexLookup"]
+
+_log = logging.getLogger("streamload")
+
+MOST_INDEX_BYTES = 4 << 30
+"""A larger file is not taken for a part of an index."""
+
+
+class IndexLookup:
+    """The indexes of the folders that shards lie in, each read once: one request for each remote folder."""
+
+    def __init__(self, elsewhere: str | os.PathLike[str] | None = None, storages: Storages | None = None) -> None:
+        """Prepare to look beside the shards, or read the one index that lies elsewhere.
+
+        Raises:
+            DatasetIndexError: there is none where `elsewhere` says, or it is broken.
+            StorageError: the storage there cannot be read.
+        """
+        self._storages = Storages() if storages is None else storages
+        self._by_folder: dict[str, DatasetIndex | None] = {}
+        self._entries: dict[str, dict[str, IndexedShard]] = {}
+        self._elsewhere = None if elsewhere is None else self._find_elsewhere(os.fspath(elsewhere))
+
+    def of_folder(self, folder: str) -> DatasetIndex | None:
+        """The index for the shards in a folder, or None.
+
+        Raises:
+            DatasetIndexError: it is broken.
+            StorageError: it cannot be read.
+        """
+        if self._elsewhere is not None:
+            return self._elsewhere
+        if folder not in self._by_folder:
+            self._by_folder[folder] = self._beside(f"{folder.rstrip('/')}/{INDEX_FOLDER}")
+        return self._by_folder[folder]
+
+    def entry_of(self, folder: str, name: str) -> IndexedShard | None:
+        """What the index for a folder says of one shard, or None. Raises what `of_folder` raises."""
+        index = self.of_folder(folder)
+        if index is None:
+            return None
+        if index.folder not in self._entries:
+            self._entries[index.folder] = {entry.name: entry for entry in index.shards}
+        return self._entries[index.folder].get(name)
+
+    def table_of(self, folder: str, name: str) -> ShardTable | None:
+        """The table of one shard, or None where there is no index for its folder.
+
+        Raises:
+            DatasetIndexError: the index does not have the shard, or is broken.
+            StorageError: it cannot be read.
+        """
+        index = self.of_folder(folder)
+        if index is None or self._storages.is_local(index.folder):
+            return None if index is None else index.table(name)
+        index.shard(name)
+        web = protocol_of(index.folder) in ("http", "https")
+        url = table_path(index.folder, quote(name) if web else name)
+        try:
+            content = self._storages.for_url(url).read_bytes(url, most_bytes=MOST_INDEX_BYTES)
+        except ShardNotFoundError as exc:
+            raise DatasetIndexError(
+                "the index has no such file; make it anew with `streamload index`", url=without_secrets(url)
+            ) from exc
+        return index.table(name, content)
+
+    def _beside(self, folder: str) -> DatasetIndex | None:
+        try:
+            return self._read(folder)
+        except StorageError as exc:
+            if type(exc) is not StorageError:
+                raise
+            # Whoever may read objects but not list them is refused what is not there, too.
+            _log.warning("going on without an index, since it cannot be read: %s", exc)
+            return None
+
+    def _find_elsewhere(self, index: str) -> DatasetIndex:
+        place = index.rstrip("/") or "/"
+        for folder in (place, f"{place.rstrip('/')}/{INDEX_FOLDER}"):
+            if (found := self._read(folder)) is not None:
+                return found
+        raise DatasetIndexError(
+            f"index={index!r} holds no index.json; write one there with `streamload index SHARDS --output {index}`"
+        )
+
+    def _read(self, folder: str) -> DatasetIndex | None:
+        """The index in its own folder, or None."""
+        if self._storages.is_local(folder):
+            folder = self._storages.for_url(folder).absolute(folder)
+            return DatasetIndex.load(folder) if os.path.exists(os.path.join(folder, INDEX_FILE)) else None
+        storage = self._storages.for_url(folder)
+        try:
+            return DatasetIndex.load(folder, lambda url: storage.read_bytes(url, most_bytes=MOST_INDEX_BYTES))
+        except ShardNotFoundError:
+            return None

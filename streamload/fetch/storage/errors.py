@@ -1,0 +1,123 @@
+"""What an answer of a storage means for a caller: the right error, with advice and without secrets."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+
+from streamload.errors import ShardChangedError, ShardNotFoundError, StorageError, TransientStorageError
+from streamload.fetch.storage.protocol import without_secrets
+
+__all__ = [
+    "ExpiredCredentialsError",
+    "changed_error",
+    "close_matches",
+    "connection_error",
+    "status_error",
+    "transient_error",
+]
+
+_THROTTLING = {"SlowDown", "Throttling", "ThrottlingException", "TooManyRequests", "RequestLimitExceeded", "ServerBusy"}
+_EXPIRED = {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired"}
+_NO_BUCKET = {"NoSuchBucket", "ContainerNotFound", "InvalidBucketName"}
+_WRONG_REGION = {"PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException", "Redirect"}
+_WRONG_KEY = {
+    "SignatureDoesNotMatch": "the secret key does not belong to the access key: check `secret` in storage_options, or "
+    "AWS_SECRET_ACCESS_KEY",
+    "InvalidAccessKeyId": "the storage does not know this access key: check `key` in storage_options, or "
+    "AWS_ACCESS_KEY_ID, and that it belongs to this endpoint",
+    "RequestTimeTooSkewed": "this machine's clock differs too much from the storage's: set it right",
+    "InvalidToken": "the session token is not valid: check `token` in storage_options, or AWS_SESSION_TOKEN",
+}
+_ENDPOINT = (
+    "`endpoint_url` and `client_kwargs={'region_name': ...}` in storage_options, or AWS_ENDPOINT_URL and AWS_REGION"
+)
+_PLAIN_CODE = re.compile(r"[A-Za-z0-9.]{1,60}\Z")
+
+
+class ExpiredCredentialsError(StorageError):
+    """The credentials were right and have run out; with new ones the request may succeed."""
+
+
+def status_error(url: str, status: int | None, code: str | None) -> StorageError:
+    """The error for an answer that is none of the bytes asked for.
+
+    Args:
+        url: what was asked for.
+        status: the HTTP status; None where it is not known.
+        code: the storage's own name for what is wrong (`NoSuchKey`), where there is one.
+    """
+    code = code if code is not None and _PLAIN_CODE.match(code) else None
+    shown = " ".join(str(part) for part in (status, code) if part is not None)
+    url = without_secrets(url)
+    if code in _EXPIRED:
+        return ExpiredCredentialsError(f"the credentials have expired ({shown}); renew them (log in again)", url=url)
+    if code in _NO_BUCKET:
+        return ShardNotFoundError(f"there is no such bucket ({shown}); check its name and the endpoint", url=url)
+    if code in _WRONG_KEY:
+        return StorageError(f"access is denied ({shown}): {_WRONG_KEY[code]}", url=url)
+    if code in _WRONG_REGION or status in (301, 302, 307, 308):
+        return StorageError(
+            f"the bucket is in another region or behind another endpoint ({shown}); give the right one: {_ENDPOINT}",
+            url=url,
+        )
+    if code in _THROTTLING or status in (429, 503):
+        return TransientStorageError(
+            f"the storage asks for fewer requests ({shown}); try again later, or ask with less at once",
+            url=url,
+            throttled=True,
+        )
+    if status == 404 or code in ("NoSuchKey", "BlobNotFound"):
+        return ShardNotFoundError("no such shard", url=url)
+    if status == 412:
+        return ShardChangedError("the shard was changed while it was in use", url=url)
+    if status == 416:
+        return ShardChangedError("the object ends before the bytes that were asked for, so it was changed", url=url)
+    if status == 408 or code in ("RequestTimeout", "InternalError") or (status is not None and status >= 500):
+        return TransientStorageError(f"the storage failed ({shown}); try again later", url=url)
+    if status in (401, 403):
+        return StorageError(
+            f"access is denied ({shown}); give credentials that may read this (`key` and `secret` in "
+            "storage_options, or the environment that your other tools use), or `anon=True` for a public bucket",
+            url=url,
+        )
+    return StorageError(f"the storage refused the request ({shown}); check the url and storage_options", url=url)
+
+
+def connection_error(url: str, what: str) -> StorageError:
+    """The error for a connection that was not made; `what` is what the library said."""
+    lowered, url = what.lower(), without_secrets(url)
+    if any(word in lowered for word in ("certificate", "tls", "ssl")):
+        return StorageError(
+            "the server's certificate is not trusted, or it does not speak TLS; check https:// in the endpoint, name "
+            "your own certificate authority with client_kwargs={'verify': PEM_FILE}",
+            url=url,
+        )
+    if any(word in lowered for word in ("dns", "name or service", "getaddrinfo", "nodename", "resolve")):
+        return TransientStorageError(f"the host is not known; check its name: {_ENDPOINT}", url=url)
+    return TransientStorageError(
+        f"no connection to the storage; check that it runs, and host and port: {_ENDPOINT}", url=url
+    )
+
+
+def transient_error(url: str, what: str) -> TransientStorageError:
+    """The error for an answer that broke off or cannot be believed."""
+    return TransientStorageError(f"{what}; try again later", url=without_secrets(url))
+
+
+def changed_error(url: str, was: str | None, now: str | None) -> ShardChangedError:
+    """The error for an object that is another version; `now` is None where it could not be learned."""
+    return ShardChangedError(
+        f"the shard was changed while it was in use: it was listed with ETag {was} and has {now or 'another one'} now; "
+        "make a new loader, and give every version of a dataset a folder of its own",
+        url=without_secrets(url),
+    )
+
+
+def close_matches(name: str, names: Iterable[str], folder: str) -> str:
+    """What would help whoever mistyped a name: those in its folder that are like it."""
+    close = difflib.get_close_matches(name, sorted(names)[:10_000], n=3)
+    if close:
+        return f"did you mean {' or '.join(map(repr, close))}?"
+    return f"nothing in {without_secrets(folder)!r} has a name like this"

@@ -1,0 +1,279 @@
+"""The storage of whatever fsspec can read: its protocols, chained urls, and a filesystem that the user gives."""
+
+from __future__ import annotations
+
+import asyncio
+import fnmatch
+import re
+import secrets
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from streamload.errors import ShardNotFoundError, StorageError
+from streamload.fetch.storage.errors import changed_error, close_matches, transient_error
+from streamload.fetch.storage.filesystem_errors import TellsErrors, filesystem_error
+from streamload.fetch.storage.filesystems import OpenFilesystem, open_filesystem, path_in, shard_info
+from streamload.fetch.storage.http_range import Wanted, open_http_range
+from streamload.fetch.storage.protocol import (
+    UNKNOWN_BYTES,
+    RangeBody,
+    ShardInfo,
+    is_pattern,
+    same_etag,
+    without_secrets,
+)
+from streamload.fetch.storage.s3fs_range import open_s3fs_range
+
+__all__ = ["FilesystemStorage"]
+
+_CHUNK_BYTES = 1 << 20
+_RENAMING = frozenset(("file", "local", "sftp", "ssh", "smb", "hdfs", "webhdfs", "ftp"))
+"""Protocols where a file appears while it is written, so that it has to be written under another name."""
+
+_Result = TypeVar("_Result")
+
+
+class FilesystemStorage:
+    """Files by any url that fsspec knows.
+
+    Asynchronous filesystems are awaited on the running loop, with an instance of their own, which `aclose` closes;
+    blocking calls run a loop of their own for as long as they take. All others are called on threads.
+
+    Args:
+        options: `storage_options`.
+        filesystem: what to read with; None finds it by the url.
+    """
+
+    def __init__(self, options: Mapping[str, Any], filesystem: Any = None) -> None:
+        self._options = options
+        self._filesystem = filesystem
+        self._opened: dict[str, OpenFilesystem] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._known: dict[str, ShardInfo] = {}
+
+    def info(self, url: str) -> ShardInfo:
+        """See `Storage.info`; a missing file comes with the names that are like it."""
+
+        async def look(opened: OpenFilesystem, path: str) -> ShardInfo:
+            try:
+                return await _look(opened, path)
+            except ShardNotFoundError as exc:
+                raise await _with_advice(opened, path, exc) from None
+
+        return self._alone(url, look)
+
+    def absolute(self, url: str) -> str:
+        """The url itself."""
+        return url
+
+    def list(self, pattern: str, *, folders: bool = False) -> list[ShardInfo]:
+        """What matches, by one listing of each folder that a component of the pattern stands for; `**` is `*`."""
+
+        async def find(opened: OpenFilesystem, path: str) -> Sequence[ShardInfo]:
+            return await _find(opened, path, folders=folders)
+
+        return [*self._alone(pattern, find)]
+
+    def is_folder(self, url: str) -> bool:
+        """See `Storage.is_folder`."""
+
+        async def look(opened: OpenFilesystem, path: str) -> bool:
+            return bool(await opened.call("isdir", path))
+
+        return self._alone(url, look)
+
+    def read_bytes(self, url: str, *, most_bytes: int) -> bytes:
+        """See `Storage.read_bytes`."""
+
+        async def read(opened: OpenFilesystem, path: str) -> bytes:
+            content: bytes = await opened.call("cat_file", path)
+            if len(content) > most_bytes:
+                raise StorageError(
+                    f"this has more than {most_bytes:,} bytes, so it is not what it should be",
+                    url=without_secrets(url),
+                )
+            return content
+
+        return self._alone(url, read)
+
+    async def open_range(self, url: str, start: int, end: int | None, *, etag: str | None = None) -> RangeBody:
+        """See `Storage.open_range`.
+
+        Of http servers and of s3fs the bytes stream; elsewhere a range is read whole. There its size and version are
+        asked once for each url.
+        """
+        opened, path = self._on_loop(url)
+        wanted = Wanted(url, start, end, etag)
+        with TellsErrors(url):
+            if opened.is_async and hasattr(opened.fs, "encode_url"):
+                session = await opened.fs.set_session()
+                headers = opened.fs.kwargs.get("headers")
+                return await open_http_range(session, str(opened.fs.encode_url(path)), wanted, headers=headers)
+            if opened.is_async and hasattr(opened.fs, "_call_s3"):
+                return await open_s3fs_range(opened.fs, path, wanted)
+            return await self._read(opened, path, wanted)
+
+    async def _read(self, opened: OpenFilesystem, path: str, wanted: Wanted) -> RangeBody:
+        known = self._known.get(wanted.url)
+        if known is None:
+            known = self._known[wanted.url] = await _look(opened, path)
+        if not same_etag(wanted.etag, known.etag):
+            raise changed_error(wanted.url, wanted.etag, known.etag)
+        end = known.bytes if wanted.end is None else min(wanted.end, known.bytes)
+        if wanted.start >= end:
+            raise changed_error(wanted.url, wanted.etag, known.etag)
+        content: bytes = await opened.call("cat_file", path, start=wanted.start, end=end)
+        if len(content) != end - wanted.start:
+            raise transient_error(
+                wanted.url, f"the storage gave {len(content):,} bytes where {end - wanted.start:,} were asked for"
+            )
+        return _ReadBody(content, known.bytes, known.etag)
+
+    def write(self, url: str, source: bytes | str) -> None:
+        """See `Storage.write`."""
+
+        async def put(opened: OpenFilesystem, path: str) -> None:
+            protocols = opened.fs.protocol
+            renames = bool(_RENAMING.intersection([protocols] if isinstance(protocols, str) else protocols))
+            target = f"{path}.{secrets.token_hex(8)}.tmp" if renames else path
+            if renames:
+                await opened.call("makedirs", path.rpartition("/")[0], exist_ok=True)
+            if isinstance(source, bytes):
+                await opened.call("pipe_file", target, source)
+            else:
+                await opened.call("put_file", source, target)
+            if renames:
+                await opened.call("mv", target, path)
+
+        self._alone(url, put)
+
+    def delete(self, url: str) -> None:
+        """See `Storage.delete`."""
+
+        async def remove(opened: OpenFilesystem, path: str) -> None:
+            try:
+                await opened.call("rm_file", path)
+            except FileNotFoundError:
+                return
+
+        self._alone(url, remove)
+
+    async def aclose(self) -> None:
+        """Close what reading from the running loop has opened."""
+        opened, self._opened = list(self._opened.values()), {}
+        for one in opened:
+            await one.aclose()
+
+    def _on_loop(self, url: str) -> tuple[OpenFilesystem, str]:
+        """The filesystem for a url on the running loop; opened once for each host, chain or bucket of its own."""
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            self._loop, self._opened = loop, {}
+        key = _place(url) if self._filesystem is None else ""
+        opened = self._opened.get(key)
+        if opened is None:
+            opened, path = open_filesystem(url, self._options, self._filesystem)
+            self._opened[key] = opened
+            return opened, path
+        return opened, path_in(opened.fs, url)
+
+    def _alone(self, url: str, act: Callable[[OpenFilesystem, str], Coroutine[Any, Any, _Result]]) -> _Result:
+        """Do something on a loop that ends with it; on a thread, where this one runs a loop already."""
+
+        async def whole() -> _Result:
+            opened, path = open_filesystem(url, self._options, self._filesystem)
+            try:
+                with TellsErrors(url):
+                    return await act(opened, path)
+            finally:
+                await opened.aclose()
+
+        return _run_alone(whole)
+
+
+def _place(url: str) -> str:
+    """What urls of one filesystem have in common: protocol and host, and the whole folder where they are chained."""
+    return url.rpartition("/")[0] if "::" in url else "/".join(url.split("/", 3)[:3])
+
+
+def _run_alone(whole: Callable[[], Coroutine[Any, Any, _Result]]) -> _Result:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(whole())
+    with ThreadPoolExecutor(1, "streamload-listing") as thread:
+        return thread.submit(lambda: asyncio.run(whole())).result()
+
+
+async def _look(opened: OpenFilesystem, path: str) -> ShardInfo:
+    url = opened.url(path)
+    try:
+        found = await opened.call("info", path)
+    except FileNotFoundError as exc:
+        raise filesystem_error(url, exc) from None
+    if found.get("type") == "directory":
+        raise StorageError("this is a folder, and a shard must be a file; check the path", url=without_secrets(url))
+    return shard_info(url, found)
+
+
+async def _find(opened: OpenFilesystem, path: str, *, folders: bool) -> Sequence[ShardInfo]:
+    components = path.split("/")
+    first = next((number for number, part in enumerate(components) if is_pattern(part)), len(components) - 1)
+    prefixes = ["/".join(components[:first])]
+    for component in components[first:-1]:
+        prefixes = [
+            str(entry["name"]).rstrip("/")
+            for prefix in prefixes
+            for entry in await _level(opened, prefix, component, kind="directory")
+        ]
+    kind = "directory" if folders else "file"
+    found = [entry for prefix in prefixes for entry in await _level(opened, prefix, components[-1], kind=kind)]
+    if folders:
+        return [ShardInfo(url, UNKNOWN_BYTES, 0) for url in sorted(opened.url(str(entry["name"])) for entry in found)]
+    return sorted((shard_info(opened.url(entry["name"]), entry) for entry in found), key=lambda info: info.url)
+
+
+async def _level(opened: OpenFilesystem, folder: str, component: str, *, kind: str) -> Sequence[dict[str, Any]]:
+    """What in a folder matches one component of a pattern; nothing where there is no such folder."""
+    try:
+        entries = await opened.call("ls", folder, detail=True)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return [entry for entry in entries if entry.get("type") == kind and _matches(str(entry["name"]), component)]
+
+
+def _matches(path: str, component: str) -> bool:
+    name = path.rstrip("/").rpartition("/")[2]
+    if name.startswith(".") and not component.startswith("."):
+        return False
+    return re.match(fnmatch.translate(component), name) is not None
+
+
+async def _with_advice(opened: OpenFilesystem, path: str, error: ShardNotFoundError) -> ShardNotFoundError:
+    folder, _, name = path.rpartition("/")
+    try:
+        with TellsErrors(opened.url(folder)):
+            entries = await opened.call("ls", folder, detail=True)
+    except StorageError:
+        return error
+    names = [str(entry["name"]).rpartition("/")[2] for entry in entries]
+    advice = close_matches(name, names, opened.url(folder))
+    return ShardNotFoundError(f"no such shard: {advice}", url=error.url)
+
+
+class _ReadBody:
+    """A range that was read whole."""
+
+    def __init__(self, content: bytes, total_bytes: int, etag: str | None) -> None:
+        self.total_bytes = total_bytes
+        self.etag = etag
+        self._content = content
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        content, self._content = self._content, b""
+        for start in range(0, len(content), _CHUNK_BYTES):
+            yield content[start : start + _CHUNK_BYTES]
+
+    async def aclose(self) -> None:
+        self._content = b""

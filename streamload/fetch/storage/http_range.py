@@ -1,0 +1,176 @@
+"""A range of an object over plain HTTP by aiohttp, with every length and Content-Range checked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from streamload.errors import StorageError
+from streamload.fetch.storage.errors import changed_error, connection_error, status_error, transient_error
+from streamload.fetch.storage.protocol import RangeBody, quoted, same_etag
+
+if TYPE_CHECKING:
+    import aiohttp
+
+__all__ = ["Wanted", "covered_bytes", "open_http_range", "strong_etag"]
+
+_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)\Z")
+_CODE = re.compile(r"<Code>([^<]*)</Code>")
+_ERROR_BYTES = 64 << 10
+
+
+def _range_headers(wanted: Wanted) -> dict[str, str]:
+    """The headers of a request for a range."""
+    last = "" if wanted.end is None else wanted.end - 1
+    headers = {"Range": f"bytes={wanted.start}-{last}", "Accept-Encoding": "identity"}
+    if (strong := strong_etag(wanted.etag)) is not None:
+        headers["If-Match"] = strong
+    return headers
+
+
+def strong_etag(etag: str | None) -> str | None:
+    """The ETag as If-Match takes it: quoted; None for a weak one, which never matches there."""
+    return None if etag is None or etag.startswith("W/") else quoted(etag)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A range that is asked for; see `Storage.open_range`.
+
+    Attributes:
+        url: how errors name the object.
+        start: the first byte.
+        end: one past the last byte, or None.
+        etag: the version that the object must have; None takes any.
+    """
+
+    url: str
+    start: int
+    end: int | None
+    etag: str | None
+
+
+async def open_http_range(
+    session: aiohttp.ClientSession,
+    address: str,
+    wanted: Wanted,
+    *,
+    headers: Mapping[str, str] | None = None,
+    on_close: Callable[[], Awaitable[None]] | None = None,
+) -> RangeBody:
+    """Ask for a range; see `Storage.open_range`.
+
+    A server may answer with status 200 as long as its Content-Range is that of the range.
+
+    Args:
+        session: what to ask with.
+        address: what to ask for, which may hold a signature.
+        wanted: the range.
+        headers: sent besides.
+        on_close: awaited when the body was read or given up, or could not be had.
+    """
+    import aiohttp
+
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=30)
+    done = False
+    try:
+        asked = session.get(address, headers={**(headers or {}), **_range_headers(wanted)}, timeout=timeout)
+        response = await asked
+        try:
+            if response.status == 412:
+                raise changed_error(wanted.url, wanted.etag, await _etag_now(session, address, timeout))
+            body = await _checked(response, wanted, on_close)
+            done = True
+        finally:
+            if not done:
+                response.close()
+    except aiohttp.ClientConnectorError as exc:
+        raise connection_error(wanted.url, str(exc)) from None
+    except (aiohttp.ClientError, TimeoutError) as exc:
+        raise transient_error(wanted.url, f"no answer from the storage ({type(exc).__name__})") from None
+    finally:
+        if not done and on_close is not None:
+            await on_close()
+    return body
+
+
+def covered_bytes(wanted: Wanted, content_range: str | None) -> tuple[int, int]:
+    """How many bytes an answer holds, and how many the whole object does, by the answer's Content-Range.
+
+    Raises:
+        TransientStorageError: there is none, or it is of another range than the one that was asked for.
+    """
+    found = _CONTENT_RANGE.match(content_range or "")
+    if found is None:
+        raise transient_error(wanted.url, "the server sent the whole object where a part was asked for")
+    first, last, total_bytes = (int(number) for number in found.groups())
+    end = total_bytes if wanted.end is None else min(wanted.end, total_bytes)
+    if (first, last + 1) != (wanted.start, end):
+        raise transient_error(wanted.url, "the server sent another part of the object than was asked for")
+    return end - first, total_bytes
+
+
+async def _checked(
+    response: aiohttp.ClientResponse,
+    wanted: Wanted,
+    on_close: Callable[[], Awaitable[None]] | None,
+) -> _HttpBody:
+    if response.status not in (200, 206):
+        raise await _refusal(response, wanted.url)
+    range_bytes, total_bytes = covered_bytes(wanted, response.headers.get("Content-Range"))
+    now = response.headers.get("ETag")
+    if not same_etag(wanted.etag, now):
+        raise changed_error(wanted.url, wanted.etag, now)
+    return _HttpBody(response, wanted.url, range_bytes, total_bytes, on_close)
+
+
+async def _refusal(response: aiohttp.ClientResponse, url: str) -> StorageError:
+    code = _CODE.search((await response.content.read(_ERROR_BYTES)).decode("utf-8", "replace"))
+    return status_error(url, response.status, code[1] if code else None)
+
+
+async def _etag_now(session: aiohttp.ClientSession, address: str, timeout: aiohttp.ClientTimeout) -> str | None:
+    async with session.head(address, timeout=timeout) as response:
+        return quoted(response.headers.get("ETag")) if response.status == 200 else None
+
+
+class _HttpBody:
+    def __init__(
+        self,
+        response: aiohttp.ClientResponse,
+        url: str,
+        range_bytes: int,
+        total_bytes: int,
+        on_close: Callable[[], Awaitable[None]] | None,
+    ) -> None:
+        self.total_bytes = total_bytes
+        self.etag = quoted(response.headers.get("ETag"))
+        self._response = response
+        self._url = url
+        self._range_bytes = range_bytes
+        self._on_close = on_close
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        import aiohttp
+
+        left = self._range_bytes
+        try:
+            async for chunk in self._response.content.iter_any():
+                left -= len(chunk)
+                if left < 0:
+                    raise transient_error(self._url, "the server sent more bytes than its headers say")
+                yield chunk
+        except (aiohttp.ClientError, TimeoutError) as exc:
+            raise transient_error(self._url, f"the answer broke off ({type(exc).__name__})") from None
+        finally:
+            await self.aclose()
+        if left:
+            raise transient_error(self._url, f"the answer ended {left:,} bytes early")
+
+    async def aclose(self) -> None:
+        self._response.close()
+        on_close, self._on_close = self._on_close, None
+        if on_close is not None:
+            await on_close()

@@ -1,0 +1,249 @@
+"""The storage of local files, by path or by `file://` url."""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import fnmatch
+import os
+import re
+import shutil
+import stat
+from collections.abc import AsyncIterator
+from urllib.parse import unquote, urlsplit
+
+from streamload.dataset.atomic import replace_file
+from streamload.errors import ShardChangedError, ShardNotFoundError, StorageError, TransientStorageError
+from streamload.fetch.storage.protocol import UNKNOWN_BYTES, RangeBody, ShardInfo, is_pattern, protocol_of
+
+__all__ = ["LocalStorage", "local_path", "storage_for"]
+
+_FILE_SCHEME = re.compile(r"file:", re.IGNORECASE)
+_CHUNK_BYTES = 1 << 20
+
+
+class LocalStorage:
+    """Files by path or by `file://` url."""
+
+    def info(self, url: str) -> ShardInfo:
+        """Size and time of one file; see `Storage.info`. A folder or a device is a StorageError."""
+        path = local_path(url)
+        try:
+            found = os.stat(path)
+        except OSError as exc:
+            raise _storage_error(path, exc) from exc
+        if not stat.S_ISREG(found.st_mode):
+            kind = "a folder" if stat.S_ISDIR(found.st_mode) else "not a regular file"
+            raise StorageError(f"this is {kind}, and a shard must be a file; check the path", url=path)
+        return ShardInfo(path, found.st_size, found.st_mtime_ns)
+
+    def absolute(self, url: str) -> str:
+        """The absolute path; see `local_path`."""
+        return local_path(url)
+
+    def list(self, pattern: str, *, folders: bool = False) -> list[ShardInfo]:
+        """What matches in the file system; see `Storage.list`. `**` is no more than `*`.
+
+        What cannot be looked at, or is neither file nor folder, is listed with `UNKNOWN_BYTES`.
+        """
+        path = local_path(pattern)
+        if os.path.exists(path) and os.path.isdir(path) == folders:
+            return [_listed(path)]  # a name that really holds a bracket or an asterisk
+        head, *parts = _split(path)
+        found = [head]
+        for part in parts[:-1]:
+            found = [match for folder in found for match in _matches(folder, part, folders=True)]
+        matches = sorted(match for folder in found for match in _matches(folder, parts[-1], folders=folders))
+        return [_listed(match) for match in matches]
+
+    def is_folder(self, url: str) -> bool:
+        """Whether the path is a folder, also behind a symbolic link."""
+        return os.path.isdir(local_path(url))
+
+    def open(self, url: str) -> int:
+        """A read-only descriptor, closed on exec; see `Storage.open`."""
+        path = local_path(url)
+        try:
+            return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as exc:
+            raise _storage_error(path, exc) from exc
+
+    def read_bytes(self, url: str, *, most_bytes: int) -> bytes:
+        """See `Storage.read_bytes`."""
+        path = local_path(url)
+        try:
+            with open(path, "rb") as file:
+                content = file.read(most_bytes + 1)
+        except OSError as exc:
+            raise _storage_error(path, exc) from exc
+        if len(content) > most_bytes:
+            raise StorageError(f"this has more than {most_bytes:,} bytes, so it is not what it should be", url=path)
+        return content
+
+    async def open_range(self, url: str, start: int, end: int | None, *, etag: str | None = None) -> RangeBody:
+        """See `Storage.open_range`."""
+        del etag  # local files have none
+        path = local_path(url)
+        descriptor = self.open(path)
+        try:
+            total_bytes = os.fstat(descriptor).st_size
+        except OSError as exc:
+            os.close(descriptor)
+            raise _storage_error(path, exc) from exc
+        if start >= total_bytes:
+            os.close(descriptor)
+            raise ShardChangedError(f"the file ends at {total_bytes} bytes, before the asked {start}", url=path)
+        return _FileRange(path, descriptor, total_bytes, start, total_bytes if end is None else min(end, total_bytes))
+
+    def write(self, url: str, source: bytes | str) -> None:
+        """See `Storage.write`; missing folders are made."""
+        path = local_path(url)
+        try:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            if isinstance(source, bytes):
+                replace_file(path, lambda file: file.write(source))
+            else:
+                with open(source, "rb") as opened:
+                    replace_file(path, lambda file: shutil.copyfileobj(opened, file, _CHUNK_BYTES))
+        except OSError as exc:
+            raise StorageError(
+                f"cannot be written: {exc.strerror or exc}; check permissions and free space", url=path
+            ) from exc
+
+    def delete(self, url: str) -> None:
+        """See `Storage.delete`."""
+        path = local_path(url)
+        try:
+            os.unlink(path)
+        except FileNotFoundError:
+            return
+        except OSError as exc:
+            raise StorageError(f"cannot be deleted: {exc.strerror or exc}; check the rights", url=path) from exc
+
+    async def aclose(self) -> None:
+        """Nothing is kept open."""
+
+
+class _FileRange:
+    """A range of a local file; it owns the descriptor."""
+
+    etag: str | None = None
+
+    def __init__(self, path: str, descriptor: int, total_bytes: int, start: int, end: int) -> None:
+        self.total_bytes = total_bytes
+        self._path = path
+        self._descriptor = descriptor
+        self._start = start
+        self._end = end
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        position = self._start
+        try:
+            while position < self._end:
+                wanted_bytes = min(_CHUNK_BYTES, self._end - position)
+                chunk = await asyncio.to_thread(os.pread, self._descriptor, wanted_bytes, position)
+                if not chunk:
+                    raise TransientStorageError(f"the file ends at {position} instead of {self._end}", url=self._path)
+                position += len(chunk)
+                yield chunk
+        except OSError as exc:
+            raise _storage_error(self._path, exc) from exc
+        finally:
+            await self.aclose()
+
+    async def aclose(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+_LOCAL = LocalStorage()
+
+
+def storage_for(url: str) -> LocalStorage:
+    """The storage of a local url, for what works on local files alone.
+
+    Raises:
+        ValueError: the url's scheme is not `file`, or it is a `file://` url of another host.
+    """
+    if protocol_of(url) != "file":
+        raise ValueError(
+            f"urls names {url!r}, which this command cannot read: it reads local files only; copy the shards to a "
+            "local or mounted folder and give its path"
+        )
+    local_path(url)
+    return _LOCAL
+
+
+def local_path(url: str) -> str:
+    """The absolute path of a local url; symbolic links and `..` stay as they are.
+
+    Raises:
+        ValueError: a `file://` url of another host.
+    """
+    if url.startswith("/"):
+        return url
+    if _FILE_SCHEME.match(url):
+        parts = urlsplit(url)
+        if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
+            raise ValueError(
+                f"urls names {url!r}, but a file url has three slashes and a full path: file:///data/a.tar"
+            )
+        return unquote(parts.path)
+    return os.path.join(os.getcwd(), os.path.expanduser(url))
+
+
+def _listed(path: str) -> ShardInfo:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return ShardInfo(path, UNKNOWN_BYTES, 0)
+    return ShardInfo(path, found.st_size if stat.S_ISREG(found.st_mode) else UNKNOWN_BYTES, found.st_mtime_ns)
+
+
+def _split(pattern: str) -> list[str]:
+    """The folder before the first glob, and then the components from there on, at least one."""
+    components = pattern.split("/")
+    first = next((number for number, part in enumerate(components) if is_pattern(part)), len(components) - 1)
+    return ["/".join(components[:first]) or "/", *(part for part in components[first:] if part)]
+
+
+def _matches(folder: str, component: str, *, folders: bool) -> list[str]:
+    """What in a folder matches one component of a pattern; nothing where the folder is missing or is a file."""
+    if not is_pattern(component):
+        path = os.path.join(folder, component)
+        return [path] if os.path.exists(path) and os.path.isdir(path) == folders else []
+    wanted = re.compile(fnmatch.translate(component)).match
+    hidden = component.startswith(".")
+    try:
+        with os.scandir(folder) as entries:
+            return [
+                os.path.join(folder, entry.name)
+                for entry in entries
+                if wanted(entry.name) and (hidden or not entry.name.startswith(".")) and entry.is_dir() == folders
+            ]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as exc:
+        raise _storage_error(folder, exc) from exc
+
+
+def _storage_error(path: str, exc: OSError) -> StorageError:
+    if isinstance(exc, FileNotFoundError | NotADirectoryError):
+        return ShardNotFoundError(f"no such shard: {_what_is_there(path)}", url=path)
+    if isinstance(exc, PermissionError):
+        return StorageError("no permission to read this; check the rights of the file and its folders", url=path)
+    return StorageError(f"cannot be read: {exc.strerror or exc}; check the disk and the path", url=path)
+
+
+def _what_is_there(path: str) -> str:
+    """What would help whoever mistyped a path: the folder that is missing, or the names that are like it."""
+    folder, name = os.path.split(path)
+    try:
+        names = os.listdir(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return f"its folder {folder!r} does not exist; check the path"
+    except OSError:
+        return f"its folder {folder!r} cannot be listed; check the path and its rights"
+    close = difflib.get_close_matches(name, sorted(names)[:10_000], n=3)
+    return f"did you mean {' or '.join(map(repr, close))}?" if close else f"nothing in {folder!r} has a name like this"

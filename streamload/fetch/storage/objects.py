@@ -1,0 +1,334 @@
+"""The storage of objects in buckets and on web servers, by obstore."""
+
+from __future__ import annotations
+
+import asyncio
+import fnmatch
+import re
+import ssl
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+
+from streamload.errors import ShardChangedError, ShardNotFoundError, StorageError, TransientStorageError
+from streamload.fetch.storage.errors import (
+    ExpiredCredentialsError,
+    changed_error,
+    close_matches,
+    transient_error,
+)
+from streamload.fetch.storage.http_range import Wanted, open_http_range, strong_etag
+from streamload.fetch.storage.object_stores import ObjectPlace, locate, make_store
+from streamload.fetch.storage.obstore_errors import is_whole_answer, storage_error
+from streamload.fetch.storage.options import ObjectConfig
+from streamload.fetch.storage.protocol import (
+    UNKNOWN_BYTES,
+    RangeBody,
+    ShardInfo,
+    is_pattern,
+    quoted,
+    same_etag,
+    without_secrets,
+)
+
+__all__ = ["ObjectStorage"]
+
+_CHUNK_BYTES = 1
+"""Bodies are passed on as they come: what obstore still gathers is lost where a body breaks off."""
+
+_SIGNED_FOR = timedelta(hours=1)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_Result = TypeVar("_Result")
+
+
+class ObjectStorage:
+    """Objects by `s3://bucket/key`, `gs://bucket/key`, `az://container/key` or `https://host/path`.
+
+    There are two obstore stores (pools of connections) for each bucket or host, made when they are first needed: one
+    that makes requests again, and one for ranges that does not, because those who read ranges do it. Where credentials
+    have expired the store is made anew once for all who met it, and their requests are made again.
+
+    Args:
+        config: how the stores are made.
+    """
+
+    def __init__(self, config: ObjectConfig) -> None:
+        self._config = config
+        self._stores: dict[tuple[str, bool], Any] = {}
+        self._answers_200: set[str] = set()
+        self._lock = threading.Lock()
+
+    def info(self, url: str) -> ShardInfo:
+        """Size and version by one HEAD; see `Storage.info`."""
+        import obstore
+
+        try:
+            meta = self._retried(url, obstore.head)
+        except ShardNotFoundError as exc:
+            raise self._with_advice(url, exc) from None
+        return _info(url, meta)
+
+    def absolute(self, url: str) -> str:
+        """The url itself, with its protocol in lower case."""
+        protocol, rest = url.split("://", 1)
+        return f"{protocol.lower()}://{rest}"
+
+    def list(self, pattern: str, *, folders: bool = False) -> list[ShardInfo]:
+        """What matches, by one listing of each folder that a component of the pattern stands for; `**` is `*`.
+
+        Raises:
+            StorageError: the storage cannot list, as web servers cannot.
+        """
+        place = locate(pattern)
+        if self._config.family == "http":
+            raise StorageError(
+                "a web server does not list its files, so patterns and folders cannot be looked up; name the shards, "
+                "with braces: train-{000000..000099}.tar",
+                url=without_secrets(pattern),
+            )
+        components = [part for part in place.key.split("/") if part]
+        first = next((number for number, part in enumerate(components) if is_pattern(part)), len(components) - 1)
+        prefixes: Sequence[str] = ["/".join(components[:first])]
+        for component in components[first:-1]:
+            prefixes = [match for prefix in prefixes for match in self._folders(place, prefix, component)]
+        last = components[-1] if components else "*"
+        if folders:
+            found = [match for prefix in prefixes for match in self._folders(place, prefix, last)]
+            return [ShardInfo(f"{place.root}{match}", UNKNOWN_BYTES, 0) for match in sorted(found)]
+        metas = [meta for prefix in prefixes for meta in self._objects(place, prefix, last)]
+        return sorted((_info(f"{place.root}{meta['path']}", meta) for meta in metas), key=lambda found: found.url)
+
+    def is_folder(self, url: str) -> bool:
+        """Whether some key continues this one behind a slash; see `Storage.is_folder`. A web server has none."""
+        if self._config.family == "http":
+            return False
+        listed = self._level(locate(url), locate(url).key.rstrip("/"))
+        return bool(listed["objects"] or listed["common_prefixes"])
+
+    def read_bytes(self, url: str, *, most_bytes: int) -> bytes:
+        """By one GET; see `Storage.read_bytes`."""
+        import obstore
+
+        def read(store: Any, key: str) -> bytes:
+            result = obstore.get(store, key)
+            if result.meta["size"] > most_bytes:
+                raise StorageError(
+                    f"this has more than {most_bytes:,} bytes, so it is not what it should be",
+                    url=without_secrets(url),
+                )
+            return bytes(result.bytes())
+
+        return self._retried(url, read)
+
+    async def open_range(self, url: str, start: int, end: int | None, *, etag: str | None = None) -> RangeBody:
+        """See `Storage.open_range`."""
+        place = locate(url)
+        wanted = Wanted(url, start, end, etag)
+        return await self._retried_async(url, place, lambda: self._open(place, wanted))
+
+    async def _open(self, place: ObjectPlace, wanted: Wanted) -> RangeBody:
+        import obstore
+
+        if place.root in self._answers_200:
+            return await self._open_signed(place, wanted)
+        url, start, end, etag = wanted.url, wanted.start, wanted.end, wanted.etag
+        options: Any = {"range": {"offset": start} if end is None else (start, end)}
+        if (strong := strong_etag(etag)) is not None:
+            options["if_match"] = strong
+        try:
+            result = await obstore.get_async(self._store(place, retries=False), place.key, options=options)
+        except (obstore.exceptions.BaseError, OSError, ValueError) as exc:
+            if is_whole_answer(exc) and self._config.family != "http":
+                self._answers_200.add(place.root)
+                return await self._open_signed(place, wanted)
+            error = storage_error(url, exc)
+            if type(error) is ShardChangedError and etag is not None:
+                now = await self._etag_now(place)
+                if now is None or not same_etag(etag, now):  # else it is only shorter than the range
+                    error = changed_error(url, etag, now)
+            raise error from None
+        total_bytes, now = result.meta["size"], quoted(result.meta["e_tag"])
+        if not same_etag(etag, now):
+            raise changed_error(url, etag, now)
+        first, last = result.range
+        if (first, last) != (start, total_bytes if end is None else min(end, total_bytes)):
+            raise transient_error(url, "the server sent another part of the object than was asked for")
+        return _ObjectBody(url, result, last - first, total_bytes, now)
+
+    async def _open_signed(self, place: ObjectPlace, wanted: Wanted) -> RangeBody:
+        """Read from a server that answers with status 200 and a right Content-Range, which obstore refuses."""
+        import aiohttp
+        import obstore
+
+        if self._config.config.get("skip_signature"):
+            address = place.unsigned_address(self._config.config.get("endpoint"))
+        else:
+            address = await obstore.sign_async(self._store(place), "GET", place.key, _SIGNED_FOR)
+        session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=_tls(self._config.client)))
+        return await open_http_range(session, address, wanted, on_close=session.close)
+
+    async def _etag_now(self, place: ObjectPlace) -> str | None:
+        import obstore
+
+        try:
+            meta = await obstore.head_async(self._store(place), place.key)
+        except (obstore.exceptions.BaseError, OSError):
+            return None
+        return quoted(meta["e_tag"])
+
+    def write(self, url: str, source: bytes | str) -> None:
+        """By one PUT, or in parts where it is large; either way whole or not at all. See `Storage.write`."""
+        import obstore
+
+        if self._config.family == "http":
+            raise StorageError("a web server cannot be written to; name a bucket or a folder", url=without_secrets(url))
+        content = source if isinstance(source, bytes) else Path(source)
+        self._retried(url, lambda store, key: obstore.put(store, key, content))
+
+    def delete(self, url: str) -> None:
+        """See `Storage.delete`."""
+        import obstore
+
+        try:
+            self._retried(url, obstore.delete)
+        except ShardNotFoundError:
+            return
+
+    async def aclose(self) -> None:
+        """Drop the stores, and their connections with them."""
+        with self._lock:
+            self._stores.clear()
+
+    # -- listing
+
+    def _level(self, place: ObjectPlace, prefix: str) -> Any:
+        import obstore
+
+        return self._retried(place.root + prefix, lambda store, _: obstore.list_with_delimiter(store, prefix or None))
+
+    def _folders(self, place: ObjectPlace, prefix: str, component: str) -> Sequence[str]:
+        if not is_pattern(component):
+            return [f"{prefix}/{component}".lstrip("/")]
+        return [found for found in self._level(place, prefix)["common_prefixes"] if _matches(found, component)]
+
+    def _objects(self, place: ObjectPlace, prefix: str, component: str) -> Sequence[Any]:
+        return [meta for meta in self._level(place, prefix)["objects"] if _matches(meta["path"], component)]
+
+    def _with_advice(self, url: str, error: ShardNotFoundError) -> ShardNotFoundError:
+        """The error with the names that are like the missing one, from one listing of its folder."""
+        place = locate(url)
+        folder, _, name = place.key.rpartition("/")
+        if self._config.family == "http" or "bucket" in error.message:
+            return error
+        try:
+            objects = self._level(place, folder)["objects"]
+        except StorageError:
+            return error
+        names = [str(meta["path"]).rpartition("/")[2] for meta in objects]
+        advice = close_matches(name, names, f"{place.root}{folder}")
+        return ShardNotFoundError(f"no such shard: {advice}", url=without_secrets(url))
+
+    # -- stores
+
+    def _store(self, place: ObjectPlace, *, retries: bool = True) -> Any:
+        with self._lock:
+            store = self._stores.get((place.root, retries))
+            if store is None:
+                store = self._stores[place.root, retries] = make_store(place, self._config, retries=retries)
+            return store
+
+    def _renew(self, place: ObjectPlace, expired: Any) -> None:
+        """Have stores made anew, unless someone else has done so since."""
+        with self._lock:
+            if any(store is expired for store in self._stores.values()):
+                for retries in (True, False):
+                    self._stores.pop((place.root, retries), None)
+
+    def _retried(self, url: str, act: Callable[[Any, str], _Result]) -> _Result:
+        """Do something with a url's store and key, and once more with new credentials where they have expired."""
+        import obstore
+
+        place = locate(url)
+        for attempt in range(2):
+            store = self._store(place)
+            try:
+                return act(store, place.key)
+            except (obstore.exceptions.BaseError, OSError, ValueError) as exc:
+                error = storage_error(url, exc)
+                if attempt or not isinstance(error, ExpiredCredentialsError):
+                    raise error from None
+                self._renew(place, store)
+        raise AssertionError("the second attempt returns or raises")
+
+    async def _retried_async(self, url: str, place: ObjectPlace, act: Callable[[], Awaitable[_Result]]) -> _Result:
+        """The same on the running loop; a missing object comes with advice."""
+        store = self._store(place, retries=False)
+        try:
+            try:
+                return await act()
+            except ExpiredCredentialsError:
+                self._renew(place, store)
+                return await act()
+        except ShardNotFoundError as exc:
+            error = exc
+        raise await asyncio.to_thread(self._with_advice, url, error)
+
+
+class _ObjectBody:
+    """A range of an object that obstore streams."""
+
+    def __init__(self, url: str, result: Any, range_bytes: int, total_bytes: int, etag: str | None) -> None:
+        self.total_bytes = total_bytes
+        self.etag = etag
+        self._url = url
+        self._stream = result.stream(min_chunk_size=_CHUNK_BYTES)
+        self._range_bytes = range_bytes
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        import obstore
+
+        left = self._range_bytes
+        try:
+            async for chunk in self._stream:
+                left -= len(chunk)
+                if left < 0:
+                    raise transient_error(self._url, "the server sent more bytes than its headers say")
+                yield chunk
+        except (obstore.exceptions.BaseError, OSError) as exc:
+            raise _body_error(self._url, exc) from None
+        finally:
+            await self.aclose()
+        if left:
+            raise transient_error(self._url, f"the answer ended {left:,} bytes early")
+
+    async def aclose(self) -> None:
+        self._stream = None  # the last reference: obstore closes the connection with it
+
+
+def _tls(client: Mapping[str, Any]) -> ssl.SSLContext | bool:
+    """How aiohttp is to check certificates, by the settings of obstore's client."""
+    if "root_certificate" in client:
+        return ssl.create_default_context(cadata=client["root_certificate"].decode("ascii"))
+    return not client.get("allow_invalid_certificates")
+
+
+def _body_error(url: str, exc: Exception) -> StorageError:
+    """What broke off while it was read may be read again, whatever the reason; the next request tells a final one."""
+    error = storage_error(url, exc)
+    return error if isinstance(error, TransientStorageError) else transient_error(url, "the answer broke off")
+
+
+def _info(url: str, meta: Mapping[str, Any]) -> ShardInfo:
+    changed: datetime = meta["last_modified"]
+    # Whole seconds, since a listing may be finer than the header of an answer.
+    mtime_ns = (changed - _EPOCH) // timedelta(seconds=1) * 1_000_000_000
+    return ShardInfo(url, meta["size"], mtime_ns, quoted(meta["e_tag"]))
+
+
+def _matches(key: str, component: str) -> bool:
+    name = key.rpartition("/")[2]
+    if name.startswith(".") and not component.startswith("."):
+        return False
+    return re.match(fnmatch.translate(component), name) is not None

@@ -1,0 +1,87 @@
+"""A range of an object by s3fs, streamed and checked, which its own `cat_file` does not do."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from operator import methodcaller
+from typing import Any
+
+from streamload.errors import ShardChangedError, StorageError
+from streamload.fetch.storage.errors import changed_error, transient_error
+from streamload.fetch.storage.filesystem_errors import TellsErrors
+from streamload.fetch.storage.http_range import Wanted, covered_bytes, strong_etag
+from streamload.fetch.storage.protocol import RangeBody, quoted, same_etag
+
+__all__ = ["open_s3fs_range"]
+
+_CHUNK_BYTES = 256 << 10
+
+
+async def open_s3fs_range(fs: Any, path: str, wanted: Wanted) -> RangeBody:
+    """Ask for a range; see `Storage.open_range`.
+
+    Args:
+        fs: an asynchronous `S3FileSystem` of the running loop.
+        path: the bucket and the key.
+        wanted: the range.
+    """
+    bucket, key, version = fs.split_path(path)
+    last = "" if wanted.end is None else wanted.end - 1
+    options = {"VersionId": version} if version else {}
+    if (strong := strong_etag(wanted.etag)) is not None:
+        options["IfMatch"] = strong
+    options |= {"Bucket": bucket, "Key": key, "Range": f"bytes={wanted.start}-{last}"}
+    try:
+        with TellsErrors(wanted.url):
+            answer = await methodcaller("_call_s3", "get_object", **options)(fs)
+    except ShardChangedError:
+        now = await _etag_now(fs, bucket, key)
+        if same_etag(wanted.etag, now):  # it is only shorter than the range
+            raise
+        raise changed_error(wanted.url, wanted.etag, now) from None
+    body = answer["Body"]
+    try:
+        now = quoted(answer.get("ETag"))
+        if not same_etag(wanted.etag, now):
+            raise changed_error(wanted.url, wanted.etag, now)
+        range_bytes, total_bytes = covered_bytes(wanted, answer.get("ContentRange"))
+    except StorageError:
+        body.close()
+        raise
+    return _S3Body(wanted.url, body, range_bytes, total_bytes, now)
+
+
+async def _etag_now(fs: Any, bucket: str, key: str) -> str | None:
+    try:
+        with TellsErrors(key):
+            found = await methodcaller("_call_s3", "head_object", Bucket=bucket, Key=key)(fs)
+    except StorageError:
+        return None
+    return quoted(found.get("ETag"))
+
+
+class _S3Body:
+    def __init__(self, url: str, body: Any, range_bytes: int, total_bytes: int, etag: str | None) -> None:
+        self.total_bytes = total_bytes
+        self.etag = etag
+        self._url = url
+        self._body = body
+        self._range_bytes = range_bytes
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        left = self._range_bytes
+        try:
+            while left > 0:
+                with TellsErrors(self._url):
+                    chunk = await self._body.read(min(left, _CHUNK_BYTES))
+                if not chunk:
+                    break
+                left -= len(chunk)
+                yield chunk
+        finally:
+            await self.aclose()
+        if left:
+            raise transient_error(self._url, f"the answer ended {left:,} bytes early")
+
+    async def aclose(self) -> None:
+        self._body.close()

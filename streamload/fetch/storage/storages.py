@@ -1,0 +1,114 @@
+"""The storage for each url of a dataset, from what the user says about storages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from streamload.fetch.storage.filesystem import FilesystemStorage
+from streamload.fetch.storage.local import LocalStorage, local_path
+from streamload.fetch.storage.objects import ObjectStorage
+from streamload.fetch.storage.options import object_config, options_of
+from streamload.fetch.storage.protocol import Storage, protocol_of, without_secrets
+
+__all__ = ["Storages"]
+
+_OBJECTS = frozenset(("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "http", "https"))
+_IN_MEMORY = frozenset(("memory",))
+
+
+class Storages:
+    """Finds the storage of a url; obstore and fsspec are imported when the first url needs them.
+
+    It can be pickled; what is sent is what it was made from, and connections are made anew.
+
+    Args:
+        storage_options: in fsspec's spellings, for all protocols or in a dict for each protocol.
+        filesystem: an fsspec filesystem to read every url with, except those that begin with `file://`.
+
+    Raises:
+        TypeError: `storage_options` is not a dict, or `filesystem` not a filesystem.
+    """
+
+    def __init__(self, storage_options: Mapping[str, Any] | None = None, filesystem: Any = None) -> None:
+        if storage_options is not None and not isinstance(storage_options, Mapping):
+            raise TypeError(f"storage_options must be a dict, not {type(storage_options).__name__}")
+        if filesystem is not None and not hasattr(filesystem, "cat_file"):
+            raise TypeError(f"filesystem must be one of fsspec's, not {type(filesystem).__name__}")
+        self._options = dict(storage_options or {})
+        self._filesystem = filesystem
+        self._local = LocalStorage()
+        self._by_protocol: dict[str, Storage] = {}
+
+    def for_url(self, url: str) -> Storage:
+        """The storage that a url belongs to.
+
+        Raises:
+            ValueError: no storage has this protocol, an option is not known, or it is a `file://` url of another host.
+        """
+        protocol = protocol_of(url)
+        if self.is_local(url):
+            local_path(url)
+            return self._local
+        # What follows the question mark of a web address is not part of a path, as obstore takes it.
+        place = "fsspec" if self._filesystem is not None or "::" in url or "?" in url else protocol
+        if place not in self._by_protocol:
+            self._by_protocol[place] = self._make(place, url)
+        return self._by_protocol[place]
+
+    def is_local(self, url: str) -> bool:
+        """Whether a url is a file that can be opened by its path."""
+        explicit = url.startswith(("file:", "/")) and self._filesystem is None
+        if self._filesystem is not None:
+            return url.startswith("file:") and "file" not in _protocols(self._filesystem)
+        return explicit or (protocol_of(url) == "file" and "::" not in url)
+
+    def is_process_local(self, url: str) -> bool:
+        """Whether only this process can read the url, as `memory://`."""
+        fs = self._filesystem
+        while fs is not None:
+            if _IN_MEMORY & _protocols(fs):
+                return True
+            fs = getattr(fs, "fs", None)
+        return self._filesystem is None and any(
+            protocol_of(f"{part}://" if "://" not in part else part) in _IN_MEMORY for part in url.split("::")
+        )
+
+    def copy(self) -> Storages:
+        """Storages of the same kind without their connections, for another loop."""
+        return Storages(self._options, self._filesystem)
+
+    async def aclose(self) -> None:
+        """Close the connections that belong to the running loop."""
+        for storage in self._by_protocol.values():
+            await storage.aclose()
+
+    def __getstate__(self) -> tuple[dict[str, Any], Any]:
+        return self._options, self._filesystem
+
+    def __setstate__(self, state: tuple[dict[str, Any], Any]) -> None:
+        Storages.__init__(self, *state)
+
+    def _make(self, place: str, url: str) -> Storage:
+        if place in _OBJECTS:
+            config = object_config(place, options_of(place, self._options))
+            if config is not None:
+                return ObjectStorage(config)
+        elif place != "fsspec":
+            _check_protocol(place, url)
+        return FilesystemStorage(self._options, self._filesystem)
+
+
+def _protocols(filesystem: Any) -> frozenset[str]:
+    protocol = filesystem.protocol
+    return frozenset([protocol] if isinstance(protocol, str) else protocol)
+
+
+def _check_protocol(protocol: str, url: str) -> None:
+    from fsspec import available_protocols
+
+    if protocol not in available_protocols():
+        raise ValueError(
+            f"urls names {without_secrets(url)!r}, but no storage is called {protocol}://; check the spelling (s3://, "
+            "gs://, az://, https://, hf://, or any protocol of fsspec)"
+        )

@@ -1,0 +1,1 @@
+"""Compressed shards: unpacked while they arrive, as parts like any other."""

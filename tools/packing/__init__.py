@@ -1,0 +1,1 @@
+"""From a listed source to finished shards: planned, staged, packed by several processes, published, resumed."""

@@ -1,0 +1,276 @@
+"""A listed source to finished shards in the staging folder, with as many processes as are wanted.
+
+Files whose bytes are kept go straight into shards, since their sizes say beforehand which file goes where. Files that
+are resized are packed into pieces of a fixed number of files first, which are then joined to shards as full as allowed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import accumulate
+
+from streamload_tools.packing.planning import planned_parts, sample_bytes, shard_spans, table_sample_bytes
+from streamload_tools.packing.publishing import NAMES, Part
+from streamload_tools.packing.records import Finished, kept
+from streamload_tools.packing.resizing import Resizing
+from streamload_tools.packing.staging import Staging
+from streamload_tools.packing.work import CheckTask, JoinTask, PackTask, Task, fingerprint
+from streamload_tools.packing.workforce import Workforce
+from streamload_tools.progress import open_progress
+from streamload_tools.sources.listing import Listing
+from streamload_tools.sources.loading import Fault
+from streamload_tools.sources.source import Source
+
+from streamload.dataset.tar_header import END_MARK
+from streamload.errors import ShardFormatError
+
+__all__ = ["PackOptions", "pack"]
+
+_PIECE_FILES = 256  # part of what decides where a resumed run goes on, but of no byte that is published
+_MANY_FILES = 1000
+_CHECKED_TOGETHER = 256
+_CHECKED = "bad.json"
+_JOINING = "joining.json"
+
+
+@dataclass(frozen=True, slots=True)
+class PackOptions:
+    """How a source is packed; see the command's options of the same names.
+
+    Attributes:
+        max_bytes: no shard is larger.
+        max_count: no shard holds more samples, or None.
+        shuffle: mix the classes.
+        seed: of the shuffle and of the splits.
+        fractions: the share of each split, or None.
+        skip_bad: leave out what cannot be packed.
+        resizing: what is done to images, or None.
+        workers: how many processes.
+        sync: wait for the disk.
+    """
+
+    max_bytes: int
+    max_count: int | None
+    shuffle: bool
+    seed: int
+    fractions: dict[str, float] | None
+    skip_bad: bool
+    resizing: Resizing | None
+    workers: int
+    sync: bool
+
+
+def pack(source: Source, listing: Listing, options: PackOptions, staging: Staging) -> tuple[list[Part], list[Fault]]:
+    """Pack everything, or take from the staging folder what an earlier run has packed.
+
+    Returns:
+        The parts, some of them perhaps empty, and the files that cannot be packed. Without `skip_bad` there are no
+        parts if there are such files.
+
+    Raises:
+        OSError, StreamloadError: something cannot be written, or a process died.
+        ValueError: a sample is larger than a shard may be.
+    """
+    with Workforce(options.workers, staging.lock) as force:
+        if len(source.files) >= _MANY_FILES:
+            force.start(_fewest_tasks(listing, options))  # they import while it is planned what they do
+        run = _Run(source, listing, options, staging, force)
+        # Before splitting, so that every class keeps its share of whole files in every split.
+        bad = run.check() if options.skip_bad and options.fractions is not None else []
+        parts = planned_parts(
+            source,
+            options.fractions,
+            frozenset(fault.path for fault in bad),
+            shuffle=options.shuffle,
+            seed=options.seed,
+        )
+        packed, faults = run.pack(parts)
+        if faults and not options.skip_bad:
+            return [], faults
+        if options.resizing is not None:
+            packed = run.join(packed)
+        return [Part(name, shards) for name, shards in packed.items()], [*bad, *faults]
+
+
+def _fewest_tasks(listing: Listing, options: PackOptions) -> int:
+    """How many tasks there are at least, before it is planned which."""
+    count = len(listing.files)
+    if options.skip_bad and options.fractions is not None:
+        return -(-count // _CHECKED_TOGETHER)
+    if options.resizing is not None:
+        return -(-count // _PIECE_FILES)
+    by_bytes = -(-int(listing.sizes.clip(0).sum()) // options.max_bytes)
+    return max(by_bytes, -(-count // (options.max_count or count)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    source: Source
+    listing: Listing
+    options: PackOptions
+    staging: Staging
+    force: Workforce
+
+    def check(self) -> list[Fault]:
+        """The files that cannot be packed, found by reading all of them."""
+        noted = self.staging.noted(_CHECKED)
+        if noted is not None:
+            return [Fault(*fault) for fault in noted]
+        files = self.source.files
+        tasks = [
+            CheckTask(files[first : first + _CHECKED_TOGETHER]) for first in range(0, len(files), _CHECKED_TOGETHER)
+        ]
+        faults: list[Fault] = []
+        with open_progress("checking", len(files), f"{self.source.noun}s") as progress:
+            for result in self.force.results(tasks, len(tasks), progress.advance):
+                assert isinstance(result, tuple)
+                faults += result
+        self.staging.note(_CHECKED, faults)
+        return faults
+
+    def pack(self, parts: dict[str, list[int]]) -> tuple[dict[str, list[Finished]], list[Fault]]:
+        """Each part's files as tar files that are not empty, and what could not be packed.
+
+        Where faults are not skipped, the first one ends the writing and the remaining files are only checked: nothing
+        of this will be published, and one run should name all the faults.
+        """
+        planned = [(name, task) for name, numbers in parts.items() for task in self._tasks(name, numbers)]
+        if self.staging.noted(_JOINING):  # some pieces are joined and gone, and their records say enough
+            return self._of_before(parts, planned)
+        packed: dict[str, list[Finished]] = {name: [] for name in parts}
+        faults: list[Fault] = []
+        ready = self._known(planned)
+
+        def tasks() -> Iterator[Task]:
+            for _, task in planned:
+                if task.path not in ready:
+                    yield CheckTask(task.files) if faults and not self.options.skip_bad else task
+
+        total = sum(map(len, parts.values()))
+        with open_progress("packing", total, f"{self.source.noun}s") as progress:
+            results = self.force.results(tasks(), len(planned) - len(ready), progress.advance)
+            for name, task in planned:
+                if task.path in ready:
+                    progress.advance(len(task.files), sum(task.sizes))
+                result = ready[task.path] if task.path in ready else next(results)
+                if isinstance(result, Finished):
+                    faults += result.faults
+                    if result.table is not None:
+                        packed[name].append(result)
+                    if self.options.resizing is None and (self.options.skip_bad or not faults):
+                        self.staging.take(name, task.path, fingerprint(task), result)
+                else:
+                    faults += result
+        return packed, faults
+
+    def _of_before(
+        self, parts: Iterable[str], planned: Sequence[tuple[str, PackTask]]
+    ) -> tuple[dict[str, list[Finished]], list[Fault]]:
+        """What the records of an earlier run say."""
+        packed: dict[str, list[Finished]] = {name: [] for name in parts}
+        faults: list[Fault] = []
+        for name, task in planned:
+            known = kept(task.path, fingerprint(task), check=False)
+            if known is None:
+                reason = "what was packed before is missing or damaged; start anew with --overwrite"
+                raise ShardFormatError(reason, url=task.path)
+            if known.table is not None:
+                packed[name].append(known)
+            faults += known.faults
+        return packed, faults
+
+    def _known(self, planned: Sequence[tuple[str, PackTask | JoinTask]]) -> dict[str, Finished]:
+        """What needs no worker, by its path."""
+        found = {task.path: self.staging.known(task.path, fingerprint(task)) for _, task in planned}
+        return {path: finished for path, finished in found.items() if finished is not None}
+
+    def join(self, pieces: dict[str, list[Finished]]) -> dict[str, list[Finished]]:
+        """The samples of each part's pieces in shards; the pieces are removed when they are no longer needed."""
+        self._check_pieces(pieces)
+        planned = [(name, task) for name, finished in pieces.items() for task in self._join_tasks(name, finished)]
+        needed: dict[str, int] = {}
+        for _, task in planned:
+            for path, _ in task.pieces:
+                needed[path] = needed.get(path, 0) + 1
+        self.staging.note(_JOINING, True)
+        joined: dict[str, list[Finished]] = {name: [] for name in pieces}
+        known = self._known(planned)
+        todo = [task for _, task in planned if task.path not in known]
+        with open_progress("joining", len(planned), "shards") as progress:
+            results = self.force.results(todo, len(todo), progress.advance)
+            for name, task in planned:
+                result = known[task.path] if task.path in known else next(results)
+                assert isinstance(result, Finished)
+                joined[name].append(result)
+                self.staging.take(name, task.path, fingerprint(task), result)
+                if task.path in known:
+                    progress.advance(1, 0 if result.table is None else result.table.shard_bytes)
+                for path, _ in task.pieces:
+                    needed[path] -= 1
+                    if not needed[path]:
+                        with suppress(FileNotFoundError):
+                            os.unlink(path)
+        return joined
+
+    def _tasks(self, name: str, numbers: Sequence[int]) -> Iterator[PackTask]:
+        """A part's files, cut into shards, or into pieces if their sizes are not known yet."""
+        files = [self.source.files[number] for number in numbers]
+        sizes = self.listing.sizes[list(numbers)].tolist()
+        if self.options.resizing is None:
+            stored = [sample_bytes(file, max(0, size)) for file, size in zip(files, sizes, strict=True)]
+            largest = max(range(len(stored)), key=stored.__getitem__, default=None)
+            if largest is not None:
+                self._check_fits(files[largest].key, stored[largest])
+            spans = shard_spans(stored, self.options.max_bytes, self.options.max_count)
+        else:
+            spans = shard_spans([1] * len(files), len(files) + len(END_MARK), _PIECE_FILES)
+        kind = "pieces" if self.options.resizing is not None else "shards"
+        for number, (start, end) in enumerate(spans):
+            yield PackTask(
+                self.staging.path(kind, name or "all", NAMES.name(number)),
+                tuple(files[start:end]),
+                tuple(sizes[start:end]),
+                self.options.resizing,
+                self.options.skip_bad,
+                self.options.sync and self.options.resizing is None,
+            )
+
+    def _join_tasks(self, name: str, pieces: Sequence[Finished]) -> Iterator[JoinTask]:
+        tables = [piece.table for piece in pieces if piece.table is not None]
+        sizes = [size for table in tables for size in table_sample_bytes(table).tolist()]
+        firsts = list(accumulate((len(table) for table in tables), initial=0))
+        for number, (start, end) in enumerate(shard_spans(sizes, self.options.max_bytes, self.options.max_count)):
+            taken = [
+                (piece.path, (max(start, first) - first, min(end, behind) - first))
+                for piece, first, behind in zip(pieces, firsts[:-1], firsts[1:], strict=True)
+                if max(start, first) < min(end, behind)
+            ]
+            yield JoinTask(
+                self.staging.path("shards", name or "all", NAMES.name(number)), tuple(taken), self.options.sync
+            )
+
+    def _check_pieces(self, pieces: dict[str, list[Finished]]) -> None:
+        """Give up if a sample is too large for any shard: no run with these options could go on from here."""
+        tables = [piece.table for finished in pieces.values() for piece in finished if piece.table is not None]
+        if not tables:
+            return
+        largest = [int(table_sample_bytes(table).max()) for table in tables]
+        size = max(largest)
+        table = tables[largest.index(size)]
+        try:
+            self._check_fits(table.key(int(table_sample_bytes(table).argmax())), size)
+        except ValueError:
+            self.staging.abandon()
+            raise
+
+    def _check_fits(self, key: str, size: int) -> None:
+        """Raises ValueError if the largest sample is larger than a shard may be."""
+        shard_bytes = size + len(END_MARK)
+        if shard_bytes > self.options.max_bytes:
+            raise ValueError(
+                f"sample {key!r} makes a shard of {shard_bytes:,} bytes on its own, and --max-bytes is "
+                f"{self.options.max_bytes:,}; raise --max-bytes to {shard_bytes} at least"
+            )

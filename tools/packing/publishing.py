@@ -1,0 +1,165 @@
+"""Finished shards get their final names, with an index and the names of the classes beside them.
+
+Every step can be done again, so a run that was killed in the middle of it is completed by the next.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from streamload_tools.packing.records import Finished
+
+from streamload.dataset.atomic import replace_file
+from streamload.dataset.index import INDEX_FOLDER, IndexedShard, write_index
+from streamload.dataset.numbered import NumberedName, remove_entries
+from streamload.dataset.shard_file import sync_folder
+
+__all__ = ["CLASSES", "NAMES", "Part", "classes_content", "publish"]
+
+NAMES = NumberedName("shard-", 6, ".tar")
+CLASSES = "classes.json"
+_HALF_WRITTEN = re.compile(r"\.(classes\.json|index\.json|shard-\d{6,}\.tar\.npz)\.[0-9a-f]{16}\.tmp")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One split: its name, "" where the dataset is not split, and its shards in order, none of them empty.
+
+    A split that holds no shard has no folder.
+    """
+
+    name: str
+    shards: Sequence[Finished]
+
+    @property
+    def samples(self) -> int:
+        """How many samples it holds."""
+        return sum(len(shard.table) for shard in self.shards if shard.table is not None)
+
+    @property
+    def bytes(self) -> int:
+        """How many bytes its shards have together."""
+        return sum(shard.table.shard_bytes for shard in self.shards if shard.table is not None)
+
+
+def publish(
+    parts: Sequence[Part],
+    destination: str,
+    classes: Sequence[str] | None,
+    *,
+    sync: bool = False,
+    again: bool = False,
+) -> None:
+    """Move the shards of each part to their places, in the stead of all shards of this name that are there.
+
+    Where a part holds nothing, only what is there is removed.
+
+    Args:
+        parts: what is published.
+        destination: the folder for it, or for one folder for each part.
+        classes: the names of the classes, or None.
+        sync: wait until shards, names and index are on the disk.
+        again: an earlier run was stopped within this; what it has left half-written is removed.
+
+    Raises:
+        OSError, StreamloadError: something cannot be written; to be called again with the same arguments.
+    """
+    for part in parts:
+        folder = os.path.join(destination, part.name) if part.name else destination
+        if again:
+            _remove_half_written(folder)
+            _remove_half_written(os.path.join(folder, INDEX_FOLDER))
+        if part.shards:
+            _publish_into(folder, part.shards, classes, sync)
+        else:
+            _withdraw(folder)
+        if sync and os.path.isdir(folder):
+            sync_folder(folder)
+    if sync:
+        _sync_way_to(destination)
+
+
+def _publish_into(folder: str, shards: Sequence[Finished], classes: Sequence[str] | None, sync: bool) -> None:
+    os.makedirs(folder, exist_ok=True)
+    remove_entries(folder, NAMES)
+    names = [NAMES.name(number) for number in range(len(shards))]
+    for name in set(NAMES.existing(folder)) - set(names):
+        os.unlink(os.path.join(folder, name))
+    places = [os.path.join(folder, name) for name in names]
+    if sync:
+        _sync_shards(shards, places)
+    for place, shard in zip(places, shards, strict=True):
+        if os.path.exists(shard.path):  # else it was moved before
+            os.replace(shard.path, place)
+    _write_classes(os.path.join(folder, CLASSES), classes, sync)
+    if sync:
+        sync_folder(folder)  # before the index, which names what is in it
+    entries = [
+        (IndexedShard(name, shard.table.shard_bytes, len(shard.table), None), shard.table)
+        for name, shard in zip(names, shards, strict=True)
+        if shard.table is not None
+    ]
+    write_index(os.path.join(folder, INDEX_FOLDER), entries, durable=sync)
+
+
+def _withdraw(folder: str) -> None:
+    """Remove the shards of an earlier run, what belongs to them, and the folder if nothing else is in it."""
+    if not os.path.isdir(folder):
+        return
+    remove_entries(folder, NAMES)
+    if names := NAMES.existing(folder):
+        with suppress(FileNotFoundError):
+            os.unlink(os.path.join(folder, CLASSES))
+        for name in names:
+            os.unlink(os.path.join(folder, name))
+        for empty in (os.path.join(folder, INDEX_FOLDER), folder):
+            with suppress(OSError):
+                os.rmdir(empty)
+
+
+def _sync_shards(shards: Sequence[Finished], places: Sequence[str]) -> None:
+    """Wait for the bytes, for which the run that packed them may not have waited."""
+    for shard, place in zip(shards, places, strict=True):
+        descriptor = os.open(shard.path if os.path.exists(shard.path) else place, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _sync_way_to(destination: str) -> None:
+    """Make the names of all folders on the way durable, since some may be new."""
+    folder = os.path.abspath(destination)
+    sync_folder(folder)
+    while (above := os.path.dirname(folder)) != folder:
+        folder = above
+        with suppress(OSError):  # it may not be ours to read, and then it is not new
+            sync_folder(folder)
+
+
+def _remove_half_written(folder: str) -> None:
+    for name in os.listdir(folder) if os.path.isdir(folder) else ():
+        if _HALF_WRITTEN.fullmatch(name):
+            os.unlink(os.path.join(folder, name))
+
+
+def _write_classes(path: str, classes: Sequence[str] | None, sync: bool) -> None:
+    content = classes_content(classes)
+    if content is not None:
+        replace_file(path, lambda file: file.write(content), durable=sync)
+    elif os.path.exists(path):
+        os.unlink(path)
+
+
+def classes_content(classes: Sequence[str] | None) -> bytes | None:
+    """What `classes.json` holds; None where there are no names and so no such file."""
+    if classes is None:
+        return None
+    numbers = {name: number for number, name in enumerate(classes)}
+    text = json.dumps({"classes": list(classes), "class_to_idx": numbers}, ensure_ascii=True, indent=1)
+    return f"{text}\n".encode("ascii")

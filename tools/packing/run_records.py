@@ -1,0 +1,183 @@
+"""What a run that packs into a bucket keeps there for a later one: small objects, removed when everything is done."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from glob import escape
+from io import BytesIO
+from typing import Any, TypeVar
+
+from streamload_tools.failures import UsageError
+from streamload_tools.packing.records import Finished
+from streamload_tools.sources.listing import Listing
+from streamload_tools.sources.loading import Fault
+
+from streamload.dataset.index import INDEX_FOLDER, table_path
+from streamload.dataset.table_file import table_from_npz
+from streamload.errors import DatasetIndexError, ShardNotFoundError, StorageError
+from streamload.fetch.listing.index_lookup import MOST_INDEX_BYTES
+from streamload.fetch.storage.protocol import Storage
+from streamload.fetch.writing.remote_index import remote_index_folder
+
+__all__ = ["PackingRecords", "UploadedShard"]
+
+_RECORDS = f"{INDEX_FOLDER}/packing"
+_RUN, _LISTING = "run.json", "source.npz"
+_FORMAT = 1
+_AT_ONCE = 16
+_MOST_RECORD_BYTES = 64 << 20
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True, slots=True)
+class UploadedShard:
+    """A task that is done, and whose shard is in its place.
+
+    Attributes:
+        task: what stands for all that its content comes from.
+        name: the shard's, or None where no sample was left.
+        etag: the object's version.
+        faults: what was to be in it and could not be packed.
+    """
+
+    task: str
+    name: str | None
+    etag: str | None
+    faults: tuple[Fault, ...]
+
+
+class PackingRecords:
+    """The records of the run that is under way in a remote folder.
+
+    Args:
+        storage: where the folder lies.
+        destination: its url.
+    """
+
+    def __init__(self, storage: Storage, destination: str) -> None:
+        self._storage = storage
+        self._destination = destination
+        self._folder = f"{destination}/{_RECORDS}"
+
+    def run(self) -> dict[str, Any] | None:
+        """What `begin` has noted, or None if there is no run that can be resumed. Raises StorageError."""
+        return self._document(_RUN)
+
+    def begin(self, options: Mapping[str, Any], listing: Listing, scratch: str) -> str:
+        """Note a new run, in the stead of any other.
+
+        Args:
+            options: all that the shards' bytes depend on beside the files.
+            listing: the files.
+            scratch: a file that may be overwritten.
+
+        Returns:
+            A name for this run and no other.
+
+        Raises:
+            OSError, StorageError: something cannot be written.
+        """
+        self.remove()
+        listing.save(scratch)
+        self._storage.write(f"{self._folder}/{_LISTING}", scratch)
+        identity = secrets.token_hex(8)
+        self._write(_RUN, {"format": _FORMAT, "id": identity, "options": dict(options)})
+        return identity
+
+    def difference(self, options: Mapping[str, Any], listing: Listing, scratch: str) -> str | None:
+        """How this run differs from the noted one, or None. Raises OSError, StorageError."""
+        run = self.run() or {}
+        if run.get("format") != _FORMAT:
+            return "it is of another version of streamload"
+        before = run["options"]
+        before = {name: before.get(name) for name in (*options, *before)}
+        different = [
+            f"{name} was {value!r} and is {options.get(name)!r}"
+            for name, value in before.items()
+            if value != options.get(name)
+        ]
+        if different:
+            return ", ".join(different)
+        with open(scratch, "wb") as file:
+            file.write(self._storage.read_bytes(f"{self._folder}/{_LISTING}", most_bytes=MOST_INDEX_BYTES))
+        return listing.difference(scratch)
+
+    def keep(self, key: str, shard: UploadedShard) -> None:
+        """Note that a task is done. Raises StorageError."""
+        document = {"task": shard.task, "name": shard.name, "etag": shard.etag, "faults": shard.faults}
+        self._write(f"{key}.json", document)
+
+    def uploaded(self) -> dict[str, UploadedShard]:
+        """All that is done, by the keys given to `keep`. Raises StorageError; UsageError if a record is damaged."""
+        names = [name for name in self._names() if name.endswith(".json") and name != _RUN]
+        documents = _at_once(self._document, names)
+        try:
+            return {
+                name.removesuffix(".json"): UploadedShard(
+                    document["task"],
+                    document["name"],
+                    document["etag"],
+                    tuple(Fault(*fault) for fault in document["faults"]),
+                )
+                for name, document in zip(names, documents, strict=True)
+                if document is not None
+            }
+        except (LookupError, TypeError) as exc:
+            raise UsageError(f"a record in {self._folder!r} is damaged; start anew with --overwrite") from exc
+
+    def tables(self, shards: Mapping[str, tuple[str, UploadedShard]]) -> dict[str, Finished]:
+        """What is known of shards that are in their places, by key; those whose table or object is gone are left out.
+
+        Args:
+            shards: for each key the folder and the shard.
+        """
+
+        def find(key: str) -> Finished | None:
+            folder, shard = shards[key]
+            if shard.name is None:
+                return Finished(key, None, shard.faults)
+            path = table_path(remote_index_folder(folder), shard.name)
+            try:
+                content = self._storage.read_bytes(path, most_bytes=MOST_INDEX_BYTES)
+                table = table_from_npz(BytesIO(content), path)
+                if self._storage.info(f"{folder}/{shard.name}").bytes != table.shard_bytes:
+                    return None
+            except (ShardNotFoundError, DatasetIndexError):
+                return None
+            return Finished(shard.name, table, shard.faults)
+
+        found = _at_once(find, shards)
+        return {key: finished for key, finished in zip(shards, found, strict=True) if finished is not None}
+
+    def remove(self) -> None:
+        """Remove all records, first of all what makes it a run that can be resumed. Raises StorageError."""
+        self._storage.delete(f"{self._folder}/{_RUN}")
+        _at_once(lambda name: self._storage.delete(f"{self._folder}/{name}"), self._names())
+
+    def _names(self) -> list[str]:
+        return [info.url.rpartition("/")[2] for info in self._storage.list(f"{escape(self._folder)}/*")]
+
+    def _document(self, name: str) -> dict[str, Any] | None:
+        url = f"{self._folder}/{name}"
+        try:
+            document = json.loads(self._storage.read_bytes(url, most_bytes=_MOST_RECORD_BYTES))
+        except ShardNotFoundError:
+            return None
+        except ValueError as exc:
+            raise StorageError("this record of an unfinished run is damaged; remove it", url=url) from exc
+        return document if isinstance(document, dict) else None
+
+    def _write(self, name: str, document: Mapping[str, Any]) -> None:
+        self._storage.write(f"{self._folder}/{os.path.basename(name)}", json.dumps(document).encode("ascii"))
+
+
+def _at_once(act: Callable[[_Item], _Result], items: Iterable[_Item]) -> list[_Result]:
+    with ThreadPoolExecutor(_AT_ONCE, "streamload-records") as threads:
+        return list(threads.map(act, items))

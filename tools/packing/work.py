@@ -1,0 +1,263 @@
+"""What a worker does: check files, pack them into one tar file, or join samples of several tar files into a shard.
+
+What comes out depends on the task alone, never on which worker has it, or when.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from streamload_tools.packing.planning import COLUMNS_FIELD, Span, table_sample_bytes
+from streamload_tools.packing.records import Finished, keep, kept
+from streamload_tools.packing.resizing import Resizing
+from streamload_tools.reading import scanned_table
+from streamload_tools.sources.loading import Fault, load
+from streamload_tools.sources.source import SourceFile
+
+from streamload.dataset.scan import LABEL_FIELD
+from streamload.dataset.shard_file import Member, ShardFile
+from streamload.dataset.table import ShardTable
+from streamload.dataset.tar_header import END_MARK, member_header
+from streamload.errors import ShardFormatError, StreamloadError
+
+__all__ = ["CheckTask", "Done", "Failed", "JoinTask", "PackTask", "Result", "Task", "Tell", "Told", "do", "fingerprint"]
+
+_TELL_INTERVAL_S = 0.1
+_COPY_BYTES = 1 << 22
+
+Tell = Callable[[int, int], None]
+"""Called with the number of files, and of their bytes, that were done since the last call."""
+
+
+class CheckTask(NamedTuple):
+    """Name the files that cannot be packed."""
+
+    files: tuple[SourceFile, ...]
+
+
+class PackTask(NamedTuple):
+    """Pack files into one tar file.
+
+    Attributes:
+        path: the tar file, in the staging folder.
+        files: in their order.
+        sizes: the bytes that each is expected to have.
+        resizing: what is done to each image, or None.
+        skip_faults: leave out what cannot be packed; otherwise the first fault ends the writing, nothing is left of
+            it, and the remaining files are only checked.
+        sync: wait until the file is on the disk.
+    """
+
+    path: str
+    files: tuple[SourceFile, ...]
+    sizes: tuple[int, ...]
+    resizing: Resizing | None
+    skip_faults: bool
+    sync: bool
+
+
+class JoinTask(NamedTuple):
+    """Make one shard of samples that were packed before.
+
+    Attributes:
+        path: the shard, in the staging folder.
+        pieces: tar files, whose records exist, with the span of samples that is taken from each.
+        sync: wait until the file is on the disk.
+    """
+
+    path: str
+    pieces: tuple[tuple[str, Span], ...]
+    sync: bool
+
+
+Task = CheckTask | PackTask | JoinTask
+Result = Finished | tuple[Fault, ...]
+
+
+@dataclass(frozen=True)
+class Told:
+    """So many more files, of so many bytes together, are done."""
+
+    items: int
+    item_bytes: int
+
+
+@dataclass(frozen=True)
+class Done:
+    """The task in hand is done."""
+
+    result: Result
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The task in hand cannot be done, for a reason that is no mistake of the program."""
+
+    error: OSError | StreamloadError
+
+
+def do(task: Task, tell: Tell) -> Result:
+    """Do a task, or take what an earlier run has left of it, if that is whole.
+
+    Raises:
+        OSError: something cannot be written. Nothing of this task is left then.
+    """
+    counter = _Counter(tell)
+    if isinstance(task, CheckTask):
+        return _check(task.files, counter)
+    known_as = fingerprint(task)
+    done = kept(task.path, known_as)
+    if done is None:
+        done = _pack(task, counter) if isinstance(task, PackTask) else _join(task)
+        if isinstance(task, JoinTask) or task.skip_faults or not done.faults:
+            keep(done, known_as)
+    elif isinstance(task, PackTask):
+        counter.count(len(task.files), sum(task.sizes))
+    if isinstance(task, JoinTask):
+        counter.count(1, 0 if done.table is None else done.table.shard_bytes)
+    counter.tell()
+    return done
+
+
+def fingerprint(task: PackTask | JoinTask) -> str:
+    """What is equal only for tasks that make the same bytes of the same files, wherever the staging folder lies."""
+    content: object
+    if isinstance(task, PackTask):
+        content = [tuple(file) for file in task.files], task.sizes, task.resizing
+    else:
+        content = [(os.path.basename(path), span) for path, span in task.pieces]
+    return hashlib.sha256(repr(content).encode("utf-8", "backslashreplace")).hexdigest()
+
+
+class _Counter:
+    """Counts, and tells of it ten times a second at most."""
+
+    def __init__(self, tell: Tell) -> None:
+        self._tell = tell
+        self._items = self._bytes = 0
+        self._told = time.monotonic()
+
+    def count(self, items: int, item_bytes: int) -> None:
+        self._items += items
+        self._bytes += item_bytes
+        if time.monotonic() - self._told >= _TELL_INTERVAL_S:
+            self.tell()
+
+    def tell(self) -> None:
+        if self._items:
+            self._tell(self._items, self._bytes)
+        self._items = self._bytes = 0
+        self._told = time.monotonic()
+
+
+def _check(files: Sequence[SourceFile], counter: _Counter) -> tuple[Fault, ...]:
+    faults = []
+    for file in files:
+        data, reason = load(file)
+        if reason is not None:
+            faults.append(Fault(file.path, reason))
+        counter.count(1, len(data))
+    counter.tell()
+    return tuple(faults)
+
+
+def _pack(task: PackTask, counter: _Counter) -> Finished:
+    faults: list[Fault] = []
+    shard = ShardFile(task.path)
+    try:
+        for file, size in zip(task.files, task.sizes, strict=True):
+            data, reason = load(file, size)
+            counter.count(1, len(data))
+            field = str(file.field)
+            writing = task.skip_faults or not faults
+            if reason is None and task.resizing is not None and writing:
+                try:
+                    field, data = task.resizing(field, data)
+                except ValueError as exc:
+                    reason = str(exc)
+            if reason is not None:
+                faults.append(Fault(file.path, reason))
+            elif writing:
+                shard.append(file.key, _members(file, field, data), file.label)
+        if not len(shard) or (faults and not task.skip_faults):
+            return Finished(task.path, None, tuple(faults))
+        return Finished(task.path, shard.publish(replace=True, durable=task.sync), tuple(faults))
+    finally:
+        shard.discard()
+
+
+def _members(file: SourceFile, field: str, data: bytes) -> list[Member]:
+    label = b"%d" % file.label
+    members = [
+        (field, member_header(f"{file.key}.{field}", len(data)), data),
+        (LABEL_FIELD, member_header(f"{file.key}.{LABEL_FIELD}", len(label)), label),
+    ]
+    if file.columns is not None:
+        name = f"{file.key}.{COLUMNS_FIELD}"
+        members.append((COLUMNS_FIELD, member_header(name, len(file.columns)), file.columns))
+    return members
+
+
+def _join(task: JoinTask) -> Finished:
+    hidden = os.path.join(os.path.dirname(task.path), f".{os.path.basename(task.path)}.partial")
+    try:
+        table = _joined(task, hidden)
+        os.replace(hidden, task.path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(hidden)
+        raise
+    return Finished(task.path, table)
+
+
+def _joined(task: JoinTask, hidden: str) -> ShardTable:
+    """Write the shard under a hidden name, and read all of it again."""
+    expected = []
+    with open(hidden, "wb", buffering=0) as target:
+        for path, (start, end) in task.pieces:
+            table = _table_of(path)
+            edges = np.cumsum(table_sample_bytes(table))
+            first = int(edges[start - 1]) if start else 0
+            _copy(path, first, int(edges[end - 1]) - first, target.fileno())
+            members = slice(int(table.sample_start[start]), int(table.sample_start[end]))
+            assert table.member_crc32 is not None
+            expected.append(table.member_crc32[members])
+        _write_all(target.fileno(), END_MARK)
+        if task.sync:
+            os.fsync(target.fileno())
+    table = scanned_table(hidden, every_byte=True)
+    if table.member_crc32 is None or not np.array_equal(table.member_crc32, np.concatenate(expected)):
+        raise ShardFormatError("what was packed before is damaged; start anew with --overwrite", url=task.path)
+    return table
+
+
+def _table_of(path: str) -> ShardTable:
+    done = kept(path, check=False)
+    if done is None or done.table is None:
+        raise ShardFormatError("what was packed before is missing; start anew with --overwrite", url=path)
+    return done.table
+
+
+def _copy(path: str, offset: int, size: int, target: int) -> None:
+    with open(path, "rb", buffering=0) as source:
+        source.seek(offset)
+        while size:
+            data = source.read(min(size, _COPY_BYTES))
+            if not data:
+                raise ShardFormatError("what was packed before is cut short; start anew with --overwrite", url=path)
+            size -= len(data)
+            _write_all(target, data)
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    """Write again what is left, for a disk that is nearly full takes a part."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]

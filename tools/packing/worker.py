@@ -1,0 +1,48 @@
+"""The worker process of `shardify`: does one task after the other, and ends with the process that started it.
+
+It is started as `python -m streamload_tools.packing.worker SOCKET LAST_WORDS PARENT KEPT_OPEN`: three descriptors and
+the number of the process that started it. SIGINT stays blocked: that process decides on Ctrl-C. What it is doing when
+it dies leaves a hidden file that no later run takes for finished.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import socket
+import sys
+
+from streamload_tools.packing.work import Done, Failed, Task, Told, do
+
+from streamload.errors import StreamloadError
+from streamload.launch import die_with
+from streamload.memory.channel import Channel
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Do the tasks that come over the socket given as an argument."""
+    number, words, parent = map(int, sys.argv[1:4])
+    die_with(parent)
+    faulthandler.enable(file=words)
+    channel = Channel(socket.socket(fileno=number))
+    try:
+        while True:
+            message, _ = channel.receive()
+            channel.send(_answer(message, channel))
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        os._exit(0)
+
+
+def _answer(task: Task, channel: Channel) -> Done | Failed:
+    try:
+        return Done(do(task, lambda items, item_bytes: channel.send(Told(items, item_bytes))))
+    except (BrokenPipeError, ConnectionResetError):
+        raise
+    except (OSError, StreamloadError) as exc:
+        return Failed(exc)
+
+
+if __name__ == "__main__":
+    main()

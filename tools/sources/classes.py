@@ -1,0 +1,175 @@
+"""The images of an ImageFolder: one folder for each class, numbered in the order of their names.
+
+The convention is torchvision's `ImageFolder`: classes are the folders directly in the source, sorted; images lie in
+them at any depth. Hidden names are passed over and counted, other files are kept in the list as they may be mistakes.
+A link to a file is that file; links to folders are followed only on request.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from streamload_tools.sizes import counted
+from streamload_tools.sources.source import (
+    ARRAY_FIELDS,
+    IMAGE_FIELDS,
+    Keys,
+    Source,
+    SourceError,
+    SourceFile,
+    field_of,
+    safe_key,
+)
+
+__all__ = ["find_images", "visible_files"]
+
+_NAMED = 5
+_SPLITS = frozenset({"train", "training", "val", "valid", "validation", "test"})
+
+
+@dataclass(slots=True)
+class _PassedOver:
+    """What a walk did not go into."""
+
+    hidden: int = 0
+    links: list[str] = field(default_factory=list)
+    circles: list[str] = field(default_factory=list)
+
+    def notes(self) -> list[str]:
+        notes = []
+        if self.links:
+            noun = "link to a folder" if len(self.links) == 1 else "links to folders"
+            notes.append(f"passed over {len(self.links):,} {noun}: {_some(self.links)}; --follow-symlinks follows them")
+        if self.circles:
+            notes.append(f"passed over links that lead back to a folder above them: {_some(self.circles)}")
+        return notes
+
+
+def find_images(source: str, *, follow_links: bool = False) -> Source:
+    """List an ImageFolder without opening a file.
+
+    Args:
+        source: the folder of the class folders.
+        follow_links: go into folders behind links too, except where a link leads back to a folder above it.
+
+    Raises:
+        SourceError: it has images outside of every class, no class, or classes without any file.
+        OSError: a folder cannot be listed.
+    """
+    passed = _PassedOver()
+    names = sorted(os.listdir(source))
+    visible = [name for name in names if not name.startswith(".")]
+    passed.hidden = len(names) - len(visible)
+    folders = [name for name in visible if os.path.isdir(os.path.join(source, name))]
+    others = sorted(set(visible) - set(folders))
+    classes = [name for name in folders if _may_enter(os.path.join(source, name), follow_links, passed)]
+    _check_layout(source, classes, others, passed)
+    files: list[SourceFile] = []
+    keys = Keys()
+    above = frozenset({_identity(source)})
+    prefix = os.path.join(source, "")
+    for label, name in enumerate(classes):
+        for path in sorted(_files_below(os.path.join(source, name), above, follow_links, passed)):
+            key = keys.unlike(safe_key(path[len(prefix) :], IMAGE_FIELDS))
+            files.append(SourceFile(path, label, key, field_of(path, IMAGE_FIELDS)))
+    if not files:
+        raise SourceError(
+            f"no class folder in {source!r} holds a file; there is nothing to pack" + _hint_of_links(passed)
+        )
+    return Source(tuple(files), tuple(classes), notes=tuple(_notes(classes, files, len(others), passed)))
+
+
+def visible_files(folder: str, *, follow_links: bool) -> tuple[list[str], list[str]]:
+    """The paths of all visible files below a folder, sorted, and notes on what was passed over.
+
+    Raises:
+        OSError: a folder cannot be listed.
+    """
+    passed = _PassedOver()
+    found = sorted(_files_below(folder, frozenset(), follow_links, passed))
+    notes = [f"passed over {counted(passed.hidden, 'hidden name')}"] if passed.hidden else []
+    return found, notes + passed.notes()
+
+
+def _check_layout(source: str, classes: list[str], others: list[str], passed: _PassedOver) -> None:
+    """Refuse what is no ImageFolder, saying what it may be instead."""
+    arrays = [name for name in others if field_of(name, ARRAY_FIELDS)]
+    if arrays:
+        raise SourceError(
+            f"files such as {arrays[0]!r} lie directly in {source!r}; say what their labels are with --labels FILE, "
+            "which maps each file's name without extension (its ID) to a label, as JSON or as a table"
+        )
+    loose = [name for name in others if field_of(name, IMAGE_FIELDS)]
+    if loose:
+        raise SourceError(
+            f"images lie directly in {source!r}, such as {loose[0]!r}, and so belong to no class; "
+            "put them into class folders"
+            + (", or give the folder above this one" if not classes else "")
+            + ", or give their labels with --labels FILE"
+        )
+    if not classes:
+        raise SourceError(
+            f"{source!r} holds no class folder; it needs one folder of images for each class" + _hint_of_links(passed)
+        )
+
+
+def _hint_of_links(passed: _PassedOver) -> str:
+    return f" (it holds links to folders, such as {passed.links[0]!r}: add --follow-symlinks)" if passed.links else ""
+
+
+def _notes(classes: list[str], files: Sequence[SourceFile], strays: int, passed: _PassedOver) -> list[str]:
+    notes = []
+    if passed.hidden or strays:
+        hidden = counted(passed.hidden, "hidden name")
+        notes.append(f"passed over {hidden}, and {counted(strays, 'file')} outside of the class folders")
+    notes += passed.notes()
+    empty = sorted(set(range(len(classes))) - {file.label for file in files})
+    if empty:
+        are = (
+            "class folder is empty and keeps its number"
+            if len(empty) == 1
+            else "class folders are empty and keep their numbers"
+        )
+        notes.append(f"{len(empty):,} {are}: {_some([classes[label] for label in empty])}")
+    if _SPLITS.issuperset(classes):
+        notes.append(f"the classes are {', '.join(classes)}; if these are splits, pack each of them by itself")
+    return notes
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(map(repr, names[:_NAMED])) + (", ..." if names[_NAMED:] else "")
+
+
+def _files_below(folder: str, above: frozenset[tuple[int, int]], follow_links: bool, passed: _PassedOver) -> list[str]:
+    """The visible files below a folder, in no order."""
+    found: list[str] = []
+    waiting = [(folder, above)]
+    while waiting:
+        current, above_current = waiting.pop()
+        identity = _identity(current)
+        if identity in above_current:
+            passed.circles.append(current)
+            continue
+        with os.scandir(current) as entries:
+            for entry in entries:
+                if entry.name.startswith("."):
+                    passed.hidden += 1
+                elif not entry.is_dir():
+                    found.append(entry.path)
+                elif _may_enter(entry.path, follow_links, passed):
+                    waiting.append((entry.path, above_current | {identity}))
+    return found
+
+
+def _may_enter(folder: str, follow_links: bool, passed: _PassedOver) -> bool:
+    if follow_links or not os.path.islink(folder):
+        return True
+    passed.links.append(folder)
+    return False
+
+
+def _identity(folder: str) -> tuple[int, int]:
+    found = os.stat(folder)
+    return found.st_dev, found.st_ino

@@ -1,0 +1,160 @@
+"""A folder of one file for each sample, known by its ID, with a file that maps IDs to labels.
+
+This is the layout of many a hand-written `Dataset`: `data/<ID>.pt`, `labels = {ID: label}`, and sometimes
+`partition = {"train": [ID, ...], "validation": [ID, ...]}`. Both mappings are read from JSON, the labels from a table
+as well; nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from streamload_tools.packing.split import SPLIT_NAME
+from streamload_tools.sources.classes import visible_files
+from streamload_tools.sources.source import (
+    ARRAY_FIELDS,
+    IMAGE_FIELDS,
+    Keys,
+    Source,
+    SourceError,
+    SourceFile,
+    field_of,
+    numbered_labels,
+    safe_key,
+)
+from streamload_tools.sources.table import TABLE_EXTENSIONS, Row, TableColumns, read_table
+
+__all__ = ["files_by_id"]
+
+_FIELDS = IMAGE_FIELDS | ARRAY_FIELDS
+_NAMED = 5
+
+
+def files_by_id(
+    source: str, labels_file: str, partition_file: str | None, columns: TableColumns, *, follow_links: bool
+) -> Source:
+    """The files of a folder that have a label, in the order of their IDs.
+
+    A file's ID is its path from the folder, without its extension.
+
+    Args:
+        source: the folder.
+        labels_file: JSON, `{"ID": label, ...}`, or a table with a column of IDs and one of labels.
+        partition_file: JSON, `{"train": ["ID", ...], ...}`, or None.
+        columns: which columns of a table mean what.
+        follow_links: go into folders behind links too.
+
+    Raises:
+        SourceError: a file has no label or two files one ID, an ID has no file, or one of the mappings is no such
+            mapping.
+        OSError: something cannot be read.
+    """
+    rows = _labels(labels_file, columns)
+    paths, notes = visible_files(source, follow_links=follow_links)
+    own = {os.path.realpath(path) for path in (labels_file, partition_file) if path is not None}
+    by_id: dict[str, str] = {}
+    strays = []
+    for path in paths:
+        if os.path.realpath(path) in own:
+            continue
+        if field_of(path, _FIELDS) is None:
+            strays.append(path)
+            continue
+        known = os.path.splitext(os.path.relpath(path, source))[0]
+        if known in by_id:
+            raise SourceError(f"{by_id[known]!r} and {path!r} have one ID, {known!r}; remove or rename one of them")
+        by_id[known] = path
+    if not by_id:
+        raise SourceError(f"{source!r} holds no .pt, .npy or image file; there is nothing to pack")
+    _refuse("files have no label in " + repr(labels_file), [name for name in by_id if name not in rows])
+    _refuse(f"IDs of {labels_file!r} have no file in {source!r}", [name for name in rows if name not in by_id])
+    names = sorted(by_id)
+    numbers, classes = numbered_labels([rows[name].label for name in names])
+    keys = Keys()
+    files = tuple(
+        SourceFile(
+            by_id[name],
+            number,
+            keys.unlike(safe_key(os.path.relpath(by_id[name], source), _FIELDS)),
+            field_of(by_id[name], _FIELDS),
+            rows[name].columns,
+        )
+        for name, number in zip(names, numbers, strict=True)
+    )
+    if strays:
+        notes.append(f"passed over {len(strays):,} files that hold no sample, such as {strays[0]!r}")
+    parts = None if partition_file is None else _parts(partition_file, names)
+    return Source(files, classes, "file", tuple(notes), parts)
+
+
+def _labels(path: str, columns: TableColumns) -> dict[str, Row]:
+    """The row of each ID."""
+    if path.lower().endswith(TABLE_EXTENSIONS):
+        found: dict[str, Row] = {}
+        for row in read_table(path, columns).rows:
+            name = _without_extension(row.path)  # tables often name files where IDs are meant
+            if name in found:
+                raise SourceError(f"{path!r}, line {row.line}: the ID {name!r} stands in line {found[name].line} too")
+            found[name] = row
+        return found
+    labels = _json_mapping(path, "--labels", '{"ID": label, ...}')
+    for name, label in labels.items():
+        if isinstance(label, bool) or not isinstance(label, str | int) or label == "":
+            raise SourceError(
+                f"{path!r}: the label of {name!r} is {label!r}; it must be a whole number or the name of a class"
+            )
+    return {name: Row(0, name, label, None) for name, label in labels.items()}
+
+
+def _without_extension(name: str) -> str:
+    return os.path.splitext(name)[0] if field_of(name, _FIELDS) else name
+
+
+def _parts(path: str, names: list[str]) -> dict[str, list[int]]:
+    """The positions of each split's IDs."""
+    position = {name: number for number, name in enumerate(names)}
+    parts: dict[str, list[int]] = {}
+    taken: dict[str, str] = {}
+    for part, ids in _json_mapping(path, "--partition", '{"train": ["ID", ...], ...}').items():
+        if not SPLIT_NAME.fullmatch(part) or not _are_ids(ids):
+            raise SourceError(
+                f'{path!r}: {part!r} is no split; a split is a name with a list of IDs: "train": ["ID", ...]'
+            )
+        members = [str(name) for name in ids]
+        _refuse(f"IDs of the split {part!r} in {path!r} have no file", [n for n in members if n not in position])
+        for name in members:
+            if name in taken:
+                raise SourceError(f"{path!r}: the ID {name!r} stands in {taken[name]!r} and in {part!r}")
+            taken[name] = part
+        parts[part] = sorted(position[name] for name in members)
+    _refuse(f"files are in no split of {path!r}", [name for name in names if name not in taken])
+    return parts
+
+
+def _are_ids(ids: object) -> bool:
+    return isinstance(ids, list) and all(isinstance(name, str | int) for name in ids)
+
+
+def _json_mapping(path: str, option: str, form: str) -> Mapping[str, Any]:
+    if path.lower().endswith((".pt", ".pth", ".pkl", ".pickle")):
+        raise SourceError(
+            f"{path!r} would have to be unpickled, which can run any program; write it as JSON, with "
+            f"json.dump(mapping, open(..., 'w')), and give that as {option}"
+        )
+    try:
+        with open(path, encoding="utf-8-sig") as file:
+            found = json.load(file)
+    except (ValueError, RecursionError) as exc:
+        raise SourceError(f"{path!r} is not JSON ({exc}); {option} takes {form}") from exc
+    if not isinstance(found, dict) or not found:
+        raise SourceError(f"{path!r} holds no mapping; {option} takes {form}")
+    return found
+
+
+def _refuse(complaint: str, names: list[str]) -> None:
+    if names:
+        some = ", ".join(map(repr, sorted(names)[:_NAMED])) + (", ..." if names[_NAMED:] else "")
+        raise SourceError(f"{len(names):,} {complaint}: {some}")

@@ -1,0 +1,59 @@
+"""Reads the file of a sample and says what is wrong with it, if anything."""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import NamedTuple
+
+from streamload_tools.sources.check import fault_of
+from streamload_tools.sources.source import SourceFile
+
+__all__ = ["ANY_SIZE", "Fault", "load"]
+
+ANY_SIZE = -1
+
+
+class Fault(NamedTuple):
+    """A file that cannot be packed, and why."""
+
+    path: str
+    reason: str
+
+
+def load(file: SourceFile, expected_bytes: int = ANY_SIZE) -> tuple[bytes, str | None]:
+    """A file's bytes, and why it cannot be packed or None.
+
+    Args:
+        file: what to read.
+        expected_bytes: the size that it had when it was listed, which decided what goes into which shard.
+    """
+    if file.field is None:
+        return b"", "its extension is not that of an image"
+    try:
+        data = _read(file.path)
+    except OSError as exc:
+        return b"", f"it cannot be read: {exc.strerror or exc}"
+    if data is None:
+        return b"", "it is not a regular file"
+    if expected_bytes not in (ANY_SIZE, len(data)):
+        return data, f"it had {expected_bytes:,} bytes when packing began, and has {len(data):,} now"
+    return data, fault_of(file.field, data)
+
+
+def _read(path: str) -> bytes | None:
+    # Without O_NONBLOCK, a named pipe among the files would stop everything for ever.
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            return None
+        data = os.read(descriptor, found.st_size + 1)
+        if len(data) == found.st_size:
+            return data
+        rest = [data]
+        while piece := os.read(descriptor, 1 << 20):
+            rest.append(piece)
+        return b"".join(rest)
+    finally:
+        os.close(descriptor)

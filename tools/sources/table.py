@@ -1,0 +1,214 @@
+"""Tables of files: CSV, TSV or JSON lines with a column of paths (or IDs) and a column of labels."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from streamload_tools.sources.source import (
+    ARRAY_FIELDS,
+    IMAGE_FIELDS,
+    Keys,
+    Source,
+    SourceError,
+    SourceFile,
+    field_of,
+    numbered_labels,
+    safe_key,
+)
+
+__all__ = ["TABLE_EXTENSIONS", "Row", "Table", "TableColumns", "files_of_table", "read_table"]
+
+TABLE_EXTENSIONS = (".csv", ".tsv", ".jsonl", ".ndjson")
+
+_PATH_NAMES = (
+    *("path", "filepath", "file_path", "file", "filename", "file_name", "image", "image_path"),
+    *("img", "img_path", "image_file", "image_name", "name", "id"),
+)
+_LABEL_NAMES = (
+    *("label", "labels", "class", "class_name", "category", "target", "cls", "y"),
+    *("class_id", "label_id", "class_index"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TableColumns:
+    """Which columns of a table mean what.
+
+    Attributes:
+        path: the name of the column of paths, or None to find it by its name.
+        label: the same for the labels.
+        keep: store the other columns, as JSON.
+    """
+
+    path: str | None = None
+    label: str | None = None
+    keep: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of a table.
+
+    Attributes:
+        line: its number in the file, from 1.
+        path: what stands in the column of paths.
+        label: the label.
+        columns: JSON of the other columns, if they are kept.
+    """
+
+    line: int
+    path: str
+    label: str | int
+    columns: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The rows of a table, and the names of the columns that were chosen."""
+
+    rows: list[Row]
+    path_column: str
+    label_column: str
+
+
+def files_of_table(table_path: str, columns: TableColumns) -> Source:
+    """The files that a table names; paths are relative to the table's folder. No file is opened.
+
+    Raises:
+        SourceError: the table cannot be understood; the message names the line.
+        OSError: it cannot be read.
+    """
+    table = read_table(table_path, columns)
+    fields = IMAGE_FIELDS | ARRAY_FIELDS
+    labels, classes = numbered_labels([row.label for row in table.rows])
+    folder, keys = os.path.dirname(table_path), Keys()
+    files = [
+        SourceFile(
+            os.path.join(folder, row.path),
+            label,
+            keys.unlike(safe_key(row.path, fields)),
+            field_of(row.path, fields),
+            row.columns,
+        )
+        for row, label in zip(table.rows, labels, strict=True)
+    ]
+    note = f"paths are taken from column {table.path_column!r}, labels from column {table.label_column!r}"
+    noun = "file" if any(file.field in ARRAY_FIELDS for file in files) else "image"
+    return Source(tuple(files), classes, noun, (note,))
+
+
+def read_table(path: str, columns: TableColumns) -> Table:
+    """Read the rows of a `.csv`, `.tsv` or `.jsonl`; names of columns are compared without regard to case.
+
+    A CSV whose first line names an existing file has no header; its columns are then called "1", "2", ...
+
+    Raises:
+        SourceError: there is no row, a column is missing or not known, or a line cannot be read.
+        OSError: the file cannot be read.
+    """
+    json_lines = path.lower().endswith((".jsonl", ".ndjson"))
+    try:
+        with open(path, encoding="utf-8-sig", newline="\n" if json_lines else "") as file:
+            records = list(_json_lines(path, file) if json_lines else _separated_lines(path, file.read()))
+    except UnicodeDecodeError as exc:
+        raise SourceError(f"{path!r} is not UTF-8 text ({exc.reason} at byte {exc.start}); save it as UTF-8") from exc
+    if not records:
+        raise SourceError(f"{path!r} holds no row; there is nothing to pack")
+    names = list(records[0][1])
+    try:
+        path_column = _chosen("--path-column", columns.path, names, _PATH_NAMES, 0)
+        label_column = _chosen("--label-column", columns.label, names, _LABEL_NAMES, 1)
+        table = Table([], path_column, label_column)
+        for line, record in records:
+            table.rows.append(_row(line, record, table, keep=columns.keep))
+    except _TableError as exc:
+        raise SourceError(f"{path!r}{exc}") from exc
+    return table
+
+
+def _json_lines(path: str, file: Any) -> Iterator[tuple[int, dict[str, Any]]]:
+    for line, text in enumerate(file, start=1):
+        if not text.strip():
+            continue
+        try:
+            record = json.loads(text)
+        except (ValueError, RecursionError) as exc:
+            raise SourceError(f"{path!r}, line {line}: not JSON ({exc})") from exc
+        if not isinstance(record, dict):
+            raise SourceError(f"{path!r}, line {line}: not a JSON object with a path and a label")
+        yield line, record
+
+
+def _separated_lines(path: str, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    first = text.partition("\n")[0]
+    comma = "\t" if path.lower().endswith(".tsv") else max(",;\t", key=first.count)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=comma, strict=True)
+    header: list[str] | None = None
+    try:
+        for cells in reader:
+            if not any(cell.strip() for cell in cells):
+                continue
+            if header is None:
+                header = [cell.strip() for cell in cells]
+                if not any(os.path.isfile(os.path.join(os.path.dirname(path), cell)) for cell in header if cell):
+                    _check_header(path, header)
+                    continue
+                header = [str(number) for number in range(1, len(cells) + 1)]
+            if len(cells) != len(header):
+                raise SourceError(
+                    f"{path!r}, line {reader.line_num}: {len(cells)} columns, and the first line has {len(header)}"
+                )
+            yield reader.line_num, dict(zip(header, cells, strict=True))
+    except csv.Error as exc:
+        raise SourceError(f"{path!r}, line {reader.line_num}: {exc}") from exc
+
+
+def _check_header(path: str, header: Sequence[str]) -> None:
+    if len(set(header)) != len(header):
+        twice = next(name for name in header if header.count(name) > 1)
+        raise SourceError(f"{path!r} has two columns called {twice!r}; rename one of them")
+
+
+def _chosen(option: str, asked: str | None, names: Sequence[str], usual: Sequence[str], position: int) -> str:
+    """The column that was asked for, or the first with a usual name, or that in its place if there are no names."""
+    listed = ", ".join(map(repr, names))
+    if asked is not None:
+        if asked not in names:
+            raise _TableError(f" has no column {asked!r} ({option}); its columns are {listed}")
+        return asked
+    if len(names) >= 2 and list(names) == [str(number) for number in range(1, len(names) + 1)]:
+        return names[position]
+    lower = {name.lower().replace("-", "_").replace(" ", "_"): name for name in reversed(names)}
+    found = [lower[name] for name in usual if name in lower]
+    if not found:
+        meaning = option.removeprefix("--").removesuffix("-column")
+        raise _TableError(f" has no column that looks like a {meaning}, of {listed}; name it with {option}")
+    return found[0]
+
+
+def _row(line: int, record: dict[str, Any], table: Table, *, keep: bool) -> Row:
+    where, label = record.get(table.path_column), record.get(table.label_column)
+    if isinstance(where, int) and not isinstance(where, bool):
+        where = str(where)
+    if not isinstance(where, str) or not where.strip() or "\0" in where:
+        raise _TableError(f", line {line}: column {table.path_column!r} holds {where!r}, which is no path")
+    if isinstance(label, str):
+        label = label.strip()
+    if isinstance(label, bool) or not isinstance(label, str | int) or label == "":
+        raise _TableError(
+            f", line {line}: the label in column {table.label_column!r} is {label!r}; it must be a whole number or "
+            "the name of a class"
+        )
+    rest = {name: value for name, value in record.items() if name not in (table.path_column, table.label_column)}
+    columns = json.dumps(rest, ensure_ascii=False, separators=(",", ":")).encode("utf-8") if keep else None
+    return Row(line, where.strip(), label, columns)
+
+
+class _TableError(Exception):
+    """What is wrong with a table, as the end of a sentence that begins with its name."""
