@@ -1,140 +1,42 @@
 """Reading at random from the shards of a listing: what a process needs is opened there, when it is first needed.
 
-Local shards are read in place. Remote ones are read by a process of their own, as a feeder does: the libraries that
-speak to object stores have threads, and would hang in a process that is forked after they were used.
+Local shards are read in place; for others there is a `RemoteReader`.
 """
 
 from __future__ import annotations
 
-import asyncio
 import os
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
-from streamload.connection import FeederProcess
 from streamload.dataset.scan import labels_of, scan_shard
 from streamload.dataset.scan_cache import ScanCache
 from streamload.dataset.table import ShardTable
-from streamload.dataset.urls import expand_urls
-from streamload.decode.failure import error_from
 from streamload.decode.open_shards import OpenShards
 from streamload.decode.planned import locate
 from streamload.decode.row_table import RowTable
 from streamload.decode.tasks import RowTask, ShardOpened
 from streamload.errors import DatasetIndexError
-from streamload.fetch.listing.listing import Listing, list_shards
-from streamload.fetch.reading import ByteRange, RangeReader, joined_ranges
+from streamload.fetch.listing.listing import Listing
+from streamload.fetch.reading import ByteRange, joined_ranges
 from streamload.fetch.resident import open_listed
 from streamload.fetch.storage.storages import Storages
 from streamload.fetch.tables import Tables
 from streamload.memory.mapped import Bytes
-from streamload.messages import (
-    Failed,
-    FindShards,
-    Found,
-    LoadTables,
-    RangesRead,
-    ReadFrom,
-    ReadRanges,
-    TablesLoaded,
-)
 from streamload.order.plan import RowBlock
+from streamload.remote_reader import RemoteReader, remote_reader
 
-__all__ = ["RandomAccess", "RowBytes", "find_listing"]
+__all__ = ["RandomAccess", "RowBytes"]
 
 _OPEN_SHARDS = 64
 """Local shards that stay open; a process may have 1,024 files open at most by default."""
 
 _TABLES_AT_ONCE = 32
-
-Answer = TypeVar("Answer")
-
-
-class _RemoteReader(Protocol):
-    def tables(self, shards: Sequence[int]) -> Sequence[ShardTable | None]: ...
-
-    def read(self, ranges: Sequence[ByteRange]) -> Sequence[bytes]: ...
-
-    def close(self) -> None: ...
-
-
-class _ReaderProcess:
-    """Reads in a process of its own."""
-
-    def __init__(self, listing: Listing, storages: Storages) -> None:
-        self._process = FeederProcess(0, None)
-        self._process.send(ReadFrom(listing, storages))
-
-    def tables(self, shards: Sequence[int]) -> Sequence[ShardTable | None]:
-        loaded: TablesLoaded = _ask(self._process, LoadTables(tuple(shards)))
-        return loaded.tables
-
-    def read(self, ranges: Sequence[ByteRange]) -> Sequence[bytes]:
-        read: RangesRead = _ask(self._process, ReadRanges(tuple(ranges)))
-        return read.contents
-
-    def close(self) -> None:
-        self._process.close()
-
-
-class _ReaderHere:
-    """Reads what only this process can, such as `memory://`: in a loop of its own, since the caller may be in one."""
-
-    def __init__(self, listing: Listing, storages: Storages) -> None:
-        self._listing = listing
-        self._storages = storages
-
-    def tables(self, shards: Sequence[int]) -> Sequence[ShardTable | None]:
-        return self._run(lambda reader: reader.tables(shards))
-
-    def read(self, ranges: Sequence[ByteRange]) -> Sequence[bytes]:
-        return self._run(lambda reader: reader.read(ranges))
-
-    def close(self) -> None:
-        """Nothing stays open."""
-
-    def _run(self, action: Callable[[RangeReader], Awaitable[Sequence[Answer]]]) -> Sequence[Answer]:
-        async def run() -> Sequence[Answer]:
-            reader = RangeReader(self._listing, self._storages)
-            try:
-                return await action(reader)
-            finally:
-                await reader.aclose()
-
-        with ThreadPoolExecutor(1, "streamload-read") as thread:
-            return thread.submit(lambda: asyncio.run(run())).result()
-
-
-def find_listing(urls: Any, index: str | os.PathLike[str] | None, storages: Storages) -> Listing:
-    """`list_shards`, in a process of its own where something remote is asked.
-
-    Raises:
-        TypeError, ValueError, StreamloadError: as `list_shards`.
-    """
-    named = tuple(expand_urls(urls))
-    places = named if index is None else (*named, os.fspath(index))
-    if all(storages.is_local(place) or storages.is_process_local(place) for place in places):
-        return list_shards(urls, index, storages)
-    process = FeederProcess(0, None)
-    try:
-        found: Found = _ask(process, FindShards(named, None if index is None else os.fspath(index), storages))
-        return found.listing
-    finally:
-        process.close()
-
-
-def _ask(process: FeederProcess, message: Any) -> Any:
-    process.send(message)
-    answer = process.receive(None)
-    if isinstance(answer, Failed):
-        raise error_from(answer.failure)
-    return answer
 
 
 class RowBytes:
@@ -197,7 +99,7 @@ class RandomAccess:
         self._strict = strict
         self._tables = Tables(listing, ScanCache(), strict=strict, storages=storages)
         self._open: OrderedDict[int, OpenShards] = OrderedDict()
-        self._remote: _RemoteReader | None = None
+        self._remote: RemoteReader | None = None
         self._lock = threading.Lock()
 
     def counts(self) -> list[int]:
@@ -260,7 +162,7 @@ class RandomAccess:
             planned = locate(block, self._tables, fields, verify=verify)
             task = RowTask(0, 0, planned.table, planned.keys, (), 0, whole=True)
             opened = {shard: self._opened(shard) for shard in shards if self._is_local(shard)}
-            wanted = joined_ranges(_places(planned.table, opened))
+            wanted = joined_ranges(_places(planned.table, opened)) if len(opened) < len(shards) else []
             read = dict(zip(wanted, self._reader().read(wanted), strict=True)) if wanted else {}
         return task, RowBytes(self._listing, opened, read)
 
@@ -325,10 +227,9 @@ class RandomAccess:
         self._open.move_to_end(shard)
         return opened
 
-    def _reader(self) -> _RemoteReader:
-        if self._remote is None:
-            here = any(self._storages.is_process_local(shard.url) for shard in self._listing.shards)
-            self._remote = (_ReaderHere if here else _ReaderProcess)(self._listing, self._storages)
+    def _reader(self) -> RemoteReader:
+        if self._remote is None or self._remote.closed:
+            self._remote = remote_reader(self._listing, self._storages)
         return self._remote
 
 

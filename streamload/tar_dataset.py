@@ -28,7 +28,8 @@ from streamload.loader import StreamLoader
 from streamload.memory.slots import HeapSlots
 from streamload.options import Options, Transform
 from streamload.order.plan import RowBlock
-from streamload.random_access import RandomAccess, find_listing
+from streamload.random_access import RandomAccess
+from streamload.remote_reader import find_listing
 
 __all__ = ["TarDataset"]
 

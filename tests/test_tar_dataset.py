@@ -15,6 +15,7 @@ from typing import Any
 
 import fsspec
 import numpy as np
+import psutil
 import pytest
 import torch
 from make_shards import write_numbers
@@ -30,8 +31,10 @@ from streamload.errors import (
     ShardChangedError,
     ShardFormatError,
     TransformError,
+    WorkerError,
 )
 from streamload.fetch.reading import ByteRange, joined_ranges
+from streamload.memory.channel import Channel
 
 COUNTS = [5, 1, 7, 4]
 TOTAL = sum(COUNTS)
@@ -385,6 +388,28 @@ def test_remote_shards_are_read_also_in_forked_workers(bucket: S3Server) -> None
     assert [label for batch in batches for label in batch["cls"].tolist()] == list(range(TOTAL))
     with pytest.raises(DatasetIndexError, match="needs an index"):
         TarDataset("s3://by-number/plain", storage_options=bucket.options)
+
+
+def test_an_answer_that_nobody_waited_for_is_not_taken_for_another(
+    bucket: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with TarDataset("s3://by-number/indexed", fields=("cls",), storage_options=bucket.options) as dataset:
+        assert dataset[0] == (0,)
+        monkeypatch.setattr(Channel, "receive", interrupted)
+        with pytest.raises(KeyboardInterrupt):  # the request has been sent by then
+            dataset[1]
+        monkeypatch.undo()
+        assert dataset[4] == (4,)
+        for child in psutil.Process().children():
+            if "streamload.feeder_start" in child.cmdline():
+                child.kill()
+        with pytest.raises(WorkerError, match="SIGKILL"):
+            dataset[2]
+        assert dataset[3] == (3,)
+
+
+def interrupted(*_: Any) -> None:
+    raise KeyboardInterrupt
 
 
 def test_shards_that_only_this_process_can_read(numbers: str) -> None:
