@@ -265,7 +265,11 @@ def test_a_loader_with_a_generator_repeats_its_random_numbers(numbers: str) -> N
 # -- processes, threads and what is left ---------------------------------------------------------------------------
 
 
-def test_files_are_open_from_the_first_sample_to_the_end(numbers: str) -> None:
+def test_files_are_open_from_the_first_sample_to_the_end(numbers: str, plain: str) -> None:
+    scanned = TarDataset(plain)
+    assert _open_files(plain) == 0
+    assert labels_of(scanned[:1]) == [0]
+    scanned.close()
     dataset = TarDataset(numbers)
     assert _open_files(numbers) == 0
     print(dataset[0])
@@ -306,15 +310,26 @@ def test_a_transforms_error_names_shard_and_key_also_from_torchs_worker(numbers:
             dataset[9]
         assert (raised.value.key, raised.value.url) == ("000009", f"{numbers}/part002-000000.tar")
         assert isinstance(raised.value.__cause__, ValueError)
-        seen = []
-        with pytest.raises(TransformError):
-            seen.extend(iter(dataset))  # what comes before it is given out
-        iterator = iter(dataset)
+        iterator = iter(dataset)  # what comes before it is given out
         assert [next(iterator) for _ in range(9)] == list(range(9))
         # This is how torch's DataLoader carries an error from its worker.
         carried = ExceptionWrapper((TransformError, raised.value, raised.tb))
         with pytest.raises(TransformError, match=r"nine.*000009"):
             carried.reraise()
+
+
+def test_of_several_failures_the_first_one_is_raised(numbers: str) -> None:
+    with TarDataset(numbers, transform=lambda sample: 1 // (int(sample["cls"]) % 4)) as dataset:
+        with pytest.raises(TransformError) as raised:
+            dataset.__getitems__([1, 8, 4, 0])
+        assert raised.value.key == "000008"
+
+
+def test_samples_may_be_none_for_a_collate_fn_that_leaves_them_out(numbers: str) -> None:
+    with TarDataset(numbers, transform=lambda sample: sample["cls"] if sample["cls"] % 2 else None) as dataset:
+        assert dataset[:4] == [None, 1, None, 3]
+        loader = DataLoader(dataset, batch_size=6, collate_fn=lambda samples: [n for n in samples if n is not None])
+        assert list(loader) == [[1, 3, 5], [7, 9, 11], [13, 15]]
 
 
 def test_damaged_bytes_are_decode_errors(mixed: str, tmp_path: Path) -> None:
