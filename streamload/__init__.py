@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from streamload.fetch.writing.shard_writer import ShardWriter
     from streamload.loader import StreamLoader
     from streamload.statistics import Statistics
+    from streamload.tar_dataset import TarDataset
 
-__all__ = ["ShardWriter", "Statistics", "StreamLoader", "StreamloadError", "errors", "images"]
+__all__ = ["ShardWriter", "Statistics", "StreamLoader", "StreamloadError", "TarDataset", "errors", "images"]
 __version__ = "0.1.0"
 
 _HOMES = {
@@ -24,6 +25,7 @@ _HOMES = {
     "Statistics": "streamload.statistics",
     "StreamLoader": "streamload.loader",
     "StreamloadError": "streamload.errors",
+    "TarDataset": "streamload.tar_dataset",
 }
 
 

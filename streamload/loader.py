@@ -11,6 +11,7 @@ from typing import Any, Literal
 from streamload.async_pass import AsyncLoop
 from streamload.batch.device import Mover, device_for
 from streamload.batch.transfer import cuda_registry
+from streamload.dataloader_names import FOR_LOADER, knows_other_names
 from streamload.dataset.urls import expand_urls
 from streamload.decode.tasks import OnError
 from streamload.delivery import Delivery
@@ -93,6 +94,7 @@ class StreamLoader(AsyncLoop):
         DatasetIndexError: an index is damaged or does not belong to its shards.
     """
 
+    @knows_other_names(FOR_LOADER)
     def __init__(
         self,
         urls: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],

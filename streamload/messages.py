@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from streamload.dataset.table import ShardTable
 from streamload.decode.dealing import EpochStart, PipelineSettings
 from streamload.decode.tasks import Failure
 from streamload.fetch.fetching import Fetching
 from streamload.fetch.listing.listing import Listing
+from streamload.fetch.reading import ByteRange
 from streamload.fetch.storage.storages import Storages
 from streamload.pipeline import ReadyBatch
 from streamload.statistics import FeederTotals
@@ -22,9 +24,14 @@ __all__ = [
     "Failed",
     "FindShards",
     "Found",
+    "LoadTables",
     "LookAt",
     "LookedAt",
+    "RangesRead",
+    "ReadFrom",
+    "ReadRanges",
     "Ready",
+    "TablesLoaded",
     "Taken",
 ]
 
@@ -58,6 +65,42 @@ class LookedAt:
     """Their sizes, in bytes."""
 
     sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ReadFrom:
+    """What `LoadTables` and `ReadRanges` speak of, for somebody who reads at random and never sends `Configure`."""
+
+    listing: Listing
+    storages: Storages
+
+
+@dataclass(frozen=True)
+class LoadTables:
+    """The tables of some shards are wanted."""
+
+    shards: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class TablesLoaded:
+    """They are; None for shards that no index knows."""
+
+    tables: tuple[ShardTable | None, ...]
+
+
+@dataclass(frozen=True)
+class ReadRanges:
+    """Some bytes are wanted."""
+
+    ranges: tuple[ByteRange, ...]
+
+
+@dataclass(frozen=True)
+class RangesRead:
+    """The bytes of each range."""
+
+    contents: tuple[bytes, ...]
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LEVELS = (
     ("errors",),
     ("memory", "order", "images"),
-    ("launch", "loop_thread"),
+    ("launch", "loop_thread", "dataloader_names"),
     ("dataset",),
     ("fetch", "batch"),
     ("decode",),
@@ -31,9 +31,10 @@ LEVELS = (
     ("feeder_process",),
     ("feeder_start",),
     ("delivery", "connection"),
-    ("passes", "feeder_link"),
-    ("async_pass",),
+    ("passes", "feeder_link", "remote_reader"),
+    ("async_pass", "random_access"),
     ("loader",),
+    ("tar_dataset",),
     ("streamload",),
     ("streamload_tools",),
 )
@@ -44,7 +45,7 @@ MAX_FILE_LINES = 350
 MAX_FUNCTION_LINES = 60
 FORBIDDEN_NAMES = {"utils", "util", "common", "base", "helper", "helpers", "manager", "core", "impl", "misc"}
 
-TORCH_AT_TOP = {"streamload.batch.transfer", "streamload.batch.device"}
+TORCH_AT_TOP = {"streamload.batch.transfer", "streamload.batch.device", "streamload.tar_dataset"}
 TORCH_IN_FUNCTIONS = {"streamload.batch.collate", "streamload.decode.decoders", "streamload.dataset.encode"}
 STARTERS = {"streamload.launch"}
 IMPORTS_LATE = {"streamload.feeder_start"}

@@ -10,7 +10,8 @@ from typing import Any
 import cloudpickle
 from numpy.typing import NDArray
 
-from streamload.batch.collate import MisfitError, Rows, choose_rows, difference_between, torch_collate, write_rows
+from streamload.batch.collate import MisfitError, Rows, choose_rows, torch_collate, write_rows
+from streamload.batch.differences import difference_between
 from streamload.batch.layout import (
     ArrayLeaf,
     Layout,
@@ -23,10 +24,9 @@ from streamload.batch.layout import (
 )
 from streamload.dataset.table import MISSING
 from streamload.decode.failure import Attempt, failure_of, in_words
-from streamload.decode.seeding import GlobalSeeds
+from streamload.decode.seeding import GlobalSeeds, RowRandomness
 from streamload.decode.tasks import Job, Piece, PieceDone, RowFailure, RowTask
 from streamload.memory.slots import SlotMemory
-from streamload.order.randomness import SampleRandomness
 
 __all__ = ["PieceCollator"]
 
@@ -78,7 +78,7 @@ class PieceCollator:
         return places
 
     def collate(
-        self, task: RowTask, rows: Rows, failures: Mapping[int, RowFailure], randomness: SampleRandomness
+        self, task: RowTask, rows: Rows, failures: Mapping[int, RowFailure], randomness: RowRandomness
     ) -> tuple[PieceDone, ...]:
         """Write a task's rows, and say what became of each piece."""
         done, start = [], 0
@@ -121,7 +121,7 @@ class PieceCollator:
         piece: Piece,
         rows: Rows,
         failed: Mapping[int, RowFailure],
-        randomness: SampleRandomness,
+        randomness: RowRandomness,
         first: tuple[int, int],
     ) -> PieceDone:
         failures = _in_batch(failed, piece)

@@ -17,6 +17,7 @@ from streamload.decode.column_decoding import decode_integers, shared_npy_layout
 from streamload.decode.decoders import Decoder, decoder_for, decodes_as_built_in, is_image
 from streamload.decode.failure import Attempt
 from streamload.decode.row_table import Column
+from streamload.decode.seeding import RowRandomness
 from streamload.decode.tasks import RowFailure, RowTask
 from streamload.memory.mapped import Bytes
 
@@ -70,6 +71,7 @@ class Work:
         columns: where the wanted fields lie.
         shards: where the bytes are.
         progress: gets the number of each row before it is touched.
+        random: of each row.
         row_shards: the number of each row's shard.
         failures: by row.
         decode_s: seconds spent on decoding.
@@ -80,6 +82,7 @@ class Work:
     columns: tuple[Column, ...]
     shards: ShardMemory
     progress: Progress
+    random: RowRandomness
     row_shards: list[int]
     failures: dict[int, RowFailure] = field(default_factory=dict)
     decode_s: float = 0.0

@@ -19,7 +19,7 @@ from streamload.decode.collating import PieceCollator
 from streamload.decode.failure import failure_of, in_words
 from streamload.decode.field_reader import ABSENT, FieldReader, Progress, RowError, ShardMemory, Work, field_of
 from streamload.decode.row_table import Column
-from streamload.decode.seeding import GlobalSeeds
+from streamload.decode.seeding import GlobalSeeds, RowRandomness
 from streamload.decode.tasks import SAMPLE_NAMES, Job, RowFailure, RowsDone, RowTask, WorkSeconds
 from streamload.decode.user_code import PROGRAM_ERRORS, TransformRaisedError, UserFunction
 from streamload.memory.slots import SlotMemory
@@ -54,6 +54,8 @@ class RowMaker:
         guard: held around tasks whose code may use the process's global random generators; the threads of one
             process share a lock here.
         restore_random_state: leave the global generators as they were, because the process is the user's own.
+        for_samples: rows are asked for with `samples` only. Then fields are what their decoders return, a transform
+            may return None, and the global generators are not touched.
     """
 
     def __init__(
@@ -63,22 +65,24 @@ class RowMaker:
         guard: AbstractContextManager[Any] | None = None,
         *,
         restore_random_state: bool = False,
+        for_samples: bool = False,
     ) -> None:
         self._job = job
         transform = job.transform
-        self._reader = FieldReader(
-            job.decode, optional=job.fields is None, single=callable(transform) or job.collate_fn is not None
-        )
+        single = for_samples or callable(transform) or job.collate_fn is not None
+        self._reader = FieldReader(job.decode, optional=job.fields is None, single=single)
         by_field = transform if isinstance(transform, Mapping) else {}
         self._by_field = {name: UserFunction(function) for name, function in by_field.items()}
         self._on_sample = UserFunction(transform) if callable(transform) else None
         functions = [*self._by_field.values(), *([self._on_sample] if self._on_sample else [])]
         self._seeds = GlobalSeeds(
-            needed=job.collate_fn is not None or any(function.uses_global_generators for function in functions),
+            needed=not for_samples
+            and (job.collate_fn is not None or any(function.uses_global_generators for function in functions)),
             restore=restore_random_state,
             guard=guard or nullcontext(),
         )
-        self._none_is_fine = job.collate_fn is not None  # which may leave such samples out, as many do
+        # A collate_fn may leave such samples out, as many do.
+        self._none_is_fine = for_samples or job.collate_fn is not None
         self._randomness: tuple[int, SampleRandomness] | None = None
         self._collator = PieceCollator(job, slots, self._seeds)
 
@@ -93,18 +97,30 @@ class RowMaker:
 
     def run(self, task: RowTask, shards: ShardMemory, progress: Progress, waited_s: float = 0.0) -> RowsDone:
         """Do one task. What fails is in the answer; only exits and interrupts are raised."""
-        columns = task.table.columns()
-        work = Work(task, columns, shards, progress, task.table.shards.tolist())
+        work = Work(task, task.table.columns(), shards, progress, self._random(task.epoch), task.table.shards.tolist())
         for row, reason in task.fatal_rows.items():
             work.failures[row] = self._row_failure(work, row, "SampleError", reason)
         with self._seeds.whole_task():
             rows = self._rows(work)
             progress[0] = -1
             started = perf_counter()
-            pieces = self._collator.collate(task, rows, work.failures, self._random(task.epoch))
+            pieces = self._collator.collate(task, rows, work.failures, work.random)
         seconds = WorkSeconds(work.decode_s, work.transform_s, perf_counter() - started, 0.0, waited_s)
-        payload_bytes = sum(int(column.sizes.clip(0).sum()) for column in columns)
+        payload_bytes = sum(int(column.sizes.clip(0).sum()) for column in work.columns)
         return RowsDone(task.number, pieces, work.count, payload_bytes, seconds)
+
+    def samples(
+        self, task: RowTask, shards: ShardMemory, random: RowRandomness
+    ) -> tuple[list[Any], dict[int, RowFailure]]:
+        """The rows of a task one by one, as a function of the user's would see them, and what failed, by row.
+
+        Args:
+            task: the rows; batches and slots don't matter.
+            shards: where the bytes are.
+            random: asked once for each row whose transform takes an `rng`, in the order of the rows.
+        """
+        work = Work(task, task.table.columns(), shards, [-1], random, task.table.shards.tolist())
+        return self._rows(work).as_list(), work.failures
 
     def _rows(self, work: Work) -> Rows:
         columns: list[Any] = []
@@ -131,7 +147,7 @@ class RowMaker:
 
     def _transform_fields(self, work: Work, transformed: list[_Transformed]) -> None:
         """Decode and transform some fields, sample by sample: a sample's functions draw from one generator in turn."""
-        random = self._random(work.task.epoch)
+        random = work.random
         takes_rng = any(function.takes_rng for field in transformed for function in field.functions.values())
         shards, samples = work.task.table.shards.tolist(), work.task.table.samples.tolist()
         current = transformed[0]
@@ -186,7 +202,7 @@ class RowMaker:
         return value
 
     def _transform_samples(self, work: Work, rows: Rows, function: UserFunction) -> Rows:
-        random = self._random(work.task.epoch)
+        random = work.random
         shards, samples = work.task.table.shards.tolist(), work.task.table.samples.tolist()
         values: list[Any] = [None] * work.count
 
