@@ -156,6 +156,24 @@ class StreamLoader:
         return self._options.batch_size
 
     @property
+    def drop_last(self) -> bool:
+        """Whether the samples are dropped that fill no batch on every rank."""
+        return self._options.drop_last
+
+    @property
+    def num_workers(self) -> int:
+        """Worker processes; what "auto" came to."""
+        return self._options.workers
+
+    @property
+    def dataset(self) -> range:
+        """The numbers of all stored samples, which has the length that frameworks ask a loader's dataset for.
+
+        It takes what `len(loader)` takes.
+        """
+        return range(self._samples())
+
+    @property
     def skipped(self) -> list[SampleError]:
         """The errors of the samples that were left out or replaced, in the order of delivery."""
         return list(self._delivery.skipped)
@@ -166,19 +184,20 @@ class StreamLoader:
         Raises:
             ShardFormatError: a shard is damaged.
         """
-        if self._counts is None:
-            self._counts = self._link.count(self._lanes)
         order = self._options.pipeline(self._lanes).order
-        return batches_per_rank(order, sum(self._counts), self.rank, self.world_size)
+        return batches_per_rank(order, self._samples(), self.rank, self.world_size)
 
     def __iter__(self) -> Iterator[Any]:
         """Begin a pass: the next epoch, or the rest of one that was resumed or ended by an error of the loader.
 
-        A pass that is still under way ends; going on with it raises LoaderClosedError.
+        A pass that is still under way ends; going on with it raises LoaderClosedError. One that has given no batch yet
+        does not count: its epoch begins again. One that has given all of them is finished, as loops find that count
+        steps, and leaves its processes running.
 
         Raises:
             LoaderClosedError: the loader was closed.
         """
+        self._finish_pass()
         self._end_pass("another pass of the same loader has begun; for two at once make two loaders")
         epoch, position = self._next_start()
         self._epoch_to_come = None
@@ -202,7 +221,7 @@ class StreamLoader:
             raise ValueError(f"epoch={epoch!r} must be an integer of at least 0")
         self._epoch_to_come = epoch
 
-    def state_dict(self) -> dict[str, int | bool | str]:
+    def state_dict(self) -> dict[str, Any]:
         """Where the loop stands, as a small dict of plain values that JSON can hold.
 
         It counts the samples that the loop has been given, not those that were prefetched, over all ranks, so every
@@ -278,6 +297,19 @@ class StreamLoader:
         if standing.state == "ready" and to_come in (None, standing.epoch):
             return standing.epoch, standing.position
         return (standing.epoch + 1 if to_come is None else to_come), 0
+
+    def _samples(self) -> int:
+        """All stored samples."""
+        if self._counts is None:
+            self._counts = self._link.count(self._lanes)
+        return sum(self._counts)
+
+    def _finish_pass(self) -> None:
+        """Let a pass end of which the loop has had all batches, if that is known without looking at shards."""
+        running = None if self._pass is None else self._pass()
+        if running is not None and self._counts is not None:
+            dropped = self._samples() % (self.batch_size * self.world_size) if self.drop_last else 0
+            running.finish_behind(self._samples() - dropped)
 
     def _end_pass(self, why: str) -> None:
         running = None if self._pass is None else self._pass()

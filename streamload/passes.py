@@ -195,11 +195,19 @@ class Pass(Iterator[Any]):
                 0
             ]
 
+    def finish_behind(self, position: int) -> None:
+        """End the pass as its loop would have done by asking for one more batch, if it stands behind the last one."""
+        if self._over == "no" and self._gave_at is not None and self._standing.position >= position:
+            next(self, None)
+
     def close(self, why: str, state: Literal["ready", "left"] = "left") -> None:
-        """End the pass before its end, and the feeder's processes with it. Calling it again is fine."""
+        """End the pass before its end, and the feeder's processes with it. Calling it again is fine.
+
+        An epoch of which nothing was given is still to begin.
+        """
         if self._over == "no":
             self._over, self._why = "closed", why
-            self._standing.state = state
+            self._standing.state = "ready" if self._gave_at is None else state
             self._pending.clear()
             self._connection.close()
 

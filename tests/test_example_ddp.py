@@ -17,7 +17,7 @@ from servers.rclone import S3Server
 from streamload import ShardWriter, StreamLoader
 
 _RECORDER = Path(__file__).with_name("rank_recorder.py")
-_EXAMPLE = Path(__file__).parent.parent / "examples" / "ddp" / "train.py"
+_EXAMPLE = Path(__file__).parent.parent / "examples" / "train_ddp.py"
 _WINDOW = 40
 _UNEVEN = [200, 1, 7, 0, 90, 2]
 _TWO = [3, 121]
