@@ -46,7 +46,7 @@ class Shards(lightning.LightningDataModule):
         self._shards = shards
 
     def train_dataloader(self) -> StreamLoader:
-        """Called on each rank. Here Lightning knows how many epochs were done; its `current_epoch` may be one behind."""
+        """Called on each rank. The epochs that were done are known here; `current_epoch` may still be one behind."""
         assert self.trainer is not None
         loader = LightningLoader(self._shards, batch_size=8, shuffle=True, fields=("npy", "cls"), num_workers=1)
         loader.set_epoch(self.trainer.fit_loop.epoch_progress.current.processed)
@@ -85,22 +85,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--checkpoint-every", type=int, default=3, metavar="STEPS", help="0 for the end of each epoch")
     parser.add_argument("--stop-behind-step", type=int, default=-1, metavar="STEP")
     settings = parser.parse_args(arguments)
-    shards, last = os.path.join(settings.run, "shards"), os.path.join(settings.run, "last.ckpt")
+    shards = os.path.join(settings.run, "shards")
     if not os.path.exists(shards):
         write_shards(shards)
+    checkpoints = ModelCheckpoint(
+        settings.run,
+        save_last=True,
+        enable_version_counter=False,
+        every_n_train_steps=settings.checkpoint_every or None,
+    )
     trainer = lightning.Trainer(
         max_epochs=3,
         max_steps=settings.stop_behind_step,
         accelerator="auto" if torch.cuda.is_available() else "cpu",
-        callbacks=[
-            ModelCheckpoint(settings.run, save_last=True, every_n_train_steps=settings.checkpoint_every or None)
-        ],
+        callbacks=[checkpoints],
         use_distributed_sampler=False,  # the loader divides the samples among ranks itself
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    trainer.fit(Model(), Shards(shards), ckpt_path=last if os.path.exists(last) else None)
+    trainer.fit(Model(), Shards(shards), ckpt_path="last")
 
 
 if __name__ == "__main__":

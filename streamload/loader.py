@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import inf
 from types import TracebackType
 from typing import Any, Literal
 
@@ -197,7 +198,6 @@ class StreamLoader:
         Raises:
             LoaderClosedError: the loader was closed.
         """
-        self._finish_pass()
         self._end_pass("another pass of the same loader has begun; for two at once make two loaders")
         epoch, position = self._next_start()
         self._epoch_to_come = None
@@ -209,6 +209,7 @@ class StreamLoader:
             self._delivery,
             self._standing,
             self._meter,
+            last_position=self._last_position(),
             timeout_s=self._options.timeout or None,
             in_order=self._options.in_order,
         )
@@ -304,17 +305,17 @@ class StreamLoader:
             self._counts = self._link.count(self._lanes)
         return sum(self._counts)
 
-    def _finish_pass(self) -> None:
-        """Let a pass end of which the loop has had all batches, if that is known without looking at shards."""
-        running = None if self._pass is None else self._pass()
-        if running is not None and self._counts is not None:
-            dropped = self._samples() % (self.batch_size * self.world_size) if self.drop_last else 0
-            running.finish_behind(self._samples() - dropped)
+    def _last_position(self) -> float:
+        """The position behind an epoch's last batch; infinite if that could not be said without reading shards."""
+        if self._counts is None:
+            return inf
+        samples = sum(self._counts)
+        return samples - (samples % (self.batch_size * self.world_size) if self.drop_last else 0)
 
     def _end_pass(self, why: str) -> None:
         running = None if self._pass is None else self._pass()
         if running is not None:
-            running.close(why)
+            running.end(why)
         self._pass = None
 
     def _fingerprint(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, Literal
@@ -11,7 +12,7 @@ from typing import Any, Literal
 from streamload.connection import Connection
 from streamload.decode.failure import error_from
 from streamload.delivery import Delivery
-from streamload.errors import LoaderClosedError, SampleError, WorkerError
+from streamload.errors import LoaderClosedError, SampleError, StreamloadError, WorkerError
 from streamload.messages import EpochEnded, Failed, Ready
 from streamload.pipeline import ReadyBatch
 from streamload.statistics import FeederTotals, Stage, Statistics
@@ -72,11 +73,14 @@ class Meter:
 class Pass(Iterator[Any]):
     """The iterator of a `for` loop. A pass that is dropped before its end takes the feeder's processes with it.
 
+    Loops that count steps never ask for more than the last batch, so a pass that has given that one is at its end, too.
+
     Args:
         connection: to a feeder that has been told to start the epoch.
         delivery: builds the batches.
         standing: kept up to date for the loader.
         meter: adds up.
+        last_position: where the standing is behind the last batch; infinite if that is not known.
         timeout_s: how long to wait for a batch, or None.
         in_order: the batches come in order; else there is no position, and what is begun again is begun from the start.
     """
@@ -88,6 +92,7 @@ class Pass(Iterator[Any]):
         standing: Standing,
         meter: Meter,
         *,
+        last_position: float,
         timeout_s: float | None,
         in_order: bool,
     ) -> None:
@@ -97,6 +102,7 @@ class Pass(Iterator[Any]):
         self._delivery = delivery
         self._standing = standing
         self._meter = meter
+        self._last_position = last_position
         self._timeout_s = timeout_s
         self._pending: deque[ReadyBatch] = deque()
         self._untold = 0
@@ -119,10 +125,7 @@ class Pass(Iterator[Any]):
         try:
             batch = self._next_batch()
         except StopIteration:
-            self._over = "finished"
-            self._standing.epoch += 1
-            self._standing.position = 0
-            self._standing.state = "ready"
+            self._finish()
             raise
         except BaseException as error:
             # After an error of ours the loop may go on from where it stands; Ctrl-C is a way to leave it.
@@ -195,11 +198,6 @@ class Pass(Iterator[Any]):
                 0
             ]
 
-    def finish_behind(self, position: int) -> None:
-        """End the pass as its loop would have done by asking for one more batch, if it stands behind the last one."""
-        if self._over == "no" and self._gave_at is not None and self._standing.position >= position:
-            next(self, None)
-
     def close(self, why: str, state: Literal["ready", "left"] = "left") -> None:
         """End the pass before its end, and the feeder's processes with it. Calling it again is fine.
 
@@ -211,5 +209,26 @@ class Pass(Iterator[Any]):
             self._pending.clear()
             self._connection.close()
 
+    def end(self, why: str) -> None:
+        """End the pass, for another one or because it was dropped; the processes stay if it has given all batches."""
+        if self._over == "no" and self._gave_at is not None and self._standing.position >= self._last_position:
+            try:
+                self._await_end()
+            except StreamloadError:  # a feeder that dies now has nothing more to give for this epoch
+                self._connection.close()
+            self._finish()
+        self.close(why)
+
+    def _await_end(self) -> None:
+        with suppress(StopIteration):
+            while True:
+                self._handle(self._message())
+
+    def _finish(self) -> None:
+        self._over = "finished"
+        self._standing.epoch += 1
+        self._standing.position = 0
+        self._standing.state = "ready"
+
     def __del__(self) -> None:
-        self.close("it was dropped")
+        self.end("it was dropped")
