@@ -71,3 +71,17 @@ def test_a_run_goes_on_with_the_rest_of_the_epoch(framework: str, kept: int, tmp
     assert rest == whole[kept:]
     for first, second in zip(others[::2], others[1::2], strict=True):
         assert first + second == whole
+
+
+def test_the_page_shows_what_the_examples_do() -> None:
+    page = (_EXAMPLES.parent / "docs" / "frameworks.md").read_text()
+    sources = [stripped(path.read_text()) for path in [*_EXAMPLES.glob("*.py"), *_EXAMPLES.glob("*/*.py")]]
+    blocks = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    assert len(blocks) >= 9
+    for block in blocks:
+        assert any(stripped(block) in source for source in sources), block
+
+
+def stripped(code: str) -> str:
+    """Code without its indentation."""
+    return "\n".join(line.strip() for line in code.strip().splitlines())
