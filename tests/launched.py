@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-_PATIENCE_S = 110
+_PATIENCE_S = 200
 
 
 @dataclass(frozen=True, slots=True)
