@@ -8,7 +8,7 @@ BENCH_INSTALLED := $(VENV)/installed-bench
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 # mypy finds packages by their folder's name, and the package streamload_tools lies in tools/: a link has that name.
 MYPY := MYPYPATH=$(VENV)/types $(BIN)/mypy
-EXAMPLES := $(wildcard examples/*/*.py)
+EXAMPLES := $(wildcard examples/*.py examples/*/*.py)
 
 .DELETE_ON_ERROR:
 .PHONY: help install demo check test test-all bench clean

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from math import inf
 from types import TracebackType
 from typing import Any, Literal
 
@@ -170,6 +171,24 @@ class StreamLoader(AsyncLoop):
         return self._options.batch_size
 
     @property
+    def drop_last(self) -> bool:
+        """Whether the samples are dropped that fill no batch on every rank."""
+        return self._options.drop_last
+
+    @property
+    def num_workers(self) -> int:
+        """Worker processes; what "auto" came to."""
+        return self._options.workers
+
+    @property
+    def dataset(self) -> range:
+        """The numbers of all stored samples, which has the length that frameworks ask a loader's dataset for.
+
+        It takes what `len(loader)` takes.
+        """
+        return range(self._samples())
+
+    @property
     def skipped(self) -> list[SampleError]:
         """The errors of the samples that were left out or replaced, in the order of delivery."""
         return list(self._delivery.skipped)
@@ -180,15 +199,15 @@ class StreamLoader(AsyncLoop):
         Raises:
             ShardFormatError: a shard is damaged.
         """
-        if self._counts is None:
-            self._counts = self._link.count(self._lanes)
         order = self._options.pipeline(self._lanes).order
-        return batches_per_rank(order, sum(self._counts), self.rank, self.world_size)
+        return batches_per_rank(order, self._samples(), self.rank, self.world_size)
 
     def __iter__(self) -> Pass:
         """Begin a pass: the next epoch, or the rest of one that was resumed or ended by an error of the loader.
 
-        A pass that is still under way ends; going on with it raises LoaderClosedError.
+        A pass that is still under way ends; going on with it raises LoaderClosedError. One that has given no batch yet
+        does not count: its epoch begins again. One that has given all of them is finished, as loops find that count
+        steps, and leaves its processes running.
 
         Raises:
             LoaderClosedError: the loader was closed.
@@ -204,6 +223,7 @@ class StreamLoader(AsyncLoop):
             self._delivery,
             self._standing,
             self._meter,
+            last_position=self._last_position(),
             timeout_s=self._options.timeout or None,
             in_order=self._options.in_order,
             mover=self._mover,
@@ -217,7 +237,7 @@ class StreamLoader(AsyncLoop):
             raise ValueError(f"epoch={epoch!r} must be an integer of at least 0")
         self._epoch_to_come = epoch
 
-    def state_dict(self) -> dict[str, int | bool | str]:
+    def state_dict(self) -> dict[str, Any]:
         """Where the loop stands, as a small dict of plain values that JSON can hold.
 
         It counts the samples that the loop has been given, not those that were prefetched, over all ranks, so every
@@ -302,10 +322,23 @@ class StreamLoader(AsyncLoop):
     def _ask_to_end(self) -> list[int]:
         return self._link.ask_to_end()
 
+    def _samples(self) -> int:
+        """All stored samples."""
+        if self._counts is None:
+            self._counts = self._link.count(self._lanes)
+        return sum(self._counts)
+
+    def _last_position(self) -> float:
+        """The position behind an epoch's last batch; infinite if that could not be said without reading shards."""
+        if self._counts is None:
+            return inf
+        samples = sum(self._counts)
+        return samples - (samples % (self.batch_size * self.world_size) if self.drop_last else 0)
+
     def _end_pass(self, why: str) -> None:
         running = self._running()
         if running is not None:
-            running.close(why)
+            running.end(why)
         self._pass = None
 
     def _fingerprint(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, Literal
@@ -12,7 +13,7 @@ from streamload.batch.device import Mover
 from streamload.connection import Connection
 from streamload.decode.failure import Attempt, error_from
 from streamload.delivery import Delivery
-from streamload.errors import LoaderClosedError, SampleError, WorkerError
+from streamload.errors import LoaderClosedError, SampleError, StreamloadError, WorkerError
 from streamload.messages import EpochEnded, Failed, Ready
 from streamload.pipeline import ReadyBatch
 from streamload.statistics import FeederTotals, Stage, Statistics
@@ -82,11 +83,14 @@ class _Made:
 class Pass(Iterator[Any]):
     """The iterator of a `for` loop. A pass that is dropped before its end takes the feeder's processes with it.
 
+    Loops that count steps never ask for more than the last batch, so a pass that has given that one is at its end, too.
+
     Args:
         connection: to a feeder that has been told to start the epoch.
         delivery: builds the batches.
         standing: kept up to date for the loader.
         meter: adds up.
+        last_position: where the standing is behind the last batch; infinite if that is not known.
         timeout_s: how long to wait for a batch, or None.
         in_order: the batches come in order; else there is no position, and what is begun again is begun from the start.
         mover: moves batches to a device, one ahead of the loop if it is there already; or None.
@@ -104,6 +108,7 @@ class Pass(Iterator[Any]):
         standing: Standing,
         meter: Meter,
         *,
+        last_position: float,
         timeout_s: float | None,
         in_order: bool,
         mover: Mover | None = None,
@@ -115,6 +120,7 @@ class Pass(Iterator[Any]):
         self._standing = standing
         self._meter = meter
         self._mover = mover
+        self._last_position = last_position
         self.timeout_s = timeout_s
         self.on_close: Callable[[], None] | None = None
         self._pending: deque[ReadyBatch] = deque()
@@ -160,10 +166,7 @@ class Pass(Iterator[Any]):
                     return None
                 self._handle(message)
         except StopIteration:
-            self._over = "finished"
-            self._standing.epoch += 1
-            self._standing.position = 0
-            self._standing.state = "ready"
+            self._finish()
             raise
         except BaseException as error:
             # After an error of ours the loop may go on from where it stands; Ctrl-C is a way to leave it.
@@ -288,11 +291,14 @@ class Pass(Iterator[Any]):
             ]
 
     def stop(self, why: str, state: Literal["ready", "left"] = "left") -> bool:
-        """End the pass before its end, without its connection; False if it was over already."""
+        """End the pass before its end, without its connection; False if it was over already.
+
+        An epoch of which nothing was given is still to begin.
+        """
         if self._over != "no":
             return False
         self._over, self._why = "closed", why
-        self._standing.state = state
+        self._standing.state = "ready" if self._gave_at is None else state
         self._pending.clear()
         self._ahead = self._error_ahead = None
         if self.on_close is not None:
@@ -308,5 +314,28 @@ class Pass(Iterator[Any]):
                 if self._mover is not None:
                     self._mover.close()
 
+    def end(self, why: str) -> None:
+        """End the pass, for another one or because it was dropped; the processes stay if it has given all batches."""
+        if self._over == "no" and self._gave_at is not None and self._standing.position >= self._last_position:
+            try:
+                self._await_end()
+            except StreamloadError:  # a feeder that dies now has nothing more to give for this epoch
+                self.connection.close()
+            self._finish()
+            if self.on_close is not None:
+                self.on_close()
+        self.close(why)
+
+    def _await_end(self) -> None:
+        with suppress(StopIteration):
+            while True:
+                self._handle(self.receive())
+
+    def _finish(self) -> None:
+        self._over = "finished"
+        self._standing.epoch += 1
+        self._standing.position = 0
+        self._standing.state = "ready"
+
     def __del__(self) -> None:
-        self.close("it was dropped")
+        self.end("it was dropped")
