@@ -20,7 +20,8 @@ from streamload.decode.tasks import RowsDone, ScanDone
 from streamload.epochs import Epochs
 from streamload.fetch.budget import bytes_for_parts
 from streamload.fetch.cache.disk_cache import DiskCache
-from streamload.fetch.fetcher import Fetcher, fetched_shards
+from streamload.fetch.fetcher import Fetcher
+from streamload.fetch.listing.fetched import fetched_shards
 from streamload.fetch.near import Near
 from streamload.fetch.parts import PART_BYTES
 from streamload.fetch.resident import ResidentShards

@@ -176,6 +176,8 @@ class RowsAhead:
             self._scans.ask_for(unscanned)
             return False
         if self._near is not None and not self._near.has_tables(dict.fromkeys(block.shard.tolist())):
+            if self._parts is not None and not self._located:  # so that the first batch does not wait for both in turn
+                self._parts.guess(block)
             return False
         self._blocks.popleft()
         fetched = None if self._near is None else self._near.fetcher.fetched
@@ -184,6 +186,7 @@ class RowsAhead:
         if self._parts is not None:
             for parts in planned.parts:
                 self._parts.want(parts)
+            self._parts.located()
             self._parts.advance()
         return True
 

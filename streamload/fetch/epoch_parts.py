@@ -10,11 +10,16 @@ from numpy.typing import NDArray
 
 from streamload.dataset.table import ShardTable
 from streamload.fetch.fetcher import Fetcher
-from streamload.fetch.parts import part_edges, shard_and_number
+from streamload.fetch.parts import PART_BYTES, part_edges, parts_by_share, shard_and_number
 from streamload.fetch.tables import Tables
-from streamload.order.plan import RankPlan
+from streamload.order.plan import RankPlan, RowBlock
 
 __all__ = ["EpochParts"]
+
+
+_MOST_GUESSED = 32
+_GUESSED_SHARE = 4
+"""Not more than a quarter of the byte budget is spent on guesses."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,7 +48,29 @@ class EpochParts:
         self._extents: dict[int, _Extent] = {}
         self._keeping: set[int] = set()
         self._kept: set[int] = set()
+        self._guessed: list[int] = []
         self._stop_listening: Callable[[], None] | None = fetcher.on_arrival(self._on_arrival)
+
+    def guess(self, block: RowBlock) -> None:
+        """Have parts brought in which rows probably lie, while the tables that say where are on their way themselves.
+
+        They are held until `located` says that it is known now.
+        """
+        if self._guessed:
+            return
+        sizes, counts = np.full(len(block.shard), -1, np.int64), self._tables.counts.values[block.shard]
+        for shard in np.unique(block.shard).tolist():
+            sizes[block.shard == shard] = self._fetcher.size_by_index(shard)
+        ledger = self._fetcher.ledger
+        most = min(_MOST_GUESSED, ledger.budget_bytes // (_GUESSED_SHARE * PART_BYTES))
+        self._guessed = parts_by_share(block.shard, block.sample, sizes, counts)[:most]
+        ledger.hold(self._guessed)
+        self._fetcher.want(self._guessed)
+
+    def located(self) -> None:
+        """What was guessed is known now, or not wanted any more."""
+        guessed, self._guessed = self._guessed, []
+        self._fetcher.ledger.release(guessed)
 
     def want(self, keys: list[int]) -> None:
         """Have parts brought for a batch that comes after all those before."""
@@ -93,6 +120,7 @@ class EpochParts:
             for key in list(keys):
                 self._unpin(key)
         self._unkeep(list(self._kept))
+        self.located()
         for shard in self._keeping:
             self._fetcher.ledger.expect_no_rows(shard)
         self._keeping.clear()

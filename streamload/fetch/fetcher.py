@@ -24,18 +24,9 @@ from streamload.fetch.transfer.transfers import TransferCounts
 from streamload.fetch.unpack.unpacking import compression_of
 from streamload.order.plan import OrderOptions
 
-__all__ = ["Fetcher", "fetched_shards"]
+__all__ = ["Fetcher"]
 
 Told = Callable[[int, int], None]
-
-
-def fetched_shards(listing: Listing, storages: Storages) -> frozenset[int]:
-    """The numbers of the shards that workers cannot open by themselves: remote ones, and compressed ones."""
-    return frozenset(
-        number
-        for number, shard in enumerate(listing.shards)
-        if compression_of(shard.url) is not None or not storages.is_local(shard.url)
-    )
 
 
 class Fetcher:
@@ -170,6 +161,11 @@ class Fetcher:
     def is_unpacked(self, shard: int) -> bool:
         """Whether the shard is compressed."""
         return self.state_of(shard).compression is not None
+
+    def size_by_index(self, shard: int) -> int:
+        """The bytes of a fetched shard that has been listed with them and lies there as it is; -1 for any other."""
+        listed = self._listing.shards[shard]
+        return listed.bytes if shard in self.fetched and compression_of(listed.url) is None else -1
 
     def etag(self, shard: int) -> str | None:
         """The version of a shard, as far as it is known."""

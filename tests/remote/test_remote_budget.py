@@ -149,3 +149,14 @@ def test_a_cache_on_the_disk_takes_what_the_budget_does_not(server: FaultServer,
     ) as loader:
         assert [epoch_of(loader) for _ in range(2)] == [SAMPLES] * 2
     assert server.report().sent_bytes < 1.1 * sum(map(sum, SIZES))
+
+
+def test_the_first_parts_are_asked_for_before_the_index_says_where_samples_lie(server: FaultServer) -> None:
+    server.play(Script(first_byte_s=0.3))
+    with loader_of(server, "indexed", memory_budget="400MB") as loader:
+        next(iter(loader))
+    spans = server.report().spans
+    server.play(Script())
+    parts = [began_s for path, began_s, _ in spans if path.endswith(".tar")]
+    tables = [ended_s for path, _, ended_s in spans if path.endswith(".npz")]
+    assert min(parts) < min(tables)
