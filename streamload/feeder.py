@@ -28,7 +28,17 @@ from streamload.fetch.resident import ResidentShards
 from streamload.fetch.tables import Tables
 from streamload.memory.channel import MAX_DESCRIPTORS
 from streamload.memory.slots import Slots
-from streamload.messages import Configure, Counted, CountSamples, EpochEnded, EpochStart, Failed, Ready, Taken
+from streamload.messages import (
+    Configure,
+    Counted,
+    CountSamples,
+    EpochEnded,
+    EpochStart,
+    Failed,
+    Ready,
+    Taken,
+    TellTaken,
+)
 from streamload.pipeline import Epoch, ReadyBatch
 from streamload.statistics import FeederTotals
 
@@ -85,6 +95,7 @@ class Feeder:
         self._totals = FeederTotals()
         self._announced: set[int] = set()
         self._counting = False
+        self._asked_to_tell = False
         self._epochs = Epochs(
             self._begin, self._deliver, lambda: send(EpochEnded(self._totals), ()), works_ahead=not in_process
         )
@@ -101,6 +112,7 @@ class Feeder:
                         self.near.fetcher.foresee(order, counts, message.epoch, message.position)
                     self._epochs.ask(message)
                 case Taken():
+                    self._asked_to_tell = False
                     self._slots.taken(message.batches)
                     self._slots.released(message.released)
                     self._epochs.taken(message.batches)
@@ -215,8 +227,13 @@ class Feeder:
         if fetcher.stuck:
             self._slots.discard_free()
         fetcher.slots_came_back()
-        if fetcher.stuck and not self._scans.under_way and (self._epochs.waits or self._counting):
+        if not fetcher.stuck or self._scans.under_way:
+            return
+        if self._epochs.waits or self._counting:
             raise fetcher.too_small()
+        if not self._asked_to_tell:
+            self._asked_to_tell = True
+            self._send(TellTaken(), ())
 
     def _deliver(self, start: EpochStart, batches: list[ReadyBatch], tell_after: int) -> None:
         """Send batches, as many with one message as its descriptors allow."""

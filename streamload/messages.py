@@ -33,6 +33,7 @@ __all__ = [
     "Ready",
     "TablesLoaded",
     "Taken",
+    "TellTaken",
 ]
 
 
@@ -166,6 +167,11 @@ class Ready:
     retired: tuple[int, ...]
     tell_after: int
     totals: FeederTotals
+
+
+@dataclass(frozen=True)
+class TellTaken:
+    """Nothing goes on here: say now, and not later together, which batches have been taken."""
 
 
 @dataclass(frozen=True)

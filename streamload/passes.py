@@ -14,7 +14,7 @@ from streamload.connection import Connection
 from streamload.decode.failure import Attempt, error_from
 from streamload.delivery import Delivery
 from streamload.errors import LoaderClosedError, SampleError, StreamloadError, WorkerError
-from streamload.messages import EpochEnded, Failed, Ready
+from streamload.messages import EpochEnded, Failed, Ready, TellTaken
 from streamload.pipeline import ReadyBatch
 from streamload.statistics import FeederTotals, Stage, Statistics
 
@@ -274,6 +274,8 @@ class Pass(Iterator[Any]):
                     self._tell_after = message.tell_after
                 else:
                     self._let_go(message.batches)
+            case TellTaken():
+                self._tell()
             case EpochEnded():
                 self._tell()
                 self._meter.totals = message.totals
