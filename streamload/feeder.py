@@ -28,6 +28,7 @@ from streamload.fetch.tables import Tables
 from streamload.memory.channel import MAX_DESCRIPTORS
 from streamload.memory.slots import Slots
 from streamload.messages import Configure, Counted, CountSamples, EpochEnded, EpochStart, Failed, Ready, Taken
+from streamload.order.choice import Sampled
 from streamload.pipeline import Epoch, ReadyBatch
 from streamload.statistics import FeederTotals
 
@@ -68,13 +69,13 @@ class Feeder:
         self._turn_is_due = False
         storages, strict = configure.fetching.storages, configure.settings.strict
         # With one lane, samples flow while a shard is scanned, so no count is needed before that.
-        lanes = configure.settings.order.lanes
+        order = configure.settings.order
         self._tables = Tables(
             configure.listing,
             ScanCache(None),
             strict=strict,
             storages=storages,
-            trust_promises=lanes > 1,
+            trust_promises=order.lanes > 1 or order.choice is not None,
             indexes=indexes,
         )
         self.near = near = self._make_near(configure)
@@ -85,7 +86,10 @@ class Feeder:
         self._announced: set[int] = set()
         self._counting = False
         self._epochs = Epochs(
-            self._begin, self._deliver, lambda: send(EpochEnded(self._totals), ()), works_ahead=not in_process
+            self._begin,
+            self._deliver,
+            lambda: send(EpochEnded(self._totals), ()),
+            works_ahead=not in_process and not isinstance(order.choice, Sampled),
         )
         shards = ResidentShards(configure.listing.shards, None if near is None else near.fetcher)
         self.pool = start_pool(self, shards)

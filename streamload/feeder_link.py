@@ -4,21 +4,37 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from typing import Any
 
 from streamload.batch.transfer import cuda_registry, pinning
+from streamload.choosing import Choosing
 from streamload.connection import Connection, FeederHere, FeederProcess
 from streamload.dataset.urls import Urls, expand_urls
+from streamload.decode.dealing import PipelineSettings
 from streamload.decode.failure import error_from
 from streamload.errors import LoaderClosedError, StreamloadError
 from streamload.fetch.budget import check_budget
 from streamload.fetch.fetcher import fetched_shards
+from streamload.fetch.labels import Labels, read_labels
 from streamload.fetch.listing import Listing, list_shards
 from streamload.fetch.sizes import look_at
 from streamload.fetch.storage import UNKNOWN_BYTES
 from streamload.fetch.unpacking import compression_of
-from streamload.messages import Configure, Counted, CountSamples, Failed, FindShards, Found, LookAt, LookedAt
+from streamload.messages import (
+    Configure,
+    Counted,
+    CountSamples,
+    Failed,
+    FindLabels,
+    FindShards,
+    Found,
+    FoundLabels,
+    LookAt,
+    LookedAt,
+)
 from streamload.options import Options
+from streamload.order.choice import Choice
 
 __all__ = ["FeederLink"]
 
@@ -33,6 +49,7 @@ class FeederLink:
 
     Attributes:
         listing: the shards.
+        choice: what epochs are made of; to be set before the first `connect`.
 
     Raises:
         TypeError, ValueError, StreamloadError: as `list_shards`.
@@ -44,7 +61,13 @@ class FeederLink:
         self._unconfigured: FeederProcess | None = None
         self._closed = False
         self._sizes: tuple[int, ...] | None = None
+        self.choice: Choice | None = None
         self.listing = self._find(urls, None if index is None else os.fspath(index))
+
+    def settings(self, lanes: int) -> PipelineSettings:
+        """How the order and the batches are made."""
+        settings = self._options.pipeline(lanes)
+        return replace(settings, order=replace(settings.order, choice=self.choice))
 
     def connect(self, lanes: int) -> Connection:
         """The connection to a feeder that has been told what to do.
@@ -68,6 +91,24 @@ class FeederLink:
         connection.send(CountSamples())
         counted: Counted = self._answer(connection, Counted)
         return counted.counts
+
+    def labels(self) -> Labels:
+        """The labels of all samples, from the index.
+
+        Raises:
+            DatasetIndexError: there are none, or the index is damaged.
+            StorageError: the index cannot be read.
+        """
+        listing, storages = self.listing, self._options.storages
+        here = self._options.workers == 0 or all(
+            folder is None or storages.is_local(folder) for folder in listing.index_of
+        )
+        if here:
+            return read_labels(listing, storages)
+        connection = self._unconfigured = self._unconfigured or self._start_process()
+        connection.send(FindLabels(listing, storages))
+        found: FoundLabels = self._answer(connection, FoundLabels)
+        return found.labels
 
     def sizes(self) -> tuple[int, ...]:
         """The bytes of each shard. Where the listing could not tell, each shard is asked for, once.
@@ -99,7 +140,7 @@ class FeederLink:
     def _check_budget(self, lanes: int, world_size: int) -> None:
         listing, options = self.listing, self._options
         fetched = fetched_shards(listing, options.storages)
-        order = options.pipeline(lanes).order
+        order = self.settings(lanes).order
         if not fetched or listing.counts is None or options.cache_dir is not None or not order.shuffle:
             return
         sizes = [shard.bytes for shard in listing.shards]
@@ -114,6 +155,23 @@ class FeederLink:
             lanes_read=lanes // world_size if lanes % world_size == 0 else lanes,
             shards=len(sizes),
         )
+
+    def choose(self, choosing: Choosing) -> None:
+        """Find out what epochs are made of; where that cannot be, no feeder is left.
+
+        Raises:
+            ValueError: the weights don't fit the dataset.
+            DatasetIndexError: they need labels, which the index does not have.
+            StorageError: the index cannot be read.
+        """
+        try:
+            choosing.settle(self.labels if choosing.needs_labels else None)
+            if self.listing.expected_counts is not None:
+                choosing.check_counts(self.listing.expected_counts)
+        except (ValueError, StreamloadError):
+            self.close()
+            raise
+        self.choice = choosing.choice
 
     def disconnect(self) -> None:
         """End the feeder; the next `connect` starts another one."""
@@ -171,7 +229,7 @@ class FeederLink:
         options = self._options
         configure = Configure(
             listing=self.listing,
-            settings=options.pipeline(lanes),
+            settings=self.settings(lanes),
             job=options.pickled_job() if options.workers else b"",
             workers=options.workers,
             executor=options.executor,

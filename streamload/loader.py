@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal
 
+from streamload.choosing import Choosing, Weights
 from streamload.dataset.urls import expand_urls
 from streamload.decode.tasks import OnError
 from streamload.delivery import Delivery
 from streamload.errors import LoaderStateError, SampleError
 from streamload.feeder_link import FeederLink
-from streamload.messages import EpochStart
 from streamload.options import Executor, Options, Transform, rank_and_world_size
 from streamload.order.plan import batches_per_rank
 from streamload.order.state import LoaderState, check, fingerprint
@@ -65,6 +65,17 @@ class StreamLoader:
             run can be resumed at another world size.
         rank: this process's; by default torch.distributed's, or RANK's.
         world_size: the number of ranks; by default torch.distributed's, or WORLD_SIZE's.
+        weights: how often samples are drawn, with replacement: "balanced" (every label as often as every other), a
+            mapping from labels to what one sample of the label weighs, or one number for each sample in the order of
+            the listing. Labels are those of the index (the integers in `cls`). Draws are exact: in each epoch a label
+            comes as often as its share says, to one sample, and its samples are gone through in turn, over epochs too.
+            Needs shuffle=True.
+        sampler: an iterable of numbers of samples, counted through all shards from 0, such as a torch Sampler; the
+            order is just as it says. It is iterated at the start of each pass, after its `set_epoch` if it has one. It
+            names the samples of all ranks and must do the same on each of them (a fixed seed); one that has `rank` and
+            `num_replicas`, as DistributedSampler, names those of its rank.
+        epoch_size: samples of an epoch, over all ranks. Epochs then follow each other through endless passes over the
+            dataset, so in the end all samples come equally often. With `weights`: how many are drawn.
         index: a folder with the index of the shards, if it is not beside them; it may be remote.
         storage_options: credentials and the like for remote storage, in fsspec's spellings (`key`, `secret`, `token`,
             `anon`, `endpoint_url`, `client_kwargs`). What is not given is found where other tools find it.
@@ -110,6 +121,9 @@ class StreamLoader:
         lanes: int | None = None,
         rank: int | None = None,
         world_size: int | None = None,
+        weights: Weights | None = None,
+        sampler: Iterable[int] | None = None,
+        epoch_size: int | None = None,
         index: str | os.PathLike[str] | None = None,
         storage_options: Mapping[str, Any] | None = None,
         filesystem: Any = None,
@@ -123,10 +137,14 @@ class StreamLoader:
     ) -> None:
         options = Options.among(locals())
         self.rank, self.world_size = rank_and_world_size(rank, world_size)
+        self._choosing = Choosing(
+            weights, sampler, epoch_size, shuffle=shuffle, lanes=lanes, rank=self.rank, world_size=self.world_size
+        )
         self._options = options.settled_for(expand_urls(urls))
         self._link = FeederLink(self._options, urls, index)
         self._listing = self._link.listing
-        self._lanes = self.world_size if lanes is None else lanes
+        self._lanes = self._choosing.lanes
+        self._link.choose(self._choosing)
         self._link.check(self._lanes, self.world_size)
         self._counts = self._listing.expected_counts
         self._delivery = Delivery(on_error, max_errors)
@@ -166,10 +184,11 @@ class StreamLoader:
         Raises:
             ShardFormatError: a shard is damaged.
         """
-        if self._counts is None:
-            self._counts = self._link.count(self._lanes)
-        order = self._options.pipeline(self._lanes).order
-        return batches_per_rank(order, sum(self._counts), self.rank, self.world_size)
+        order = self._link.settings(self._lanes).order
+        samples = self._choosing.epoch_samples
+        if samples is None:
+            samples = sum(self._known_counts())
+        return batches_per_rank(order, samples, *self._choosing.place)
 
     def __iter__(self) -> Iterator[Any]:
         """Begin a pass: the next epoch, or the rest of one that was resumed or ended by an error of the loader.
@@ -182,8 +201,10 @@ class StreamLoader:
         self._end_pass("another pass of the same loader has begun; for two at once make two loaders")
         epoch, position = self._next_start()
         self._epoch_to_come = None
+        counts = self._known_counts() if self._choosing.needs_counts else ()
+        start = self._choosing.start(epoch, position, sum(counts))
         connection = self._link.connect(self._lanes)
-        connection.send(EpochStart(epoch, position, self.rank, self.world_size))
+        connection.send(start)
         self._standing = Standing(epoch, position)
         begun = Pass(
             connection,
@@ -225,6 +246,7 @@ class StreamLoader:
             window=options.shuffle_window,
             shuffle=options.shuffle,
             fingerprint=self._fingerprint(),
+            **self._choosing.state(epoch),
         ).to_json()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -245,7 +267,9 @@ class StreamLoader:
             window=options.shuffle_window,
             lanes=loaded.lanes if options.lanes is None else options.lanes,
             fingerprint=self._fingerprint(),
+            choice=self._choosing.state(loaded.epoch),
         )
+        self._choosing.resume(loaded)
         self._end_pass("a state was loaded")
         if loaded.lanes != self._lanes:
             self._link.disconnect()
@@ -271,6 +295,13 @@ class StreamLoader:
         self.close()
 
     # -- the feeder -------------------------------------------------------------------------------------------------
+
+    def _known_counts(self) -> tuple[int, ...]:
+        """The samples of each shard; waits until they are known."""
+        if self._counts is None:
+            self._counts = self._link.count(self._lanes)
+            self._choosing.check_counts(self._counts)
+        return self._counts
 
     def _next_start(self) -> tuple[int, int]:
         """The epoch and the position at which the next pass begins."""

@@ -8,6 +8,7 @@ from typing import Literal
 from streamload.decode.dealing import EpochStart, PipelineSettings
 from streamload.decode.tasks import Failure
 from streamload.fetch.fetching import Fetching
+from streamload.fetch.labels import Labels
 from streamload.fetch.listing import Listing
 from streamload.fetch.storages import Storages
 from streamload.pipeline import ReadyBatch
@@ -20,8 +21,10 @@ __all__ = [
     "EpochEnded",
     "EpochStart",
     "Failed",
+    "FindLabels",
     "FindShards",
     "Found",
+    "FoundLabels",
     "LookAt",
     "LookedAt",
     "Ready",
@@ -43,6 +46,21 @@ class Found:
     """The shards."""
 
     listing: Listing
+
+
+@dataclass(frozen=True)
+class FindLabels:
+    """The trainer wants to know the labels of all samples."""
+
+    listing: Listing
+    storages: Storages
+
+
+@dataclass(frozen=True)
+class FoundLabels:
+    """The labels."""
+
+    labels: Labels
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from streamload.dataset.table import MISSING
 from streamload.decode.collating import PieceCollator
 from streamload.decode.failure import failure_of, in_words
 from streamload.decode.field_reader import ABSENT, FieldReader, Progress, RowError, ShardMemory, Work, field_of
-from streamload.decode.row_table import Column
+from streamload.decode.row_table import Column, RowTable
 from streamload.decode.seeding import GlobalSeeds
 from streamload.decode.tasks import SAMPLE_NAMES, Job, RowFailure, RowsDone, RowTask, WorkSeconds
 from streamload.decode.user_code import PROGRAM_ERRORS, TransformRaisedError, UserFunction
@@ -133,13 +133,13 @@ class RowMaker:
         """Decode and transform some fields, sample by sample: a sample's functions draw from one generator in turn."""
         random = self._random(work.task.epoch)
         takes_rng = any(function.takes_rng for field in transformed for function in field.functions.values())
-        shards, samples = work.task.table.shards.tolist(), work.task.table.samples.tolist()
+        names = _names(work.task.table)
         current = transformed[0]
 
         def make(row: int) -> None:
             nonlocal current
-            self._seeds.seed(random, shards[row], samples[row])
-            rng = random.generator(shards[row], samples[row]) if takes_rng else None
+            self._seeds.seed(random, *names[row])
+            rng = random.generator(*names[row]) if takes_rng else None
             for current in transformed:
                 current.values[row] = self._transformed_value(work, current, row, rng)
 
@@ -187,12 +187,12 @@ class RowMaker:
 
     def _transform_samples(self, work: Work, rows: Rows, function: UserFunction) -> Rows:
         random = self._random(work.task.epoch)
-        shards, samples = work.task.table.shards.tolist(), work.task.table.samples.tolist()
+        names = _names(work.task.table)
         values: list[Any] = [None] * work.count
 
         def make(row: int) -> None:
-            self._seeds.seed(random, shards[row], samples[row])
-            rng = random.generator(shards[row], samples[row]) if function.takes_rng else None
+            self._seeds.seed(random, *names[row])
+            rng = random.generator(*names[row]) if function.takes_rng else None
             values[row] = self._checked(function(rows.row(row), rng))
 
         started = perf_counter()
@@ -264,3 +264,8 @@ class RowMaker:
             offset=MISSING if where is None else int(where.offsets[row]),
             missing_field=column is not None and int(column.offsets[row]) == MISSING,
         )
+
+
+def _names(table: RowTable) -> list[tuple[int, int, int]]:
+    """What names each row's randomness: its shard, its sample, and how often that came before in the epoch."""
+    return list(zip(table.shards.tolist(), table.samples.tolist(), table.copies.tolist(), strict=True))

@@ -47,11 +47,11 @@ class GlobalSeeds:
                 if saved is not None:
                     _set_states(saved)
 
-    def seed(self, randomness: SampleRandomness, shard: int, sample: int) -> None:
+    def seed(self, randomness: SampleRandomness, shard: int, sample: int, copy: int = 0) -> None:
         """Seed for one sample. If the code that follows is the first to import torch, that is seeded as it arrives."""
         if not self._needed:
             return
-        for_python, for_numpy, for_torch = randomness.seeds(shard, sample)
+        for_python, for_numpy, for_torch = randomness.seeds(shard, sample, copy)
         random.seed(for_python)
         np.random.seed(for_numpy)  # the legacy generator is what most augmentation libraries draw from
         torch = sys.modules.get("torch")

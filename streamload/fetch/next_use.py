@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from streamload.fetch.shard_identity import key_in_name, url_key
 from streamload.order.lanes import lane_bounds
-from streamload.order.plan import OrderOptions, shards_in_order
+from streamload.order.line import runs_of_epoch
+from streamload.order.options import OrderOptions, samples_of_epoch
 
 __all__ = ["NextUse", "OrderNextUse", "Unforeseen", "numbers_by_key"]
 
@@ -112,17 +113,17 @@ def _filled(counts: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _lane_length(options: OrderOptions, counts: NDArray[np.int64]) -> int:
-    return -int(-counts.sum() // options.lanes)
+    return -int(-samples_of_epoch(options, int(counts.sum())) // options.lanes)
 
 
 def _uses(
     options: OrderOptions, counts: NDArray[np.int64], epoch: int, lanes: Collection[int] | None
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """The uses of an epoch, ascending for each shard: shard s has those of `edges[s]:edges[s + 1]`."""
-    order = shards_in_order(options, len(counts), epoch)
-    ends = np.cumsum(counts[order])
-    starts = ends - counts[order]
-    bounds = lane_bounds(int(counts.sum()), options.lanes)
+    order, lengths = runs_of_epoch(options, counts, epoch)
+    ends = np.cumsum(lengths)
+    starts = ends - lengths
+    bounds = lane_bounds(int(lengths.sum()), options.lanes)
     first = np.searchsorted(bounds, starts, side="right") - 1
     n_lanes = np.where(ends > starts, np.searchsorted(bounds, ends, side="left") - first, 0)
     shards = np.repeat(order, n_lanes)

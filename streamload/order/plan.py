@@ -13,15 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamload.order.lanes import SlidingShuffle, expected_reach, lane_bounds
-from streamload.order.layout import ShardCounts, ShardLine
+from streamload.order.layout import ShardCounts
+from streamload.order.line import line_of_epoch, shards_in_order
 from streamload.order.options import (
     OrderOptions,
     batches_per_rank,
     full_batches_and_last_rows,
     samples_per_rank,
-    shards_in_order,
 )
-from streamload.order.randomness import philox_key
 from streamload.order.retirement import ShardRetirement
 from streamload.order.slices import slice_of_any_batch, slices_of_full_batches
 
@@ -49,12 +48,15 @@ class RowBlock:
         shard: int64[rows], the shard's number in the listing.
         sample: int64[rows], the sample's number in the shard.
         ends: int64[m], the position of the epoch's order (over all ranks) after each batch, which a state records.
+        copy: int64[rows], how often the sample came before in the epoch, so that two copies of a sample have
+            randomness of their own; None where every sample comes once.
     """
 
     batch_edges: NDArray[np.int64]
     shard: NDArray[np.int64]
     sample: NDArray[np.int64]
     ends: NDArray[np.int64]
+    copy: NDArray[np.int64] | None = None
 
 
 class RankPlan:
@@ -63,10 +65,11 @@ class RankPlan:
     Global batch j of the plan is `order[start + j * B : start + (j + 1) * B]`, B = batch_size * world_size. Sorted
     lane-major, it is cut into one slice for each rank. Rows that fill up a short last batch follow its own rows.
 
-    With several lanes all counts must be known before the first batch. With one lane a batch needs the counts of
-    the shards up to where the window reaches, and `counts` may be filled in while the plan runs: ask `missing`, set
-    those counts, `take`. Of the first shard whose count is unknown the plan goes on into the samples that `counts`
-    says it holds at least. What comes out does not depend on when the counts became known, nor on `max_rows`.
+    With several lanes, or where the options have a `choice`, all counts must be known before the first batch. With
+    one lane a batch needs the counts of the shards up to where the window reaches, and `counts` may be filled in while
+    the plan runs: ask `missing`, set those counts, `take`. Of the first shard whose count is unknown the plan goes on
+    into the samples that `counts` says it holds at least. What comes out does not depend on when the counts became
+    known, nor on `max_rows`.
 
     Memory is O(window) for each lane that this rank reads, O(shards), and O(rows) of one `take`.
 
@@ -77,13 +80,22 @@ class RankPlan:
         rank: the rank, below `world_size`.
         world_size: the number of ranks.
         start: how many samples of the epoch's order were delivered before.
+        numbers: int64[M], the epoch's samples, where the options' choice is `Sampled`.
 
     Raises:
         ValueError: rank, world size or start make no sense, here or as soon as the number of samples is known.
     """
 
     def __init__(
-        self, options: OrderOptions, counts: ShardCounts, epoch: int, rank: int, world_size: int, *, start: int = 0
+        self,
+        options: OrderOptions,
+        counts: ShardCounts,
+        epoch: int,
+        rank: int,
+        world_size: int,
+        *,
+        start: int = 0,
+        numbers: NDArray[np.int64] | None = None,
     ) -> None:
         if not 0 <= rank < world_size:
             raise ValueError(f"rank={rank} is not one of {world_size} ranks, which are counted from 0")
@@ -94,8 +106,7 @@ class RankPlan:
         self._world_size = world_size
         self._global_batch = options.batch_size * world_size
         self._position = start
-        order = shards_in_order(options, len(counts), epoch)
-        self._line = ShardLine(order, counts, philox_key(options.seed, epoch, "window"))
+        self._line = line_of_epoch(options, counts, epoch, numbers)
         self._streams: dict[int, SlidingShuffle] = {}
         self._bounds: NDArray[np.int64] | None = None
         self._full_batches_left = 0
@@ -118,6 +129,10 @@ class RankPlan:
         """The lanes of which this rank has made the shuffled stream so far; without shuffle there are none."""
         return sorted(self._streams)
 
+    def shards_ahead(self) -> list[int]:
+        """The shards in the order in which the plan comes to them first, as far as that is known."""
+        return list(dict.fromkeys(self._line.order.tolist()))
+
     def missing(self, limit: int = 8) -> list[int]:
         """The shards whose counts are needed before the next `take`, in the epoch's order, at most `limit`.
 
@@ -129,7 +144,7 @@ class RankPlan:
         line = self._line
         if line.complete:
             return []
-        if self._options.lanes > 1:
+        if self._options.lanes > 1 or line.needs_all:
             return line.unknown(len(line.order), limit)
         if self._batches_settled(1):
             return []
@@ -165,12 +180,12 @@ class RankPlan:
         return self._take_batches(n_full, with_last)
 
     def finished(self) -> list[int]:
-        """The shards that occur in no later block of this plan, each named once; in the end all of them.
+        """The shards that occur in no later block of this plan, each named once; in the end all of the epoch's.
 
         Rows that fill up the last batch come from the start of the order and are not looked at here. A shard is
         named at most a window (in samples of a lane) later than it could be.
         """
-        if not self._line.complete and self._options.lanes > 1:
+        if not self._line.complete and (self._options.lanes > 1 or self._line.needs_all):
             return []
         if self._retirement is None:
             self._retirement = ShardRetirement(self._line, self._options.lanes)
@@ -183,25 +198,29 @@ class RankPlan:
     def unpassed(self, shard: int) -> list[tuple[int, int]]:
         """Ranges of a shard's samples that hold all those of later blocks, the end of each exclusive.
 
+        Where the order comes to a shard several times, those that are yet to begin are left out: what they need may
+        be fetched again.
         As for `finished`, a sample is passed at most a window later than it could be, and rows that fill up the last
         batch are not looked at.
         """
         line, lanes = self._line, self._options.lanes
         if line.complete and self._full_batches_left == 0 and self._last_rows == 0:
             return []
-        start, end = line.place_of(shard)
-        if start < 0 or (self._bounds is None and lanes > 1):
+        places = line.places_of(shard)
+        if places is None or (self._bounds is None and lanes > 1):
             return [(0, _ENDLESS)]
         passed = max(0, self._position // lanes - self._options.reach)
+        reached = self._position // lanes + self._options.reach if line.repeats else _ENDLESS
         bounds = [0, _ENDLESS] if self._bounds is None or lanes == 1 else self._bounds.tolist()
-        first = bisect_right(bounds, start) - 1
         found = []
-        for lane_start, lane_end in zip(bounds[first:], bounds[first + 1 :], strict=False):
-            if lane_start >= end:
-                break
-            piece = max(start, lane_start + passed) - start, min(end, lane_end) - start
-            if piece[0] < piece[1]:
-                found.append(piece)
+        for start, end in places:
+            first = bisect_right(bounds, start) - 1
+            for lane_start, lane_end in zip(bounds[first:], bounds[first + 1 :], strict=False):
+                if lane_start >= end:
+                    break
+                piece = max(start, lane_start + passed), min(end, lane_end)
+                if piece[0] < piece[1] and piece[0] - lane_start <= reached:
+                    found.append(line.samples_at(*piece))
         return found
 
     def _refresh(self) -> None:
@@ -273,7 +292,7 @@ class RankPlan:
         shard, sample = line.locate(positions)
         batch_edges = np.minimum(np.arange(len(ends) + 1, dtype=np.int64) * options.batch_size, len(shard))
         self._advance(n_full, with_last, int(ends[-1]))
-        return RowBlock(batch_edges, shard, sample, ends)
+        return RowBlock(batch_edges, shard, sample, ends, line.copies(positions))
 
     def _advance(self, n_full: int, with_last: bool, end: int) -> None:
         self._position = end
