@@ -14,12 +14,15 @@ if TYPE_CHECKING:
     from streamload.errors import StreamloadError
     from streamload.fetch.shard_writer import ShardWriter
     from streamload.loader import StreamLoader
+    from streamload.mixture import Mixture, Portion
     from streamload.statistics import Statistics
 
-__all__ = ["ShardWriter", "Statistics", "StreamLoader", "StreamloadError", "errors", "images"]
+__all__ = ["Mixture", "Portion", "ShardWriter", "Statistics", "StreamLoader", "StreamloadError", "errors", "images"]
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Mixture": "streamload.mixture",
+    "Portion": "streamload.mixture",
     "ShardWriter": "streamload.fetch.shard_writer",
     "Statistics": "streamload.statistics",
     "StreamLoader": "streamload.loader",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -12,7 +14,8 @@ from numpy.typing import NDArray
 
 from streamload.decode.dealing import EpochStart
 from streamload.fetch.labels import Labels
-from streamload.order.choice import Choice, Sampled, Stretched, Weighted
+from streamload.mixture import Mixture
+from streamload.order.choice import Choice, Mixed, Sampled, Stretched, Weighted
 from streamload.order.state import LoaderState
 from streamload.sampling import SamplerDraws
 
@@ -26,7 +29,9 @@ class Choosing:
 
     Args:
         weights, sampler, epoch_size, lanes: as for `StreamLoader`.
+        mixture: the datasets, if there are several.
         shuffle: whether the loader shuffles.
+        batch_size: the loader's.
         rank: the loader's.
         world_size: the loader's.
 
@@ -44,7 +49,9 @@ class Choosing:
         sampler: Iterable[int] | None,
         epoch_size: int | None,
         *,
+        mixture: Mixture | None,
         shuffle: bool,
+        batch_size: int,
         lanes: int | None,
         rank: int,
         world_size: int,
@@ -56,10 +63,31 @@ class Choosing:
             )
         self.lanes = 1 if sampler is not None else lanes or world_size
         self.choice: Choice | None = None
+        if mixture is not None and (weights is not None or sampler is not None):
+            raise ValueError(
+                "weights and sampler don't go together with a Mixture, which has weights of its own; leave one out"
+            )
+        self._mixture = mixture
+        self._block = batch_size * world_size
         self._epoch_size = epoch_size
         self._weights = _checked_weights(weights)
         self._place = rank, world_size
         self._sampler = None if sampler is None else SamplerDraws(sampler, rank, world_size)
+
+    @classmethod
+    def among(cls, arguments: Mapping[str, Any], rank: int, world_size: int) -> Choosing:
+        """From the loader's arguments, for the rank and world size that were found."""
+        return cls(
+            arguments["weights"],
+            arguments["sampler"],
+            arguments["epoch_size"],
+            mixture=arguments["urls"] if isinstance(arguments["urls"], Mixture) else None,
+            shuffle=arguments["shuffle"],
+            batch_size=arguments["batch_size"],
+            lanes=arguments["lanes"],
+            rank=rank,
+            world_size=world_size,
+        )
 
     @property
     def needs_labels(self) -> bool:
@@ -69,7 +97,7 @@ class Choosing:
     @property
     def needs_counts(self) -> bool:
         """Whether the number of samples must be known before a pass begins."""
-        return self._sampler is not None or isinstance(self._weights, np.ndarray)
+        return self._sampler is not None or self._mixture is not None or isinstance(self._weights, np.ndarray)
 
     @property
     def epoch_samples(self) -> int | None:
@@ -80,19 +108,23 @@ class Choosing:
         """
         if self._sampler is not None:
             return len(self._sampler)
-        return self.choice.epoch_size if isinstance(self.choice, Weighted | Stretched) else None
+        return self.choice.epoch_size if isinstance(self.choice, Weighted | Stretched | Mixed) else None
 
-    def settle(self, labels: Callable[[], Labels] | None) -> None:
+    def settle(self, labels: Callable[[], Labels] | None, edges: tuple[int, ...]) -> None:
         """Find out what the order is told.
 
         Args:
             labels: finds the labels of all samples, where they are needed.
+            edges: the shards of dataset d are `edges[d]:edges[d + 1]` of the listing.
 
         Raises:
             ValueError: the weights are not those of the labels that there are.
             StreamloadError: the labels cannot be found.
         """
-        self.choice = self._choice(None if labels is None else labels())
+        if self._mixture is not None:
+            self.choice = Mixed(edges, tuple(self._mixture.shares.values()), self._block, self._epoch_size)
+        else:
+            self.choice = self._choice(None if labels is None else labels())
 
     def _choice(self, labels: Labels | None) -> Choice | None:
         if self._sampler is not None:
@@ -108,11 +140,15 @@ class Choosing:
         return None if self._epoch_size is None else Stretched(self._epoch_size)
 
     def check_counts(self, counts: Sequence[int]) -> None:
-        """Refuse weights that are not one for each sample.
+        """Refuse weights that are not one for each sample, and datasets of a mixture that have none.
 
         Raises:
-            ValueError: their number is another.
+            ValueError: a number does not fit.
         """
+        if self._mixture is not None and isinstance(self.choice, Mixed):
+            for name, (first, end) in zip(self._mixture.portions, pairwise(self.choice.edges), strict=True):
+                if not any(counts[first:end]):
+                    raise ValueError(f"dataset {name!r} of the Mixture has no samples; leave it out")
         if isinstance(self._weights, np.ndarray) and len(self._weights) != sum(counts):
             raise ValueError(
                 f"weights has {len(self._weights)} numbers and the dataset {sum(counts)} samples; give one for each, "
@@ -139,16 +175,24 @@ class Choosing:
         numbers = None if self._sampler is None else self._sampler.draw(epoch, position, n_samples)
         return EpochStart(epoch, position, *self.place, numbers)
 
-    def resume(self, state: LoaderState) -> None:
-        """A state was loaded that belongs to this choice."""
+    def resume(self, state: LoaderState) -> bool:
+        """A state was loaded that belongs to this choice. Returns whether that changes what the order is told."""
         if self._sampler is not None:
             self._sampler.expect(state.sampler)
+        if not isinstance(self.choice, Mixed) or state.block in (None, self.choice.block):
+            return False
+        self.choice = replace(self.choice, block=state.block or 1)
+        return True
 
     def state(self, epoch: int) -> dict[str, Any]:
         """What a state of some epoch holds of it."""
         held: dict[str, Any] = {}
         if isinstance(self.choice, Weighted | Stretched):
             held["epoch_size"] = self.choice.epoch_size
+        if self._mixture is not None and isinstance(self.choice, Mixed):
+            held["epoch_size"] = self.choice.epoch_size
+            held["mixture"] = ", ".join(f"{name}: {share!r}" for name, share in self._mixture.shares.items())
+            held["block"] = self.choice.block
         if self._weights is not None:
             held["weights"] = _named(self._weights)
         if self._sampler is not None:

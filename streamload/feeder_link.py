@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 from streamload.batch.transfer import cuda_registry, pinning
 from streamload.choosing import Choosing
 from streamload.connection import Connection, FeederHere, FeederProcess
-from streamload.dataset.urls import Urls, expand_urls
+from streamload.dataset.urls import expand_urls
 from streamload.decode.dealing import PipelineSettings
 from streamload.decode.failure import error_from
+from streamload.decode.tasks import OwnTransforms
 from streamload.errors import LoaderClosedError, StreamloadError
 from streamload.fetch.budget import check_budget
 from streamload.fetch.fetcher import fetched_shards
+from streamload.fetch.joined_listing import joined_listing
 from streamload.fetch.labels import Labels, read_labels
 from streamload.fetch.listing import Listing, list_shards
 from streamload.fetch.sizes import look_at
@@ -33,8 +37,8 @@ from streamload.messages import (
     LookAt,
     LookedAt,
 )
+from streamload.mixture import Portion
 from streamload.options import Options
-from streamload.order.choice import Choice
 
 __all__ = ["FeederLink"]
 
@@ -44,30 +48,34 @@ class FeederLink:
 
     Args:
         options: the loader's.
-        urls: the shards.
-        index: a folder with an index for them, or None.
+        portions: the datasets, by name.
 
     Attributes:
         listing: the shards.
-        choice: what epochs are made of; to be set before the first `connect`.
+        edges: the shards of dataset d are `edges[d]:edges[d + 1]` of the listing.
 
     Raises:
         TypeError, ValueError, StreamloadError: as `list_shards`.
     """
 
-    def __init__(self, options: Options, urls: Urls, index: str | os.PathLike[str] | None) -> None:
+    def __init__(self, options: Options, portions: Mapping[str, Portion]) -> None:
         self._options = options
+        self._portions = portions
+        self._choosing: Choosing | None = None
+        self._own_transforms: OwnTransforms = ()
         self._connection: Connection | None = None
         self._unconfigured: FeederProcess | None = None
         self._closed = False
         self._sizes: tuple[int, ...] | None = None
-        self.choice: Choice | None = None
-        self.listing = self._find(urls, None if index is None else os.fspath(index))
+        self._listings = self._find()
+        self.listing = self._listings[0] if len(self._listings) == 1 else self._joined()
+        self.edges = tuple(accumulate((len(listing.shards) for listing in self._listings), initial=0))
 
     def settings(self, lanes: int) -> PipelineSettings:
         """How the order and the batches are made."""
         settings = self._options.pipeline(lanes)
-        return replace(settings, order=replace(settings.order, choice=self.choice))
+        choice = None if self._choosing is None else self._choosing.choice
+        return replace(settings, order=replace(settings.order, choice=choice))
 
     def connect(self, lanes: int) -> Connection:
         """The connection to a feeder that has been told what to do.
@@ -130,12 +138,22 @@ class FeederLink:
             ValueError: no shard has a wanted field, or more must be held in memory at once than the budget allows.
         """
         try:
-            if self.listing.counts is not None:  # else the fields are not known yet, and the first batch tells
-                self._options.check_fields_exist(self.listing.fields)
+            self._check_portions()
             self._check_budget(lanes, world_size)
-        except ValueError:
+        except (TypeError, ValueError):
             self.close()
             raise
+
+    def _check_portions(self) -> None:
+        """Each dataset has the fields that are wanted; where there is no index, the first batch tells."""
+        for (name, portion), listing in zip(self._portions.items(), self._listings, strict=True):
+            try:
+                own, options = portion.transform, self._options
+                options = options if own is None else replace(options, transform=own)
+                if listing.counts is not None:
+                    options.check_fields_exist(listing.fields)
+            except (TypeError, ValueError) as error:
+                raise type(error)(f"dataset {name!r}: {error}" if name else str(error)) from error
 
     def _check_budget(self, lanes: int, world_size: int) -> None:
         listing, options = self.listing, self._options
@@ -143,6 +161,8 @@ class FeederLink:
         order = self.settings(lanes).order
         if not fetched or listing.counts is None or options.cache_dir is not None or not order.shuffle:
             return
+        if len(self._listings) > 1:
+            return  # what has to be held depends on the shares; the first batches tell
         sizes = [shard.bytes for shard in listing.shards]
         if min(sizes) < 0 or any(compression_of(listing.shards[shard].url) for shard in fetched):
             return
@@ -165,13 +185,16 @@ class FeederLink:
             StorageError: the index cannot be read.
         """
         try:
-            choosing.settle(self.labels if choosing.needs_labels else None)
+            choosing.settle(self.labels if choosing.needs_labels else None, self.edges)
             if self.listing.expected_counts is not None:
                 choosing.check_counts(self.listing.expected_counts)
         except (ValueError, StreamloadError):
             self.close()
             raise
-        self.choice = choosing.choice
+        self._choosing = choosing
+        if len(self._listings) > 1:
+            own = (portion.transform for portion in self._portions.values())
+            self._own_transforms = tuple(zip(self.edges, own, strict=False))
 
     def disconnect(self) -> None:
         """End the feeder; the next `connect` starts another one."""
@@ -185,14 +208,25 @@ class FeederLink:
         self._closed = True
         self.disconnect()
 
-    def _find(self, urls: Urls, index: str | None) -> Listing:
+    def _find(self) -> list[Listing]:
         """Local shards are listed here; for remote ones the feeder is started, so that no I/O library comes in here."""
-        options, named = self._options, tuple(expand_urls(urls))
-        here = options.workers == 0 or all(map(options.storages.is_local, (*named, index or "/")))
-        if here:
-            return list_shards(urls, index, options.storages)
+        storages = self._options.storages
+        wanted = [
+            (
+                portion.urls,
+                tuple(expand_urls(portion.urls)),
+                None if portion.index is None else os.fspath(portion.index),
+            )
+            for portion in self._portions.values()
+        ]
+        places = [place for _, named, index in wanted for place in (*named, index or "/")]
+        if self._options.workers == 0 or all(map(storages.is_local, places)):
+            return [list_shards(urls, index, storages) for urls, _, index in wanted]
         self._unconfigured = connection = self._start_process()
-        connection.send(FindShards(named, index, options.storages))
+        return [self._found(connection, FindShards(named, index, storages)) for _, named, index in wanted]
+
+    def _found(self, connection: FeederProcess, wanted: FindShards) -> Listing:
+        connection.send(wanted)
         try:
             message = connection.receive(None)
         except StreamloadError:
@@ -202,6 +236,13 @@ class FeederLink:
             return message.listing
         self.disconnect()
         raise error_from(message.failure)
+
+    def _joined(self) -> Listing:
+        try:
+            return joined_listing(self._listings)
+        except ValueError:
+            self.close()
+            raise
 
     def _look_at(self, urls: list[str]) -> dict[str, int]:
         if self._options.workers == 0:
@@ -230,14 +271,14 @@ class FeederLink:
         configure = Configure(
             listing=self.listing,
             settings=self.settings(lanes),
-            job=options.pickled_job() if options.workers else b"",
+            job=options.pickled_job(self._own_transforms) if options.workers else b"",
             workers=options.workers,
             executor=options.executor,
             fetching=options.fetching(),
             import_path=tuple(entry or os.getcwd() for entry in sys.path),
         )
         if options.workers == 0:
-            return FeederHere(configure, options.job())
+            return FeederHere(configure, options.job(self._own_transforms))
         connection, self._unconfigured = self._unconfigured or self._start_process(), None
         connection.send(configure)
         return connection

@@ -14,6 +14,7 @@ from streamload.decode.tasks import OnError
 from streamload.delivery import Delivery
 from streamload.errors import LoaderStateError, SampleError
 from streamload.feeder_link import FeederLink
+from streamload.mixture import Mixture, portions_of
 from streamload.options import Executor, Options, Transform, rank_and_world_size
 from streamload.order.plan import batches_per_rank
 from streamload.order.state import LoaderState, check, fingerprint
@@ -35,7 +36,7 @@ class StreamLoader:
 
     Args:
         urls: paths, or patterns with braces (`train-{000000..000123}.tar`), `::` or globs, or a folder of shards; one
-            or a list of them.
+            or a list of them; or a `Mixture` of several datasets.
         batch_size: samples in a batch, on each rank.
         shuffle: a new order each epoch: shards are permuted, and samples shuffled within `shuffle_window`.
         fields: the fields to read, with alternatives: `("jpg;png", "cls")` gives tuples; "__key__" and "__url__" may be
@@ -99,7 +100,7 @@ class StreamLoader:
 
     def __init__(
         self,
-        urls: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        urls: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Mixture,
         batch_size: int = 1,
         shuffle: bool = False,
         *,
@@ -137,11 +138,10 @@ class StreamLoader:
     ) -> None:
         options = Options.among(locals())
         self.rank, self.world_size = rank_and_world_size(rank, world_size)
-        self._choosing = Choosing(
-            weights, sampler, epoch_size, shuffle=shuffle, lanes=lanes, rank=self.rank, world_size=self.world_size
-        )
-        self._options = options.settled_for(expand_urls(urls))
-        self._link = FeederLink(self._options, urls, index)
+        self._choosing = Choosing.among(locals(), self.rank, self.world_size)
+        portions = portions_of(urls, index)
+        self._options = options.settled_for([url for portion in portions.values() for url in expand_urls(portion.urls)])
+        self._link = FeederLink(self._options, portions)
         self._listing = self._link.listing
         self._lanes = self._choosing.lanes
         self._link.choose(self._choosing)
@@ -269,9 +269,8 @@ class StreamLoader:
             fingerprint=self._fingerprint(),
             choice=self._choosing.state(loaded.epoch),
         )
-        self._choosing.resume(loaded)
         self._end_pass("a state was loaded")
-        if loaded.lanes != self._lanes:
+        if self._choosing.resume(loaded) or loaded.lanes != self._lanes:
             self._link.disconnect()
             self._lanes = loaded.lanes
         self._standing = Standing(loaded.epoch, loaded.position)

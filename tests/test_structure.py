@@ -23,7 +23,7 @@ LEVELS = (
     ("dataset",),
     ("fetch", "batch"),
     ("decode",),
-    ("statistics", "options", "sampling"),
+    ("statistics", "options", "sampling", "mixture"),
     ("pipeline", "choosing"),
     ("epochs",),
     ("messages",),

@@ -18,7 +18,9 @@ from streamload.decode.tasks import Piece, PieceDone, RowsDone, RowTask, ScanTas
 from streamload.fetch.near import Near
 from streamload.fetch.tables import Tables
 from streamload.memory.slots import Slots
-from streamload.order.plan import OrderOptions, RankPlan
+from streamload.order.choice import Mixed
+from streamload.order.mixture_plan import MixturePlan
+from streamload.order.plan import EpochPlan, OrderOptions, RankPlan
 
 __all__ = ["Dealer", "EpochStart", "Learned", "PipelineSettings", "RowBatch", "RowBatcher"]
 
@@ -130,15 +132,7 @@ class Dealer:
         self._batcher = batcher
         self._learned = learned
         order = settings.order
-        plan = RankPlan(
-            order,
-            tables.counts,
-            start.epoch,
-            start.rank,
-            start.world_size,
-            start=start.position,
-            numbers=start.numbers,
-        )
+        plan = _plan(order, tables, start)
         self._ahead = RowsAhead(
             plan,
             plan.shards_ahead(),
@@ -297,3 +291,10 @@ class Dealer:
         # because once a batch was made again all later ones are made whole.
         batch.restart(self._slots.take(self._learned.size_bytes))
         self._again.append(batch)
+
+
+def _plan(order: OrderOptions, tables: Tables, start: EpochStart) -> EpochPlan:
+    where = start.epoch, start.rank, start.world_size
+    if isinstance(order.choice, Mixed):
+        return MixturePlan(order, tables.counts, *where, start=start.position)
+    return RankPlan(order, tables.counts, *where, start=start.position, numbers=start.numbers)

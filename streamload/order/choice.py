@@ -1,4 +1,4 @@
-"""What an epoch is made of, where it is not every sample once: drawn by weight, cut from passes, or given by a sampler.
+"""What an epoch is made of, where it is not every sample once: drawn by weight, cut from passes, mixed, or sampled.
 
 Each of these is a value that is fixed for a run. What an epoch holds follows from it, the seed and the epoch's number
 alone, as everything of the order does.
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from streamload.order.randomness import CounterDraws, as_uniforms, philox_key
 
-__all__ = ["Choice", "Sampled", "Stretched", "Weighted"]
+__all__ = ["Choice", "Mixed", "Sampled", "Stretched", "Weighted"]
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
@@ -32,6 +32,23 @@ class Stretched:
 @dataclass(frozen=True, slots=True)
 class Sampled:
     """Epochs are lists of numbers of samples, which come with the start of each epoch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mixed:
+    """Several datasets, mixed in fixed shares; each is gone through in passes of its own, over all epochs.
+
+    Attributes:
+        edges: the shards of dataset d are `edges[d]:edges[d + 1]` of the listing.
+        shares: of the datasets, above 0, with the sum 1.
+        block: every so many samples, from an epoch's first on, the shares are exact to less than one sample.
+        epoch_size: samples of an epoch, over all ranks; None for as many as all datasets have together.
+    """
+
+    edges: tuple[int, ...]
+    shares: tuple[float, ...]
+    block: int
+    epoch_size: int | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -108,7 +125,7 @@ class Weighted:
         return turns
 
 
-Choice = Stretched | Weighted | Sampled
+Choice = Stretched | Weighted | Sampled | Mixed
 
 
 def _mixed(words: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
-from streamload.order.choice import Sampled, Stretched, Weighted
+from streamload.order.choice import Mixed, Sampled, Stretched, Weighted
 from streamload.order.layout import ShardCounts, ShardLine
+from streamload.order.mixing import BlockShares
 from streamload.order.options import OrderOptions
 from streamload.order.randomness import permutation, philox_key
 from streamload.order.runs import Copies, Line, RunLine, Runs, SampledLine, whole_passes
 
-__all__ = ["line_of_epoch", "runs_of_epoch", "shards_in_order"]
+__all__ = ["dataset_line", "line_of_epoch", "mixed_shares", "runs_of_epoch", "shards_in_order"]
 
 IntArray = NDArray[np.int64]
 
@@ -41,27 +44,65 @@ def line_of_epoch(options: OrderOptions, counts: ShardCounts, epoch: int, number
             return SampledLine(counts, numbers)
         case Stretched() | Weighted():
             return RunLine(counts, key, lambda known: _lay(options, choice, known, epoch))
+        case Mixed():
+            raise AssertionError("a mixture has a line for each dataset")
         case None:
             return ShardLine(shards_in_order(options, len(counts), epoch), counts, key)
 
 
-def runs_of_epoch(options: OrderOptions, counts: IntArray, epoch: int) -> tuple[IntArray, IntArray]:
-    """About how the runs of an epoch follow each other: their shards and lengths, int64[k] each.
+def mixed_shares(mixed: Mixed, n_samples: int) -> BlockShares:
+    """How many samples of each dataset an epoch of a mixture has, all of which together have `n_samples`."""
+    return BlockShares(mixed.shares, mixed.block, mixed.epoch_size or n_samples)
 
-    What is drawn by weight is taken for its mean; of a sampler's epoch nothing is known.
+
+def dataset_line(options: OrderOptions, mixed: Mixed, counts: ShardCounts, epoch: int, dataset: int) -> RunLine:
+    """What the samples lie on that an epoch has of one dataset of a mixture; all counts must be known."""
+    key = philox_key(options.seed, epoch, "window")
+    size = int(mixed_shares(mixed, counts.total).sizes[dataset])
+    return RunLine(
+        counts, key, lambda known: (_lay_dataset(options, mixed, known, dataset, (epoch * size, size)), None)
+    )
+
+
+def runs_of_epoch(options: OrderOptions, counts: IntArray, epoch: int) -> list[tuple[IntArray, IntArray]]:
+    """About how the runs of an epoch's lines follow each other: for each line shards and lengths, int64[k] each.
+
+    A mixture has a line for each dataset. What is drawn by weight is taken for its mean; of a sampler's epoch nothing
+    is known.
     """
-    match options.choice:
+    choice = options.choice
+    match choice:
         case Sampled():
-            return np.empty(0, np.int64), np.empty(0, np.int64)
+            return []
         case Stretched():
-            runs, _ = _lay(options, options.choice, counts, epoch)
-            return runs.shards, runs.lengths
+            runs, _ = _lay(options, choice, counts, epoch)
+            return [(runs.shards, runs.lengths)]
+        case Mixed():
+            sizes = mixed_shares(choice, int(counts.sum())).sizes.tolist()
+            lines = [
+                _lay_dataset(options, choice, counts, dataset, (epoch * size, size))
+                for dataset, size in enumerate(sizes)
+            ]
+            return [(runs.shards, runs.lengths) for runs in lines]
         case Weighted():
             order = shards_in_order(options, len(counts), epoch)
-            return order, options.choice.drawn_of_shards(counts)[order]
+            return [(order, choice.drawn_of_shards(counts)[order])]
         case None:
             order = shards_in_order(options, len(counts), epoch)
-            return order, counts[order]
+            return [(order, counts[order])]
+
+
+def _lay_dataset(options: OrderOptions, mixed: Mixed, counts: IntArray, dataset: int, stretch: tuple[int, int]) -> Runs:
+    """The runs of a stretch, given by its start and size, of one dataset's passes."""
+    first, end = mixed.edges[dataset], mixed.edges[dataset + 1]
+
+    def order_of(number: int) -> IntArray:
+        if not options.shuffle:
+            return np.arange(end - first, dtype=np.int64)
+        return permutation(options.seed, number, end - first, f"shards of dataset {dataset}")
+
+    runs = whole_passes(counts[first:end], *stretch, order_of)
+    return replace(runs, shards=runs.shards + first)
 
 
 def _lay(

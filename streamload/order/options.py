@@ -57,7 +57,7 @@ class OrderOptions:
 def samples_of_epoch(options: OrderOptions, n_samples: int) -> int:
     """The samples of an epoch of a dataset of `n_samples`, over all ranks; of a sampler's they are not known here."""
     choice = options.choice
-    return n_samples if choice is None or isinstance(choice, Sampled) else choice.epoch_size
+    return n_samples if choice is None or isinstance(choice, Sampled) else choice.epoch_size or n_samples
 
 
 def _last_batch_rows(options: OrderOptions, n_left: int, rank: int, world_size: int) -> int:

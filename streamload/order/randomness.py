@@ -68,9 +68,9 @@ def uniforms(key: NDArray[np.uint64], shard: int, first: int, count: int) -> NDA
     return as_uniforms(CounterDraws(key).words(shard, first, count))
 
 
-def permutation(seed: int, epoch: int, n: int) -> NDArray[np.int64]:
+def permutation(seed: int, epoch: int, n: int, purpose: str = "shards") -> NDArray[np.int64]:
     """A random order of 0 to n for one epoch, int64[n]: the stable argsort of n random words."""
-    draws = CounterDraws(philox_key(seed, epoch, "shards"))
+    draws = CounterDraws(philox_key(seed, epoch, purpose))
     draws.set_counter(0, 0)
     return np.argsort(draws.bits.random_raw(n), kind="stable").astype(np.int64, copy=False)
 

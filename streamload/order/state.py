@@ -80,8 +80,9 @@ class LoaderState:
             )
         found = {name: _checked(mapping, name, expected) for name, expected in _TYPES.items()}
         found |= {name: _checked(mapping, name, kind) for name, kind in _OPTIONAL.items() if name in mapping}
-        if found["lanes"] == 0:
-            raise LoaderStateError(f"the state's 'lanes' is 0 and must be at least 1; {_WHAT_TO_DO}")
+        for name in ("lanes", "block", "epoch_size"):
+            if found.get(name) == 0:
+                raise LoaderStateError(f"the state's {name!r} is 0 and must be at least 1; {_WHAT_TO_DO}")
         return cls(**found)
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from order_oracle import (
     key_of,
@@ -108,6 +108,7 @@ def chosen(draw: st.DrawFn) -> tuple[OrderOptions, list[int], list[int]]:
 # -- plans ---------------------------------------------------------------------------------------------------------
 
 
+@settings(deadline=None)
 @given(chosen(), st.data())
 def test_the_plan_is_the_definition_at_any_rank_and_start(
     case: tuple[OrderOptions, list[int], list[int]], data: st.DataObject
@@ -123,6 +124,7 @@ def test_the_plan_is_the_definition_at_any_rank_and_start(
     assert plan_batches(plan, data.draw(st.integers(1, 100))) == expected
 
 
+@settings(deadline=None)
 @given(chosen(), st.integers(1, 3))
 def test_nothing_that_was_let_go_of_comes_again_and_the_rest_is_let_go_of_in_the_end(
     case: tuple[OrderOptions, list[int], list[int]], world_size: int
@@ -183,6 +185,7 @@ def test_all_counts_are_asked_for_before_anything_is_planned() -> None:
 # -- weights -------------------------------------------------------------------------------------------------------
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_draws_are_exact_by_group_and_even_within_it(data: st.DataObject) -> None:
     group = np.array(data.draw(st.lists(st.integers(0, 3), min_size=1, max_size=60)), np.uint8)
@@ -234,6 +237,7 @@ def test_which_samples_are_drawn_depends_on_seed_and_epoch() -> None:
 # -- stretches -----------------------------------------------------------------------------------------------------
 
 
+@settings(deadline=None)
 @given(shard_counts.filter(any), st.integers(1, 12), st.integers(1, 40), st.booleans())
 def test_consecutive_epochs_are_consecutive_passes(counts: list[int], parts: int, rest: int, shuffle: bool) -> None:
     size = sum(counts) // parts + rest
@@ -271,7 +275,7 @@ def test_the_runs_that_a_cache_expects_are_about_those_of_the_epoch(choice: Choi
     counts = np.array([50, 70, 0, 80])
     options = dataclasses.replace(OPTIONS, choice=choice)
     plan = RankPlan(options, ShardCounts.of(counts.tolist()), 3, 0, 1)
-    shards, lengths = runs_of_epoch(options, counts, 3)
+    [(shards, lengths)] = runs_of_epoch(options, counts, 3)
     real = Counter(shard for _, batch in plan_batches(plan) for shard, _ in batch)
     assert {s: n for s, n in zip(shards.tolist(), lengths.tolist(), strict=True) if n}.keys() == real.keys()
     assert all(abs(n - real[s]) <= 10 for s, n in zip(shards.tolist(), lengths.tolist(), strict=True))
