@@ -132,6 +132,12 @@ def test_weights_with_processes_and_threads_and_without_an_index(uneven: str, tm
     assert all(number % 7 for number in expected)
 
 
+def test_a_sampler_with_processes_in_epoch_after_epoch(source: str) -> None:
+    with StreamLoader(source, 8, **{**OPTIONS, "num_workers": 1}, sampler=samplers(3)[1]) as loader:
+        expected = samplers(3)[1]
+        assert [numbers(loader) for _ in range(3)] == [list(expected) for _ in range(3)]
+
+
 def test_copies_of_a_sample_have_randomness_of_their_own(source: str) -> None:
     def noise(value: int, rng: np.random.Generator) -> tuple[int, float]:
         return value, float(rng.random())
