@@ -12,6 +12,7 @@ from places import Place, local, write_datasets
 from servers.faults import FaultServer, Script
 
 from streamload import Mixture, StreamLoader
+from streamload.decode import rows_ahead
 
 MB = 1_000_000
 SIZES = [[MB] * 25] * 4
@@ -38,6 +39,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(folder: Path) -> Iterator[FaultServer]:
     with FaultServer(folder) as running:
         yield running
+
+
+@pytest.fixture(autouse=True)
+def _short_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks that are a small part of an epoch, so that parts are kept from one to the next, or are not."""
+    monkeypatch.setattr(rows_ahead, "_FIRST_ROWS", 8)
+    monkeypatch.setattr(rows_ahead, "_BLOCK_ROWS", 8)
 
 
 def labels_of(samples: list[Any]) -> list[int]:
