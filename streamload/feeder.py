@@ -39,6 +39,7 @@ from streamload.messages import (
     Taken,
     TellTaken,
 )
+from streamload.order.choice import Sampled
 from streamload.pipeline import Epoch, ReadyBatch
 from streamload.statistics import FeederTotals
 
@@ -79,13 +80,13 @@ class Feeder:
         self._turn_is_due = False
         storages, strict = configure.fetching.storages, configure.settings.strict
         # With one lane, samples flow while a shard is scanned, so no count is needed before that.
-        lanes = configure.settings.order.lanes
+        order = configure.settings.order
         self._tables = Tables(
             configure.listing,
             ScanCache(None),
             strict=strict,
             storages=storages,
-            trust_promises=lanes > 1,
+            trust_promises=order.lanes > 1 or order.choice is not None,
             indexes=indexes,
         )
         self.near = near = self._make_near(configure)
@@ -97,7 +98,10 @@ class Feeder:
         self._counting = False
         self._asked_to_tell = False
         self._epochs = Epochs(
-            self._begin, self._deliver, lambda: send(EpochEnded(self._totals), ()), works_ahead=not in_process
+            self._begin,
+            self._deliver,
+            lambda: send(EpochEnded(self._totals), ()),
+            works_ahead=not in_process and not isinstance(order.choice, Sampled),
         )
         shards = ResidentShards(configure.listing.shards, None if near is None else near.fetcher)
         self.pool = start_pool(self, shards)

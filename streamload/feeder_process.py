@@ -14,6 +14,7 @@ from streamload.decode.failure import Attempt, failure_of
 from streamload.decode.in_process import ThreadPool
 from streamload.decode.pool import Pool, ProcessPool
 from streamload.feeder import Feeder
+from streamload.fetch.labels import read_labels
 from streamload.fetch.listing.listing import list_shards
 from streamload.fetch.listing.sizes import look_at
 from streamload.fetch.reading import RangeReader
@@ -24,8 +25,10 @@ from streamload.memory.slots import SlotPool
 from streamload.messages import (
     Configure,
     Failed,
+    FindLabels,
     FindShards,
     Found,
+    FoundLabels,
     LoadTables,
     LookAt,
     LookedAt,
@@ -71,7 +74,7 @@ class _Process:
         self._watch_trainer()
 
     def _on_message(self, message: Any, _: list[int]) -> None:
-        if isinstance(message, FindShards | LookAt):
+        if isinstance(message, FindShards | FindLabels | LookAt):
             self._looking = asyncio.create_task(self._look(message))
         elif isinstance(message, ReadFrom):
             self._reader = RangeReader(message.listing, message.storages)
@@ -96,13 +99,16 @@ class _Process:
     def _in_loop(self, action: Callable[[], None]) -> None:
         self._loop.call_soon(action)
 
-    async def _look(self, wanted: FindShards | LookAt) -> None:
-        """List shards, or look at them one by one, on a thread: storages block while they do."""
+    async def _look(self, wanted: FindShards | FindLabels | LookAt) -> None:
+        """List shards, read their labels, or look at them one by one, on a thread: storages block while they do."""
         with Attempt() as attempt:
             if isinstance(wanted, FindShards):
                 urls, index, storages = wanted.urls, wanted.index, wanted.storages
                 listing = await asyncio.to_thread(list_shards, urls, index, storages, indexes_read=self._indexes)
                 self._send(Found(listing), ())
+            elif isinstance(wanted, FindLabels):
+                labels = await asyncio.to_thread(read_labels, wanted.listing, wanted.storages)
+                self._send(FoundLabels(labels), ())
             else:
                 sizes = await asyncio.to_thread(look_at, wanted.urls, wanted.storages)
                 self._send(LookedAt(tuple(sizes[url] for url in wanted.urls)), ())

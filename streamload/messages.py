@@ -9,6 +9,7 @@ from streamload.dataset.table import ShardTable
 from streamload.decode.dealing import EpochStart, PipelineSettings
 from streamload.decode.tasks import Failure
 from streamload.fetch.fetching import Fetching
+from streamload.fetch.labels import Labels
 from streamload.fetch.listing.listing import Listing
 from streamload.fetch.reading import ByteRange
 from streamload.fetch.storage.storages import Storages
@@ -22,8 +23,10 @@ __all__ = [
     "EpochEnded",
     "EpochStart",
     "Failed",
+    "FindLabels",
     "FindShards",
     "Found",
+    "FoundLabels",
     "LoadTables",
     "LookAt",
     "LookedAt",
@@ -51,6 +54,21 @@ class Found:
     """The shards."""
 
     listing: Listing
+
+
+@dataclass(frozen=True)
+class FindLabels:
+    """The trainer wants to know the labels of all samples."""
+
+    listing: Listing
+    storages: Storages
+
+
+@dataclass(frozen=True)
+class FoundLabels:
+    """The labels."""
+
+    labels: Labels
 
 
 @dataclass(frozen=True)

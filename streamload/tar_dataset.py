@@ -217,10 +217,10 @@ class TarDataset(Dataset[Any]):
 class _FromTorch:
     """A generator for each sample, from the state of torch's."""
 
-    def generator(self, _shard: int, _sample: int) -> np.random.Generator:
+    def generator(self, _shard: int, _sample: int, _copy: int = 0) -> np.random.Generator:
         return np.random.default_rng(int(torch.randint(_SEEDS, ())))
 
-    def seeds(self, _shard: int, _sample: int) -> tuple[int, int, int]:
+    def seeds(self, _shard: int, _sample: int, _copy: int = 0) -> tuple[int, int, int]:
         raise AssertionError("the global generators belong to the caller")
 
 

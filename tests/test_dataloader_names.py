@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 from streamload import StreamLoader, TarDataset
 from streamload.dataloader_names import FOR_DATASET, FOR_LOADER
 
-TORCHS = [name for name in inspect.signature(DataLoader).parameters if name != "sampler"]
+TORCHS = list(inspect.signature(DataLoader).parameters)
 OURS = inspect.signature(StreamLoader).parameters
 
 

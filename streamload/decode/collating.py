@@ -87,7 +87,8 @@ class PieceCollator:
             failed = {row - start: failure for row, failure in failures.items() if start <= row < end}
             part = rows if piece.rows == rows.count else rows.slice(start, end)
             if task.whole:
-                first = (int(task.table.shards[start]), int(task.table.samples[start]))
+                table = task.table
+                first = int(table.shards[start]), int(table.samples[start]), int(table.copies[start])
                 done.append(self._whole_batch(piece, part, failed, randomness, first))
             else:
                 done.append(self._rows_of_batch(piece, part, failed, task.capacity))
@@ -122,7 +123,7 @@ class PieceCollator:
         rows: Rows,
         failed: Mapping[int, RowFailure],
         randomness: RowRandomness,
-        first: tuple[int, int],
+        first: tuple[int, int, int],
     ) -> PieceDone:
         failures = _in_batch(failed, piece)
         if failed:
@@ -133,7 +134,7 @@ class PieceCollator:
         with Attempt() as attempt:
             if self._job.collate_fn is None:
                 return self._regular_batch(piece, rows, failures)
-            self._seeds.seed(randomness, first[0] + _COLLATE_STREAM, first[1])
+            self._seeds.seed(randomness, first[0] + _COLLATE_STREAM, *first[1:])
             return self._lay_down(piece, self._job.collate_fn(rows.as_list()), failures)
         error = attempt.error
         assert error is not None

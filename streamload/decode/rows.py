@@ -5,7 +5,7 @@ A `RowMaker` does not know where it runs: in a worker process, on a thread of th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from time import perf_counter
@@ -18,9 +18,10 @@ from streamload.dataset.table import MISSING
 from streamload.decode.collating import PieceCollator
 from streamload.decode.failure import failure_of, in_words
 from streamload.decode.field_reader import ABSENT, FieldReader, Progress, RowError, ShardMemory, Work, field_of
-from streamload.decode.row_table import Column
+from streamload.decode.row_table import Column, RowTable
 from streamload.decode.seeding import GlobalSeeds, RowRandomness
 from streamload.decode.tasks import SAMPLE_NAMES, Job, RowFailure, RowsDone, RowTask, WorkSeconds
+from streamload.decode.transforms import DatasetTransforms
 from streamload.decode.user_code import PROGRAM_ERRORS, TransformRaisedError, UserFunction
 from streamload.memory.slots import SlotMemory
 from streamload.order.randomness import SampleRandomness
@@ -34,15 +35,20 @@ class _Transformed:
 
     Attributes:
         column: where its bytes are.
-        functions: by the name of the field that a row has.
+        functions: for each dataset, by the name of the field that a row has.
         values: one for each row, to be filled in.
         places: for each row where it will lie in its slot, if a function can write there by itself.
     """
 
     column: Column
-    functions: dict[str, UserFunction]
+    functions: list[dict[str, UserFunction]]
     values: list[Any]
     places: list[NDArray[Any]] | None
+
+    @property
+    def every_function(self) -> list[UserFunction]:
+        """Those of all datasets."""
+        return [function for functions in self.functions for function in functions.values()]
 
 
 class RowMaker:
@@ -68,13 +74,10 @@ class RowMaker:
         for_samples: bool = False,
     ) -> None:
         self._job = job
-        transform = job.transform
-        single = for_samples or callable(transform) or job.collate_fn is not None
+        self._transforms = DatasetTransforms(job.transform, job.own_transforms)
+        single = for_samples or self._transforms.any_on_sample or job.collate_fn is not None
         self._reader = FieldReader(job.decode, optional=job.fields is None, single=single)
-        by_field = transform if isinstance(transform, Mapping) else {}
-        self._by_field = {name: UserFunction(function) for name, function in by_field.items()}
-        self._on_sample = UserFunction(transform) if callable(transform) else None
-        functions = [*self._by_field.values(), *([self._on_sample] if self._on_sample else [])]
+        functions = self._transforms.functions
         self._seeds = GlobalSeeds(
             needed=not for_samples
             and (job.collate_fn is not None or any(function.uses_global_generators for function in functions)),
@@ -89,7 +92,7 @@ class RowMaker:
     @property
     def resizes_images(self) -> bool:
         """Whether some function starts from encoded images, as those do that resize."""
-        return any(function.starts_from_encoded for function in self._by_field.values())
+        return any(f.starts_from_encoded for transforms in self._transforms.all for f in transforms.by_field.values())
 
     def fix_layout(self, layout: bytes) -> None:
         """The layout of all batches of rows from now on, as a probe found it."""
@@ -126,8 +129,8 @@ class RowMaker:
         columns: list[Any] = []
         transformed: list[_Transformed] = []
         for number, column in enumerate(work.columns):
-            functions = self._functions_of(column)
-            if functions:
+            functions = [each.of_column(column.name, column.alternatives) for each in self._transforms.all]
+            if any(functions):
                 columns.append([None] * work.count)
                 transformed.append(_Transformed(column, functions, columns[-1], self._places(work, number, functions)))
                 continue
@@ -137,36 +140,33 @@ class RowMaker:
         if transformed:
             self._transform_fields(work, transformed)
         rows = self._as_samples(work, columns)
-        return rows if self._on_sample is None else self._transform_samples(work, rows, self._on_sample)
-
-    def _functions_of(self, column: Column) -> dict[str, UserFunction]:
-        """For each field that a column may hold the function that transforms it, where there is one."""
-        if column.name in self._by_field:
-            return dict.fromkeys(column.alternatives, self._by_field[column.name])
-        return {name: self._by_field[name] for name in column.alternatives if name in self._by_field}
+        return self._transform_samples(work, rows) if self._transforms.any_on_sample else rows
 
     def _transform_fields(self, work: Work, transformed: list[_Transformed]) -> None:
         """Decode and transform some fields, sample by sample: a sample's functions draw from one generator in turn."""
         random = work.random
-        takes_rng = any(function.takes_rng for field in transformed for function in field.functions.values())
-        shards, samples = work.task.table.shards.tolist(), work.task.table.samples.tolist()
+        takes_rng = any(function.takes_rng for field in transformed for function in field.every_function)
+        names = _names(work.task.table)
+        datasets = self._transforms.datasets(work.task.table.shards.tolist())
         current = transformed[0]
 
         def make(row: int) -> None:
             nonlocal current
-            self._seeds.seed(random, shards[row], samples[row])
-            rng = random.generator(shards[row], samples[row]) if takes_rng else None
+            self._seeds.seed(random, *names[row])
+            rng = random.generator(*names[row]) if takes_rng else None
             for current in transformed:
-                current.values[row] = self._transformed_value(work, current, row, rng)
+                functions = current.functions[datasets[row]]
+                current.values[row] = self._transformed_value(work, current, functions, row, rng)
 
         def failed(row: int, error: Exception) -> RowFailure:
             return self._failed(work, current.column)(row, error)
 
         work.each_row(make, failed)
 
-    def _places(self, work: Work, number: int, functions: dict[str, UserFunction]) -> list[NDArray[Any]] | None:
+    def _places(self, work: Work, number: int, functions: list[dict[str, UserFunction]]) -> list[NDArray[Any]] | None:
         """Where the rows of a column will lie in their slots, for functions that write there by themselves."""
-        if not any(function.takes_out for function in functions.values()) or self._on_sample is not None:
+        takes_out = any(function.takes_out for each in functions for function in each.values())
+        if not takes_out or self._transforms.any_on_sample:
             return None
         fields = self._job.fields
         if fields is None:
@@ -174,7 +174,9 @@ class RowMaker:
         stored = [child for child, name in enumerate(fields) if name not in SAMPLE_NAMES]
         return self._collator.places(work.task, stored[number])
 
-    def _transformed_value(self, work: Work, field: _Transformed, row: int, rng: Any) -> Any:
+    def _transformed_value(
+        self, work: Work, field: _Transformed, functions: dict[str, UserFunction], row: int, rng: Any
+    ) -> Any:
         column = field.column
         if self._reader.is_absent(column, row):
             return ABSENT
@@ -182,7 +184,7 @@ class RowMaker:
         started = perf_counter()
         name = field_of(column, row)
         data = self._reader.encoded(work, column, row, reused=self._reader.keeps_nothing(name))
-        function = field.functions.get(name)
+        function = functions.get(name)
         if function is None:
             return self._reader.decoder(name)(data)
         if function.starts_from_encoded and self._reader.keeps_nothing(name):
@@ -201,14 +203,20 @@ class RowMaker:
             raise TransformRaisedError(TypeError("it returned None; is a `return` missing?"))
         return value
 
-    def _transform_samples(self, work: Work, rows: Rows, function: UserFunction) -> Rows:
+    def _transform_samples(self, work: Work, rows: Rows) -> Rows:
         random = work.random
-        shards, samples = work.task.table.shards.tolist(), work.task.table.samples.tolist()
+        names = _names(work.task.table)
+        functions = [transforms.on_sample for transforms in self._transforms.all]
+        datasets = self._transforms.datasets(work.task.table.shards.tolist())
         values: list[Any] = [None] * work.count
 
         def make(row: int) -> None:
-            self._seeds.seed(random, shards[row], samples[row])
-            rng = random.generator(shards[row], samples[row]) if function.takes_rng else None
+            function = functions[datasets[row]]
+            if function is None:
+                values[row] = rows.row(row)
+                return
+            self._seeds.seed(random, *names[row])
+            rng = random.generator(*names[row]) if function.takes_rng else None
             values[row] = self._checked(function(rows.row(row), rng))
 
         started = perf_counter()
@@ -280,3 +288,8 @@ class RowMaker:
             offset=MISSING if where is None else int(where.offsets[row]),
             missing_field=column is not None and int(column.offsets[row]) == MISSING,
         )
+
+
+def _names(table: RowTable) -> list[tuple[int, int, int]]:
+    """What names each row's randomness: its shard, its sample, and how often that came before in the epoch."""
+    return list(zip(table.shards.tolist(), table.samples.tolist(), table.copies.tolist(), strict=True))

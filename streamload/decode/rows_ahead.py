@@ -13,7 +13,7 @@ from streamload.decode.task_size import MAX_RUN_ROWS
 from streamload.fetch.epoch_parts import EpochParts
 from streamload.fetch.near import Near
 from streamload.fetch.tables import Tables
-from streamload.order.plan import RankPlan, RowBlock
+from streamload.order.plan import EpochPlan, RowBlock
 
 __all__ = ["RowsAhead"]
 
@@ -43,7 +43,7 @@ class RowsAhead:
 
     def __init__(
         self,
-        plan: RankPlan,
+        plan: EpochPlan,
         shard_order: list[int],
         fields: tuple[str, ...] | None,
         *,

@@ -12,7 +12,7 @@ from streamload.dataset.table import ShardTable
 from streamload.fetch.fetcher import Fetcher
 from streamload.fetch.parts import PART_BYTES, part_edges, parts_by_share, shard_and_number
 from streamload.fetch.tables import Tables
-from streamload.order.plan import RankPlan, RowBlock
+from streamload.order.plan import EpochPlan, RowBlock
 
 __all__ = ["EpochParts"]
 
@@ -40,7 +40,7 @@ class EpochParts:
         tables: say where samples lie.
     """
 
-    def __init__(self, fetcher: Fetcher, plan: RankPlan, tables: Tables) -> None:
+    def __init__(self, fetcher: Fetcher, plan: EpochPlan, tables: Tables) -> None:
         self._fetcher = fetcher
         self._plan = plan
         self._tables = tables
