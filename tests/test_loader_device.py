@@ -8,11 +8,11 @@ import signal
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 import torch
 from late_device import LateDevice
 from make_shards import write_numbers
+from processes import children
 from transforms import raise_on_33
 
 from streamload import StreamLoader
@@ -192,7 +192,7 @@ def test_the_feeders_death_is_told_after_the_batch_ahead(source: str, device: La
         batches = begin(loader, ready=2)
         got = [device.read(next(batches)["label"])[0]]
         assert device.begun == 2
-        (feeder,) = psutil.Process().children()
+        (feeder,) = children("streamload.feeder")
         feeder.send_signal(signal.SIGKILL)
         feeder.wait(10)
         with pytest.raises(WorkerError):

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from make_shards import write_numbers
+from processes import children
 from transforms import Noting
 
 from streamload import StreamLoader
@@ -112,7 +112,7 @@ def test_every_epoch_is_whole(source: str, in_order: bool) -> None:
 
 def slots_held() -> int:
     """How many slots the trainer or its feeder has a descriptor of."""
-    feeder = next(child for child in psutil.Process().children() if "streamload.feeder" in " ".join(child.cmdline()))
+    feeder = children("streamload.feeder")[0]
     found = set()
     for process in (os.getpid(), feeder.pid):
         for number in os.listdir(f"/proc/{process}/fd"):

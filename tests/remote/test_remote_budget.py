@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from places import Place, write_datasets
+from processes import children
 from servers.faults import FaultServer, Script
 
 from streamload import StreamLoader
@@ -57,7 +57,7 @@ def epoch_of(loader: StreamLoader) -> list[int]:
 
 def fetched_memory_bytes() -> int:
     """What the feeder's memory files take now: parts of shards, and slots."""
-    feeder = next(each for each in psutil.Process().children() if "streamload.feeder" in " ".join(each.cmdline()))
+    feeder = children("streamload.feeder")[0]
     folder, found = f"/proc/{feeder.pid}/fd", {}
     for number in os.listdir(folder):
         try:
