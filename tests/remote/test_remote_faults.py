@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
-from places import Place, write_datasets
+from places import PACKERS, Place, write_datasets
 from servers.faults import FaultServer, Script
 from servers.rclone import S3Server
 
@@ -157,6 +157,23 @@ def test_a_shard_that_is_cut_or_corrupt_is_an_error_in_its_turn(folder: Path, pa
                 assert caught.value.url == urls[3]
                 assert got == LABELS[: len(got)]
                 assert len(got) <= 160
+
+
+@pytest.mark.parametrize("ending", ["", ".gz"])
+def test_an_empty_shard_is_the_same_error_as_a_local_one(folder: Path, tmp_path: Path, ending: str) -> None:
+    whole = next((folder / "plain").iterdir()).read_bytes()
+    packed = PACKERS["gz"](whole) if ending else whole
+    files = {f"a.tar{ending}": packed, f"b.tar{ending}": b""}
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    with FaultServer({f"d/{name}": content for name, content in files.items()}) as server:
+        errors = []
+        for root in (tmp_path, f"{server.url}/d"):
+            with loader_of([f"{root}/{name}" for name in files]) as loader, pytest.raises(ShardFormatError) as caught:
+                labels_of(loader)
+            assert caught.value.url == f"{root}/b.tar{ending}"
+            errors.append((caught.value.message, caught.value.offset))
+    assert errors[0] == errors[1]
 
 
 @WORKERS

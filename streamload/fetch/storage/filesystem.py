@@ -17,6 +17,7 @@ from streamload.fetch.storage.filesystems import OpenFilesystem, open_filesystem
 from streamload.fetch.storage.http_range import Wanted, open_http_range
 from streamload.fetch.storage.protocol import (
     UNKNOWN_BYTES,
+    EmptyBody,
     RangeBody,
     ShardInfo,
     is_pattern,
@@ -120,6 +121,8 @@ class FilesystemStorage:
             known = self._known[wanted.url] = await _look(opened, path)
         if not same_etag(wanted.etag, known.etag):
             raise changed_error(wanted.url, wanted.etag, known.etag)
+        if known.bytes == wanted.start == 0:
+            return EmptyBody(known.etag)
         end = known.bytes if wanted.end is None else min(wanted.end, known.bytes)
         if wanted.start >= end:
             raise changed_error(wanted.url, wanted.etag, known.etag)

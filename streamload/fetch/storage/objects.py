@@ -25,6 +25,7 @@ from streamload.fetch.storage.obstore_errors import is_whole_answer, storage_err
 from streamload.fetch.storage.options import ObjectConfig
 from streamload.fetch.storage.protocol import (
     UNKNOWN_BYTES,
+    EmptyBody,
     RangeBody,
     ShardInfo,
     is_pattern,
@@ -144,8 +145,12 @@ class ObjectStorage:
                 self._answers_200.add(place.root)
                 return await self._open_signed(place, wanted)
             error = storage_error(url, exc)
-            if type(error) is ShardChangedError and etag is not None:
-                now = await self._etag_now(place)
+            is_changed = type(error) is ShardChangedError
+            if is_changed or (is_whole_answer(exc) and start == 0):
+                size_bytes, now = await self._size_and_etag_now(place)
+                if size_bytes == start == 0 and same_etag(etag, now):
+                    return EmptyBody(now)
+            if is_changed and etag is not None:
                 if now is None or not same_etag(etag, now):  # else it is only shorter than the range
                     error = changed_error(url, etag, now)
             raise error from None
@@ -169,14 +174,14 @@ class ObjectStorage:
         session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=_tls(self._config.client)))
         return await open_http_range(session, address, wanted, on_close=session.close)
 
-    async def _etag_now(self, place: ObjectPlace) -> str | None:
+    async def _size_and_etag_now(self, place: ObjectPlace) -> tuple[int | None, str | None]:
         import obstore
 
         try:
             meta = await obstore.head_async(self._store(place), place.key)
         except (obstore.exceptions.BaseError, OSError):
-            return None
-        return quoted(meta["e_tag"])
+            return None, None
+        return meta["size"], quoted(meta["e_tag"])
 
     def write(self, url: str, source: bytes | str) -> None:
         """By one PUT, or in parts where it is large; either way whole or not at all. See `Storage.write`."""

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 __all__ = [
     "UNKNOWN_BYTES",
+    "EmptyBody",
     "RangeBody",
     "ShardInfo",
     "Storage",
@@ -72,6 +73,23 @@ class RangeBody(Protocol):
         ...
 
 
+class EmptyBody:
+    """What there is to read of an object of 0 bytes; no range of it can be asked for."""
+
+    total_bytes = 0
+
+    def __init__(self, etag: str | None) -> None:
+        self.etag = etag
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """Nothing."""
+        for chunk in ():
+            yield chunk
+
+    async def aclose(self) -> None:
+        """Nothing to give up."""
+
+
 class Storage(Protocol):
     """What reading and writing shards needs of a storage. Every failure is a `StorageError` that names the url.
 
@@ -108,7 +126,7 @@ class Storage(Protocol):
 
         Args:
             url: the shard.
-            start: the first byte; the object must have it.
+            start: the first byte; the object must have it, unless it is 0 and the object is empty.
             end: one past the last byte.
             etag: the version that the object must still have; None takes any.
 
