@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import fnmatch
-import re
 import secrets
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +19,7 @@ from streamload.fetch.storage.protocol import (
     RangeBody,
     ShardInfo,
     is_pattern,
+    matches,
     same_etag,
     without_secrets,
 )
@@ -243,14 +242,7 @@ async def _level(opened: OpenFilesystem, folder: str, component: str, *, kind: s
         entries = await opened.call("ls", folder, detail=True)
     except (FileNotFoundError, NotADirectoryError):
         return []
-    return [entry for entry in entries if entry.get("type") == kind and _matches(str(entry["name"]), component)]
-
-
-def _matches(path: str, component: str) -> bool:
-    name = path.rstrip("/").rpartition("/")[2]
-    if name.startswith(".") and not component.startswith("."):
-        return False
-    return re.match(fnmatch.translate(component), name) is not None
+    return [entry for entry in entries if entry.get("type") == kind and matches(str(entry["name"]), component)]
 
 
 async def _with_advice(opened: OpenFilesystem, path: str, error: ShardNotFoundError) -> ShardNotFoundError:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import fnmatch
-import re
 import ssl
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -17,6 +15,7 @@ from streamload.fetch.storage.errors import (
     ExpiredCredentialsError,
     changed_error,
     close_matches,
+    is_unexplained_denial,
     transient_error,
 )
 from streamload.fetch.storage.http_range import Wanted, open_http_range, strong_etag
@@ -29,6 +28,7 @@ from streamload.fetch.storage.protocol import (
     RangeBody,
     ShardInfo,
     is_pattern,
+    matches,
     quoted,
     same_etag,
     without_secrets,
@@ -69,6 +69,8 @@ class ObjectStorage:
             meta = self._retried(url, obstore.head)
         except ShardNotFoundError as exc:
             raise self._with_advice(url, exc) from None
+        except StorageError as exc:
+            raise self._explained(url, exc) from None
         return _info(url, meta)
 
     def absolute(self, url: str) -> str:
@@ -150,9 +152,8 @@ class ObjectStorage:
                 size_bytes, now = await self._size_and_etag_now(place)
                 if size_bytes == start == 0 and same_etag(etag, now):
                     return EmptyBody(now)
-            if is_changed and etag is not None:
-                if now is None or not same_etag(etag, now):  # else it is only shorter than the range
-                    error = changed_error(url, etag, now)
+            if is_changed and etag is not None and (now is None or not same_etag(etag, now)):
+                error = changed_error(url, etag, now)  # else it is only shorter than the range
             raise error from None
         total_bytes, now = result.meta["size"], quoted(result.meta["e_tag"])
         if not same_etag(etag, now):
@@ -216,10 +217,10 @@ class ObjectStorage:
     def _folders(self, place: ObjectPlace, prefix: str, component: str) -> Sequence[str]:
         if not is_pattern(component):
             return [f"{prefix}/{component}".lstrip("/")]
-        return [found for found in self._level(place, prefix)["common_prefixes"] if _matches(found, component)]
+        return [found for found in self._level(place, prefix)["common_prefixes"] if matches(found, component)]
 
     def _objects(self, place: ObjectPlace, prefix: str, component: str) -> Sequence[Any]:
-        return [meta for meta in self._level(place, prefix)["objects"] if _matches(meta["path"], component)]
+        return [meta for meta in self._level(place, prefix)["objects"] if matches(meta["path"], component)]
 
     def _with_advice(self, url: str, error: ShardNotFoundError) -> ShardNotFoundError:
         """The error with the names that are like the missing one, from one listing of its folder."""
@@ -229,11 +230,24 @@ class ObjectStorage:
             return error
         try:
             objects = self._level(place, folder)["objects"]
+        except ShardNotFoundError as exc:  # the bucket, since a folder that is not there lists as empty
+            return ShardNotFoundError(exc.message, url=without_secrets(url))
         except StorageError:
             return error
         names = [str(meta["path"]).rpartition("/")[2] for meta in objects]
         advice = close_matches(name, names, f"{place.root}{folder}")
         return ShardNotFoundError(f"no such shard: {advice}", url=without_secrets(url))
+
+    def _explained(self, url: str, error: StorageError) -> StorageError:
+        """The error for a denied HEAD, whose answer has no body that says why; a listing's has."""
+        if not is_unexplained_denial(error) or self._config.family == "http":
+            return error
+        place = locate(url)
+        try:
+            self._level(place, place.key.rpartition("/")[0])
+        except StorageError as exc:
+            return StorageError(exc.message, url=without_secrets(url)) if type(exc) is StorageError else error
+        return error
 
     # -- stores
 
@@ -330,10 +344,3 @@ def _info(url: str, meta: Mapping[str, Any]) -> ShardInfo:
     # Whole seconds, since a listing may be finer than the header of an answer.
     mtime_ns = (changed - _EPOCH) // timedelta(seconds=1) * 1_000_000_000
     return ShardInfo(url, meta["size"], mtime_ns, quoted(meta["e_tag"]))
-
-
-def _matches(key: str, component: str) -> bool:
-    name = key.rpartition("/")[2]
-    if name.startswith(".") and not component.startswith("."):
-        return False
-    return re.match(fnmatch.translate(component), name) is not None

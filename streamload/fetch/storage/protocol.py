@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ __all__ = [
     "ShardInfo",
     "Storage",
     "is_pattern",
+    "matches",
     "protocol_of",
     "quoted",
     "same_etag",
@@ -83,7 +85,8 @@ class EmptyBody:
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """Nothing."""
-        for chunk in ():
+        nothing: tuple[bytes, ...] = ()
+        for chunk in nothing:
             yield chunk
 
     async def aclose(self) -> None:
@@ -156,6 +159,14 @@ def is_pattern(url: str) -> bool:
     if url.startswith(("http://", "https://")):
         return "*" in urlsplit(url).path
     return _GLOB.search(url) is not None
+
+
+def matches(path: str, component: str) -> bool:
+    """Whether the name at the end of a path matches one component of a pattern; hidden names match hidden ones only."""
+    name = path.rstrip("/").rpartition("/")[2]
+    if name.startswith(".") and not component.startswith("."):
+        return False
+    return re.match(fnmatch.translate(component), name) is not None
 
 
 def protocol_of(url: str) -> str:
