@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import ssl
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
-from streamload.errors import ShardChangedError, ShardNotFoundError, StorageError, TransientStorageError
+from streamload.errors import ShardChangedError, ShardNotFoundError, StorageError
 from streamload.fetch.storage.errors import (
     ExpiredCredentialsError,
     changed_error,
@@ -19,6 +19,7 @@ from streamload.fetch.storage.errors import (
     transient_error,
 )
 from streamload.fetch.storage.http_range import Wanted, open_http_range, strong_etag
+from streamload.fetch.storage.object_body import ObjectBody
 from streamload.fetch.storage.object_stores import ObjectPlace, locate, make_store
 from streamload.fetch.storage.obstore_errors import is_whole_answer, storage_error
 from streamload.fetch.storage.options import ObjectConfig
@@ -33,11 +34,9 @@ from streamload.fetch.storage.protocol import (
     same_etag,
     without_secrets,
 )
+from streamload.fetch.storage.under_way import UnderWay
 
 __all__ = ["ObjectStorage"]
-
-_CHUNK_BYTES = 1
-"""Bodies are passed on as they come: what obstore still gathers is lost where a body breaks off."""
 
 _SIGNED_FOR = timedelta(hours=1)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -59,6 +58,7 @@ class ObjectStorage:
         self._config = config
         self._stores: dict[tuple[str, bool], Any] = {}
         self._answers_200: set[str] = set()
+        self._under_way = UnderWay()
         self._lock = threading.Lock()
 
     def info(self, url: str) -> ShardInfo:
@@ -141,7 +141,8 @@ class ObjectStorage:
         if (strong := strong_etag(etag)) is not None:
             options["if_match"] = strong
         try:
-            result = await obstore.get_async(self._store(place, retries=False), place.key, options=options)
+            store = self._store(place, retries=False)
+            result = await self._under_way.add(obstore.get_async(store, place.key, options=options))
         except (obstore.exceptions.BaseError, OSError, ValueError) as exc:
             if is_whole_answer(exc) and self._config.family != "http":
                 self._answers_200.add(place.root)
@@ -161,7 +162,7 @@ class ObjectStorage:
         first, last = result.range
         if (first, last) != (start, total_bytes if end is None else min(end, total_bytes)):
             raise transient_error(url, "the server sent another part of the object than was asked for")
-        return _ObjectBody(url, result, last - first, total_bytes, now)
+        return ObjectBody(url, result, (last - first, total_bytes), etag=now, under_way=self._under_way)
 
     async def _open_signed(self, place: ObjectPlace, wanted: Wanted) -> RangeBody:
         """Read from a server that answers with status 200 and a right Content-Range, which obstore refuses."""
@@ -171,7 +172,8 @@ class ObjectStorage:
         if self._config.config.get("skip_signature"):
             address = place.unsigned_address(self._config.config.get("endpoint"))
         else:
-            address = await obstore.sign_async(self._store(place), "GET", place.key, _SIGNED_FOR)
+            signed = obstore.sign_async(self._store(place), "GET", place.key, _SIGNED_FOR)
+            address = await self._under_way.add(signed)
         session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=_tls(self._config.client)))
         return await open_http_range(session, address, wanted, on_close=session.close)
 
@@ -179,7 +181,7 @@ class ObjectStorage:
         import obstore
 
         try:
-            meta = await obstore.head_async(self._store(place), place.key)
+            meta = await self._under_way.add(obstore.head_async(self._store(place), place.key))
         except (obstore.exceptions.BaseError, OSError):
             return None, None
         return meta["size"], quoted(meta["e_tag"])
@@ -203,9 +205,10 @@ class ObjectStorage:
             return
 
     async def aclose(self) -> None:
-        """Drop the stores, and their connections with them."""
+        """Drop the stores, and their connections with them, when nothing is under way any more."""
         with self._lock:
             self._stores.clear()
+        await self._under_way.over()
 
     # -- listing
 
@@ -292,38 +295,8 @@ class ObjectStorage:
                 return await act()
         except ShardNotFoundError as exc:
             error = exc
-        raise await asyncio.to_thread(self._with_advice, url, error)
-
-
-class _ObjectBody:
-    """A range of an object that obstore streams."""
-
-    def __init__(self, url: str, result: Any, range_bytes: int, total_bytes: int, etag: str | None) -> None:
-        self.total_bytes = total_bytes
-        self.etag = etag
-        self._url = url
-        self._stream = result.stream(min_chunk_size=_CHUNK_BYTES)
-        self._range_bytes = range_bytes
-
-    async def chunks(self) -> AsyncIterator[bytes]:
-        import obstore
-
-        left = self._range_bytes
-        try:
-            async for chunk in self._stream:
-                left -= len(chunk)
-                if left < 0:
-                    raise transient_error(self._url, "the server sent more bytes than its headers say")
-                yield chunk
-        except (obstore.exceptions.BaseError, OSError) as exc:
-            raise _body_error(self._url, exc) from None
-        finally:
-            await self.aclose()
-        if left:
-            raise transient_error(self._url, f"the answer ended {left:,} bytes early")
-
-    async def aclose(self) -> None:
-        self._stream = None  # the last reference: obstore closes the connection with it
+        alone = ObjectStorage(self._config)  # with stores of its own, since it may outlast the others
+        raise await asyncio.to_thread(alone._with_advice, url, error)
 
 
 def _tls(client: Mapping[str, Any]) -> ssl.SSLContext | bool:
@@ -331,12 +304,6 @@ def _tls(client: Mapping[str, Any]) -> ssl.SSLContext | bool:
     if "root_certificate" in client:
         return ssl.create_default_context(cadata=client["root_certificate"].decode("ascii"))
     return not client.get("allow_invalid_certificates")
-
-
-def _body_error(url: str, exc: Exception) -> StorageError:
-    """What broke off while it was read may be read again, whatever the reason; the next request tells a final one."""
-    error = storage_error(url, exc)
-    return error if isinstance(error, TransientStorageError) else transient_error(url, "the answer broke off")
 
 
 def _info(url: str, meta: Mapping[str, Any]) -> ShardInfo:
