@@ -25,7 +25,7 @@ async def held_elsewhere(under_way: UnderWay, let_go: threading.Event) -> thread
 
 def test_an_answer_that_a_thread_holds_is_waited_for() -> None:
     async def main() -> tuple[bool, bool]:
-        under_way, let_go = UnderWay(), threading.Event()
+        under_way, let_go = UnderWay(lambda: None), threading.Event()
         thread = await held_elsewhere(under_way, let_go)
         over = asyncio.create_task(under_way.over())
         await asyncio.sleep(0.05)
@@ -40,7 +40,7 @@ def test_an_answer_that_a_thread_holds_is_waited_for() -> None:
 
 def test_an_answer_that_is_kept_for_ever_does_not_hold_up_the_end() -> None:
     async def main() -> None:
-        under_way, let_go = UnderWay(), threading.Event()
+        under_way, let_go = UnderWay(lambda: None), threading.Event()
         thread = await held_elsewhere(under_way, let_go)
         await asyncio.wait_for(under_way.over(), 10)
         let_go.set()
@@ -49,9 +49,19 @@ def test_an_answer_that_is_kept_for_ever_does_not_hold_up_the_end() -> None:
     asyncio.run(main())
 
 
+def test_what_is_freed_with_a_call_only_is_freed() -> None:
+    async def main() -> None:
+        kept: list[asyncio.Future[None]] = [asyncio.get_running_loop().create_future()]
+        under_way = UnderWay(kept.clear)
+        under_way.add(kept[0])
+        await asyncio.wait_for(under_way.over(), 0.5)
+
+    asyncio.run(main())
+
+
 def test_what_has_come_is_not_waited_for() -> None:
     async def main() -> None:
-        under_way = UnderWay()
+        under_way = UnderWay(lambda: None)
         for number in range(3):
             answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
             answer.set_result(number)

@@ -58,7 +58,7 @@ class ObjectStorage:
         self._config = config
         self._stores: dict[tuple[str, bool], Any] = {}
         self._answers_200: set[str] = set()
-        self._under_way = UnderWay()
+        self._under_way = UnderWay(_call_obstore)
         self._lock = threading.Lock()
 
     def info(self, url: str) -> ShardInfo:
@@ -172,8 +172,8 @@ class ObjectStorage:
         if self._config.config.get("skip_signature"):
             address = place.unsigned_address(self._config.config.get("endpoint"))
         else:
-            signed = obstore.sign_async(self._store(place), "GET", place.key, _SIGNED_FOR)
-            address = await self._under_way.add(signed)
+            store = self._store(place)
+            address = await self._under_way.add(obstore.sign_async(store, "GET", place.key, _SIGNED_FOR))
         session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=_tls(self._config.client)))
         return await open_http_range(session, address, wanted, on_close=session.close)
 
@@ -297,6 +297,12 @@ class ObjectStorage:
             error = exc
         alone = ObjectStorage(self._config)  # with stores of its own, since it may outlast the others
         raise await asyncio.to_thread(alone._with_advice, url, error)
+
+
+def _call_obstore() -> object:
+    from obstore.store import MemoryStore
+
+    return MemoryStore()
 
 
 def _tls(client: Mapping[str, Any]) -> ssl.SSLContext | bool:
