@@ -20,7 +20,8 @@ from streamload.decode.tasks import RowsDone, ScanDone
 from streamload.epochs import Epochs
 from streamload.fetch.budget import bytes_for_parts
 from streamload.fetch.cache.disk_cache import DiskCache
-from streamload.fetch.fetcher import Fetcher, fetched_shards
+from streamload.fetch.fetched_shards import fetched_shards
+from streamload.fetch.fetcher import Fetcher
 from streamload.fetch.near import Near
 from streamload.fetch.parts import PART_BYTES
 from streamload.fetch.resident import ResidentShards
@@ -76,6 +77,7 @@ class Feeder:
             storages=storages,
             trust_promises=lanes > 1,
             indexes=indexes,
+            limits=configure.fetching.limits,
         )
         self.near = near = self._make_near(configure)
         self._scans = Scans(self._tables, strict=strict, arriving=() if near is None else near.fetcher.fetched)
@@ -151,6 +153,7 @@ class Feeder:
             slot_bytes=self._slots.held_bytes,
             wake=self._take_turn_soon,
             progress=self._take_turn_soon,
+            limits=fetching.limits,
             cache=None if folder is None else DiskCache(folder, fetching.cache_bytes, part_bytes=PART_BYTES),
         )
         return Near(fetcher, self._tables, wake=self._take_turn_soon, progress=self._take_turn_soon)

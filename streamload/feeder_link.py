@@ -12,7 +12,7 @@ from streamload.dataset.urls import Urls, expand_urls
 from streamload.decode.failure import error_from
 from streamload.errors import LoaderClosedError, StreamloadError
 from streamload.fetch.budget import check_budget
-from streamload.fetch.fetcher import fetched_shards
+from streamload.fetch.fetched_shards import fetched_shards
 from streamload.fetch.listing.listing import Listing, list_shards
 from streamload.fetch.listing.sizes import look_at
 from streamload.fetch.storage.protocol import UNKNOWN_BYTES

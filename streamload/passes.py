@@ -162,6 +162,7 @@ class Pass(Iterator[Any]):
             self._untold = 0
 
     def _message(self) -> Any:
+        self._tell()  # else the feeder may wait for that, and its next message never come
         try:
             return self._connection.receive(self._timeout_s)
         except TimeoutError as error:
