@@ -141,8 +141,10 @@ class ObjectStorage:
         if (strong := strong_etag(etag)) is not None:
             options["if_match"] = strong
         try:
-            store = self._store(place, retries=False)
-            result = await self._under_way.add(obstore.get_async(store, place.key, options=options))
+            # No local name: an error that someone keeps would keep the store through it, and its connections.
+            result = await self._under_way.add(
+                obstore.get_async(self._store(place, retries=False), place.key, options=options)
+            )
         except (obstore.exceptions.BaseError, OSError, ValueError) as exc:
             if is_whole_answer(exc) and self._config.family != "http":
                 self._answers_200.add(place.root)
@@ -172,8 +174,7 @@ class ObjectStorage:
         if self._config.config.get("skip_signature"):
             address = place.unsigned_address(self._config.config.get("endpoint"))
         else:
-            store = self._store(place)
-            address = await self._under_way.add(obstore.sign_async(store, "GET", place.key, _SIGNED_FOR))
+            address = await self._under_way.add(obstore.sign_async(self._store(place), "GET", place.key, _SIGNED_FOR))
         session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=_tls(self._config.client)))
         return await open_http_range(session, address, wanted, on_close=session.close)
 
@@ -282,6 +283,8 @@ class ObjectStorage:
                 if attempt or not isinstance(error, ExpiredCredentialsError):
                     raise error from None
                 self._renew(place, store)
+            finally:
+                del store  # an error that someone keeps would keep its connections
         raise AssertionError("the second attempt returns or raises")
 
     async def _retried_async(self, url: str, place: ObjectPlace, act: Callable[[], Awaitable[_Result]]) -> _Result:
@@ -295,6 +298,8 @@ class ObjectStorage:
                 return await act()
         except ShardNotFoundError as exc:
             error = exc
+        finally:
+            del store
         alone = ObjectStorage(self._config)  # with stores of its own, since it may outlast the others
         raise await asyncio.to_thread(alone._with_advice, url, error)
 
