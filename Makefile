@@ -8,14 +8,15 @@ BENCH_INSTALLED := $(VENV)/installed-bench
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 # mypy finds packages by their folder's name, and the package streamload_tools lies in tools/: a link has that name.
 MYPY := MYPYPATH=$(VENV)/types $(BIN)/mypy
-EXAMPLES := $(wildcard examples/*/*.py)
+EXAMPLES := $(wildcard examples/*.py examples/*/*.py)
 
 .DELETE_ON_ERROR:
-.PHONY: help install demo check test bench clean
+.PHONY: help install demo check test test-all bench clean
 
 help:
 	@echo "make demo    train on handwritten digits, kill the training, resume it, and compare (about a minute)"
-	@echo "make test    make check, then every test"
+	@echo "make test    make check, then the tests"
+	@echo "make test-all  the same with the tests marked exhaustive: more of what the others show (much longer)"
 	@echo "make check   ruff and mypy"
 	@echo "make bench   compare the speed with other loaders (BENCH=--quick for a first look)"
 	@echo "make install only make .venv"
@@ -51,11 +52,18 @@ check: $(INSTALLED)
 test: check
 	$(BIN)/python -m pytest
 
+test-all: check
+	$(BIN)/python -m pytest -m ""
+
 bench: $(BENCH_INSTALLED)
 	$(BIN)/python benchmarks/bench_loader.py --plot docs/benchmark.png $(BENCH)
 	$(BIN)/python benchmarks/bench_decode.py
 	$(BIN)/python benchmarks/bench_processes.py
+	$(BIN)/python benchmarks/bench_gpu.py
 	$(BIN)/python benchmarks/bench_shardify.py
+	$(BIN)/python benchmarks/bench_epochs.py
+	$(BIN)/python benchmarks/bench_remote.py
+	$(BIN)/python benchmarks/bench_cache.py
 
 clean:
 	rm -rf $(VENV) .demo .bench build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -14,16 +14,31 @@ if TYPE_CHECKING:
     from streamload.errors import StreamloadError
     from streamload.fetch.writing.shard_writer import ShardWriter
     from streamload.loader import StreamLoader
+    from streamload.mixture import Mixture, Portion
     from streamload.statistics import Statistics
+    from streamload.tar_dataset import TarDataset
 
-__all__ = ["ShardWriter", "Statistics", "StreamLoader", "StreamloadError", "errors", "images"]
+__all__ = [
+    "Mixture",
+    "Portion",
+    "ShardWriter",
+    "Statistics",
+    "StreamLoader",
+    "StreamloadError",
+    "TarDataset",
+    "errors",
+    "images",
+]
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Mixture": "streamload.mixture",
+    "Portion": "streamload.mixture",
     "ShardWriter": "streamload.fetch.writing.shard_writer",
     "Statistics": "streamload.statistics",
     "StreamLoader": "streamload.loader",
     "StreamloadError": "streamload.errors",
+    "TarDataset": "streamload.tar_dataset",
 }
 
 

@@ -44,6 +44,23 @@ class Connection(Protocol):
             WorkerError: the feeder is dead.
         """
 
+    def receive_now(self) -> Any | None:
+        """The feeder's next message if it is here already, else None. It does not wait, and does no work.
+
+        Raises:
+            WorkerError: the feeder is dead.
+        """
+
+    def fileno(self) -> int | None:
+        """A descriptor that is readable when `receive_now` may have something; None for a feeder in this thread."""
+
+    def ask_to_end(self) -> int | None:
+        """Have the feeder end, and receive nothing from now on; `close` is still to be called.
+
+        Returns:
+            A descriptor that is readable when it has ended, and that the caller closes; None where there is none.
+        """
+
     def put_back(self, messages: Iterable[Any]) -> None:
         """Have messages received again, before any other."""
 
@@ -92,17 +109,45 @@ class FeederProcess:
         if self._put_back:
             return self._put_back.popleft()
         try:
-            message, descriptors = self._channel.receive(timeout_s)
+            return self._open(*self._channel.receive(timeout_s))
         except EOFError as error:
             raise WorkerError(f"the feeder process {self._how_it_ended()}") from error
+
+    def receive_now(self) -> Any | None:
+        """The feeder's next message if it is here already."""
+        if self._put_back:
+            return self._put_back.popleft()
+        try:
+            arrived = self._channel.receive_now()
+        except EOFError as error:
+            raise WorkerError(f"the feeder process {self._how_it_ended()}") from error
+        return None if arrived is None else self._open(*arrived)
+
+    def _open(self, message: Any, descriptors: list[int]) -> Any:
         if isinstance(message, Ready):
             for slot, descriptor in zip(message.opened, descriptors, strict=True):
                 self._slots.add(slot, descriptor)
         return message
 
+    def fileno(self) -> int:
+        """The socket's."""
+        return self._channel.fileno()
+
+    def ask_to_end(self) -> int | None:
+        """Have the feeder end; what comes back is its pidfd, on Linux."""
+        if self.closed:
+            return None
+        self._channel.end_sending()
+        if not hasattr(os, "pidfd_open") or self._child.process.returncode is not None:
+            return None
+        try:
+            return os.pidfd_open(self._child.process.pid)
+        except OSError:  # an older kernel; `close` waits for it then
+            return None
+
     def put_back(self, messages: Iterable[Any]) -> None:
         """Have messages received again, before any other."""
-        self._put_back.extend(messages)
+        self._put_back.extendleft(reversed(list(messages)))
 
     def taken(self, batches: int) -> None:
         """Tell the feeder that so many batches were taken, and which slots are free."""
@@ -198,6 +243,16 @@ class FeederHere:
                 raise RuntimeError("the feeder has nothing to do and nothing to say")
             self._loop.turn(timeout_s)
         return self._messages.popleft()
+
+    def receive_now(self) -> Any | None:
+        """The feeder's next message, if it has been said already."""
+        return self._messages.popleft() if self._messages else None
+
+    def fileno(self) -> None:
+        """There is nothing to wait for: work is done by `receive`."""
+
+    def ask_to_end(self) -> None:
+        """It has no process that could take its time to end."""
 
     def taken(self, batches: int) -> None:
         """Tell the feeder that so many batches were taken."""

@@ -20,15 +20,26 @@ from streamload.decode.tasks import RowsDone, ScanDone
 from streamload.epochs import Epochs
 from streamload.fetch.budget import bytes_for_parts
 from streamload.fetch.cache.disk_cache import DiskCache
-from streamload.fetch.fetched_shards import fetched_shards
 from streamload.fetch.fetcher import Fetcher
+from streamload.fetch.listing.fetched import fetched_shards
 from streamload.fetch.near import Near
 from streamload.fetch.parts import PART_BYTES
 from streamload.fetch.resident import ResidentShards
 from streamload.fetch.tables import Tables
 from streamload.memory.channel import MAX_DESCRIPTORS
 from streamload.memory.slots import Slots
-from streamload.messages import Configure, Counted, CountSamples, EpochEnded, EpochStart, Failed, Ready, Taken
+from streamload.messages import (
+    Configure,
+    Counted,
+    CountSamples,
+    EpochEnded,
+    EpochStart,
+    Failed,
+    Ready,
+    Taken,
+    TellTaken,
+)
+from streamload.order.choice import Sampled
 from streamload.pipeline import Epoch, ReadyBatch
 from streamload.statistics import FeederTotals
 
@@ -69,13 +80,13 @@ class Feeder:
         self._turn_is_due = False
         storages, strict = configure.fetching.storages, configure.settings.strict
         # With one lane, samples flow while a shard is scanned, so no count is needed before that.
-        lanes = configure.settings.order.lanes
+        order = configure.settings.order
         self._tables = Tables(
             configure.listing,
             ScanCache(None),
             strict=strict,
             storages=storages,
-            trust_promises=lanes > 1,
+            trust_promises=order.lanes > 1 or order.choice is not None,
             indexes=indexes,
             limits=configure.fetching.limits,
         )
@@ -86,8 +97,12 @@ class Feeder:
         self._totals = FeederTotals()
         self._announced: set[int] = set()
         self._counting = False
+        self._asked_to_tell = False
         self._epochs = Epochs(
-            self._begin, self._deliver, lambda: send(EpochEnded(self._totals), ()), works_ahead=not in_process
+            self._begin,
+            self._deliver,
+            lambda: send(EpochEnded(self._totals), ()),
+            works_ahead=not in_process and not isinstance(order.choice, Sampled),
         )
         shards = ResidentShards(configure.listing.shards, None if near is None else near.fetcher)
         self.pool = start_pool(self, shards)
@@ -102,6 +117,7 @@ class Feeder:
                         self.near.fetcher.foresee(order, counts, message.epoch, message.position)
                     self._epochs.ask(message)
                 case Taken():
+                    self._asked_to_tell = False
                     self._slots.taken(message.batches)
                     self._slots.released(message.released)
                     self._epochs.taken(message.batches)
@@ -217,8 +233,13 @@ class Feeder:
         if fetcher.stuck:
             self._slots.discard_free()
         fetcher.slots_came_back()
-        if fetcher.stuck and not self._scans.under_way and (self._epochs.waits or self._counting):
+        if not fetcher.stuck or self._scans.under_way:
+            return
+        if self._epochs.waits or self._counting:
             raise fetcher.too_small()
+        if not self._asked_to_tell:
+            self._asked_to_tell = True
+            self._send(TellTaken(), ())
 
     def _deliver(self, start: EpochStart, batches: list[ReadyBatch], tell_after: int) -> None:
         """Send batches, as many with one message as its descriptors allow."""

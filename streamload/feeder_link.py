@@ -4,20 +4,40 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
-from streamload.batch.transfer import cuda_registry, pinning
+from streamload.batch.transfer import HostRegistry, cuda_registry, pinning
+from streamload.choosing import Choosing
 from streamload.connection import Connection, FeederHere, FeederProcess
-from streamload.dataset.urls import Urls, expand_urls
+from streamload.dataset.urls import expand_urls
+from streamload.decode.dealing import PipelineSettings
 from streamload.decode.failure import error_from
+from streamload.decode.tasks import OwnTransforms
 from streamload.errors import LoaderClosedError, StreamloadError
 from streamload.fetch.budget import check_budget
-from streamload.fetch.fetched_shards import fetched_shards
+from streamload.fetch.joined_listing import joined_listing
+from streamload.fetch.labels import Labels, read_labels
+from streamload.fetch.listing.fetched import fetched_shards
 from streamload.fetch.listing.listing import Listing, list_shards
 from streamload.fetch.listing.sizes import look_at
 from streamload.fetch.storage.protocol import UNKNOWN_BYTES
 from streamload.fetch.unpack.unpacking import compression_of
-from streamload.messages import Configure, Counted, CountSamples, Failed, FindShards, Found, LookAt, LookedAt
+from streamload.messages import (
+    Configure,
+    Counted,
+    CountSamples,
+    Failed,
+    FindLabels,
+    FindShards,
+    Found,
+    FoundLabels,
+    LookAt,
+    LookedAt,
+)
+from streamload.mixture import Portion
 from streamload.options import Options
 
 __all__ = ["FeederLink"]
@@ -28,23 +48,42 @@ class FeederLink:
 
     Args:
         options: the loader's.
-        urls: the shards.
-        index: a folder with an index for them, or None.
+        portions: the datasets, by name.
+        registry: finds what page-locks memory, if anything does.
 
     Attributes:
         listing: the shards.
+        edges: the shards of dataset d are `edges[d]:edges[d + 1]` of the listing.
 
     Raises:
         TypeError, ValueError, StreamloadError: as `list_shards`.
     """
 
-    def __init__(self, options: Options, urls: Urls, index: str | os.PathLike[str] | None) -> None:
+    def __init__(
+        self,
+        options: Options,
+        portions: Mapping[str, Portion],
+        *,
+        registry: Callable[[], HostRegistry | None] = cuda_registry,
+    ) -> None:
         self._options = options
+        self._registry = registry
+        self._portions = portions
+        self._choosing: Choosing | None = None
+        self._own_transforms: OwnTransforms = ()
         self._connection: Connection | None = None
         self._unconfigured: FeederProcess | None = None
         self._closed = False
         self._sizes: tuple[int, ...] | None = None
-        self.listing = self._find(urls, None if index is None else os.fspath(index))
+        self._listings = self._find()
+        self.listing = self._listings[0] if len(self._listings) == 1 else self._joined()
+        self.edges = tuple(accumulate((len(listing.shards) for listing in self._listings), initial=0))
+
+    def settings(self, lanes: int) -> PipelineSettings:
+        """How the order and the batches are made."""
+        settings = self._options.pipeline(lanes)
+        choice = None if self._choosing is None else self._choosing.choice
+        return replace(settings, order=replace(settings.order, choice=choice))
 
     def connect(self, lanes: int) -> Connection:
         """The connection to a feeder that has been told what to do.
@@ -69,6 +108,24 @@ class FeederLink:
         counted: Counted = self._answer(connection, Counted)
         return counted.counts
 
+    def labels(self) -> Labels:
+        """The labels of all samples, from the index.
+
+        Raises:
+            DatasetIndexError: there are none, or the index is damaged.
+            StorageError: the index cannot be read.
+        """
+        listing, storages = self.listing, self._options.storages
+        here = self._options.workers == 0 or all(
+            folder is None or storages.is_local(folder) for folder in listing.index_of
+        )
+        if here:
+            return read_labels(listing, storages)
+        connection = self._unconfigured = self._unconfigured or self._start_process()
+        connection.send(FindLabels(listing, storages))
+        found: FoundLabels = self._answer(connection, FoundLabels)
+        return found.labels
+
     def sizes(self) -> tuple[int, ...]:
         """The bytes of each shard. Where the listing could not tell, each shard is asked for, once.
 
@@ -89,19 +146,31 @@ class FeederLink:
             ValueError: no shard has a wanted field, or more must be held in memory at once than the budget allows.
         """
         try:
-            if self.listing.counts is not None:  # else the fields are not known yet, and the first batch tells
-                self._options.check_fields_exist(self.listing.fields)
+            self._check_portions()
             self._check_budget(lanes, world_size)
-        except ValueError:
+        except (TypeError, ValueError):
             self.close()
             raise
+
+    def _check_portions(self) -> None:
+        """Each dataset has the fields that are wanted; where there is no index, the first batch tells."""
+        for (name, portion), listing in zip(self._portions.items(), self._listings, strict=True):
+            try:
+                own, options = portion.transform, self._options
+                options = options if own is None else replace(options, transform=own)
+                if listing.counts is not None:
+                    options.check_fields_exist(listing.fields)
+            except (TypeError, ValueError) as error:
+                raise type(error)(f"dataset {name!r}: {error}" if name else str(error)) from error
 
     def _check_budget(self, lanes: int, world_size: int) -> None:
         listing, options = self.listing, self._options
         fetched = fetched_shards(listing, options.storages)
-        order = options.pipeline(lanes).order
+        order = self.settings(lanes).order
         if not fetched or listing.counts is None or options.cache_dir is not None or not order.shuffle:
             return
+        if len(self._listings) > 1:
+            return  # what has to be held depends on the shares; the first batches tell
         sizes = [shard.bytes for shard in listing.shards]
         if min(sizes) < 0 or any(compression_of(listing.shards[shard].url) for shard in fetched):
             return
@@ -115,6 +184,26 @@ class FeederLink:
             shards=len(sizes),
         )
 
+    def choose(self, choosing: Choosing) -> None:
+        """Find out what epochs are made of; where that cannot be, no feeder is left.
+
+        Raises:
+            ValueError: the weights don't fit the dataset.
+            DatasetIndexError: they need labels, which the index does not have.
+            StorageError: the index cannot be read.
+        """
+        try:
+            choosing.settle(self.labels if choosing.needs_labels else None, self.edges)
+            if self.listing.expected_counts is not None:
+                choosing.check_counts(self.listing.expected_counts)
+        except (ValueError, StreamloadError):
+            self.close()
+            raise
+        self._choosing = choosing
+        if len(self._listings) > 1:
+            own = (portion.transform for portion in self._portions.values())
+            self._own_transforms = tuple(zip(self.edges, own, strict=False))
+
     def disconnect(self) -> None:
         """End the feeder; the next `connect` starts another one."""
         for connection in (self._connection, self._unconfigured):
@@ -122,19 +211,36 @@ class FeederLink:
                 connection.close()
         self._connection = self._unconfigured = None
 
+    def ask_to_end(self) -> list[int]:
+        """Have the feeder end before it is closed; descriptors that turn readable when it has, for the caller."""
+        connections = (self._connection, self._unconfigured)
+        asked = [connection.ask_to_end() for connection in connections if connection is not None]
+        return [descriptor for descriptor in asked if descriptor is not None]
+
     def close(self) -> None:
         """End the feeder for good. Twice is fine."""
         self._closed = True
         self.disconnect()
 
-    def _find(self, urls: Urls, index: str | None) -> Listing:
+    def _find(self) -> list[Listing]:
         """Local shards are listed here; for remote ones the feeder is started, so that no I/O library comes in here."""
-        options, named = self._options, tuple(expand_urls(urls))
-        here = options.workers == 0 or all(map(options.storages.is_local, (*named, index or "/")))
-        if here:
-            return list_shards(urls, index, options.storages)
+        storages = self._options.storages
+        wanted = [
+            (
+                portion.urls,
+                tuple(expand_urls(portion.urls)),
+                None if portion.index is None else os.fspath(portion.index),
+            )
+            for portion in self._portions.values()
+        ]
+        places = [place for _, named, index in wanted for place in (*named, index or "/")]
+        if self._options.workers == 0 or all(map(storages.is_local, places)):
+            return [list_shards(urls, index, storages) for urls, _, index in wanted]
         self._unconfigured = connection = self._start_process()
-        connection.send(FindShards(named, index, options.storages))
+        return [self._found(connection, FindShards(named, index, storages)) for _, named, index in wanted]
+
+    def _found(self, connection: FeederProcess, wanted: FindShards) -> Listing:
+        connection.send(wanted)
         try:
             message = connection.receive(None)
         except StreamloadError:
@@ -144,6 +250,13 @@ class FeederLink:
             return message.listing
         self.disconnect()
         raise error_from(message.failure)
+
+    def _joined(self) -> Listing:
+        try:
+            return joined_listing(self._listings)
+        except ValueError:
+            self.close()
+            raise
 
     def _look_at(self, urls: list[str]) -> dict[str, int]:
         if self._options.workers == 0:
@@ -171,21 +284,21 @@ class FeederLink:
         options = self._options
         configure = Configure(
             listing=self.listing,
-            settings=options.pipeline(lanes),
-            job=options.pickled_job() if options.workers else b"",
+            settings=self.settings(lanes),
+            job=options.pickled_job(self._own_transforms) if options.workers else b"",
             workers=options.workers,
             executor=options.executor,
             fetching=options.fetching(),
             import_path=tuple(entry or os.getcwd() for entry in sys.path),
         )
         if options.workers == 0:
-            return FeederHere(configure, options.job())
+            return FeederHere(configure, options.job(self._own_transforms))
         connection, self._unconfigured = self._unconfigured or self._start_process(), None
         connection.send(configure)
         return connection
 
     def _start_process(self) -> FeederProcess:
         options = self._options
-        registry = cuda_registry() if options.pin_memory else None
+        registry = self._registry() if options.pin_memory else None
         workers = options.workers if options.executor == "process" else 0
         return FeederProcess(workers, None if registry is None else pinning(registry))

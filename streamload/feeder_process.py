@@ -14,13 +14,29 @@ from streamload.decode.failure import Attempt, failure_of
 from streamload.decode.in_process import ThreadPool
 from streamload.decode.pool import Pool, ProcessPool
 from streamload.feeder import Feeder
+from streamload.fetch.labels import read_labels
 from streamload.fetch.listing.listing import list_shards
 from streamload.fetch.listing.sizes import look_at
+from streamload.fetch.reading import RangeReader
 from streamload.fetch.resident import ResidentShards
 from streamload.launch import WorkerChild
 from streamload.memory.async_channel import AsyncChannel
 from streamload.memory.slots import SlotPool
-from streamload.messages import Configure, Failed, FindShards, Found, LookAt, LookedAt
+from streamload.messages import (
+    Configure,
+    Failed,
+    FindLabels,
+    FindShards,
+    Found,
+    FoundLabels,
+    LoadTables,
+    LookAt,
+    LookedAt,
+    RangesRead,
+    ReadFrom,
+    ReadRanges,
+    TablesLoaded,
+)
 
 __all__ = ["run"]
 
@@ -52,13 +68,18 @@ class _Process:
         self._feeder: Feeder | None = None
         self._indexes: dict[str, DatasetIndex] = {}
         self._looking: asyncio.Task[None] | None = None
+        self._reader: RangeReader | None = None
         self.ended = asyncio.Event()
         self._channel = AsyncChannel(sock, self._on_message, self.ended.set)
         self._watch_trainer()
 
     def _on_message(self, message: Any, _: list[int]) -> None:
-        if isinstance(message, FindShards | LookAt):
+        if isinstance(message, FindShards | FindLabels | LookAt):
             self._looking = asyncio.create_task(self._look(message))
+        elif isinstance(message, ReadFrom):
+            self._reader = RangeReader(message.listing, message.storages)
+        elif isinstance(message, LoadTables | ReadRanges):
+            self._looking = asyncio.create_task(self._read(message))
         elif isinstance(message, Configure):
             slots = SlotPool()
             with Attempt() as attempt:
@@ -78,16 +99,31 @@ class _Process:
     def _in_loop(self, action: Callable[[], None]) -> None:
         self._loop.call_soon(action)
 
-    async def _look(self, wanted: FindShards | LookAt) -> None:
-        """List shards, or look at them one by one, on a thread: storages block while they do."""
+    async def _look(self, wanted: FindShards | FindLabels | LookAt) -> None:
+        """List shards, read their labels, or look at them one by one, on a thread: storages block while they do."""
         with Attempt() as attempt:
             if isinstance(wanted, FindShards):
                 urls, index, storages = wanted.urls, wanted.index, wanted.storages
                 listing = await asyncio.to_thread(list_shards, urls, index, storages, indexes_read=self._indexes)
                 self._send(Found(listing), ())
+            elif isinstance(wanted, FindLabels):
+                labels = await asyncio.to_thread(read_labels, wanted.listing, wanted.storages)
+                self._send(FoundLabels(labels), ())
             else:
                 sizes = await asyncio.to_thread(look_at, wanted.urls, wanted.storages)
                 self._send(LookedAt(tuple(sizes[url] for url in wanted.urls)), ())
+        if attempt.error is not None:
+            self._send(Failed(failure_of(attempt.error)), ())
+
+    async def _read(self, wanted: LoadTables | ReadRanges) -> None:
+        """Read for somebody who waits for it, and so has nothing else under way."""
+        reader = self._reader
+        assert reader is not None, "it was not told what to read from"
+        with Attempt() as attempt:
+            if isinstance(wanted, LoadTables):
+                self._send(TablesLoaded(tuple(await reader.tables(wanted.shards))), ())
+            else:
+                self._send(RangesRead(tuple(await reader.read(wanted.ranges))), ())
         if attempt.error is not None:
             self._send(Failed(failure_of(attempt.error)), ())
 
@@ -124,6 +160,8 @@ class _Process:
 
     async def close(self) -> None:
         self._channel.close()
+        if self._reader is not None:
+            await self._reader.aclose()
         if self._feeder is not None:
             self._feeder.close()
             if self._feeder.near is not None:

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import inf
 from types import TracebackType
 from typing import Any, Literal
 
+from streamload.async_pass import AsyncLoop
+from streamload.batch.device import Mover, device_for
+from streamload.batch.transfer import cuda_registry
+from streamload.choosing import Choosing, Weights
+from streamload.dataloader_names import FOR_LOADER, knows_other_names
 from streamload.dataset.urls import expand_urls
 from streamload.decode.tasks import OnError
 from streamload.delivery import Delivery
 from streamload.errors import LoaderStateError, SampleError
 from streamload.feeder_link import FeederLink
-from streamload.messages import EpochStart
+from streamload.loader_attributes import LoaderAttributes
+from streamload.mixture import Mixture, portions_of
 from streamload.options import Executor, Options, Transform, rank_and_world_size
 from streamload.order.plan import batches_per_rank
 from streamload.order.state import LoaderState, check, fingerprint
@@ -23,7 +30,7 @@ from streamload.statistics import Statistics
 __all__ = ["StreamLoader"]
 
 
-class StreamLoader:
+class StreamLoader(LoaderAttributes, AsyncLoop):
     """Iterates over the samples of tar shards (WebDataset's format) in batches of tensors.
 
     Each pass of a `for` loop is one epoch, and the next pass is the next epoch. The order of an epoch is a function of
@@ -31,11 +38,12 @@ class StreamLoader:
     have an index. Every sample is delivered exactly once, or is named in an error or in `skipped`.
 
     A feeder process and `num_workers` worker processes are started with the first pass and kept between passes; a pass
-    that is left early (`break`, an exception) ends them. In the process that iterates, no thread is started.
+    that is left early (`break`, an exception) ends them. In the process that iterates, no thread is started. Within an
+    event loop, `async for` and `async with` do the same, and other coroutines run meanwhile.
 
     Args:
         urls: paths, or patterns with braces (`train-{000000..000123}.tar`), `::` or globs, or a folder of shards; one
-            or a list of them.
+            or a list of them; or a `Mixture` of several datasets.
         batch_size: samples in a batch, on each rank.
         shuffle: a new order each epoch: shards are permuted, and samples shuffled within `shuffle_window`.
         fields: the fields to read, with alternatives: `("jpg;png", "cls")` gives tuples; "__key__" and "__url__" may be
@@ -58,6 +66,9 @@ class StreamLoader:
         worker_init_fn: called with the worker's number in each worker when it starts.
         timeout: seconds to wait for a batch before a WorkerError; 0 waits for ever.
         pin_memory: give tensors in page-locked memory. "auto": where there is CUDA. Without CUDA it has no effect.
+        device: "cuda", "cuda:1", a number or a torch.device: give batches whose tensors are there, ready to be used on
+            the current stream. They are copied on a stream of their own, one batch ahead where that is made already,
+            from page-locked memory unless `pin_memory=False` or `num_workers=0`. None and "cpu" leave them here.
         seed: of the order and of all randomness.
         shuffle_window: how far, in samples, a sample may move within its lane. 10,000 mixes about eleven shards of a
             thousand samples.
@@ -65,6 +76,17 @@ class StreamLoader:
             run can be resumed at another world size.
         rank: this process's; by default torch.distributed's, or RANK's.
         world_size: the number of ranks; by default torch.distributed's, or WORLD_SIZE's.
+        weights: how often samples are drawn, with replacement: "balanced" (every label as often as every other), a
+            mapping from labels to what one sample of the label weighs, or one number for each sample in the order of
+            the listing. Labels are those of the index (the integers in `cls`). Draws are exact: in each epoch a label
+            comes as often as its share says, to one sample, and its samples are gone through in turn, over epochs too.
+            Needs shuffle=True.
+        sampler: an iterable of numbers of samples, counted through all shards from 0, such as a torch Sampler; the
+            order is just as it says. It is iterated at the start of each pass, after its `set_epoch` if it has one. It
+            names the samples of all ranks and must do the same on each of them (a fixed seed); one that has `rank` and
+            `num_replicas`, as DistributedSampler, names those of its rank.
+        epoch_size: samples of an epoch, over all ranks. Epochs then follow each other through endless passes over the
+            dataset, so in the end all samples come equally often. With `weights`: how many are drawn.
         index: a folder with the index of the shards, if it is not beside them; it may be remote.
         storage_options: credentials and the like for remote storage, in fsspec's spellings (`key`, `secret`, `token`,
             `anon`, `endpoint_url`, `client_kwargs`). What is not given is found where other tools find it.
@@ -86,9 +108,10 @@ class StreamLoader:
         DatasetIndexError: an index is damaged or does not belong to its shards.
     """
 
+    @knows_other_names(FOR_LOADER)
     def __init__(
         self,
-        urls: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        urls: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Mixture,
         batch_size: int = 1,
         shuffle: bool = False,
         *,
@@ -105,11 +128,15 @@ class StreamLoader:
         worker_init_fn: Callable[[int], Any] | None = None,
         timeout: float = 0,
         pin_memory: bool | Literal["auto"] = "auto",
+        device: Any = None,
         seed: int = 0,
         shuffle_window: int = 10_000,
         lanes: int | None = None,
         rank: int | None = None,
         world_size: int | None = None,
+        weights: Weights | None = None,
+        sampler: Iterable[int] | None = None,
+        epoch_size: int | None = None,
         index: str | os.PathLike[str] | None = None,
         storage_options: Mapping[str, Any] | None = None,
         filesystem: Any = None,
@@ -122,11 +149,17 @@ class StreamLoader:
         verify: bool = False,
     ) -> None:
         options = Options.among(locals())
+        moves_to = device_for(device)
+        self._mover = None if moves_to is None else Mover(moves_to)
         self.rank, self.world_size = rank_and_world_size(rank, world_size)
-        self._options = options.settled_for(expand_urls(urls))
-        self._link = FeederLink(self._options, urls, index)
+        self._choosing = Choosing.among(locals(), self.rank, self.world_size)
+        portions = portions_of(urls, index)
+        self._options = options.settled_for([url for portion in portions.values() for url in expand_urls(portion.urls)])
+        registry = cuda_registry if moves_to is None else moves_to.registry
+        self._link = FeederLink(self._options, portions, registry=registry)
         self._listing = self._link.listing
-        self._lanes = self.world_size if lanes is None else lanes
+        self._lanes = self._choosing.lanes
+        self._link.choose(self._choosing)
         self._link.check(self._lanes, self.world_size)
         self._counts = self._listing.expected_counts
         self._delivery = Delivery(on_error, max_errors)
@@ -136,11 +169,6 @@ class StreamLoader:
         self._pass: weakref.ref[Pass] | None = None
         self._meter = Meter()
 
-    def __reduce__(self) -> str | tuple[Any, ...]:
-        raise TypeError(
-            "a StreamLoader stands for processes and a place in an epoch, so it cannot be copied or pickled"
-        )
-
     def __repr__(self) -> str:
         shards, options = self._listing.shards, self._options
         standing = self._standing
@@ -149,11 +177,6 @@ class StreamLoader:
             f"rank {self.rank} of {self.world_size}, {options.workers} workers, "
             f"epoch {standing.epoch}, position {standing.position}>"
         )
-
-    @property
-    def batch_size(self) -> int:
-        """Samples in a batch of this rank."""
-        return self._options.batch_size
 
     @property
     def skipped(self) -> list[SampleError]:
@@ -166,15 +189,16 @@ class StreamLoader:
         Raises:
             ShardFormatError: a shard is damaged.
         """
-        if self._counts is None:
-            self._counts = self._link.count(self._lanes)
-        order = self._options.pipeline(self._lanes).order
-        return batches_per_rank(order, sum(self._counts), self.rank, self.world_size)
+        order = self._link.settings(self._lanes).order
+        samples = self._choosing.epoch_samples
+        return batches_per_rank(order, self._samples() if samples is None else samples, *self._choosing.place)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Pass:
         """Begin a pass: the next epoch, or the rest of one that was resumed or ended by an error of the loader.
 
-        A pass that is still under way ends; going on with it raises LoaderClosedError.
+        A pass that is still under way ends; going on with it raises LoaderClosedError. One that has given no batch yet
+        does not count: its epoch begins again. One that has given all of them is finished, as loops find that count
+        steps, and leaves its processes running.
 
         Raises:
             LoaderClosedError: the loader was closed.
@@ -182,16 +206,20 @@ class StreamLoader:
         self._end_pass("another pass of the same loader has begun; for two at once make two loaders")
         epoch, position = self._next_start()
         self._epoch_to_come = None
+        counts = self._known_counts() if self._choosing.needs_counts else ()
+        start = self._choosing.start(epoch, position, sum(counts))
         connection = self._link.connect(self._lanes)
-        connection.send(EpochStart(epoch, position, self.rank, self.world_size))
+        connection.send(start)
         self._standing = Standing(epoch, position)
         begun = Pass(
             connection,
             self._delivery,
             self._standing,
             self._meter,
+            last_position=self._last_position(),
             timeout_s=self._options.timeout or None,
             in_order=self._options.in_order,
+            mover=self._mover,
         )
         self._pass = weakref.ref(begun)
         return begun
@@ -202,7 +230,7 @@ class StreamLoader:
             raise ValueError(f"epoch={epoch!r} must be an integer of at least 0")
         self._epoch_to_come = epoch
 
-    def state_dict(self) -> dict[str, int | bool | str]:
+    def state_dict(self) -> dict[str, Any]:
         """Where the loop stands, as a small dict of plain values that JSON can hold.
 
         It counts the samples that the loop has been given, not those that were prefetched, over all ranks, so every
@@ -225,6 +253,7 @@ class StreamLoader:
             window=options.shuffle_window,
             shuffle=options.shuffle,
             fingerprint=self._fingerprint(),
+            **self._choosing.state(epoch),
         ).to_json()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -245,9 +274,10 @@ class StreamLoader:
             window=options.shuffle_window,
             lanes=loaded.lanes if options.lanes is None else options.lanes,
             fingerprint=self._fingerprint(),
+            choice=self._choosing.state(loaded.epoch),
         )
         self._end_pass("a state was loaded")
-        if loaded.lanes != self._lanes:
+        if self._choosing.resume(loaded) or loaded.lanes != self._lanes:
             self._link.disconnect()
             self._lanes = loaded.lanes
         self._standing = Standing(loaded.epoch, loaded.position)
@@ -261,6 +291,8 @@ class StreamLoader:
         """End the feeder and its workers. Batches that were delivered stay valid. Calling it twice is fine."""
         self._end_pass("the loader was closed")
         self._link.close()
+        if self._mover is not None:
+            self._mover.close()
 
     def __enter__(self) -> StreamLoader:
         return self
@@ -272,6 +304,13 @@ class StreamLoader:
 
     # -- the feeder -------------------------------------------------------------------------------------------------
 
+    def _known_counts(self) -> tuple[int, ...]:
+        """The samples of each shard; waits until they are known."""
+        if self._counts is None:
+            self._counts = self._link.count(self._lanes)
+            self._choosing.check_counts(self._counts)
+        return self._counts
+
     def _next_start(self) -> tuple[int, int]:
         """The epoch and the position at which the next pass begins."""
         standing, to_come = self._standing, self._epoch_to_come
@@ -279,10 +318,26 @@ class StreamLoader:
             return standing.epoch, standing.position
         return (standing.epoch + 1 if to_come is None else to_come), 0
 
+    def _running(self) -> Pass | None:
+        return None if self._pass is None else self._pass()
+
+    def _ask_to_end(self) -> list[int]:
+        return self._link.ask_to_end()
+
+    def _samples(self) -> int:
+        return sum(self._known_counts())
+
+    def _last_position(self) -> float:
+        """The position behind an epoch's last batch; infinite if that could not be said without reading shards."""
+        samples = self._choosing.known_samples(self._counts)
+        if samples is None:
+            return inf
+        return samples - (samples % (self.batch_size * self.world_size) if self.drop_last else 0)
+
     def _end_pass(self, why: str) -> None:
-        running = None if self._pass is None else self._pass()
+        running = self._running()
         if running is not None:
-            running.close(why)
+            running.end(why)
         self._pass = None
 
     def _fingerprint(self) -> str:

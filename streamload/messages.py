@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from streamload.dataset.table import ShardTable
 from streamload.decode.dealing import EpochStart, PipelineSettings
 from streamload.decode.tasks import Failure
 from streamload.fetch.fetching import Fetching
+from streamload.fetch.labels import Labels
 from streamload.fetch.listing.listing import Listing
+from streamload.fetch.reading import ByteRange
 from streamload.fetch.storage.storages import Storages
 from streamload.pipeline import ReadyBatch
 from streamload.statistics import FeederTotals
@@ -20,12 +23,20 @@ __all__ = [
     "EpochEnded",
     "EpochStart",
     "Failed",
+    "FindLabels",
     "FindShards",
     "Found",
+    "FoundLabels",
+    "LoadTables",
     "LookAt",
     "LookedAt",
+    "RangesRead",
+    "ReadFrom",
+    "ReadRanges",
     "Ready",
+    "TablesLoaded",
     "Taken",
+    "TellTaken",
 ]
 
 
@@ -46,6 +57,21 @@ class Found:
 
 
 @dataclass(frozen=True)
+class FindLabels:
+    """The trainer wants to know the labels of all samples."""
+
+    listing: Listing
+    storages: Storages
+
+
+@dataclass(frozen=True)
+class FoundLabels:
+    """The labels."""
+
+    labels: Labels
+
+
+@dataclass(frozen=True)
 class LookAt:
     """The trainer wants to know the sizes of some shards."""
 
@@ -58,6 +84,42 @@ class LookedAt:
     """Their sizes, in bytes."""
 
     sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ReadFrom:
+    """What `LoadTables` and `ReadRanges` speak of, for somebody who reads at random and never sends `Configure`."""
+
+    listing: Listing
+    storages: Storages
+
+
+@dataclass(frozen=True)
+class LoadTables:
+    """The tables of some shards are wanted."""
+
+    shards: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class TablesLoaded:
+    """They are; None for shards that no index knows."""
+
+    tables: tuple[ShardTable | None, ...]
+
+
+@dataclass(frozen=True)
+class ReadRanges:
+    """Some bytes are wanted."""
+
+    ranges: tuple[ByteRange, ...]
+
+
+@dataclass(frozen=True)
+class RangesRead:
+    """The bytes of each range."""
+
+    contents: tuple[bytes, ...]
 
 
 @dataclass(frozen=True)
@@ -123,6 +185,11 @@ class Ready:
     retired: tuple[int, ...]
     tell_after: int
     totals: FeederTotals
+
+
+@dataclass(frozen=True)
+class TellTaken:
+    """Nothing goes on here: say now, and not later together, which batches have been taken."""
 
 
 @dataclass(frozen=True)

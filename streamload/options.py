@@ -14,7 +14,7 @@ from typing import Any, Literal
 import cloudpickle
 
 from streamload.decode.dealing import PipelineSettings
-from streamload.decode.tasks import SAMPLE_NAMES, Job, OnError
+from streamload.decode.tasks import SAMPLE_NAMES, Job, OnError, OwnTransforms, Transform
 from streamload.fetch.budget import default_budget, parse_bytes
 from streamload.fetch.fetching import Fetching
 from streamload.fetch.storage.storages import Storages
@@ -23,7 +23,6 @@ from streamload.order.plan import OrderOptions
 __all__ = ["Options", "Transform", "available_processors", "rank_and_world_size"]
 
 Executor = Literal["process", "thread"]
-Transform = Callable[..., Any] | Mapping[str, Callable[..., Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,26 +119,36 @@ class Options:
             folder = os.path.dirname(folder)
         return shutil.disk_usage(folder).free * 9 // 10
 
-    def job(self) -> Job:
-        """The part that concerns what is made of a sample."""
+    def job(self, own_transforms: OwnTransforms = ()) -> Job:
+        """The part that concerns what is made of a sample, with the transforms that datasets have of their own."""
         fields = None if self.fields is None else tuple(self.fields)
-        return Job(fields, self.decode, self.transform, self.collate_fn, self.worker_init_fn, self.on_error, self.seed)
+        return Job(
+            fields,
+            self.decode,
+            self.transform,
+            self.collate_fn,
+            self.worker_init_fn,
+            self.on_error,
+            self.seed,
+            own_transforms,
+        )
 
-    def pickled_job(self) -> bytes:
+    def pickled_job(self, own_transforms: OwnTransforms = ()) -> bytes:
         """The same, ready to travel.
 
         Raises:
             TypeError: a function holds something that cannot leave this process.
         """
-        for name in ("decode", "transform", "collate_fn", "worker_init_fn"):
+        given = {name: getattr(self, name) for name in ("decode", "transform", "collate_fn", "worker_init_fn")}
+        for name, function in [*given.items(), *(("transform", own) for _, own in own_transforms)]:
             try:
-                cloudpickle.dumps(getattr(self, name))
+                cloudpickle.dumps(function)
             except Exception as error:
                 raise TypeError(
                     f"{name}= cannot be sent to the workers, because something in it does not pickle ({error}); "
                     "make that inside the function, or use num_workers=0"
                 ) from error
-        pickled: bytes = cloudpickle.dumps(self.job())
+        pickled: bytes = cloudpickle.dumps(self.job(own_transforms))
         return pickled
 
     def pipeline(self, lanes: int) -> PipelineSettings:

@@ -21,6 +21,11 @@ from servers.rclone import S3Server, serve_s3
 _PATIENCE_S = 3.0
 
 
+def pytest_collection_finish() -> None:
+    """What importing has made stays: garbage collections, of which tests ask for many, need not look at it."""
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def own_cache_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Scans are cached per user; a test must neither see the user's nor leave its own."""
@@ -28,7 +33,8 @@ def own_cache_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pyte
 
 
 def _processes() -> set[str]:
-    return {f"process {child.pid}" for child in psutil.Process().children(recursive=True)}
+    """All of the machine: whose they are takes much longer to find out, and is asked only of new ones, in `_ours`."""
+    return {f"process {pid}" for pid in psutil.pids()}
 
 
 def _threads() -> set[str]:
@@ -47,26 +53,46 @@ def _descriptors() -> set[str]:
     return found
 
 
+@pytest.fixture(scope="session")
+def own_temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Where temporary files go, of programs that tests start too; not among those of tests that run beside these."""
+    folder = str(tmp_path_factory.mktemp("tmp"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", folder)
+        patch.setattr(tempfile, "tempdir", folder)
+        yield folder
+
+
 def _files(folder: str) -> Callable[[], set[str]]:
     def names() -> set[str]:
-        return {f"{folder}/{name}" for name in os.listdir(folder) if not name.startswith("pytest-of-")}
+        return {f"{folder}/{name}" for name in os.listdir(folder)}
 
     return names
 
 
 _SOURCES: list[Callable[[], set[str]]] = [_processes, _threads, _descriptors]
-_SOURCES += [_files(folder) for folder in ("/dev/shm", tempfile.gettempdir()) if os.path.isdir(folder)]
+if os.path.isdir("/dev/shm"):
+    _SOURCES.append(_files("/dev/shm"))
 
 
-def _inventory() -> set[str]:
-    return set().union(*(source() for source in _SOURCES))
+def _inventory(temporary_folder: str) -> set[str]:
+    return set().union(_files(temporary_folder)(), *(source() for source in _SOURCES))
 
 
 def _ours(name: str) -> bool:
-    """Other programs share the machine's temporary folder, where they use other names, and its shared memory."""
+    """Other programs share the machine and its shared memory; libraries have temporary files of their own."""
+    if name.startswith("process "):
+        return _is_descendant(int(name.removeprefix("process ")))
     if name.startswith("/dev/shm/"):
         return not _is_used_elsewhere(name)
-    return not name.startswith(tempfile.gettempdir()) or "streamload" in name
+    return name.startswith(("thread ", "descriptor ")) or "streamload" in os.path.basename(name)
+
+
+def _is_descendant(pid: int) -> bool:
+    try:
+        return psutil.Process() in psutil.Process(pid).parents()
+    except psutil.NoSuchProcess:  # it has ended
+        return False
 
 
 def _is_used_elsewhere(path: str) -> bool:
@@ -84,12 +110,12 @@ def _is_used_elsewhere(path: str) -> bool:
 
 
 @pytest.fixture(autouse=True)
-def nothing_left_behind(own_cache_folder: None) -> Iterator[None]:
+def nothing_left_behind(own_cache_folder: None, own_temporary_folder: str) -> Iterator[None]:
     """Fail a test that leaves a process, thread, descriptor, shared memory or temporary file."""
-    before = _inventory()
+    before = _inventory(own_temporary_folder)
     yield
     deadline = time.monotonic() + _PATIENCE_S
-    while left := {name for name in _inventory() - before if _ours(name)}:
+    while left := {name for name in _inventory(own_temporary_folder) - before if _ours(name)}:
         if time.monotonic() > deadline:
             pytest.fail("left behind: " + ", ".join(sorted(left)))
         gc.collect()

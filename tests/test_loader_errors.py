@@ -28,7 +28,7 @@ from streamload.errors import (
 )
 
 WORKERS = pytest.mark.parametrize(
-    "options", [{"num_workers": 0}, {"num_workers": 2}, {"num_workers": 2, "executor": "thread"}]
+    "options", [{"num_workers": 0}, {"num_workers": 1}, {"num_workers": 2, "executor": "thread"}]
 )
 
 

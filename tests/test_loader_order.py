@@ -114,8 +114,8 @@ def test_ranks_share_out_the_epoch(
 
 def test_len_is_what_comes(indexed: str, unindexed: str) -> None:
     for source in (indexed, unindexed):
-        for options in ({}, {"drop_last": True}, {"world_size": 3, "rank": 1}, {"batch_size": 200}):
-            with StreamLoader(source, **{"batch_size": 7, "fields": ("cls",), "num_workers": 1, **options}) as loader:
+        for options in ({}, {"drop_last": True}, {"world_size": 3, "rank": 1}, {"batch_size": 200}, {"num_workers": 1}):
+            with StreamLoader(source, **{"batch_size": 7, "fields": ("cls",), "num_workers": 0, **options}) as loader:
                 assert len(loader) == sum(1 for _ in loader)
 
 

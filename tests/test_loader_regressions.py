@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import subprocess
 import sys
 import time
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from make_shards import write_numbers
+from transforms import noise
 
 from streamload import ShardWriter, StreamLoader
 from streamload.errors import LoaderClosedError, StorageError, TransformError, WorkerError
@@ -51,7 +51,7 @@ def test_a_loop_that_pauses_while_many_batches_are_ready(source: str) -> None:
             assert labels.tolist() == list(range(5 * number, 5 * number + 5))
             assert values[:, 0].tolist() == labels.tolist()
             if number == 0:
-                time.sleep(1.5)
+                time.sleep(0.7)
 
 
 def test_tables_from_an_index_that_do_not_all_fit_into_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,10 +60,6 @@ def test_tables_from_an_index_that_do_not_all_fit_into_memory(tmp_path: Path, mo
     with StreamLoader(source, 50, True, fields=("cls",), num_workers=0) as loader:
         for _ in range(2):
             assert sorted(number for (labels,) in loader for number in labels.tolist()) == list(range(2000))
-
-
-def noise(_: Any) -> np.ndarray:
-    return np.array(random.randint(0, 10**6))
 
 
 def test_functions_in_a_chain_are_seeded_as_they_are_alone(pictures: str) -> None:

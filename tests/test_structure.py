@@ -19,20 +19,22 @@ ROOT = Path(__file__).resolve().parents[1]
 LEVELS = (
     ("errors",),
     ("memory", "order", "images"),
-    ("launch", "loop_thread"),
+    ("launch", "loop_thread", "dataloader_names"),
     ("dataset",),
     ("fetch", "batch"),
     ("decode",),
-    ("statistics", "options"),
-    ("pipeline",),
+    ("statistics", "options", "sampling", "mixture"),
+    ("pipeline", "choosing"),
     ("epochs",),
     ("messages",),
     ("feeder",),
     ("feeder_process",),
     ("feeder_start",),
     ("delivery", "connection"),
-    ("passes", "feeder_link"),
+    ("passes", "feeder_link", "remote_reader"),
+    ("async_pass", "loader_attributes", "random_access"),
     ("loader",),
+    ("tar_dataset",),
     ("streamload",),
     ("streamload_tools",),
 )
@@ -43,7 +45,7 @@ MAX_FILE_LINES = 350
 MAX_FUNCTION_LINES = 60
 FORBIDDEN_NAMES = {"utils", "util", "common", "base", "helper", "helpers", "manager", "core", "impl", "misc"}
 
-TORCH_AT_TOP = {"streamload.batch.transfer"}
+TORCH_AT_TOP = {"streamload.batch.transfer", "streamload.batch.device", "streamload.tar_dataset"}
 TORCH_IN_FUNCTIONS = {"streamload.batch.collate", "streamload.decode.decoders", "streamload.dataset.encode"}
 STARTERS = {"streamload.launch"}
 IMPORTS_LATE = {"streamload.feeder_start"}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -51,3 +53,25 @@ def wait_a_little(sample: Any) -> Any:
     """Keeps batches from being so quick to make that many are under way."""
     time.sleep(0.001)
     return sample
+
+
+def noise(_: Any) -> np.ndarray:
+    """A random number."""
+    return np.array(random.randint(0, 10**6))
+
+
+class Noting:
+    """A transform that notes every sample that it is called with, in a file that all workers append to."""
+
+    def __init__(self, path: Path, pause_s: float = 0.0) -> None:
+        self.path = os.fspath(path)
+        self.pause_s = pause_s
+
+    def __call__(self, value: int) -> int:
+        time.sleep(self.pause_s)
+        with open(self.path, "ab") as file:
+            file.write(f"{value}\n".encode())
+        return value
+
+    def made(self) -> int:
+        return len(Path(self.path).read_bytes().splitlines())

@@ -55,10 +55,15 @@ class Files:
 
     processes = 1
 
-    def __init__(self, workload: Workload) -> None:
+    def __init__(self, workload: Workload, *, pin_memory: bool = False) -> None:
         dataset = FolderDataset(_copy_files(workload), workload.fields[0], "cls" in workload.fields)
         self._loader = DataLoader(
-            dataset, workload.batch_size, shuffle=True, num_workers=WORKERS, persistent_workers=True
+            dataset,
+            workload.batch_size,
+            shuffle=True,
+            num_workers=WORKERS,
+            persistent_workers=True,
+            pin_memory=pin_memory,
         )
 
     @staticmethod

@@ -5,7 +5,7 @@ The rules are those of torch's `default_collate`; only the last step, from array
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,9 +28,8 @@ from streamload.batch.layout import (
 from streamload.batch.stored import StoredRows
 from streamload.memory.mapped import Bytes
 
-__all__ = ["MisfitError", "Rows", "build_batch", "choose_rows", "difference_between", "torch_collate", "write_rows"]
+__all__ = ["MisfitError", "Rows", "build_batch", "choose_rows", "torch_collate", "write_rows"]
 
-_OUTLINE_LEVELS = 6
 _MADE_IN_PLACE_BYTES = 4096
 """Smaller arrays are copied sooner than it is found out that they need not be."""
 
@@ -247,31 +246,6 @@ def choose_rows(count: int, failed: Container[int], on_error: str) -> list[int]:
             following = row
         chosen[row] = following
     return chosen
-
-
-def difference_between(rows: Rows) -> str:
-    """In what the samples of a batch differ, for the message of an error; empty if they are alike."""
-    first = _outline(rows.row(0))
-    for number in range(1, rows.count):
-        other = _outline(rows.row(number))
-        if other != first:
-            return (
-                f"its samples are not alike: the first is {first}, number {number} is {other}; "
-                "make them alike in transform=, name the fields in fields=, or give a collate_fn="
-            )
-    return ""
-
-
-def _outline(value: Any, levels: int = _OUTLINE_LEVELS) -> str:
-    if isinstance(value, np.ndarray | np.generic) or is_tensor(value):
-        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
-    if isinstance(value, Mapping | tuple | list) and levels == 0:
-        return "..."
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key}: {_outline(item, levels - 1)}" for key, item in value.items()) + "}"
-    if isinstance(value, tuple | list):
-        return "(" + ", ".join(_outline(item, levels - 1) for item in value) + ")"
-    return type(value).__name__
 
 
 def torch_collate(rows: Rows) -> Any:

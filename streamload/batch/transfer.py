@@ -13,6 +13,9 @@ from streamload.memory.mapped import Bytes
 __all__ = ["HostRegistry", "cuda_registry", "pinning"]
 
 
+_FOR_EVERY_DEVICE = 1  # cudaHostRegisterPortable
+
+
 @dataclass(frozen=True, slots=True)
 class HostRegistry:
     """The two calls of the CUDA runtime that page-lock memory; they return its error code, 0 for success.
@@ -42,7 +45,7 @@ def pinning(registry: HostRegistry) -> Callable[[Bytes], None]:
 
     def pin(memory: Bytes) -> None:
         address = memory.ctypes.data
-        if int(registry.register(address, memory.nbytes, 0)) == 0:
+        if int(registry.register(address, memory.nbytes, _FOR_EVERY_DEVICE)) == 0:
             # Finalizers run last made, first called: so before the one that unmaps the memory.
             weakref.finalize(memory, registry.unregister, address).atexit = False
 

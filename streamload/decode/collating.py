@@ -10,7 +10,8 @@ from typing import Any
 import cloudpickle
 from numpy.typing import NDArray
 
-from streamload.batch.collate import MisfitError, Rows, choose_rows, difference_between, torch_collate, write_rows
+from streamload.batch.collate import MisfitError, Rows, choose_rows, torch_collate, write_rows
+from streamload.batch.differences import difference_between
 from streamload.batch.layout import (
     ArrayLeaf,
     Layout,
@@ -23,10 +24,9 @@ from streamload.batch.layout import (
 )
 from streamload.dataset.table import MISSING
 from streamload.decode.failure import Attempt, failure_of, in_words
-from streamload.decode.seeding import GlobalSeeds
+from streamload.decode.seeding import GlobalSeeds, RowRandomness
 from streamload.decode.tasks import Job, Piece, PieceDone, RowFailure, RowTask
 from streamload.memory.slots import SlotMemory
-from streamload.order.randomness import SampleRandomness
 
 __all__ = ["PieceCollator"]
 
@@ -78,7 +78,7 @@ class PieceCollator:
         return places
 
     def collate(
-        self, task: RowTask, rows: Rows, failures: Mapping[int, RowFailure], randomness: SampleRandomness
+        self, task: RowTask, rows: Rows, failures: Mapping[int, RowFailure], randomness: RowRandomness
     ) -> tuple[PieceDone, ...]:
         """Write a task's rows, and say what became of each piece."""
         done, start = [], 0
@@ -87,7 +87,8 @@ class PieceCollator:
             failed = {row - start: failure for row, failure in failures.items() if start <= row < end}
             part = rows if piece.rows == rows.count else rows.slice(start, end)
             if task.whole:
-                first = (int(task.table.shards[start]), int(task.table.samples[start]))
+                table = task.table
+                first = int(table.shards[start]), int(table.samples[start]), int(table.copies[start])
                 done.append(self._whole_batch(piece, part, failed, randomness, first))
             else:
                 done.append(self._rows_of_batch(piece, part, failed, task.capacity))
@@ -121,8 +122,8 @@ class PieceCollator:
         piece: Piece,
         rows: Rows,
         failed: Mapping[int, RowFailure],
-        randomness: SampleRandomness,
-        first: tuple[int, int],
+        randomness: RowRandomness,
+        first: tuple[int, int, int],
     ) -> PieceDone:
         failures = _in_batch(failed, piece)
         if failed:
@@ -133,7 +134,7 @@ class PieceCollator:
         with Attempt() as attempt:
             if self._job.collate_fn is None:
                 return self._regular_batch(piece, rows, failures)
-            self._seeds.seed(randomness, first[0] + _COLLATE_STREAM, first[1])
+            self._seeds.seed(randomness, first[0] + _COLLATE_STREAM, *first[1:])
             return self._lay_down(piece, self._job.collate_fn(rows.as_list()), failures)
         error = attempt.error
         assert error is not None

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
 
 from streamload.batch.batcher import Batcher, OpenBatch
 from streamload.decode.planned import PlannedRows
@@ -16,7 +19,9 @@ from streamload.fetch.near import Near
 from streamload.fetch.tables import Tables
 from streamload.memory.slots import Slots
 from streamload.memory.unnamed import descriptor_limit
-from streamload.order.plan import OrderOptions, RankPlan, shards_in_order
+from streamload.order.choice import Mixed
+from streamload.order.mixture_plan import MixturePlan
+from streamload.order.plan import EpochPlan, OrderOptions, RankPlan
 
 __all__ = ["Dealer", "EpochStart", "Learned", "PipelineSettings", "RowBatch", "RowBatcher"]
 
@@ -59,12 +64,17 @@ class PipelineSettings:
 
 @dataclass(frozen=True, slots=True)
 class EpochStart:
-    """Which epoch, and from which position of its order, for which rank."""
+    """Which epoch, and from which position of its order, for which rank.
+
+    Attributes:
+        numbers: int64[M], the epoch's samples, where a sampler names them.
+    """
 
     epoch: int
     position: int
     rank: int
     world_size: int
+    numbers: NDArray[np.int64] | None = field(default=None, compare=False)
 
 
 @dataclass(slots=True)
@@ -126,9 +136,10 @@ class Dealer:
         self._batcher = batcher
         self._learned = learned
         order = settings.order
+        plan = _plan(order, tables, start)
         self._ahead = RowsAhead(
-            RankPlan(order, tables.counts, start.epoch, start.rank, start.world_size, start=start.position),
-            shards_in_order(order, len(tables.counts), start.epoch).tolist(),
+            plan,
+            plan.shards_ahead(),
             settings.fields,
             verify=settings.verify,
             tables=tables,
@@ -289,3 +300,10 @@ class Dealer:
         # because once a batch was made again all later ones are made whole.
         batch.restart(self._slots.take(self._learned.size_bytes))
         self._again.append(batch)
+
+
+def _plan(order: OrderOptions, tables: Tables, start: EpochStart) -> EpochPlan:
+    where = start.epoch, start.rank, start.world_size
+    if isinstance(order.choice, Mixed):
+        return MixturePlan(order, tables.counts, *where, start=start.position)
+    return RankPlan(order, tables.counts, *where, start=start.position, numbers=start.numbers)

@@ -18,6 +18,7 @@ from streamload.decode.column_decoding import decode_integers, shared_npy_layout
 from streamload.decode.decoders import Decoder, Encoded, decoder_for, decodes_as_built_in, is_array, is_image
 from streamload.decode.failure import Attempt
 from streamload.decode.row_table import Column
+from streamload.decode.seeding import RowRandomness
 from streamload.decode.tasks import RowFailure, RowTask
 from streamload.memory.mapped import Bytes
 
@@ -82,6 +83,7 @@ class Work:
         columns: where the wanted fields lie.
         shards: where the bytes are.
         progress: gets the number of each row before it is touched.
+        random: of each row.
         row_shards: the number of each row's shard.
         failures: by row.
         decode_s: seconds spent on decoding.
@@ -92,6 +94,7 @@ class Work:
     columns: tuple[Column, ...]
     shards: ShardMemory
     progress: Progress
+    random: RowRandomness
     row_shards: list[int]
     failures: dict[int, RowFailure] = field(default_factory=dict)
     decode_s: float = 0.0

@@ -56,8 +56,9 @@ class RowTable:
     """Rows and where their fields lie: one array for all of it, because each array of a message costs microseconds.
 
     Attributes:
-        values: int64[rows, width]: the number of the row's shard in the listing, that of its sample in the shard, and
-            for each column offset and size, then which alternative and crc32 where the column has them.
+        values: int64[rows, width]: the number of the row's shard in the listing, that of its sample in the shard, how
+            often the sample came before in the epoch, and for each column offset and size, then which alternative and
+            crc32 where the column has them.
         kinds: of the columns.
     """
 
@@ -67,7 +68,7 @@ class RowTable:
     @classmethod
     def empty(cls, rows: int, kinds: tuple[ColumnKind, ...]) -> RowTable:
         """A table to be filled in, all zero."""
-        width = 2 + sum(2 + kind.has_which + kind.has_crc32 for kind in kinds)
+        width = 3 + sum(2 + kind.has_which + kind.has_crc32 for kind in kinds)
         return cls(np.zeros((rows, width), np.int64), kinds)
 
     def __len__(self) -> int:
@@ -83,9 +84,14 @@ class RowTable:
         """int64[rows], each row's sample in its shard."""
         return self.values[:, 1]
 
+    @property
+    def copies(self) -> NDArray[np.int64]:
+        """int64[rows], how often each row's sample came before in the epoch."""
+        return self.values[:, 2]
+
     def columns(self) -> tuple[Column, ...]:
         """The columns, as views."""
-        columns, at = [], 2
+        columns, at = [], 3
         for kind in self.kinds:
             offsets, sizes = self.values[:, at], self.values[:, at + 1]
             at += 2

@@ -5,7 +5,7 @@ A `RowMaker` does not know where it runs: in a worker process, on a thread of th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from time import perf_counter
@@ -18,9 +18,10 @@ from streamload.dataset.table import MISSING
 from streamload.decode.collating import PieceCollator
 from streamload.decode.failure import failure_of, in_words
 from streamload.decode.field_reader import ABSENT, FieldReader, Progress, RowError, ShardMemory, Work, field_of
-from streamload.decode.row_table import Column
-from streamload.decode.seeding import GlobalSeeds
+from streamload.decode.row_table import Column, RowTable
+from streamload.decode.seeding import GlobalSeeds, RowRandomness
 from streamload.decode.tasks import SAMPLE_NAMES, Job, RowFailure, RowsDone, RowTask, WorkSeconds
+from streamload.decode.transforms import DatasetTransforms
 from streamload.decode.user_code import PROGRAM_ERRORS, TransformRaisedError, UserFunction
 from streamload.memory.slots import SlotMemory
 from streamload.order.randomness import SampleRandomness
@@ -34,15 +35,20 @@ class _Transformed:
 
     Attributes:
         column: where its bytes are.
-        functions: by the name of the field that a row has.
+        functions: for each dataset, by the name of the field that a row has.
         values: one for each row, to be filled in.
         places: for each row where it will lie in its slot, if a function can write there by itself.
     """
 
     column: Column
-    functions: dict[str, UserFunction]
+    functions: list[dict[str, UserFunction]]
     values: list[Any]
     places: list[NDArray[Any]] | None
+
+    @property
+    def every_function(self) -> list[UserFunction]:
+        """Those of all datasets."""
+        return [function for functions in self.functions for function in functions.values()]
 
 
 class RowMaker:
@@ -54,6 +60,8 @@ class RowMaker:
         guard: held around tasks whose code may use the process's global random generators; the threads of one
             process share a lock here.
         restore_random_state: leave the global generators as they were, because the process is the user's own.
+        for_samples: rows are asked for with `samples` only. Then fields are what their decoders return, a transform
+            may return None, and the global generators are not touched.
     """
 
     def __init__(
@@ -63,29 +71,28 @@ class RowMaker:
         guard: AbstractContextManager[Any] | None = None,
         *,
         restore_random_state: bool = False,
+        for_samples: bool = False,
     ) -> None:
         self._job = job
-        transform = job.transform
-        self._reader = FieldReader(
-            job.decode, optional=job.fields is None, single=callable(transform) or job.collate_fn is not None
-        )
-        by_field = transform if isinstance(transform, Mapping) else {}
-        self._by_field = {name: UserFunction(function) for name, function in by_field.items()}
-        self._on_sample = UserFunction(transform) if callable(transform) else None
-        functions = [*self._by_field.values(), *([self._on_sample] if self._on_sample else [])]
+        self._transforms = DatasetTransforms(job.transform, job.own_transforms)
+        single = for_samples or self._transforms.any_on_sample or job.collate_fn is not None
+        self._reader = FieldReader(job.decode, optional=job.fields is None, single=single)
+        functions = self._transforms.functions
         self._seeds = GlobalSeeds(
-            needed=job.collate_fn is not None or any(function.uses_global_generators for function in functions),
+            needed=not for_samples
+            and (job.collate_fn is not None or any(function.uses_global_generators for function in functions)),
             restore=restore_random_state,
             guard=guard or nullcontext(),
         )
-        self._none_is_fine = job.collate_fn is not None  # which may leave such samples out, as many do
+        # A collate_fn may leave such samples out, as many do.
+        self._none_is_fine = for_samples or job.collate_fn is not None
         self._randomness: tuple[int, SampleRandomness] | None = None
         self._collator = PieceCollator(job, slots, self._seeds)
 
     @property
     def resizes_images(self) -> bool:
         """Whether some function starts from encoded images, as those do that resize."""
-        return any(function.starts_from_encoded for function in self._by_field.values())
+        return any(f.starts_from_encoded for transforms in self._transforms.all for f in transforms.by_field.values())
 
     def fix_layout(self, layout: bytes) -> None:
         """The layout of all batches of rows from now on, as a probe found it."""
@@ -93,25 +100,37 @@ class RowMaker:
 
     def run(self, task: RowTask, shards: ShardMemory, progress: Progress, waited_s: float = 0.0) -> RowsDone:
         """Do one task. What fails is in the answer; only exits and interrupts are raised."""
-        columns = task.table.columns()
-        work = Work(task, columns, shards, progress, task.table.shards.tolist())
+        work = Work(task, task.table.columns(), shards, progress, self._random(task.epoch), task.table.shards.tolist())
         for row, reason in task.fatal_rows.items():
             work.failures[row] = self._row_failure(work, row, "SampleError", reason)
         with self._seeds.whole_task():
             rows = self._rows(work)
             progress[0] = -1
             started = perf_counter()
-            pieces = self._collator.collate(task, rows, work.failures, self._random(task.epoch))
+            pieces = self._collator.collate(task, rows, work.failures, work.random)
         seconds = WorkSeconds(work.decode_s, work.transform_s, perf_counter() - started, 0.0, waited_s)
-        payload_bytes = sum(int(column.sizes.clip(0).sum()) for column in columns)
+        payload_bytes = sum(int(column.sizes.clip(0).sum()) for column in work.columns)
         return RowsDone(task.number, pieces, work.count, payload_bytes, seconds)
+
+    def samples(
+        self, task: RowTask, shards: ShardMemory, random: RowRandomness
+    ) -> tuple[list[Any], dict[int, RowFailure]]:
+        """The rows of a task one by one, as a function of the user's would see them, and what failed, by row.
+
+        Args:
+            task: the rows; batches and slots don't matter.
+            shards: where the bytes are.
+            random: asked once for each row whose transform takes an `rng`, in the order of the rows.
+        """
+        work = Work(task, task.table.columns(), shards, [-1], random, task.table.shards.tolist())
+        return self._rows(work).as_list(), work.failures
 
     def _rows(self, work: Work) -> Rows:
         columns: list[Any] = []
         transformed: list[_Transformed] = []
         for number, column in enumerate(work.columns):
-            functions = self._functions_of(column)
-            if functions:
+            functions = [each.of_column(column.name, column.alternatives) for each in self._transforms.all]
+            if any(functions):
                 columns.append([None] * work.count)
                 transformed.append(_Transformed(column, functions, columns[-1], self._places(work, number, functions)))
                 continue
@@ -121,36 +140,33 @@ class RowMaker:
         if transformed:
             self._transform_fields(work, transformed)
         rows = self._as_samples(work, columns)
-        return rows if self._on_sample is None else self._transform_samples(work, rows, self._on_sample)
-
-    def _functions_of(self, column: Column) -> dict[str, UserFunction]:
-        """For each field that a column may hold the function that transforms it, where there is one."""
-        if column.name in self._by_field:
-            return dict.fromkeys(column.alternatives, self._by_field[column.name])
-        return {name: self._by_field[name] for name in column.alternatives if name in self._by_field}
+        return self._transform_samples(work, rows) if self._transforms.any_on_sample else rows
 
     def _transform_fields(self, work: Work, transformed: list[_Transformed]) -> None:
         """Decode and transform some fields, sample by sample: a sample's functions draw from one generator in turn."""
-        random = self._random(work.task.epoch)
-        takes_rng = any(function.takes_rng for field in transformed for function in field.functions.values())
-        shards, samples = work.task.table.shards.tolist(), work.task.table.samples.tolist()
+        random = work.random
+        takes_rng = any(function.takes_rng for field in transformed for function in field.every_function)
+        names = _names(work.task.table)
+        datasets = self._transforms.datasets(work.task.table.shards.tolist())
         current = transformed[0]
 
         def make(row: int) -> None:
             nonlocal current
-            self._seeds.seed(random, shards[row], samples[row])
-            rng = random.generator(shards[row], samples[row]) if takes_rng else None
+            self._seeds.seed(random, *names[row])
+            rng = random.generator(*names[row]) if takes_rng else None
             for current in transformed:
-                current.values[row] = self._transformed_value(work, current, row, rng)
+                functions = current.functions[datasets[row]]
+                current.values[row] = self._transformed_value(work, current, functions, row, rng)
 
         def failed(row: int, error: Exception) -> RowFailure:
             return self._failed(work, current.column)(row, error)
 
         work.each_row(make, failed)
 
-    def _places(self, work: Work, number: int, functions: dict[str, UserFunction]) -> list[NDArray[Any]] | None:
+    def _places(self, work: Work, number: int, functions: list[dict[str, UserFunction]]) -> list[NDArray[Any]] | None:
         """Where the rows of a column will lie in their slots, for functions that write there by themselves."""
-        if not any(function.takes_out for function in functions.values()) or self._on_sample is not None:
+        takes_out = any(function.takes_out for each in functions for function in each.values())
+        if not takes_out or self._transforms.any_on_sample:
             return None
         fields = self._job.fields
         if fields is None:
@@ -158,7 +174,9 @@ class RowMaker:
         stored = [child for child, name in enumerate(fields) if name not in SAMPLE_NAMES]
         return self._collator.places(work.task, stored[number])
 
-    def _transformed_value(self, work: Work, field: _Transformed, row: int, rng: Any) -> Any:
+    def _transformed_value(
+        self, work: Work, field: _Transformed, functions: dict[str, UserFunction], row: int, rng: Any
+    ) -> Any:
         column = field.column
         if self._reader.is_absent(column, row):
             return ABSENT
@@ -166,7 +184,7 @@ class RowMaker:
         started = perf_counter()
         name = field_of(column, row)
         data = self._reader.encoded(work, column, row, name)
-        function = field.functions.get(name)
+        function = functions.get(name)
         if function is None:
             return self._reader.decoder(name)(data)
         if function.starts_from_encoded and self._reader.keeps_nothing(name):
@@ -185,14 +203,20 @@ class RowMaker:
             raise TransformRaisedError(TypeError("it returned None; is a `return` missing?"))
         return value
 
-    def _transform_samples(self, work: Work, rows: Rows, function: UserFunction) -> Rows:
-        random = self._random(work.task.epoch)
-        shards, samples = work.task.table.shards.tolist(), work.task.table.samples.tolist()
+    def _transform_samples(self, work: Work, rows: Rows) -> Rows:
+        random = work.random
+        names = _names(work.task.table)
+        functions = [transforms.on_sample for transforms in self._transforms.all]
+        datasets = self._transforms.datasets(work.task.table.shards.tolist())
         values: list[Any] = [None] * work.count
 
         def make(row: int) -> None:
-            self._seeds.seed(random, shards[row], samples[row])
-            rng = random.generator(shards[row], samples[row]) if function.takes_rng else None
+            function = functions[datasets[row]]
+            if function is None:
+                values[row] = rows.row(row)
+                return
+            self._seeds.seed(random, *names[row])
+            rng = random.generator(*names[row]) if function.takes_rng else None
             values[row] = self._checked(function(rows.row(row), rng))
 
         started = perf_counter()
@@ -264,3 +288,8 @@ class RowMaker:
             offset=MISSING if where is None else int(where.offsets[row]),
             missing_field=column is not None and int(column.offsets[row]) == MISSING,
         )
+
+
+def _names(table: RowTable) -> list[tuple[int, int, int]]:
+    """What names each row's randomness: its shard, its sample, and how often that came before in the epoch."""
+    return list(zip(table.shards.tolist(), table.samples.tolist(), table.copies.tolist(), strict=True))

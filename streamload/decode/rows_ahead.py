@@ -13,7 +13,7 @@ from streamload.decode.task_size import MAX_RUN_ROWS
 from streamload.fetch.epoch_parts import EpochParts
 from streamload.fetch.near import Near
 from streamload.fetch.tables import Tables
-from streamload.order.plan import RankPlan, RowBlock
+from streamload.order.plan import EpochPlan, RowBlock
 
 __all__ = ["RowsAhead"]
 
@@ -43,7 +43,7 @@ class RowsAhead:
 
     def __init__(
         self,
-        plan: RankPlan,
+        plan: EpochPlan,
         shard_order: list[int],
         fields: tuple[str, ...] | None,
         *,
@@ -176,6 +176,8 @@ class RowsAhead:
             self._scans.ask_for(unscanned)
             return False
         if self._near is not None and not self._near.has_tables(dict.fromkeys(block.shard.tolist())):
+            if self._parts is not None and not self._located:  # so that the first batch does not wait for both in turn
+                self._parts.guess(block)
             return False
         self._blocks.popleft()
         fetched = None if self._near is None else self._near.fetcher.fetched
@@ -184,6 +186,7 @@ class RowsAhead:
         if self._parts is not None:
             for parts in planned.parts:
                 self._parts.want(parts)
+            self._parts.located()
             self._parts.advance()
         return True
 

@@ -10,13 +10,21 @@ from contextlib import AbstractContextManager, contextmanager
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from streamload.order.randomness import SampleRandomness
+__all__ = ["GlobalSeeds", "RowRandomness"]
 
-__all__ = ["GlobalSeeds"]
+
+class RowRandomness(Protocol):
+    """Where a sample's random numbers come from."""
+
+    def generator(self, shard: int, sample: int, copy: int = 0, /) -> np.random.Generator:
+        """For a function that takes an `rng`; good until the next call."""
+
+    def seeds(self, shard: int, sample: int, copy: int = 0, /) -> tuple[int, int, int]:
+        """For `random`, NumPy's legacy functions and torch."""
 
 
 class GlobalSeeds:
@@ -47,11 +55,11 @@ class GlobalSeeds:
                 if saved is not None:
                     _set_states(saved)
 
-    def seed(self, randomness: SampleRandomness, shard: int, sample: int) -> None:
+    def seed(self, randomness: RowRandomness, shard: int, sample: int, copy: int = 0) -> None:
         """Seed for one sample. If the code that follows is the first to import torch, that is seeded as it arrives."""
         if not self._needed:
             return
-        for_python, for_numpy, for_torch = randomness.seeds(shard, sample)
+        for_python, for_numpy, for_torch = randomness.seeds(shard, sample, copy)
         random.seed(for_python)
         np.random.seed(for_numpy)  # the legacy generator is what most augmentation libraries draw from
         torch = sys.modules.get("torch")

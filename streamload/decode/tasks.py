@@ -37,20 +37,29 @@ __all__ = [
 SAMPLE_NAMES = ("__key__", "__url__")
 """What can be asked for like a field and is not one: the sample's key and its shard's url."""
 
+Transform = Callable[..., Any] | Mapping[str, Callable[..., Any]]
+OwnTransforms = tuple[tuple[int, Transform | None], ...]
+"""For each dataset of a mixture its first shard, and its own transform, if it has one; empty where there is one."""
+
 OnError = Literal["raise", "skip", "replace"]
 
 
 @dataclass(frozen=True)
 class Job:
-    """The user's part of the work: what to make of a sample's bytes."""
+    """The user's part of the work: what to make of a sample's bytes.
+
+    Attributes:
+        own_transforms: of the datasets of a mixture, see `DatasetTransforms`.
+    """
 
     fields: tuple[str, ...] | None
     decode: bool | Mapping[str, Callable[[bytes], Any]]
-    transform: Callable[..., Any] | Mapping[str, Callable[..., Any]] | None
+    transform: Transform | None
     collate_fn: Callable[[list[Any]], Any] | None
     worker_init_fn: Callable[[int], Any] | None
     on_error: OnError
     seed: int
+    own_transforms: OwnTransforms = ()
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,16 @@ from numpy.typing import NDArray
 
 from streamload.dataset.table import ShardTable
 from streamload.fetch.fetcher import Fetcher
-from streamload.fetch.parts import part_edges, shard_and_number
+from streamload.fetch.parts import PART_BYTES, part_edges, parts_by_share, shard_and_number
 from streamload.fetch.tables import Tables
-from streamload.order.plan import RankPlan
+from streamload.order.plan import EpochPlan, RowBlock
 
 __all__ = ["EpochParts"]
+
+
+_MOST_GUESSED = 32
+_GUESSED_SHARE = 4
+"""Not more than a quarter of the byte budget is spent on guesses."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,14 +40,37 @@ class EpochParts:
         tables: say where samples lie.
     """
 
-    def __init__(self, fetcher: Fetcher, plan: RankPlan, tables: Tables) -> None:
+    def __init__(self, fetcher: Fetcher, plan: EpochPlan, tables: Tables) -> None:
         self._fetcher = fetcher
         self._plan = plan
         self._tables = tables
         self._pinned: dict[int, set[int]] = {}
         self._extents: dict[int, _Extent] = {}
         self._keeping: set[int] = set()
+        self._kept: set[int] = set()
+        self._guessed: list[int] = []
         self._stop_listening: Callable[[], None] | None = fetcher.on_arrival(self._on_arrival)
+
+    def guess(self, block: RowBlock) -> None:
+        """Have parts brought in which rows probably lie, while the tables that say where are on their way themselves.
+
+        They are held until `located` says that it is known now.
+        """
+        if self._guessed:
+            return
+        sizes, counts = np.full(len(block.shard), -1, np.int64), self._tables.counts.values[block.shard]
+        for shard in np.unique(block.shard).tolist():
+            sizes[block.shard == shard] = self._fetcher.size_by_index(shard)
+        ledger = self._fetcher.ledger
+        most = min(_MOST_GUESSED, ledger.budget_bytes // (_GUESSED_SHARE * PART_BYTES))
+        self._guessed = parts_by_share(block.shard, block.sample, sizes, counts)[:most]
+        ledger.hold(self._guessed)
+        self._fetcher.want(self._guessed)
+
+    def located(self) -> None:
+        """What was guessed is known now, or not wanted any more."""
+        guessed, self._guessed = self._guessed, []
+        self._fetcher.ledger.release(guessed)
 
     def want(self, keys: list[int]) -> None:
         """Have parts brought for a batch that comes after all those before."""
@@ -70,11 +98,14 @@ class EpochParts:
         self._fetcher.ledger.cancel(keys)
 
     def keep(self, shard: int) -> None:
-        """Whatever comes of this shard is kept, since rows of it will be planned as soon as it is scanned."""
-        self._keeping.add(shard)
+        """What comes of this shard is kept if there is room, since rows of it will be planned when it is scanned."""
+        if shard not in self._keeping:
+            self._keeping.add(shard)
+            self._fetcher.ledger.expect_rows(shard)
 
     def advance(self) -> None:
         """The plan has gone on: let go of what no later row needs."""
+        self._unkeep([key for key in self._kept if self._is_passed(key)])
         for key in [key for keys in self._pinned.values() for key in keys]:
             if self._is_passed(key):
                 self._unpin(key)
@@ -88,11 +119,22 @@ class EpochParts:
         for keys in list(self._pinned.values()):
             for key in list(keys):
                 self._unpin(key)
+        self._unkeep(list(self._kept))
+        self.located()
+        for shard in self._keeping:
+            self._fetcher.ledger.expect_no_rows(shard)
+        self._keeping.clear()
         self._fetcher.freed()
 
     def _on_arrival(self, shard: int, key: int) -> None:
         if shard in self._keeping:
-            self._pin(key)
+            self._kept.add(key)
+            self._fetcher.ledger.keep(key)
+
+    def _unkeep(self, keys: list[int]) -> None:
+        for key in keys:
+            self._kept.discard(key)
+            self._fetcher.ledger.unkeep(key)
 
     def _pin(self, key: int) -> None:
         keys = self._pinned.setdefault(shard_and_number(key)[0], set())

@@ -9,23 +9,13 @@ from streamload.fetch.fetched_shard import FetchedShard
 from streamload.fetch.ledger import PartLedger
 from streamload.fetch.listing.listing import Listing
 from streamload.fetch.parts import shard_and_number
-from streamload.fetch.storage.storages import Storages
 from streamload.fetch.transfer.download import Pin
 from streamload.fetch.unpack.unpacking import compression_of
 from streamload.memory.unnamed import descriptor_limit
 
-__all__ = ["FetchedShards", "fetched_shards"]
+__all__ = ["FetchedShards"]
 
-_SHARE_OF_DESCRIPTORS = 4
-
-
-def fetched_shards(listing: Listing, storages: Storages) -> frozenset[int]:
-    """The numbers of the shards that workers cannot open by themselves: remote ones, and compressed ones."""
-    return frozenset(
-        number
-        for number, shard in enumerate(listing.shards)
-        if compression_of(shard.url) is not None or not storages.is_local(shard.url)
-    )
+_SHARE_OF_DESCRIPTORS = 6
 
 
 class FetchedShards:
@@ -35,7 +25,7 @@ class FetchedShards:
 
     Args:
         listing: the shards.
-        most_open: how many may be open at once; by default a quarter of what this process may have open.
+        most_open: how many may be open at once; by default a sixth of what this process may have open.
     """
 
     def __init__(self, listing: Listing, most_open: int | None = None) -> None:

@@ -22,6 +22,7 @@ from streamload.fetch.resident import OpenShard, open_listed
 from streamload.fetch.storage.storages import Storages
 from streamload.fetch.transfer.download import DownloadLimits
 from streamload.fetch.transfer.transfers import TransferCounts
+from streamload.fetch.unpack.unpacking import compression_of
 from streamload.order.plan import OrderOptions
 
 __all__ = ["Fetcher"]
@@ -162,6 +163,11 @@ class Fetcher:
     def is_unpacked(self, shard: int) -> bool:
         """Whether the shard is compressed."""
         return self.state_of(shard).compression is not None
+
+    def size_by_index(self, shard: int) -> int:
+        """The bytes of a fetched shard that has been listed with them and lies there as it is; -1 for any other."""
+        listed = self._listing.shards[shard]
+        return listed.bytes if shard in self.fetched and compression_of(listed.url) is None else -1
 
     def etag(self, shard: int) -> str | None:
         """The version of a shard, as far as it is known."""

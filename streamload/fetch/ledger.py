@@ -19,9 +19,10 @@ class PartLedger:
 
     A part is *reserved* for batches that are planned, in their order. It is *held* from the moment such a batch is
     dealt out until it is made, and *pinned* by an epoch that has used it and may still use it again. What is neither
-    held nor pinned may be given back: first what is not reserved, then what is reserved for a later batch than the one
-    that needs the room. As long as there is room everything stays, so in a dataset that is smaller than the budget
-    nothing is fetched twice. A part that takes no memory, because it lies on the disk, has no reason to stay.
+    held nor pinned may be given back: first what nobody has a use for, then what is *kept* for rows that are not
+    planned yet, then what is reserved for a later batch than the one that needs the room. As long as there is room
+    everything stays, so in a dataset that is smaller than the budget nothing is fetched twice. A part that takes no
+    memory, because it lies on the disk, has no reason to stay.
 
     Args:
         budget_bytes: what all parts that are there or on their way may take together, beside what others take.
@@ -34,6 +35,8 @@ class PartLedger:
         self._present: set[int] = set()
         self._holds: Counter[int] = Counter()
         self._pins: Counter[int] = Counter()
+        self._kept: set[int] = set()
+        self._rank: dict[int, int] = {}
         self._reserved: dict[int, deque[int]] = {}
         self._idle: OrderedDict[int, None] = OrderedDict()
         self._idle_bytes = 0
@@ -157,6 +160,28 @@ class PartLedger:
         """Undo `pin` once."""
         self._less(self._pins, key)
 
+    def expect_rows(self, shard: int) -> None:
+        """Rows of this shard will be planned, after those of all shards of which this was said before."""
+        self._turn += 1
+        self._rank.setdefault(shard, self._turn)
+
+    def expect_no_rows(self, shard: int) -> None:
+        """Undo `expect_rows`, or do nothing."""
+        self._rank.pop(shard, None)
+
+    def keep(self, key: int) -> None:
+        """Keep a part of a shard of which rows are expected, as long as nothing that comes before needs its room.
+
+        It makes room for what is reserved, and for shards of which rows are expected sooner.
+        """
+        self._kept.add(key)
+
+    def unkeep(self, key: int) -> None:
+        """Undo `keep`, or do nothing."""
+        self._kept.discard(key)
+        if key in self._idle:
+            self._note_costless(key)
+
     # -- comings and goings ----------------------------------------------------------------------------------------
 
     def next_wanted(self) -> int | None:
@@ -190,7 +215,7 @@ class PartLedger:
 
     def dispensable(self) -> list[int]:
         """What may be given back for the part that is fetched next, in this order."""
-        return self._dispensable(self._wanted[0][0] if self._wanted else 0)
+        return self._dispensable(*(self._wanted[0] if self._wanted else (0, None)))
 
     def take_costless(self) -> list[int]:
         """The parts that nobody has a use for and that take no memory; to be dropped."""
@@ -224,6 +249,7 @@ class PartLedger:
         self._on_the_way.discard(key)
         self._turn_of.pop(key, None)
         self._present.discard(key)
+        self._kept.discard(key)
         if key in self._sizes:
             self.used_bytes -= self._sizes.pop(key)
             shard = shard_and_number(key)[0]
@@ -253,11 +279,21 @@ class PartLedger:
                 self._idle.move_to_end(key)
                 self._note_costless(key)
 
-    def _dispensable(self, turn: int) -> list[int]:
-        """What may be given back for a part that is needed in this turn, in this order."""
-        useless = [key for key in self._idle if key not in self._reserved]
+    def _dispensable(self, turn: int, wanted: int | None) -> list[int]:
+        """What may be given back for the part that is wanted in this turn, in this order."""
+        unreserved = [key for key in self._idle if key not in self._reserved]
+        useless = [key for key in unreserved if key not in self._kept]
+        limit = -1 if wanted is None or wanted in self._reserved else self._rank_of(wanted)
+        kept = [key for key in unreserved if key in self._kept and self._rank_of(key) > limit]
         later = [key for key in self._idle if key in self._reserved and self._next_need(key) > turn]
-        return useless + sorted(later, key=self._next_need, reverse=True)
+        return [
+            *useless,
+            *sorted(kept, key=lambda key: (self._rank_of(key), key), reverse=True),
+            *sorted(later, key=self._next_need, reverse=True),
+        ]
+
+    def _rank_of(self, key: int) -> int:
+        return self._rank.get(shard_and_number(key)[0], self._turn)
 
     def _less(self, counter: Counter[int], key: int) -> None:
         counter[key] -= 1
@@ -272,7 +308,7 @@ class PartLedger:
             self._note_costless(key)
 
     def _note_costless(self, key: int) -> None:
-        if not self._sizes[key] and key not in self._reserved:
+        if not self._sizes[key] and key not in self._reserved and key not in self._kept:
             self._costless[key] = None
 
     def _not_idle(self, key: int) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["PART_BYTES", "part_edges", "part_key", "parts_of_rows", "shard_and_number"]
+__all__ = ["PART_BYTES", "part_edges", "part_key", "parts_by_share", "parts_of_rows", "shard_and_number"]
 
 PART_BYTES = 8 << 20
 """The size of a part, but for the last of a shard. A request has a cost of its own, of latency above all, so that parts
@@ -59,3 +59,19 @@ def parts_of_rows(
     found, where = np.unique(joined[by_row], return_index=True)
     ordered: list[int] = found[np.argsort(where)].tolist()
     return ordered
+
+
+def parts_by_share(
+    shards: NDArray[np.int64], samples: NDArray[np.int64], sizes: NDArray[np.int64], counts: NDArray[np.int64]
+) -> list[int]:
+    """The keys of the parts in which rows probably lie, each once, in their order, as if samples were alike in size.
+
+    Args:
+        shards: int64[rows], each row's shard.
+        samples: int64[rows], its number in the shard.
+        sizes: int64[rows], the bytes of its shard; negative where they are not known, which leaves the row out.
+        counts: int64[rows], the samples of its shard.
+    """
+    known = np.flatnonzero((sizes > 0) & (counts > 0))
+    places = (sizes[known] * ((samples[known] + 0.5) / counts[known])).astype(np.int64)
+    return list(dict.fromkeys((shards[known] << _NUMBER_BITS | places // PART_BYTES).tolist()))

@@ -128,6 +128,14 @@ class Tables:
         self._keep(shard, table)
         return table
 
+    def put(self, shard: int, table: ShardTable) -> None:
+        """Take in a table that somebody else has loaded.
+
+        Raises:
+            DatasetIndexError: another tool's index has promised another count.
+        """
+        self._keep(shard, table)
+
     def add(self, shard: int, table: ShardTable) -> None:
         """Take in what a scan has found."""
         listed = self._listing.shards[shard]

@@ -8,6 +8,7 @@ unparsed.
 from __future__ import annotations
 
 import array
+import contextlib
 import errno
 import os
 import pickle
@@ -78,10 +79,15 @@ def frame(message: Any, descriptors: Sequence[int]) -> bytes:
     return _HEADER.pack(len(payload), len(descriptors)) + payload
 
 
-def read_from(sock: socket.socket) -> tuple[bytes, list[tuple[int, int, bytes]]]:
-    """Read what there is, at least a byte or a descriptor; nothing at the end of the stream."""
+def read_from(sock: socket.socket, *, wait: bool = True) -> tuple[bytes, list[tuple[int, int, bytes]]]:
+    """Read what there is, at least a byte or a descriptor; nothing at the end of the stream.
+
+    Raises:
+        BlockingIOError: there is nothing, and it is not to wait.
+    """
+    flags = _CLOSE_ON_EXEC if wait else _CLOSE_ON_EXEC | socket.MSG_DONTWAIT
     try:
-        data, ancillary, _, _ = sock.recvmsg(_READ_BYTES, _ANCILLARY_BYTES, _CLOSE_ON_EXEC)
+        data, ancillary, _, _ = sock.recvmsg(_READ_BYTES, _ANCILLARY_BYTES, flags)
     except ConnectionError:
         return b"", []
     return data, ancillary
@@ -132,6 +138,31 @@ class Channel:
             if not data:
                 raise EOFError("the other end of the channel is gone")
         return taken
+
+    def receive_now(self) -> Message | None:
+        """The next message if it is here as a whole, else None; it never waits.
+
+        Raises:
+            EOFError, OSError: as `receive`.
+        """
+        while (taken := self._frames.take()) is None:
+            try:
+                data, ancillary = read_from(self._socket, wait=False)
+            except BlockingIOError:
+                return None
+            self._frames.feed(data, ancillary)
+            if not data:
+                raise EOFError("the other end of the channel is gone")
+        return taken
+
+    def fileno(self) -> int:
+        """The socket's descriptor: readable when there may be a message."""
+        return self._socket.fileno()
+
+    def end_sending(self) -> None:
+        """Let the other end see the end of the stream."""
+        with contextlib.suppress(OSError):  # it is gone itself
+            self._socket.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
         """Close the socket; the other end sees the end of the stream. Calling it twice is fine."""

@@ -108,6 +108,9 @@ class ShardLine:
         known_end: how many samples are laid, those of the open last shard among them.
     """
 
+    needs_all = False
+    repeats = False
+
     def __init__(self, order: NDArray[np.int64], counts: ShardCounts, key: NDArray[np.uint64]) -> None:
         self.order = order
         self.known_shards = 0
@@ -136,15 +139,21 @@ class ShardLine:
         """How many samples the shards hold that are laid as a whole."""
         return int(self._edges[self.known_shards])
 
-    def place_of(self, shard: int) -> tuple[int, int]:
-        """The positions of a shard's samples, as start and end, as far as they are laid; (-1, -1) if none are."""
+    def places_of(self, shard: int) -> list[tuple[int, int]] | None:
+        """The positions of a shard's samples, as start and end, as far as they are laid; None if none are."""
         if self._place is None:
             self._place = np.empty(len(self.order), np.int64)
             self._place[self.order] = np.arange(len(self.order))
         place = int(self._place[shard])
         if place > self.known_shards or (place == self.known_shards and self.known_end == self.whole_end):
-            return -1, -1
-        return int(self._edges[place]), int(self._edges[place + 1])
+            return None
+        return [(int(self._edges[place]), int(self._edges[place + 1]))]
+
+    def samples_at(self, start: int, end: int) -> tuple[int, int]:
+        """The samples of a shard, as start and end, that stand at positions of it."""
+        place = int(np.searchsorted(self.edges, start, side="right")) - 1
+        shard_start = int(self._edges[place])
+        return start - shard_start, end - shard_start
 
     def extend(self) -> None:
         """Lay what has become known, up to the first shard whose count is not and as much of that as was found."""
@@ -172,6 +181,9 @@ class ShardLine:
         edges = self.edges
         index = np.searchsorted(edges, positions, side="right") - 1
         return self.order[index], positions - edges[index]
+
+    def copies(self, _positions: NDArray[np.int64]) -> None:
+        """No sample comes twice."""
 
     def uniforms(self, first: int, count: int) -> NDArray[np.float64]:
         """One draw in [0, 1) for each of the positions `first` to `first + count`, float64[count].

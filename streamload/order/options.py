@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
-from streamload.order.randomness import permutation
+from streamload.order.choice import Choice, Sampled
 from streamload.order.slices import rank_bounds
 
 __all__ = [
     "OrderOptions",
     "batches_per_rank",
     "full_batches_and_last_rows",
+    "samples_of_epoch",
     "samples_per_rank",
-    "shards_in_order",
 ]
 
 
@@ -31,6 +28,7 @@ class OrderOptions:
         batch_size: rows of one rank's batch.
         drop_last: drop the samples at the end that fill no global batch.
         pad: fill a short last batch up to a multiple of the world size with the first samples of the order.
+        choice: what an epoch is made of; None for every sample once. What a sampler has named is not shuffled.
 
     Raises:
         ValueError: a number is too small.
@@ -43,6 +41,7 @@ class OrderOptions:
     batch_size: int
     drop_last: bool
     pad: bool
+    choice: Choice | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("seed", 0), ("window", 0), ("lanes", 1), ("batch_size", 1)):
@@ -55,9 +54,10 @@ class OrderOptions:
         return self.window if self.shuffle and self.window > 1 else 0
 
 
-def shards_in_order(options: OrderOptions, n_shards: int, epoch: int) -> NDArray[np.int64]:
-    """The shards in the order in which the epoch lays them end to end, int64[n_shards]."""
-    return permutation(options.seed, epoch, n_shards) if options.shuffle else np.arange(n_shards, dtype=np.int64)
+def samples_of_epoch(options: OrderOptions, n_samples: int) -> int:
+    """The samples of an epoch of a dataset of `n_samples`, over all ranks; of a sampler's they are not known here."""
+    choice = options.choice
+    return n_samples if choice is None or isinstance(choice, Sampled) else choice.epoch_size or n_samples
 
 
 def _last_batch_rows(options: OrderOptions, n_left: int, rank: int, world_size: int) -> int:

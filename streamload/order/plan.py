@@ -6,26 +6,26 @@ the world size or the batch size, so a position saved under one world size can b
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from streamload.order.lanes import SlidingShuffle, expected_reach, lane_bounds
-from streamload.order.layout import ShardCounts, ShardLine
+from streamload.order.lanes import expected_reach
+from streamload.order.layout import ShardCounts
+from streamload.order.line import line_of_epoch, shards_in_order
 from streamload.order.options import (
     OrderOptions,
     batches_per_rank,
     full_batches_and_last_rows,
     samples_per_rank,
-    shards_in_order,
 )
-from streamload.order.randomness import philox_key
-from streamload.order.retirement import ShardRetirement
 from streamload.order.slices import slice_of_any_batch, slices_of_full_batches
+from streamload.order.weaving import Weave
 
 __all__ = [
+    "EpochPlan",
     "OrderOptions",
     "RankPlan",
     "RowBlock",
@@ -35,7 +35,6 @@ __all__ = [
     "shards_in_order",
 ]
 
-_ENDLESS = 1 << 62
 _MOST_NUMBERS_AHEAD = 65_536
 """How many emissions of a streamed lane are settled before they are asked for, beyond the next batch."""
 
@@ -49,12 +48,42 @@ class RowBlock:
         shard: int64[rows], the shard's number in the listing.
         sample: int64[rows], the sample's number in the shard.
         ends: int64[m], the position of the epoch's order (over all ranks) after each batch, which a state records.
+        copy: int64[rows], how often the sample came before in the epoch, so that two copies of a sample have
+            randomness of their own; None where every sample comes once.
     """
 
     batch_edges: NDArray[np.int64]
     shard: NDArray[np.int64]
     sample: NDArray[np.int64]
     ends: NDArray[np.int64]
+    copy: NDArray[np.int64] | None = None
+
+
+class EpochPlan(Protocol):
+    """What the plans of all kinds of epochs offer; `RankPlan` says what each method promises."""
+
+    @property
+    def lanes(self) -> int:
+        """The number of lanes."""
+
+    @property
+    def number(self) -> int:
+        """How many emissions every lane has come to, at least."""
+
+    def shards_ahead(self) -> list[int]:
+        """The shards in the order in which the plan comes to them first."""
+
+    def missing(self, limit: int = 8) -> list[int]:
+        """The shards whose counts are needed before the next `take`."""
+
+    def take(self, max_rows: int, /) -> RowBlock | None:
+        """The next batches."""
+
+    def finished(self) -> list[int]:
+        """The shards that occur in no later block."""
+
+    def unpassed(self, shard: int, /) -> list[tuple[int, int]]:
+        """Ranges of a shard's samples that hold those of later blocks."""
 
 
 class RankPlan:
@@ -63,10 +92,11 @@ class RankPlan:
     Global batch j of the plan is `order[start + j * B : start + (j + 1) * B]`, B = batch_size * world_size. Sorted
     lane-major, it is cut into one slice for each rank. Rows that fill up a short last batch follow its own rows.
 
-    With several lanes all counts must be known before the first batch. With one lane a batch needs the counts of
-    the shards up to where the window reaches, and `counts` may be filled in while the plan runs: ask `missing`, set
-    those counts, `take`. Of the first shard whose count is unknown the plan goes on into the samples that `counts`
-    says it holds at least. What comes out does not depend on when the counts became known, nor on `max_rows`.
+    With several lanes, or where the options have a `choice`, all counts must be known before the first batch. With
+    one lane a batch needs the counts of the shards up to where the window reaches, and `counts` may be filled in while
+    the plan runs: ask `missing`, set those counts, `take`. Of the first shard whose count is unknown the plan goes on
+    into the samples that `counts` says it holds at least. What comes out does not depend on when the counts became
+    known, nor on `max_rows`.
 
     Memory is O(window) for each lane that this rank reads, O(shards), and O(rows) of one `take`.
 
@@ -77,13 +107,22 @@ class RankPlan:
         rank: the rank, below `world_size`.
         world_size: the number of ranks.
         start: how many samples of the epoch's order were delivered before.
+        numbers: int64[M], the epoch's samples, where the options' choice is `Sampled`.
 
     Raises:
         ValueError: rank, world size or start make no sense, here or as soon as the number of samples is known.
     """
 
     def __init__(
-        self, options: OrderOptions, counts: ShardCounts, epoch: int, rank: int, world_size: int, *, start: int = 0
+        self,
+        options: OrderOptions,
+        counts: ShardCounts,
+        epoch: int,
+        rank: int,
+        world_size: int,
+        *,
+        start: int = 0,
+        numbers: NDArray[np.int64] | None = None,
     ) -> None:
         if not 0 <= rank < world_size:
             raise ValueError(f"rank={rank} is not one of {world_size} ranks, which are counted from 0")
@@ -94,13 +133,10 @@ class RankPlan:
         self._world_size = world_size
         self._global_batch = options.batch_size * world_size
         self._position = start
-        order = shards_in_order(options, len(counts), epoch)
-        self._line = ShardLine(order, counts, philox_key(options.seed, epoch, "window"))
-        self._streams: dict[int, SlidingShuffle] = {}
-        self._bounds: NDArray[np.int64] | None = None
+        self._line = line_of_epoch(options, counts, epoch, numbers)
+        self._weave = Weave(self._line, options.lanes, options.reach)
         self._full_batches_left = 0
         self._last_rows = 0
-        self._retirement: ShardRetirement | None = None
         self._refresh()
 
     @property
@@ -116,7 +152,11 @@ class RankPlan:
     @property
     def lanes_read(self) -> list[int]:
         """The lanes of which this rank has made the shuffled stream so far; without shuffle there are none."""
-        return sorted(self._streams)
+        return self._weave.lanes_read
+
+    def shards_ahead(self) -> list[int]:
+        """The shards in the order in which the plan comes to them first, as far as that is known."""
+        return list(dict.fromkeys(self._line.order.tolist()))
 
     def missing(self, limit: int = 8) -> list[int]:
         """The shards whose counts are needed before the next `take`, in the epoch's order, at most `limit`.
@@ -129,7 +169,7 @@ class RankPlan:
         line = self._line
         if line.complete:
             return []
-        if self._options.lanes > 1:
+        if self._options.lanes > 1 or line.needs_all:
             return line.unknown(len(line.order), limit)
         if self._batches_settled(1):
             return []
@@ -165,58 +205,34 @@ class RankPlan:
         return self._take_batches(n_full, with_last)
 
     def finished(self) -> list[int]:
-        """The shards that occur in no later block of this plan, each named once; in the end all of them.
+        """The shards that occur in no later block of this plan, each named once; in the end all of the epoch's.
 
         Rows that fill up the last batch come from the start of the order and are not looked at here. A shard is
         named at most a window (in samples of a lane) later than it could be.
         """
-        if not self._line.complete and self._options.lanes > 1:
-            return []
-        if self._retirement is None:
-            self._retirement = ShardRetirement(self._line, self._options.lanes)
-        if self._line.complete and self._full_batches_left == 0 and self._last_rows == 0:
-            return self._retirement.pass_all()
-        # Whatever is needed later, of any lane, has at least this number.
-        least_number = self._position // self._options.lanes
-        return self._retirement.pass_positions(least_number - self._options.reach)
+        if self._ended:
+            return self._weave.finish_all()
+        return self._weave.finished(self.number)  # whatever is needed later, of any lane, has at least this number
 
     def unpassed(self, shard: int) -> list[tuple[int, int]]:
         """Ranges of a shard's samples that hold all those of later blocks, the end of each exclusive.
 
-        As for `finished`, a sample is passed at most a window later than it could be, and rows that fill up the last
-        batch are not looked at.
+        Where the order comes to a shard several times, those that are yet to begin are left out: what they need may
+        be fetched again. As for `finished`, a sample is passed at most a window later than it could be, and rows that
+        fill up the last batch are not looked at.
         """
-        line, lanes = self._line, self._options.lanes
-        if line.complete and self._full_batches_left == 0 and self._last_rows == 0:
-            return []
-        start, end = line.place_of(shard)
-        if start < 0 or (self._bounds is None and lanes > 1):
-            return [(0, _ENDLESS)]
-        passed = max(0, self._position // lanes - self._options.reach)
-        bounds = [0, _ENDLESS] if self._bounds is None or lanes == 1 else self._bounds.tolist()
-        first = bisect_right(bounds, start) - 1
-        found = []
-        for lane_start, lane_end in zip(bounds[first:], bounds[first + 1 :], strict=False):
-            if lane_start >= end:
-                break
-            piece = max(start, lane_start + passed) - start, min(end, lane_end) - start
-            if piece[0] < piece[1]:
-                found.append(piece)
-        return found
+        return [] if self._ended else self._weave.unpassed(shard, self.number, self.number)
+
+    @property
+    def _ended(self) -> bool:
+        return self._line.complete and self._full_batches_left == 0 and self._last_rows == 0
 
     def _refresh(self) -> None:
         """Take notice of counts that have become known."""
-        if self._bounds is not None:
-            return
-        line, options = self._line, self._options
-        line.extend()
-        if line.complete:
-            self._bounds = lane_bounds(line.known_end, options.lanes)
+        if self._weave.refresh():
             self._full_batches_left, self._last_rows = full_batches_and_last_rows(
-                options, line.known_end, self._rank, self._world_size, self._position
+                self._options, self._line.known_end, self._rank, self._world_size, self._position
             )
-        if 0 in self._streams and options.lanes == 1:
-            self._streams[0].grow(line.known_end, line.complete)
 
     def _batch_end(self) -> int:
         return self._position + self._global_batch
@@ -238,8 +254,8 @@ class RankPlan:
             settled_end = known_end - self._options.reach
             if settled_end < first_end + (n_full - 1) * size:
                 most = max(_MOST_NUMBERS_AHEAD, size)
-                ahead = self._stream(self._streams, 0, self._first_row())
-                settled_end = max(settled_end, ahead.settle(min(first_end + (n_full - 1) * size, first_end + most)))
+                wanted_end = min(first_end + (n_full - 1) * size, first_end + most)
+                settled_end = max(settled_end, self._weave.settle(self._first_row(), wanted_end))
         return max(0, min(n_full, (settled_end - first_end) // size + 1))
 
     def _take_batches(self, n_full: int, with_last: bool) -> RowBlock:
@@ -267,56 +283,16 @@ class RankPlan:
             pieces.append((lanes, numbers))
         lanes = np.concatenate([piece[0] for piece in pieces])
         numbers = np.concatenate([piece[1] for piece in pieces])
-        positions = self._positions(self._streams, lanes, numbers)
+        positions = self._weave.positions(lanes, numbers)
         if len(wrapped_numbers):
-            positions = np.concatenate((positions, self._wrapped_positions(wrapped_lanes, wrapped_numbers)))
+            positions = np.concatenate((positions, self._weave.positions_apart(wrapped_lanes, wrapped_numbers)))
         shard, sample = line.locate(positions)
         batch_edges = np.minimum(np.arange(len(ends) + 1, dtype=np.int64) * options.batch_size, len(shard))
         self._advance(n_full, with_last, int(ends[-1]))
-        return RowBlock(batch_edges, shard, sample, ends)
+        return RowBlock(batch_edges, shard, sample, ends, line.copies(positions))
 
     def _advance(self, n_full: int, with_last: bool, end: int) -> None:
         self._position = end
         if self._line.complete:
             self._full_batches_left -= n_full
             self._last_rows = 0 if with_last else self._last_rows
-
-    def _stream(self, streams: dict[int, SlidingShuffle], lane: int, first_number: int) -> SlidingShuffle:
-        """The lane's stream, made when it is first needed."""
-        if lane not in streams:
-            line = self._line
-            start, end = 0, line.known_end
-            if self._bounds is not None:
-                start, end = int(self._bounds[lane]), int(self._bounds[lane + 1])
-
-            def uniforms(first: int, count: int) -> NDArray[np.float64]:
-                return line.uniforms(start + first, count)
-
-            streams[lane] = SlidingShuffle(uniforms, self._options.reach, first_number)
-            streams[lane].grow(end - start, line.complete)
-        return streams[lane]
-
-    def _positions(
-        self, streams: dict[int, SlidingShuffle], lanes: NDArray[np.int64], numbers: NDArray[np.int64]
-    ) -> NDArray[np.int64]:
-        """Where some emissions lie in the shards laid end to end; in each lane the numbers ascend."""
-        lane_starts = np.zeros(1, np.int64) if self._bounds is None else self._bounds
-        if not self._options.reach:
-            return lane_starts[lanes] + numbers
-        if self._options.lanes == 1 and len(numbers):
-            return self._stream(streams, 0, int(numbers[0])).take(numbers)
-        if len(numbers) == 0:
-            return numbers
-        by_lane = np.argsort(lanes.astype(np.uint16) if self._options.lanes <= 1 << 16 else lanes, kind="stable")
-        edges = np.flatnonzero(np.diff(lanes[by_lane])) + 1
-        positions = np.empty(len(lanes), np.int64)
-        for rows in np.split(by_lane, edges):
-            lane = int(lanes[rows[0]])
-            stream = self._stream(streams, lane, int(numbers[rows[0]]))
-            positions[rows] = lane_starts[lane] + stream.take(numbers[rows])
-        return positions
-
-    def _wrapped_positions(self, lanes: NDArray[np.int64], numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        """As `_positions`, by streams of their own; a lane's numbers may come in any order and repeat."""
-        pairs, places = np.unique(np.stack((lanes, numbers)), axis=1, return_inverse=True)
-        return self._positions({}, pairs[0], pairs[1])[places.ravel()]

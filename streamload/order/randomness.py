@@ -39,17 +39,18 @@ class CounterDraws:
         self._state["buffer_pos"] = _WORDS_PER_COUNTER  # nothing is buffered: the next draw starts at the counter
         self._counter = self._state["state"]["counter"]
 
-    def set_counter(self, low: int, second: int, third: int = 0) -> None:
-        """Make the next draw the first one of the counter (low, second, third, 0)."""
+    def set_counter(self, low: int, second: int, third: int = 0, fourth: int = 0) -> None:
+        """Make the next draw the first one of the counter (low, second, third, fourth)."""
         self._counter[0] = low
         self._counter[1] = second
         self._counter[2] = third
+        self._counter[3] = fourth
         self.bits.state = self._state
 
-    def words(self, shard: int, first: int, count: int) -> NDArray[np.uint64]:
-        """One word for each of the samples `first` to `first + count` of a shard, uint64[count]."""
+    def words(self, shard: int, first: int, count: int, passed: int = 0) -> NDArray[np.uint64]:
+        """One word for each of the samples `first` to `first + count` of a shard in some pass, uint64[count]."""
         block, offset = divmod(first, _WORDS_PER_COUNTER)
-        self.set_counter(block, shard)
+        self.set_counter(block, shard, passed)
         return self.bits.random_raw(offset + count)[offset:]
 
 
@@ -67,9 +68,9 @@ def uniforms(key: NDArray[np.uint64], shard: int, first: int, count: int) -> NDA
     return as_uniforms(CounterDraws(key).words(shard, first, count))
 
 
-def permutation(seed: int, epoch: int, n: int) -> NDArray[np.int64]:
+def permutation(seed: int, epoch: int, n: int, purpose: str = "shards") -> NDArray[np.int64]:
     """A random order of 0 to n for one epoch, int64[n]: the stable argsort of n random words."""
-    draws = CounterDraws(philox_key(seed, epoch, "shards"))
+    draws = CounterDraws(philox_key(seed, epoch, purpose))
     draws.set_counter(0, 0)
     return np.argsort(draws.bits.random_raw(n), kind="stable").astype(np.int64, copy=False)
 
@@ -77,7 +78,8 @@ def permutation(seed: int, epoch: int, n: int) -> NDArray[np.int64]:
 class SampleRandomness:
     """The randomness of each sample's transform, independent of workers, ranks and of the order.
 
-    A sample is named by its shard's number in the listing and by its number in the shard. Made once for an epoch and
+    A sample is named by its shard's number in the listing and by its number in the shard; where it comes several times
+    in an epoch, also by how often it came before. Made once for an epoch and
     then asked once for each sample, which takes a few microseconds.
     """
 
@@ -86,13 +88,13 @@ class SampleRandomness:
         self._for_seeds = CounterDraws(philox_key(seed, epoch, "transform seeds"))
         self._generator = np.random.Generator(self._for_generator.bits)
 
-    def generator(self, shard: int, sample: int) -> np.random.Generator:
+    def generator(self, shard: int, sample: int, copy: int = 0) -> np.random.Generator:
         """The sample's generator. It is the same object each time: the next call sets it to another sample."""
-        self._for_generator.set_counter(0, sample, shard)
+        self._for_generator.set_counter(0, sample, shard, copy)
         return self._generator
 
-    def seeds(self, shard: int, sample: int) -> tuple[int, int, int]:
+    def seeds(self, shard: int, sample: int, copy: int = 0) -> tuple[int, int, int]:
         """The sample's seeds for `random` (64 bits), NumPy's legacy functions (32 bits) and torch (63 bits)."""
-        self._for_seeds.set_counter(0, sample, shard)
+        self._for_seeds.set_counter(0, sample, shard, copy)
         python, legacy, torch = self._for_seeds.bits.random_raw(3).tolist()
         return python, legacy >> 32, torch >> 1

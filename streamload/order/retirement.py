@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamload.order.lanes import lane_bounds
-from streamload.order.layout import ShardLine
+from streamload.order.runs import Line
 
 __all__ = ["ShardRetirement"]
 
@@ -14,26 +14,26 @@ __all__ = ["ShardRetirement"]
 class ShardRetirement:
     """Follows how far every lane has been emitted, and names the shards that lie wholly behind.
 
-    A shard is cut into parts by the bounds of the lanes. Parts are passed in the order of their ends, so naming all
-    shards costs one sort and one walk over the parts, however often it is asked.
+    A shard is cut into parts by the bounds of the lanes, and where it has several runs. Parts are passed in the order
+    of their ends, so naming all shards costs one sort and one walk over the parts, however often it is asked.
     """
 
-    def __init__(self, line: ShardLine, n_lanes: int) -> None:
+    def __init__(self, line: Line, n_lanes: int) -> None:
         self._line = line
-        self._named = np.zeros(len(line.order), bool)
+        self._named = np.zeros(int(line.order.max(initial=-1)) + 1, bool)
         self._passed_parts = 0
-        self._many_lanes = n_lanes > 1
-        if self._many_lanes:
+        self._many_parts = n_lanes > 1 or line.repeats
+        if self._many_parts:
             self._cut(n_lanes)
 
     def pass_positions(self, end: int) -> list[int]:
         """Name the shards of which, in every lane, all samples lie at positions (in the lane) below `end`."""
-        ends = self._part_ends if self._many_lanes else self._line.edges[1:]
+        ends = self._part_ends if self._many_parts else self._line.edges[1:]
         first = self._passed_parts
         self._passed_parts = max(first, int(ends.searchsorted(end, side="right")))
         if self._passed_parts == first:
             return []
-        if not self._many_lanes:
+        if not self._many_parts:
             return self._name(self._line.order[first : self._passed_parts])
         shards = self._part_shards[first : self._passed_parts]
         np.subtract.at(self._parts_left, shards, 1)
@@ -41,7 +41,7 @@ class ShardRetirement:
 
     def pass_all(self) -> list[int]:
         """Name every shard that was not named yet, in the order of the epoch."""
-        self._passed_parts = len(self._part_ends) if self._many_lanes else self._line.known_shards
+        self._passed_parts = len(self._part_ends) if self._many_parts else self._line.known_shards
         return self._name(self._line.order)
 
     def _name(self, shards: NDArray[np.int64]) -> list[int]:
@@ -59,4 +59,4 @@ class ShardRetirement:
         ends_in_lane = ends - lane_starts
         by_end = np.argsort(ends_in_lane, kind="stable")
         self._part_ends, self._part_shards = ends_in_lane[by_end], shards[by_end]
-        self._parts_left = np.bincount(shards, minlength=len(self._line.order))
+        self._parts_left = np.bincount(shards, minlength=len(self._named))

@@ -22,6 +22,7 @@ _TYPES: dict[str, type] = {
     "shuffle": bool,
     "fingerprint": str,
 }
+_OPTIONAL: dict[str, type] = {"epoch_size": int, "weights": str, "sampler": str, "mixture": str, "block": int}
 _WHAT_TO_DO = "pass what state_dict() returned, unchanged, or start without a state"
 
 
@@ -37,6 +38,11 @@ class LoaderState:
         window: the shuffle's window in samples.
         shuffle: whether the order is shuffled.
         fingerprint: of the dataset, see `fingerprint`.
+        epoch_size: samples of an epoch, where the loader was given a size or weights.
+        weights: which weights the samples are drawn by, if any.
+        sampler: the digest of the epoch's order where a sampler has named it.
+        mixture: the names and weights of the datasets, if there are several.
+        block: in how many samples a mixture is exact.
     """
 
     seed: int
@@ -46,10 +52,16 @@ class LoaderState:
     window: int
     shuffle: bool
     fingerprint: str
+    epoch_size: int | None = None
+    weights: str | None = None
+    sampler: str | None = None
+    mixture: str | None = None
+    block: int | None = None
 
     def to_json(self) -> dict[str, int | bool | str]:
-        """The state as a flat dictionary of JSON's plain types."""
-        return {"kind": _KIND, "format": _FORMAT, **asdict(self)}
+        """The state as a flat dictionary of JSON's plain types; what is None is left out."""
+        held = {name: value for name, value in asdict(self).items() if value is not None}
+        return {"kind": _KIND, "format": _FORMAT, **held}
 
     @classmethod
     def from_json(cls, mapping: Mapping[str, Any]) -> LoaderState:
@@ -67,8 +79,10 @@ class LoaderState:
                 f"{_FORMAT}; resume with the version that saved it, or start without a state"
             )
         found = {name: _checked(mapping, name, expected) for name, expected in _TYPES.items()}
-        if found["lanes"] == 0:
-            raise LoaderStateError(f"the state's 'lanes' is 0 and must be at least 1; {_WHAT_TO_DO}")
+        found |= {name: _checked(mapping, name, kind) for name, kind in _OPTIONAL.items() if name in mapping}
+        for name in ("lanes", "block", "epoch_size"):
+            if found.get(name) == 0:
+                raise LoaderStateError(f"the state's {name!r} is 0 and must be at least 1; {_WHAT_TO_DO}")
         return cls(**found)
 
 
@@ -100,11 +114,21 @@ def fingerprint(names_and_bytes: Iterable[tuple[str, int]]) -> str:
     return digest.hexdigest()
 
 
-def check(state: LoaderState, *, seed: int, shuffle: bool, window: int, lanes: int | None, fingerprint: str) -> None:
+def check(
+    state: LoaderState,
+    *,
+    seed: int,
+    shuffle: bool,
+    window: int,
+    lanes: int | None,
+    fingerprint: str,
+    choice: Mapping[str, int | str] | None = None,
+) -> None:
     """Make sure that a loader reads in the order that a state was saved in.
 
     The window is compared only where it has an effect, that is with shuffle; lanes only where the loader was given
-    a number (None takes over the state's).
+    a number (None takes over the state's). Of `choice`, which holds what the loader has of the state's values that may
+    be None, the first word of `sampler` is compared: the rest of it is the order's digest.
 
     Raises:
         LoaderStateError: something differs; the message lists all that does, with both values, and what to do.
@@ -117,6 +141,10 @@ def check(state: LoaderState, *, seed: int, shuffle: bool, window: int, lanes: i
         compared.append(("shuffle_window", state.window, window))
     if lanes is not None:
         compared.append(("lanes", state.lanes, lanes))
+    for name in ("epoch_size", "weights", "mixture"):
+        compared.append((name, getattr(state, name), (choice or {}).get(name)))
+    sampler = (choice or {}).get("sampler")
+    compared.append(("sampler", _first_word(state.sampler), _first_word(sampler)))
     compared.append(("dataset fingerprint", state.fingerprint, fingerprint))
     differences = [
         f"{name} was {saved!r} and is {current!r} now" for name, saved, current in compared if saved != current
@@ -132,3 +160,7 @@ def check(state: LoaderState, *, seed: int, shuffle: bool, window: int, lanes: i
         f"the saved state belongs to another order: {'; '.join(differences)}. "
         f"To resume, {' and '.join(remedies)}; otherwise start without a state"
     )
+
+
+def _first_word(value: object) -> str | None:
+    return None if value is None else str(value).split(":")[0]

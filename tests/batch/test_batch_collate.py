@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import enum
 from collections import OrderedDict, defaultdict, namedtuple
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
+from same_batches import assert_same
 from torch.utils.data import default_collate
 
 from streamload.batch.collate import MisfitError, Rows, build_batch, choose_rows, torch_collate, write_rows
@@ -40,33 +41,6 @@ def laid_out(values: list[Any], *, capacity: int | None = None, cuts: tuple[int,
             whole.extend(part)
     assert (memory[-64:] == 0xAB).all(), "nothing is written behind what the layout asks for"
     return build_batch(layout, memory, len(values), besides)
-
-
-def assert_same(ours: Any, theirs: Any) -> None:
-    """The same structure, types, dtypes, shapes and values."""
-    assert type(ours) is type(theirs)
-    if isinstance(ours, torch.Tensor):
-        assert ours.dtype == theirs.dtype
-        assert ours.shape == theirs.shape
-        assert (
-            torch.equal(ours.nan_to_num(), theirs.nan_to_num())
-            if ours.is_floating_point()
-            else (
-                torch.equal(torch.view_as_real(ours).nan_to_num(), torch.view_as_real(theirs).nan_to_num())
-                if ours.is_complex()
-                else bool((ours.numpy() == theirs.numpy()).all())
-            )
-        )
-    elif isinstance(ours, Mapping):
-        assert list(ours) == list(theirs)
-        for key in ours:
-            assert_same(ours[key], theirs[key])
-    elif isinstance(ours, list | tuple):
-        assert len(ours) == len(theirs)
-        for mine, other in zip(ours, theirs, strict=True):
-            assert_same(mine, other)
-    else:
-        assert ours == theirs
 
 
 # -- against torch, for any nest -----------------------------------------------------------------------------------

@@ -52,12 +52,12 @@ def test_memory_is_locked_until_it_is_unmapped_and_unlocked_before() -> None:
     memory = map_memory(descriptor, 8192, writable=True)
     os.close(descriptor)
     pinning(registry)(memory)
-    assert registry.log == ["register 8192 0 True"]
+    assert registry.log == ["register 8192 1 True"]
     view = memory[5:]
     del memory
     assert list(registry.locked.values()) == [8192]
     del view
-    assert registry.log == ["register 8192 0 True", "unregister 8192 True"]
+    assert registry.log == ["register 8192 1 True", "unregister 8192 True"]
     assert registry.locked == {}
 
 
@@ -69,7 +69,7 @@ def test_memory_that_is_refused_stays_as_it_is_and_is_never_unlocked() -> None:
     pinning(registry)(memory)
     memory[:] = 1
     del memory
-    assert registry.log == ["register 4096 0 True"]
+    assert registry.log == ["register 4096 1 True"]
 
 
 def test_each_slot_is_locked_once_however_often_it_goes_round() -> None:

@@ -19,6 +19,7 @@ from crafted_tar import (
     payload_of,
     plain_archive,
 )
+from matrix import EVERY
 
 from streamload.dataset.headers import HeaderReader
 from streamload.dataset.scan import scan_shard
@@ -63,10 +64,12 @@ def test_a_whole_archive_has_every_member(dialect: str) -> None:
     assert not table.missing_end
 
 
+@EVERY
 @pytest.mark.parametrize("dialect", DIALECTS)
-def test_a_cut_at_any_byte_is_an_error(dialect: str) -> None:
+def test_a_cut_at_any_byte_is_an_error(dialect: str, every: int) -> None:
     whole = np.frombuffer(DIALECTS[dialect].whole(), np.uint8)
-    for length in range(len(whole)):
+    beside_edges = {edge + by for edge in range(0, len(whole), 512) for by in (-1, 0, 1)} - {-1}
+    for length in sorted({*range(0, len(whole), every), *beside_edges}):
         error = damage_in(whole[:length])
         assert error is not None, f"cut to {length} of {len(whole)} bytes, and read as if whole"
         assert error.url == URL
@@ -86,15 +89,16 @@ def test_a_cut_in_the_zeros_behind_the_end_mark_must_be_between_blocks() -> None
             assert len(scan(content[:length])) == 10
 
 
+@EVERY
 @pytest.mark.parametrize("dialect", DIALECTS)
-def test_any_changed_byte_in_any_header_is_an_error_at_that_header(dialect: str) -> None:
+def test_any_changed_byte_in_any_header_is_an_error_at_that_header(dialect: str, every: int) -> None:
     archive = DIALECTS[dialect]
     content = np.frombuffer(archive.whole(), np.uint8).copy()
     for number, start in enumerate(archive.headers):
         values = [lambda old: old ^ 0x01, lambda old: old ^ 0xFF, lambda _: 0x20, lambda _: 0, lambda _: 0x30]
-        # All of them in one header; in the others one of them at each byte, so that the test stays quick.
-        for position in range(start, start + 512):
-            chosen = values if number == 1 else [values[(position + number) % len(values)]]
+        # All of them in one header, in the others one of them at each byte; and that is what `every` is taken of.
+        for position in range(start, start + 512) if number == 1 else range(start + number % every, start + 512, every):
+            chosen = values if number == 1 and every == 1 else [values[(position + number) % len(values)]]
             for new_value in chosen:
                 old = int(content[position])
                 new = new_value(old)

@@ -73,7 +73,7 @@ def test_rows_unlike_those_before_are_misfits_of_their_batch_only() -> None:
     again, _ = run(job(fields=("npy",)), shelf, shelf.task(("npy",), [4, 5], whole=True))
     (failure,) = again.pieces[0].failures
     assert (failure.kind, failure.fatal, failure.sample) == ("CollateError", True, 4)
-    assert "samples are not alike: the first is (float64[4]), number 1 is (float64[3]); make them" in failure.message
+    assert "samples are not alike in [0]: the first is float64[4], number 1 is float64[3]; make them" in failure.message
     alike, slots = run(job(fields=("npy",)), shelf, shelf.task(("npy",), [4, 4], whole=True))
     assert batch_of(alike.pieces[0], slots)[0].shape == (2, 4)
 
@@ -109,8 +109,10 @@ def test_what_cannot_be_collated_is_an_error_that_says_what_to_do(value: Any) ->
     (piece,) = run(job(fields=("json",)), shelf, shelf.task(("json",), whole=True))[0].pieces
     (failure,) = piece.failures
     assert failure.kind == "CollateError"
-    assert "TypeError" in failure.message
-    assert "NoneType" in failure.message
+    assert "its samples hold None in [0]" in failure.message
+    assert failure.cause is not None
+    assert "TypeError" in failure.cause.summary
+    assert "NoneType" in failure.cause.summary
 
 
 @pytest.mark.parametrize("whole", [False, True])

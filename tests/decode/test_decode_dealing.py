@@ -412,3 +412,17 @@ def test_a_long_queue_is_told_of_in_time(folder: Path) -> None:
     run = Run(folder, batch_size=1, prefetch=1000)
     run.finish()
     assert run.batches == run.expected()
+
+
+def test_the_slots_of_an_epoch_that_nobody_wants_are_given_away(folder: Path) -> None:
+    """Tasks that are under way may still write there, so they are not used again; and nobody keeps them."""
+    run = Run(folder)
+    run.epoch.pump()
+    run.answer()
+    run.epoch.pump()
+    under_way = {piece.slot for task in run.pool.tasks if isinstance(task, RowTask) for piece in task.pieces}
+    assert under_way
+    run.epoch.abandon()
+    assert not any(run.slots.holds(slot) for slot in under_way)
+    assert under_way <= set(run.slots.take_retired())
+    run.slots.close()

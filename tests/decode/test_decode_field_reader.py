@@ -15,6 +15,7 @@ from tasks_by_hand import Shelf, npy
 from streamload.decode.field_reader import FieldReader, Work
 from streamload.decode.open_shards import OpenShards
 from streamload.decode.tasks import ShardOpened
+from streamload.order.randomness import SampleRandomness
 
 LARGE_BYTES = 16 << 20
 
@@ -35,7 +36,7 @@ def shards(shelf: Shelf, tmp_path: Path) -> Iterator[OpenShards]:
 
 def read(shelf: Shelf, shards: OpenShards, name: str, decode: Any) -> Any:
     task = shelf.task((name,))
-    work = Work(task, task.table.columns(), shards, [-1], [0])
+    work = Work(task, task.table.columns(), shards, [-1], SampleRandomness(0, 0), [0])
 
     def failed(row: int, error: Exception) -> Any:
         raise error

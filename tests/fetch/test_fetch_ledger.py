@@ -155,3 +155,59 @@ def test_every_batch_gets_its_parts_within_any_budget_that_holds_one(
             ledger.release(dealt.pop(0))
     assert ledger.needed_bytes == 0
     assert ledger.waiting == 0
+
+
+def kept(ledger: PartLedger, shard: int, *numbers: int) -> list[int]:
+    """Parts of a shard that have come, whose rows are not planned yet."""
+    wanted = [part_key(shard, number) for number in numbers]
+    ledger.hold(wanted)
+    ledger.want(wanted)
+    assert [fetch(ledger) for _ in wanted] == wanted
+    for key in wanted:
+        ledger.keep(key)
+    ledger.release(wanted)
+    return wanted
+
+
+def test_what_is_kept_for_rows_to_come_makes_room_for_a_batch_the_last_shard_first() -> None:
+    ledger = PartLedger(40)
+    ledger.expect_rows(1)
+    ledger.expect_rows(2)
+    sooner, later = kept(ledger, 1, 0, 1), kept(ledger, 2, 0, 1)
+    batch(ledger, 0)
+    assert fetch(ledger) == keys(0)[0]
+    assert [key for key in (*sooner, *later) if not ledger.is_present(key)] == later[1:]
+
+
+def test_what_is_kept_makes_room_for_the_scan_of_an_earlier_shard_and_not_of_a_later_one() -> None:
+    ledger = PartLedger(20)
+    for shard in (1, 2, 3):
+        ledger.expect_rows(shard)
+    middle = kept(ledger, 2, 0, 1)
+    for shard, comes in ((3, False), (1, True)):
+        wanted = part_key(shard, 0)
+        ledger.hold([wanted])
+        ledger.want([wanted])
+        assert fetch(ledger) == (wanted if comes else None)
+        if not comes:
+            ledger.release([wanted])
+    assert ledger.is_present(middle[0])
+    assert not ledger.is_present(middle[1])
+
+
+def test_what_is_kept_outlives_what_nobody_needs() -> None:
+    ledger = PartLedger(30)
+    first = batch(ledger, 0)
+    ledger.expect_rows(1)
+    assert fetch(ledger) == first[0]
+    ledger.use(first)
+    parts = kept(ledger, 1, 0, 1)
+    ledger.release(first)
+    batch(ledger, 5)
+    assert fetch(ledger) == keys(5)[0]
+    assert ledger.are_present(parts)
+    assert not ledger.is_present(first[0])
+    ledger.unkeep(parts[0])
+    batch(ledger, 6)
+    fetch(ledger)
+    assert [ledger.is_present(part) for part in parts] == [False, True]

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamload.fetch.parts import PART_BYTES, part_edges, part_key, parts_of_rows, shard_and_number
+from streamload.fetch.parts import PART_BYTES, part_edges, part_key, parts_by_share, parts_of_rows, shard_and_number
 
 places = st.tuples(
     st.integers(0, 100_000), st.integers(-1, 5 * PART_BYTES), st.integers(0, 3 * PART_BYTES), st.integers(-1, 9)
@@ -41,3 +41,12 @@ def test_all_parts_of_all_fields_in_the_order_of_the_rows(rows: list[tuple[int, 
                     expected.setdefault(part_key(shard, number), row)
     assert sorted(found) == sorted(expected)
     assert [expected[key] for key in found] == sorted(expected.values())
+
+
+def test_where_rows_probably_lie_follows_from_their_share_of_the_shard() -> None:
+    shards = np.array([4, 4, 4, 7, 4, 9], np.int64)
+    samples = np.array([0, 99, 50, 3, 51, 0], np.int64)
+    sizes = np.array([4, 4, 4, -1, 4, 1], np.int64) * PART_BYTES
+    counts = np.full(6, 100, np.int64)
+    expected = [part_key(4, 0), part_key(4, 3), part_key(4, 2), part_key(9, 0)]
+    assert parts_by_share(shards, samples, sizes, counts) == expected

@@ -172,6 +172,6 @@ def test_what_is_settled_ahead_is_bounded(monkeypatch):
         known.set(shard, 40_000)
     plan = RankPlan(options, known, 0, 0, 1)
     block = plan.take(70_000)
-    drawn = plan._streams[0]._drawn_end
+    drawn = plan._weave._streams[0]._drawn_end
     assert len(block.shard) >= 50
     assert drawn < 80_000

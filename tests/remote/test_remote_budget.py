@@ -164,3 +164,14 @@ def test_nothing_more_is_fetched_than_fits_while_the_loop_sleeps(server: FaultSe
         assert 20 * MB < most <= budget_bytes
         labels += [int(label) for batch in batches for label in batch]
     assert sorted(labels) == SAMPLES
+
+
+def test_the_first_parts_are_asked_for_before_the_index_says_where_samples_lie(server: FaultServer) -> None:
+    server.play(Script(first_byte_s=0.3))
+    with loader_of(server, "indexed", memory_budget="400MB") as loader:
+        next(iter(loader))
+    spans = server.report().spans
+    server.play(Script())
+    parts = [began_s for path, began_s, _ in spans if path.endswith(".tar")]
+    tables = [ended_s for path, _, ended_s in spans if path.endswith(".npz")]
+    assert min(parts) < min(tables)

@@ -75,9 +75,9 @@ def test_with_a_disk_cache(server: FaultServer, tmp_path: Path) -> None:
 
 def test_shards_that_are_all_needed_at_once(server: FaultServer) -> None:
     (error,) = said(server.url, "indexed", num_workers=1, shuffle_window=SHARDS * PER_SHARD)
-    assert "more than 64 shards are needed at once" in error
+    assert "more than 42 shards are needed at once" in error
     assert "may have only 256 files open" in error
-    assert "`ulimit -n 1024`" in error
+    assert "`ulimit -n 1536`" in error
 
 
 @pytest.mark.parametrize("workers", [0, 1])

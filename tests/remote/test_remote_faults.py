@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
 import sys
 import textwrap
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
+from matrix import exhaustive, matrix
 from places import PACKERS, Place, write_datasets
+from processes import alive, children, wait_until
 from servers.faults import FaultServer, Script
 from servers.rclone import S3Server
 
@@ -81,16 +82,20 @@ def fails_and_goes_on(
     return caught.value
 
 
-@WORKERS
 @pytest.mark.parametrize(
-    "script", [{"cut_share": 0.7}, {"reset_share": 0.5}, {"status_share": 0.3}, {"short_share": 0.3}]
+    ("script", "packing", "workers"),
+    matrix(
+        itertools.product(
+            [{"cut_share": 0.7}, {"reset_share": 0.5}, {"status_share": 0.3}, {"short_share": 0.3}],
+            ["indexed", "plain", "gz"],
+            [0, 1],
+        )
+    ),
 )
-def test_what_passes_is_not_seen(server: FaultServer, script: dict[str, float], workers: int) -> None:
-    for packing in ("indexed", "plain", "gz"):
-        server.play(Script())
-        with loader_of(urls_of(server, packing), num_workers=workers) as loader:
-            server.play(Script(seed=7, **script))
-            assert labels_of(loader) == LABELS
+def test_what_passes_is_not_seen(server: FaultServer, script: dict[str, float], packing: str, workers: int) -> None:
+    with loader_of(urls_of(server, packing), num_workers=workers) as loader:
+        server.play(Script(seed=7, **script))
+        assert labels_of(loader) == LABELS
 
 
 @WORKERS
@@ -136,8 +141,10 @@ def test_a_shard_that_is_not_what_its_index_says(folder: Path, tmp_path: Path) -
         assert caught.value.url == url
 
 
-@WORKERS
-@pytest.mark.parametrize("packing", ["plain", "gz", "zst"])
+@pytest.mark.parametrize(
+    ("packing", "workers"),
+    [("plain", 0), ("gz", 1), ("zst", 0), *map(exhaustive, [("plain", 1), ("gz", 0), ("zst", 1)])],
+)
 def test_a_shard_that_is_cut_or_corrupt_is_an_error_in_its_turn(folder: Path, packing: str, workers: int) -> None:
     ending = "" if packing == "plain" else f".{packing}"
     files = {path.name: path.read_bytes() for path in sorted((folder / packing).iterdir())}
@@ -210,20 +217,6 @@ def test_a_scheme_that_is_misspelt(workers: int) -> None:
         loader_of("s4://bucket/a.tar", num_workers=workers)
 
 
-def children(named: str = "") -> list[psutil.Process]:
-    found = psutil.Process().children(recursive=True)
-    return [child for child in found if named in " ".join(child.cmdline())]
-
-
-def wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True
-
-
 def test_a_worker_that_is_killed_is_replaced(server: FaultServer) -> None:
     server.play(Script(bytes_per_s=3e6))
     got = []
@@ -255,7 +248,7 @@ def test_a_loop_that_is_left_ends_everything(server: FaultServer, workers: int) 
     with loader_of(urls_of(server), num_workers=workers) as loader:
         for _ in loader:
             break
-        assert wait_until(lambda: not children("streamload"), 2)
+        assert wait_until(lambda: not children("streamload"))
         server.play(Script())
         assert labels_of(loader) == LABELS
 
@@ -272,7 +265,7 @@ for step, batch in enumerate(StreamLoader(sys.argv[1:], 8, fields=("cls",), num_
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_a_trainer_that_is_ended_takes_everything_with_it(server: FaultServer, number: signal.Signals) -> None:
-    server.play(Script(bytes_per_s=300e3))
+    server.play(Script(bytes_per_s=500e3))
     with subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(SCRIPT), *urls_of(server)],
         stdout=subprocess.PIPE,
@@ -287,10 +280,6 @@ def test_a_trainer_that_is_ended_takes_everything_with_it(server: FaultServer, n
             os.killpg(script.pid, number)
         else:
             script.kill()
-        assert wait_until(lambda: not any(map(alive, pids)), 3)
+        assert wait_until(lambda: not any(map(alive, pids)))
         err = script.communicate(timeout=20)[1]
     assert err.count("Traceback") == (number == signal.SIGINT)
-
-
-def alive(pid: int) -> bool:
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE

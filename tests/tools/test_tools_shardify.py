@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from image_folders import files_below, image_bytes, image_folder, images, pack, packed_samples
+from matrix import exhaustive
 from streamload_tools.packing import work
 from streamload_tools.packing.records import Finished
 from streamload_tools.progress import LineProgress, open_progress
@@ -246,7 +247,7 @@ def test_as_a_program_of_its_own(tmp_path: Path) -> None:
     assert "Traceback" not in again.stderr
 
 
-@pytest.mark.parametrize("options", [[], ["--skip-bad"], ["--skip-bad", *SPLIT], SPLIT])
+@pytest.mark.parametrize("options", [[], *map(exhaustive, [(["--skip-bad"],), (SPLIT,)]), ["--skip-bad", *SPLIT]])
 def test_the_shards_do_not_depend_on_the_number_of_workers(tmp_path: Path, options: list[str]) -> None:
     source = images(tmp_path, 20)
     if "--skip-bad" in options:

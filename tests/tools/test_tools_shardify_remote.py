@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import fsspec
+import psutil
 import pytest
 import webdataset
 from image_folders import files_below, images, pack
@@ -179,7 +180,7 @@ def test_an_unfinished_run_is_thrown_away_with_overwrite(
     assert without_etags(in_set(bucket)) == without_etags(files_below(tmp_path / "local"))
 
 
-@pytest.mark.parametrize("stop_after", [1, 3, 6])
+@pytest.mark.parametrize("stop_after", [1, 6, pytest.param(3, marks=pytest.mark.exhaustive)])
 def test_a_killed_run_is_resumed_to_the_same_bytes(tmp_path: Path, bucket: Place, stop_after: int) -> None:
     source, staging = images(tmp_path), tmp_path / "staging"
     arguments = [str(source), f"{bucket.url}/set", "--max-count", "1", "--staging", str(staging), "--workers", "2"]
@@ -189,9 +190,10 @@ def test_a_killed_run_is_resumed_to_the_same_bytes(tmp_path: Path, bucket: Place
     while len(list((bucket.folder / "set").glob("*.tar"))) < stop_after and process.poll() is None:
         assert time.monotonic() < deadline
         time.sleep(0.001)
+    workers = psutil.Process(process.pid).children() if process.poll() is None else []
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    time.sleep(0.6)  # what its workers have to end
+    assert psutil.wait_procs(workers, timeout=20)[1] == []
     assert packed(bucket, source, staging, "--max-count", 1, "--resume")[0] == 0
     assert pack(source, tmp_path / "local", "--max-count", 1)[0] == 0
     assert without_etags(in_set(bucket)) == without_etags(files_below(tmp_path / "local"))

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from streamload.fetch.cache.shard_identity import key_in_name, url_key
 from streamload.order.lanes import lane_bounds
-from streamload.order.plan import OrderOptions, shards_in_order
+from streamload.order.line import runs_of_epoch
+from streamload.order.options import OrderOptions, samples_of_epoch
 
 __all__ = ["NextUse", "OrderNextUse", "Unforeseen", "numbers_by_key"]
 
@@ -112,17 +113,34 @@ def _filled(counts: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _lane_length(options: OrderOptions, counts: NDArray[np.int64]) -> int:
-    return -int(-counts.sum() // options.lanes)
+    return -int(-samples_of_epoch(options, int(counts.sum())) // options.lanes)
 
 
 def _uses(
     options: OrderOptions, counts: NDArray[np.int64], epoch: int, lanes: Collection[int] | None
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """The uses of an epoch, ascending for each shard: shard s has those of `edges[s]:edges[s + 1]`."""
-    order = shards_in_order(options, len(counts), epoch)
-    ends = np.cumsum(counts[order])
-    starts = ends - counts[order]
-    bounds = lane_bounds(int(counts.sum()), options.lanes)
+    lines = runs_of_epoch(options, counts, epoch)
+    total = sum(int(lengths.sum()) for _, lengths in lines)
+    nothing = np.empty(0, np.int64), np.empty(0, np.float64)
+    uses = [nothing, *(_uses_of_line(options, order, lengths, total, lanes) for order, lengths in lines)]
+    shards, numbers = (np.concatenate(column) for column in zip(*uses, strict=True))
+    by_shard = np.lexsort((numbers, shards))
+    edges = np.searchsorted(shards[by_shard], np.arange(len(counts) + 1))
+    return edges, numbers[by_shard]
+
+
+def _uses_of_line(
+    options: OrderOptions,
+    order: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    total: int,
+    lanes: Collection[int] | None,
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """The uses of the shards that follow each other on one line of an epoch, in emissions of the epoch's lanes."""
+    ends = np.cumsum(lengths)
+    starts = ends - lengths
+    bounds = lane_bounds(int(lengths.sum()), options.lanes)
     first = np.searchsorted(bounds, starts, side="right") - 1
     n_lanes = np.where(ends > starts, np.searchsorted(bounds, ends, side="left") - first, 0)
     shards = np.repeat(order, n_lanes)
@@ -131,9 +149,7 @@ def _uses(
     if lanes is not None:
         here = np.isin(lane, np.fromiter(lanes, np.int64))
         shards, numbers = shards[here], numbers[here]
-    by_shard = np.lexsort((numbers, shards))
-    edges = np.searchsorted(shards[by_shard], np.arange(len(counts) + 1))
-    return edges, numbers[by_shard]
+    return shards, numbers * (total / max(1, int(lengths.sum())))
 
 
 def _counted_up(lengths: NDArray[np.int64]) -> NDArray[np.int64]:

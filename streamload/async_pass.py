@@ -1,0 +1,172 @@
+"""The same loop for programs that have an event loop: `async for`, which waits without a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator
+from time import monotonic
+from types import TracebackType
+from typing import Any, Self
+
+from streamload.passes import Pass
+
+__all__ = ["AsyncLoop", "AsyncPass"]
+
+_GRACE_S = 0.7
+
+
+class AsyncPass(AsyncIterator[Any]):
+    """The iterator of an `async for` loop.
+
+    Other coroutines run while it waits, and have a turn before each batch. To cancel one that waits for a batch loses
+    nothing: the next `__anext__` goes on. Dropped before its end, it takes the feeder's processes with it.
+
+    Args:
+        begun: a pass; what it raises is raised here too, with StopAsyncIteration at its end.
+    """
+
+    def __init__(self, begun: Pass) -> None:
+        self._pass = begun
+        self._awaited = False
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Any:
+        if self._awaited:
+            raise RuntimeError("two tasks wait for the next batch of one pass; let one task take them")
+        self._awaited = True
+        try:
+            await asyncio.sleep(0)
+            return await self._next()
+        finally:
+            self._awaited = False
+
+    async def aclose(self) -> None:
+        """End the pass before its end, as leaving a `for` loop does. Calling it again is fine."""
+        self._pass.close("it was closed")
+
+    async def _next(self) -> Any:
+        current = self._pass
+        descriptor = current.connection.fileno()
+        receive = current.receive if descriptor is None else current.connection.receive_now
+        deadline_s = None if current.timeout_s is None else monotonic() + current.timeout_s
+        try:
+            while (given := current.turn(receive)) is None:
+                assert descriptor is not None
+                await self._message_or_end(descriptor, deadline_s)
+        except StopIteration:  # which must not leave a coroutine
+            raise StopAsyncIteration from None
+        return given[0]
+
+    async def _message_or_end(self, descriptor: int, deadline_s: float | None) -> None:
+        """Wait until there may be a message, or the pass was closed by someone else; after the deadline, close it."""
+        waiting = _Readable(descriptor)
+        self._pass.on_close = waiting.stop
+        try:
+            came = await waiting.wait(None if deadline_s is None else deadline_s - monotonic())
+        finally:
+            self._pass.on_close = None
+        if not came:
+            self._pass.turn(self._too_late)
+
+    def _too_late(self) -> Any:
+        raise self._pass.too_late()
+
+
+class AsyncLoop(ABC):
+    """What makes a loader usable in an event loop, the caller's own; one loop after the other may use it.
+
+    Starting the processes takes the event loop some milliseconds. With `num_workers=0` each batch is made in the
+    caller's thread as ever, and other coroutines run between batches.
+    """
+
+    @abstractmethod
+    def __iter__(self) -> Pass:
+        """Begin a pass."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End everything, and wait for it."""
+
+    @abstractmethod
+    def _running(self) -> Pass | None:
+        """The pass that is under way."""
+
+    @abstractmethod
+    def _ask_to_end(self) -> list[int]:
+        """Have processes end; descriptors that turn readable when they have."""
+
+    def __aiter__(self) -> AsyncPass:
+        """Begin a pass for `async for batch in loader`: the same as for `for`, in state, errors and `timeout`.
+
+        Other coroutines run while it waits for a batch. Where the task is cancelled there, no batch is lost: with the
+        iterator kept (`batches = aiter(loader)`), the next `anext(batches)` goes on.
+
+        Raises:
+            LoaderClosedError: the loader was closed.
+        """
+        return AsyncPass(self.__iter__())
+
+    async def aclose(self) -> None:
+        """The same as `close`; other coroutines run while processes end. If it is cancelled, it closes at once."""
+        running = self._running()
+        if running is not None:
+            running.stop("the loader was closed")
+        ending = self._ask_to_end()
+        deadline_s = monotonic() + _GRACE_S
+        try:
+            for descriptor in ending:
+                if not await _Readable(descriptor).wait(deadline_s - monotonic()):
+                    signal.pidfd_send_signal(descriptor, signal.SIGKILL)  # `close` would wait once more before it did
+        finally:
+            for descriptor in ending:
+                os.close(descriptor)
+            self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+
+class _Readable:
+    """One wait of the running event loop for a descriptor, which is left alone afterwards however that ends."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._loop = asyncio.get_running_loop()
+        self._woken: asyncio.Future[bool] = self._loop.create_future()
+        self._reading = False
+
+    async def wait(self, timeout_s: float | None) -> bool:
+        """Whether it got readable, or `stop` was called, in time."""
+        timer = None if timeout_s is None else self._loop.call_later(max(0.0, timeout_s), self._wake, False)
+        self._loop.add_reader(self._descriptor, self._wake, True)
+        self._reading = True
+        try:
+            return await self._woken
+        finally:
+            self._forget()
+            if timer is not None:
+                timer.cancel()
+
+    def stop(self) -> None:
+        """Wake whoever waits, and forget the descriptor, which may be closed then."""
+        self._forget()
+        self._wake(True)
+
+    def _forget(self) -> None:
+        if self._reading:
+            self._reading = False
+            self._loop.remove_reader(self._descriptor)
+
+    def _wake(self, came: bool) -> None:
+        if not self._woken.done():
+            self._woken.set_result(came)

@@ -1,0 +1,39 @@
+"""Several listings as one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from streamload.fetch.listing.listing import Listing
+
+__all__ = ["joined_listing"]
+
+
+def joined_listing(listings: Sequence[Listing]) -> Listing:
+    """The shards of several listings, one listing after the other.
+
+    Raises:
+        ValueError: a shard is in two of them.
+    """
+    shards = tuple(shard for listing in listings for shard in listing.shards)
+    seen: set[str] = set()
+    for shard in shards:
+        if shard.url in seen:
+            raise ValueError(f"the shard {shard.url!r} belongs to two datasets; name it in one of them")
+        seen.add(shard.url)
+    index_of = tuple(folder for listing in listings for folder in listing.index_of)
+    fields = tuple(dict.fromkeys(name for listing in listings for name in listing.fields))
+    if all(listing.counts is not None for listing in listings):
+        counts = tuple(count for listing in listings for count in listing.counts or ())
+        return Listing(shards, counts, index_of, fields)
+    if not any(listing.promised for listing in listings):
+        return Listing(shards, None, index_of, fields)
+    promised = tuple(count for listing in listings for count in listing.promised or (None,) * len(listing.shards))
+    indexed = tuple(count for listing in listings for count in _indexed(listing))
+    return Listing(shards, None, index_of, fields, promised, indexed)
+
+
+def _indexed(listing: Listing) -> Sequence[int | None]:
+    if listing.counts is not None:
+        return listing.counts
+    return listing.indexed or (None,) * len(listing.shards)

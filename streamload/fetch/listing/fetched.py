@@ -1,0 +1,18 @@
+"""Which of the listed shards have to be fetched."""
+
+from __future__ import annotations
+
+from streamload.fetch.listing.listing import Listing
+from streamload.fetch.storage.storages import Storages
+from streamload.fetch.unpack.unpacking import compression_of
+
+__all__ = ["fetched_shards"]
+
+
+def fetched_shards(listing: Listing, storages: Storages) -> frozenset[int]:
+    """The numbers of the shards that workers cannot open by themselves: remote ones, and compressed ones."""
+    return frozenset(
+        number
+        for number, shard in enumerate(listing.shards)
+        if compression_of(shard.url) is not None or not storages.is_local(shard.url)
+    )

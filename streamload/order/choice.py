@@ -1,0 +1,135 @@
+"""What an epoch is made of, where it is not every sample once: drawn by weight, cut from passes, mixed, or sampled.
+
+Each of these is a value that is fixed for a run. What an epoch holds follows from it, the seed and the epoch's number
+alone, as everything of the order does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamload.order.randomness import CounterDraws, as_uniforms, philox_key
+
+__all__ = ["Choice", "Mixed", "Sampled", "Stretched", "Weighted"]
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+@dataclass(frozen=True, slots=True)
+class Stretched:
+    """Epoch e is the samples `e * epoch_size` to `(e + 1) * epoch_size` of an endless row of passes over the dataset.
+
+    Attributes:
+        epoch_size: samples of an epoch, over all ranks.
+    """
+
+    epoch_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """Epochs are lists of numbers of samples, which come with the start of each epoch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mixed:
+    """Several datasets, mixed in fixed shares; each is gone through in passes of its own, over all epochs.
+
+    Attributes:
+        edges: the shards of dataset d are `edges[d]:edges[d + 1]` of the listing.
+        shares: of the datasets, above 0, with the sum 1.
+        block: every so many samples, from an epoch's first on, the shares are exact to less than one sample.
+        epoch_size: samples of an epoch, over all ranks; None for as many as all datasets have together.
+    """
+
+    edges: tuple[int, ...]
+    shares: tuple[float, ...]
+    block: int
+    epoch_size: int | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Weighted:
+    """Every epoch draws its samples with replacement, each as often as its weight says, as exactly as can be.
+
+    Samples of equal weight form a group; several groups may have the same weight, and then each has its own share.
+    How often a group is drawn in an epoch differs from its share by less than one. Within a group the samples are
+    gone through in passes, each in a new order, and every epoch goes on where the one before has stopped: so in one
+    epoch no two samples of a group differ by more than two in how often they come, and over epochs all come equally
+    often.
+
+    Attributes:
+        group: unsigned[N], the group of each sample, in the order of the listing.
+        weight: float64[K], what one sample of each group weighs; not negative, one of a group with samples above 0.
+        epoch_size: samples of an epoch, over all ranks.
+    """
+
+    group: NDArray[np.unsignedinteger]
+    weight: NDArray[np.float64]
+    epoch_size: int
+
+    def shares(self) -> NDArray[np.float64]:
+        """float64[K], how often each group is drawn in an epoch, in the mean."""
+        summed = self._summed_shares()
+        shares: NDArray[np.float64] = np.diff(summed, prepend=0.0)
+        return shares
+
+    def copies(self, seed: int, epoch: int) -> NDArray[np.int64]:
+        """How often each sample comes in an epoch, int64[N]; the sum is `epoch_size`. Takes O(N log N)."""
+        size = self._sizes()
+        start, drawn = self._stretches(seed, epoch)
+        first_pass, first = np.divmod(start, np.maximum(size, 1))
+        last_pass, end = np.divmod(start + drawn, np.maximum(size, 1))
+        copies: NDArray[np.int64] = (last_pass - first_pass)[self.group]
+        copies -= self._turns(seed, first_pass) < first[self.group]
+        copies += self._turns(seed, last_pass) < end[self.group]
+        return copies
+
+    def drawn_of_shards(self, counts: NDArray[np.int64]) -> NDArray[np.int64]:
+        """About how many draws each shard has in an epoch, int64[n_shards]."""
+        of_sample = self.shares() / np.maximum(self._sizes(), 1)
+        summed = np.concatenate((np.zeros(1), np.cumsum(of_sample[self.group])))
+        ends = np.cumsum(counts)
+        drawn: NDArray[np.int64] = np.rint(summed[ends] - summed[ends - counts]).astype(np.int64)
+        return drawn
+
+    def _sizes(self) -> NDArray[np.int64]:
+        return np.bincount(self.group, minlength=len(self.weight))
+
+    def _summed_shares(self) -> NDArray[np.float64]:
+        summed: NDArray[np.float64] = np.cumsum(self.weight / self.weight.max() * self._sizes())
+        summed *= self.epoch_size / summed[-1]
+        summed[summed == summed[-1]] = self.epoch_size  # exactly
+        return summed
+
+    def _stretches(self, seed: int, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Of each group's endless row of passes: where the epoch's draws begin, and how many they are."""
+        summed = self._summed_shares()
+        shift = as_uniforms(CounterDraws(philox_key(seed, epoch, "weights")).words(0, 0, 1))[0]
+        ends = np.floor(summed + shift).astype(np.int64)
+        drawn = np.diff(ends, prepend=0)
+        most = np.ceil(np.diff(summed, prepend=0.0) * (1 - 1e-12)).astype(np.int64)  # of whole shares, not one more
+        return epoch * most, drawn
+
+    def _turns(self, seed: int, passes: NDArray[np.int64]) -> NDArray[np.int64]:
+        """For each sample the number of its turn in some pass of its group, int64[N]."""
+        words = CounterDraws(philox_key(seed, 0, "turns")).words(0, 0, len(self.group))
+        words = _mixed(words + passes.astype(np.uint64)[self.group] * _GOLDEN)
+        by_turn = np.lexsort((words, self.group))
+        size = self._sizes()
+        turns = np.empty(len(self.group), np.int64)
+        turns[by_turn] = np.arange(len(self.group)) - np.repeat(np.cumsum(size) - size, size)
+        return turns
+
+
+Choice = Stretched | Weighted | Sampled | Mixed
+
+
+def _mixed(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The finalizer of SplitMix64, by which neighbouring words have nothing in common."""
+    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return words ^ (words >> np.uint64(31))

@@ -1,0 +1,143 @@
+"""In which order several datasets take turns: exact shares in every block of samples, at any place by arithmetic.
+
+**Shares of a block.** Of a block of B samples dataset d gets the whole part of `B * share[d]`, and some get one more.
+Lay the fractional parts end to end; they take up a whole number F. The points `t, t + 1, ..., t + F - 1`, t in [0, 1),
+lie in F different ones of them, and these datasets get the one more (systematic sampling). From block to block t goes
+on by a fixed step, so that it comes to all multiples of 1/P, in P blocks. Fractional parts are rounded to multiples of
+1/P. So in P blocks every dataset gets exactly its share, and within them it is never more than a few samples off.
+"""
+
+from __future__ import annotations
+
+from math import gcd
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamload.order.randomness import CounterDraws, philox_key
+
+__all__ = ["BlockShares", "MixedTurns"]
+
+IntArray = NDArray[np.int64]
+
+_LONGEST_PERIOD = 4_096
+_GOLDEN = 0.6180339887498949
+
+
+class BlockShares:
+    """How many samples of each dataset are in the blocks of an epoch, D datasets.
+
+    Args:
+        shares: of the datasets, with the sum 1.
+        block: samples of a block.
+        epoch_size: samples of an epoch; its last block may be shorter.
+    """
+
+    def __init__(self, shares: tuple[float, ...], block: int, epoch_size: int) -> None:
+        self._block = block
+        exact = np.array(shares) * block
+        self._whole: IntArray = np.floor(exact + 1e-9).astype(np.int64)
+        self._period, parts = _as_parts(np.maximum(exact - self._whole, 0.0), block - int(self._whole.sum()))
+        step = _step(self._period)
+        shifts = np.arange(self._period, dtype=np.int64) * step % self._period
+        self._extra = np.zeros((self._period + 1, len(shares)), np.int64)
+        self._extra[1:] = np.cumsum(_chosen(parts, self._period, shifts), axis=0)
+        full, rest = divmod(epoch_size, block)
+        last = np.array(shares) * rest
+        whole = np.floor(last + 1e-9).astype(np.int64)
+        period, parts = _as_parts(np.maximum(last - whole, 0.0), rest - int(whole.sum()))
+        self._full = full
+        self._last: IntArray = whole + _chosen(parts, period, np.zeros(1, np.int64))[0]
+        self.sizes: IntArray = self.before(np.array([full]))[0] + self._last
+        """int64[D], the samples of each dataset in an epoch, the same in every epoch."""
+
+    def before(self, blocks: IntArray) -> IntArray:
+        """The samples of each dataset before some blocks, int64[len(blocks), D]; one block behind the last is fine."""
+        inside = np.minimum(blocks, self._full)
+        periods, rest = np.divmod(inside, self._period)
+        counts: IntArray = inside[:, np.newaxis] * self._whole + periods[:, np.newaxis] * self._extra[-1]
+        counts += self._extra[rest]
+        counts[blocks > self._full] += self._last
+        return counts
+
+
+class MixedTurns:
+    """Which dataset is next, and with which of its emissions, at every position of an epoch's order.
+
+    Args:
+        shares: how many of each dataset are in a block.
+        block: samples of a block.
+        seed, epoch: key the order within the blocks.
+    """
+
+    def __init__(self, shares: BlockShares, block: int, seed: int, epoch: int) -> None:
+        self._shares = shares
+        self._block = block
+        self._draws = CounterDraws(philox_key(seed, epoch, "mixture"))
+
+    def at(self, start: int, end: int) -> tuple[IntArray, IntArray]:
+        """For the positions from `start` to `end` the dataset, and the number of its emission; int64 each."""
+        if start >= end:
+            return np.empty(0, np.int64), np.empty(0, np.int64)
+        first, last = start // self._block, (end - 1) // self._block
+        before = self._shares.before(np.arange(first, last + 2))
+        datasets, numbers = [], []
+        for number, counts, so_far in zip(range(first, last + 1), np.diff(before, axis=0), before[:-1], strict=True):
+            turns = self._turns(number, counts)
+            datasets.append(turns)
+            numbers.append(_numbered(turns, so_far))
+        low = first * self._block
+        return np.concatenate(datasets)[start - low : end - low], np.concatenate(numbers)[start - low : end - low]
+
+    def _turns(self, number: int, counts: IntArray) -> IntArray:
+        """The datasets of a block in their order."""
+        words = self._draws.words(number, 0, int(counts.sum()))
+        return np.repeat(np.arange(len(counts)), counts)[np.argsort(words, kind="stable")]
+
+
+def _numbered(turns: IntArray, first: IntArray) -> IntArray:
+    """Number the turns of each dataset, from its first number on."""
+    by_dataset = np.argsort(turns, kind="stable")
+    counts = np.bincount(turns, minlength=len(first))
+    numbers = np.empty(len(turns), np.int64)
+    numbers[by_dataset] = np.arange(len(turns)) + np.repeat(first - (np.cumsum(counts) - counts), counts)
+    return numbers
+
+
+def _as_parts(fractions: NDArray[np.float64], total: int) -> tuple[int, IntArray]:
+    """Fractions with a whole sum as parts of the shortest period that has them all, or rounded to the longest."""
+    periods = np.arange(1, _LONGEST_PERIOD + 1)[:, np.newaxis]
+    scaled = fractions * periods
+    exact = np.flatnonzero((np.abs(scaled - np.rint(scaled)) < 1e-6).all(axis=1))
+    period = int(exact[0]) + 1 if len(exact) else _LONGEST_PERIOD
+    ends = np.rint(np.cumsum(fractions) * period).astype(np.int64)
+    if len(ends):
+        ends[-1] = total * period
+    return period, np.diff(ends, prepend=0)
+
+
+def _step(period: int) -> int:
+    """A step that comes to everything below the period, and early on to all regions of it.
+
+    That is one near the golden section of the period whose quotient with it has a continued fraction of small numbers.
+    """
+    golden = round(period * _GOLDEN)
+    near = [step for step in range(max(1, golden - 40), golden + 41) if gcd(step, period) == 1]
+    return min(near, key=lambda step: (max(_continued_fraction(step, period)), abs(step - golden)))
+
+
+def _continued_fraction(numerator: int, denominator: int) -> list[int]:
+    terms = []
+    while denominator:
+        term, rest = divmod(numerator, denominator)
+        terms.append(term)
+        numerator, denominator = denominator, rest
+    return terms
+
+
+def _chosen(parts: IntArray, period: int, shifts: IntArray) -> IntArray:
+    """For each shift which datasets get one more, int64[len(shifts), D] of 0 and 1."""
+    ends = np.cumsum(parts)
+    points = (ends + shifts[:, np.newaxis]) // period
+    before = np.concatenate((shifts[:, np.newaxis] // period, points[:, :-1]), axis=1)
+    return points - before

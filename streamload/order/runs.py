@@ -1,0 +1,331 @@
+"""Epochs that are laid of runs: pieces of shards, or shards in which every sample stands as often as it is drawn.
+
+The lines of this module offer what `ShardLine` does, and need the counts of all shards before they are laid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamload.order.layout import ShardCounts
+from streamload.order.randomness import CounterDraws, as_uniforms
+
+__all__ = ["Copies", "Line", "RunLine", "Runs", "SampledLine", "whole_passes"]
+
+IntArray = NDArray[np.int64]
+
+
+class Line(Protocol):
+    """What the samples of an epoch lie on: positions, each of which holds a sample of a shard.
+
+    Attributes:
+        needs_all: nothing is laid before all counts are known.
+        order: int64[k], the shards of the runs; the last run of a shard ends where the shard is done with.
+        known_shards: how many runs are laid as a whole.
+        known_end: how many positions are laid.
+        repeats: some shard has several runs.
+    """
+
+    needs_all: bool
+    repeats: bool
+    order: IntArray
+    known_shards: int
+    known_end: int
+
+    @property
+    def complete(self) -> bool:
+        """Whether everything is laid."""
+
+    @property
+    def edges(self) -> IntArray:
+        """int64[known_shards + 1], run i is `edges[i]:edges[i + 1]`."""
+
+    @property
+    def whole_end(self) -> int:
+        """Where the last run ends that is laid as a whole."""
+
+    def extend(self) -> None:
+        """Lay what has become known."""
+
+    def unknown(self, n_shards: int, limit: int, /) -> list[int]:
+        """The shards whose counts are needed next."""
+
+    def places_of(self, shard: int, /) -> list[tuple[int, int]] | None:
+        """Where a shard's runs lie, as starts and ends; None where they are not laid yet."""
+
+    def samples_at(self, start: int, end: int, /) -> tuple[int, int]:
+        """The samples of a shard, as start and end, that stand at positions of one run."""
+
+    def locate(self, positions: IntArray, /) -> tuple[IntArray, IntArray]:
+        """For each position the shard, and the number of the sample in the shard."""
+
+    def copies(self, positions: IntArray, /) -> IntArray | None:
+        """For each position how often its sample came before in the epoch's line; None where none comes twice."""
+
+    def uniforms(self, first: int, count: int, /) -> NDArray[np.float64]:
+        """One draw in [0, 1) for each position."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Runs:
+    """Pieces of shards as they follow each other, int64[k] each.
+
+    Attributes:
+        shards: the shard of each.
+        firsts: the number within the shard at which it begins.
+        lengths: how many positions it has; above 0.
+        passes: the pass it belongs to, counted from the epoch's first.
+    """
+
+    shards: IntArray
+    firsts: IntArray
+    lengths: IntArray
+    passes: IntArray
+
+
+def whole_passes(counts: IntArray, start: int, size: int, order_of: Callable[[int], IntArray]) -> Runs:
+    """The runs of a stretch of an endless row of passes.
+
+    Args:
+        counts: int64[n_shards], the samples of each shard.
+        start: where the stretch begins.
+        size: its length.
+        order_of: gives the order of the shards in a pass.
+    """
+    total = int(counts.sum())
+    if total == 0 or size == 0:
+        nothing = np.empty(0, np.int64)
+        return Runs(nothing, nothing, nothing, nothing)
+    first_pass, last_pass = start // total, (start + size - 1) // total
+    shards = np.concatenate([order_of(number) for number in range(first_pass, last_pass + 1)])
+    passes = np.repeat(np.arange(last_pass - first_pass + 1), len(counts))
+    ends = np.cumsum(counts[shards])
+    starts = ends - counts[shards]
+    low = start - first_pass * total
+    firsts = np.maximum(low - starts, 0)
+    lengths = np.minimum(ends, low + size) - starts - firsts
+    some = lengths > 0
+    return Runs(shards[some], firsts[some], lengths[some], passes[some])
+
+
+class Copies:
+    """Which sample stands where in the shards laid end to end as listed, each as often as it is drawn.
+
+    Args:
+        copies: int64[N], how often each sample is drawn, in the order of the listing.
+        counts: int64[n_shards], the samples of each shard.
+    """
+
+    def __init__(self, copies: IntArray, counts: IntArray) -> None:
+        self._ends = np.cumsum(copies)
+        self._first_sample = np.cumsum(counts) - counts
+        before = np.concatenate((np.zeros(1, np.int64), self._ends))
+        self._first_place = before[self._first_sample]
+        self.lengths: IntArray = before[self._first_sample + counts] - self._first_place
+        """int64[n_shards], how many draws each shard has."""
+
+    def find(self, shards: IntArray, numbers: IntArray) -> tuple[IntArray, IntArray]:
+        """The samples (in the shard) of some draws of shards, and how often each came before."""
+        places = self._first_place[shards] + numbers
+        samples = np.searchsorted(self._ends, places, side="right")
+        before = np.where(samples > 0, self._ends[samples - 1], 0)
+        return samples - self._first_sample[shards], places - before
+
+
+class RunLine:
+    """The runs of an epoch laid end to end; see `Line`.
+
+    Args:
+        counts: of the shards.
+        key: of the draws.
+        lay: makes the runs, when all counts are known, and the copies where samples are drawn by weight.
+    """
+
+    needs_all = True
+
+    def __init__(
+        self, counts: ShardCounts, key: NDArray[np.uint64], lay: Callable[[IntArray], tuple[Runs, Copies | None]]
+    ) -> None:
+        self._counts = counts
+        self._draws = CounterDraws(key)
+        self._lay = lay
+        self._runs: Runs | None = None
+        self._copies: Copies | None = None
+        self._edges: IntArray = np.zeros(1, np.int64)
+        self._by_shard: IntArray = np.empty(0, np.int64)
+        self.order: IntArray = np.empty(0, np.int64)
+        self.known_shards = 0
+        self.known_end = 0
+        self.repeats = False
+        self.extend()
+
+    @property
+    def complete(self) -> bool:
+        """Whether the runs are laid."""
+        return self._runs is not None
+
+    @property
+    def edges(self) -> IntArray:
+        """int64[known_shards + 1], run i is `edges[i]:edges[i + 1]`."""
+        return self._edges
+
+    @property
+    def whole_end(self) -> int:
+        """All that is laid is laid as a whole."""
+        return self.known_end
+
+    def extend(self) -> None:
+        """Lay all runs, if all counts are known."""
+        if self._runs is not None or not self._counts.complete:
+            return
+        self._runs, self._copies = self._lay(self._counts.values)
+        self.order = self._runs.shards
+        self._edges = np.concatenate((np.zeros(1, np.int64), np.cumsum(self._runs.lengths)))
+        self._by_shard = np.argsort(self.order, kind="stable")
+        self.known_shards, self.known_end = len(self.order), int(self._edges[-1])
+        self.repeats = len(np.unique(self.order)) < len(self.order)
+
+    def unknown(self, _n_shards: int, limit: int) -> list[int]:
+        """The shards of unknown count, at most `limit`."""
+        return [int(shard) for shard in np.flatnonzero(self._counts.values < 0)[:limit]]
+
+    def places_of(self, shard: int) -> list[tuple[int, int]] | None:
+        """Where a shard's runs lie; None before anything is laid."""
+        if self._runs is None:
+            return None
+        first, end = np.searchsorted(self.order, (shard, shard + 1), sorter=self._by_shard)
+        return [(int(self._edges[run]), int(self._edges[run + 1])) for run in self._by_shard[first:end].tolist()]
+
+    def samples_at(self, start: int, end: int) -> tuple[int, int]:
+        """The samples from the one at `start` to the one before `end`, both of one run."""
+        _, samples = self.locate(np.array([start, end - 1]))
+        return int(samples[0]), int(samples[1]) + 1
+
+    def locate(self, positions: IntArray) -> tuple[IntArray, IntArray]:
+        """For each position the shard, and the number of the sample in the shard, int64 each."""
+        run, numbers = self._find(positions)
+        shards = self.order[run]
+        return shards, numbers if self._copies is None else self._copies.find(shards, numbers)[0]
+
+    def copies(self, positions: IntArray) -> IntArray:
+        """For each position how often its sample may have come before, int64."""
+        run, numbers = self._find(positions)
+        assert self._runs is not None
+        return self._runs.passes[run] if self._copies is None else self._copies.find(self.order[run], numbers)[1]
+
+    def uniforms(self, first: int, count: int) -> NDArray[np.float64]:
+        """One draw in [0, 1) for each of the positions `first` to `first + count`, float64[count].
+
+        A draw belongs to the pass, the shard and the number within the shard, counting every copy.
+        """
+        assert self._runs is not None
+        words = np.empty(count, np.uint64)
+        end, at = first + count, first
+        run = int(np.searchsorted(self._edges, first, side="right")) - 1
+        while at < end:
+            run_end = min(int(self._edges[run + 1]), end)
+            number = int(self._runs.firsts[run]) + at - int(self._edges[run])
+            words[at - first : run_end - first] = self._draws.words(
+                int(self.order[run]), number, run_end - at, int(self._runs.passes[run])
+            )
+            at, run = run_end, run + 1
+        return as_uniforms(words)
+
+    def _find(self, positions: IntArray) -> tuple[IntArray, IntArray]:
+        """For each position its run, and the number within the shard, counting every copy."""
+        assert self._runs is not None
+        run = np.searchsorted(self._edges, positions, side="right") - 1
+        return run, positions - self._edges[run] + self._runs.firsts[run]
+
+
+class SampledLine:
+    """The samples that a sampler has named, in its order; see `Line`. Shards come in the order of their last use.
+
+    Args:
+        counts: of the shards.
+        numbers: int64[M], the samples, counted through all shards as they are listed.
+    """
+
+    needs_all = True
+    repeats = False
+
+    def __init__(self, counts: ShardCounts, numbers: IntArray) -> None:
+        self._counts = counts
+        self._numbers = numbers
+        self._shard_ends: IntArray | None = None
+        self._before: IntArray | None = None
+        self.order: IntArray = np.empty(0, np.int64)
+        self.edges: IntArray = np.zeros(1, np.int64)
+        self.known_shards = 0
+        self.known_end = 0
+        self.extend()
+
+    @property
+    def complete(self) -> bool:
+        """Whether all counts are known."""
+        return self._shard_ends is not None
+
+    @property
+    def whole_end(self) -> int:
+        """All that is known is known as a whole."""
+        return self.known_end
+
+    def extend(self) -> None:
+        """Find out when each shard is used last, if all counts are known."""
+        if self._shard_ends is not None or not self._counts.complete:
+            return
+        self._shard_ends = np.cumsum(self._counts.values)
+        shards, _ = self.locate(self._numbers_at_all())
+        used, from_behind = np.unique(shards[::-1], return_index=True)
+        ends = len(shards) - from_behind
+        by_end = np.argsort(ends)
+        self.order = used[by_end]
+        self.edges = np.concatenate((np.zeros(1, np.int64), ends[by_end]))
+        self.known_shards, self.known_end = len(used), len(shards)
+
+    def unknown(self, _n_shards: int, limit: int) -> list[int]:
+        """The shards of unknown count, at most `limit`."""
+        return [int(shard) for shard in np.flatnonzero(self._counts.values < 0)[:limit]]
+
+    def places_of(self, _shard: int) -> list[tuple[int, int]]:
+        """None: a shard's samples may come anywhere, and keeping it for them might be keeping everything."""
+        return []
+
+    def samples_at(self, start: int, end: int) -> tuple[int, int]:
+        """There are no runs."""
+        raise AssertionError(f"positions {start} to {end} of a sampler's order are no run")
+
+    def locate(self, positions: IntArray) -> tuple[IntArray, IntArray]:
+        """For each position the shard, and the number of the sample in the shard, int64 each."""
+        assert self._shard_ends is not None
+        numbers = self._numbers[positions]
+        shards = np.searchsorted(self._shard_ends, numbers, side="right")
+        return shards, numbers - np.concatenate((np.zeros(1, np.int64), self._shard_ends))[shards]
+
+    def copies(self, positions: IntArray) -> IntArray:
+        """For each position how often its sample came before, int64."""
+        if self._before is None:
+            self._before = _counted_before(self._numbers)
+        return self._before[positions]
+
+    def uniforms(self, _first: int, count: int) -> NDArray[np.float64]:
+        """Nothing is shuffled."""
+        return np.zeros(count)
+
+    def _numbers_at_all(self) -> IntArray:
+        return np.arange(len(self._numbers))
+
+
+def _counted_before(numbers: IntArray) -> IntArray:
+    """For each number how often it stands before, int64."""
+    by_number = np.argsort(numbers, kind="stable")
+    ordered = numbers[by_number]
+    starts = np.flatnonzero(np.concatenate((np.ones(min(1, len(ordered)), bool), ordered[1:] != ordered[:-1])))
+    before = np.empty(len(numbers), np.int64)
+    before[by_number] = np.arange(len(numbers)) - np.repeat(starts, np.diff(np.append(starts, len(numbers))))
+    return before

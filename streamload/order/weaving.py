@@ -1,0 +1,143 @@
+"""A line cut into lanes, each of them shuffled: which position an emission stands for, and what lies behind."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamload.order.lanes import SlidingShuffle, lane_bounds
+from streamload.order.retirement import ShardRetirement
+from streamload.order.runs import Line
+
+__all__ = ["Weave"]
+
+_ENDLESS = 1 << 62
+
+IntArray = NDArray[np.int64]
+Streams = dict[int, SlidingShuffle]
+
+
+class Weave:
+    """The lanes of one line, as one rank reads them: forward only.
+
+    Args:
+        line: what the epoch's samples lie on.
+        n_lanes: how many lanes it is cut into.
+        reach: how far, in samples, a sample can move within its lane.
+    """
+
+    def __init__(self, line: Line, n_lanes: int, reach: int) -> None:
+        self.line = line
+        self._n_lanes = n_lanes
+        self._reach = reach
+        self._streams: Streams = {}
+        self._bounds: IntArray | None = None
+        self._retirement: ShardRetirement | None = None
+
+    @property
+    def lanes_read(self) -> list[int]:
+        """The lanes of which the shuffled stream was made so far; without shuffle there are none."""
+        return sorted(self._streams)
+
+    def refresh(self) -> bool:
+        """Take notice of counts that have become known. Returns whether the line has become complete by that."""
+        if self._bounds is not None:
+            return False
+        line = self.line
+        line.extend()
+        if line.complete:
+            self._bounds = lane_bounds(line.known_end, self._n_lanes)
+        if 0 in self._streams and self._n_lanes == 1:
+            self._streams[0].grow(line.known_end, line.complete)
+        return line.complete
+
+    def settle(self, first_number: int, number_end: int) -> int:
+        """With one lane: settle emissions from the first one on, as far as the known counts allow; see the stream's."""
+        return self._stream(self._streams, 0, first_number).settle(number_end)
+
+    def positions(self, lanes: IntArray, numbers: IntArray) -> IntArray:
+        """The positions of some emissions; in each lane the numbers ascend, and are above those of earlier calls."""
+        return self._positions(self._streams, lanes, numbers)
+
+    def positions_apart(self, lanes: IntArray, numbers: IntArray) -> IntArray:
+        """As `positions`, by streams of their own; a lane's numbers may come in any order and repeat."""
+        pairs, places = np.unique(np.stack((lanes, numbers)), axis=1, return_inverse=True)
+        return self._positions({}, pairs[0], pairs[1])[places.ravel()]
+
+    def finished(self, least: int) -> list[int]:
+        """The shards that no emission from number `least` of every lane on is of, each named once."""
+        if not self.line.complete and (self._n_lanes > 1 or self.line.needs_all):
+            return []
+        return self._retired().pass_positions(least - self._reach)
+
+    def finish_all(self) -> list[int]:
+        """The shards of the line that were not named yet."""
+        return self._retired().pass_all()
+
+    def unpassed(self, shard: int, least: int, most: int) -> list[tuple[int, int]]:
+        """Ranges of a shard's samples that hold all those of later emissions, the end of each exclusive.
+
+        Where the line comes to a shard several times, those that are yet to begin are left out: what they need may be
+        fetched again.
+
+        Args:
+            shard: which one.
+            least: a number to which every lane has come at least.
+            most: and at most.
+        """
+        line = self.line
+        places = line.places_of(shard)
+        if places is None or (self._bounds is None and self._n_lanes > 1):
+            return [(0, _ENDLESS)]
+        passed = max(0, least - self._reach)
+        reached = most + self._reach if line.repeats else _ENDLESS
+        bounds = [0, _ENDLESS] if self._bounds is None or self._n_lanes == 1 else self._bounds.tolist()
+        found = []
+        for start, end in places:
+            first = bisect_right(bounds, start) - 1
+            for lane_start, lane_end in zip(bounds[first:], bounds[first + 1 :], strict=False):
+                if lane_start >= end:
+                    break
+                piece = max(start, lane_start + passed), min(end, lane_end)
+                if piece[0] < piece[1] and piece[0] - lane_start <= reached:
+                    found.append(line.samples_at(*piece))
+        return found
+
+    def _retired(self) -> ShardRetirement:
+        if self._retirement is None:
+            self._retirement = ShardRetirement(self.line, self._n_lanes)
+        return self._retirement
+
+    def _stream(self, streams: Streams, lane: int, first_number: int) -> SlidingShuffle:
+        """The lane's stream, made when it is first needed."""
+        if lane not in streams:
+            line = self.line
+            start, end = 0, line.known_end
+            if self._bounds is not None:
+                start, end = int(self._bounds[lane]), int(self._bounds[lane + 1])
+
+            def uniforms(first: int, count: int) -> NDArray[np.float64]:
+                return line.uniforms(start + first, count)
+
+            streams[lane] = SlidingShuffle(uniforms, self._reach, first_number)
+            streams[lane].grow(end - start, line.complete)
+        return streams[lane]
+
+    def _positions(self, streams: Streams, lanes: IntArray, numbers: IntArray) -> IntArray:
+        lane_starts = np.zeros(1, np.int64) if self._bounds is None else self._bounds
+        if not self._reach:
+            return lane_starts[lanes] + numbers
+        if self._n_lanes == 1 and len(numbers):
+            return self._stream(streams, 0, int(numbers[0])).take(numbers)
+        if len(numbers) == 0:
+            return numbers
+        by_lane = np.argsort(lanes.astype(np.uint16) if self._n_lanes <= 1 << 16 else lanes, kind="stable")
+        edges = np.flatnonzero(np.diff(lanes[by_lane])) + 1
+        positions = np.empty(len(lanes), np.int64)
+        for rows in np.split(by_lane, edges):
+            lane = int(lanes[rows[0]])
+            stream = self._stream(streams, lane, int(numbers[rows[0]]))
+            positions[rows] = lane_starts[lane] + stream.take(numbers[rows])
+        return positions

@@ -1,0 +1,255 @@
+"""Reading at random from the shards of a listing: what a process needs is opened there, when it is first needed.
+
+Local shards are read in place; for others there is a `RemoteReader`.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from streamload.dataset.scan import labels_of, scan_shard
+from streamload.dataset.scan_cache import ScanCache
+from streamload.dataset.table import ShardTable
+from streamload.decode.open_shards import OpenShards
+from streamload.decode.planned import locate
+from streamload.decode.row_table import RowTable
+from streamload.decode.tasks import RowTask, ShardOpened
+from streamload.errors import DatasetIndexError
+from streamload.fetch.listing.listing import Listing
+from streamload.fetch.reading import ByteRange, joined_ranges
+from streamload.fetch.resident import open_listed
+from streamload.fetch.storage.storages import Storages
+from streamload.fetch.tables import Tables
+from streamload.memory.mapped import Bytes
+from streamload.order.plan import RowBlock
+from streamload.remote_reader import RemoteReader, remote_reader
+
+__all__ = ["RandomAccess", "RowBytes"]
+
+_OPEN_SHARDS = 64
+"""Local shards that stay open; a process may have 1,024 files open at most by default."""
+
+_TABLES_AT_ONCE = 32
+
+
+class RowBytes:
+    """Where the bytes of some rows are: the shards that they lie in, or the ranges of these that were read."""
+
+    def __init__(self, listing: Listing, opened: dict[int, OpenShards], read: dict[ByteRange, bytes]) -> None:
+        self._listing = listing
+        self._opened = opened
+        self._starts: dict[int, list[int]] = {}
+        self._contents: dict[int, list[bytes]] = {}
+        for place in sorted(read, key=lambda place: (place.shard, place.start, place.end)):
+            self._starts.setdefault(place.shard, []).append(place.start)
+            self._contents.setdefault(place.shard, []).append(read[place])
+
+    def read_into(self, target: memoryview, shard: int, start: int) -> int:
+        """Fill `target` with the bytes of a place; returns how many, fewer where the shard ends before.
+
+        Raises:
+            OSError: the storage cannot read them.
+        """
+        if shard in self._opened:
+            return self._opened[shard].read_into(target, shard, start)
+        if not target:
+            return 0
+        number = bisect_right(self._starts[shard], start) - 1
+        first = start - self._starts[shard][number]
+        data = self._contents[shard][number][first : first + len(target)]
+        target[: len(data)] = data
+        return len(data)
+
+    def read(self, shard: int, start: int, size_bytes: int) -> bytes:
+        """The bytes of a place, fewer where the shard ends before. Raises what `read_into` raises."""
+        if shard in self._opened:
+            return self._opened[shard].read(shard, start, size_bytes)
+        if not size_bytes:
+            return b""
+        number = bisect_right(self._starts[shard], start) - 1
+        first = start - self._starts[shard][number]
+        return self._contents[shard][number][first : first + size_bytes]
+
+    def memory(self, shard: int) -> Bytes:
+        """A whole local shard; samples that are asked for one by one need no other."""
+        return self._opened[shard].memory(shard)
+
+    def url(self, shard: int) -> str:
+        """Its url."""
+        return self._listing.shards[shard].url
+
+    def size_bytes(self, shard: int) -> int:
+        """How long it is."""
+        return self._listing.shards[shard].bytes
+
+
+class RandomAccess:
+    """What one process has open of a dataset. Several threads may use it.
+
+    Args:
+        listing: the shards; none of them compressed, and those that are not local in an index.
+        storages: where they lie.
+        strict: how shards without an index are scanned.
+
+    Attributes:
+        process_id: of the process that made it, for which alone it is good.
+    """
+
+    def __init__(self, listing: Listing, storages: Storages, *, strict: bool) -> None:
+        self.process_id = os.getpid()
+        self._listing = listing
+        self._storages = storages
+        self._strict = strict
+        self._tables = Tables(listing, ScanCache(), strict=strict, storages=storages)
+        self._open: OrderedDict[int, OpenShards] = OrderedDict()
+        self._remote: RemoteReader | None = None
+        self._lock = threading.Lock()
+
+    def counts(self) -> list[int]:
+        """The samples of each shard; shards that no index knows are scanned.
+
+        Raises:
+            ShardFormatError: a shard is damaged.
+            DatasetIndexError: an index is damaged.
+            StorageError: a shard cannot be read.
+        """
+        if self._listing.counts is not None:
+            return list(self._listing.counts)
+        with self._lock:
+            return [len(table) for _, table in self._all_tables()]
+
+    def fields(self) -> tuple[str, ...]:
+        """The fields of all shards whose tables are at hand, and those that indexes name, in alphabetical order."""
+        held = (self._tables.at_hand(shard) for shard in range(len(self._listing.shards)))
+        names = {name for table in held if table is not None for name in table.fields}
+        return tuple(sorted(names.union(self._listing.fields)))
+
+    def labels(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """int64[samples], the integer in each sample's `cls`: from the index, or read where a local shard has none.
+
+        Raises:
+            DatasetIndexError: some sample has no such label, or its index does not know it.
+            StreamloadError: as `counts`.
+        """
+        found = []
+        with self._lock:
+            for shard, table in self._all_tables():
+                labels = table.labels
+                if labels is None and self._is_local(shard):
+                    opened = self._opened(shard)
+                    labels = labels_of(opened.memory(shard), table)
+                    opened.unmap(shard)
+                if labels is None:
+                    raise DatasetIndexError(
+                        "there are no labels: not every sample has a decimal integer in a field `cls`, or the index "
+                        "was made without looking; collect them from the samples",
+                        url=self._tables.url(shard),
+                    )
+                found.append(labels)
+        return np.concatenate(found) if found else np.empty(0, np.int64)
+
+    def rows(self, block: RowBlock, fields: tuple[str, ...] | None, *, verify: bool) -> tuple[RowTask, RowBytes]:
+        """Some rows, located, and their bytes brought here.
+
+        Args:
+            block: the rows; they may lie anywhere.
+            fields: as for `locate`.
+            verify: as for `locate`.
+
+        Raises:
+            StreamloadError: a shard, its index or its bytes cannot be read.
+        """
+        with self._lock:
+            shards = list(dict.fromkeys(block.shard.tolist()))
+            self._have_tables(shards)
+            planned = locate(block, self._tables, fields, verify=verify)
+            task = RowTask(0, 0, planned.table, planned.keys, (), 0, whole=True)
+            opened = {shard: self._opened(shard) for shard in shards if self._is_local(shard)}
+            wanted = joined_ranges(_places(planned.table, opened)) if len(opened) < len(shards) else []
+            read = dict(zip(wanted, self._reader().read(wanted), strict=True)) if wanted else {}
+        return task, RowBytes(self._listing, opened, read)
+
+    def key(self, shard: int, sample: int) -> str:
+        """The key of one sample."""
+        with self._lock:
+            self._have_tables([shard])
+            return self._table(shard).key(sample)
+
+    def close(self) -> None:
+        """Close shards, and end the process that reads remote ones. Twice is fine; what is needed is opened again."""
+        with self._lock:
+            for opened in self._open.values():
+                opened.close()
+            self._open.clear()
+            if self._remote is not None:
+                self._remote.close()
+                self._remote = None
+
+    def _all_tables(self) -> Iterator[tuple[int, ShardTable]]:
+        shards = range(len(self._listing.shards))
+        for start in range(0, len(shards), _TABLES_AT_ONCE):
+            some = shards[start : start + _TABLES_AT_ONCE]
+            self._have_tables(some)
+            for shard in some:
+                yield shard, self._table(shard)
+
+    def _have_tables(self, shards: Sequence[int]) -> None:
+        """Load the tables of remote indexes, and scan shards that no index knows."""
+        missing = [shard for shard in shards if self._tables.is_remote(shard)]
+        for shard, table in zip(missing, self._reader().tables(missing) if missing else (), strict=True):
+            assert table is not None, "a shard that an index knows has a table there"
+            self._tables.put(shard, table)
+        for shard in shards:
+            if self._tables.at_hand(shard) is None and self._tables.find(shard) is None:
+                opened = self._opened(shard)
+                table = scan_shard(opened.memory(shard), self._tables.url(shard), strict=self._strict)
+                opened.unmap(shard)
+                self._tables.add(shard, table)
+
+    def _table(self, shard: int) -> ShardTable:
+        table = self._tables.find(shard)
+        assert table is not None, "it was scanned"
+        return table
+
+    def _is_local(self, shard: int) -> bool:
+        return self._storages.is_local(self._tables.url(shard))
+
+    def _opened(self, shard: int) -> OpenShards:
+        """A local shard, open."""
+        opened = self._open.get(shard)
+        if opened is None:
+            listed = self._listing.shards[shard]
+            opened = self._open[shard] = OpenShards()
+            try:
+                opened.add(ShardOpened(shard, listed.url, listed.bytes), open_listed(listed))
+            except BaseException:
+                del self._open[shard]
+                raise
+            if len(self._open) > _OPEN_SHARDS:
+                self._open.popitem(last=False)  # it is closed when whoever still reads from it is done
+        self._open.move_to_end(shard)
+        return opened
+
+    def _reader(self) -> RemoteReader:
+        if self._remote is None or self._remote.closed:
+            self._remote = remote_reader(self._listing, self._storages)
+        return self._remote
+
+
+def _places(table: RowTable, opened: dict[int, OpenShards]) -> list[tuple[int, int, int]]:
+    """Where the fields of the rows lie that are in no open shard: shard, start, end."""
+    away = np.array([shard not in opened for shard in table.shards.tolist()], bool)
+    places = []
+    for column in table.columns():
+        chosen = away & (column.sizes > 0)
+        starts = column.offsets[chosen]
+        ends = starts + column.sizes[chosen]
+        places += list(zip(table.shards[chosen].tolist(), starts.tolist(), ends.tolist(), strict=True))
+    return places

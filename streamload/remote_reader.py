@@ -1,0 +1,143 @@
+"""Reading what is not local, for somebody who reads at random: in a process of its own, as a feeder does.
+
+The libraries that speak to object stores have threads, and would hang in a process that is forked after they were used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol, TypeVar
+
+from streamload.connection import FeederProcess
+from streamload.dataset.table import ShardTable
+from streamload.dataset.urls import expand_urls
+from streamload.decode.failure import error_from
+from streamload.fetch.listing.listing import Listing, list_shards
+from streamload.fetch.reading import ByteRange, RangeReader
+from streamload.fetch.storage.storages import Storages
+from streamload.messages import (
+    Failed,
+    FindShards,
+    Found,
+    LoadTables,
+    RangesRead,
+    ReadFrom,
+    ReadRanges,
+    TablesLoaded,
+)
+
+__all__ = ["RemoteReader", "find_listing", "remote_reader"]
+
+Answer = TypeVar("Answer")
+
+
+class RemoteReader(Protocol):
+    """Reads what is not local; see `RangeReader` for what is raised."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether it is of no use any more, because it was closed or has failed."""
+
+    def tables(self, shards: Sequence[int]) -> Sequence[ShardTable | None]:
+        """The table of each shard; None for one that no index knows."""
+
+    def read(self, ranges: Sequence[ByteRange]) -> Sequence[bytes]:
+        """The bytes of each range."""
+
+    def close(self) -> None:
+        """End it. Twice is fine."""
+
+
+class _ReaderProcess:
+    """Reads in a process of its own."""
+
+    def __init__(self, listing: Listing, storages: Storages) -> None:
+        self._process = FeederProcess(0, None)
+        self._process.send(ReadFrom(listing, storages))
+
+    @property
+    def closed(self) -> bool:
+        return self._process.closed
+
+    def tables(self, shards: Sequence[int]) -> Sequence[ShardTable | None]:
+        loaded: TablesLoaded = _ask(self._process, LoadTables(tuple(shards)))
+        return loaded.tables
+
+    def read(self, ranges: Sequence[ByteRange]) -> Sequence[bytes]:
+        read: RangesRead = _ask(self._process, ReadRanges(tuple(ranges)))
+        return read.contents
+
+    def close(self) -> None:
+        self._process.close()
+
+
+class _ReaderHere:
+    """Reads what only this process can, such as `memory://`: in a loop of its own, since the caller may be in one."""
+
+    def __init__(self, listing: Listing, storages: Storages) -> None:
+        self._listing = listing
+        self._storages = storages
+
+    @property
+    def closed(self) -> bool:
+        return False
+
+    def tables(self, shards: Sequence[int]) -> Sequence[ShardTable | None]:
+        return self._run(lambda reader: reader.tables(shards))
+
+    def read(self, ranges: Sequence[ByteRange]) -> Sequence[bytes]:
+        return self._run(lambda reader: reader.read(ranges))
+
+    def close(self) -> None:
+        """Nothing stays open."""
+
+    def _run(self, action: Callable[[RangeReader], Awaitable[Sequence[Answer]]]) -> Sequence[Answer]:
+        async def run() -> Sequence[Answer]:
+            reader = RangeReader(self._listing, self._storages)
+            try:
+                return await action(reader)
+            finally:
+                await reader.aclose()
+
+        with ThreadPoolExecutor(1, "streamload-read") as thread:
+            return thread.submit(lambda: asyncio.run(run())).result()
+
+
+def find_listing(urls: Any, index: str | os.PathLike[str] | None, storages: Storages) -> Listing:
+    """`list_shards`, in a process of its own where something remote is asked.
+
+    Raises:
+        TypeError, ValueError, StreamloadError: as `list_shards`.
+    """
+    named = tuple(expand_urls(urls))
+    places = named if index is None else (*named, os.fspath(index))
+    if any(map(storages.is_process_local, places)) or all(map(storages.is_local, places)):
+        return list_shards(urls, index, storages)
+    process = FeederProcess(0, None)
+    try:
+        found: Found = _ask(process, FindShards(named, None if index is None else os.fspath(index), storages))
+        return found.listing
+    finally:
+        process.close()
+
+
+def _ask(process: FeederProcess, message: Any) -> Any:
+    """The answer to a message. A process that died, or whose answer nobody waited for, is closed."""
+    try:
+        process.send(message)
+        answer = process.receive(None)
+    except BaseException:  # Ctrl-C too: the answer that still comes must not be taken for that to another question
+        process.close()
+        raise
+    if isinstance(answer, Failed):
+        raise error_from(answer.failure)
+    return answer
+
+
+def remote_reader(listing: Listing, storages: Storages) -> RemoteReader:
+    """Whoever can read these shards, started when it is asked for the first time."""
+    here = any(storages.is_process_local(shard.url) for shard in listing.shards)
+    return _ReaderHere(listing, storages) if here else _ReaderProcess(listing, storages)

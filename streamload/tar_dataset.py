@@ -1,0 +1,244 @@
+"""TarDataset: the samples of tar shards by their number, for torch's own DataLoader and samplers."""
+
+from __future__ import annotations
+
+import inspect
+import operator
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from functools import cached_property
+from typing import Any, overload
+
+import cloudpickle
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import Dataset
+
+from streamload.dataloader_names import FOR_DATASET, knows_other_names
+from streamload.dataset.urls import Urls
+from streamload.decode.failure import sample_error
+from streamload.decode.rows import RowMaker
+from streamload.errors import DatasetIndexError
+from streamload.fetch.listing.listing import Listing
+from streamload.fetch.unpack.unpacking import compression_of
+from streamload.loader import StreamLoader
+from streamload.memory.slots import HeapSlots
+from streamload.options import Options, Transform
+from streamload.order.plan import RowBlock
+from streamload.random_access import RandomAccess
+from streamload.remote_reader import find_listing
+
+__all__ = ["TarDataset"]
+
+_ITERATED_TOGETHER = 32
+_SEEDS = (1 << 63) - 1
+
+
+class TarDataset(Dataset[Any]):
+    """The samples of tar shards (WebDataset's format) by their number: a map-style dataset.
+
+    Sample i is the i-th of the shards laid end to end, in the order of their listing, which is the order of
+    `StreamLoader(urls)` without shuffle; it is what the loader's `transform` would have returned for it. Use it where
+    samples are wanted by number: with torch's `DataLoader`, samplers, `Subset`, `random_split`, `ConcatDataset`, or in
+    a notebook. To go through all samples, `StreamLoader` reads in larger pieces, decodes in processes of its own, and
+    can be resumed.
+
+    Nothing is open before the first sample is asked for, in each process that asks; so it can be pickled (functions
+    too that pickle cannot, such as lambdas) and forked. Several threads may use it.
+
+    Args:
+        urls: paths, patterns or folders, as for `StreamLoader`. Shards must not be compressed as a whole. Shards that
+            are not local must have an index; local ones without one are scanned once, and that is remembered.
+        fields: the fields to read: tuples; or None for dicts of all fields. As for `StreamLoader`.
+        decode: how fields are decoded; as for `StreamLoader`.
+        transform: a function of a sample, or a mapping from fields to functions; as for `StreamLoader`, but for its
+            random numbers: these are torch's, whose `DataLoader` seeds `random`, `numpy.random` and torch in each
+            worker. A parameter named `rng` gets a `numpy.random.Generator` that is seeded anew for every sample from
+            torch's default generator, so `torch.manual_seed` (or the DataLoader's `generator`) decides on these too.
+        index: a folder with the index of the shards, if it is not beside them.
+        storage_options: credentials and the like; as for `StreamLoader`.
+        filesystem: an fsspec filesystem to read everything with.
+        verify: check every field against the checksum in the index.
+        strict: False lets shards pass that end without an end-of-archive mark.
+
+    Raises:
+        TypeError, ValueError: a wrong argument, or a shard that is compressed as a whole.
+        ShardNotFoundError: there is no such shard, or a pattern matches nothing.
+        ShardFormatError: a shard without an index is damaged.
+        DatasetIndexError: an index is damaged, does not belong to its shards, or is missing where it is needed.
+    """
+
+    @knows_other_names(FOR_DATASET)
+    def __init__(
+        self,
+        urls: Urls,
+        *,
+        fields: Sequence[str] | None = None,
+        decode: bool | Mapping[str, Callable[[bytes], Any]] = True,
+        transform: Transform | None = None,
+        index: str | os.PathLike[str] | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+        filesystem: Any = None,
+        verify: bool = False,
+        strict: bool = True,
+    ) -> None:
+        options = Options.among({**_loaders_defaults(), **locals(), "num_workers": 0})
+        listing = find_listing(urls, index, options.storages)
+        _check_access_at_random(listing, options)
+        with closing(RandomAccess(listing, options.storages, strict=options.strict)) as access:
+            counts = access.counts()
+            options.check_fields_exist(access.fields())
+        self._start(options, listing, np.cumsum(counts, dtype=np.int64))
+
+    def __len__(self) -> int:
+        """The number of samples."""
+        return int(self._ends[-1])
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Any]: ...
+
+    @overload
+    def __getitem__(self, index: int) -> Any: ...
+
+    def __getitem__(self, index: int | slice) -> Any:
+        """One sample by its number, which may count from the end; or a list of samples for a slice.
+
+        Raises:
+            IndexError: there is no such sample.
+            SampleError: it cannot be made (DecodeError, TransformError); names shard, key and offset.
+            StreamloadError: its shard, or the index of that, cannot be read.
+        """
+        if isinstance(index, slice):
+            return self.__getitems__(range(*index.indices(len(self))))
+        return self.__getitems__((index,))[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """Several samples, in the order of their numbers as given; of remote shards neighbours are read together.
+
+        torch's `DataLoader` calls this with the numbers of a batch.
+
+        Raises:
+            IndexError, StreamloadError: as for one.
+        """
+        values, failure = self._made(indices)
+        if failure is not None:
+            raise failure
+        return values
+
+    def __iter__(self) -> Iterator[Any]:
+        """All samples in order. Raises what `[i]` raises, when the sample's turn has come."""
+        for start in range(0, len(self), _ITERATED_TOGETHER):
+            values, failure = self._made(range(start, min(start + _ITERATED_TOGETHER, len(self))))
+            yield from values
+            if failure is not None:
+                raise failure
+
+    @cached_property
+    def labels(self) -> NDArray[np.int64]:
+        """int64[samples], the integer in the `cls` of each sample, for weights and for splits by class.
+
+        Taken from the index; of local shards without one the labels are read, once.
+
+        Raises:
+            DatasetIndexError: some sample has no such label.
+            StreamloadError: a shard or its index cannot be read.
+        """
+        return self._here().labels()
+
+    def close(self) -> None:
+        """Close what this process has opened. Twice is fine, and it is opened again where a sample is asked for."""
+        if self._access is not None and self._access.process_id == os.getpid():
+            self._access.close()
+
+    def __enter__(self) -> TarDataset:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        shards = self._listing.shards
+        return f"<TarDataset of {len(self)} samples in {len(shards)} shards from {shards[0].url!r}>"
+
+    def __getstate__(self) -> bytes:
+        pickled: bytes = cloudpickle.dumps((self._options, self._listing, self._ends))
+        return pickled
+
+    def __setstate__(self, pickled: bytes) -> None:
+        self._start(*cloudpickle.loads(pickled))
+
+    def _start(self, options: Options, listing: Listing, ends: NDArray[np.int64]) -> None:
+        self._options, self._listing, self._ends = options, listing, ends
+        self._job = options.job()
+        self._access: RandomAccess | None = None
+        self._makers = threading.local()  # a RowMaker is for one thread
+
+    def _made(self, indices: Sequence[int]) -> tuple[list[Any], Exception | None]:
+        """The samples of these numbers up to the first that fails, and why it does."""
+        if not len(indices):
+            return [], None
+        numbers = self._checked(indices)
+        shards = np.searchsorted(self._ends, numbers, "right")
+        samples = numbers - np.concatenate(([0], self._ends))[shards]
+        rows = len(numbers)
+        block = RowBlock(np.array([0, rows]), shards.astype(np.int64), samples.astype(np.int64), np.array([rows]))
+        access = self._here()
+        task, data = access.rows(block, self._job.fields, verify=self._options.verify)
+        values, failures = self._maker().samples(task, data, _FromTorch())
+        if not failures:
+            return values, None
+        first = failures[min(failures)]
+        error = sample_error(first, data.url(first.shard), access.key(first.shard, first.sample))
+        return values[: first.row], error
+
+    def _maker(self) -> RowMaker:
+        if not hasattr(self._makers, "maker"):
+            self._makers.maker = RowMaker(self._job, HeapSlots(), for_samples=True)
+        maker: RowMaker = self._makers.maker
+        return maker
+
+    def _checked(self, indices: Sequence[int]) -> NDArray[np.int64]:
+        numbers = np.fromiter(map(operator.index, indices), np.int64, len(indices))
+        wrong = numbers[(numbers < -len(self)) | (numbers >= len(self))]
+        if len(wrong):
+            raise IndexError(f"there is no sample {wrong[0]}: there are {len(self)}")
+        return np.where(numbers < 0, numbers + len(self), numbers)
+
+    def _here(self) -> RandomAccess:
+        """What this process has open; what a process that it was forked from had open is let go of."""
+        if self._access is None or self._access.process_id != os.getpid():
+            self._access = RandomAccess(self._listing, self._options.storages, strict=self._options.strict)
+        return self._access
+
+
+class _FromTorch:
+    """A generator for each sample, from the state of torch's."""
+
+    def generator(self, _shard: int, _sample: int, _copy: int = 0) -> np.random.Generator:
+        return np.random.default_rng(int(torch.randint(_SEEDS, ())))
+
+    def seeds(self, _shard: int, _sample: int, _copy: int = 0) -> tuple[int, int, int]:
+        raise AssertionError("the global generators belong to the caller")
+
+
+def _loaders_defaults() -> dict[str, Any]:
+    """What StreamLoader does where nothing else is asked for: so does a dataset."""
+    parameters = inspect.signature(StreamLoader.__init__).parameters.values()
+    return {item.name: item.default for item in parameters if item.default is not inspect.Parameter.empty}
+
+
+def _check_access_at_random(listing: Listing, options: Options) -> None:
+    for shard, index in zip(listing.shards, listing.index_of, strict=True):
+        if compression_of(shard.url) is not None:
+            raise ValueError(
+                f"urls names {shard.url!r}, which is compressed as a whole and can only be read from its start; "
+                "unpack it (or compress its members instead), or use StreamLoader"
+            )
+        if index is None and not options.storages.is_local(shard.url):
+            raise DatasetIndexError(
+                "reading samples of a remote shard by their number needs an index; make one with `streamload index`",
+                url=shard.url,
+            )

@@ -1,0 +1,185 @@
+"""`device=` on a real GPU; tests/test_loader_device.py has the same with a stand-in that copies as late as it may."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from make_shards import write_numbers
+
+from streamload import StreamLoader
+from streamload.batch.device import CudaDevice
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
+
+TOTAL = 400
+BATCH = 20
+BUSY_CYCLES = 20_000_000
+"""About ten milliseconds."""
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_numbers(tmp_path_factory.mktemp("gpu") / "shards", [150, 250], width=5000)
+
+
+def make(source: str, **options: Any) -> StreamLoader:
+    common = {"batch_size": BATCH, "fields": ("npy", "cls"), "num_workers": 2, "device": "cuda"}
+    return StreamLoader(source, **{**common, **options})
+
+
+def check(values: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """0 on the device if all is as it should be; the device is not waited for."""
+    return (values != labels[:, None]).sum()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_are_there_and_right(source: str, workers: int) -> None:
+    here = torch.device("cuda", torch.cuda.current_device())
+    with make(source, num_workers=workers) as loader:
+        for _ in range(3):
+            numbers, wrong = [], []
+            for values, labels in loader:
+                assert values.device == labels.device == here
+                wrong.append(check(values, labels))
+                numbers.append(labels)
+            assert int(torch.stack(wrong).sum()) == 0
+            assert torch.cat(numbers).tolist() == list(range(TOTAL))
+
+
+def test_the_loop_runs_ahead_of_a_busy_device(source: str) -> None:
+    """Memory on the device must not be used again while work that is queued will read it."""
+    with make(source) as loader:
+        for _ in range(2):
+            wrong = []
+            for values, labels in loader:
+                torch.cuda._sleep(BUSY_CYCLES)
+                wrong.append(check(values, labels))
+                del values, labels
+            assert int(torch.stack(wrong).sum()) == 0
+
+
+def test_copies_that_are_late(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slot must not be filled again while a copy that is queued will read it, nor a batch be used before it."""
+    begin = CudaDevice.begin
+
+    def begin_late(self: CudaDevice, tensors: Sequence[torch.Tensor]) -> Any:
+        if self._stream is not None:
+            with torch.cuda.stream(self._stream):
+                torch.cuda._sleep(BUSY_CYCLES)
+        return begin(self, tensors)
+
+    monkeypatch.setattr(CudaDevice, "begin", begin_late)
+    with make(source, prefetch_batches=1) as loader:
+        for _ in range(3):
+            wrong = [check(values, labels) for values, labels in loader]
+            assert int(torch.stack(wrong).sum()) == 0
+
+
+def test_it_is_copied_from_page_locked_memory(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pinned: list[bool] = []
+    begin = CudaDevice.begin
+
+    def look(self: CudaDevice, tensors: Sequence[torch.Tensor]) -> Any:
+        pinned.extend(tensor.is_pinned() for tensor in tensors)
+        return begin(self, tensors)
+
+    monkeypatch.setattr(CudaDevice, "begin", look)
+    with make(source) as loader:
+        for _ in loader:
+            pass
+    assert len(pinned) == 2 * TOTAL // BATCH
+    assert all(pinned)
+
+
+def test_on_a_stream_of_the_users_own(source: str) -> None:
+    stream = torch.cuda.Stream()
+    with make(source) as loader, torch.cuda.stream(stream):
+        wrong = []
+        for values, labels in loader:
+            torch.cuda._sleep(BUSY_CYCLES // 10)
+            wrong.append(check(values, labels))
+        total = torch.stack(wrong).sum()
+        assert int(total) == 0
+
+
+def test_left_early_and_begun_again(source: str) -> None:
+    with make(source) as loader:
+        for steps in (1, 3, 0):
+            for step, (values, labels) in enumerate(loader):
+                if step == steps:
+                    break
+            assert int(check(values, labels)) == 0
+            assert loader.state_dict()["position"] == (steps + 1) * BATCH
+    gc.collect()
+    torch.cuda.synchronize()
+    assert int(check(values, labels)) == 0, "what was given stays when the loader is closed"
+
+
+def test_memory_order_stays(source: str) -> None:
+    def as_picture(value: np.ndarray) -> np.ndarray:
+        return np.ascontiguousarray(value[:60].reshape(4, 5, 3)).transpose(2, 0, 1)
+
+    with make(source, transform={"npy": as_picture}) as loader:
+        for values, labels in loader:
+            assert values.shape == (BATCH, 3, 4, 5)
+            assert values.is_contiguous(memory_format=torch.channels_last)
+            assert values[:, 2, 3, 4].tolist() == labels.tolist()
+
+
+def collate(samples: list[Any]) -> dict[str, Any]:
+    labels = [label for _, label in samples]
+    return {
+        "label": torch.tensor(labels),
+        "names": [str(label) for label in labels],
+        "ragged": [torch.full((label % 4,), float(label), dtype=torch.bfloat16) for label in labels],
+        "sparse": torch.eye(3).to_sparse() * labels[0],
+    }
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_a_collate_fn_makes(source: str, workers: int) -> None:
+    with make(source, num_workers=workers, collate_fn=collate) as loader:
+        for number, batch in enumerate(loader):
+            labels = list(range(number * BATCH, (number + 1) * BATCH))
+            assert batch["label"].is_cuda
+            assert batch["label"].tolist() == labels
+            assert batch["names"] == [str(label) for label in labels]
+            assert all(tensor.is_cuda for tensor in batch["ragged"])
+            assert [len(tensor) for tensor in batch["ragged"]] == [label % 4 for label in labels]
+            assert torch.equal(batch["sparse"].to_dense().cpu(), torch.eye(3) * labels[0])
+
+
+def test_a_number_or_a_torch_device(source: str) -> None:
+    for device in (0, "cuda:0", torch.device("cuda:0")):
+        with make(source, device=device) as loader:
+            values, labels = next(iter(loader))
+            assert values.device == torch.device("cuda:0")
+            assert int(check(values, labels)) == 0
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there is one CUDA device")
+def test_another_device_than_the_current_one(source: str) -> None:
+    with torch.cuda.device(0), make(source, device="cuda:1") as loader:
+        wrong = []
+        for values, labels in loader:
+            assert values.device == torch.device("cuda:1")
+            wrong.append(check(values, labels))
+        assert torch.cuda.current_device() == 0
+        assert int(torch.stack(wrong).sum()) == 0
+
+
+def test_a_device_that_is_not_there(source: str) -> None:
+    with pytest.raises(ValueError, match="but torch sees"):
+        StreamLoader(source, device=f"cuda:{torch.cuda.device_count()}")
+
+
+def test_every_batch_may_be_kept(source: str) -> None:
+    with make(source, batch_size=5) as loader:
+        kept = list(loader)
+    assert sum(int(check(values, labels)) for values, labels in kept) == 0
+    assert torch.cat([labels for _, labels in kept]).tolist() == list(range(TOTAL))

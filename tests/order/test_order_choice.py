@@ -1,0 +1,283 @@
+"""Epochs drawn by weight, cut from passes, or named by a sampler, against slow readings of their definitions."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from order_oracle import (
+    key_of,
+    lane_emissions,
+    option_sets,
+    plan_batches,
+    rank_batches,
+    shard_counts,
+    word,
+)
+
+from streamload.order.choice import Choice, Sampled, Stretched, Weighted
+from streamload.order.line import runs_of_epoch
+from streamload.order.options import OrderOptions
+from streamload.order.plan import RankPlan, ShardCounts
+
+OPTIONS = OrderOptions(seed=5, shuffle=True, window=30, lanes=2, batch_size=4, drop_last=False, pad=False)
+Row = tuple[int, int]
+
+
+# -- the slow reading ----------------------------------------------------------------------------------------------
+
+
+def pass_order(options: OrderOptions, counts: list[int], number: int) -> list[int]:
+    shards = list(range(len(counts)))
+    if options.shuffle:
+        key = key_of(options.seed, number, "shards")
+        shards.sort(key=lambda shard: (word(key, shard), shard))
+    return shards
+
+
+def slow_line(options: OrderOptions, counts: list[int], epoch: int, numbers: list[int]) -> list[tuple[Row, Row]]:
+    """The epoch's line as (shard, sample) with what keys its draw: (number within the shard, pass)."""
+    choice = options.choice
+    everything = [(shard, sample) for shard, count in enumerate(counts) for sample in range(count)]
+    if isinstance(choice, Sampled):
+        return [(everything[number], (0, 0)) for number in numbers]
+    if isinstance(choice, Weighted):
+        copies = dict(zip(everything, choice.copies(options.seed, epoch).tolist(), strict=True))
+        line = []
+        for shard in pass_order(options, counts, epoch):
+            draws = [(shard, sample) for sample in range(counts[shard]) for _ in range(copies[shard, sample])]
+            line += [(row, (number, 0)) for number, row in enumerate(draws)]
+        return line
+    assert isinstance(choice, Stretched)
+    first = epoch * choice.epoch_size
+    endless, number = [], first // len(everything)
+    while len(endless) < first % len(everything) + choice.epoch_size:
+        shards = pass_order(options, counts, number)
+        done = number - first // len(everything)
+        endless += [((shard, sample), (sample, done)) for shard in shards for sample in range(counts[shard])]
+        number += 1
+    return endless[first % len(everything) :][: choice.epoch_size]
+
+
+def slow_order(options: OrderOptions, line: list[tuple[Row, Row]], epoch: int) -> list[tuple[int, int, int, int]]:
+    n, n_lanes = len(line), options.lanes
+    key = key_of(options.seed, epoch, "window")
+    lanes = []
+    for lane in range(n_lanes):
+        own = line[lane * n // n_lanes : (lane + 1) * n // n_lanes]
+        if options.shuffle:
+            draws = [(word(key, number, row[0], done) >> 11) / 2**53 for row, (number, done) in own]
+            own = [own[p] for p in lane_emissions(draws, options.window)]
+        lanes.append([row for row, _ in own])
+    order = []
+    for number in range(max(map(len, lanes), default=0)):
+        order += [(lane, number, *own[number]) for lane, own in enumerate(lanes) if number < len(own)]
+    return order
+
+
+@st.composite
+def chosen(draw: st.DrawFn) -> tuple[OrderOptions, list[int], list[int]]:
+    """Options with a choice, the counts of a dataset that is not empty, and a sampler's numbers."""
+    counts = draw(shard_counts.filter(any))
+    total = sum(counts)
+    size = draw(st.integers(1, 3 * total))
+    numbers: list[int] = []
+    choice: Choice
+    match draw(st.sampled_from(["stretched", "weighted", "sampled"])):
+        case "stretched":
+            choice = Stretched(size)
+        case "weighted":
+            groups = draw(st.integers(1, 4))
+            group = draw(st.lists(st.integers(0, groups - 1), min_size=total, max_size=total))
+            weight = [float(draw(st.sampled_from([0, 0.3, 1, 7]))) for _ in range(groups)]
+            weight[group[0]] = 2.0
+            choice = Weighted(np.array(group, np.uint8), np.array(weight), size)
+        case _:
+            choice = Sampled()
+            numbers = draw(st.lists(st.integers(0, total - 1), max_size=2 * total))
+    options = draw(option_sets(choice=choice))
+    if isinstance(choice, Sampled):
+        options = dataclasses.replace(options, shuffle=False, lanes=1)
+    return options, counts, numbers
+
+
+# -- plans ---------------------------------------------------------------------------------------------------------
+
+
+@settings(deadline=None)
+@given(chosen(), st.data())
+def test_the_plan_is_the_definition_at_any_rank_and_start(
+    case: tuple[OrderOptions, list[int], list[int]], data: st.DataObject
+) -> None:
+    options, counts, numbers = case
+    epoch, world_size = data.draw(st.integers(0, 5)), data.draw(st.integers(1, 4))
+    rank = data.draw(st.integers(0, world_size - 1))
+    order = slow_order(options, slow_line(options, counts, epoch, numbers), epoch)
+    start = data.draw(st.integers(0, len(order)))
+    known = ShardCounts.of(counts)
+    plan = RankPlan(options, known, epoch, rank, world_size, start=start, numbers=np.array(numbers, np.int64))
+    expected = rank_batches(options, order, rank, world_size, start)
+    assert plan_batches(plan, data.draw(st.integers(1, 100))) == expected
+
+
+@settings(deadline=None)
+@given(chosen(), st.integers(1, 3))
+def test_nothing_that_was_let_go_of_comes_again_and_the_rest_is_let_go_of_in_the_end(
+    case: tuple[OrderOptions, list[int], list[int]], world_size: int
+) -> None:
+    options, counts, numbers = case
+    rank = world_size - 1
+    plan = RankPlan(options, ShardCounts.of(counts), 1, rank, world_size, numbers=np.array(numbers, np.int64))
+    blocks, gone, left = [], [], []
+    while (block := plan.take(1)) is not None:
+        blocks.append(set(zip(block.shard.tolist(), block.sample.tolist(), strict=True)))
+        gone.append(plan.finished())
+        left.append([[s for a, b in plan.unpassed(shard) for s in range(a, b)] for shard in range(len(counts))])
+    gone.append(plan.finished())
+    pad = options.pad and not options.drop_last  # wrapped rows are not looked at
+    for at in range(len(blocks)):
+        later = set().union(*blocks[at + 1 : len(blocks) - pad])
+        assert not {shard for shard, _ in later} & {shard for named in gone[: at + 1] for shard in named}
+        if isinstance(options.choice, Sampled):
+            assert not any(left[at]), "anything may come again at any time, and not everything can be kept"
+        elif not plan._line.repeats:
+            assert all(sample in left[at][shard] for shard, sample in later)
+    named = [shard for shards in gone for shard in shards]
+    assert len(named) == len(set(named))
+    assert {shard for block in blocks for shard, _ in block} <= set(named) | (set(range(len(counts))) if pad else set())
+    assert all(not plan.unpassed(shard) for shard in range(len(counts)))
+
+
+def test_a_part_is_kept_for_a_window_and_not_longer() -> None:
+    """So that what is pinned of remote shards has the bound that the loader's check of the budget assumes."""
+    counts = [100] * 20
+    begun = 0
+    group = (np.arange(2000) % 20 == 7).astype(np.uint8)
+    for choice in (Weighted(group, np.array([1 / 1900, 1 / 100]), 2000), Stretched(3000)):
+        options = dataclasses.replace(OPTIONS, lanes=1, choice=choice)
+        plan = RankPlan(options, ShardCounts.of(counts), 2, 0, 1)
+        runs: dict[int, list[tuple[int, int]]] = {}
+        left: dict[int, set[int]] = {}
+        while (block := plan.take(50)) is not None:
+            for shard, sample in zip(block.shard.tolist(), block.sample.tolist(), strict=True):
+                if any(start <= begun and end > begun + 80 for start, end in runs.get(shard, [])):
+                    assert sample in left[shard]
+            begun = plan.number
+            runs = {shard: plan._line.places_of(shard) or [] for shard in range(20)}
+            left = {shard: {s for a, b in plan.unpassed(shard) for s in range(a, b)} for shard in range(20)}
+            assert sum(len(left[s]) for s in runs if any(a <= begun for a, _ in runs[s])) <= 100 + 30 + 50 + 30
+
+
+def test_all_counts_are_asked_for_before_anything_is_planned() -> None:
+    counts = ShardCounts(3)
+    plan = RankPlan(dataclasses.replace(OPTIONS, lanes=1, choice=Stretched(10)), counts, 0, 0, 1)
+    assert plan.missing() == [0, 1, 2]
+    assert plan.finished() == []
+    assert plan.unpassed(1) != []
+    for shard in range(3):
+        counts.set(shard, 5)
+    assert plan.missing() == []
+    assert len(plan_batches(plan)) == 3
+
+
+# -- weights -------------------------------------------------------------------------------------------------------
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_draws_are_exact_by_group_and_even_within_it(data: st.DataObject) -> None:
+    group = np.array(data.draw(st.lists(st.integers(0, 3), min_size=1, max_size=60)), np.uint8)
+    weight = np.array([data.draw(st.floats(0, 50)) for _ in range(4)])
+    weight[group[0]] = data.draw(st.floats(0.5, 50))
+    size, seed = data.draw(st.integers(1, 300)), data.draw(st.integers(0, 5))
+    choice = Weighted(group, weight, size)
+    sizes = np.bincount(group, minlength=4)
+    shares = weight * sizes / (weight * sizes).sum() * size
+    assert np.allclose(choice.shares(), shares)
+    total = np.zeros(len(group), np.int64)
+    for epoch in range(4):
+        copies = choice.copies(seed, epoch)
+        assert copies.sum() == size
+        total += copies
+        assert (np.abs(np.bincount(group, copies, minlength=4) - shares) < 1 + 1e-6).all()
+        for number in range(4):
+            own = copies[group == number]
+            assert own.max(initial=0) - own.min(initial=own.max(initial=0)) <= 2
+            assert weight[number] > 0 or not own.any()
+
+
+def test_over_epochs_all_samples_of_a_label_come_equally_often() -> None:
+    group = (np.arange(2000) % 20 == 7).astype(np.uint8)
+    choice = Weighted(group, 1 / np.bincount(group), 2000)
+    for epochs in (1, 2, 19):
+        total = sum(choice.copies(3, epoch) for epoch in range(epochs))
+        for label in range(2):
+            assert np.ptp(total[group == label]) <= 1
+    assert np.ptp(total[group == 0]) == 0
+
+
+def test_weights_that_all_differ_are_met_in_the_mean() -> None:
+    weight = np.arange(1, 101, dtype=np.float64)
+    choice = Weighted(np.arange(100, dtype=np.uint8), weight, 100)
+    copies = np.array([choice.copies(0, epoch) for epoch in range(2000)])
+    expected = weight / weight.sum() * 100
+    assert (np.abs(copies - expected) < 1).all()
+    assert np.abs(copies.mean(axis=0) - expected).max() < 0.06
+
+
+def test_which_samples_are_drawn_depends_on_seed_and_epoch() -> None:
+    choice = Weighted(np.zeros(50, np.uint8), np.ones(1), 20)
+    assert choice.copies(1, 2).tolist() == choice.copies(1, 2).tolist()
+    assert choice.copies(1, 2).tolist() != choice.copies(2, 2).tolist()
+    assert choice.copies(1, 2).tolist() != choice.copies(1, 3).tolist()
+
+
+# -- stretches -----------------------------------------------------------------------------------------------------
+
+
+@settings(deadline=None)
+@given(shard_counts.filter(any), st.integers(1, 12), st.integers(1, 40), st.booleans())
+def test_consecutive_epochs_are_consecutive_passes(counts: list[int], parts: int, rest: int, shuffle: bool) -> None:
+    size = sum(counts) // parts + rest
+    options = dataclasses.replace(OPTIONS, shuffle=shuffle, choice=Stretched(size))
+    drawn: list[Row] = []
+    for epoch in range(4):
+        rows = [
+            row for _, batch in plan_batches(RankPlan(options, ShardCounts.of(counts), epoch, 0, 1)) for row in batch
+        ]
+        assert len(rows) == size
+        drawn += rows
+    often = Counter(drawn).values()
+    assert max(often) - (min(often) if len(Counter(drawn)) == sum(counts) else 0) <= 1
+
+
+def test_copies_are_numbered() -> None:
+    counts = [3, 4]
+    plan = RankPlan(dataclasses.replace(OPTIONS, choice=Stretched(20)), ShardCounts.of(counts), 1, 0, 1)
+    block = plan.take(100)
+    assert block is not None
+    assert block.copy is not None
+    names = set(zip(block.shard.tolist(), block.sample.tolist(), block.copy.tolist(), strict=True))
+    assert len(names) == 20
+    sampled = dataclasses.replace(OPTIONS, lanes=1, shuffle=False, choice=Sampled())
+    block = RankPlan(sampled, ShardCounts.of(counts), 0, 0, 1, numbers=np.array([6, 1, 6, 6, 1])).take(100)
+    assert block is not None
+    assert block.copy is not None
+    assert block.copy.tolist() == [0, 0, 1, 2, 1]
+
+
+@pytest.mark.parametrize(
+    "choice", [Stretched(150), Weighted(np.arange(200, dtype=np.uint8) % 2, np.array([3.0, 1]), 80)]
+)
+def test_the_runs_that_a_cache_expects_are_about_those_of_the_epoch(choice: Choice) -> None:
+    counts = np.array([50, 70, 0, 80])
+    options = dataclasses.replace(OPTIONS, choice=choice)
+    plan = RankPlan(options, ShardCounts.of(counts.tolist()), 3, 0, 1)
+    [(shards, lengths)] = runs_of_epoch(options, counts, 3)
+    real = Counter(shard for _, batch in plan_batches(plan) for shard, _ in batch)
+    assert {s: n for s, n in zip(shards.tolist(), lengths.tolist(), strict=True) if n}.keys() == real.keys()
+    assert all(abs(n - real[s]) <= 10 for s, n in zip(shards.tolist(), lengths.tolist(), strict=True))

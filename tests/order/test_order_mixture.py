@@ -1,0 +1,209 @@
+"""Mixtures: exact shares in every block, and rows as a slow reading of the definition has them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from order_oracle import key_of, lane_emissions, option_sets, plan_batches, word
+
+from streamload.order.choice import Mixed
+from streamload.order.line import dataset_line
+from streamload.order.mixing import BlockShares
+from streamload.order.mixture_plan import MixturePlan
+from streamload.order.options import OrderOptions
+from streamload.order.plan import ShardCounts
+from streamload.order.slices import rank_bounds
+
+OPTIONS = OrderOptions(seed=5, shuffle=True, window=30, lanes=2, batch_size=4, drop_last=False, pad=False)
+
+
+def of_weights(weights: list[float]) -> tuple[float, ...]:
+    return tuple(weight / sum(weights) for weight in weights)
+
+
+weight_lists = st.lists(st.one_of(st.sampled_from([1.0, 2.0, 0.1, 0.7]), st.floats(0.01, 100)), min_size=1, max_size=6)
+
+
+# -- shares --------------------------------------------------------------------------------------------------------
+
+
+@settings(deadline=None)
+@given(weight_lists, st.integers(1, 60), st.integers(1, 3000))
+def test_every_block_is_exact_and_so_is_the_sum(weights: list[float], block: int, size: int) -> None:
+    shares = of_weights(weights)
+    made = BlockShares(shares, block, size)
+    full, rest = divmod(size, block)
+    ends = made.before(np.arange(full + 2))
+    samples = np.array([block] * full + [rest])[:, np.newaxis]
+    blocks = np.diff(ends, axis=0)
+    assert not ends[0].any()
+    assert (blocks.sum(axis=1, keepdims=True) == samples).all()
+    assert (np.abs(blocks - np.array(shares) * samples) < 1 + 1e-6).all()
+    assert made.sizes.tolist() == ends[-1].tolist()
+    numbers = np.arange(full + 1)[:, np.newaxis]
+    exact = np.array(shares) * numbers * block
+    assert (np.abs(ends[:-1] - exact) < 3.5 + numbers / 4096).all(), "it never runs away"
+
+
+def test_simple_shares_come_back_to_zero_each_period() -> None:
+    made = BlockShares((0.7, 0.3), 32, 32 * 100)
+    for blocks in range(0, 100, 5):
+        assert made.before(np.array([blocks])).tolist() == [[blocks * 112 // 5, blocks * 48 // 5]]
+    assert made.sizes.tolist() == [2240, 960]
+
+
+# -- the slow reading ----------------------------------------------------------------------------------------------
+
+
+def slow_order(options: OrderOptions, counts: list[int], epoch: int) -> list[tuple[int, int, int]]:
+    """The epoch's order as (lane, shard, sample)."""
+    mixed, size = options.choice, 0
+    assert isinstance(mixed, Mixed)
+    size = mixed.epoch_size or sum(counts)
+    shares = BlockShares(mixed.shares, mixed.block, size)
+    emissions = [
+        slow_dataset(options, mixed, counts, epoch, dataset, n) for dataset, n in enumerate(shares.sizes.tolist())
+    ]
+    key = key_of(options.seed, epoch, "mixture")
+    order = []
+    for block in range(-(-size // mixed.block)):
+        start, end = (shares.before(np.array([number]))[0].tolist() for number in (block, block + 1))
+        turns = [dataset for dataset in range(len(end)) for _ in range(end[dataset] - start[dataset])]
+        turns = [turns[i] for i in sorted(range(len(turns)), key=lambda i: (word(key, i, block), i))]
+        for dataset in turns:
+            order.append(emissions[dataset][start[dataset]])
+            start[dataset] += 1
+    return order
+
+
+def slow_dataset(
+    options: OrderOptions, mixed: Mixed, counts: list[int], epoch: int, dataset: int, size: int
+) -> list[tuple[int, int, int]]:
+    """What an epoch has of a dataset, in the order in which its turns come, as (lane, shard, sample)."""
+    own = counts[mixed.edges[dataset] : mixed.edges[dataset + 1]]
+    total, line = sum(own), []
+    for number in range(epoch * size // total, (epoch * size + size) // total + 1):
+        shards = list(range(len(own)))
+        if options.shuffle:
+            key = key_of(options.seed, number, f"shards of dataset {dataset}")
+            shards.sort(key=lambda shard: (word(key, shard), shard))
+        done = number - epoch * size // total
+        line += [(shard + mixed.edges[dataset], sample, done) for shard in shards for sample in range(own[shard])]
+    line = line[epoch * size % total :][:size]
+    key = key_of(options.seed, epoch, "window")
+    lanes = []
+    for lane in range(options.lanes):
+        part = line[lane * size // options.lanes : (lane + 1) * size // options.lanes]
+        if options.shuffle:
+            draws = [(word(key, sample, shard, done) >> 11) / 2**53 for shard, sample, done in part]
+            part = [part[p] for p in lane_emissions(draws, options.window)]
+        lanes.append(part)
+    longest = max(map(len, lanes))
+    return [(lane, *part[n][:2]) for n in range(longest) for lane, part in enumerate(lanes) if n < len(part)]
+
+
+@st.composite
+def mixtures(draw: st.DrawFn) -> tuple[OrderOptions, list[int]]:
+    datasets = draw(st.lists(st.lists(st.integers(0, 20), min_size=1, max_size=4).filter(any), min_size=1, max_size=4))
+    counts = [count for dataset in datasets for count in dataset]
+    edges = tuple(np.cumsum([0, *map(len, datasets)]).tolist())
+    weights = draw(st.lists(st.sampled_from([1.0, 0.3, 2.5]), min_size=len(datasets), max_size=len(datasets)))
+    size = draw(st.one_of(st.none(), st.integers(1, 150)))
+    mixed = Mixed(edges, of_weights(weights), draw(st.integers(1, 20)), size)
+    return draw(option_sets(choice=mixed)), counts
+
+
+@settings(deadline=None, max_examples=60)
+@given(mixtures(), st.data())
+def test_the_plan_is_the_definition_at_any_rank_and_start(
+    case: tuple[OrderOptions, list[int]], data: st.DataObject
+) -> None:
+    options, counts = case
+    epoch, world_size = data.draw(st.integers(0, 3)), data.draw(st.integers(1, 4))
+    order = slow_order(options, counts, epoch)
+    start = data.draw(st.integers(0, len(order)))
+    size = options.batch_size * world_size
+    for rank in range(world_size):
+        plan = MixturePlan(options, ShardCounts.of(counts), epoch, rank, world_size, start=start)
+        expected = []
+        for first in range(start, len(order), size):
+            rows = sorted(order[first : first + size], key=lambda row: row[0])
+            end = first + len(rows)
+            if len(rows) < size and options.drop_last:
+                break
+            while options.pad and len(rows) % world_size:
+                rows.append(order[(len(rows) - (end - first)) % len(order)])
+            low, high = rank_bounds(len(rows), rank, world_size)
+            if low < high:
+                expected.append((end, [row[1:] for row in rows[low:high]]))
+        assert plan_batches(plan, data.draw(st.integers(1, 100))) == expected
+
+
+@settings(deadline=None, max_examples=60)
+@given(mixtures())
+def test_nothing_that_was_let_go_of_comes_again(case: tuple[OrderOptions, list[int]]) -> None:
+    options, counts = case
+    options = dataclasses.replace(options, pad=False)
+    known = ShardCounts.of(counts)
+    plan = MixturePlan(options, known, 1, 0, 1)
+    assert isinstance(options.choice, Mixed)
+    lines = [dataset_line(options, options.choice, known, 1, d) for d in range(len(options.choice.shares))]
+    repeats = {shard for line in lines if line.repeats for shard in line.order.tolist()}
+    blocks, gone, left = [], [], []
+    while (block := plan.take(1)) is not None:
+        blocks.append(set(zip(block.shard.tolist(), block.sample.tolist(), strict=True)))
+        gone.append(plan.finished())
+        left.append([[s for a, b in plan.unpassed(shard) for s in range(a, b)] for shard in range(len(counts))])
+    for at in range(len(blocks)):
+        later = set().union(*blocks[at + 1 :])
+        assert not {shard for shard, _ in later} & {shard for named in gone[: at + 1] for shard in named}
+        assert all(sample in left[at][shard] for shard, sample in later if shard not in repeats)
+    named = [shard for shards in [*gone, plan.finished()] for shard in shards]
+    assert len(named) == len(set(named))
+    assert {shard for block in blocks for shard, _ in block} <= set(named)
+    assert set(plan.shards_ahead()) == set(named)
+
+
+def test_a_part_is_kept_for_a_window_and_not_longer() -> None:
+    counts = [100] * 30
+    mixed = Mixed((0, 20, 30), (0.3, 0.7), 50, 4000)
+    options = dataclasses.replace(OPTIONS, lanes=1, choice=mixed)
+    plan = MixturePlan(options, ShardCounts.of(counts), 1, 0, 1)
+    while plan.take(50) is not None:
+        for dataset, weave in enumerate(plan._weaves):
+            begun = plan._passed(0)[dataset]
+            held = 0
+            for shard in range(*mixed.edges[dataset : dataset + 2]):
+                places = weave.line.places_of(shard)
+                if places and any(start <= begun for start, _ in places):
+                    held += sum(end - start for start, end in plan.unpassed(shard))
+            assert held <= 100 + 2 * 30 + 100
+
+
+def test_passes_go_on_across_epochs() -> None:
+    counts = [10, 20, 300]
+    mixed = Mixed((0, 2, 3), (0.5, 0.5), 20, 60)
+    drawn: Counter[tuple[int, int]] = Counter()
+    for epoch in range(10):
+        plan = MixturePlan(dataclasses.replace(OPTIONS, choice=mixed), ShardCounts.of(counts), epoch, 0, 1)
+        drawn.update(row for _, batch in plan_batches(plan) for row in batch)
+    assert set(drawn.values()) == {1, 10}
+    assert len(drawn) == 330
+
+
+def test_all_counts_are_asked_for_first() -> None:
+    counts = ShardCounts(3)
+    plan = MixturePlan(dataclasses.replace(OPTIONS, choice=Mixed((0, 1, 3), (0.5, 0.5), 4, 8)), counts, 0, 0, 1)
+    assert plan.missing() == [0, 1, 2]
+    assert plan.finished() == []
+    with pytest.raises(RuntimeError, match="counts are missing"):
+        plan.take(5)
+    for shard in range(3):
+        counts.set(shard, 5)
+    assert plan.missing() == []
+    assert len(plan_batches(plan)) == 2

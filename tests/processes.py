@@ -1,0 +1,40 @@
+"""Looks at this test's processes, which may end at any moment, and waits for what they do."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+
+import psutil
+
+_PATIENCE_S = 20.0
+"""Against hangs only: on a busy machine anything may take seconds."""
+
+
+def children(named: str = "") -> list[psutil.Process]:
+    """The processes that this one and its children have started, with this in their command line."""
+    found = []
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+            if named in " ".join(child.cmdline()):
+                found.append(child)
+    return found
+
+
+def alive(pid: int) -> bool:
+    """Whether this process runs; one that has ended and was not waited for does not."""
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def wait_until(condition: Callable[[], bool]) -> bool:
+    """Whether it has come true."""
+    deadline = time.monotonic() + _PATIENCE_S
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True

@@ -1,0 +1,107 @@
+"""Weights, samplers, epochs of another size and mixtures on remote shards: the local order, within a tight budget."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from places import Place, local, write_datasets
+from servers.faults import FaultServer, Script
+
+from streamload import Mixture, StreamLoader
+from streamload.decode import rows_ahead
+
+MB = 1_000_000
+SIZES = [[MB] * 25] * 4
+TOTAL = 100
+WEIGHTS = [1.0 + 9 * (number % 10 == 3) for number in range(TOTAL)]
+CHOICES: dict[str, dict[str, Any]] = {
+    "weights": {"weights": WEIGHTS, "shuffle": True},
+    "balanced": {"weights": "balanced", "shuffle": True},
+    "two and a half passes": {"epoch_size": 250, "shuffle": True},
+    "a third of a pass": {"epoch_size": 33, "shuffle": True},
+    "sampler": {"sampler": np.random.default_rng(1).integers(0, TOTAL, 60)},
+    "mixture": {"shuffle": True, "epoch_size": 120},
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("choice")
+    write_datasets(folder, SIZES, [])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[FaultServer]:
+    with FaultServer(folder) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def _short_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks that are a small part of an epoch, so that parts are kept from one to the next, or are not."""
+    monkeypatch.setattr(rows_ahead, "_FIRST_ROWS", 8)
+    monkeypatch.setattr(rows_ahead, "_BLOCK_ROWS", 8)
+
+
+def labels_of(samples: list[Any]) -> list[int]:
+    for array, label in samples:
+        assert int(array[0]) == label % 251
+    return [label for _, label in samples]
+
+
+def flat(batch: Any) -> Any:
+    return batch if isinstance(batch[0], int) else batch[0].tolist()
+
+
+def epochs(place: Place, choice: str, packing: str = "indexed", **options: Any) -> list[list[int]]:
+    urls: Any = place.urls(packing, range(4))
+    if choice == "mixture":
+        urls = Mixture({"first": (urls[:1], 0.5), "rest": (urls[1:], 0.5)})
+    defaults: dict[str, Any] = {
+        "batch_size": 2,
+        "shuffle_window": 10,
+        "fields": ("npy", "cls"),
+        "collate_fn": labels_of,
+        "num_workers": 0,
+        "timeout": 30,
+    }
+    with StreamLoader(urls, **{**defaults, **options, **CHOICES[choice]}) as loader:
+        count = 3 if choice == "a third of a pass" else 1
+        return [[int(label) for batch in loader for label in flat(batch)] for _ in range(count)]
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_the_order_is_the_local_one_within_a_tight_budget(server: FaultServer, folder: Path, choice: str) -> None:
+    expected = epochs(local(folder), choice)
+    assert epochs(Place(server.url), choice, memory_budget="75MB") == expected
+
+
+def test_labels_are_read_by_the_feeder(server: FaultServer, folder: Path) -> None:
+    expected = epochs(local(folder), "balanced")
+    options = {"collate_fn": None, "fields": ("cls",), "num_workers": 1}
+    assert epochs(Place(server.url), "balanced", memory_budget="75MB", **options) == expected
+
+
+def test_a_mixture_is_listed_by_the_feeder(server: FaultServer, folder: Path) -> None:
+    expected = epochs(local(folder), "mixture")
+    options = {"collate_fn": None, "fields": ("cls",), "num_workers": 1}
+    assert epochs(Place(server.url), "mixture", memory_budget="75MB", **options) == expected
+
+
+def test_without_an_index_shards_are_counted_first(server: FaultServer, folder: Path) -> None:
+    assert epochs(Place(server.url), "mixture", "plain", memory_budget="90MB") == epochs(local(folder), "mixture")
+
+
+@pytest.mark.parametrize("choice", ["weights", "two and a half passes", "sampler"])
+def test_a_cache_on_the_disk_serves_the_second_time(
+    server: FaultServer, folder: Path, tmp_path: Path, choice: str
+) -> None:
+    expected = epochs(Place(server.url), choice, cache_dir=tmp_path, cache_size="500MB", memory_budget="75MB")
+    server.play(Script())
+    assert epochs(Place(server.url), choice, cache_dir=tmp_path, cache_size="500MB", memory_budget="75MB") == expected
+    assert server.report().sent_bytes < 5 * MB

@@ -1,0 +1,82 @@
+"""Ranks of one machine: together they fetch a dataset once an epoch, and once at all with a cache that they share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from places import Place, write_datasets
+from servers.faults import FaultServer, Script
+
+from streamload import StreamLoader
+
+_SHARDS = 24
+_SAMPLES = 20
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("ranks")
+    write_datasets(found, [[40_000] * _SAMPLES] * _SHARDS, [])
+    return found
+
+
+@pytest.fixture(scope="module")
+def running(folder: Path) -> Iterator[FaultServer]:
+    with FaultServer(folder) as server:
+        yield server
+
+
+def epochs_of_two_ranks(server: FaultServer, workers: int, **options: Any) -> list[list[int]]:
+    """Two epochs of two ranks that run beside each other; the labels of each."""
+    urls = Place(server.url).urls("indexed", range(_SHARDS))
+    epochs: list[list[int]] = []
+    with ExitStack() as stack:
+        loaders = [
+            stack.enter_context(
+                StreamLoader(
+                    urls,
+                    10,
+                    shuffle=True,
+                    shuffle_window=30,
+                    fields=("cls", "npy"),
+                    num_workers=workers,
+                    timeout=60,
+                    rank=rank,
+                    world_size=2,
+                    **options,
+                )
+            )
+            for rank in range(2)
+        ]
+        for _ in range(2):
+            steps = zip(*loaders, strict=True)
+            epochs.append([int(label) for step in steps for labels, _ in step for label in labels])
+    return epochs
+
+
+def fetched_share(server: FaultServer, folder: Path) -> float:
+    """The bytes of shards that were sent, in sizes of the dataset."""
+    dataset = sum(path.stat().st_size for path in (folder / "indexed").glob("*.tar"))
+    other = sum(path.stat().st_size for path in (folder / "indexed" / ".streamload").iterdir())
+    return (server.report().sent_bytes - 2 * other) / dataset
+
+
+def test_two_ranks_fetch_each_part_once_an_epoch(running: FaultServer, folder: Path) -> None:
+    running.play(Script())
+    first, second = epochs_of_two_ranks(running, workers=0, memory_budget="8MB")
+    assert sorted(first) == sorted(second) == list(range(_SHARDS * _SAMPLES))
+    assert first != second
+    # In each epoch's order there is one shard that the ranks share; the budget holds less than half of the dataset.
+    assert fetched_share(running, folder) <= 2 * 1.1
+
+
+def test_two_ranks_with_one_cache_fetch_each_part_once(running: FaultServer, folder: Path, tmp_path: Path) -> None:
+    running.play(Script())
+    first, second = epochs_of_two_ranks(running, workers=1, memory_budget="8MB", cache_dir=tmp_path / "cache")
+    assert sorted(first) == sorted(second) == list(range(_SHARDS * _SAMPLES))
+    assert first != second
+    assert fetched_share(running, folder) <= 1.05

@@ -1,0 +1,88 @@
+"""Keywords of other loaders and misspelt ones are refused by a TypeError that says what to use instead."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+from torch.utils.data import DataLoader
+
+from streamload import StreamLoader, TarDataset
+from streamload.dataloader_names import FOR_DATASET, FOR_LOADER
+
+TORCHS = list(inspect.signature(DataLoader).parameters)
+OURS = inspect.signature(StreamLoader).parameters
+
+
+def refusal(**keywords: Any) -> str:
+    with pytest.raises(TypeError) as raised:
+        StreamLoader("/no/such/shard.tar", **keywords)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("name", TORCHS)
+def test_every_keyword_of_torchs_loader_is_known(name: str) -> None:
+    if name in OURS:
+        assert name not in FOR_LOADER
+    else:
+        assert refusal(**{name: None}) == f"StreamLoader has no keyword {name!r} ({FOR_LOADER[name]})"
+
+
+def test_what_torchs_loader_has_as_a_position_is_at_the_same_one_here() -> None:
+    assert list(OURS)[1:3] == TORCHS[1:3] == ["batch_size", "shuffle"]
+
+
+@pytest.mark.parametrize("name", FOR_LOADER)
+def test_hints_name_what_there_is(name: str) -> None:
+    assert name not in OURS
+    words = FOR_LOADER[name].replace("(", " ").replace(":", " ").split()
+    for word in words:
+        keyword = word.partition("=")[0]
+        if "=" in word:
+            assert keyword in OURS
+        if word.startswith(("set_epoch()", "statistics()", "close()")):
+            assert hasattr(StreamLoader, word.partition("(")[0])
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("shufle", "shuffle"),
+        ("suffle_window", "shuffle_window"),
+        ("num_worker", "num_workers"),
+        ("batchSize", "batch_size"),
+        ("prefetch_batch", "prefetch_batches"),
+        ("on_errors", "on_error"),
+    ],
+)
+def test_typos_are_answered_by_the_nearest_name(written: str, meant: str) -> None:
+    assert f"no keyword {written!r} (did you mean {meant!r}?)" in refusal(**{written: 1})
+
+
+def test_all_that_is_wrong_is_told_at_once() -> None:
+    said = refusal(prefetch_factor=2, shufle=True, wombat=3)
+    assert "'prefetch_factor' (prefetch_batches=" in said
+    assert "and no 'shufle' (did you mean 'shuffle'?)" in said
+    assert "and no 'wombat' (there are urls, batch_size, shuffle, " in said
+    assert "persistent" in refusal(persistant_workers=True) or "kept" in refusal(persistant_workers=True)
+
+
+def test_a_dataset_alone_is_answered_before_the_missing_urls() -> None:
+    with pytest.raises(TypeError, match="no keyword 'dataset' .name the shards with urls="):
+        StreamLoader(dataset=[1, 2])
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'urls'"):
+        StreamLoader()
+
+
+def test_the_signature_stays_the_truth() -> None:
+    assert "urls" in OURS
+    assert not any(parameter.kind is parameter.VAR_KEYWORD for parameter in OURS.values())
+    assert StreamLoader.__init__.__annotations__["batch_size"] == "int"
+
+
+def test_the_dataset_tells_what_is_torchs() -> None:
+    for name in ("batch_size", "num_workers", "seed"):
+        with pytest.raises(TypeError, match=f"TarDataset has no keyword '{name}' \\("):
+            TarDataset("/no/such/shard.tar", **{name: 1})
+    assert not FOR_DATASET.keys() & inspect.signature(TarDataset).parameters.keys()

@@ -1,0 +1,358 @@
+"""Which samples an epoch holds: `weights`, `sampler`, `epoch_size`, end to end."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from make_shards import write_numbers
+from torch.utils.data import (
+    DataLoader,
+    DistributedSampler,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+
+from streamload import ShardWriter, StreamLoader
+from streamload.errors import DatasetIndexError, LoaderStateError, TransformError
+
+COUNTS = [30, 1, 50, 0, 20, 39]
+TOTAL = sum(COUNTS)
+OPTIONS: dict[str, Any] = {"fields": ("cls",), "num_workers": 0}
+SHUFFLED: dict[str, Any] = {**OPTIONS, "shuffle": True, "shuffle_window": 100}
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Sample n holds n."""
+    return write_numbers(tmp_path_factory.mktemp("choice") / "shards", COUNTS)
+
+
+@pytest.fixture(scope="module")
+def uneven(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """2,000 samples in 8 shards, every twentieth of label 1 and the others of label 0."""
+    folder = tmp_path_factory.mktemp("uneven") / "shards"
+    for shard in range(8):
+        with ShardWriter(folder / f"part{shard}-%06d.tar") as writer:
+            for number in range(shard * 250, (shard + 1) * 250):
+                writer.write({"__key__": f"{number:06d}", "cls": int(number % 20 == 7), "id": number})
+    return os.fspath(folder)
+
+
+def numbers(loader: StreamLoader) -> list[int]:
+    return [number for batch in loader for number in batch[0].tolist()]
+
+
+def one_epoch(source: str, batch_size: int, state: Any = None, **options: Any) -> list[int]:
+    with StreamLoader(source, batch_size, **options) as loader:
+        if state is not None:
+            loader.load_state_dict(state)
+        return numbers(loader)
+
+
+def global_batches(
+    source: str, world_size: int, global_size: int, state: Any = None, **options: Any
+) -> list[list[int]]:
+    """The global batches of a pass, each as the sorted samples of all ranks."""
+    ranks = []
+    for rank in range(world_size):
+        with StreamLoader(source, global_size // world_size, **options, rank=rank, world_size=world_size) as loader:
+            if state is not None:
+                loader.load_state_dict(state)
+            ranks.append([batch[0].tolist() for batch in loader])
+    return [sorted(sum(slices, [])) for slices in zip(*ranks, strict=True)]
+
+
+def states_of(source: str, batch_size: int, **options: Any) -> list[dict[str, Any]]:
+    with StreamLoader(source, batch_size, **options) as loader:
+        return [loader.state_dict() for _ in loader]
+
+
+# -- weights -------------------------------------------------------------------------------------------------------
+
+
+def test_balanced_labels_come_equally_often_and_each_sample_in_its_turn(uneven: str) -> None:
+    options = {**SHUFFLED, "fields": ("id",), "weights": "balanced"}
+    seen: Counter[int] = Counter()
+    with StreamLoader(uneven, 50, **options) as loader:
+        assert len(loader) == 40
+        for _ in range(2):
+            drawn = numbers(loader)
+            labels = Counter(number % 20 == 7 for number in drawn)
+            assert labels == {True: 1000, False: 1000}
+            assert set(Counter(n for n in drawn if n % 20 == 7).values()) == {10}
+            assert set(Counter(n for n in drawn if n % 20 != 7).values()) <= {1, 2}
+            seen.update(drawn)
+    assert sorted(Counter(seen[n] for n in range(2000) if n % 20 != 7).items()) == [(1, 1800), (2, 100)]
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [
+        {0: 1, 1: 3.5},
+        np.where(np.arange(2000) % 20 == 7, 3.5, 1.0),
+        torch.where(torch.arange(2000) % 20 == 7, 3.5, 1.0),
+    ],
+    ids=["labels", "array", "tensor"],
+)
+def test_weights_by_label_and_by_sample_give_their_shares(uneven: str, weights: Any) -> None:
+    drawn = one_epoch(uneven, 50, **SHUFFLED, weights=weights, epoch_size=900)
+    assert len(drawn) == 900
+    assert abs(sum(drawn) - 900 * 350 / 2250) < 1
+
+
+def test_the_weighted_order_is_the_same_at_every_world_size_and_resumes_at_another(uneven: str) -> None:
+    options = {**SHUFFLED, "fields": ("id",), "weights": "balanced", "lanes": 4}
+    whole = global_batches(uneven, 1, 40, **options)
+    assert global_batches(uneven, 2, 40, **options) == whole
+    assert global_batches(uneven, 4, 40, **options) == whole
+    state = states_of(uneven, 20, rank=1, world_size=2, **options)[16]
+    del options["lanes"]
+    for world_size in (1, 4):
+        assert global_batches(uneven, world_size, 40, state, **options) == whole[17:]
+
+
+def test_weights_with_processes_and_threads_and_without_an_index(uneven: str, tmp_path: Path) -> None:
+    weights = np.arange(2000) % 7
+    options = {**SHUFFLED, "fields": ("id",), "weights": weights, "epoch_size": 500}
+    expected = one_epoch(uneven, 50, **options)
+    bare = shutil.copytree(uneven, tmp_path / "bare", ignore=shutil.ignore_patterns(".streamload"))
+    assert one_epoch(os.fspath(bare), 50, **{**options, "num_workers": 1}) == expected
+    assert one_epoch(uneven, 50, **{**options, "num_workers": 1}, executor="thread") == expected
+    assert all(number % 7 for number in expected)
+
+
+def test_a_sampler_with_processes_in_epoch_after_epoch(source: str) -> None:
+    with StreamLoader(source, 8, **{**OPTIONS, "num_workers": 1}, sampler=samplers(3)[1]) as loader:
+        expected = samplers(3)[1]
+        assert [numbers(loader) for _ in range(3)] == [list(expected) for _ in range(3)]
+
+
+def test_copies_of_a_sample_have_randomness_of_their_own(source: str) -> None:
+    def noise(value: int, rng: np.random.Generator) -> tuple[int, float]:
+        return value, float(rng.random())
+
+    weights = [1.0] * 5 + [0.0] * (TOTAL - 5)
+    for options in ({"weights": weights, "epoch_size": 20}, {"epoch_size": TOTAL * 3}):
+        with StreamLoader(source, 10, **SHUFFLED, transform={"cls": noise}, **options) as loader:
+            values = [v for batch in loader for v in batch[0][1].tolist()]
+        assert len(set(values)) == len(values)
+
+
+# -- sampler -------------------------------------------------------------------------------------------------------
+
+
+def samplers(seed: int) -> list[Sampler[int] | list[int]]:
+    generator = torch.Generator().manual_seed(seed)
+    data = range(TOTAL)
+    return [
+        SequentialSampler(data),
+        RandomSampler(data, generator=generator),
+        RandomSampler(data, replacement=True, num_samples=50, generator=generator),
+        SubsetRandomSampler(range(0, TOTAL, 3), generator=generator),
+        WeightedRandomSampler([1.0 + n for n in range(TOTAL)], 77, generator=generator),
+        [5, 139, 5, 0, 31],
+    ]
+
+
+@pytest.mark.parametrize("which", range(6))
+def test_a_torch_sampler_gives_what_it_gives_with_a_dataloader(source: str, which: int) -> None:
+    theirs = DataLoader(list(range(TOTAL)), 8, sampler=samplers(3)[which], drop_last=which == 1)
+    with StreamLoader(source, 8, **OPTIONS, sampler=samplers(3)[which], drop_last=which == 1) as loader:
+        assert len(loader) == len(theirs)
+        for _ in range(2):
+            assert [b[0].tolist() for b in loader] == [b.tolist() for b in theirs]
+
+
+def test_a_distributed_sampler_divides_by_itself(source: str) -> None:
+    for rank in range(2):
+        theirs = DistributedSampler(range(TOTAL), 2, rank, seed=4)
+        ours = DistributedSampler(range(TOTAL), 2, rank, seed=4)
+        with StreamLoader(source, 8, **OPTIONS, sampler=ours, rank=rank, world_size=2) as loader:
+            assert len(loader) == 9
+            for epoch in range(2):
+                theirs.set_epoch(epoch)
+                assert numbers(loader) == list(theirs)
+
+
+def test_other_samplers_are_divided_among_the_ranks(source: str) -> None:
+    order = np.random.default_rng(0).permutation(TOTAL)[:96]
+    whole = global_batches(source, 1, 12, **OPTIONS, sampler=order)
+    assert whole == [sorted(order[first : first + 12].tolist()) for first in range(0, 96, 12)]
+    assert global_batches(source, 3, 12, **OPTIONS, sampler=order) == whole
+    state = states_of(source, 12, **OPTIONS, sampler=order)[2]
+    assert global_batches(source, 4, 12, state, **OPTIONS, sampler=order) == whole[3:]
+
+
+def test_a_seeded_sampler_resumes_in_a_later_epoch(source: str) -> None:
+    def loader() -> StreamLoader:
+        seeded = RandomSampler(range(TOTAL), generator=torch.Generator().manual_seed(1))
+        return StreamLoader(source, 10, **OPTIONS, sampler=seeded)
+
+    with loader() as first:
+        epochs = [numbers(first) for _ in range(2)]
+        rest = iter(first)
+        epochs.append([n for _ in range(4) for n in next(rest)[0].tolist()])
+        state = first.state_dict()
+        following = [n for batch in rest for n in batch[0].tolist()]
+    with loader() as second:
+        second.load_state_dict(state)
+        assert second.state_dict() == state
+        assert numbers(second) == following
+    assert sorted(epochs[2] + following) == list(range(TOTAL))
+
+
+def test_an_order_that_does_not_come_again_is_refused(source: str) -> None:
+    state = states_of(source, 10, **OPTIONS, sampler=list(range(50)))[2]
+    with StreamLoader(source, 10, **OPTIONS, sampler=list(range(1, 51))) as loader:
+        loader.load_state_dict(state)
+        with pytest.raises(LoaderStateError, match="another order.*generator"):
+            iter(loader)
+
+
+class _NotSevenFirst:
+    """Another order each time, in which 77 is not in the first batch."""
+
+    def __iter__(self) -> Iterator[int]:
+        rest = torch.randperm(TOTAL).tolist()
+        rest.remove(77)
+        return iter([*rest[:20], 77, *rest[20:]])
+
+
+def test_a_pass_that_ended_with_an_error_goes_on_with_the_order_it_had(source: str) -> None:
+    mistakes = [ValueError("not today")]
+
+    def picky(value: int) -> int:
+        if value == 77 and mistakes:
+            raise mistakes.pop()
+        return value
+
+    with StreamLoader(source, 10, **OPTIONS, sampler=_NotSevenFirst(), transform={"cls": picky}) as loader:
+        got: list[int] = []
+        with pytest.raises(TransformError, match="not today"):
+            for batch in loader:
+                got += batch[0].tolist()
+        got += numbers(loader)
+    assert sorted(got) == list(range(TOTAL))
+
+
+# -- epoch_size ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_short_epochs_come_to_every_sample_equally_often(source: str, shuffle: bool) -> None:
+    with StreamLoader(source, 7, **{**SHUFFLED, "shuffle": shuffle}, epoch_size=TOTAL // 4, drop_last=True) as loader:
+        assert len(loader) == TOTAL // 4 // 7
+        epochs = [numbers(loader) for _ in range(8)]
+    assert sorted(sum(epochs[:4], [])) == sorted(sum(epochs[4:], [])) == list(range(TOTAL))
+    assert (epochs[:4] == epochs[4:]) == (not shuffle)
+    if not shuffle:
+        assert sum(epochs[:4], []) == list(range(TOTAL))
+
+
+def test_long_epochs_hold_several_passes(source: str) -> None:
+    drawn = one_epoch(source, 10, **SHUFFLED, epoch_size=TOTAL * 2 + 30)
+    assert sorted(Counter(Counter(drawn).values())) == [2, 3]
+    assert len(drawn) == TOTAL * 2 + 30
+
+
+def test_an_epoch_size_of_the_dataset_changes_nothing(source: str) -> None:
+    assert one_epoch(source, 10, **SHUFFLED, epoch_size=TOTAL) == one_epoch(source, 10, **SHUFFLED)
+
+
+def test_stretched_epochs_resume_at_another_world_size(source: str) -> None:
+    options = {**SHUFFLED, "epoch_size": 96}
+    state = states_of(source, 6, rank=0, world_size=2, **options)[3]
+    whole = global_batches(source, 2, 12, **options, lanes=2)
+    assert global_batches(source, 4, 12, state, **options) == whole[4:]
+    assert global_batches(source, 1, 12, state, **options) == whole[4:]
+
+
+# -- refusals ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"weights": [1.0, float("nan")]}, "nan"),
+        ({"weights": [1.0, -1.0]}, "-1"),
+        ({"weights": {0: -2}}, "-2"),
+        ({"weights": [0.0] * TOTAL}, "all zero"),
+        ({"weights": {0: 0, 1: 0}}, "all zero"),
+        ({"weights": "even"}, "balanced"),
+        ({"weights": 3}, "shape"),
+        ({"weights": {"0": 1}}, "whole numbers"),
+        ({"weights": {0: "x"}}, "must be a number"),
+        ({"weights": [1.0] * 5}, "5 numbers and the dataset 140"),
+        ({"weights": dict.fromkeys(range(TOTAL + 1), 1)}, "label 140, which no sample has"),
+        ({"weights": dict.fromkeys(range(TOTAL - 1), 1)}, "lacks the label 139"),
+        ({"weights": "balanced", "shuffle": False}, "shuffle=True"),
+        ({"sampler": [1]}, "shuffle=True and sampler"),
+        ({"sampler": [1], "shuffle": False, "weights": "balanced"}, "weights and sampler"),
+        ({"sampler": [1], "shuffle": False, "epoch_size": 3}, "epoch_size and sampler"),
+        ({"sampler": [1], "shuffle": False, "lanes": 2}, "lanes=2"),
+        ({"sampler": iter([1]), "shuffle": False}, "only once"),
+        ({"sampler": 5, "shuffle": False}, "iterable"),
+        ({"sampler": DistributedSampler(range(9), 2, 0), "shuffle": False, "rank": 1, "world_size": 2}, "rank 0 of 2"),
+        ({"epoch_size": 0}, "epoch_size=0"),
+        ({"epoch_size": 2.5}, "epoch_size=2.5"),
+    ],
+    ids=lambda value: None if isinstance(value, dict) else str(value),
+)
+def test_wrong_choices_are_refused(source: str, options: dict[str, Any], said: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=said):
+        StreamLoader(source, 10, **{**SHUFFLED, **options})
+
+
+@pytest.mark.parametrize("sampler", [[0, TOTAL], [-1], [[1, 2]], [0.5]], ids=str)
+def test_what_a_sampler_gives_is_checked(source: str, sampler: Sequence[Any]) -> None:
+    with (
+        StreamLoader(source, 10, **OPTIONS, sampler=sampler) as loader,
+        pytest.raises((TypeError, ValueError), match="the sampler gave"),
+    ):
+        iter(loader)
+
+
+def test_weights_by_label_need_labels(source: str, tmp_path: Path) -> None:
+    bare = os.fspath(shutil.copytree(source, tmp_path / "bare", ignore=shutil.ignore_patterns(".streamload")))
+    with pytest.raises(DatasetIndexError, match="streamload index"):
+        StreamLoader(bare, 10, **SHUFFLED, weights="balanced")
+    with ShardWriter(tmp_path / "unlabelled" / "%06d.tar") as writer:
+        writer.write({"__key__": "a", "txt": "a"})
+    with pytest.raises(DatasetIndexError, match="cls"):
+        StreamLoader(os.fspath(tmp_path / "unlabelled"), 10, shuffle=True, weights="balanced", num_workers=0)
+
+
+def test_weights_of_a_wrong_length_are_refused_when_the_counts_are_known(source: str, tmp_path: Path) -> None:
+    bare = os.fspath(shutil.copytree(source, tmp_path / "bare", ignore=shutil.ignore_patterns(".streamload")))
+    with StreamLoader(bare, 10, **SHUFFLED, weights=[1.0] * 5) as loader, pytest.raises(ValueError, match="5 numbers"):
+        iter(loader)
+
+
+@pytest.mark.parametrize(
+    ("saved", "now", "named"),
+    [
+        ({"epoch_size": 50}, {}, "epoch_size was 50 and is None"),
+        ({"epoch_size": 50}, {"epoch_size": 60}, "epoch_size was 50 and is 60"),
+        ({"weights": "balanced"}, {"weights": [1.0] * TOTAL}, "weights was 'balanced'"),
+        ({}, {"weights": "balanced"}, "weights was None and is 'balanced'"),
+        ({}, {"sampler": [1, 2], "shuffle": False}, "shuffle was True.*sampler was None"),
+        ({"sampler": [1, 2], "shuffle": False}, {}, "sampler was 'order' and is None"),
+    ],
+)
+def test_a_state_of_another_choice_is_refused(
+    source: str, saved: dict[str, Any], now: dict[str, Any], named: str
+) -> None:
+    state = states_of(source, 10, **{**SHUFFLED, **saved})[0]
+    with StreamLoader(source, 10, **{**SHUFFLED, **now}) as loader, pytest.raises(LoaderStateError, match=named):
+        loader.load_state_dict(state)

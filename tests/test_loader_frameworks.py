@@ -1,0 +1,107 @@
+"""What frameworks do with a loader: they try `iter`, count steps instead of asking for the end, and look for names."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Any
+
+import psutil
+import pytest
+from make_shards import write_numbers
+
+from streamload import StreamLoader
+from streamload.errors import LoaderClosedError
+
+_TOTAL = 50
+_BATCH = 8
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_numbers(tmp_path_factory.mktemp("frameworks") / "shards", [20, 30])
+
+
+def loader_of(source: str, **options: Any) -> StreamLoader:
+    return StreamLoader(source, _BATCH, **{"fields": ("cls",), "shuffle": True, "num_workers": 0, **options})
+
+
+def whole_epochs(source: str, **options: Any) -> list[list[list[int]]]:
+    """The batches of three epochs of a plain loop."""
+    with loader_of(source, **options) as loader:
+        return [[labels.tolist() for (labels,) in loader] for _ in range(3)]
+
+
+def counted(loader: StreamLoader) -> list[list[int]]:
+    """An epoch of a loop that takes as many batches as there are, and never asks whether there is one more."""
+    return [labels.tolist() for (labels,) in islice(iter(loader), len(loader))]
+
+
+def processes() -> set[int]:
+    return {child.pid for child in psutil.Process().children(recursive=True)}
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_loops_that_count_batches_see_every_epoch_and_keep_the_processes(source: str, drop_last: bool) -> None:
+    before = processes()
+    with loader_of(source, num_workers=1, drop_last=drop_last) as loader:
+        first = counted(loader)
+        started = processes() - before
+        assert [first, counted(loader), counted(loader)] == whole_epochs(source, drop_last=drop_last)
+        assert processes() - before == started
+        assert len(started) >= 2
+
+
+def test_a_counting_loop_is_resumed_in_the_next_epoch(source: str) -> None:
+    with loader_of(source) as loader:
+        counted(loader)
+        running = iter(loader)
+        next(running)
+        state = loader.state_dict()
+    assert (state["epoch"], state["position"]) == (1, _BATCH)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_pass_that_has_given_no_batch_does_not_count(source: str, workers: int) -> None:
+    first, second, third = whole_epochs(source)
+    with loader_of(source, num_workers=workers) as loader:
+        tried = iter(loader)
+        assert counted(loader) == first
+        with pytest.raises(LoaderClosedError):
+            next(tried)
+        loader.set_epoch(2)
+        iter(loader)
+        assert counted(loader) == third
+        loader.set_epoch(1)
+        state = {**loader.state_dict(), "position": 2 * _BATCH}
+        loader.load_state_dict(state)
+        iter(loader)
+        assert loader.state_dict() == state
+        assert [labels.tolist() for (labels,) in loader] == second[2:]
+
+
+def test_a_pass_that_is_left_before_its_last_batch_is_over(source: str) -> None:
+    _, second, _ = whole_epochs(source)
+    with loader_of(source) as loader:
+        list(islice(iter(loader), len(loader) - 1))
+        assert counted(loader) == second
+
+
+def test_a_pass_that_was_finished_has_no_more_batches(source: str) -> None:
+    with loader_of(source) as loader:
+        running = iter(loader)
+        list(islice(running, len(loader)))
+        iter(loader)
+        with pytest.raises(StopIteration):
+            next(running)
+
+
+def test_frameworks_find_what_they_look_for(source: str) -> None:
+    with loader_of(source, drop_last=True, num_workers=3) as loader:
+        assert (loader.batch_size, loader.drop_last, loader.num_workers) == (_BATCH, True, 3)
+        assert len(loader.dataset) == _TOTAL
+        assert len(loader) == _TOTAL // _BATCH
+        # With one of these, Lightning and transformers would take it for torch's DataLoader and make another of it.
+        assert not hasattr(loader, "sampler")
+        assert not hasattr(loader, "batch_sampler")
+    with loader_of(source, num_workers="auto") as loader:
+        assert loader.num_workers >= 1
