@@ -196,36 +196,35 @@ def _end(child: Child, channel: Channel, slots: SlotReader, owner: int) -> None:
 class FeederHere:
     """A feeder in the caller's own thread, which works whenever it is asked for the next message.
 
+    It ends with this object at the latest: when it is closed or garbage-collected, or when the interpreter exits.
+    Nothing may be fetched after that: an answer that comes while Python ends makes the I/O library abort the process.
+
     Args:
         configure: as for a process; its pickled job is not used.
         job: the user's functions.
     """
 
     def __init__(self, configure: Configure, job: Job) -> None:
-        self._slots = HeapSlots()
+        self._slots = slots = HeapSlots()
         self._messages: deque[Any] = deque()
-        self._loop: LoopThread | None = None
+        self._loop = loop = LoopThread()
         pools: list[CallerPool] = []
+        take = self._messages.append
 
         def start_pool(feeder: Feeder, shards: ResidentShards) -> CallerPool:
-            pools.append(CallerPool(job=job, shards=shards, slots=self._slots, events=feeder))
+            pools.append(CallerPool(job=job, shards=shards, slots=slots, events=feeder))
             return pools[0]
 
         self._feeder = Feeder(
-            configure,
-            self._slots,
-            lambda message, _: self._messages.append(message),
-            start_pool,
-            self._in_loop,
-            in_process=True,
+            configure, slots, lambda message, _: take(message), start_pool, loop.call, in_process=True
         )
         self._pool = pools[0]
-        self._closed = False
+        self._end = weakref.finalize(self, _end_here, self._feeder, loop, os.getpid())
 
     @property
     def closed(self) -> bool:
         """Whether it has been closed."""
-        return self._closed
+        return not self._end.alive
 
     def put_back(self, messages: Iterable[Any]) -> None:
         """Have messages received again, before any other."""
@@ -240,7 +239,7 @@ class FeederHere:
         while not self._messages:
             if self._pool.step():
                 continue
-            if self._loop is None:
+            if not self._loop.started:
                 raise RuntimeError("the feeder has nothing to do and nothing to say")
             self._loop.turn(timeout_s)
         return self._messages.popleft()
@@ -255,11 +254,6 @@ class FeederHere:
     def ask_to_end(self) -> None:
         """It has no process that could take its time to end."""
 
-    def _in_loop(self, action: Callable[[], None]) -> None:
-        if self._loop is None:
-            self._loop = LoopThread()
-        self._loop.call(action)
-
     def taken(self, batches: int) -> None:
         """Tell the feeder that so many batches were taken."""
         self._feeder.handle(Taken(batches, ()))
@@ -272,11 +266,14 @@ class FeederHere:
         """Nothing to do: slots are used once."""
 
     def close(self) -> None:
-        """Forget everything."""
-        if not self._closed:
-            self._closed = True
-            self._feeder.close()
-            if self._feeder.near is not None:
-                self._loop = self._loop or LoopThread()
-                self._loop.close(self._feeder.near.close())
+        """Forget everything. Calling it twice is fine."""
+        self._end()
         self._messages.clear()
+
+
+def _end_here(feeder: Feeder, loop: LoopThread, owner: int) -> None:
+    if os.getpid() != owner:  # a fork of it has the descriptors only: the loop and the connections are the parent's
+        return
+    feeder.close()
+    if feeder.near is not None:
+        loop.close(feeder.near.close())

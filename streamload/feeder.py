@@ -88,6 +88,7 @@ class Feeder:
             storages=storages,
             trust_promises=order.lanes > 1 or order.choice is not None,
             indexes=indexes,
+            limits=configure.fetching.limits,
         )
         self.near = near = self._make_near(configure)
         self._scans = Scans(self._tables, strict=strict, arriving=() if near is None else near.fetcher.fetched)
@@ -168,6 +169,7 @@ class Feeder:
             slot_bytes=self._slots.held_bytes,
             wake=self._take_turn_soon,
             progress=self._take_turn_soon,
+            limits=fetching.limits,
             cache=None if folder is None else DiskCache(folder, fetching.cache_bytes, part_bytes=PART_BYTES),
         )
         return Near(fetcher, self._tables, wake=self._take_turn_soon, progress=self._take_turn_soon)

@@ -15,12 +15,17 @@ __all__ = ["LoopThread"]
 
 
 class LoopThread:
-    """The thread is started with the first turn, and ended by `close`."""
+    """The loop is made with the first call, the thread is started with the first turn, and `close` ends both."""
 
     def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
+        self._made: asyncio.AbstractEventLoop | None = None
         self._thread = ThreadPoolExecutor(1, "streamload-fetch")
         self._called = asyncio.Event()
+
+    @property
+    def started(self) -> bool:
+        """Whether anything was ever called in it."""
+        return self._made is not None
 
     def call(self, action: Callable[[], None]) -> None:
         """Have something called in the next turn, or in this one."""
@@ -36,10 +41,21 @@ class LoopThread:
         self._thread.submit(self._loop.run_until_complete, asyncio.wait_for(self._called.wait(), timeout_s)).result()
 
     def close(self, last: Coroutine[Any, Any, None]) -> None:
-        """Run a coroutine to its end, and then end the loop and the thread."""
+        """Run a coroutine to its end, and then end the loop and the thread. Also while the interpreter exits."""
         self._loop.call_soon_threadsafe(self._called.set)  # a turn that its owner does not wait for any more
-        self._thread.submit(self._end, last).result()
+        try:
+            ended = self._thread.submit(self._end, last)
+        except RuntimeError:  # the interpreter exits, so all threads of pools have ended
+            self._end(last)
+        else:
+            ended.result()
         self._thread.shutdown()
+
+    @property
+    def _loop(self) -> asyncio.AbstractEventLoop:
+        if self._made is None:
+            self._made = asyncio.new_event_loop()
+        return self._made
 
     def _call(self, action: Callable[[], None]) -> None:
         action()

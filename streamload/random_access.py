@@ -67,6 +67,16 @@ class RowBytes:
         target[: len(data)] = data
         return len(data)
 
+    def read(self, shard: int, start: int, size_bytes: int) -> bytes:
+        """The bytes of a place, fewer where the shard ends before. Raises what `read_into` raises."""
+        if shard in self._opened:
+            return self._opened[shard].read(shard, start, size_bytes)
+        if not size_bytes:
+            return b""
+        number = bisect_right(self._starts[shard], start) - 1
+        first = start - self._starts[shard][number]
+        return self._contents[shard][number][first : first + size_bytes]
+
     def memory(self, shard: int) -> Bytes:
         """A whole local shard; samples that are asked for one by one need no other."""
         return self._opened[shard].memory(shard)

@@ -50,8 +50,8 @@ class NpyLayout(NamedTuple):
     aligned: bool
 
 
-def decode_npy(data: memoryview) -> NDArray[Any]:
-    """The array in an npy file of version 1, 2 or 3, in memory of its own, writable.
+def decode_npy(data: memoryview | bytearray) -> NDArray[Any]:
+    """The array in an npy file of version 1, 2 or 3, in memory of its own, writable; a bytearray becomes that memory.
 
     Bytes behind the last element are ignored, as `numpy.load` does.
 
@@ -66,11 +66,12 @@ def decode_npy(data: memoryview) -> NDArray[Any]:
             f"{max(len(data) - start, 0)} are there; write the sample again"
         )
     # One copy of the whole file and one array on it cost half of slicing, wrapping and copying the elements.
-    array: NDArray[Any] = np.ndarray(shape, dtype, bytearray(data), start, None, order)
+    memory = data if isinstance(data, bytearray) else bytearray(data)
+    array: NDArray[Any] = np.ndarray(shape, dtype, memory, start, None, order)
     return array if aligned else array.copy(order)
 
 
-def npy_layout(data: memoryview) -> NpyLayout:
+def npy_layout(data: memoryview | bytearray) -> NpyLayout:
     """The layout of the npy file that begins with `data`, from a cache if its header was seen before.
 
     Raises:
@@ -87,7 +88,7 @@ def npy_layout(data: memoryview) -> NpyLayout:
     return _parse_header(bytes(data[:start]))
 
 
-def _refuse_header_length(data: memoryview, start: int) -> None:
+def _refuse_header_length(data: memoryview | bytearray, start: int) -> None:
     if bytes(data[:6]) != _MAGIC:
         raise ValueError(f"not an npy file: it begins with {bytes(data[:6])!r} instead of {_MAGIC!r}")
     raise ValueError(

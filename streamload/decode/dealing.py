@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,11 +13,12 @@ from streamload.decode.planned import PlannedRows
 from streamload.decode.pool import Pool
 from streamload.decode.rows_ahead import RowsAhead
 from streamload.decode.scans import Scans
-from streamload.decode.task_size import TaskSize, task_size
+from streamload.decode.task_size import MAX_RUN_ROWS, TaskSize, task_size
 from streamload.decode.tasks import Piece, PieceDone, RowsDone, RowTask, ScanTask
 from streamload.fetch.near import Near
 from streamload.fetch.tables import Tables
 from streamload.memory.slots import Slots
+from streamload.memory.unnamed import descriptor_limit
 from streamload.order.choice import Mixed
 from streamload.order.mixture_plan import MixturePlan
 from streamload.order.plan import EpochPlan, OrderOptions, RankPlan
@@ -33,6 +34,9 @@ RowBatcher = Batcher[Source, PieceDone]
 
 _SLOTS_SHARE = 4
 """A quarter of the byte budget is for batches; the rest is for what they are made of."""
+
+
+_SHARE_OF_DESCRIPTORS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +147,9 @@ class Dealer:
             pool=pool,
             near=near,
         )
+        # Each row may lie in another shard, and a worker must be able to open all shards of its tasks.
+        shards_at_once = max(1, descriptor_limit() // _SHARE_OF_DESCRIPTORS)
+        self._most_run_rows = shards_at_once if len(tables.counts) > shards_at_once else MAX_RUN_ROWS
         self._dealing: tuple[RowBatch, int] | None = None
         self._again: deque[RowBatch] = deque()
         self._waits_for_first_row = False
@@ -232,6 +239,8 @@ class Dealer:
             prefetch_batches=self._settings.prefetch_batches,
             whole=self._whole,
         )
+        most_run = max(1, self._most_run_rows // self._settings.order.batch_size)
+        size = replace(size, run=min(size.run, most_run))
         if self._most_slot_bytes is None:
             return size
         most = max(1, self._most_slot_bytes // self._learned.size_bytes)

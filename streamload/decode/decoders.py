@@ -1,6 +1,6 @@
 """Chooses how the bytes of a field become a value: by the last extension of its name.
 
-A decoder is given a view of memory that may be unmapped after the call, so whatever it returns owns its memory.
+A decoder may be given a view of memory that is used again after the call, so whatever it returns owns its memory.
 Nothing in the data is ever executed, and sizes that the data merely claims are checked before memory is taken.
 """
 
@@ -24,9 +24,12 @@ from streamload.decode.array_files import (
 from streamload.decode.column_decoding import INTEGER_EXTENSIONS
 from streamload.images.files import decode_image
 
-__all__ = ["Decoder", "decoder_for", "decodes_as_built_in", "is_image"]
+__all__ = ["Decoder", "Encoded", "decoder_for", "decodes_as_built_in", "is_array", "is_image"]
 
-Decoder = Callable[[memoryview], Any]
+Encoded = memoryview | bytearray | bytes
+"""The bytes of a field. A `bytearray` becomes its decoder's; `bytes` may be kept by anyone."""
+
+Decoder = Callable[[Any], Any]
 """Bytes to a value. Raises `ValueError`, or whatever the user's function raises, on bytes of another kind."""
 
 _IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff")
@@ -71,6 +74,11 @@ def decodes_as_built_in(field: str, decode: bool | Mapping[str, Callable[[bytes]
 def is_image(field: str) -> bool:
     """True if the built-in decoder of a field is that of images, so that it can be decoded by `from_encoded`."""
     return _last_extension(_normal(field)) in _IMAGE_EXTENSIONS
+
+
+def is_array(field: str) -> bool:
+    """True if the built-in decoder of a field is that of npy files, which takes over a `bytearray`."""
+    return _last_extension(_normal(field)) == "npy"
 
 
 def _normal(name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from streamload.batch.stored import StoredRows, by_shard
 from streamload.dataset.table import MISSING
 from streamload.decode.array_files import NpyLayout
 from streamload.decode.column_decoding import decode_integers, shared_npy_layout
-from streamload.decode.decoders import Decoder, decoder_for, decodes_as_built_in, is_image
+from streamload.decode.decoders import Decoder, Encoded, decoder_for, decodes_as_built_in, is_array, is_image
 from streamload.decode.failure import Attempt
 from streamload.decode.row_table import Column
 from streamload.decode.seeding import RowRandomness
@@ -31,11 +32,22 @@ ABSENT: Any = type("Absent", (), {})()
 """Stands in a column for a field that a sample does not have."""
 
 
+class _Target(enum.Enum):
+    """Where the bytes of a field are read to."""
+
+    REUSED = enum.auto()
+    BYTEARRAY = enum.auto()
+    BYTES = enum.auto()
+
+
 class ShardMemory(Protocol):
     """Where whoever makes rows finds the shards."""
 
     def read_into(self, target: memoryview, shard: int, start: int) -> int:
         """Fill `target` with the bytes of a place; returns how many, fewer where the shard ends before."""
+
+    def read(self, shard: int, start: int, size_bytes: int) -> bytes:
+        """The bytes of a place, fewer where the shard ends before."""
 
     def memory(self, shard: int) -> Bytes:
         """The whole shard, read-only."""
@@ -125,6 +137,7 @@ class FieldReader:
         self._single = single
         self._decoders: dict[str, Decoder] = {}
         self._reused = memoryview(b"")
+        self._targets: dict[str, _Target] = {}
 
     def decoder(self, name: str) -> Decoder:
         """The decoder of a field."""
@@ -145,14 +158,15 @@ class FieldReader:
         """Whether the sample lacks the field, and may."""
         return self._optional and int(column.offsets[row]) == MISSING
 
-    def encoded(self, work: Work, column: Column, row: int, *, reused: bool = False) -> memoryview:
-        """A field's bytes, checked.
+    def encoded(self, work: Work, column: Column, row: int, name: str) -> Encoded:
+        """A field's bytes, checked, as its decoder takes them without a copy.
 
         Args:
             work: the task.
             column: the field.
             row: the row.
-            reused: they are looked at before the next call and not kept, so they may lie in memory that is used again.
+            name: of the field that the row really has. The bytes of one that `keeps_nothing` may lie in memory that
+                the next call uses again.
 
         Raises:
             RowError: the sample has no such field, or its bytes cannot be read, or are not what the index says.
@@ -163,16 +177,36 @@ class FieldReader:
         shard = work.row_shards[row]
         if size > work.shards.size_bytes(shard) - start:
             raise RowError("DecodeError", "the index points behind the end of the shard; run `streamload index`")
-        data = self._reused_memory(size) if reused else memoryview(bytearray(size))
         try:
-            found = work.shards.read_into(data, shard, start)
+            data = self._read_bytes(work.shards, shard, start, size, name)
         except (OSError, OverflowError) as error:
             raise RowError("SampleError", f"the field {column.name!r} cannot be read: {error}") from error
-        if found != size:
+        if len(data) != size:
             raise RowError("SampleError", f"the shard has become shorter: it ends in the field {column.name!r}")
         if column.crc32 is not None and zlib.crc32(data) != int(column.crc32[row]):
             raise RowError("DecodeError", f"the bytes of field {column.name!r} are damaged: their crc32 differs")
         return data
+
+    def _read_bytes(self, shards: ShardMemory, shard: int, start: int, size: int, name: str) -> Encoded:
+        """What a shard has of a place; fewer bytes where it ends before."""
+        if name not in self._targets:
+            self._targets[name] = self._target_of(name)
+        match self._targets[name]:
+            case _Target.REUSED:
+                view = self._reused_memory(size)
+                return view[: shards.read_into(view, shard, start)]
+            case _Target.BYTEARRAY:
+                own = bytearray(size)
+                found = shards.read_into(memoryview(own), shard, start)
+                return own if found == size else own[:found]
+            case _:
+                return shards.read(shard, start, size)
+
+    def _target_of(self, name: str) -> _Target:
+        if self.keeps_nothing(name):
+            return _Target.REUSED
+        takes_over = is_array(name) and decodes_as_built_in(name, self._decode)
+        return _Target.BYTEARRAY if takes_over else _Target.BYTES
 
     def _reused_memory(self, size_bytes: int) -> memoryview:
         """Memory that is used again for every image: taking it anew would cost more than reading into it."""
@@ -202,10 +236,10 @@ class FieldReader:
 
     def _read_plain(self, work: Work, column: Column, values: list[Any]) -> Callable[[int], None]:
         name = column.alternatives[0]
-        decoder, reused = self.decoder(name), self.keeps_nothing(name)
+        decoder = self.decoder(name)
 
         def read(row: int) -> None:
-            values[row] = decoder(self.encoded(work, column, row, reused=reused))
+            values[row] = decoder(self.encoded(work, column, row, name))
 
         return read
 
@@ -214,7 +248,8 @@ class FieldReader:
             if self.is_absent(column, row):
                 values[row] = ABSENT
             else:
-                values[row] = self.decoder(field_of(column, row))(self.encoded(work, column, row))
+                name = field_of(column, row)
+                values[row] = self.decoder(name)(self.encoded(work, column, row, name))
 
         return read
 

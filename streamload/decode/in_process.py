@@ -20,10 +20,12 @@ from streamload.errors import WorkerError
 from streamload.fetch.resident import ResidentShards
 from streamload.memory.mapped import Bytes
 from streamload.memory.slots import HeapSlots, MappedSlots, SlotPool
+from streamload.memory.unnamed import descriptor_limit
 
 __all__ = ["CallerPool", "ThreadPool"]
 
 _TASKS_AHEAD = 2
+_SHARE_OF_DESCRIPTORS = 6
 
 
 class _LocalShards:
@@ -32,10 +34,11 @@ class _LocalShards:
     def __init__(self, shards: ResidentShards) -> None:
         self._resident = shards
         self._known: dict[int, tuple[int, int]] = {}
+        self._most_open = max(1, descriptor_limit() // _SHARE_OF_DESCRIPTORS)
         self.open = OpenShards()
 
     def need(self, task: Task) -> set[int]:
-        needed = {task.shard} if isinstance(task, ScanTask) else set(task.table.shards.tolist())
+        needed = _shards_of(task)
         for shard in needed:
             self._resident.need(shard)
             version = self._resident.version(shard)
@@ -43,7 +46,14 @@ class _LocalShards:
                 opened = self._resident.open(shard)
                 self.open.add(ShardOpened(shard, opened.url, opened.size_bytes), opened.descriptor)
                 self._known[shard] = version
+            self._known[shard] = self._known.pop(shard)  # the last one to be closed
         return needed
+
+    def spare_descriptors(self, task: Task) -> None:
+        """Close the shards that were not needed for longest, so that a task's can be opened; no other one may run."""
+        needed = _shards_of(task)
+        others = [shard for shard in self._known if shard not in needed]
+        self.drop(others[: max(0, len(others) + len(needed) - self._most_open)])
 
     def finish(self, shards: Sequence[int]) -> None:
         self.drop(self._resident.finish(shards))
@@ -87,6 +97,7 @@ class CallerPool:
         task = self._tasks.popleft()
         done: RowsDone | ScanDone | None = None
         with Attempt() as attempt:
+            self._shards.spare_descriptors(task)
             self._shards.need(task)
             done = _do(task, self._maker, self._shards.open, self._progress)
         if done is not None:
@@ -257,6 +268,10 @@ class ThreadPool:
             return
         self._shards.finish(tuple(forgetting.shards))
         self._slots.drop(tuple(forgetting.slots))
+
+
+def _shards_of(task: Task) -> set[int]:
+    return {task.shard} if isinstance(task, ScanTask) else set(task.table.shards.tolist())
 
 
 def _do(task: Task, maker: RowMaker, shards: OpenShards, progress: list[int]) -> RowsDone | ScanDone:

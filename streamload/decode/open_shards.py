@@ -44,6 +44,23 @@ class OpenShards:
             done += count
         return done
 
+    def read(self, shard: int, start: int, size_bytes: int) -> bytes:
+        """The bytes of a place, fewer where the shard ends before; held once, unless there are more than 2 GiB.
+
+        Raises:
+            OSError: the storage cannot read them.
+        """
+        descriptor = self._descriptors[shard]
+        data = os.pread(descriptor, size_bytes, start)
+        if len(data) == size_bytes:
+            return data
+        pieces, done = [data], len(data)
+        while data and done < size_bytes:
+            data = os.pread(descriptor, size_bytes - done, start + done)
+            pieces.append(data)
+            done += len(data)
+        return b"".join(pieces)
+
     def memory(self, shard: int) -> Bytes:
         """The whole shard, read-only; mapped from the first call on."""
         memory = self._mapped.get(shard)

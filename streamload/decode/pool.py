@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from time import monotonic
 from typing import Any, Protocol
@@ -34,6 +34,7 @@ from streamload.launch import PROGRESS_BYTES, WorkerChild, launch_worker
 from streamload.memory.async_channel import AsyncChannel
 from streamload.memory.mapped import map_memory
 from streamload.memory.slots import SlotPool
+from streamload.memory.unnamed import descriptor_limit
 
 __all__ = ["Pool", "PoolEvents", "ProcessPool"]
 
@@ -43,6 +44,7 @@ _MAX_FAILED_RESTARTS = 30
 _DEATHS_OF_A_ROW = 2
 _DEATHS_OF_A_TASK = 3
 _GRACE_S = 0.3
+_SHARE_OF_DESCRIPTORS = 4
 
 Task = RowTask | ScanTask
 
@@ -170,6 +172,7 @@ class ProcessPool:
         self._failed_starts = 0
         self._max_failed_starts = _MAX_FAILED_STARTS
         started = iter(launched)
+        self._most_open = max(1, descriptor_limit() // _SHARE_OF_DESCRIPTORS)
         self._workers = [self._start(number, next(started, None)) for number in range(workers)]
 
     # -- what the pipeline asks ------------------------------------------------------------------------------------
@@ -235,6 +238,7 @@ class ProcessPool:
 
     def _give(self, worker: _Worker, task: Task) -> None:
         shards = [task.shard] if isinstance(task, ScanTask) else dict.fromkeys(task.table.shards.tolist())
+        self._spare_descriptors(worker, shards)
         for shard in shards:
             self._shards.need(shard)
             version = self._shards.version(shard)
@@ -243,12 +247,22 @@ class ProcessPool:
                 opened = self._shards.open(shard)
                 message = ShardOpened(shard, opened.url, opened.size_bytes)
                 worker.channel.send(message, [opened.descriptor], close=True)
+            worker.shards[shard] = worker.shards.pop(shard)  # the last one to be closed
         for piece in () if isinstance(task, ScanTask) else task.pieces:
             if piece.slot not in worker.slots:
                 worker.slots.add(piece.slot)
                 worker.channel.send(SlotOpened(piece.slot), [self._slots.descriptor(piece.slot)])
         worker.tasks[task.number] = task
         worker.channel.send(task)
+
+    def _spare_descriptors(self, worker: _Worker, shards: Collection[int]) -> None:
+        """Let a worker close the shards that it has not read for longest, so that it can open those of a task."""
+        others = [shard for shard in worker.shards if shard not in shards]
+        too_many = min(len(others), len(others) + len(shards) - self._most_open)
+        if too_many > 0:
+            for shard in others[:too_many]:
+                del worker.shards[shard]
+            worker.channel.send(ForgetShards(tuple(others[:too_many])))
 
     def _on_message(self, worker: _Worker, message: RowsDone | ScanDone | WorkerStarted) -> None:
         if isinstance(message, WorkerStarted):

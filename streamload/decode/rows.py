@@ -183,12 +183,12 @@ class RowMaker:
         out = None if field.places is None else field.places[row]
         started = perf_counter()
         name = field_of(column, row)
-        data = self._reader.encoded(work, column, row, reused=self._reader.keeps_nothing(name))
+        data = self._reader.encoded(work, column, row, name)
         function = functions.get(name)
         if function is None:
             return self._reader.decoder(name)(data)
         if function.starts_from_encoded and self._reader.keeps_nothing(name):
-            value = self._checked(function.from_encoded(data, rng, out))
+            value = self._checked(function.from_encoded(memoryview(data), rng, out))
             work.decode_s += perf_counter() - started
             return value
         value = self._reader.decoder(name)(data)

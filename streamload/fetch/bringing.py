@@ -15,7 +15,7 @@ from streamload.fetch.cache.shard_identity import ShardIdentity
 from streamload.fetch.fetched_shard import FetchedShard
 from streamload.fetch.parts import part_edges
 from streamload.fetch.storage.storages import Storages
-from streamload.fetch.transfer.download import Downloaded
+from streamload.fetch.transfer.download import Downloaded, DownloadLimits
 from streamload.fetch.transfer.transfers import Part, Source, TransferCounts, Transfers
 from streamload.fetch.unpack.packed_body import PACKED_BYTES_HELD, RemoteBody, local_body
 from streamload.fetch.unpack.unpacked_parts import UnpackedParts
@@ -60,16 +60,22 @@ class Bringer:
         cache: files on the disk to fetch into, or None.
         open_local: opens a local shard by its number; gives a descriptor.
         events: told what happens.
+        limits: how long downloads are patient.
     """
 
     def __init__(
-        self, storages: Storages, cache: DiskCache | None, open_local: Callable[[int], int], events: BringerEvents
+        self,
+        storages: Storages,
+        cache: DiskCache | None,
+        open_local: Callable[[int], int],
+        events: BringerEvents,
+        limits: DownloadLimits | None = None,
     ) -> None:
         self._storages = storages
         self._open_local = open_local
         self._cache = cache
         self._events = events
-        self._transfers = Transfers(self._source, self._write, self._on_done, self._on_failed)
+        self._transfers = Transfers(self._source, self._write, self._on_done, self._on_failed, limits=limits)
         self._bodies: dict[int, tuple[FetchedShard, RemoteBody]] = {}
         self._body_numbers = itertools.count(-1, -1)
         self._claims: set[asyncio.Task[None]] = set()

@@ -75,6 +75,15 @@ class FetchedShard:
         if self.memory is not None:
             self.memory.give_back(start, end)
 
+    def release(self, generation: int) -> None:
+        """Let go of the memory or the file; what comes from now on comes into another one."""
+        self.generation = generation
+        if self.memory is not None:
+            self.memory.close()
+        if self.cached is not None:
+            self.cached.close()
+        self.memory, self.cached, self.cache_asked = None, None, False
+
     def close(self) -> None:
         """Let go of everything."""
         if self.unpacking is not None:

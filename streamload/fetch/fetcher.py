@@ -14,12 +14,13 @@ from streamload.fetch.budget import budget_error
 from streamload.fetch.cache.disk_cache import DiskCache
 from streamload.fetch.cache.next_use import OrderNextUse, numbers_by_key
 from streamload.fetch.fetched_shard import FetchedShard
+from streamload.fetch.fetched_shards import FetchedShards
 from streamload.fetch.ledger import PartLedger
 from streamload.fetch.listing.listing import Listing
 from streamload.fetch.parts import PART_BYTES, part_edges, part_key, shard_and_number
 from streamload.fetch.resident import OpenShard, open_listed
 from streamload.fetch.storage.storages import Storages
-from streamload.fetch.transfer.download import Pin
+from streamload.fetch.transfer.download import DownloadLimits
 from streamload.fetch.transfer.transfers import TransferCounts
 from streamload.fetch.unpack.unpacking import compression_of
 from streamload.order.plan import OrderOptions
@@ -44,6 +45,8 @@ class Fetcher:
         wake: called when there is something to pump.
         progress: called in the loop when parts have come or failed.
         cache: files on the disk to fetch into instead of memory.
+        limits: how long downloads are patient.
+        most_open: how many shards may be open at once; see `FetchedShards`.
 
     Attributes:
         fetched: as given.
@@ -61,22 +64,22 @@ class Fetcher:
         wake: Callable[[], None],
         progress: Callable[[], None],
         cache: DiskCache | None = None,
+        limits: DownloadLimits | None = None,
+        most_open: int | None = None,
     ) -> None:
         self.fetched = fetched
         self.ledger = PartLedger(budget_bytes)
-        self._missing_bytes: int | None = None
+        self._missing: tuple[int, int] | None = None
         self._listing = listing
         self._storages = storages
         self._slot_bytes = slot_bytes
         self._wake = wake
         self._progress = progress
         self._cache = cache
+        self._limits = limits
         self._bringer: Bringer | None = None
-        self._shards: dict[int, FetchedShard] = {}
-        self._generations = 0
+        self._shards = FetchedShards(listing, most_open)
         self._failures: dict[int, Exception] = {}
-        self._finished: set[int] = set()
-        self._closed_shards: list[int] = []
         self._told: list[Told] = []
         self._numbers: dict[str, int] | None = None
         self._next_use: OrderNextUse | None = None
@@ -86,7 +89,7 @@ class Fetcher:
     def want(self, keys: Iterable[int]) -> None:
         """Have parts brought, in this order, after all that was wanted before. Someone must have a use for them."""
         new = [key for key in keys if not self.ledger.is_expected(key)]
-        self._finished.difference_update(shard_and_number(key)[0] for key in new)
+        self._shards.resume(shard_and_number(key)[0] for key in new)
         self.ledger.want(new)
         if new:
             self._wake()
@@ -104,7 +107,7 @@ class Fetcher:
 
     def freed(self) -> None:
         """Something is not held or pinned any more, so there may be room again."""
-        self._missing_bytes = None
+        self._missing = None
         if self.ledger.waiting:
             self._wake()
 
@@ -120,9 +123,8 @@ class Fetcher:
     def finish(self, shards: Iterable[int]) -> None:
         """Nothing of these shards will be wanted soon: they are closed when their last part is given up."""
         for shard in shards:
-            if shard in self._shards:
-                self._finished.add(shard)
-                self._close_if_unused(shard)
+            self._shards.finish(shard)
+            self._close_if_unused(shard)
 
     def foresee(self, options: OrderOptions, counts: NDArray[np.int64], epoch: int, start: int) -> None:
         """An epoch begins at a position of its order: the disk cache evicts what is needed last."""
@@ -178,18 +180,17 @@ class Fetcher:
 
     def take_closed(self) -> list[int]:
         """The shards whose memory has been closed since the last call, and that have no other one now."""
-        closed, self._closed_shards = self._closed_shards, []
-        return [shard for shard in closed if shard not in self._shards]
+        return self._shards.take_closed()
 
     # -- work ------------------------------------------------------------------------------------------------------
 
     def pump(self) -> None:
         """Start all that there is room for."""
         if self._bringer is None:
-            self._bringer = Bringer(self._storages, self._cache, self._open_local, self)
+            self._bringer = Bringer(self._storages, self._cache, self._open_local, self, self._limits)
         for costless in self.ledger.take_costless():
             self._drop(costless)
-        self._missing_bytes = None
+        self._missing = None
         while (key := self.ledger.next_wanted()) is not None:
             shard, number = shard_and_number(key)
             state = self.state_of(shard)
@@ -201,32 +202,33 @@ class Fetcher:
                 return
             if state.compression is not None and self._want_before(state, number):
                 continue
-            dropped = self._room_for(end - start)
-            if dropped is None:
-                self._missing_bytes = end - start
+            if not self._make_room(shard, end - start):
+                self._missing = shard, end - start
                 return
-            for other in dropped:
-                self._drop(other)
             self.ledger.admitted(key, end - start)
+            self._shards.opened(shard)
             self._bringer.bring(state, number)
 
     @property
     def stuck(self) -> bool:
         """Whether what is wanted next does not fit, and nothing is on its way whose arrival could change that."""
-        if self._missing_bytes is None or self._room_for(self._missing_bytes) is not None:
+        if self._missing is None or self._has_room(*self._missing):
             return False
         on_the_way = {shard_and_number(key)[0] for key in self.ledger.on_their_way()}
         return all(self.state_of(shard).waits_for_room for shard in on_the_way)
 
     def slots_came_back(self) -> None:
         """Go on where that makes room for what did not fit."""
-        if self._missing_bytes is not None and self._room_for(self._missing_bytes) is not None:
+        if self._missing is not None and self._has_room(*self._missing):
             self._wake()
 
     def too_small(self) -> StorageError:
         """The error to raise for a budget within which nothing goes on."""
+        shard, missing_bytes = self._missing or (0, 0)
+        if self._shards.to_close(shard, self.ledger) is None:
+            return self._shards.too_many()
         held_bytes = 0 if self._bringer is None else self._bringer.held_bytes
-        needs = self._missing_bytes or 0, self.ledger.needed_bytes, self._slot_bytes(), held_bytes
+        needs = missing_bytes, self.ledger.needed_bytes, self._slot_bytes(), held_bytes
         return budget_error(self.ledger.budget_bytes, *needs)
 
     async def close(self) -> None:
@@ -238,10 +240,28 @@ class Fetcher:
 
     def let_go(self) -> None:
         """Let go of all memory, where there is no loop any more to stop things in."""
-        while self._shards:
-            self._shards.popitem()[1].close()
+        self._shards.close()
         if self._cache is not None:
             self._cache.close()
+
+    def _has_room(self, shard: int, size_bytes: int) -> bool:
+        """Whether a part of a shard can come, in bytes and in open shards."""
+        closing = self._shards.to_close(shard, self.ledger)
+        return closing is not None and self._room_for(size_bytes) is not None
+
+    def _make_room(self, shard: int, size_bytes: int) -> bool:
+        """See to it that a part can come; False where that is not possible now."""
+        if not self._has_room(shard, size_bytes):
+            return False
+        for other in self._shards.to_close(shard, self.ledger) or ():
+            for key in list(self.ledger.parts_of(other)):
+                self.ledger.dropped(key)
+            if self._bringer is not None:
+                self._bringer.forget(self._shards[other])
+            self._shards.release(other)
+        for key in self._room_for(size_bytes) or ():
+            self._drop(key)
+        return True
 
     def _room_for(self, size_bytes: int) -> list[int] | None:
         held_bytes = 0 if self._bringer is None else self._bringer.held_bytes
@@ -255,13 +275,11 @@ class Fetcher:
         self._close_if_unused(shard)
 
     def _close_if_unused(self, shard: int) -> None:
-        if shard in self._finished and not self.ledger.uses(shard):
-            self._finished.discard(shard)
-            state = self._shards.pop(shard)
+        state = None if self.ledger.uses(shard) else self._shards.take_if_finished(shard)
+        if state is not None:
             if self._bringer is not None:
                 self._bringer.forget(state)
             state.close()
-            self._closed_shards.append(shard)
 
     def _want_before(self, state: FetchedShard, number: int) -> bool:
         """Unpacking goes through all parts before this one, so these need room first.
@@ -281,21 +299,7 @@ class Fetcher:
 
     def state_of(self, shard: int) -> FetchedShard:
         """See `BringerEvents`."""
-        state = self._shards.get(shard)
-        if state is None:
-            listed = self._listing.shards[shard]
-            size_bytes = listed.bytes if listed.bytes >= 0 else None
-            compression = compression_of(listed.url)
-            self._generations += 1
-            state = self._shards[shard] = FetchedShard(
-                shard,
-                listed.url,
-                Pin(size_bytes, listed.etag),
-                compression,
-                self._generations,
-                None if compression is not None else size_bytes,
-            )
-        return state
+        return self._shards[shard]
 
     def has(self, state: FetchedShard, number: int) -> bool:
         """See `BringerEvents`."""
@@ -325,8 +329,7 @@ class Fetcher:
 
     def left_cache(self, state: FetchedShard) -> None:
         """See `BringerEvents`. What is still needed of the shard comes into memory, all of it once more."""
-        self._generations += 1
-        state.generation = self._generations
+        state.generation = self._shards.new_generation()
         keys = sorted(self.ledger.parts_of(state.number))
         for key in keys:
             self.ledger.give_up(key)

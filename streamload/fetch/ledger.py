@@ -206,12 +206,16 @@ class PartLedger:
         if missing <= 0:
             return []
         dropped = []
-        for key in self._dispensable(*(self._wanted[0] if self._wanted else (0, None))):
+        for key in self.dispensable():
             missing -= self._sizes[key]
             dropped.append(key)
             if missing <= 0:
                 return dropped
         return None
+
+    def dispensable(self) -> list[int]:
+        """What may be given back for the part that is fetched next, in this order."""
+        return self._dispensable(*(self._wanted[0] if self._wanted else (0, None)))
 
     def take_costless(self) -> list[int]:
         """The parts that nobody has a use for and that take no memory; to be dropped."""

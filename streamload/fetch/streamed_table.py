@@ -13,7 +13,7 @@ from streamload.dataset.growing_table import GrowingTable
 from streamload.dataset.prefix_scan import scan_prefix
 from streamload.dataset.scan import crc32_of, labels_of
 from streamload.dataset.table import ShardTable
-from streamload.errors import ShardChangedError, ShardFormatError
+from streamload.errors import ShardFormatError
 from streamload.fetch.storage.protocol import Storage
 from streamload.fetch.transfer.download import Pin, download
 from streamload.fetch.unpack.unpacking import Unpacker, compression_of
@@ -68,12 +68,7 @@ async def stream_shard(
             table.add(unpacked)
 
     try:
-        try:
-            await download(storage, url, 0, _TO_THE_END, take, pin=pin)
-        except ShardChangedError:
-            if storage.info(url).bytes == 0:  # of which no range can be asked for
-                raise ShardFormatError("the shard is empty; fetch it again", url=url, offset=0) from None
-            raise
+        await download(storage, url, 0, _TO_THE_END, take, pin=pin)
         if unpacker is not None:
             unpacker.finish()
         return ReadShard(pin.total_bytes or 0, None, pin.etag, table.finish())

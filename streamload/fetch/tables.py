@@ -24,7 +24,7 @@ from streamload.fetch.listing.listing import Listing
 from streamload.fetch.listing.shard_names import WEB
 from streamload.fetch.storage.protocol import UNKNOWN_BYTES, protocol_of
 from streamload.fetch.storage.storages import Storages
-from streamload.fetch.transfer.download import Pin, download
+from streamload.fetch.transfer.download import DownloadLimits, Pin, download
 from streamload.order.plan import ShardCounts
 
 __all__ = ["Tables"]
@@ -57,11 +57,13 @@ class Tables:
         storages: Storages | None = None,
         trust_promises: bool = False,
         indexes: Mapping[str, DatasetIndex] | None = None,
+        limits: DownloadLimits | None = None,
     ) -> None:
         self._listing = listing
         self._storages = Storages() if storages is None else storages
         self._cache = cache
         self._strict = strict
+        self._limits = limits
         self._indexes = dict(indexes or {})
         self._index_locks: dict[str, asyncio.Lock] = {}
         self._tables: OrderedDict[int, ShardTable] = OrderedDict()
@@ -232,7 +234,7 @@ class Tables:
             content[offset : offset + len(piece)] = piece
 
         try:
-            await download(self._storages.for_url(url), url, 0, MOST_INDEX_BYTES, write, pin=Pin())
+            await download(self._storages.for_url(url), url, 0, MOST_INDEX_BYTES, write, pin=Pin(), limits=self._limits)
         except ShardNotFoundError as exc:
             raise _no_file(url) from exc
         return bytes(content)

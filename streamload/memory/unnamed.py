@@ -6,9 +6,10 @@ import os
 import tempfile
 from contextlib import suppress
 
-__all__ = ["new_memory", "raise_descriptor_limit"]
+__all__ = ["descriptor_limit", "new_memory", "raise_descriptor_limit"]
 
 _MACOS_LIMIT = 10_240
+_NO_LIMIT = 1 << 20
 
 
 def new_memory(size_bytes: int) -> int:
@@ -27,6 +28,14 @@ def new_memory(size_bytes: int) -> int:
             descriptor = os.dup(file.fileno())
     os.ftruncate(descriptor, size_bytes)
     return descriptor
+
+
+def descriptor_limit() -> int:
+    """How many descriptors this process may have open; at most 1,048,576."""
+    import resource
+
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _NO_LIMIT if soft == resource.RLIM_INFINITY else min(soft, _NO_LIMIT)
 
 
 def raise_descriptor_limit() -> None:

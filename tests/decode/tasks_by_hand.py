@@ -71,6 +71,9 @@ class Shelf:
         target[: len(data)] = data
         return len(data)
 
+    def read(self, shard: int, start: int, size_bytes: int) -> bytes:
+        return self._shards[shard][start : start + size_bytes]
+
     def size_bytes(self, shard: int) -> int:
         return len(self._shards[shard])
 

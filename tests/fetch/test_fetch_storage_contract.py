@@ -153,6 +153,14 @@ def test_a_range_behind_the_end_is_a_changed_shard(place: Place) -> None:
         read(place, "b-1.tar", len(CONTENT), len(CONTENT) + 10)
 
 
+def test_an_empty_object_is_read_as_nothing(place: Place) -> None:
+    place.write("empty.tar", b"")
+    content, body = read(place, "empty.tar", 0, 10)
+    assert (content, body.total_bytes) == (b"", 0)
+    with pytest.raises(ShardChangedError):
+        read(place, "empty.tar", 1, 10)
+
+
 def test_info_agrees_with_what_is_read(place: Place) -> None:
     info = place.storage.info(place.url("b-1.tar"))
     assert (info.url, info.bytes) == (place.storage.absolute(place.url("b-1.tar")), len(CONTENT))

@@ -164,6 +164,12 @@ def test_an_endpoint_that_is_not_there(endpoint: str, words: str) -> None:
         storages.for_url("s3://b/a.tar").info("s3://b/a.tar")
 
 
+@pytest.mark.parametrize("protocol", ["s3", "gs", "az"])
+def test_an_endpoint_without_a_scheme_is_refused(protocol: str) -> None:
+    with pytest.raises(ValueError, match=r"endpoint_url='127.0.0.1:9000'.*must begin with https:// or http://"):
+        Storages({"endpoint_url": "127.0.0.1:9000"}).for_url(f"{protocol}://b/a.tar")
+
+
 def test_urls_are_shown_without_secrets() -> None:
     assert without_secrets("https://me:pw@h/a.tar?X-Signature=abc&v=1") == "https://...@h/a.tar?X-Signature=...&v=..."
     assert without_secrets("s3://b/a.tar") == "s3://b/a.tar"

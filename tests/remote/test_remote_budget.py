@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -149,6 +150,20 @@ def test_a_cache_on_the_disk_takes_what_the_budget_does_not(server: FaultServer,
     ) as loader:
         assert [epoch_of(loader) for _ in range(2)] == [SAMPLES] * 2
     assert server.report().sent_bytes < 1.1 * sum(map(sum, SIZES))
+
+
+def test_nothing_more_is_fetched_than_fits_while_the_loop_sleeps(server: FaultServer) -> None:
+    budget_bytes = 75 * MB
+    with loader_of(server, "indexed", memory_budget=budget_bytes) as loader:
+        batches = iter(loader)
+        labels = [int(label) for label in next(batches)]
+        most = 0
+        for _ in range(10):
+            time.sleep(0.2)
+            most = max(most, fetched_memory_bytes())
+        assert 20 * MB < most <= budget_bytes
+        labels += [int(label) for batch in batches for label in batch]
+    assert sorted(labels) == SAMPLES
 
 
 def test_the_first_parts_are_asked_for_before_the_index_says_where_samples_lie(server: FaultServer) -> None:

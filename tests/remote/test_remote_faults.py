@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from matrix import exhaustive, matrix
-from places import Place, write_datasets
+from places import PACKERS, Place, write_datasets
 from processes import alive, children, wait_until
 from servers.faults import FaultServer, Script
 from servers.rclone import S3Server
@@ -166,6 +166,23 @@ def test_a_shard_that_is_cut_or_corrupt_is_an_error_in_its_turn(folder: Path, pa
                 assert len(got) <= 160
 
 
+@pytest.mark.parametrize("ending", ["", ".gz"])
+def test_an_empty_shard_is_the_same_error_as_a_local_one(folder: Path, tmp_path: Path, ending: str) -> None:
+    whole = next((folder / "plain").iterdir()).read_bytes()
+    packed = PACKERS["gz"](whole) if ending else whole
+    files = {f"a.tar{ending}": packed, f"b.tar{ending}": b""}
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    with FaultServer({f"d/{name}": content for name, content in files.items()}) as server:
+        errors = []
+        for root in (tmp_path, f"{server.url}/d"):
+            with loader_of([f"{root}/{name}" for name in files]) as loader, pytest.raises(ShardFormatError) as caught:
+                labels_of(loader)
+            assert caught.value.url == f"{root}/b.tar{ending}"
+            errors.append((caught.value.message, caught.value.offset))
+    assert errors[0] == errors[1]
+
+
 @WORKERS
 def test_a_host_that_does_not_exist(workers: int) -> None:
     url = "s3://bucket/part000-000000.tar"
@@ -179,11 +196,13 @@ def test_credentials_and_buckets_that_are_wrong(
     rclone_s3: S3Server, workers: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     (rclone_s3.folder / "rights").mkdir(exist_ok=True)
+    with_tls = rclone_s3.endpoint.replace("http:", "https:")
     for url, options, kind, words in (
-        ("s3://rights/a.tar", {"secret": "wrong"}, StorageError, "secret"),
-        ("s3://rights/a.tar", {"key": "wrong"}, StorageError, "key"),
+        ("s3://rights/a.tar", {"secret": "wrong"}, StorageError, "secret key does not belong"),
+        ("s3://rights/a.tar", {"key": "wrong"}, StorageError, "does not know this access key"),
+        ("s3://rights/a.tar", {"endpoint_url": with_tls}, StorageError, "does not speak TLS; check https://"),
         ("s3://rights/a.tar", {}, ShardNotFoundError, "no such shard"),
-        ("s3://no-such-bucket/a.tar", {}, ShardNotFoundError, "no-such-bucket"),
+        ("s3://no-such-bucket/a.tar", {}, ShardNotFoundError, "no such bucket.*no-such-bucket/a.tar"),
         ("s3://no-such-bucket/{000..003}.tar", {}, ShardNotFoundError, "bucket"),
         ("s3://no-such-bucket/{000..003}.tar", {}, ShardNotFoundError, "bucket"),
     ):

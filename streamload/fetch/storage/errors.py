@@ -14,6 +14,7 @@ __all__ = [
     "changed_error",
     "close_matches",
     "connection_error",
+    "is_unexplained_denial",
     "status_error",
     "transient_error",
 ]
@@ -33,7 +34,9 @@ _WRONG_KEY = {
 _ENDPOINT = (
     "`endpoint_url` and `client_kwargs={'region_name': ...}` in storage_options, or AWS_ENDPOINT_URL and AWS_REGION"
 )
+_DENIED = "access is denied"
 _PLAIN_CODE = re.compile(r"[A-Za-z0-9.]{1,60}\Z")
+_ADDRESS = re.compile(r"https?://\S+")
 
 
 class ExpiredCredentialsError(StorageError):
@@ -56,7 +59,7 @@ def status_error(url: str, status: int | None, code: str | None) -> StorageError
     if code in _NO_BUCKET:
         return ShardNotFoundError(f"there is no such bucket ({shown}); check its name and the endpoint", url=url)
     if code in _WRONG_KEY:
-        return StorageError(f"access is denied ({shown}): {_WRONG_KEY[code]}", url=url)
+        return StorageError(f"{_DENIED} ({shown}): {_WRONG_KEY[code]}", url=url)
     if code in _WRONG_REGION or status in (301, 302, 307, 308):
         return StorageError(
             f"the bucket is in another region or behind another endpoint ({shown}); give the right one: {_ENDPOINT}",
@@ -78,17 +81,22 @@ def status_error(url: str, status: int | None, code: str | None) -> StorageError
         return TransientStorageError(f"the storage failed ({shown}); try again later", url=url)
     if status in (401, 403):
         return StorageError(
-            f"access is denied ({shown}); give credentials that may read this (`key` and `secret` in "
+            f"{_DENIED} ({shown}); give credentials that may read this (`key` and `secret` in "
             "storage_options, or the environment that your other tools use), or `anon=True` for a public bucket",
             url=url,
         )
     return StorageError(f"the storage refused the request ({shown}); check the url and storage_options", url=url)
 
 
+def is_unexplained_denial(error: StorageError) -> bool:
+    """Whether access was denied, and the storage has not named a reason, as its answer to a HEAD cannot."""
+    return type(error) is StorageError and error.message.startswith((f"{_DENIED} (401);", f"{_DENIED} (403);"))
+
+
 def connection_error(url: str, what: str) -> StorageError:
     """The error for a connection that was not made; `what` is what the library said."""
-    lowered, url = what.lower(), without_secrets(url)
-    if any(word in lowered for word in ("certificate", "tls", "ssl")):
+    lowered, url = _ADDRESS.sub("", what).lower(), without_secrets(url)
+    if any(word in lowered for word in ("certificate", "tls", "ssl", "invalidcontenttype")):
         return StorageError(
             "the server's certificate is not trusted, or it does not speak TLS; check https:// in the endpoint, name "
             "your own certificate authority with client_kwargs={'verify': PEM_FILE}",

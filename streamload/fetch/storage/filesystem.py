@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import fnmatch
-import re
 import secrets
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,9 +15,11 @@ from streamload.fetch.storage.filesystems import OpenFilesystem, open_filesystem
 from streamload.fetch.storage.http_range import Wanted, open_http_range
 from streamload.fetch.storage.protocol import (
     UNKNOWN_BYTES,
+    EmptyBody,
     RangeBody,
     ShardInfo,
     is_pattern,
+    matches,
     same_etag,
     without_secrets,
 )
@@ -120,6 +120,8 @@ class FilesystemStorage:
             known = self._known[wanted.url] = await _look(opened, path)
         if not same_etag(wanted.etag, known.etag):
             raise changed_error(wanted.url, wanted.etag, known.etag)
+        if known.bytes == wanted.start == 0:
+            return EmptyBody(known.etag)
         end = known.bytes if wanted.end is None else min(wanted.end, known.bytes)
         if wanted.start >= end:
             raise changed_error(wanted.url, wanted.etag, known.etag)
@@ -240,14 +242,7 @@ async def _level(opened: OpenFilesystem, folder: str, component: str, *, kind: s
         entries = await opened.call("ls", folder, detail=True)
     except (FileNotFoundError, NotADirectoryError):
         return []
-    return [entry for entry in entries if entry.get("type") == kind and _matches(str(entry["name"]), component)]
-
-
-def _matches(path: str, component: str) -> bool:
-    name = path.rstrip("/").rpartition("/")[2]
-    if name.startswith(".") and not component.startswith("."):
-        return False
-    return re.match(fnmatch.translate(component), name) is not None
+    return [entry for entry in entries if entry.get("type") == kind and matches(str(entry["name"]), component)]
 
 
 async def _with_advice(opened: OpenFilesystem, path: str, error: ShardNotFoundError) -> ShardNotFoundError:

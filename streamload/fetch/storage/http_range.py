@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from streamload.errors import StorageError
 from streamload.fetch.storage.errors import changed_error, connection_error, status_error, transient_error
-from streamload.fetch.storage.protocol import RangeBody, quoted, same_etag
+from streamload.fetch.storage.protocol import EmptyBody, RangeBody, quoted, same_etag
 
 if TYPE_CHECKING:
     import aiohttp
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["Wanted", "covered_bytes", "open_http_range", "strong_etag"]
 
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)\Z")
+_NO_RANGE_OF_NOTHING = re.compile(r"bytes \*/0\Z")
 _CODE = re.compile(r"<Code>([^<]*)</Code>")
 _ERROR_BYTES = 64 << 10
 
@@ -116,7 +117,12 @@ async def _checked(
     response: aiohttp.ClientResponse,
     wanted: Wanted,
     on_close: Callable[[], Awaitable[None]] | None,
-) -> _HttpBody:
+) -> RangeBody:
+    if wanted.start == 0 and _is_empty(response):
+        response.close()
+        if on_close is not None:
+            await on_close()
+        return EmptyBody(quoted(response.headers.get("ETag")))
     if response.status not in (200, 206):
         raise await _refusal(response, wanted.url)
     range_bytes, total_bytes = covered_bytes(wanted, response.headers.get("Content-Range"))
@@ -124,6 +130,13 @@ async def _checked(
     if not same_etag(wanted.etag, now):
         raise changed_error(wanted.url, wanted.etag, now)
     return _HttpBody(response, wanted.url, range_bytes, total_bytes, on_close)
+
+
+def _is_empty(response: aiohttp.ClientResponse) -> bool:
+    """Whether the answer says that the object has no byte: some servers refuse a range of it then, others don't."""
+    if response.status == 416:
+        return _NO_RANGE_OF_NOTHING.match(response.headers.get("Content-Range", "")) is not None
+    return response.status == 200 and response.headers.get("Content-Length") == "0"
 
 
 async def _refusal(response: aiohttp.ClientResponse, url: str) -> StorageError:

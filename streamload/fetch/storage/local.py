@@ -90,7 +90,7 @@ class LocalStorage:
         except OSError as exc:
             os.close(descriptor)
             raise _storage_error(path, exc) from exc
-        if start >= total_bytes:
+        if start >= max(1, total_bytes):
             os.close(descriptor)
             raise ShardChangedError(f"the file ends at {total_bytes} bytes, before the asked {start}", url=path)
         return _FileRange(path, descriptor, total_bytes, start, total_bytes if end is None else min(end, total_bytes))

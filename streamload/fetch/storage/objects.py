@@ -3,40 +3,40 @@
 from __future__ import annotations
 
 import asyncio
-import fnmatch
-import re
 import ssl
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
-from streamload.errors import ShardChangedError, ShardNotFoundError, StorageError, TransientStorageError
+from streamload.errors import ShardChangedError, ShardNotFoundError, StorageError
 from streamload.fetch.storage.errors import (
     ExpiredCredentialsError,
     changed_error,
     close_matches,
+    is_unexplained_denial,
     transient_error,
 )
 from streamload.fetch.storage.http_range import Wanted, open_http_range, strong_etag
+from streamload.fetch.storage.object_body import ObjectBody
 from streamload.fetch.storage.object_stores import ObjectPlace, locate, make_store
 from streamload.fetch.storage.obstore_errors import is_whole_answer, storage_error
 from streamload.fetch.storage.options import ObjectConfig
 from streamload.fetch.storage.protocol import (
     UNKNOWN_BYTES,
+    EmptyBody,
     RangeBody,
     ShardInfo,
     is_pattern,
+    matches,
     quoted,
     same_etag,
     without_secrets,
 )
+from streamload.fetch.storage.under_way import UnderWay
 
 __all__ = ["ObjectStorage"]
-
-_CHUNK_BYTES = 1
-"""Bodies are passed on as they come: what obstore still gathers is lost where a body breaks off."""
 
 _SIGNED_FOR = timedelta(hours=1)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -58,6 +58,7 @@ class ObjectStorage:
         self._config = config
         self._stores: dict[tuple[str, bool], Any] = {}
         self._answers_200: set[str] = set()
+        self._under_way = UnderWay(_call_obstore)
         self._lock = threading.Lock()
 
     def info(self, url: str) -> ShardInfo:
@@ -68,6 +69,8 @@ class ObjectStorage:
             meta = self._retried(url, obstore.head)
         except ShardNotFoundError as exc:
             raise self._with_advice(url, exc) from None
+        except StorageError as exc:
+            raise self._explained(url, exc) from None
         return _info(url, meta)
 
     def absolute(self, url: str) -> str:
@@ -138,16 +141,22 @@ class ObjectStorage:
         if (strong := strong_etag(etag)) is not None:
             options["if_match"] = strong
         try:
-            result = await obstore.get_async(self._store(place, retries=False), place.key, options=options)
+            # No local name: an error that someone keeps would keep the store through it, and its connections.
+            result = await self._under_way.add(
+                obstore.get_async(self._store(place, retries=False), place.key, options=options)
+            )
         except (obstore.exceptions.BaseError, OSError, ValueError) as exc:
             if is_whole_answer(exc) and self._config.family != "http":
                 self._answers_200.add(place.root)
                 return await self._open_signed(place, wanted)
             error = storage_error(url, exc)
-            if type(error) is ShardChangedError and etag is not None:
-                now = await self._etag_now(place)
-                if now is None or not same_etag(etag, now):  # else it is only shorter than the range
-                    error = changed_error(url, etag, now)
+            is_changed = type(error) is ShardChangedError
+            if is_changed or (is_whole_answer(exc) and start == 0):
+                size_bytes, now = await self._size_and_etag_now(place)
+                if size_bytes == start == 0 and same_etag(etag, now):
+                    return EmptyBody(now)
+            if is_changed and etag is not None and (now is None or not same_etag(etag, now)):
+                error = changed_error(url, etag, now)  # else it is only shorter than the range
             raise error from None
         total_bytes, now = result.meta["size"], quoted(result.meta["e_tag"])
         if not same_etag(etag, now):
@@ -155,7 +164,7 @@ class ObjectStorage:
         first, last = result.range
         if (first, last) != (start, total_bytes if end is None else min(end, total_bytes)):
             raise transient_error(url, "the server sent another part of the object than was asked for")
-        return _ObjectBody(url, result, last - first, total_bytes, now)
+        return ObjectBody(url, result, (last - first, total_bytes), etag=now, under_way=self._under_way)
 
     async def _open_signed(self, place: ObjectPlace, wanted: Wanted) -> RangeBody:
         """Read from a server that answers with status 200 and a right Content-Range, which obstore refuses."""
@@ -165,18 +174,18 @@ class ObjectStorage:
         if self._config.config.get("skip_signature"):
             address = place.unsigned_address(self._config.config.get("endpoint"))
         else:
-            address = await obstore.sign_async(self._store(place), "GET", place.key, _SIGNED_FOR)
+            address = await self._under_way.add(obstore.sign_async(self._store(place), "GET", place.key, _SIGNED_FOR))
         session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=_tls(self._config.client)))
         return await open_http_range(session, address, wanted, on_close=session.close)
 
-    async def _etag_now(self, place: ObjectPlace) -> str | None:
+    async def _size_and_etag_now(self, place: ObjectPlace) -> tuple[int | None, str | None]:
         import obstore
 
         try:
-            meta = await obstore.head_async(self._store(place), place.key)
+            meta = await self._under_way.add(obstore.head_async(self._store(place), place.key))
         except (obstore.exceptions.BaseError, OSError):
-            return None
-        return quoted(meta["e_tag"])
+            return None, None
+        return meta["size"], quoted(meta["e_tag"])
 
     def write(self, url: str, source: bytes | str) -> None:
         """By one PUT, or in parts where it is large; either way whole or not at all. See `Storage.write`."""
@@ -197,9 +206,10 @@ class ObjectStorage:
             return
 
     async def aclose(self) -> None:
-        """Drop the stores, and their connections with them."""
+        """Drop the stores, and their connections with them, when nothing is under way any more."""
         with self._lock:
             self._stores.clear()
+        await self._under_way.over()
 
     # -- listing
 
@@ -211,10 +221,10 @@ class ObjectStorage:
     def _folders(self, place: ObjectPlace, prefix: str, component: str) -> Sequence[str]:
         if not is_pattern(component):
             return [f"{prefix}/{component}".lstrip("/")]
-        return [found for found in self._level(place, prefix)["common_prefixes"] if _matches(found, component)]
+        return [found for found in self._level(place, prefix)["common_prefixes"] if matches(found, component)]
 
     def _objects(self, place: ObjectPlace, prefix: str, component: str) -> Sequence[Any]:
-        return [meta for meta in self._level(place, prefix)["objects"] if _matches(meta["path"], component)]
+        return [meta for meta in self._level(place, prefix)["objects"] if matches(meta["path"], component)]
 
     def _with_advice(self, url: str, error: ShardNotFoundError) -> ShardNotFoundError:
         """The error with the names that are like the missing one, from one listing of its folder."""
@@ -224,11 +234,24 @@ class ObjectStorage:
             return error
         try:
             objects = self._level(place, folder)["objects"]
+        except ShardNotFoundError as exc:  # the bucket, since a folder that is not there lists as empty
+            return ShardNotFoundError(exc.message, url=without_secrets(url))
         except StorageError:
             return error
         names = [str(meta["path"]).rpartition("/")[2] for meta in objects]
         advice = close_matches(name, names, f"{place.root}{folder}")
         return ShardNotFoundError(f"no such shard: {advice}", url=without_secrets(url))
+
+    def _explained(self, url: str, error: StorageError) -> StorageError:
+        """The error for a denied HEAD, whose answer has no body that says why; a listing's has."""
+        if not is_unexplained_denial(error) or self._config.family == "http":
+            return error
+        place = locate(url)
+        try:
+            self._level(place, place.key.rpartition("/")[0])
+        except StorageError as exc:
+            return StorageError(exc.message, url=without_secrets(url)) if type(exc) is StorageError else error
+        return error
 
     # -- stores
 
@@ -260,6 +283,8 @@ class ObjectStorage:
                 if attempt or not isinstance(error, ExpiredCredentialsError):
                     raise error from None
                 self._renew(place, store)
+            finally:
+                del store  # an error that someone keeps would keep its connections
         raise AssertionError("the second attempt returns or raises")
 
     async def _retried_async(self, url: str, place: ObjectPlace, act: Callable[[], Awaitable[_Result]]) -> _Result:
@@ -273,38 +298,16 @@ class ObjectStorage:
                 return await act()
         except ShardNotFoundError as exc:
             error = exc
-        raise await asyncio.to_thread(self._with_advice, url, error)
-
-
-class _ObjectBody:
-    """A range of an object that obstore streams."""
-
-    def __init__(self, url: str, result: Any, range_bytes: int, total_bytes: int, etag: str | None) -> None:
-        self.total_bytes = total_bytes
-        self.etag = etag
-        self._url = url
-        self._stream = result.stream(min_chunk_size=_CHUNK_BYTES)
-        self._range_bytes = range_bytes
-
-    async def chunks(self) -> AsyncIterator[bytes]:
-        import obstore
-
-        left = self._range_bytes
-        try:
-            async for chunk in self._stream:
-                left -= len(chunk)
-                if left < 0:
-                    raise transient_error(self._url, "the server sent more bytes than its headers say")
-                yield chunk
-        except (obstore.exceptions.BaseError, OSError) as exc:
-            raise _body_error(self._url, exc) from None
         finally:
-            await self.aclose()
-        if left:
-            raise transient_error(self._url, f"the answer ended {left:,} bytes early")
+            del store
+        alone = ObjectStorage(self._config)  # with stores of its own, since it may outlast the others
+        raise await asyncio.to_thread(alone._with_advice, url, error)
 
-    async def aclose(self) -> None:
-        self._stream = None  # the last reference: obstore closes the connection with it
+
+def _call_obstore() -> object:
+    from obstore.store import MemoryStore
+
+    return MemoryStore()
 
 
 def _tls(client: Mapping[str, Any]) -> ssl.SSLContext | bool:
@@ -314,21 +317,8 @@ def _tls(client: Mapping[str, Any]) -> ssl.SSLContext | bool:
     return not client.get("allow_invalid_certificates")
 
 
-def _body_error(url: str, exc: Exception) -> StorageError:
-    """What broke off while it was read may be read again, whatever the reason; the next request tells a final one."""
-    error = storage_error(url, exc)
-    return error if isinstance(error, TransientStorageError) else transient_error(url, "the answer broke off")
-
-
 def _info(url: str, meta: Mapping[str, Any]) -> ShardInfo:
     changed: datetime = meta["last_modified"]
     # Whole seconds, since a listing may be finer than the header of an answer.
     mtime_ns = (changed - _EPOCH) // timedelta(seconds=1) * 1_000_000_000
     return ShardInfo(url, meta["size"], mtime_ns, quoted(meta["e_tag"]))
-
-
-def _matches(key: str, component: str) -> bool:
-    name = key.rpartition("/")[2]
-    if name.startswith(".") and not component.startswith("."):
-        return False
-    return re.match(fnmatch.translate(component), name) is not None

@@ -146,7 +146,7 @@ def object_config(protocol: str, options: Mapping[str, Any]) -> ObjectConfig | N
         The settings, or None where fsspec knows an option that obstore cannot be given.
 
     Raises:
-        ValueError: neither knows the option.
+        ValueError: neither knows the option, or the endpoint is no address.
     """
     family = _FAMILY.get(protocol, protocol)
     given = {name: value for name, value in options.items() if value is not None}
@@ -234,6 +234,10 @@ def _take(config: dict[str, Any], name: str, *values: object) -> None:
 
 def _client(endpoint: str | None, verify: object = None) -> dict[str, Any]:
     client: dict[str, Any] = {}
+    if endpoint is not None and not endpoint.startswith(("http://", "https://")):
+        raise ValueError(
+            f"endpoint_url={endpoint!r} (of storage_options or AWS_ENDPOINT_URL) must begin with https:// or http://"
+        )
     if endpoint is not None and endpoint.startswith("http://"):
         client["allow_http"] = True
     if verify is False:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -10,10 +11,12 @@ from urllib.parse import urlsplit
 
 __all__ = [
     "UNKNOWN_BYTES",
+    "EmptyBody",
     "RangeBody",
     "ShardInfo",
     "Storage",
     "is_pattern",
+    "matches",
     "protocol_of",
     "quoted",
     "same_etag",
@@ -72,6 +75,24 @@ class RangeBody(Protocol):
         ...
 
 
+class EmptyBody:
+    """What there is to read of an object of 0 bytes; no range of it can be asked for."""
+
+    total_bytes = 0
+
+    def __init__(self, etag: str | None) -> None:
+        self.etag = etag
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """Nothing."""
+        nothing: tuple[bytes, ...] = ()
+        for chunk in nothing:
+            yield chunk
+
+    async def aclose(self) -> None:
+        """Nothing to give up."""
+
+
 class Storage(Protocol):
     """What reading and writing shards needs of a storage. Every failure is a `StorageError` that names the url.
 
@@ -108,7 +129,7 @@ class Storage(Protocol):
 
         Args:
             url: the shard.
-            start: the first byte; the object must have it.
+            start: the first byte; the object must have it, unless it is 0 and the object is empty.
             end: one past the last byte.
             etag: the version that the object must still have; None takes any.
 
@@ -138,6 +159,14 @@ def is_pattern(url: str) -> bool:
     if url.startswith(("http://", "https://")):
         return "*" in urlsplit(url).path
     return _GLOB.search(url) is not None
+
+
+def matches(path: str, component: str) -> bool:
+    """Whether the name at the end of a path matches one component of a pattern; hidden names match hidden ones only."""
+    name = path.rstrip("/").rpartition("/")[2]
+    if name.startswith(".") and not component.startswith("."):
+        return False
+    return re.match(fnmatch.translate(component), name) is not None
 
 
 def protocol_of(url: str) -> str:

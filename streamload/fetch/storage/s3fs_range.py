@@ -10,7 +10,7 @@ from streamload.errors import ShardChangedError, StorageError
 from streamload.fetch.storage.errors import changed_error, transient_error
 from streamload.fetch.storage.filesystem_errors import TellsErrors
 from streamload.fetch.storage.http_range import Wanted, covered_bytes, strong_etag
-from streamload.fetch.storage.protocol import RangeBody, quoted, same_etag
+from streamload.fetch.storage.protocol import EmptyBody, RangeBody, quoted, same_etag
 
 __all__ = ["open_s3fs_range"]
 
@@ -35,7 +35,9 @@ async def open_s3fs_range(fs: Any, path: str, wanted: Wanted) -> RangeBody:
         with TellsErrors(wanted.url):
             answer = await methodcaller("_call_s3", "get_object", **options)(fs)
     except ShardChangedError:
-        now = await _etag_now(fs, bucket, key)
+        size_bytes, now = await _size_and_etag_now(fs, bucket, key)
+        if size_bytes == wanted.start == 0 and same_etag(wanted.etag, now):
+            return EmptyBody(now)
         if same_etag(wanted.etag, now):  # it is only shorter than the range
             raise
         raise changed_error(wanted.url, wanted.etag, now) from None
@@ -51,13 +53,13 @@ async def open_s3fs_range(fs: Any, path: str, wanted: Wanted) -> RangeBody:
     return _S3Body(wanted.url, body, range_bytes, total_bytes, now)
 
 
-async def _etag_now(fs: Any, bucket: str, key: str) -> str | None:
+async def _size_and_etag_now(fs: Any, bucket: str, key: str) -> tuple[int | None, str | None]:
     try:
         with TellsErrors(key):
             found = await methodcaller("_call_s3", "head_object", Bucket=bucket, Key=key)(fs)
     except StorageError:
-        return None
-    return quoted(found.get("ETag"))
+        return None, None
+    return found.get("ContentLength"), quoted(found.get("ETag"))
 
 
 class _S3Body:

@@ -1,0 +1,136 @@
+"""The fetched shards that are known, and how many of them may be open at once: each takes a descriptor or two."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from streamload.errors import StorageError
+from streamload.fetch.fetched_shard import FetchedShard
+from streamload.fetch.ledger import PartLedger
+from streamload.fetch.listing.listing import Listing
+from streamload.fetch.parts import shard_and_number
+from streamload.fetch.transfer.download import Pin
+from streamload.fetch.unpack.unpacking import compression_of
+from streamload.memory.unnamed import descriptor_limit
+
+__all__ = ["FetchedShards"]
+
+_SHARE_OF_DESCRIPTORS = 6
+
+
+class FetchedShards:
+    """Shards by number, from the first time that anything is asked of them until they are closed.
+
+    A shard that is finished with is *kept* as long as some of it is there, since the next epoch may use that.
+
+    Args:
+        listing: the shards.
+        most_open: how many may be open at once; by default a sixth of what this process may have open.
+    """
+
+    def __init__(self, listing: Listing, most_open: int | None = None) -> None:
+        self.most_open = max(1, descriptor_limit() // _SHARE_OF_DESCRIPTORS) if most_open is None else most_open
+        self._listing = listing
+        self._states: dict[int, FetchedShard] = {}
+        self._open: dict[int, None] = {}
+        self._finished: dict[int, None] = {}
+        self._generations = 0
+        self._closed: list[int] = []
+
+    def __contains__(self, shard: int) -> bool:
+        return shard in self._states
+
+    def __getitem__(self, shard: int) -> FetchedShard:
+        """A shard; made if it is not known."""
+        state = self._states.get(shard)
+        if state is None:
+            listed = self._listing.shards[shard]
+            size_bytes = listed.bytes if listed.bytes >= 0 else None
+            compression = compression_of(listed.url)
+            state = self._states[shard] = FetchedShard(
+                shard,
+                listed.url,
+                Pin(size_bytes, listed.etag),
+                compression,
+                self.new_generation(),
+                None if compression is not None else size_bytes,
+            )
+        return state
+
+    def new_generation(self) -> int:
+        """A number that no memory of a shard has had."""
+        self._generations += 1
+        return self._generations
+
+    def opened(self, shard: int) -> None:
+        """Some of it is on its way, so it is open now."""
+        self._open[shard] = None
+
+    def to_close(self, shard: int, ledger: PartLedger) -> list[int] | None:
+        """What to `release` so that a shard may be open: one of which nothing is needed, or that is needed last.
+
+        Args:
+            shard: the shard, of which a part is fetched next.
+            ledger: knows who needs what of the others.
+
+        Returns:
+            The numbers of shards; None where none can be closed.
+        """
+        if shard in self._open or len(self._open) < self.most_open:
+            return []
+        left = {each: len(ledger.parts_of(each)) for each in self._open}
+        if (empty := next((each for each, parts in left.items() if not parts), None)) is not None:
+            return [empty]
+        for key in ledger.dispensable():
+            other = shard_and_number(key)[0]
+            left[other] -= 1
+            if not left[other]:
+                return [other]
+        return None
+
+    def release(self, shard: int) -> None:
+        """Let go of a shard's memory, of which nothing is there any more; what its answers said of it stays known."""
+        self._states[shard].release(self.new_generation())
+        self._open.pop(shard, None)
+        self._closed.append(shard)
+
+    def finish(self, shard: int) -> None:
+        """Nothing of it will be wanted soon."""
+        if shard in self._states:
+            self._finished.pop(shard, None)
+            self._finished[shard] = None
+
+    def resume(self, shards: Iterable[int]) -> None:
+        """Something of them is wanted again."""
+        for shard in shards:
+            self._finished.pop(shard, None)
+
+    def take_if_finished(self, shard: int) -> FetchedShard | None:
+        """Forget a shard that is finished with, for whoever closes it; None for any other."""
+        if shard not in self._finished:
+            return None
+        del self._finished[shard]
+        self._open.pop(shard, None)
+        self._closed.append(shard)
+        return self._states.pop(shard)
+
+    def take_closed(self) -> list[int]:
+        """The shards whose memory was let go of since the last call, and that have no other one now."""
+        closed, self._closed = self._closed, []
+        return [shard for shard in closed if shard not in self._open]
+
+    def close(self) -> None:
+        """Let go of all memory."""
+        while self._states:
+            self._states.popitem()[1].close()
+        self._open.clear()
+
+    def too_many(self) -> StorageError:
+        """The error to raise where no shard can be closed, and another one is needed."""
+        limit = descriptor_limit()
+        return StorageError(
+            f"more than {self.most_open} shards are needed at once, because samples in them are yet to be drawn within "
+            f"shuffle_window, and this process may have only {limit} files open. Raise that limit (`ulimit -n "
+            f"{_SHARE_OF_DESCRIPTORS * limit}`, before the program is started), give a smaller shuffle_window, or pack "
+            "fewer and larger shards"
+        )

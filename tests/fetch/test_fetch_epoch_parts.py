@@ -1,0 +1,167 @@
+"""What an epoch keeps: parts that a later row may need, no longer than that, and nothing after its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from streamload.dataset.table import ShardTable
+from streamload.fetch.epoch_parts import EpochParts
+from streamload.fetch.fetcher import Fetcher
+from streamload.fetch.ledger import PartLedger
+from streamload.fetch.parts import PART_BYTES, part_key
+from streamload.fetch.tables import Tables
+from streamload.order.plan import RankPlan
+
+HALF = PART_BYTES // 2
+
+
+def table_of(*places: tuple[int, int]) -> ShardTable:
+    """Samples of one member each, by offset and size."""
+    count = len(places)
+    return ShardTable(
+        shard_bytes=3 * PART_BYTES,
+        fields=("bin",),
+        member_offset=np.array([offset for offset, _ in places], np.int64),
+        member_size=np.array([size for _, size in places], np.int64),
+        member_field=np.zeros(count, np.uint16),
+        sample_start=np.arange(count + 1),
+        key_bytes=np.zeros(0, np.uint8),
+        key_start=np.zeros(count + 1, np.int64),
+    )
+
+
+class Parts:
+    """A ledger in which every part is there as soon as it is wanted."""
+
+    def __init__(self) -> None:
+        self.ledger = PartLedger(100 * PART_BYTES)
+        self.freed_times = 0
+        self.told: list[Callable[[int, int], None]] = []
+
+    def want(self, keys: list[int]) -> None:
+        for key in keys:
+            self.ledger.admitted(key, PART_BYTES)
+            self.ledger.arrived(key, PART_BYTES)
+
+    def there(self, keys: Any) -> bool:
+        return self.ledger.are_present(keys)
+
+    def freed(self) -> None:
+        self.freed_times += 1
+
+    def on_arrival(self, told: Callable[[int, int], None]) -> Callable[[], None]:
+        self.told.append(told)
+        return lambda: self.told.remove(told)
+
+
+class Position:
+    """A plan that knows only which samples of each shard are yet to come."""
+
+    def __init__(self, **unpassed: list[tuple[int, int]]) -> None:
+        self.left = {int(name[1:]): pieces for name, pieces in unpassed.items()}
+
+    def unpassed(self, shard: int) -> list[tuple[int, int]]:
+        return self.left.get(shard, [])
+
+
+class Known:
+    def __init__(self, *tables: ShardTable | None, counted: bool = True) -> None:
+        self.tables = tables
+        self.counts = self
+        self.values = [len(table) if table is not None and counted else -1 for table in tables]
+
+    def at_hand(self, shard: int) -> ShardTable | None:
+        return self.tables[shard]
+
+
+def epoch_of(parts: Parts, plan: Position, tables: Known) -> EpochParts:
+    return EpochParts(cast("Fetcher", parts), cast("RankPlan", plan), cast("Tables", tables))
+
+
+def needed(parts: Parts, *numbers: int) -> list[bool]:
+    return [parts.ledger.is_needed(part_key(0, number)) for number in numbers]
+
+
+def keys(*numbers: int) -> list[int]:
+    return [part_key(0, number) for number in numbers]
+
+
+TABLE = table_of((512, HALF), (HALF + 1024, PART_BYTES), (2 * PART_BYTES + 512, HALF))
+"""The first sample lies in part 0, the second one in parts 0 and 1, the third one in part 2."""
+
+
+@pytest.mark.parametrize(
+    ("left", "kept"),
+    [
+        ([(0, 3)], [True, True, True]),
+        ([(1, 2)], [True, True, False]),
+        ([(2, 3)], [False, False, True]),
+        ([(0, 1)], [True, False, False]),
+        ([], [False, False, False]),
+    ],
+)
+def test_parts_are_kept_as_long_as_a_later_row_may_need_them(left: list[tuple[int, int]], kept: list[bool]) -> None:
+    parts, plan = Parts(), Position(s0=[(0, 3)])
+    epoch = epoch_of(parts, plan, Known(TABLE))
+    epoch.want(keys(0, 1, 2))
+    assert needed(parts, 0, 1, 2) == [True] * 3, "a batch is planned that needs them"
+    epoch.use(keys(0, 1, 2))
+    plan.left[0] = left
+    epoch.advance()
+    assert needed(parts, 0, 1, 2) == [True] * 3, "the batch holds them"
+    epoch.done(keys(0, 1, 2))
+    assert needed(parts, 0, 1, 2) == kept
+    epoch.close()
+    epoch.close()
+    assert needed(parts, 0, 1, 2) == [False] * 3
+
+
+def test_what_is_passed_when_it_is_used_is_held_for_the_batch_alone() -> None:
+    parts = Parts()
+    epoch = epoch_of(parts, Position(s0=[(2, 3)]), Known(TABLE))
+    epoch.want(keys(0, 2))
+    epoch.use(keys(0, 2))
+    epoch.done(keys(0, 2))
+    assert needed(parts, 0, 2) == [False, True]
+    assert parts.freed_times
+
+
+def test_the_end_of_a_shard_that_is_not_known_whole_is_kept() -> None:
+    parts = Parts()
+    begun = table_of((512, HALF), (HALF + 1024, 100))
+    epoch = epoch_of(parts, Position(s0=[(5, 6)]), Known(begun, counted=False))
+    epoch.want(keys(0))
+    epoch.use(keys(0))
+    epoch.done(keys(0))
+    assert needed(parts, 0) == [True], "samples that are not found yet may lie in it"
+
+
+def test_a_shard_without_a_table_is_kept_until_it_is_passed() -> None:
+    parts, plan = Parts(), Position(s0=[(0, 1)])
+    epoch = epoch_of(parts, plan, Known(None))
+    epoch.want(keys(0))
+    epoch.use(keys(0))
+    epoch.done(keys(0))
+    assert needed(parts, 0) == [True]
+    plan.left.clear()
+    epoch.advance()
+    assert needed(parts, 0) == [False]
+
+
+def test_what_comes_of_a_shard_that_is_being_scanned_is_kept_and_of_no_other() -> None:
+    parts = Parts()
+    epoch = epoch_of(parts, Position(s0=[(0, 3)], s1=[(0, 3)]), Known(TABLE, TABLE))
+    epoch.keep(0)
+    for shard in (0, 1):
+        parts.want([part_key(shard, 0)])
+        for told in parts.told:
+            told(shard, part_key(shard, 0))
+    first, second = part_key(0, 0), part_key(1, 0)
+    assert parts.ledger.dispensable() == [second, first], "what is kept makes room last"
+    epoch.close()
+    assert parts.told == []
+    assert parts.ledger.dispensable() == [first, second]

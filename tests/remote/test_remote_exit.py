@@ -1,0 +1,64 @@
+"""A program that reads without workers and ends while shards are on their way ends well."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+
+import pytest
+from places import Place, write_datasets
+from servers.faults import FaultServer, Script
+
+SCRIPT = textwrap.dedent(
+    """
+    import atexit, sys
+
+    @atexit.register  # so early that it is called last
+    def say_what_is_open():
+        import asyncio, gc
+        loops = [found for found in gc.get_objects() if isinstance(found, asyncio.BaseEventLoop)]
+        print([loop.is_closed() for loop in loops], flush=True)
+
+    from streamload import StreamLoader
+
+    how, urls = sys.argv[1], sys.argv[2:]
+    loader = StreamLoader(urls, 2, fields=("cls",), num_workers=0)
+    batches = iter(loader)
+    next(batches)
+    if how == "close":
+        loader.close()
+    if how == "raise":
+        sys.exit(7)
+
+    class Late:  # the interpreter takes its time to end, in which answers come
+        def __del__(self):
+            [number * number for number in range(2_000_000)]
+
+    sys.late = Late()
+    """
+)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultServer]:
+    folder = tmp_path_factory.mktemp("exit")
+    write_datasets(folder, [[30_000] * 10] * 16, [])
+    with FaultServer(folder, Script(bytes_per_s=1e6)) as found:
+        yield found
+
+
+@pytest.mark.parametrize(("how", "status"), [("close", 0), ("raise", 7), ("nothing", 0)])
+def test_a_program_that_ends_while_shards_are_on_their_way(server: FaultServer, how: str, status: int) -> None:
+    urls = Place(server.url).urls("indexed", range(16))
+    ended = subprocess.run(
+        [sys.executable, "-W", "ignore::FutureWarning", "-c", SCRIPT, how, *urls],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ended.returncode == status, ended.stderr
+    assert ended.stderr == ""
+    assert ended.stdout == "[True]\n"

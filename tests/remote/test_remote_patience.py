@@ -1,0 +1,134 @@
+"""Servers that do not answer, or not what they were asked, and programs that share a cache and are killed."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from places import Place, write_datasets
+from servers.faults import FaultServer, Script
+
+from streamload import StreamLoader
+from streamload.errors import StorageError
+from streamload.fetch.fetching import Fetching
+from streamload.fetch.transfer.download import DownloadLimits
+from streamload.options import Options
+
+SHARDS = range(6)
+SIZES = [[20_000] * 30 for _ in SHARDS]
+LABELS = list(range(180))
+IMPATIENT = DownloadLimits(
+    stall_timeout_s=0.3, give_up_timeout_s=0.9, tries=3, first_backoff_s=0.01, most_backoff_s=0.02
+)
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultServer]:
+    folder = tmp_path_factory.mktemp("patience")
+    write_datasets(folder, SIZES, [])
+    with FaultServer(folder) as server:
+        yield server
+
+
+@pytest.fixture
+def server(running: FaultServer) -> FaultServer:
+    running.play(Script())
+    return running
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loaders that give up soon."""
+    usual = Options.fetching
+
+    def fetching(options: Options) -> Fetching:
+        return dataclasses.replace(usual(options), limits=IMPATIENT)
+
+    monkeypatch.setattr(Options, "fetching", fetching)
+
+
+def loader_of(server: FaultServer, packing: str, **options: Any) -> StreamLoader:
+    defaults: dict[str, Any] = {"batch_size": 9, "fields": ("npy", "cls"), "num_workers": 0, "timeout": 60}
+    return StreamLoader(Place(server.url).urls(packing, SHARDS), **{**defaults, **options})
+
+
+def checked_labels(loader: StreamLoader) -> Iterator[int]:
+    """The labels, while the bytes of each sample are held to what was written."""
+    for arrays, labels in loader:
+        for array, label in zip(arrays, labels.tolist(), strict=True):
+            assert int(array[0]) == label % 251
+            assert int(array[1]) == int(array[2]) == label % 251
+            yield label
+
+
+@pytest.mark.parametrize(("packing", "workers"), [("indexed", 0), ("plain", 1)])
+@pytest.mark.usefixtures("impatient")
+def test_a_server_that_never_answers(server: FaultServer, packing: str, workers: int) -> None:
+    with loader_of(server, packing, num_workers=workers) as loader:
+        server.play(Script(silent_share=1.0))
+        with pytest.raises(StorageError, match=r"requests in a row brought no byte.*without a byte") as caught:
+            list(checked_labels(loader))
+        assert caught.value.url is not None
+        assert caught.value.url.startswith(f"{server.url}/{packing}/")
+        server.play(Script())
+        assert list(checked_labels(loader)) == LABELS
+
+
+@pytest.mark.parametrize("fault", ["wrong_range_share", "whole_share"])
+@pytest.mark.parametrize("share", [0.4, 1.0])
+@pytest.mark.usefixtures("impatient")
+def test_answers_to_other_questions(server: FaultServer, fault: str, share: float) -> None:
+    for packing in ("indexed", "plain"):
+        server.play(Script())
+        with loader_of(server, packing) as loader:
+            server.play(Script(seed=3, **{fault: share}))
+            got: list[int] = []
+            failure: StorageError | None = None
+            try:
+                got.extend(checked_labels(loader))
+            except StorageError as error:
+                failure = error
+            assert got == LABELS[: len(got)]
+            if failure is None:
+                assert got == LABELS
+            else:
+                assert str(failure.url).startswith(f"{server.url}/{packing}/")
+
+
+OTHER = textwrap.dedent(
+    """
+    import sys
+    from streamload import StreamLoader
+
+    loader = StreamLoader(sys.argv[2:], 9, fields=("npy", "cls"), num_workers=1, cache_dir=sys.argv[1], timeout=60)
+    for step, _ in enumerate(loader):
+        if step == 2:
+            print("reads", flush=True)
+            sys.stdin.read()
+    """
+)
+
+
+def test_a_cache_that_is_shared_with_one_that_is_killed(server: FaultServer, tmp_path: Path) -> None:
+    cache, urls = str(tmp_path / "cache"), Place(server.url).urls("indexed", SHARDS)
+    server.play(Script(bytes_per_s=1e6))
+    command = [sys.executable, "-c", OTHER, cache, *urls]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"reads\n"
+        with loader_of(server, "indexed", cache_dir=cache) as loader:
+            labels = checked_labels(loader)
+            got = [next(labels) for _ in range(20)]
+            other.kill()
+            got += labels
+    assert got == LABELS
+    server.play(Script())
+    with loader_of(server, "indexed", cache_dir=cache) as loader:
+        assert list(checked_labels(loader)) == LABELS
+    assert [path for _, path, _ in server.report().log if path.endswith(".tar")] == []
