@@ -82,6 +82,7 @@ class Fetcher:
         self._cache = cache
         self._bringer: Bringer | None = None
         self._shards: dict[int, FetchedShard] = {}
+        self._pins: dict[int, Pin] = {}
         self._generations = 0
         self._failures: dict[int, Exception] = {}
         self._finished: set[int] = set()
@@ -288,17 +289,13 @@ class Fetcher:
         state = self._shards.get(shard)
         if state is None:
             listed = self._listing.shards[shard]
-            size_bytes = listed.bytes if listed.bytes >= 0 else None
             compression = compression_of(listed.url)
+            # It outlives the shard's memory: where samples lie was found in the version that was read first.
+            pin = self._pins.setdefault(shard, Pin(listed.bytes if listed.bytes >= 0 else None, listed.etag))
             self._generations += 1
-            state = self._shards[shard] = FetchedShard(
-                shard,
-                listed.url,
-                Pin(size_bytes, listed.etag),
-                compression,
-                self._generations,
-                None if compression is not None else size_bytes,
-            )
+            total_bytes = None if compression is not None else pin.total_bytes
+            state = FetchedShard(shard, listed.url, pin, compression, self._generations, total_bytes)
+            self._shards[shard] = state
         return state
 
     def has(self, state: FetchedShard, number: int) -> bool:

@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from servers.faults import FaultServer, Script
 
+from streamload.errors import ShardChangedError
 from streamload.fetch.cache.disk_cache import DiskCache
 from streamload.fetch.cache.partial_shard import PartialShard
 from streamload.fetch.cache.shard_identity import ShardIdentity
 from streamload.fetch.fetcher import Fetcher
-from streamload.fetch.listing.listing import Listing
+from streamload.fetch.listing.listing import Listing, list_shards
 from streamload.fetch.listing.shard import Shard
 from streamload.fetch.parts import PART_BYTES, part_key
 from streamload.fetch.storage.storages import Storages
@@ -184,3 +186,44 @@ def test_a_part_that_another_process_fetches_is_fetched_here_when_the_cache_is_o
     asyncio.run(run())
     gc.collect()
     assert not told
+
+
+async def read_twice(urls: list[str], between: Callable[[], None]) -> None:
+    """The first shard, then the second in its room, then the first once more."""
+    listing = await asyncio.to_thread(list_shards, urls)
+    came = asyncio.Event()
+    fetcher = Fetcher(
+        listing,
+        frozenset({0, 1}),
+        Storages(),
+        budget_bytes=PART_BYTES,
+        slot_bytes=lambda: 0,
+        wake=lambda: None,
+        progress=came.set,
+    )
+    try:
+        for shard in (0, 1, 0):
+            keys = [part_key(shard, 0)]
+            came.clear()
+            fetcher.ledger.hold(keys)
+            fetcher.want(keys)
+            fetcher.pump()
+            async with asyncio.timeout(DEADLINE_S):
+                await came.wait()
+            assert fetcher.there(keys)
+            fetcher.ledger.release(keys)
+            fetcher.finish([shard])
+            if shard == 1:
+                assert fetcher.take_closed() == [0]
+                between()
+    finally:
+        await fetcher.close()
+
+
+def test_a_shard_that_is_read_again_must_still_be_the_one_that_was_read_first() -> None:
+    """Its samples are looked for where they were, also where no listing has told its version."""
+    with FaultServer({"data/0.tar": bytes(PART_BYTES), "data/1.tar": bytes(PART_BYTES)}) as server:
+        urls = [f"{server.url}/data/{number}.tar" for number in range(2)]
+        asyncio.run(read_twice(urls, lambda: None))
+        with pytest.raises(ShardChangedError):
+            asyncio.run(read_twice(urls, lambda: server.play(Script(swap_at=0))))
