@@ -9,6 +9,7 @@ Every error pickles, so it survives the way from a worker to the training loop w
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 __all__ = [
@@ -26,7 +27,21 @@ __all__ = [
     "TransformError",
     "TransientStorageError",
     "WorkerError",
+    "without_secrets",
 ]
+
+_USER_INFO = re.compile(r"://[^/?#\s]+@")
+_SECRET_IN_QUERY = re.compile(r"(?<=[?&])([^=&#\s]+)=[^&#\s]*")
+
+
+def without_secrets(url: str) -> str:
+    """The url for messages: without a password before the host, and without the values of its query.
+
+    A path stays as it is, whatever is in it.
+    """
+    if "://" not in url or ("?" not in url and "@" not in url):
+        return url
+    return _SECRET_IN_QUERY.sub(r"\1=...", _USER_INFO.sub("://...@", url))
 
 
 class StreamloadError(Exception):
@@ -34,7 +49,7 @@ class StreamloadError(Exception):
 
     Attributes:
         message: what is wrong and what to do about it, without the place.
-        url: the shard concerned, where known.
+        url: the shard concerned, where known; without passwords and signatures, since errors end up in logs.
         key: the sample's key within the shard, where known.
         offset: the byte offset within the (uncompressed) shard, where known.
     """
@@ -44,7 +59,7 @@ class StreamloadError(Exception):
     ) -> None:
         super().__init__(message)
         self.message = message
-        self.url = url
+        self.url = None if url is None else without_secrets(url)
         self.key = key
         self.offset = offset
 

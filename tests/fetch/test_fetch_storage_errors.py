@@ -7,11 +7,24 @@ import pickle
 
 import pytest
 from scripted_server import CONTENT, Script, serve
+from scripted_storage import Answer, ScriptedStorage
+from virtual_time import run_in_virtual_time
 
-from streamload.errors import ShardChangedError, ShardNotFoundError, StorageError, TransientStorageError
+from streamload.errors import (
+    DatasetIndexError,
+    SampleError,
+    ShardChangedError,
+    ShardFormatError,
+    ShardNotFoundError,
+    StorageError,
+    StreamloadError,
+    TransientStorageError,
+)
+from streamload.fetch.listing.shard_names import refuse_repetitions
 from streamload.fetch.storage.options import object_config, options_of
 from streamload.fetch.storage.protocol import without_secrets
 from streamload.fetch.storage.storages import Storages
+from streamload.fetch.transfer.download import Pin, download
 
 OPTIONS = {"key": "key-id", "secret": "told-secret", "token": "told-secret"}
 KINDS = ["s3", "http", "s3fs", "fsspec-http"]
@@ -167,6 +180,37 @@ def test_an_endpoint_that_is_not_there(endpoint: str, words: str) -> None:
 def test_urls_are_shown_without_secrets() -> None:
     assert without_secrets("https://me:pw@h/a.tar?X-Signature=abc&v=1") == "https://...@h/a.tar?X-Signature=...&v=..."
     assert without_secrets("s3://b/a.tar") == "s3://b/a.tar"
+    assert without_secrets("sftp://me:p@w@h/a@b.tar") == "sftp://...@h/a@b.tar"
+    assert without_secrets("/data/a?b=1&c=2@x.tar") == "/data/a?b=1&c=2@x.tar"
+
+
+SIGNED = "https://me:told-secret@h/a.tar?X-Amz-Signature=told-secret"
+
+
+@pytest.mark.parametrize("error", [StorageError, ShardFormatError, SampleError, DatasetIndexError])
+def test_no_error_shows_a_signature_or_a_password(error: type[StreamloadError]) -> None:
+    raised = error("cannot be read", url=SIGNED)
+    for shown in (str(raised), repr(raised), str(raised.url), str(pickle.loads(pickle.dumps(raised)))):
+        assert "h/a.tar?X-Amz-Signature=..." in shown
+        assert "told-secret" not in shown
+
+
+def test_a_download_that_is_given_up_or_meets_another_version_does_not_show_the_signature() -> None:
+    with pytest.raises(ShardChangedError) as changed:
+        Pin(5).check(SIGNED, 6, None)
+    storage = ScriptedStorage(b"", lambda _: Answer(error=TransientStorageError("broken", url=SIGNED)))
+    with pytest.raises(StorageError) as given_up:
+        run_in_virtual_time(download(storage, SIGNED, 0, 5, lambda *_: None, pin=Pin()))
+    with pytest.raises(ValueError, match="twice") as twice:
+        refuse_repetitions([SIGNED, SIGNED])
+    for caught in (changed, given_up, twice):
+        assert "h/a.tar" in str(caught.value)
+        assert "told-secret" not in f"{caught.value} {caught.value.__cause__}"
+
+
+def test_what_holds_keys_does_not_show_them() -> None:
+    made = object_config("s3", OPTIONS)
+    assert "told-secret" not in f"{made} {Storages(OPTIONS)}"
 
 
 def test_options_in_fsspecs_spellings() -> None:

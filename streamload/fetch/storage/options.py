@@ -124,8 +124,8 @@ class ObjectConfig:
     """
 
     family: str
-    config: dict[str, Any] = field(default_factory=dict)
-    client: dict[str, Any] = field(default_factory=dict)
+    config: dict[str, Any] = field(default_factory=dict, repr=False)
+    client: dict[str, Any] = field(default_factory=dict, repr=False)
     profile: str | None = None
 
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Protocol
 from urllib.parse import urlsplit
 
+from streamload.errors import without_secrets
+
 __all__ = [
     "UNKNOWN_BYTES",
     "RangeBody",
@@ -25,8 +27,6 @@ UNKNOWN_BYTES = -1
 
 _GLOB = re.compile(r"[*?\[]")
 _PROTOCOL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
-_USER_INFO = re.compile(r"://[^/@\s]+@")
-_SECRET_IN_QUERY = re.compile(r"(?<=[?&])([^=&#\s]+)=[^&#\s]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,11 +154,6 @@ def quoted(etag: str | None) -> str | None:
 def same_etag(one: str | None, other: str | None) -> bool:
     """Whether two ETags can be of the same version; quotes don't count, and what is not known differs from nothing."""
     return one is None or other is None or _bare(one) == _bare(other)
-
-
-def without_secrets(url: str) -> str:
-    """The url for messages: without a password before the host, and without the values of its query."""
-    return _SECRET_IN_QUERY.sub(r"\1=...", _USER_INFO.sub("://...@", url)) if "?" in url or "@" in url else url
 
 
 def _bare(etag: str) -> str:
