@@ -230,3 +230,22 @@ def test_options_in_fsspecs_spellings() -> None:
     assert options_of("s3", {"s3": {"key": "k"}, "gs": {"token": "t"}, "anon": False}) == {"anon": False, "key": "k"}
     with pytest.raises(ValueError, match=r"'keyy', which s3:// does not know; it knows .*key.*secret"):
         Storages({"keyy": "k"}).for_url("s3://b/a.tar")
+
+
+def test_an_option_that_is_a_mapping_is_not_taken_for_the_options_of_a_protocol() -> None:
+    """It would be left out in silence: here, who pays for the requests."""
+    given = {"s3_additional_kwargs": {"RequestPayer": "requester"}, "cache_options": {"a": 1}, "s3": {"key": "k"}}
+    assert options_of("s3", given) == {
+        "s3_additional_kwargs": {"RequestPayer": "requester"},
+        "cache_options": {"a": 1},
+        "key": "k",
+    }
+    assert object_config("s3", options_of("s3", {"s3_additional_kwargs": {"RequestPayer": "requester"}})) is None
+
+
+def test_a_question_mark_is_a_pattern_in_a_bucket_and_a_query_on_a_web_server() -> None:
+    """Only what has a query needs another library, and s3fs may not be there."""
+    storages = Storages(OPTIONS)
+    assert storages.for_url("s3://bucket/a-00?.tar") is storages.for_url("s3://bucket/a.tar")
+    web = Storages()
+    assert web.for_url("https://h/a.tar?sig=b") is not web.for_url("https://h/a.tar")
