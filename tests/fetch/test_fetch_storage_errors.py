@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+from email.utils import formatdate
 
 import pytest
 from scripted_server import CONTENT, Script, serve
@@ -175,6 +176,40 @@ def test_an_endpoint_that_is_not_there(endpoint: str, words: str) -> None:
     storages = Storages({**OPTIONS, "endpoint_url": endpoint})
     with pytest.raises(TransientStorageError, match=words):
         storages.for_url("s3://b/a.tar").info("s3://b/a.tar")
+
+
+async def versions(kind: str, *changed: str) -> list[str | None]:
+    """The versions that a server without ETags gives at these times of change; all are held to the first."""
+    found: list[str | None] = []
+    async with serve(Script(etag="")) as script:
+        storages, url = storages_of(kind, script)
+        try:
+            for time in changed:
+                script.changed = time
+                body = await storages.for_url(url).open_range(url, 0, 10, etag=found[0] if found else None)
+                found.append(body.etag)
+                await body.aclose()
+        finally:
+            await storages.aclose()
+    assert not any("if-match" in request.lower() for request in script.requests)
+    return found
+
+
+@pytest.mark.parametrize("kind", ["s3", "http", "fsspec-http"])
+def test_without_an_etag_the_time_of_change_stands_for_it(kind: str) -> None:
+    """Else the cache on the disk, what is kept of scans and the pin all take another object of equal size for it."""
+    before, after = "Sat, 01 Jan 2022 00:00:00 GMT", "Sun, 02 Jan 2022 00:00:00 GMT"
+    assert asyncio.run(versions(kind, before, before)) == ['W/"61cf9980-7d000"'] * 2
+    with pytest.raises(ShardChangedError, match="61cf9980.*61d0eb00"):
+        asyncio.run(versions(kind, before, after))
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [*((kind, said) for kind in ("s3", "http", "fsspec-http") for said in ("now", "")), ("fsspec-http", "not a time")],
+)
+def test_a_time_of_change_that_says_nothing_is_not_taken_for_a_version(kind: str, said: str) -> None:
+    assert asyncio.run(versions(kind, formatdate(usegmt=True) if said == "now" else said)) == [None]
 
 
 def test_urls_are_shown_without_secrets() -> None:

@@ -28,8 +28,8 @@ from streamload.fetch.storage.protocol import (
     RangeBody,
     ShardInfo,
     is_pattern,
-    quoted,
     same_etag,
+    version_of,
     without_secrets,
 )
 
@@ -149,7 +149,7 @@ class ObjectStorage:
                 if now is None or not same_etag(etag, now):  # else it is only shorter than the range
                     error = changed_error(url, etag, now)
             raise error from None
-        total_bytes, now = result.meta["size"], quoted(result.meta["e_tag"])
+        total_bytes, now = result.meta["size"], _version(result.meta)
         if not same_etag(etag, now):
             raise changed_error(url, etag, now)
         first, last = result.range
@@ -176,7 +176,7 @@ class ObjectStorage:
             meta = await obstore.head_async(self._store(place), place.key)
         except (obstore.exceptions.BaseError, OSError):
             return None
-        return quoted(meta["e_tag"])
+        return _version(meta)
 
     def write(self, url: str, source: bytes | str) -> None:
         """By one PUT, or in parts where it is large; either way whole or not at all. See `Storage.write`."""
@@ -324,7 +324,11 @@ def _info(url: str, meta: Mapping[str, Any]) -> ShardInfo:
     changed: datetime = meta["last_modified"]
     # Whole seconds, since a listing may be finer than the header of an answer.
     mtime_ns = (changed - _EPOCH) // timedelta(seconds=1) * 1_000_000_000
-    return ShardInfo(url, meta["size"], mtime_ns, quoted(meta["e_tag"]))
+    return ShardInfo(url, meta["size"], mtime_ns, _version(meta))
+
+
+def _version(meta: Mapping[str, Any]) -> str | None:
+    return version_of(meta["e_tag"], meta["last_modified"], meta["size"])
 
 
 def _matches(key: str, component: str) -> bool:
