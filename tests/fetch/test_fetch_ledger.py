@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -228,7 +229,7 @@ def test_making_room_does_not_look_at_all_that_is_there() -> None:
         batch(ledger, parts)
         lines = 0
 
-        def count(*_: object) -> object:
+        def count(*_: Any) -> Any:
             nonlocal lines
             lines += 1
             return count
