@@ -75,7 +75,7 @@ class Bringer:
         self._body_numbers = itertools.count(-1, -1)
         self._claims: set[asyncio.Task[None]] = set()
         self._opening = asyncio.Lock()
-        self._ending: list[UnpackedParts] = []
+        self._unpackings: list[UnpackedParts] = []
 
     @property
     def at_once(self) -> int:
@@ -111,8 +111,6 @@ class Bringer:
         """Nothing more of this shard is wanted. The loop need not be running."""
         if state.unpacking is not None:
             state.unpacking.cancel()
-            self._ending = [unpacking for unpacking in self._ending if not unpacking.over]
-            self._ending.append(state.unpacking)
             state.unpacking = None
 
     async def close(self) -> None:
@@ -120,7 +118,7 @@ class Bringer:
         for claim in self._claims:
             claim.cancel()
         await asyncio.gather(*self._claims, return_exceptions=True)
-        for unpacking in self._ending:
+        for unpacking in self._unpackings:  # also those that are on their way: they ask for more
             await unpacking.close()
         await self._transfers.close()
 
@@ -228,6 +226,8 @@ class Bringer:
             granted = self._events.under_way(state)
             unpacker = Unpacker(state.compression, state.url)
             state.unpacking = UnpackedParts(self._body(state), unpacker, _Unpacked(self, state), granted)
+            self._unpackings = [each for each in self._unpackings if not each.over]
+            self._unpackings.append(state.unpacking)
         return state.unpacking
 
     def _body(self, state: FetchedShard) -> AsyncGenerator[bytes]:
