@@ -22,6 +22,7 @@ from streamload.errors import (
     TransientStorageError,
 )
 from streamload.fetch.listing.shard_names import refuse_repetitions
+from streamload.fetch.storage import filesystem
 from streamload.fetch.storage.options import object_config, options_of
 from streamload.fetch.storage.protocol import without_secrets
 from streamload.fetch.storage.storages import Storages
@@ -284,3 +285,29 @@ def test_a_question_mark_is_a_pattern_in_a_bucket_and_a_query_on_a_web_server() 
     assert storages.for_url("s3://bucket/a-00?.tar") is storages.for_url("s3://bucket/a.tar")
     web = Storages()
     assert web.for_url("https://h/a.tar?sig=b") is not web.for_url("https://h/a.tar")
+
+
+def test_a_key_that_begins_with_a_slash_is_not_taken_for_the_one_without() -> None:
+    storage = Storages(OPTIONS).for_url("s3://bucket//a.tar")
+    with pytest.raises(StorageError, match="begins with a slash"):
+        asyncio.run(storage.open_range("s3://bucket//a.tar", 0, 1, etag=None))
+
+
+async def replaced_in_between(url: str) -> None:
+    """Two ranges of a file whose storage tells no version with its bytes; another one of its size comes in between."""
+    storages = Storages()
+    storage = storages.for_url(url)
+    await asyncio.to_thread(storage.write, url, b"before")
+    first = await storage.open_range(url, 0, 3, etag=None)
+    await asyncio.to_thread(storage.write, url, b"behind")
+    await storage.open_range(url, 3, 6, etag=first.etag)
+
+
+def test_a_file_that_is_replaced_is_noticed_where_answers_do_not_tell_their_version(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    url = "memory://replaced/a.tar"
+    asyncio.run(replaced_in_between(url))  # within a moment
+    monkeypatch.setattr(filesystem, "_LOOK_AGAIN_S", 0.0)
+    with pytest.raises(ShardChangedError):
+        asyncio.run(replaced_in_between(url))
