@@ -11,6 +11,7 @@ from scripted_server import CONTENT, Script, serve
 from scripted_storage import Answer, ScriptedStorage
 from virtual_time import run_in_virtual_time
 
+from streamload.dataset.urls import expand_urls
 from streamload.errors import (
     DatasetIndexError,
     SampleError,
@@ -231,7 +232,7 @@ def test_no_error_shows_a_signature_or_a_password(error: type[StreamloadError]) 
         assert "told-secret" not in shown
 
 
-def test_a_download_that_is_given_up_or_meets_another_version_does_not_show_the_signature() -> None:
+def test_a_url_in_a_message_is_shown_without_its_signature() -> None:
     with pytest.raises(ShardChangedError) as changed:
         Pin(5).check(SIGNED, 6, None)
     storage = ScriptedStorage(b"", lambda _: Answer(error=TransientStorageError("broken", url=SIGNED)))
@@ -239,7 +240,9 @@ def test_a_download_that_is_given_up_or_meets_another_version_does_not_show_the_
         run_in_virtual_time(download(storage, SIGNED, 0, 5, lambda *_: None, pin=Pin()))
     with pytest.raises(ValueError, match="twice") as twice:
         refuse_repetitions([SIGNED, SIGNED])
-    for caught in (changed, given_up, twice):
+    with pytest.raises(ValueError, match="brace") as brace:
+        expand_urls(f"{SIGNED}{{0..1")
+    for caught in (changed, given_up, twice, brace):
         assert "h/a.tar" in str(caught.value)
         assert "told-secret" not in f"{caught.value} {caught.value.__cause__}"
 
