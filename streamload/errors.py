@@ -27,7 +27,6 @@ __all__ = [
     "TransformError",
     "TransientStorageError",
     "WorkerError",
-    "without_secrets",
 ]
 
 _USER_INFO = re.compile(r"://[^/?#\s]+@")
