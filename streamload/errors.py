@@ -9,6 +9,7 @@ Every error pickles, so it survives the way from a worker to the training loop w
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 __all__ = [
@@ -28,13 +29,26 @@ __all__ = [
     "WorkerError",
 ]
 
+_USER_INFO = re.compile(r"://[^/?#\s]+@")
+_SECRET_IN_QUERY = re.compile(r"(?<=[?&])([^=&#\s]+)=[^&#\s]*")
+
+
+def without_secrets(url: str) -> str:
+    """The url for messages: without a password before the host, and without the values of its query.
+
+    A path stays as it is, whatever is in it.
+    """
+    if "://" not in url or ("?" not in url and "@" not in url):
+        return url
+    return _SECRET_IN_QUERY.sub(r"\1=...", _USER_INFO.sub("://...@", url))
+
 
 class StreamloadError(Exception):
     """The root of the tree; catches everything that streamload raises on its own account.
 
     Attributes:
         message: what is wrong and what to do about it, without the place.
-        url: the shard concerned, where known.
+        url: the shard concerned, where known; without passwords and signatures, since errors end up in logs.
         key: the sample's key within the shard, where known.
         offset: the byte offset within the (uncompressed) shard, where known.
     """
@@ -44,7 +58,7 @@ class StreamloadError(Exception):
     ) -> None:
         super().__init__(message)
         self.message = message
-        self.url = url
+        self.url = None if url is None else without_secrets(url)
         self.key = key
         self.offset = offset
 

@@ -7,18 +7,20 @@ a thread that has a running loop already, as a notebook's has.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
 __all__ = ["LoopThread"]
+
+_Result = TypeVar("_Result")
 
 
 class LoopThread:
     """The loop is made with the first call, the thread is started with the first turn, and `close` ends both."""
 
     def __init__(self) -> None:
-        self._made: asyncio.AbstractEventLoop | None = None
+        self._made: _StandingLoop | None = None
         self._thread = ThreadPoolExecutor(1, "streamload-fetch")
         self._called = asyncio.Event()
 
@@ -54,7 +56,7 @@ class LoopThread:
     @property
     def _loop(self) -> asyncio.AbstractEventLoop:
         if self._made is None:
-            self._made = asyncio.new_event_loop()
+            self._made = _StandingLoop()
         return self._made
 
     def _call(self, action: Callable[[], None]) -> None:
@@ -68,3 +70,31 @@ class LoopThread:
             self._loop.run_until_complete(self._loop.shutdown_default_executor())
         finally:
             self._loop.close()
+
+
+class _StandingLoop(asyncio.SelectorEventLoop):
+    """A loop whose clock stands still while it does not turn.
+
+    Else a time-out would count how long its owner was busy with something else, as with a breakpoint: a download would
+    be given up although all of its bytes have come.
+    """
+
+    def __init__(self) -> None:
+        self._stood_s = 0.0
+        self._standing_since_s: float | None = None
+        super().__init__()
+
+    def time(self) -> float:
+        """Seconds of turning, from any start."""
+        now_s = super().time() if self._standing_since_s is None else self._standing_since_s
+        return now_s - self._stood_s
+
+    def run_until_complete(self, future: Generator[Any, None, _Result] | Awaitable[_Result]) -> _Result:
+        """See `asyncio`."""
+        if self._standing_since_s is not None:
+            self._stood_s += super().time() - self._standing_since_s
+            self._standing_since_s = None
+        try:
+            return super().run_until_complete(future)
+        finally:
+            self._standing_since_s = super().time()

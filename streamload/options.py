@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from math import inf
 from typing import Any, Literal
@@ -51,8 +51,8 @@ class Options:
     seed: int
     shuffle_window: int
     lanes: int | None
-    storage_options: Mapping[str, Any] | None
-    filesystem: Any
+    storage_options: Mapping[str, Any] | None = field(repr=False)  # it holds keys
+    filesystem: Any = field(repr=False)
     cache_dir: str | os.PathLike[str] | None
     cache_size: int | str | None
     memory_budget: int | str

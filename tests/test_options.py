@@ -219,6 +219,10 @@ def test_the_job_and_the_pipeline_get_what_was_asked_for() -> None:
     assert (settings.prefetch_batches, settings.in_order, settings.whole_batches) == (4, True, False)
 
 
+def test_options_do_not_show_the_keys_to_a_storage() -> None:
+    assert "told-secret" not in repr(options(storage_options={"secret": "told-secret"}))
+
+
 def test_batches_are_made_whole_for_a_collate_fn_and_in_the_callers_thread() -> None:
     assert options(collate_fn=function).pipeline(1).whole_batches
     assert options(num_workers=0).pipeline(1).whole_batches

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 
 from braceexpand import braceexpand
 
+from streamload.errors import without_secrets
+
 __all__ = ["MAX_URLS", "Urls", "expand_urls"]
 
 Urls = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -107,11 +109,11 @@ def _expand_braces(argument: str, part: str) -> list[str]:
         return [part]
     try:
         return list(braceexpand(part, escape="\\" in part))
-    except ValueError as exc:
+    except ValueError:
         raise ValueError(
             f"{argument} has a brace without its partner: {_shown(part)}; close it, "
             "or write \\{ for a brace that belongs to the name"
-        ) from exc
+        ) from None  # it shows all of the url
 
 
 def _refuse_programs(argument: str, url: str) -> None:
@@ -164,5 +166,5 @@ def _count_braces(inside: str) -> int:
 
 
 def _shown(value: object) -> str:
-    text = repr(value)
+    text = repr(without_secrets(value) if isinstance(value, str) else value)
     return text if len(text) <= 200 else f"{text[:200]}..."

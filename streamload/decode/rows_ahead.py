@@ -22,6 +22,8 @@ _BLOCK_ROWS = 2048
 _MOST_ROWS_AHEAD = 1 << 17
 _SCANS_AHEAD = 4
 _TABLES_AHEAD = 8
+_KEPT_AHEAD = 64
+"""In more shards at once nothing is brought for scans, while thousands may wait to be scanned."""
 
 
 class RowsAhead:
@@ -194,7 +196,7 @@ class RowsAhead:
         """Rows of shards that are being scanned will be wanted as soon as they are known."""
         assert self._parts is not None
         if not self._tables.counts.complete and self._plan.lanes == 1:
-            for shard in self._scans.wanted():
+            for shard in itertools.islice(self._scans.wanted(), _KEPT_AHEAD):
                 self._parts.keep(shard)
 
     def _finish(self, shards: list[int]) -> None:

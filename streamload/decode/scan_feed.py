@@ -39,25 +39,38 @@ class ScanFeed:
         Raises:
             StreamloadError: some of it cannot be had.
         """
-        found = False
-        wanted = self._scans.wanted()
-        for shard in [shard for shard in self._held if shard not in wanted]:
+        for shard in [shard for shard in self._held if not self._scans.is_wanted(shard)]:
             self._hold(shard, range(0))
-        left = self._parts_ahead
-        for shard in wanted:
-            start = self._scans.next_bytes(shard)[0]
-            end, total = self._fetcher.arrived_from(shard, start)
-            if total is not None:
-                self._tables.note_version(shard, total, self._fetcher.etag(shard))
-            self._scans.available(shard, end, total)
-            if shard not in self._scans.wanted():
-                self._hold(shard, range(0))
-                found = True
-            elif left > 0:
-                left -= self._want(shard, start // PART_BYTES, -(-end // PART_BYTES), total, left)
-                if total is None and self._fetcher.is_unpacked(shard):
-                    left = 0  # one at a time: its end is not known before it is unpacked
+        found, left, looked_at = False, self._parts_ahead, set[int]()
+        for shard in self._scans.wanted():
+            if left <= 0:
+                break  # thousands may be behind it, of which nothing has been asked for
+            looked_at.add(shard)
+            known, left = self._look(shard, left)
+            found = found or known
+        for shard in sorted(self._held.keys() - looked_at):
+            found = self._look(shard, 0)[0] or found
         return found
+
+    def _look(self, shard: int, left: int) -> tuple[bool, int]:
+        """Pass on what has come of a shard, and ask for more of it.
+
+        Returns:
+            Whether it became known without a scan, and how many parts may still be asked for.
+        """
+        start = self._scans.next_bytes(shard)[0]
+        end, total = self._fetcher.arrived_from(shard, start)
+        if total is not None:
+            self._tables.note_version(shard, total, self._fetcher.etag(shard))
+        self._scans.available(shard, end, total)
+        if not self._scans.is_wanted(shard):
+            self._hold(shard, range(0))
+            return True, left
+        if left > 0:
+            left -= self._want(shard, start // PART_BYTES, -(-end // PART_BYTES), total, left)
+            if total is None and self._fetcher.is_unpacked(shard):
+                left = 0  # one at a time: its end is not known before it is unpacked
+        return False, left
 
     def _want(self, shard: int, first: int, come: int, total: int | None, most: int) -> int:
         """Hold the parts from the first one on, and ask for those that have not come: one where the end is unknown.

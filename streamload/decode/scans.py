@@ -19,11 +19,13 @@ class _Arriving:
     """A shard that is scanned as its bytes come.
 
     Attributes:
+        turn: the how manyth it was to be asked for.
         available: the end of the bytes that are there from the next scan's start on.
         total: the shard's size, where it is known.
         under_way: a scan has been given out and has not come back.
     """
 
+    turn: int
     available: int = 0
     total: int | None = None
     under_way: bool = False
@@ -51,6 +53,8 @@ class Scans:
         self._waiting: deque[int] = deque()
         self._asked: set[int] = set()
         self._arriving: dict[int, _Arriving] = {}
+        self._told_of: set[int] = set()
+        self._turns = itertools.count()
         self.numbers: Iterator[int] = itertools.count()
 
     @property
@@ -69,13 +73,17 @@ class Scans:
                 continue
             self._asked.add(shard)
             if shard in self._are_arriving:
-                self._arriving[shard] = _Arriving()
+                self._arriving[shard] = _Arriving(next(self._turns))
             else:
                 self._waiting.append(shard)
 
     def wanted(self) -> list[int]:
         """The shards whose bytes are wanted for scanning, in the order in which they were asked for."""
         return list(self._arriving)
+
+    def is_wanted(self, shard: int) -> bool:
+        """Whether a shard is among them."""
+        return shard in self._arriving
 
     def next_bytes(self, shard: int) -> tuple[int, int]:
         """The bytes that the next scan of a wanted shard needs at least, as start and end.
@@ -102,6 +110,7 @@ class Scans:
         if arriving.total is None and total is not None and not arriving.under_way and self._is_known(shard):
             self._forget(shard)  # what the first answer has said of it led to a scan of an earlier run
             return
+        self._told_of.add(shard)
         arriving.available = end
         arriving.total = total if total is not None else arriving.total
 
@@ -109,7 +118,9 @@ class Scans:
         """The next scan to do; None where there is none, or its bytes have not come."""
         if self._waiting:
             return ScanTask(next(self.numbers), self._waiting.popleft(), self._strict)
-        for shard, arriving in self._arriving.items():
+        # Of those that wait for their turn to be brought, which may be thousands, there is nothing to scan.
+        for shard in sorted(self._told_of, key=lambda shard: self._arriving[shard].turn):
+            arriving = self._arriving[shard]
             start, needs = self._tables.next_scan(shard)
             end, total = arriving.available, arriving.total
             if not arriving.under_way and end >= (needs if total is None else min(needs, total)):
@@ -147,3 +158,4 @@ class Scans:
     def _forget(self, shard: int) -> None:
         self._asked.discard(shard)
         self._arriving.pop(shard, None)
+        self._told_of.discard(shard)

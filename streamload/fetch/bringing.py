@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import os
 from collections.abc import AsyncGenerator, Callable
+from functools import partial
 from typing import Protocol
 
 from streamload.errors import DatasetIndexError
@@ -80,7 +81,7 @@ class Bringer:
         self._body_numbers = itertools.count(-1, -1)
         self._claims: set[asyncio.Task[None]] = set()
         self._opening = asyncio.Lock()
-        self._ending: list[UnpackedParts] = []
+        self._unpackings: list[UnpackedParts] = []
 
     @property
     def at_once(self) -> int:
@@ -108,7 +109,7 @@ class Bringer:
         elif self._cache is not None and (state.cached is not None or not state.cache_asked):
             claim = asyncio.create_task(self._claim(state, number))
             self._claims.add(claim)
-            claim.add_done_callback(self._claims.discard)
+            claim.add_done_callback(partial(self._claimed, state, number))
         else:
             self._transfers.start(_part(state, number))
 
@@ -116,8 +117,6 @@ class Bringer:
         """Nothing more of this shard is wanted. The loop need not be running."""
         if state.unpacking is not None:
             state.unpacking.cancel()
-            self._ending = [unpacking for unpacking in self._ending if not unpacking.over]
-            self._ending.append(state.unpacking)
             state.unpacking = None
 
     async def close(self) -> None:
@@ -125,7 +124,7 @@ class Bringer:
         for claim in self._claims:
             claim.cancel()
         await asyncio.gather(*self._claims, return_exceptions=True)
-        for unpacking in self._ending:
+        for unpacking in self._unpackings:  # also those that are on their way: they ask for more
             await unpacking.close()
         await self._transfers.close()
 
@@ -139,8 +138,8 @@ class Bringer:
         if part.shard < 0:
             if part.shard in self._bodies:
                 self._bodies[part.shard][1].write(part, offset, data)
-        else:
-            self._events.state_of(part.shard).write(offset, data)
+        elif (state := self._state_for(part)) is not None:
+            state.write(offset, data)
 
     def _on_done(self, part: Part, done: Downloaded) -> None:
         if part.shard < 0:
@@ -148,7 +147,10 @@ class Bringer:
                 self._bodies[part.shard][1].done(part, done)
             self._events.has_room()
             return
-        state = self._events.state_of(part.shard)
+        state = self._state_for(part)
+        if state is None:
+            self._events.has_room()
+            return
         state.total_bytes = state.pin.total_bytes
         try:
             if state.cached is not None:
@@ -163,8 +165,10 @@ class Bringer:
             if part.shard in self._bodies:
                 self._bodies[part.shard][1].failed(part, error)
             return
-        state = self._events.state_of(part.shard)
-        if isinstance(error, CacheOffError):
+        state = self._state_for(part)
+        if state is None:
+            self._events.has_room()
+        elif isinstance(error, CacheOffError):
             self._leave_cache(state)
         elif isinstance(error, Exception):
             if state.cached is not None:
@@ -173,10 +177,19 @@ class Bringer:
         else:
             raise error
 
+    def _state_for(self, part: Part) -> FetchedShard | None:
+        """A part's shard; None where its memory is another one by now, in which the part is fetched anew.
+
+        What was written of the part lies in the old memory, so the new one would get only the rest of it.
+        """
+        state = self._events.state_of(part.shard)
+        return state if state.generation == part.generation else None
+
     # -- the disk cache --------------------------------------------------------------------------------------------
 
     async def _claim(self, state: FetchedShard, number: int) -> None:
         """Find a part in the disk cache, or begin to fetch it into that."""
+        generation = state.generation
         async with self._opening:
             if not state.cache_asked and self._cache is not None and state.total_bytes is not None:
                 identity = ShardIdentity(state.url, state.pin.etag, state.total_bytes)
@@ -187,10 +200,23 @@ class Bringer:
         except CacheOffError:
             self._leave_cache(state)
             return
-        if present:
+        except RuntimeError:
+            if state.generation == generation:
+                raise
+            present = False  # closed meanwhile
+        if state.generation != generation:
+            self._events.has_room()  # the part is fetched anew, or not wanted any more
+        elif present:
             self._events.arrived(state, number, 0)
         else:
             self._transfers.start(_part(state, number))
+
+    def _claimed(self, state: FetchedShard, number: int, claim: asyncio.Task[None]) -> None:
+        """Pass on what was raised, a mistake of ours too: nothing else would tell of it."""
+        self._claims.discard(claim)
+        error = None if claim.cancelled() else claim.exception()
+        if isinstance(error, Exception):
+            self._events.failed(state, number, error)
 
     def _leave_cache(self, state: FetchedShard) -> None:
         if state.cached is not None:
@@ -206,6 +232,8 @@ class Bringer:
             granted = self._events.under_way(state)
             unpacker = Unpacker(state.compression, state.url)
             state.unpacking = UnpackedParts(self._body(state), unpacker, _Unpacked(self, state), granted)
+            self._unpackings = [each for each in self._unpackings if not each.over]
+            self._unpackings.append(state.unpacking)
         return state.unpacking
 
     def _body(self, state: FetchedShard) -> AsyncGenerator[bytes]:
@@ -291,4 +319,4 @@ class _Unpacked:
 
 def _part(state: FetchedShard, number: int) -> Part:
     start, end = part_edges(number, state.total_bytes)
-    return Part(state.number, number, start, end)
+    return Part(state.number, number, start, end, state.generation)

@@ -31,6 +31,14 @@ class _Extent:
     end: NDArray[np.int64]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Passed:
+    """How far an epoch had come in a shard: as long as that is so, no part of it is passed that was not."""
+
+    table: ShardTable | None
+    unpassed: list[tuple[int, int]]
+
+
 class EpochParts:
     """Wants, uses and pins parts for one epoch.
 
@@ -47,7 +55,8 @@ class EpochParts:
         self._pinned: dict[int, set[int]] = {}
         self._extents: dict[int, _Extent] = {}
         self._keeping: set[int] = set()
-        self._kept: set[int] = set()
+        self._kept: dict[int, set[int]] = {}
+        self._passed: dict[int, _Passed] = {}
         self._guessed: list[int] = []
         self._stop_listening: Callable[[], None] | None = fetcher.on_arrival(self._on_arrival)
 
@@ -85,8 +94,10 @@ class EpochParts:
         """The next batch is dealt out: it holds its parts until it is `done`, and the epoch until they are passed."""
         self._fetcher.ledger.use(keys)
         for key in keys:
-            if not self._is_passed(key):
-                self._pin(key)
+            shard, number = shard_and_number(key)
+            if key not in self._pinned.get(shard, ()) and not self._is_passed(shard, number):
+                self._pinned.setdefault(shard, set()).add(key)
+                self._fetcher.ledger.pin(key)
 
     def done(self, keys: Collection[int]) -> None:
         """A batch that was dealt out was made, or is not wanted any more."""
@@ -105,10 +116,15 @@ class EpochParts:
 
     def advance(self) -> None:
         """The plan has gone on: let go of what no later row needs."""
-        self._unkeep([key for key in self._kept if self._is_passed(key)])
-        for key in [key for keys in self._pinned.values() for key in keys]:
-            if self._is_passed(key):
-                self._unpin(key)
+        for shard in [shard for shard in {**self._pinned, **self._kept} if self._has_moved(shard)]:
+            for key in [*self._pinned.get(shard, ())]:
+                if self._is_passed(shard, shard_and_number(key)[1]):
+                    self._unpin(shard, key)
+            for key in [*self._kept.get(shard, ())]:
+                if self._is_passed(shard, shard_and_number(key)[1]):
+                    self._unkeep(shard, key)
+        for shard in [shard for shard in self._extents if not self._plan.unpassed(shard)]:
+            self._forget_unused(shard)
         self._fetcher.freed()
 
     def close(self) -> None:
@@ -116,10 +132,12 @@ class EpochParts:
         if self._stop_listening is not None:
             self._stop_listening()
             self._stop_listening = None
-        for keys in list(self._pinned.values()):
-            for key in list(keys):
-                self._unpin(key)
-        self._unkeep(list(self._kept))
+        for shard in list(self._pinned):
+            for key in list(self._pinned[shard]):
+                self._unpin(shard, key)
+        for shard in list(self._kept):
+            for key in list(self._kept[shard]):
+                self._unkeep(shard, key)
         self.located()
         for shard in self._keeping:
             self._fetcher.ledger.expect_no_rows(shard)
@@ -128,31 +146,37 @@ class EpochParts:
 
     def _on_arrival(self, shard: int, key: int) -> None:
         if shard in self._keeping:
-            self._kept.add(key)
+            self._kept.setdefault(shard, set()).add(key)
+            self._passed.pop(shard, None)
             self._fetcher.ledger.keep(key)
 
-    def _unkeep(self, keys: list[int]) -> None:
-        for key in keys:
-            self._kept.discard(key)
-            self._fetcher.ledger.unkeep(key)
+    def _unkeep(self, shard: int, key: int) -> None:
+        self._kept[shard].discard(key)
+        if not self._kept[shard]:
+            del self._kept[shard]
+            self._forget_unused(shard)
+        self._fetcher.ledger.unkeep(key)
 
-    def _pin(self, key: int) -> None:
-        keys = self._pinned.setdefault(shard_and_number(key)[0], set())
-        if key not in keys:
-            keys.add(key)
-            self._fetcher.ledger.pin(key)
-
-    def _unpin(self, key: int) -> None:
-        shard = shard_and_number(key)[0]
+    def _unpin(self, shard: int, key: int) -> None:
         self._pinned[shard].discard(key)
         if not self._pinned[shard]:
             del self._pinned[shard]
-            self._extents.pop(shard, None)
+            self._forget_unused(shard)
         self._fetcher.ledger.unpin(key)
 
-    def _is_passed(self, key: int) -> bool:
+    def _forget_unused(self, shard: int) -> None:
+        if shard not in self._pinned and shard not in self._kept:
+            self._extents.pop(shard, None)
+            self._passed.pop(shard, None)
+
+    def _has_moved(self, shard: int) -> bool:
+        """Whether the plan has come further in a shard, or more is known of that, since this was asked last."""
+        before = self._passed.get(shard)
+        now = self._passed[shard] = _Passed(self._tables.at_hand(shard), self._plan.unpassed(shard))
+        return before is None or before.table is not now.table or before.unpassed != now.unpassed
+
+    def _is_passed(self, shard: int, number: int) -> bool:
         """Whether no row that is yet to be planned needs a part, as far as can be told."""
-        shard, number = shard_and_number(key)
         unpassed = self._plan.unpassed(shard)
         table = self._tables.at_hand(shard)
         if not unpassed or table is None:

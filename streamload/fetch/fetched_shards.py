@@ -16,6 +16,8 @@ from streamload.memory.unnamed import descriptor_limit
 __all__ = ["FetchedShards"]
 
 _SHARE_OF_DESCRIPTORS = 6
+_SHARE_BESIDE_CACHE = 12
+"""A shard that is being filled in the disk cache takes three descriptors, and some more while it is published."""
 
 
 class FetchedShards:
@@ -26,12 +28,15 @@ class FetchedShards:
     Args:
         listing: the shards.
         most_open: how many may be open at once; by default a sixth of what this process may have open.
+        cached: they may lie in the disk cache, so half as many may be open.
     """
 
-    def __init__(self, listing: Listing, most_open: int | None = None) -> None:
-        self.most_open = max(1, descriptor_limit() // _SHARE_OF_DESCRIPTORS) if most_open is None else most_open
+    def __init__(self, listing: Listing, most_open: int | None = None, *, cached: bool = False) -> None:
+        self._share = _SHARE_BESIDE_CACHE if cached else _SHARE_OF_DESCRIPTORS
+        self.most_open = max(1, descriptor_limit() // self._share) if most_open is None else most_open
         self._listing = listing
         self._states: dict[int, FetchedShard] = {}
+        self._pins: dict[int, Pin] = {}
         self._open: dict[int, None] = {}
         self._finished: dict[int, None] = {}
         self._generations = 0
@@ -45,16 +50,12 @@ class FetchedShards:
         state = self._states.get(shard)
         if state is None:
             listed = self._listing.shards[shard]
-            size_bytes = listed.bytes if listed.bytes >= 0 else None
             compression = compression_of(listed.url)
-            state = self._states[shard] = FetchedShard(
-                shard,
-                listed.url,
-                Pin(size_bytes, listed.etag),
-                compression,
-                self.new_generation(),
-                None if compression is not None else size_bytes,
-            )
+            # It outlives the shard's memory: where samples lie was found in the version that was read first.
+            pin = self._pins.setdefault(shard, Pin(listed.bytes if listed.bytes >= 0 else None, listed.etag))
+            total_bytes = None if compression is not None else pin.total_bytes
+            state = FetchedShard(shard, listed.url, pin, compression, self.new_generation(), total_bytes)
+            self._states[shard] = state
         return state
 
     def new_generation(self) -> int:
@@ -131,6 +132,6 @@ class FetchedShards:
         return StorageError(
             f"more than {self.most_open} shards are needed at once, because samples in them are yet to be drawn within "
             f"shuffle_window, and this process may have only {limit} files open. Raise that limit (`ulimit -n "
-            f"{_SHARE_OF_DESCRIPTORS * limit}`, before the program is started), give a smaller shuffle_window, or pack "
+            f"{self._share * limit}`, before the program is started), give a smaller shuffle_window, or pack "
             "fewer and larger shards"
         )

@@ -78,7 +78,7 @@ class Fetcher:
         self._cache = cache
         self._limits = limits
         self._bringer: Bringer | None = None
-        self._shards = FetchedShards(listing, most_open)
+        self._shards = FetchedShards(listing, most_open, cached=cache is not None)
         self._failures: dict[int, Exception] = {}
         self._told: list[Told] = []
         self._numbers: dict[str, int] | None = None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, OrderedDict, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from streamload.fetch.parts import shard_and_number
 
@@ -33,13 +33,18 @@ class PartLedger:
         self.used_bytes = 0
         self._sizes: dict[int, int] = {}
         self._present: set[int] = set()
+        self._coming: set[int] = set()
         self._holds: Counter[int] = Counter()
         self._pins: Counter[int] = Counter()
         self._kept: set[int] = set()
         self._rank: dict[int, int] = {}
         self._reserved: dict[int, deque[int]] = {}
-        self._idle: OrderedDict[int, None] = OrderedDict()
+        self._idle: set[int] = set()
         self._idle_bytes = 0
+        # The idle ones once more, by what they are there for: whoever needs room must not look at all of them.
+        self._useless: OrderedDict[int, None] = OrderedDict()
+        self._idle_kept: set[int] = set()
+        self._idle_reserved: set[int] = set()
         self._costless: dict[int, None] = {}
         self._wanted: list[tuple[int, int]] = []
         self._turn_of: dict[int, int] = {}
@@ -55,11 +60,11 @@ class PartLedger:
     @property
     def in_flight(self) -> int:
         """How many parts are on their way."""
-        return len(self._sizes) - len(self._present)
+        return len(self._coming)
 
     def on_their_way(self) -> set[int]:
         """The keys of the parts that are on their way."""
-        return self._sizes.keys() - self._present
+        return set(self._coming)
 
     @property
     def needed_bytes(self) -> int:
@@ -126,7 +131,10 @@ class PartLedger:
         """A batch will need these, after all for which anything was reserved before."""
         self._turn += 1
         for key in keys:
-            self._reserved.setdefault(key, deque()).append(self._turn)
+            if key not in self._reserved:
+                self._reserved[key] = deque()
+                self._sort_in(key)
+            self._reserved[key].append(self._turn)
 
     def use(self, keys: Iterable[int]) -> None:
         """The first batch for which these are reserved is dealt out: they are held for it from now on."""
@@ -175,12 +183,12 @@ class PartLedger:
         It makes room for what is reserved, and for shards of which rows are expected sooner.
         """
         self._kept.add(key)
+        self._sort_in(key)
 
     def unkeep(self, key: int) -> None:
         """Undo `keep`, or do nothing."""
         self._kept.discard(key)
-        if key in self._idle:
-            self._note_costless(key)
+        self._sort_in(key)
 
     # -- comings and goings ----------------------------------------------------------------------------------------
 
@@ -213,19 +221,20 @@ class PartLedger:
                 return dropped
         return None
 
-    def dispensable(self) -> list[int]:
+    def dispensable(self) -> Iterator[int]:
         """What may be given back for the part that is fetched next, in this order."""
         return self._dispensable(*(self._wanted[0] if self._wanted else (0, None)))
 
     def take_costless(self) -> list[int]:
         """The parts that nobody has a use for and that take no memory; to be dropped."""
         costless, self._costless = self._costless, {}
-        return [key for key in costless if key in self._idle and key not in self._reserved]
+        return [key for key in costless if key in self._useless]
 
     def admitted(self, key: int, size_bytes: int) -> None:
         """The part is on its way, and counts from now on."""
         self._turn_of.pop(key, None)
         self._sizes[key] = size_bytes
+        self._coming.add(key)
         self._of_shard.setdefault(shard_and_number(key)[0], set()).add(key)
         self.used_bytes += size_bytes
 
@@ -234,6 +243,7 @@ class PartLedger:
         self.used_bytes += size_bytes - self._sizes[key]
         self._sizes[key] = size_bytes
         self._present.add(key)
+        self._coming.discard(key)
         self._on_the_way.discard(key)
         self._idle_if_unneeded(key)
 
@@ -249,6 +259,7 @@ class PartLedger:
         self._on_the_way.discard(key)
         self._turn_of.pop(key, None)
         self._present.discard(key)
+        self._coming.discard(key)
         self._kept.discard(key)
         if key in self._sizes:
             self.used_bytes -= self._sizes.pop(key)
@@ -275,22 +286,18 @@ class PartLedger:
             turns.pop()
         if not turns:
             del self._reserved[key]
-            if key in self._idle:  # behind those that have been of no use for longer
-                self._idle.move_to_end(key)
-                self._note_costless(key)
+            self._sort_in(key)
 
-    def _dispensable(self, turn: int, wanted: int | None) -> list[int]:
+    def _dispensable(self, turn: int, wanted: int | None) -> Iterator[int]:
         """What may be given back for the part that is wanted in this turn, in this order."""
-        unreserved = [key for key in self._idle if key not in self._reserved]
-        useless = [key for key in unreserved if key not in self._kept]
+        yield from self._useless  # those that have been of no use for longest come first
         limit = -1 if wanted is None or wanted in self._reserved else self._rank_of(wanted)
-        kept = [key for key in unreserved if key in self._kept and self._rank_of(key) > limit]
-        later = [key for key in self._idle if key in self._reserved and self._next_need(key) > turn]
-        return [
-            *useless,
-            *sorted(kept, key=lambda key: (self._rank_of(key), key), reverse=True),
-            *sorted(later, key=self._next_need, reverse=True),
-        ]
+        kept = [key for key in self._idle_kept if self._rank_of(key) > limit]
+        yield from sorted(kept, key=lambda key: (self._rank_of(key), key), reverse=True)
+        later = [(-need, key) for key in self._idle_reserved if (need := self._next_need(key)) > turn]
+        heapq.heapify(later)  # most often one of them is enough
+        while later:
+            yield heapq.heappop(later)[1]
 
     def _rank_of(self, key: int) -> int:
         return self._rank.get(shard_and_number(key)[0], self._turn)
@@ -303,15 +310,28 @@ class PartLedger:
 
     def _idle_if_unneeded(self, key: int) -> None:
         if key in self._present and key not in self._holds and key not in self._pins and key not in self._idle:
-            self._idle[key] = None
+            self._idle.add(key)
             self._idle_bytes += self._sizes[key]
-            self._note_costless(key)
-
-    def _note_costless(self, key: int) -> None:
-        if not self._sizes[key] and key not in self._reserved and key not in self._kept:
-            self._costless[key] = None
+            self._sort_in(key)
 
     def _not_idle(self, key: int) -> None:
         if key in self._idle:
-            del self._idle[key]
+            self._idle.discard(key)
             self._idle_bytes -= self._sizes[key]
+            self._sort_in(key)
+
+    def _sort_in(self, key: int) -> None:
+        """Put a part where it belongs among the idle ones, if it is one."""
+        self._useless.pop(key, None)
+        self._idle_kept.discard(key)
+        self._idle_reserved.discard(key)
+        if key not in self._idle:
+            return
+        if key in self._reserved:
+            self._idle_reserved.add(key)
+        elif key in self._kept:
+            self._idle_kept.add(key)
+        else:
+            self._useless[key] = None
+            if not self._sizes[key]:
+                self._costless[key] = None

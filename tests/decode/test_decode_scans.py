@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,11 +18,15 @@ from streamload.dataset.scan import scan_shard
 from streamload.dataset.scan_cache import ScanCache
 from streamload.decode.open_shards import OpenShards
 from streamload.decode.planned import locate
+from streamload.decode.scan_feed import ScanFeed
 from streamload.decode.scans import Scans
 from streamload.decode.tasks import ScanDone, ScanTask, ShardOpened
 from streamload.decode.worker import scan
 from streamload.errors import ShardFormatError
+from streamload.fetch.fetcher import Fetcher
 from streamload.fetch.listing.listing import Listing, list_shards
+from streamload.fetch.listing.shard import Shard
+from streamload.fetch.storage.storages import Storages
 from streamload.fetch.tables import Tables
 from streamload.order.plan import OrderOptions, RankPlan
 
@@ -269,3 +275,48 @@ def test_rows_flow_as_bytes_come_and_are_the_same(
     while (block := known.take(64)) is not None:
         expected += (starts[block.shard] + block.sample).tolist()
     assert rows == expected
+
+
+def test_shards_that_wait_for_their_turn_cost_nothing(tmp_path: Path) -> None:
+    """`len()` of a dataset without an index asks for all of its shards at once."""
+
+    def cost(shards: int) -> tuple[int, int]:
+        folder = "http://127.0.0.1:9"
+        listed = tuple(Shard(f"{folder}/{number}.tar", f"{number}.tar", 10_000, 0, folder) for number in range(shards))
+        listing = Listing(listed, None, (None,) * shards, ())
+        tables = Tables(listing, ScanCache(str(tmp_path)), strict=True)
+        scans = Scans(tables, strict=True, arriving=range(shards))
+        fetcher = Fetcher(
+            listing,
+            frozenset(range(shards)),
+            Storages(),
+            budget_bytes=1 << 30,
+            slot_bytes=lambda: 0,
+            wake=lambda: None,
+            progress=lambda: None,
+        )
+        feed = ScanFeed(scans, tables, fetcher)
+        scans.ask_for(range(shards))
+        feed.pump()
+        return lines_of(feed.pump), lines_of(scans.next_task)
+
+    few, many = cost(100), cost(5000)
+    assert many[0] < 2 * few[0]
+    assert many[1] < 2 * few[1]
+
+
+def lines_of(action: Callable[[], object]) -> int:
+    lines = 0
+
+    def count(*_: Any) -> Any:
+        nonlocal lines
+        lines += 1
+        return count
+
+    before = sys.gettrace()
+    sys.settrace(count)
+    try:
+        action()
+    finally:
+        sys.settrace(before)
+    return lines

@@ -16,11 +16,13 @@ _ERROR = "<?xml version='1.0'?><Error><Code>{code}</Code><Message>told-secret</M
 class Script:
     """What to answer: `faults` are used up one by one, and then the answers are right.
 
-    A fault is `<status> <code>`, or one of `whole`, `other`, `short`, `cut`.
+    A fault is `<status> <code>`, or one of `whole`, `other`, `short`, `cut`. An empty `etag` or `changed`, which is the
+    time of the last modification, is not sent.
     """
 
     faults: list[str] = field(default_factory=list)
     etag: str = '"v1"'
+    changed: str = "Sat, 01 Jan 2022 00:00:00 GMT"
     ignores_if_match: bool = False
     requests: list[str] = field(default_factory=list)
     port: int = 0
@@ -71,7 +73,8 @@ async def _answer(script: Script, head: str, writer: asyncio.StreamWriter) -> bo
     found = re.search(r"range: bytes=(\d+)-(\d*)", head, re.IGNORECASE)
     start, last = (int(found[1]), int(found[2] or len(CONTENT) - 1)) if found else (0, len(CONTENT) - 1)
     body = CONTENT[start : last + 1]
-    lines = [f"ETag: {script.etag}", "Last-Modified: Sat, 01 Jan 2022 00:00:00 GMT"]
+    lines = [f"ETag: {script.etag}"] if script.etag else []
+    lines += [f"Last-Modified: {script.changed}"] if script.changed else []
     wanted = re.search(r"if-match: (.*)\r", head, re.IGNORECASE)
     if wanted and wanted[1] != script.etag and not script.ignores_if_match:
         writer.write(b"HTTP/1.1 412 X\r\nContent-Length: 0\r\n\r\n")

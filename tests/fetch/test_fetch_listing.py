@@ -12,7 +12,7 @@ from streamload.dataset.writer import ShardWriter
 from streamload.errors import DatasetIndexError, ShardNotFoundError, StorageError
 from streamload.fetch.listing.finder import find_shards
 from streamload.fetch.listing.listing import Listing, list_shards
-from streamload.fetch.storage.local import LocalStorage, storage_for
+from streamload.fetch.storage.local import LocalStorage, local_path, storage_for
 from streamload.fetch.storage.protocol import ShardInfo
 
 
@@ -288,3 +288,23 @@ def test_an_index_that_lies_elsewhere(tmp_path: Path) -> None:
 def test_the_index_is_plain_json(tmp_path: Path) -> None:
     write(tmp_path, [1])
     assert isinstance(json.loads((tmp_path / ".streamload" / "index.json").read_text()), dict)
+
+
+@pytest.mark.parametrize(
+    ("url", "path"),
+    [
+        ("file:///a/b%20c.tar", "/a/b c.tar"),
+        ("file://localhost/a/b.tar", "/a/b.tar"),
+        ("FILE:/a/b.tar", "/a/b.tar"),
+        ("file:///a/b-00?.tar", "/a/b-00?.tar"),
+        ("file:///a/b#1.tar", "/a/b#1.tar"),
+    ],
+)
+def test_a_file_url_is_a_path_with_patterns_as_anywhere(url: str, path: str) -> None:
+    assert local_path(url) == path
+
+
+@pytest.mark.parametrize("url", ["file://host/a.tar", "file:a.tar", "file:", "file://", "file://localhost"])
+def test_a_file_url_of_another_host_or_without_a_path_is_refused(url: str) -> None:
+    with pytest.raises(ValueError, match="three slashes"):
+        local_path(url)

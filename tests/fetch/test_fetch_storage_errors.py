@@ -4,14 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+from email.utils import formatdate
 
 import pytest
 from scripted_server import CONTENT, Script, serve
+from scripted_storage import Answer, ScriptedStorage
+from virtual_time import run_in_virtual_time
 
-from streamload.errors import ShardChangedError, ShardNotFoundError, StorageError, TransientStorageError
+from streamload.dataset.urls import expand_urls
+from streamload.errors import (
+    DatasetIndexError,
+    SampleError,
+    ShardChangedError,
+    ShardFormatError,
+    ShardNotFoundError,
+    StorageError,
+    StreamloadError,
+    TransientStorageError,
+)
+from streamload.fetch.listing.shard_names import refuse_repetitions
+from streamload.fetch.storage import filesystem
 from streamload.fetch.storage.options import object_config, options_of
 from streamload.fetch.storage.protocol import without_secrets
 from streamload.fetch.storage.storages import Storages
+from streamload.fetch.transfer.download import Pin, download
 
 OPTIONS = {"key": "key-id", "secret": "told-secret", "token": "told-secret"}
 KINDS = ["s3", "http", "s3fs", "fsspec-http"]
@@ -170,9 +186,76 @@ def test_an_endpoint_without_a_scheme_is_refused(protocol: str) -> None:
         Storages({"endpoint_url": "127.0.0.1:9000"}).for_url(f"{protocol}://b/a.tar")
 
 
+async def versions(kind: str, *changed: str) -> list[str | None]:
+    """The versions that a server without ETags gives at these times of change; all are held to the first."""
+    found: list[str | None] = []
+    async with serve(Script(etag="")) as script:
+        storages, url = storages_of(kind, script)
+        try:
+            for time in changed:
+                script.changed = time
+                body = await storages.for_url(url).open_range(url, 0, 10, etag=found[0] if found else None)
+                found.append(body.etag)
+                await body.aclose()
+        finally:
+            await storages.aclose()
+    assert not any("if-match" in request.lower() for request in script.requests)
+    return found
+
+
+@pytest.mark.parametrize("kind", ["s3", "http", "fsspec-http"])
+def test_without_an_etag_the_time_of_change_stands_for_it(kind: str) -> None:
+    """Else the cache on the disk, what is kept of scans and the pin all take another object of equal size for it."""
+    before, after = "Sat, 01 Jan 2022 00:00:00 GMT", "Sun, 02 Jan 2022 00:00:00 GMT"
+    assert asyncio.run(versions(kind, before, before)) == ['W/"61cf9980-7d000"'] * 2
+    with pytest.raises(ShardChangedError, match="61cf9980.*61d0eb00"):
+        asyncio.run(versions(kind, before, after))
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [*((kind, said) for kind in ("s3", "http", "fsspec-http") for said in ("now", "")), ("fsspec-http", "not a time")],
+)
+def test_a_time_of_change_that_says_nothing_is_not_taken_for_a_version(kind: str, said: str) -> None:
+    assert asyncio.run(versions(kind, formatdate(usegmt=True) if said == "now" else said)) == [None]
+
+
 def test_urls_are_shown_without_secrets() -> None:
     assert without_secrets("https://me:pw@h/a.tar?X-Signature=abc&v=1") == "https://...@h/a.tar?X-Signature=...&v=..."
     assert without_secrets("s3://b/a.tar") == "s3://b/a.tar"
+    assert without_secrets("sftp://me:p@w@h/a@b.tar") == "sftp://...@h/a@b.tar"
+    assert without_secrets("/data/a?b=1&c=2@x.tar") == "/data/a?b=1&c=2@x.tar"
+
+
+SIGNED = "https://me:told-secret@h/a.tar?X-Amz-Signature=told-secret"
+
+
+@pytest.mark.parametrize("error", [StorageError, ShardFormatError, SampleError, DatasetIndexError])
+def test_no_error_shows_a_signature_or_a_password(error: type[StreamloadError]) -> None:
+    raised = error("cannot be read", url=SIGNED)
+    for shown in (str(raised), repr(raised), str(raised.url), str(pickle.loads(pickle.dumps(raised)))):
+        assert "h/a.tar?X-Amz-Signature=..." in shown
+        assert "told-secret" not in shown
+
+
+def test_a_url_in_a_message_is_shown_without_its_signature() -> None:
+    with pytest.raises(ShardChangedError) as changed:
+        Pin(5).check(SIGNED, 6, None)
+    storage = ScriptedStorage(b"", lambda _: Answer(error=TransientStorageError("broken", url=SIGNED)))
+    with pytest.raises(StorageError) as given_up:
+        run_in_virtual_time(download(storage, SIGNED, 0, 5, lambda *_: None, pin=Pin()))
+    with pytest.raises(ValueError, match="twice") as twice:
+        refuse_repetitions([SIGNED, SIGNED])
+    with pytest.raises(ValueError, match="brace") as brace:
+        expand_urls(f"{SIGNED}{{0..1")
+    for caught in (changed, given_up, twice, brace):
+        assert "h/a.tar" in str(caught.value)
+        assert "told-secret" not in f"{caught.value} {caught.value.__cause__}"
+
+
+def test_what_holds_keys_does_not_show_them() -> None:
+    made = object_config("s3", OPTIONS)
+    assert "told-secret" not in f"{made} {Storages(OPTIONS)}"
 
 
 def test_options_in_fsspecs_spellings() -> None:
@@ -192,3 +275,48 @@ def test_options_in_fsspecs_spellings() -> None:
     assert options_of("s3", {"s3": {"key": "k"}, "gs": {"token": "t"}, "anon": False}) == {"anon": False, "key": "k"}
     with pytest.raises(ValueError, match=r"'keyy', which s3:// does not know; it knows .*key.*secret"):
         Storages({"keyy": "k"}).for_url("s3://b/a.tar")
+
+
+def test_an_option_that_is_a_mapping_is_not_taken_for_the_options_of_a_protocol() -> None:
+    """It would be left out in silence: here, who pays for the requests."""
+    given = {"s3_additional_kwargs": {"RequestPayer": "requester"}, "cache_options": {"a": 1}, "s3": {"key": "k"}}
+    assert options_of("s3", given) == {
+        "s3_additional_kwargs": {"RequestPayer": "requester"},
+        "cache_options": {"a": 1},
+        "key": "k",
+    }
+    assert object_config("s3", options_of("s3", {"s3_additional_kwargs": {"RequestPayer": "requester"}})) is None
+
+
+def test_a_question_mark_is_a_pattern_in_a_bucket_and_a_query_on_a_web_server() -> None:
+    """Only what has a query needs another library, and s3fs may not be there."""
+    storages = Storages(OPTIONS)
+    assert storages.for_url("s3://bucket/a-00?.tar") is storages.for_url("s3://bucket/a.tar")
+    web = Storages()
+    assert web.for_url("https://h/a.tar?sig=b") is not web.for_url("https://h/a.tar")
+
+
+def test_a_key_that_begins_with_a_slash_is_not_taken_for_the_one_without() -> None:
+    storage = Storages(OPTIONS).for_url("s3://bucket//a.tar")
+    with pytest.raises(StorageError, match="begins with a slash"):
+        asyncio.run(storage.open_range("s3://bucket//a.tar", 0, 1, etag=None))
+
+
+async def replaced_in_between(url: str) -> None:
+    """Two ranges of a file whose storage tells no version with its bytes; another one of its size comes in between."""
+    storages = Storages()
+    storage = storages.for_url(url)
+    await asyncio.to_thread(storage.write, url, b"before")
+    first = await storage.open_range(url, 0, 3, etag=None)
+    await asyncio.to_thread(storage.write, url, b"behind")
+    await storage.open_range(url, 3, 6, etag=first.etag)
+
+
+def test_a_file_that_is_replaced_is_noticed_where_answers_do_not_tell_their_version(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    url = "memory://replaced/a.tar"
+    asyncio.run(replaced_in_between(url))  # within a moment
+    monkeypatch.setattr(filesystem, "_LOOK_AGAIN_S", 0.0)
+    with pytest.raises(ShardChangedError):
+        asyncio.run(replaced_in_between(url))

@@ -93,8 +93,9 @@ class IndexLookup:
         for folder in (place, f"{place.rstrip('/')}/{INDEX_FOLDER}"):
             if (found := self._read(folder)) is not None:
                 return found
+        shown = without_secrets(index)
         raise DatasetIndexError(
-            f"index={index!r} holds no index.json; write one there with `streamload index SHARDS --output {index}`"
+            f"index={shown!r} holds no index.json; write one there with `streamload index SHARDS --output {shown}`"
         )
 
     def _read(self, folder: str) -> DatasetIndex | None:

@@ -62,7 +62,7 @@ def refuse_repetitions(found: Sequence[str]) -> None:
     for path in plain:
         if path in seen:
             raise ValueError(
-                f"urls names the shard {path!r} twice, which would give each of its samples twice; remove one of them "
-                "(to see samples more often, iterate more often)"
+                f"urls names the shard {without_secrets(path)!r} twice, which would give each of its samples twice; "
+                "remove one of them (to see samples more often, iterate more often)"
             )
         seen.add(path)

@@ -6,6 +6,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from time import monotonic
 from typing import Any, TypeVar
 
 from streamload.errors import ShardNotFoundError, StorageError
@@ -28,6 +29,9 @@ from streamload.fetch.storage.s3fs_range import open_s3fs_range
 __all__ = ["FilesystemStorage"]
 
 _CHUNK_BYTES = 1 << 20
+_LOOK_AGAIN_S = 30.0
+"""Where an answer does not tell its version, that is asked for so often; in between a change is not noticed."""
+
 _RENAMING = frozenset(("file", "local", "sftp", "ssh", "smb", "hdfs", "webhdfs", "ftp"))
 """Protocols where a file appears while it is written, so that it has to be written under another name."""
 
@@ -50,7 +54,7 @@ class FilesystemStorage:
         self._filesystem = filesystem
         self._opened: dict[str, OpenFilesystem] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._known: dict[str, ShardInfo] = {}
+        self._known: dict[str, tuple[ShardInfo, float]] = {}
 
     def info(self, url: str) -> ShardInfo:
         """See `Storage.info`; a missing file comes with the names that are like it."""
@@ -101,7 +105,7 @@ class FilesystemStorage:
         """See `Storage.open_range`.
 
         Of http servers and of s3fs the bytes stream; elsewhere a range is read whole. There its size and version are
-        asked once for each url.
+        asked for with the first range, and again after a while.
         """
         opened, path = self._on_loop(url)
         wanted = Wanted(url, start, end, etag)
@@ -115,9 +119,10 @@ class FilesystemStorage:
             return await self._read(opened, path, wanted)
 
     async def _read(self, opened: OpenFilesystem, path: str, wanted: Wanted) -> RangeBody:
-        known = self._known.get(wanted.url)
-        if known is None:
-            known = self._known[wanted.url] = await _look(opened, path)
+        known, known_until_s = self._known.get(wanted.url, (None, 0.0))
+        if known is None or monotonic() >= known_until_s:
+            known = await _look(opened, path)
+            self._known[wanted.url] = known, monotonic() + _LOOK_AGAIN_S
         if not same_etag(wanted.etag, known.etag):
             raise changed_error(wanted.url, wanted.etag, known.etag)
         if known.bytes == wanted.start == 0:

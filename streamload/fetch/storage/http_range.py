@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
+from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING
 
 from streamload.errors import StorageError
 from streamload.fetch.storage.errors import changed_error, connection_error, status_error, transient_error
-from streamload.fetch.storage.protocol import EmptyBody, RangeBody, quoted, same_etag
+from streamload.fetch.storage.protocol import EmptyBody, RangeBody, quoted, same_etag, version_of
 
 if TYPE_CHECKING:
     import aiohttp
@@ -126,10 +128,17 @@ async def _checked(
     if response.status not in (200, 206):
         raise await _refusal(response, wanted.url)
     range_bytes, total_bytes = covered_bytes(wanted, response.headers.get("Content-Range"))
-    now = response.headers.get("ETag")
+    now = version_of(response.headers.get("ETag"), _last_modified(response.headers), total_bytes)
     if not same_etag(wanted.etag, now):
         raise changed_error(wanted.url, wanted.etag, now)
-    return _HttpBody(response, wanted.url, range_bytes, total_bytes, on_close)
+    return _HttpBody(response, wanted.url, range_bytes, total_bytes, now, on_close=on_close)
+
+
+def _last_modified(headers: Mapping[str, str]) -> datetime | None:
+    try:
+        return parsedate_to_datetime(headers["Last-Modified"])
+    except (KeyError, ValueError):
+        return None
 
 
 def _is_empty(response: aiohttp.ClientResponse) -> bool:
@@ -156,10 +165,12 @@ class _HttpBody:
         url: str,
         range_bytes: int,
         total_bytes: int,
+        etag: str | None,
+        *,
         on_close: Callable[[], Awaitable[None]] | None,
     ) -> None:
         self.total_bytes = total_bytes
-        self.etag = quoted(response.headers.get("ETag"))
+        self.etag = etag
         self._response = response
         self._url = url
         self._range_bytes = range_bytes

@@ -10,7 +10,7 @@ import re
 import shutil
 import stat
 from collections.abc import AsyncIterator
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from streamload.dataset.atomic import replace_file
 from streamload.errors import ShardChangedError, ShardNotFoundError, StorageError, TransientStorageError
@@ -19,6 +19,9 @@ from streamload.fetch.storage.protocol import UNKNOWN_BYTES, RangeBody, ShardInf
 __all__ = ["LocalStorage", "local_path", "storage_for"]
 
 _FILE_SCHEME = re.compile(r"file:", re.IGNORECASE)
+_FILE_URL = re.compile(r"file:(?://(?:localhost)?(?=/)|(?!//))(/.*)", re.IGNORECASE | re.DOTALL)
+"""A question mark is a pattern here as in any other url, and `#` a letter of a name."""
+
 _CHUNK_BYTES = 1 << 20
 
 
@@ -184,12 +187,12 @@ def local_path(url: str) -> str:
     if url.startswith("/"):
         return url
     if _FILE_SCHEME.match(url):
-        parts = urlsplit(url)
-        if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
+        found = _FILE_URL.match(url)
+        if found is None:
             raise ValueError(
                 f"urls names {url!r}, but a file url has three slashes and a full path: file:///data/a.tar"
             )
-        return unquote(parts.path)
+        return unquote(found[1])
     return os.path.join(os.getcwd(), os.path.expanduser(url))
 
 

@@ -54,7 +54,7 @@ def locate(url: str) -> ObjectPlace:
     """The place that a url names.
 
     Raises:
-        StorageError: it names no bucket or host.
+        StorageError: it names no bucket or host, or a key that cannot be asked for.
     """
     protocol = protocol_of(url)
     bucket, _, key = url.partition("://")[2].partition("/")
@@ -63,6 +63,8 @@ def locate(url: str) -> ObjectPlace:
     root = f"{protocol}://{bucket}/"
     if protocol in _WEB:
         return ObjectPlace(root, bucket, unquote(key))
+    if key.startswith("/"):  # obstore would leave out the slash, and read what may be another object
+        raise StorageError("the key begins with a slash; name the object without it", url=url)
     container, at, account = bucket.partition("@")
     return ObjectPlace(root, container, key, account.partition(".")[0] if at else None)
 

@@ -30,8 +30,8 @@ from streamload.fetch.storage.protocol import (
     ShardInfo,
     is_pattern,
     matches,
-    quoted,
     same_etag,
+    version_of,
     without_secrets,
 )
 from streamload.fetch.storage.under_way import UnderWay
@@ -158,7 +158,7 @@ class ObjectStorage:
             if is_changed and etag is not None and (now is None or not same_etag(etag, now)):
                 error = changed_error(url, etag, now)  # else it is only shorter than the range
             raise error from None
-        total_bytes, now = result.meta["size"], quoted(result.meta["e_tag"])
+        total_bytes, now = result.meta["size"], _version(result.meta)
         if not same_etag(etag, now):
             raise changed_error(url, etag, now)
         first, last = result.range
@@ -185,7 +185,7 @@ class ObjectStorage:
             meta = await self._under_way.add(obstore.head_async(self._store(place), place.key))
         except (obstore.exceptions.BaseError, OSError):
             return None, None
-        return meta["size"], quoted(meta["e_tag"])
+        return meta["size"], _version(meta)
 
     def write(self, url: str, source: bytes | str) -> None:
         """By one PUT, or in parts where it is large; either way whole or not at all. See `Storage.write`."""
@@ -321,4 +321,8 @@ def _info(url: str, meta: Mapping[str, Any]) -> ShardInfo:
     changed: datetime = meta["last_modified"]
     # Whole seconds, since a listing may be finer than the header of an answer.
     mtime_ns = (changed - _EPOCH) // timedelta(seconds=1) * 1_000_000_000
-    return ShardInfo(url, meta["size"], mtime_ns, quoted(meta["e_tag"]))
+    return ShardInfo(url, meta["size"], mtime_ns, _version(meta))
+
+
+def _version(meta: Mapping[str, Any]) -> str | None:
+    return version_of(meta["e_tag"], meta["last_modified"], meta["size"])

@@ -124,8 +124,8 @@ class ObjectConfig:
     """
 
     family: str
-    config: dict[str, Any] = field(default_factory=dict)
-    client: dict[str, Any] = field(default_factory=dict)
+    config: dict[str, Any] = field(default_factory=dict, repr=False)
+    client: dict[str, Any] = field(default_factory=dict, repr=False)
     profile: str | None = None
 
 
@@ -162,7 +162,9 @@ def object_config(protocol: str, options: Mapping[str, Any]) -> ObjectConfig | N
 
 
 def _is_nested(name: str, value: object) -> bool:
-    return isinstance(value, Mapping) and name not in ("client_kwargs", "headers", "config_kwargs", "token")
+    """Whether a value holds the options for the protocol of this name, and is no option that is a mapping itself."""
+    is_option = name in ("headers", "token") or name.endswith(("_kwargs", "_options"))
+    return isinstance(value, Mapping) and not is_option
 
 
 def _s3(given: dict[str, Any]) -> ObjectConfig | None:

@@ -6,8 +6,11 @@ import fnmatch
 import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Protocol
 from urllib.parse import urlsplit
+
+from streamload.errors import without_secrets
 
 __all__ = [
     "UNKNOWN_BYTES",
@@ -20,16 +23,18 @@ __all__ = [
     "protocol_of",
     "quoted",
     "same_etag",
+    "version_of",
     "without_secrets",
 ]
 
 UNKNOWN_BYTES = -1
 """The size of a shard that the storage does not tell without a request for each shard."""
 
+_SETTLED_S = 60.0
+"""What was changed more recently may be changed again within the second; and some servers always say that it is now."""
+
 _GLOB = re.compile(r"[*?\[]")
 _PROTOCOL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
-_USER_INFO = re.compile(r"://[^/@\s]+@")
-_SECRET_IN_QUERY = re.compile(r"(?<=[?&])([^=&#\s]+)=[^&#\s]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,14 +185,22 @@ def quoted(etag: str | None) -> str | None:
     return etag if etag is None or etag.startswith(('"', "W/")) else f'"{etag}"'
 
 
+def version_of(etag: str | None, changed: datetime | None, total_bytes: int) -> str | None:
+    """The version of an object by an answer: its ETag, else one made of time and size; None where these say nothing.
+
+    What is made is a weak ETag, which no request holds the server to: it has not given it.
+    """
+    if etag is not None or changed is None:
+        return quoted(etag)
+    changed_s = changed.timestamp()
+    if changed_s <= 0 or datetime.now(UTC).timestamp() - changed_s < _SETTLED_S:
+        return None
+    return f'W/"{int(changed_s):x}-{total_bytes:x}"'
+
+
 def same_etag(one: str | None, other: str | None) -> bool:
     """Whether two ETags can be of the same version; quotes don't count, and what is not known differs from nothing."""
     return one is None or other is None or _bare(one) == _bare(other)
-
-
-def without_secrets(url: str) -> str:
-    """The url for messages: without a password before the host, and without the values of its query."""
-    return _SECRET_IN_QUERY.sub(r"\1=...", _USER_INFO.sub("://...@", url)) if "?" in url or "@" in url else url
 
 
 def _bare(etag: str) -> str:

@@ -15,6 +15,7 @@ __all__ = ["Storages"]
 
 _OBJECTS = frozenset(("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "http", "https"))
 _IN_MEMORY = frozenset(("memory",))
+_WEB = ("http", "https")
 
 
 class Storages:
@@ -51,7 +52,8 @@ class Storages:
             local_path(url)
             return self._local
         # What follows the question mark of a web address is not part of a path, as obstore takes it.
-        place = "fsspec" if self._filesystem is not None or "::" in url or "?" in url else protocol
+        queried = protocol in _WEB and "?" in url
+        place = "fsspec" if self._filesystem is not None or "::" in url or queried else protocol
         if place not in self._by_protocol:
             self._by_protocol[place] = self._make(place, url)
         return self._by_protocol[place]

@@ -27,12 +27,14 @@ class Part:
         shard: its number in the listing.
         number: of the part in the shard.
         start, end: its bytes, end exclusive. The end may lie behind that of the shard where its size is not known.
+        generation: whatever tells whoever started it where it was to be written.
     """
 
     shard: int
     number: int
     start: int
     end: int
+    generation: int = 0
 
 
 @dataclass(frozen=True, slots=True)

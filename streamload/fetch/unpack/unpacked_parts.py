@@ -7,7 +7,6 @@ from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 from typing import Protocol
 
-from streamload.errors import StreamloadError
 from streamload.fetch.parts import PART_BYTES
 from streamload.fetch.unpack.unpacking import Unpacker, unpack
 
@@ -67,7 +66,9 @@ class UnpackedParts:
         self._events = events
         self._grants = set(granted)
         self._granted = asyncio.Event()
+        self._cancelled = False
         self._task = asyncio.create_task(self._run(body, unpacker))
+        self._task.add_done_callback(self._over)
 
     @property
     def over(self) -> bool:
@@ -81,25 +82,28 @@ class UnpackedParts:
 
     async def close(self) -> None:
         """Stop; no event comes any more. Twice is fine."""
-        self._task.cancel()
+        self.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 
     def cancel(self) -> None:
         """Stop soon, without waiting for it."""
+        self._cancelled = True
         self._task.cancel()
 
     async def _run(self, body: AsyncGenerator[bytes], unpacker: Unpacker) -> None:
-        try:
-            async with aclosing(body):
-                total_bytes = await unpack(body, unpacker, self._write)
-        except (StreamloadError, OSError) as error:
-            self._events.failed(error)
-            return
+        async with aclosing(body):
+            total_bytes = await unpack(body, unpacker, self._write)
         self.ended = True
         if total_bytes % PART_BYTES and self._writes:
             self.next_number += 1
             self._events.unpacked(total_bytes // PART_BYTES, total_bytes % PART_BYTES)
         self._events.ended(total_bytes)
+
+    def _over(self, task: asyncio.Task[None]) -> None:
+        """Pass on what was raised, a mistake of ours too: nothing else would tell of it."""
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, Exception) and not self._cancelled:
+            self._events.failed(error)
 
     async def _write(self, offset: int, piece: bytes) -> None:
         view = memoryview(piece)
