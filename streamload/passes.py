@@ -162,7 +162,6 @@ class Pass(Iterator[Any]):
         asked_at = self._note_asked()
         try:
             while (batch := self._take()) is None:
-                self._tell()  # else the feeder may wait for that, and its next message never come
                 if (message := receive()) is None:
                     return None
                 self._handle(message)
