@@ -8,6 +8,8 @@ BENCH_INSTALLED := $(VENV)/installed-bench
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 # mypy finds packages by their folder's name, and the package streamload_tools lies in tools/: a link has that name.
 MYPY := MYPYPATH=$(VENV)/types $(BIN)/mypy
+# Two files of tests beside each other; `make test BESIDE=` runs one after the other.
+BESIDE := -n 2 --dist loadfile
 EXAMPLES := $(wildcard examples/*.py examples/*/*.py)
 
 .DELETE_ON_ERROR:
@@ -50,10 +52,10 @@ check: $(INSTALLED)
 	$(MYPY) $(EXAMPLES)
 
 test: check
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(BESIDE)
 
 test-all: check
-	$(BIN)/python -m pytest -m ""
+	$(BIN)/python -m pytest $(BESIDE) -m ""
 
 bench: $(BENCH_INSTALLED)
 	$(BIN)/python benchmarks/bench_loader.py --plot docs/benchmark.png $(BENCH)
