@@ -21,6 +21,7 @@ from streamload.fetch.reading import RangeReader
 from streamload.fetch.resident import ResidentShards
 from streamload.launch import WorkerChild
 from streamload.memory.async_channel import AsyncChannel
+from streamload.memory.heap import keep_freed_memory
 from streamload.memory.slots import SlotPool
 from streamload.messages import (
     Configure,
@@ -93,6 +94,8 @@ class _Process:
                 )
             if attempt.error is not None:
                 self._send(Failed(failure_of(attempt.error)), ())
+            elif self._feeder is not None and self._feeder.near is not None:
+                keep_freed_memory()
         elif self._feeder is not None:
             self._feeder.handle(message)
 

@@ -69,7 +69,7 @@ async def stream_shard(
 
     try:
         await download(storage, url, 0, _TO_THE_END, take, pin=pin)
-        if unpacker is not None:
+        if unpacker is not None and pin.total_bytes != 0:
             unpacker.finish()
         return ReadShard(pin.total_bytes or 0, None, pin.etag, table.finish())
     finally:

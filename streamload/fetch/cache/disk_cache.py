@@ -43,6 +43,10 @@ _OPEN_WHOLE = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
 _UNREADABLE = (errno.EIO, errno.ESTALE)
 
 
+_MOST_PUBLISHING = 16
+"""Each file that waits to be made durable has three descriptors, and small shards come faster than a disk syncs."""
+
+
 class DiskCache:
     """A folder of shards that all processes of a node share.
 
@@ -216,8 +220,11 @@ class DiskCache:
 
     def _publish_later(self, shard: CachedShard) -> None:
         """Have a complete file made durable and moved to its place by a thread, because that may take seconds."""
-        if shard.partial is None:
-            return
+        with self._mutex:
+            self._publishing = [waiting for waiting in self._publishing if not waiting.done()]
+            waiting = len(self._publishing)
+        if shard.partial is None or waiting >= _MOST_PUBLISHING:
+            return  # it stays as it is, complete, and is moved when it is opened next
         try:
             partial = shard.partial.duplicate()
         except OSError as exc:
@@ -227,9 +234,7 @@ class DiskCache:
         with self._mutex:
             if self._publisher is None:
                 self._publisher = ThreadPoolExecutor(1, "streamload-cache")
-            future = self._publisher.submit(self._publish, shard, partial)
-            self._publishing = [waiting for waiting in self._publishing if not waiting.done()]
-            self._publishing.append(future)
+            self._publishing.append(self._publisher.submit(self._publish, shard, partial))
 
     def _publish(self, shard: CachedShard, partial: PartialShard) -> None:
         try:
