@@ -42,6 +42,9 @@ class Question:
         trainer: what this process does beside: "idle", "busy" (a thread of it runs pure Python all the time), or
             "neighbour" (another process does so: it takes as much of the processors, but not the GIL).
         batches: stop after so many.
+        memory_budget: of streamload.
+        passes_before: of streamload, that are not measured. With a budget smaller than the data all of them fetch it, but
+            on a virtual machine memory that no process has touched before costs the first one much of its time.
     """
 
     reader: str
@@ -54,6 +57,8 @@ class Question:
     storage_options: Mapping[str, Any] = field(default_factory=dict)
     trainer: str = "idle"
     batches: int | None = None
+    memory_budget: str = "auto"
+    passes_before: int = 0
 
     def argument(self) -> str:
         """For the command line of this program."""
@@ -79,8 +84,12 @@ def streamload(question: Question) -> Iterator[Iterator[Any]]:
         num_workers=WORKERS,
         filesystem=filesystem,
         storage_options=dict(question.storage_options) or None,
+        memory_budget=question.memory_budget,
         **how,
     ) as loader:
+        for _ in range(question.passes_before):
+            for _batch in loader:
+                pass
         yield (batch[0] for batch in loader)
 
 
