@@ -43,8 +43,8 @@ class Question:
             "neighbour" (another process does so: it takes as much of the processors, but not the GIL).
         batches: stop after so many.
         memory_budget: of streamload.
-        passes_before: of streamload, that are not measured. With a budget smaller than the data all of them fetch it, but
-            on a virtual machine memory that no process has touched before costs the first one much of its time.
+        passes_before: of streamload, not measured. With a budget smaller than the data all of them fetch it, but
+            memory that no process has touched before costs the first one much of its time on a virtual machine.
     """
 
     reader: str
