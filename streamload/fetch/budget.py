@@ -13,8 +13,8 @@ __all__ = ["available_bytes", "budget_error", "bytes_for_parts", "check_budget",
 _SHARE = 4
 _LEAST_BYTES = 64 << 20
 _SMALL_BYTES = 128 << 20
-_REQUESTS_BYTES = 64 << 20
-"""So much the feeder was seen to grow by with 32 requests on their way."""
+_REQUESTS_BYTES = 112 << 20
+"""About so much the feeder was seen to grow by with 32 requests on their way."""
 
 _GUESS_BYTES = 4 << 30
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
@@ -64,7 +64,7 @@ def default_budget(local_ranks: int) -> int:
 
 def bytes_for_parts(budget_bytes: int) -> int:
     """What of a budget parts and slots may take: the requests themselves take some tens of megabytes."""
-    return budget_bytes - min(_REQUESTS_BYTES, max(0, budget_bytes - _SMALL_BYTES) // 8)
+    return budget_bytes - min(_REQUESTS_BYTES, max(0, budget_bytes - _SMALL_BYTES) // 5)
 
 
 def check_budget(
