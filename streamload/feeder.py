@@ -243,6 +243,7 @@ class Feeder:
 
     def _deliver(self, start: EpochStart, batches: list[ReadyBatch], tell_after: int) -> None:
         """Send batches, as many with one message as its descriptors allow."""
+        self._asked_to_tell = False  # of these it has not been asked
         for first in range(0, len(batches), MAX_DESCRIPTORS):
             part = batches[first : first + MAX_DESCRIPTORS]
             opened = tuple(dict.fromkeys(batch.slot for batch in part if batch.slot not in self._announced))
