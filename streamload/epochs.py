@@ -89,6 +89,10 @@ class Epochs:
             if count < announced:
                 self._untaken.appendleft((batcher, announced - count))
 
+    def waits_for(self, task: int) -> bool:
+        """Whether a task is being done for batches that are wanted."""
+        return any(epoch is not None and epoch.waits_for(task) for epoch in (self._asked, self._next))
+
     def on_done(self, done: RowsDone) -> None:
         """A task has come back. That of an epoch that was abandoned is dropped."""
         for epoch in (self._asked, self._next):

@@ -16,14 +16,14 @@ from streamload.decode.failure import Attempt, failure_of
 from streamload.decode.pool import Pool
 from streamload.decode.scan_feed import ScanFeed
 from streamload.decode.scans import Scans
-from streamload.decode.tasks import RowsDone, ScanDone
+from streamload.decode.tasks import BytesMoved, RowsDone, RowTask, ScanDone, Task
 from streamload.epochs import Epochs
 from streamload.fetch.budget import bytes_for_parts
 from streamload.fetch.cache.disk_cache import DiskCache
 from streamload.fetch.fetcher import Fetcher
 from streamload.fetch.listing.fetched import fetched_shards
 from streamload.fetch.near import Near
-from streamload.fetch.parts import PART_BYTES
+from streamload.fetch.parts import PART_BYTES, parts_of_rows
 from streamload.fetch.resident import ResidentShards
 from streamload.fetch.tables import Tables
 from streamload.memory.channel import MAX_DESCRIPTORS
@@ -114,7 +114,7 @@ class Feeder:
                 case EpochStart():
                     if self.near is not None:
                         order, counts = self._settings.order, self._tables.counts.values
-                        self.near.fetcher.foresee(order, counts, message.epoch, message.position)
+                        self.near.fetcher.foresight.begin(order, counts, message.epoch, message.position)
                     self._epochs.ask(message)
                 case Taken():
                     self._asked_to_tell = False
@@ -135,6 +135,19 @@ class Feeder:
             else:
                 self._on_scanned(done)
             self._pump()
+
+    def on_moved(self, moved: BytesMoved) -> None:
+        """A worker has its own copy of these bytes."""
+        if self.near is not None and self._epochs.waits_for(moved.number):
+            self.near.fetcher.moved(moved.shard, moved.start, moved.end)
+
+    def may_redo(self, task: Task) -> bool:
+        """Whether all is there that a task needs, some of which may have moved to a worker that has died."""
+        if self.near is None or not isinstance(task, RowTask) or not task.moves:
+            return True
+        with self._failing():
+            return self.near.fetcher.there_again(parts_of_rows(task.table.shards, task.table.places()))
+        return False
 
     def on_room(self) -> None:
         """The pool takes tasks again."""
@@ -186,6 +199,7 @@ class Feeder:
             assert self.near is not None
             self.near.pump()
             self.pool.drop_shards(self.near.fetcher.take_closed())
+            self.pool.resume()
             self._pump()
 
     def _on_scanned(self, done: ScanDone) -> None:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from streamload.decode.dealing import Dealer, EpochStart, Learned, PipelineSettings, RowBatch, RowBatcher
 from streamload.decode.pool import Pool
 from streamload.decode.scans import Scans
-from streamload.decode.tasks import PieceDone, RowFailure, RowsDone
+from streamload.decode.tasks import PieceDone, RowFailure, RowsDone, RowTask, Task
 from streamload.fetch.near import Near
 from streamload.fetch.tables import Tables
 from streamload.memory.slots import Slots
@@ -118,7 +118,7 @@ class Epoch:
         self._slots = slots
         self._learned = learned
         self._totals = totals
-        self._tasks: set[int] = set()
+        self._tasks: dict[int, Task] = {}
         self._dealer = Dealer(
             settings,
             start,
@@ -156,15 +156,20 @@ class Epoch:
             task = self._dealer.next_task()
             if task is None:
                 break
-            self._tasks.add(task.number)
+            self._tasks[task.number] = task
             self._pool.submit(task)
         self._totals.plan_s += self._dealer.take_plan_s()
+
+    def waits_for(self, number: int) -> bool:
+        """Whether a task is being done for batches of this epoch, none of which is made again by another task."""
+        task = self._tasks.get(number)
+        return isinstance(task, RowTask) and all(self.batcher.find(each.batch, each.slot) for each in task.pieces)
 
     def takes(self, done: RowsDone) -> bool:
         """Take in an answer, if it is to a task of this epoch."""
         if done.number not in self._tasks:
             return False
-        self._tasks.remove(done.number)
+        del self._tasks[done.number]
         self._dealer.measure(done)
         for part in done.pieces:
             batch = self.batcher.find(part.piece.batch, part.piece.slot)

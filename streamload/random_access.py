@@ -77,6 +77,12 @@ class RowBytes:
         first = start - self._starts[shard][number]
         return self._contents[shard][number][first : first + size_bytes]
 
+    def read_own(self, shard: int, start: int, size_bytes: int) -> bytearray:
+        """The same, in memory that the caller may change."""
+        own = bytearray(size_bytes)
+        found = self.read_into(memoryview(own), shard, start)
+        return own if found == size_bytes else own[:found]
+
     def memory(self, shard: int) -> Bytes:
         """A whole local shard; samples that are asked for one by one need no other."""
         return self._opened[shard].memory(shard)

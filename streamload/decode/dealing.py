@@ -166,12 +166,18 @@ class Dealer:
 
     def _rows_task(self) -> RowTask | None:
         if self._again:
-            return self._task([(batch, 0, batch.rows) for batch in [self._again.popleft()]], whole=True)
+            return self._made_again()
         if self._whole:
             return self._whole_batches()
         if self._learned.layout is None:
             return self._first_rows()
         return self._rows()
+
+    def _made_again(self) -> RowTask | None:
+        if not self._ahead.there_again(self._again[0].source):
+            return None
+        batch = self._again.popleft()
+        return self._task([(batch, 0, batch.rows)], whole=True)
 
     @property
     def _whole(self) -> bool:
@@ -195,8 +201,7 @@ class Dealer:
     def _whole_batches(self) -> RowTask | None:
         if self._dealing is not None:  # dealt out in part when another batch turned out not to fit
             self.make_again(self._dealing[0])
-            batch = self._again.pop()
-            return self._task([(batch, 0, batch.rows)], whole=True)
+            return self._made_again()
         return self._run(whole=True)
 
     def _run(self, *, whole: bool) -> RowTask | None:
@@ -270,7 +275,14 @@ class Dealer:
             pieces=tuple(Piece(batch.number, batch.slot, a, b - a) for batch, a, b in batches),
             capacity=self._settings.order.batch_size,
             whole=whole,
+            moves=planned.large and self._reads_once(batches),
         )
+
+    def _reads_once(self, batches: list[tuple[RowBatch, int, int]]) -> bool:
+        """Whether no large field is read twice for the batches of a task, by this one or by others."""
+        planned, first = batches[0][0].source
+        last = batches[-1][0].source[1]
+        return planned.reads_large_once(planned.edges(first)[0], planned.edges(last)[1])
 
     def take_plan_s(self) -> float:
         """Seconds spent on planning and locating since the last call."""

@@ -49,6 +49,9 @@ class ShardMemory(Protocol):
     def read(self, shard: int, start: int, size_bytes: int) -> bytes:
         """The bytes of a place, fewer where the shard ends before."""
 
+    def read_own(self, shard: int, start: int, size_bytes: int) -> bytearray:
+        """The same, in memory that the caller may change."""
+
     def memory(self, shard: int) -> Bytes:
         """The whole shard, read-only."""
 
@@ -196,9 +199,7 @@ class FieldReader:
                 view = self._reused_memory(size)
                 return view[: shards.read_into(view, shard, start)]
             case _Target.BYTEARRAY:
-                own = bytearray(size)
-                found = shards.read_into(memoryview(own), shard, start)
-                return own if found == size else own[:found]
+                return shards.read_own(shard, start, size)
             case _:
                 return shards.read(shard, start, size)
 

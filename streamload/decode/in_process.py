@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 from streamload.decode.failure import Attempt, in_words
 from streamload.decode.open_shards import OpenShards
-from streamload.decode.pool import PoolEvents, Task
+from streamload.decode.pool import PoolEvents
 from streamload.decode.rows import RowMaker
-from streamload.decode.tasks import Job, RowsDone, ScanDone, ScanTask, ShardOpened
+from streamload.decode.tasks import Job, RowsDone, ScanDone, ScanTask, ShardOpened, Task
 from streamload.decode.worker import load_job, scan
 from streamload.errors import WorkerError
 from streamload.fetch.resident import ResidentShards
@@ -105,6 +105,9 @@ class CallerPool:
         elif attempt.error is not None:
             self._events.on_broken(attempt.error)
         return True
+
+    def resume(self) -> None:
+        """Nothing to do: no task is done twice."""
 
     def fix_layout(self, layout: bytes) -> None:
         """Hold for all later tasks."""
@@ -214,6 +217,9 @@ class ThreadPool:
             self._slots.need(piece.slot)
         self._outstanding.add(task.number)
         self._tasks.put(task)
+
+    def resume(self) -> None:
+        """Nothing to do: no task is done twice."""
 
     def fix_layout(self, layout: bytes) -> None:
         """Hold for all later tasks."""

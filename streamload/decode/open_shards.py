@@ -8,17 +8,28 @@ from __future__ import annotations
 
 import os
 import weakref
+from collections.abc import Callable
+from io import BytesIO
 
 from streamload.decode.tasks import ShardOpened
+from streamload.fetch.parts import LARGE_BYTES, PART_BYTES
 from streamload.memory.mapped import Bytes, map_memory
 
-__all__ = ["OpenShards"]
+__all__ = ["Moved", "OpenShards"]
+
+Moved = Callable[[int, int, int], None]
+"""Told the shard and the place of bytes of which there is a copy now."""
 
 
 class OpenShards:
-    """Open shards, by number. The descriptors are closed with this object at the latest."""
+    """Open shards, by number. The descriptors are closed with this object at the latest.
+
+    Attributes:
+        on_moved: told of each piece of a large field when it has been read; None reads such fields like all others.
+    """
 
     def __init__(self) -> None:
+        self.on_moved: Moved | None = None
         self._descriptors: dict[int, int] = {}
         self._opened: dict[int, ShardOpened] = {}
         self._mapped: dict[int, Bytes] = {}
@@ -50,6 +61,10 @@ class OpenShards:
         Raises:
             OSError: the storage cannot read them.
         """
+        if self.on_moved is not None and size_bytes >= LARGE_BYTES:
+            moved = BytesIO()
+            self._move(shard, start, size_bytes, moved.write, self.on_moved)
+            return moved.getvalue()  # without a copy
         descriptor = self._descriptors[shard]
         data = os.pread(descriptor, size_bytes, start)
         if len(data) == size_bytes:
@@ -60,6 +75,31 @@ class OpenShards:
             pieces.append(data)
             done += len(data)
         return b"".join(pieces)
+
+    def read_own(self, shard: int, start: int, size_bytes: int) -> bytearray:
+        """The same, in memory that the caller may change.
+
+        Raises:
+            OSError: the storage cannot read them.
+        """
+        if self.on_moved is not None and size_bytes >= LARGE_BYTES:
+            moved = bytearray()
+            self._move(shard, start, size_bytes, moved.extend, self.on_moved)
+            return moved
+        own = bytearray(size_bytes)
+        found = self.read_into(memoryview(own), shard, start)
+        return own if found == size_bytes else own[:found]
+
+    def _move(self, shard: int, start: int, size_bytes: int, take: Callable[[bytes], object], on_moved: Moved) -> None:
+        """Read a large field piece by piece, each to the end of a part, so that what has been read can be freed."""
+        descriptor, at, end = self._descriptors[shard], start, start + size_bytes
+        while at < end:
+            piece = os.pread(descriptor, min(end - at, PART_BYTES - at % PART_BYTES), at)
+            if not piece:
+                break
+            take(piece)
+            at += len(piece)
+            on_moved(shard, max(start, (at - 1) // PART_BYTES * PART_BYTES), at)
 
     def memory(self, shard: int) -> Bytes:
         """The whole shard, read-only; mapped from the first call on."""

@@ -14,7 +14,7 @@ from streamload.dataset.table import MISSING, ShardTable
 from streamload.decode.row_table import Column, ColumnKind, RowTable
 from streamload.decode.tasks import SAMPLE_NAMES
 from streamload.errors import DatasetIndexError
-from streamload.fetch.parts import parts_of_rows
+from streamload.fetch.parts import LARGE_BYTES, parts_of_rows
 from streamload.fetch.tables import Tables
 from streamload.order.plan import RowBlock
 
@@ -30,12 +30,14 @@ class PlannedRows:
         table: where each wanted field lies.
         keys: the samples' keys, where they are wanted.
         parts: for each batch the keys of the parts of shards that must have been fetched for it.
+        large: some field of a shard that is fetched is large.
     """
 
     block: RowBlock
     table: RowTable
     keys: tuple[str, ...] | None
     parts: tuple[list[int], ...] = ()
+    large: bool = False
 
     @property
     def batches(self) -> int:
@@ -45,6 +47,15 @@ class PlannedRows:
     def edges(self, batch: int) -> tuple[int, int]:
         """The rows of a batch."""
         return int(self.block.batch_edges[batch]), int(self.block.batch_edges[batch + 1])
+
+    def reads_large_once(self, start: int, end: int) -> bool:
+        """Whether no large field comes twice in some rows."""
+        found: list[tuple[int, int]] = []
+        rows = self.table.rows(start, end)
+        for offsets, sizes in rows.places():
+            large = sizes >= LARGE_BYTES
+            found += zip(rows.shards[large].tolist(), offsets[large].tolist(), strict=True)
+        return len(set(found)) == len(found)
 
 
 def locate(
@@ -90,7 +101,8 @@ def locate(
             for row, sample in zip(rows.tolist(), samples.tolist(), strict=True):
                 keys[row] = table.key(sample)
     parts = () if fetched is None else _parts(block, columns, fetched)
-    return PlannedRows(block, located, None if keys is None else tuple(keys), parts)
+    large = fetched is not None and any(bool((column.sizes >= LARGE_BYTES).any()) for column in columns)
+    return PlannedRows(block, located, None if keys is None else tuple(keys), parts, large)
 
 
 def _parts(block: RowBlock, columns: Sequence[Column], fetched: Collection[int]) -> tuple[list[int], ...]:

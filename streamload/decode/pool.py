@@ -7,15 +7,16 @@ is known which row it was; a row that has killed two workers is not tried a thir
 
 from __future__ import annotations
 
-import os
-from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections import Counter, deque
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from time import monotonic
-from typing import Any, Protocol
+from typing import Protocol
 
 from streamload.decode.failure import error_from
+from streamload.decode.pool_worker import PoolWorker
 from streamload.decode.tasks import (
+    BytesMoved,
     ForgetShards,
     ForgetSlots,
     LayoutFixed,
@@ -25,14 +26,13 @@ from streamload.decode.tasks import (
     ScanTask,
     ShardOpened,
     SlotOpened,
+    Task,
     WorkerSetup,
     WorkerStarted,
 )
 from streamload.errors import WorkerError
 from streamload.fetch.resident import ResidentShards
-from streamload.launch import PROGRESS_BYTES, WorkerChild, launch_worker
-from streamload.memory.async_channel import AsyncChannel
-from streamload.memory.mapped import map_memory
+from streamload.launch import WorkerChild, launch_worker
 from streamload.memory.slots import SlotPool
 from streamload.memory.unnamed import descriptor_limit
 
@@ -44,16 +44,22 @@ _MAX_FAILED_RESTARTS = 30
 _DEATHS_OF_A_ROW = 2
 _DEATHS_OF_A_TASK = 3
 _GRACE_S = 0.3
+_GRACE_OF_THE_LOST_S = 2.0
+"""A worker that has let go of its socket is on its way out; if it were killed then, why it ends would not be known."""
 _SHARE_OF_DESCRIPTORS = 4
-
-Task = RowTask | ScanTask
 
 
 class PoolEvents(Protocol):
-    """What a pool tells its user. Everything is called from one thread, never from within a call to the pool."""
+    """What a pool tells its user, in one thread; all but `may_redo` is never called from within a call to the pool."""
 
     def on_done(self, done: RowsDone | ScanDone) -> None:
         """A task is done."""
+
+    def on_moved(self, moved: BytesMoved) -> None:
+        """A worker has its own copy of these bytes."""
+
+    def may_redo(self, task: Task) -> bool:
+        """Whether all is there that a task needs which was in the hands of a worker that died; see `Pool.resume`."""
 
     def on_room(self) -> None:
         """There is room for tasks again."""
@@ -77,6 +83,9 @@ class Pool(Protocol):
     def submit(self, task: Task) -> None:
         """Take a task; its answer comes as an event."""
 
+    def resume(self) -> None:
+        """Something has come: do again what `PoolEvents.may_redo` has held up."""
+
     def fix_layout(self, layout: bytes) -> None:
         """Hold for all later tasks."""
 
@@ -91,49 +100,6 @@ class Pool(Protocol):
 
     def close(self) -> None:
         """Leave nothing behind."""
-
-
-class _Worker:
-    """One worker process as the pool sees it."""
-
-    def __init__(
-        self,
-        number: int,
-        launched: WorkerChild,
-        on_message: Callable[[_Worker, Any], None],
-        on_lost: Callable[[_Worker], None],
-    ) -> None:
-        self.number = number
-        self.started = False
-        self.tasks: OrderedDict[int, Task] = OrderedDict()
-        self.shards: dict[int, tuple[int, int]] = {}
-        self.slots: set[int] = set()
-        self._ended: str | None = None
-        self._child = launched.child
-        self._progress = map_memory(launched.progress, PROGRESS_BYTES, writable=True).view("<i8")
-        self._progress[:] = -1
-        os.close(launched.progress)
-        self.channel = AsyncChannel(
-            launched.child.socket, lambda message, _: on_message(self, message), lambda: on_lost(self)
-        )
-
-    @property
-    def pid(self) -> int:
-        """The number of its process."""
-        return self._child.process.pid
-
-    def row_in_hand(self) -> tuple[int, int]:
-        """The task and the row (or -1) that the worker was last at."""
-        return int(self._progress[1]), int(self._progress[0])
-
-    def end(self, grace_s: float) -> str:
-        """Wait for the process, at most so long, kill it then, and say how it ended."""
-        if self._ended is not None:
-            return self._ended
-        self.channel.close()
-        self._ended = self._child.how_it_ended(self._child.end(grace_s))
-        os.close(self._child.words)
-        return self._ended
 
 
 class ProcessPool:
@@ -189,6 +155,17 @@ class ProcessPool:
         else:
             self._give(worker, task)
 
+    def resume(self) -> None:
+        """See `Pool.resume`."""
+        while self._returned and (worker := self._least_busy()) is not None:
+            task = self._returned[0]
+            wanted = self._is_wanted(task)
+            if wanted and not self._events.may_redo(task):
+                return
+            self._returned.popleft()
+            if wanted:
+                self._give(worker, task)
+
     def fix_layout(self, layout: bytes) -> None:
         """Tell every worker, and those that will replace them, the layout of batches of rows."""
         self._layout = layout
@@ -225,18 +202,18 @@ class ProcessPool:
 
     # -- workers ---------------------------------------------------------------------------------------------------
 
-    def _start(self, number: int, launched: WorkerChild | None = None) -> _Worker:
-        worker = _Worker(number, launched or launch_worker(), self._on_message, self._on_lost)
+    def _start(self, number: int, launched: WorkerChild | None = None) -> PoolWorker:
+        worker = PoolWorker(number, launched or launch_worker(), self._on_message, self._on_lost)
         worker.channel.send(WorkerSetup(number, self._job, self._import_path))
         if self._layout is not None:
             worker.channel.send(LayoutFixed(self._layout))
         return worker
 
-    def _least_busy(self) -> _Worker | None:
+    def _least_busy(self) -> PoolWorker | None:
         free = [worker for worker in self._workers if worker.started and len(worker.tasks) < _TASKS_AHEAD]
         return min(free, key=lambda worker: len(worker.tasks), default=None)
 
-    def _give(self, worker: _Worker, task: Task) -> None:
+    def _give(self, worker: PoolWorker, task: Task) -> None:
         shards = [task.shard] if isinstance(task, ScanTask) else dict.fromkeys(task.table.shards.tolist())
         self._spare_descriptors(worker, shards)
         for shard in shards:
@@ -255,7 +232,7 @@ class ProcessPool:
         worker.tasks[task.number] = task
         worker.channel.send(task)
 
-    def _spare_descriptors(self, worker: _Worker, shards: Collection[int]) -> None:
+    def _spare_descriptors(self, worker: PoolWorker, shards: Collection[int]) -> None:
         """Let a worker close the shards that it has not read for longest, so that it can open those of a task."""
         others = [shard for shard in worker.shards if shard not in shards]
         too_many = min(len(others), len(others) + len(shards) - self._most_open)
@@ -264,15 +241,18 @@ class ProcessPool:
                 del worker.shards[shard]
             worker.channel.send(ForgetShards(tuple(others[:too_many])))
 
-    def _on_message(self, worker: _Worker, message: RowsDone | ScanDone | WorkerStarted) -> None:
+    def _on_message(self, worker: PoolWorker, message: BytesMoved | RowsDone | ScanDone | WorkerStarted) -> None:
         if isinstance(message, WorkerStarted):
             self._on_started(worker, message)
             return
+        if isinstance(message, BytesMoved):
+            self._events.on_moved(message)
+            return
         worker.tasks.pop(message.number)
-        self._hand_out_returned()
+        self.resume()
         self._events.on_done(message)
 
-    def _on_started(self, worker: _Worker, message: WorkerStarted) -> None:
+    def _on_started(self, worker: PoolWorker, message: WorkerStarted) -> None:
         if message.failure is not None:
             cause = error_from(message.failure)
             error = WorkerError(
@@ -285,21 +265,15 @@ class ProcessPool:
         worker.started = True
         self._failed_starts = 0
         self._max_failed_starts = _MAX_FAILED_RESTARTS  # it can be done, so what fails now is an accident
-        self._hand_out_returned()
+        self.resume()
         self._events.on_room()
-
-    def _hand_out_returned(self) -> None:
-        while self._returned and (worker := self._least_busy()) is not None:
-            task = self._returned.popleft()
-            if self._is_wanted(task):
-                self._give(worker, task)
 
     # -- deaths ----------------------------------------------------------------------------------------------------
 
-    def _on_lost(self, worker: _Worker) -> None:
+    def _on_lost(self, worker: PoolWorker) -> None:
         if worker not in self._workers:
             return
-        how = worker.end(_GRACE_S)
+        how = worker.end(_GRACE_OF_THE_LOST_S)
         if not worker.started:
             self._failed_starts += 1
             if self._failed_starts >= self._max_failed_starts:
@@ -315,13 +289,13 @@ class ProcessPool:
         self._returned.extendleft(reversed(tasks))
         self._workers[self._workers.index(worker)] = self._start(worker.number)
         self._events.on_restarted()
-        self._hand_out_returned()
+        self.resume()
 
     def _is_wanted(self, task: Task) -> bool:
         """Whether anyone waits for the result; a batch that is made again elsewhere has left its slot."""
         return isinstance(task, ScanTask) or any(self._slots.holds(piece.slot) for piece in task.pieces)
 
-    def _blame(self, worker: _Worker, task: Task, how: str) -> Task | None:
+    def _blame(self, worker: PoolWorker, task: Task, how: str) -> Task | None:
         """The task to try again, without a row that has killed before; None where there is no going on."""
         in_hand, row = worker.row_in_hand()
         if in_hand != task.number:  # it died on the way to it

@@ -102,6 +102,10 @@ class RowTable:
             columns.append(Column(kind.name, kind.alternatives, which, offsets, sizes, crc32))
         return tuple(columns)
 
+    def places(self) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+        """The offsets and the sizes of each column, int64[rows]."""
+        return [(column.offsets, column.sizes) for column in self.columns()]
+
     def rows(self, start: int, end: int) -> RowTable:
         """The same for some of the rows."""
         return RowTable(self.values[start:end], self.kinds)

@@ -111,6 +111,15 @@ class RowsAhead:
                 self._parts.close()  # what comes from now on is the next epoch's
         return planned, number
 
+    def there_again(self, source: tuple[PlannedRows, int]) -> bool:
+        """Whether all is there that a batch which was given out needs, to be made once more.
+
+        Raises:
+            StreamloadError: it will not come.
+        """
+        planned, number = source
+        return self._near is None or self._near.fetcher.there_again(planned.parts[number])
+
     def done(self, source: tuple[PlannedRows, int]) -> None:
         """A batch was made, or is not wanted any more."""
         if self._parts is not None:
@@ -166,7 +175,7 @@ class RowsAhead:
         if not self._tables.counts.complete:  # so that they are known before they are missed
             self._scans.ask_for(itertools.islice(self._scan_order, _SCANS_AHEAD))
         if self._near is not None:
-            self._near.fetcher.passed(self._plan.number)
+            self._near.fetcher.foresight.passed(self._plan.number)
             self._near.want_tables(itertools.islice(self._table_order, _TABLES_AHEAD))
         return True
 

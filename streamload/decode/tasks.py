@@ -15,6 +15,7 @@ from streamload.decode.row_table import RowTable
 
 __all__ = [
     "SAMPLE_NAMES",
+    "BytesMoved",
     "Failure",
     "ForgetShards",
     "ForgetSlots",
@@ -29,6 +30,7 @@ __all__ = [
     "ScanTask",
     "ShardOpened",
     "SlotOpened",
+    "Task",
     "WorkSeconds",
     "WorkerSetup",
     "WorkerStarted",
@@ -146,6 +148,7 @@ class RowTask:
             good row decides on it.
         whole: every piece is a whole batch, to be collated on its own (by `collate_fn`, or for want of a layout).
         fatal_rows: rows that have killed workers before, and the signal; they are not tried again.
+        moves: the worker says which bytes of large fields it has read, so that they need not be held twice.
     """
 
     number: int
@@ -156,6 +159,23 @@ class RowTask:
     capacity: int
     whole: bool
     fatal_rows: Mapping[int, str] = field(default_factory=dict)
+    moves: bool = False
+
+
+@dataclass(frozen=True)
+class BytesMoved:
+    """A worker has its own copy of a part of a large field, for a task that is still in its hands.
+
+    Attributes:
+        number: the task's.
+        shard: which one.
+        start, end: the bytes, end exclusive.
+    """
+
+    number: int
+    shard: int
+    start: int
+    end: int
 
 
 @dataclass(frozen=True)
@@ -194,6 +214,9 @@ class Failure:
     summary: str
     traceback: str
     cause: Failure | None = None
+
+
+Task = RowTask | ScanTask
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 import sys
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -23,6 +24,7 @@ from streamload.decode.failure import Attempt, failure_of
 from streamload.decode.open_shards import OpenShards
 from streamload.decode.rows import RowMaker
 from streamload.decode.tasks import (
+    BytesMoved,
     ForgetShards,
     ForgetSlots,
     Job,
@@ -100,11 +102,15 @@ class _Worker:
             message, descriptors = self._channel.receive()
             self._handle(message, descriptors, perf_counter() - waiting_since)
 
+    def _moved(self, number: int, shard: int, start: int, end: int) -> None:
+        self._channel.send(BytesMoved(number, shard, start, end))
+
     def _handle(self, message: Any, descriptors: list[int], waited_s: float) -> None:
         assert self._maker is not None
         match message:
             case RowTask():
                 self._progress[1] = message.number
+                self._shards.on_moved = partial(self._moved, message.number) if message.moves else None
                 self._channel.send(self._maker.run(message, self._shards, self._progress, waited_s))
             case ScanTask():
                 self._progress[0], self._progress[1] = -1, message.number

@@ -5,25 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from functools import partial
 
-import numpy as np
-from numpy.typing import NDArray
-
 from streamload.errors import DatasetIndexError, StorageError
 from streamload.fetch.bringing import Bringer
 from streamload.fetch.budget import budget_error
 from streamload.fetch.cache.disk_cache import DiskCache
-from streamload.fetch.cache.next_use import OrderNextUse, numbers_by_key
+from streamload.fetch.cache.foresight import Foresight
 from streamload.fetch.fetched_shard import FetchedShard
 from streamload.fetch.fetched_shards import FetchedShards
 from streamload.fetch.ledger import PartLedger
 from streamload.fetch.listing.listing import Listing
-from streamload.fetch.parts import PART_BYTES, part_edges, part_key, shard_and_number
+from streamload.fetch.parts import PART_BYTES, part_edges, part_key, parts_within, shard_and_number
 from streamload.fetch.resident import OpenShard, open_listed
 from streamload.fetch.storage.storages import Storages
 from streamload.fetch.transfer.download import DownloadLimits
 from streamload.fetch.transfer.transfers import TransferCounts
 from streamload.fetch.unpack.unpacking import compression_of
-from streamload.order.plan import OrderOptions
 
 __all__ = ["Fetcher"]
 
@@ -51,6 +47,7 @@ class Fetcher:
     Attributes:
         fetched: as given.
         ledger: the account of all parts.
+        foresight: tells the disk cache what will be needed when.
     """
 
     def __init__(
@@ -69,6 +66,7 @@ class Fetcher:
     ) -> None:
         self.fetched = fetched
         self.ledger = PartLedger(budget_bytes)
+        self.foresight = Foresight(cache, listing)
         self._missing: tuple[int, int] | None = None
         self._listing = listing
         self._storages = storages
@@ -81,8 +79,6 @@ class Fetcher:
         self._shards = FetchedShards(listing, most_open, cached=cache is not None)
         self._failures: dict[int, Exception] = {}
         self._told: list[Told] = []
-        self._numbers: dict[str, int] | None = None
-        self._next_use: OrderNextUse | None = None
 
     # -- what is wanted --------------------------------------------------------------------------------------------
 
@@ -105,10 +101,29 @@ class Fetcher:
                 raise self._failures[key]
         return self.ledger.are_present(keys)
 
+    def there_again(self, keys: Collection[int]) -> bool:
+        """Whether held parts are all there for what has to be made once more; those that have moved are brought.
+
+        Raises:
+            StorageError, ShardFormatError: one of them cannot be brought.
+        """
+        fetched = [key for key in keys if shard_and_number(key)[0] in self.fetched]
+        if self.ledger.want_moved(fetched):
+            self._wake()
+        return self.there(fetched)
+
+    def moved(self, shard: int, start: int, end: int) -> None:
+        """Whoever makes a sample has its own copy of these bytes now, so those that nobody else needs are freed."""
+        state = self._shards[shard]
+        if state.memory is not None and state.compression is None:
+            for key in parts_within(shard, start, end):
+                if self.ledger.move(key):
+                    state.give_back(*part_edges(shard_and_number(key)[1], None))
+
     def freed(self) -> None:
         """Something is not held or pinned any more, so there may be room again."""
         self._missing = None
-        if self.ledger.waiting:
+        if self.ledger.waiting or self.ledger.has_costless:
             self._wake()
 
     def hungry(self) -> bool:
@@ -125,20 +140,6 @@ class Fetcher:
         for shard in shards:
             self._shards.finish(shard)
             self._close_if_unused(shard)
-
-    def foresee(self, options: OrderOptions, counts: NDArray[np.int64], epoch: int, start: int) -> None:
-        """An epoch begins at a position of its order: the disk cache evicts what is needed last."""
-        if self._cache is None:
-            return
-        if self._numbers is None:
-            self._numbers = numbers_by_key(shard.url for shard in self._listing.shards)
-        self._next_use = OrderNextUse(self._numbers, options, counts, epoch, start=start)
-        self._cache.expect(self._next_use)
-
-    def passed(self, number: int) -> None:
-        """Every lane has come to this number of its emissions."""
-        if self._next_use is not None:
-            self._next_use.advance(number)
 
     # -- what is there ---------------------------------------------------------------------------------------------
 

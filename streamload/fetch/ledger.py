@@ -9,6 +9,7 @@ import heapq
 from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Iterator
 
+from streamload.fetch.part_queue import PartQueue
 from streamload.fetch.parts import shard_and_number
 
 __all__ = ["PartLedger"]
@@ -22,7 +23,8 @@ class PartLedger:
     held nor pinned may be given back: first what nobody has a use for, then what is *kept* for rows that are not
     planned yet, then what is reserved for a later batch than the one that needs the room. As long as there is room
     everything stays, so in a dataset that is smaller than the budget nothing is fetched twice. A part that takes no
-    memory, because it lies on the disk, has no reason to stay.
+    memory, because it lies on the disk, has no reason to stay. One whose bytes have *moved* to a worker is not there
+    any more, but counts as long as it is held.
 
     Args:
         budget_bytes: what all parts that are there or on their way may take together, beside what others take.
@@ -46,8 +48,8 @@ class PartLedger:
         self._idle_kept: set[int] = set()
         self._idle_reserved: set[int] = set()
         self._costless: dict[int, None] = {}
-        self._wanted: list[tuple[int, int]] = []
-        self._turn_of: dict[int, int] = {}
+        self._moved: set[int] = set()
+        self._wanted = PartQueue()
         self._on_the_way: set[int] = set()
         self._turn = 0
         self._of_shard: dict[int, set[int]] = {}
@@ -55,12 +57,12 @@ class PartLedger:
     @property
     def waiting(self) -> int:
         """How many parts are wanted and not even on their way."""
-        return len(self._turn_of)
+        return len(self._wanted)
 
     @property
-    def in_flight(self) -> int:
-        """How many parts are on their way."""
-        return len(self._coming)
+    def has_costless(self) -> bool:
+        """Whether `take_costless` may have something to give."""
+        return bool(self._costless)
 
     def on_their_way(self) -> set[int]:
         """The keys of the parts that are on their way."""
@@ -81,7 +83,7 @@ class PartLedger:
 
     def is_expected(self, key: int) -> bool:
         """Whether the part is there, on its way, or wanted."""
-        return key in self._sizes or key in self._turn_of
+        return key in self._sizes or key in self._wanted
 
     def is_needed(self, key: int) -> bool:
         """Whether anyone has a use for the part, or it is on the way to one that has."""
@@ -94,7 +96,7 @@ class PartLedger:
 
     def uses(self, shard: int) -> bool:
         """Whether a part of the shard is there, on its way, or wanted."""
-        return bool(self.parts_of(shard)) or any(shard_and_number(key)[0] == shard for key in self._turn_of)
+        return bool(self.parts_of(shard)) or any(shard_and_number(key)[0] == shard for key in self._wanted)
 
     # -- needs -----------------------------------------------------------------------------------------------------
 
@@ -106,7 +108,7 @@ class PartLedger:
         for key in keys:
             if not self.is_expected(key):
                 self._turn += 1
-                self._queue(key, self._turn)
+                self._wanted.put(key, self._turn)
 
     def want_before(self, keys: Iterable[int], key: int) -> bool:
         """Have earlier parts of a wanted part's shard brought in its turn, because it can only be had through them.
@@ -114,18 +116,26 @@ class PartLedger:
         Returns:
             Whether one of them is neither there nor on its way.
         """
-        turn = self._turn_of[key]
+        turn = self._wanted.turn_of(key)
         missing = [each for each in keys if each not in self._sizes]
         for each in missing:
-            self._queue(each, turn)  # ascending numbers of one shard: before the part itself
+            self._wanted.put(each, turn)  # ascending numbers of one shard: before the part itself
         self._on_the_way.update(missing)
         return bool(missing)
+
+    def want_moved(self, keys: Iterable[int]) -> bool:
+        """Have those of some parts brought once more that have moved; whether there are any."""
+        moved = [key for key in keys if key in self._moved]
+        for key in moved:
+            self.give_up(key)
+        self.want_again(moved)
+        return bool(moved)
 
     def want_again(self, keys: Iterable[int]) -> None:
         """Have parts brought that were there, when they are needed next."""
         for key in keys:
             if not self.is_expected(key):
-                self._queue(key, self._next_need(key))
+                self._wanted.put(key, self._next_need(key))
 
     def reserve(self, keys: Iterable[int]) -> None:
         """A batch will need these, after all for which anything was reserved before."""
@@ -194,14 +204,7 @@ class PartLedger:
 
     def next_wanted(self) -> int | None:
         """The part to fetch next, which stays the next until it is `admitted` or nobody has a use for it any more."""
-        while self._wanted:
-            turn, key = self._wanted[0]
-            if self._turn_of.get(key) == turn:
-                if self.is_needed(key):
-                    return key
-                del self._turn_of[key]
-            heapq.heappop(self._wanted)
-        return None
+        return self._wanted.next(self.is_needed)
 
     def room_for(self, size_bytes: int, other_bytes: int) -> list[int] | None:
         """What to give back so that there is room for the part that is fetched next; None where there cannot be.
@@ -223,16 +226,24 @@ class PartLedger:
 
     def dispensable(self) -> Iterator[int]:
         """What may be given back for the part that is fetched next, in this order."""
-        return self._dispensable(*(self._wanted[0] if self._wanted else (0, None)))
+        turn, wanted = self._wanted.head or (0, None)
+        yield from self._useless  # those that have been of no use for longest come first
+        limit = -1 if wanted is None or wanted in self._reserved else self._rank_of(wanted)
+        kept = [key for key in self._idle_kept if self._rank_of(key) > limit]
+        yield from sorted(kept, key=lambda key: (self._rank_of(key), key), reverse=True)
+        later = [(-need, key) for key in self._idle_reserved if (need := self._next_need(key)) > turn]
+        heapq.heapify(later)  # most often one of them is enough
+        while later:
+            yield heapq.heappop(later)[1]
 
     def take_costless(self) -> list[int]:
         """The parts that nobody has a use for and that take no memory; to be dropped."""
         costless, self._costless = self._costless, {}
-        return [key for key in costless if key in self._useless]
+        return [key for key in costless if key in self._useless or (key in self._moved and key not in self._holds)]
 
     def admitted(self, key: int, size_bytes: int) -> None:
         """The part is on its way, and counts from now on."""
-        self._turn_of.pop(key, None)
+        self._wanted.remove(key)
         self._sizes[key] = size_bytes
         self._coming.add(key)
         self._of_shard.setdefault(shard_and_number(key)[0], set()).add(key)
@@ -247,20 +258,32 @@ class PartLedger:
         self._on_the_way.discard(key)
         self._idle_if_unneeded(key)
 
+    def move(self, key: int) -> bool:
+        """There is a copy of a held part elsewhere, and this one goes; returns whether it may.
+
+        Not where there is room for a copy of everything, nor where another batch is being made of it.
+        """
+        may = self._holds[key] == 1 and key in self._present and 2 * self.used_bytes > self.budget_bytes
+        if may:
+            self._present.discard(key)
+            self._moved.add(key)
+        return may
+
     def dropped(self, key: int) -> None:
         """The part is not there any more, or will not come. If it is reserved, it is wanted again in its turn."""
         self.give_up(key)
         if key in self._reserved:
-            self._queue(key, self._next_need(key))
+            self._wanted.put(key, self._next_need(key))
 
     def give_up(self, key: int) -> None:
         """The part cannot be had, or is not wanted any more."""
         self._not_idle(key)
         self._on_the_way.discard(key)
-        self._turn_of.pop(key, None)
+        self._wanted.remove(key)
         self._present.discard(key)
         self._coming.discard(key)
         self._kept.discard(key)
+        self._moved.discard(key)
         if key in self._sizes:
             self.used_bytes -= self._sizes.pop(key)
             shard = shard_and_number(key)[0]
@@ -269,10 +292,6 @@ class PartLedger:
                 del self._of_shard[shard]
 
     # -- inside ----------------------------------------------------------------------------------------------------
-
-    def _queue(self, key: int, turn: int) -> None:
-        self._turn_of[key] = turn
-        heapq.heappush(self._wanted, (turn, key))
 
     def _next_need(self, key: int) -> int:
         reserved = self._reserved.get(key)
@@ -288,17 +307,6 @@ class PartLedger:
             del self._reserved[key]
             self._sort_in(key)
 
-    def _dispensable(self, turn: int, wanted: int | None) -> Iterator[int]:
-        """What may be given back for the part that is wanted in this turn, in this order."""
-        yield from self._useless  # those that have been of no use for longest come first
-        limit = -1 if wanted is None or wanted in self._reserved else self._rank_of(wanted)
-        kept = [key for key in self._idle_kept if self._rank_of(key) > limit]
-        yield from sorted(kept, key=lambda key: (self._rank_of(key), key), reverse=True)
-        later = [(-need, key) for key in self._idle_reserved if (need := self._next_need(key)) > turn]
-        heapq.heapify(later)  # most often one of them is enough
-        while later:
-            yield heapq.heappop(later)[1]
-
     def _rank_of(self, key: int) -> int:
         return self._rank.get(shard_and_number(key)[0], self._turn)
 
@@ -306,6 +314,8 @@ class PartLedger:
         counter[key] -= 1
         if counter[key] <= 0:
             del counter[key]
+            if key in self._moved:
+                self._costless[key] = None
             self._idle_if_unneeded(key)
 
     def _idle_if_unneeded(self, key: int) -> None:

@@ -74,6 +74,9 @@ class Shelf:
     def read(self, shard: int, start: int, size_bytes: int) -> bytes:
         return self._shards[shard][start : start + size_bytes]
 
+    def read_own(self, shard: int, start: int, size_bytes: int) -> bytearray:
+        return bytearray(self.read(shard, start, size_bytes))
+
     def size_bytes(self, shard: int) -> int:
         return len(self._shards[shard])
 

@@ -17,7 +17,7 @@ import pytest
 from tasks_by_hand import Shelf, batch_of, job, numbered
 
 from streamload.decode.in_process import CallerPool, ThreadPool
-from streamload.decode.tasks import Job, RowsDone, ScanDone, ScanTask
+from streamload.decode.tasks import BytesMoved, Job, RowsDone, ScanDone, ScanTask, Task
 from streamload.errors import ShardNotFoundError, WorkerError
 from streamload.fetch.resident import ResidentShards
 from streamload.memory.slots import HeapSlots, MappedSlots, SlotPool
@@ -38,6 +38,12 @@ class Notes:
         assert done.number not in self.done
         self.done[done.number] = done
         self._note()
+
+    def on_moved(self, moved: BytesMoved) -> None:
+        raise AssertionError("nothing was to be moved")
+
+    def may_redo(self, task: Task) -> bool:
+        return True
 
     def on_room(self) -> None:
         self._note()

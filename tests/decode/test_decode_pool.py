@@ -21,7 +21,7 @@ from tasks_by_hand import Shelf, batch_of, job, numbered
 
 from streamload.decode.failure import error_from
 from streamload.decode.pool import ProcessPool
-from streamload.decode.tasks import Job, RowsDone, RowTask, ScanDone, ScanTask
+from streamload.decode.tasks import BytesMoved, Job, RowsDone, RowTask, ScanDone, ScanTask, Task
 from streamload.errors import ShardFormatError, WorkerError
 from streamload.fetch.listing.shard import Shard
 from streamload.fetch.resident import ResidentShards
@@ -52,6 +52,12 @@ class Office:
         assert done.number not in self.done, "a task is answered once"
         self.done[done.number] = done
         self._changed.set()
+
+    def on_moved(self, moved: BytesMoved) -> None:
+        raise AssertionError("nothing was to be moved")
+
+    def may_redo(self, task: Task) -> bool:
+        return True
 
     def on_room(self) -> None:
         self.rooms += 1

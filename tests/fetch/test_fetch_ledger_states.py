@@ -31,6 +31,8 @@ class Epochs(RuleBasedStateMachine):
         self.coming: set[int] = set()
         self.there: dict[int, int] = {}
         self.failed: set[int] = set()
+        self.moved: dict[int, int] = {}
+        self.left: set[int] = set()
 
     # -- an epoch
 
@@ -55,6 +57,24 @@ class Epochs(RuleBasedStateMachine):
     @rule()
     def make(self) -> None:
         self.ledger.release(self.dealt.pop(0))
+
+    @precondition(lambda self: self.dealt)
+    @rule(data=st.data())
+    def move(self, data: st.DataObject) -> None:
+        key = data.draw(st.sampled_from(self.dealt[0]))
+        holds = sum(keys.count(key) for keys in self.dealt + self.held)
+        there_is_room = 2 * self.ledger.used_bytes <= BUDGET
+        assert self.ledger.move(key) == (key in self.there and holds == 1 and not there_is_room)
+        if not self.ledger.is_present(key) and key in self.there:
+            self.moved[key] = self.there.pop(key)
+
+    @precondition(lambda self: self.dealt)
+    @rule()
+    def make_again(self) -> None:
+        moved = [key for key in self.dealt[0] if key in self.moved]
+        assert self.ledger.want_moved(self.dealt[0]) == bool(moved)
+        for key in moved:
+            del self.moved[key]
 
     @precondition(lambda self: self.planned)
     @rule()
@@ -124,6 +144,7 @@ class Epochs(RuleBasedStateMachine):
         key = data.draw(st.sampled_from(sorted(self.coming)))
         self.coming.discard(key)
         self.there[key] = size
+        self.left.discard(key)
         self.ledger.arrived(key, size)
 
     @precondition(lambda self: self.coming)
@@ -146,9 +167,8 @@ class Epochs(RuleBasedStateMachine):
 
     @invariant()
     def the_bytes_are_those_of_the_parts(self) -> None:
-        present = sum(self.there.values())
-        assert self.ledger.used_bytes == present + SIZE * len(self.coming)
-        assert self.ledger.in_flight == len(self.coming)
+        counted = sum(self.there.values()) + sum(self.moved.values())
+        assert self.ledger.used_bytes == counted + SIZE * len(self.coming)
         assert self.ledger.on_their_way() == self.coming
         needed = self.in_use()
         unneeded = sum(size for key, size in self.there.items() if key not in needed)
@@ -156,13 +176,14 @@ class Epochs(RuleBasedStateMachine):
 
     @invariant()
     def whatever_is_needed_is_there_or_will_come(self) -> None:
-        for key in {key for keys in self.planned for key in keys} | self.in_use():
+        planned = {key for keys in self.planned for key in keys}
+        for key in planned | self.held_keys() | (set(self.pinned) - self.left):
             assert key in self.failed or self.ledger.is_expected(key)
 
     @invariant()
     def parts_belong_to_their_shards(self) -> None:
         for shard in range(3):
-            known = {key for key in [*self.there, *self.coming] if shard_and_number(key)[0] == shard}
+            known = {key for key in [*self.there, *self.coming, *self.moved] if shard_and_number(key)[0] == shard}
             assert self.ledger.parts_of(shard) == known
 
     def teardown(self) -> None:
@@ -191,15 +212,21 @@ class Epochs(RuleBasedStateMachine):
     # -- inside
 
     def in_use(self) -> set[int]:
-        return {key for keys in self.dealt + self.held for key in keys} | set(self.pinned)
+        return self.held_keys() | set(self.pinned)
+
+    def held_keys(self) -> set[int]:
+        return {key for keys in self.dealt + self.held for key in keys}
 
     def forget(self, key: int) -> None:
         self.coming.discard(key)
         self.there.pop(key, None)
+        self.moved.pop(key, None)
         self.kept.discard(key)
 
     def drop(self, key: int) -> None:
-        assert key not in self.in_use()
+        assert key not in (self.held_keys() if key in self.moved else self.in_use())
+        if key in self.moved:
+            self.left.add(key)
         self.forget(key)
         self.ledger.dropped(key)
 
