@@ -9,25 +9,25 @@ from math import inf
 from types import TracebackType
 from typing import Any, Literal
 
-from streamload.async_pass import AsyncLoop
 from streamload.batch.device import Mover, device_for
 from streamload.batch.transfer import cuda_registry
-from streamload.choosing import Choosing, Weights
+from streamload.choosing.choosing import Choosing, Weights
+from streamload.choosing.mixture import Mixture, portions_of
 from streamload.dataloader_names import FOR_LOADER, knows_other_names
 from streamload.dataset.urls import expand_urls
 from streamload.decode.tasks import OnError
-from streamload.delivery import Delivery
 from streamload.errors import LoaderStateError, SampleError
-from streamload.feeder_link import FeederLink
 from streamload.loader_attributes import LoaderAttributes
 from streamload.loader_state import check_same_order, state_to_save
-from streamload.mixture import Mixture, portions_of
 from streamload.options import Executor, Options, Transform, rank_and_world_size
 from streamload.order.plan import batches_per_rank
 from streamload.order.state import LoaderState, fingerprint
-from streamload.passes import Pass
-from streamload.standing import Standing
 from streamload.statistics import Meter, Statistics
+from streamload.trainer.async_pass import AsyncLoop
+from streamload.trainer.delivery import Delivery
+from streamload.trainer.feeder_link import FeederLink
+from streamload.trainer.passes import Pass
+from streamload.trainer.standing import Standing
 
 __all__ = ["StreamLoader"]
 

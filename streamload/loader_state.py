@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from streamload.choosing import Choosing
+from streamload.choosing.choosing import Choosing
 from streamload.options import Options
 from streamload.order.state import LoaderState, check
 

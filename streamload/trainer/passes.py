@@ -10,14 +10,14 @@ from time import perf_counter
 from typing import Any, Literal
 
 from streamload.batch.device import Mover
-from streamload.connection import Connection
 from streamload.decode.failure import Attempt, error_from
-from streamload.delivery import Delivery
 from streamload.errors import LoaderClosedError, SampleError, StreamloadError, WorkerError
-from streamload.messages import EpochEnded, Failed, Ready, TellTaken
-from streamload.pipeline import ReadyBatch
-from streamload.standing import Standing
+from streamload.feeder.messages import EpochEnded, Failed, Ready, TellTaken
+from streamload.feeder.pipeline import ReadyBatch
 from streamload.statistics import Meter
+from streamload.trainer.connection import Connection
+from streamload.trainer.delivery import Delivery
+from streamload.trainer.standing import Standing
 
 __all__ = ["Pass"]
 
