@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from streamload import errors, images
+    from streamload.choosing.mixture import Mixture, Portion
     from streamload.errors import StreamloadError
     from streamload.fetch.writing.shard_writer import ShardWriter
     from streamload.loader import StreamLoader
-    from streamload.mixture import Mixture, Portion
     from streamload.statistics import Statistics
     from streamload.tar_dataset import TarDataset
 
@@ -32,8 +32,8 @@ __all__ = [
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Mixture": "streamload.mixture",
-    "Portion": "streamload.mixture",
+    "Mixture": "streamload.choosing.mixture",
+    "Portion": "streamload.choosing.mixture",
     "ShardWriter": "streamload.fetch.writing.shard_writer",
     "Statistics": "streamload.statistics",
     "StreamLoader": "streamload.loader",

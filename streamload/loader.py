@@ -9,23 +9,25 @@ from math import inf
 from types import TracebackType
 from typing import Any, Literal
 
-from streamload.async_pass import AsyncLoop
 from streamload.batch.device import Mover, device_for
 from streamload.batch.transfer import cuda_registry
-from streamload.choosing import Choosing, Weights
+from streamload.choosing.choosing import Choosing, Weights
+from streamload.choosing.mixture import Mixture, portions_of
 from streamload.dataloader_names import FOR_LOADER, knows_other_names
 from streamload.dataset.urls import expand_urls
 from streamload.decode.tasks import OnError
-from streamload.delivery import Delivery
 from streamload.errors import LoaderStateError, SampleError
-from streamload.feeder_link import FeederLink
 from streamload.loader_attributes import LoaderAttributes
-from streamload.mixture import Mixture, portions_of
+from streamload.loader_state import check_same_order, state_to_save
 from streamload.options import Executor, Options, Transform, rank_and_world_size
 from streamload.order.plan import batches_per_rank
-from streamload.order.state import LoaderState, check, fingerprint
-from streamload.passes import Meter, Pass, Standing
-from streamload.statistics import Statistics
+from streamload.order.state import LoaderState, fingerprint
+from streamload.statistics import Meter, Statistics
+from streamload.trainer.async_pass import AsyncLoop
+from streamload.trainer.delivery import Delivery
+from streamload.trainer.feeder_link import FeederLink
+from streamload.trainer.passes import Pass
+from streamload.trainer.standing import Standing
 
 __all__ = ["StreamLoader"]
 
@@ -165,7 +167,6 @@ class StreamLoader(LoaderAttributes, AsyncLoop):
         self._delivery = Delivery(on_error, max_errors)
         self._dataset: str | None = None
         self._standing = Standing()
-        self._epoch_to_come: int | None = None
         self._pass: weakref.ref[Pass] | None = None
         self._meter = Meter()
 
@@ -204,8 +205,8 @@ class StreamLoader(LoaderAttributes, AsyncLoop):
             LoaderClosedError: the loader was closed.
         """
         self._end_pass("another pass of the same loader has begun; for two at once make two loaders")
-        epoch, position = self._next_start()
-        self._epoch_to_come = None
+        epoch, position = self._standing.next_start()
+        self._standing.epoch_to_come = None
         counts = self._known_counts() if self._choosing.needs_counts else ()
         start = self._choosing.start(epoch, position, sum(counts))
         connection = self._link.connect(self._lanes)
@@ -228,7 +229,7 @@ class StreamLoader(LoaderAttributes, AsyncLoop):
         """Make `epoch` the next pass, from its start; if it is the one that was resumed, from where that stood."""
         if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
             raise ValueError(f"epoch={epoch!r} must be an integer of at least 0")
-        self._epoch_to_come = epoch
+        self._standing.epoch_to_come = epoch
 
     def state_dict(self) -> dict[str, Any]:
         """Where the loop stands, as a small dict of plain values that JSON can hold.
@@ -241,19 +242,12 @@ class StreamLoader(LoaderAttributes, AsyncLoop):
         """
         if not self._options.in_order:
             raise LoaderStateError("in_order=False delivers batches as they are finished, so no position can be saved")
-        standing, options = self._standing, self._options
-        epoch, position = standing.epoch, standing.position
-        if standing.state != "running" and self._epoch_to_come is not None:
-            epoch, position = self._next_start()
-        return LoaderState(
-            seed=options.seed,
-            epoch=epoch,
-            position=position,
+        return state_to_save(
+            *self._standing.to_save(),
+            options=self._options,
+            choosing=self._choosing,
             lanes=self._lanes,
-            window=options.shuffle_window,
-            shuffle=options.shuffle,
             fingerprint=self._fingerprint(),
-            **self._choosing.state(epoch),
         ).to_json()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -266,22 +260,12 @@ class StreamLoader(LoaderAttributes, AsyncLoop):
             LoaderStateError: the state is none, or belongs to another dataset, seed, window or number of lanes.
         """
         loaded = LoaderState.from_json(state)
-        options = self._options
-        check(
-            loaded,
-            seed=options.seed,
-            shuffle=options.shuffle,
-            window=options.shuffle_window,
-            lanes=loaded.lanes if options.lanes is None else options.lanes,
-            fingerprint=self._fingerprint(),
-            choice=self._choosing.state(loaded.epoch),
-        )
+        check_same_order(loaded, options=self._options, choosing=self._choosing, fingerprint=self._fingerprint())
         self._end_pass("a state was loaded")
         if self._choosing.resume(loaded) or loaded.lanes != self._lanes:
             self._link.disconnect()
             self._lanes = loaded.lanes
         self._standing = Standing(loaded.epoch, loaded.position)
-        self._epoch_to_come = None
 
     def statistics(self) -> Statistics:
         """What the loader has done so far, and what limits it."""
@@ -310,13 +294,6 @@ class StreamLoader(LoaderAttributes, AsyncLoop):
             self._counts = self._link.count(self._lanes)
             self._choosing.check_counts(self._counts)
         return self._counts
-
-    def _next_start(self) -> tuple[int, int]:
-        """The epoch and the position at which the next pass begins."""
-        standing, to_come = self._standing, self._epoch_to_come
-        if standing.state == "ready" and to_come in (None, standing.epoch):
-            return standing.epoch, standing.position
-        return (standing.epoch + 1 if to_come is None else to_come), 0
 
     def _running(self) -> Pass | None:
         return None if self._pass is None else self._pass()

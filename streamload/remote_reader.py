@@ -11,14 +11,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
-from streamload.connection import FeederProcess
 from streamload.dataset.table import ShardTable
 from streamload.dataset.urls import expand_urls
 from streamload.decode.failure import error_from
-from streamload.fetch.listing.listing import Listing, list_shards
-from streamload.fetch.reading import ByteRange, RangeReader
-from streamload.fetch.storage.storages import Storages
-from streamload.messages import (
+from streamload.feeder.messages import (
     Failed,
     FindShards,
     Found,
@@ -28,6 +24,10 @@ from streamload.messages import (
     ReadRanges,
     TablesLoaded,
 )
+from streamload.fetch.listing.listing import Listing, list_shards
+from streamload.fetch.reading import ByteRange, RangeReader
+from streamload.fetch.storage.storages import Storages
+from streamload.trainer.connection import FeederProcess
 
 __all__ = ["RemoteReader", "find_listing", "remote_reader"]
 

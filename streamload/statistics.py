@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from streamload.decode.tasks import RowsDone, ScanDone
 
-__all__ = ["FeederTotals", "Stage", "Statistics"]
+__all__ = ["FeederTotals", "Meter", "Stage", "Statistics"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,3 +112,38 @@ class Statistics:
             lines.append(f"  workers restarted: {self.restarted_workers}")
         lines.append(f"  limited by {self.verdict}")
         return "\n".join(lines)
+
+
+@dataclass(slots=True)
+class Meter:
+    """What the trainer's side adds up over all passes."""
+
+    samples: int = 0
+    batches: int = 0
+    loop_worked_s: float = 0.0
+    loop_waited_s: float = 0.0
+    totals: FeederTotals = field(default_factory=FeederTotals)
+
+    def statistics(self, skipped_samples: int) -> Statistics:
+        """The figures as the user gets them."""
+        totals = self.totals
+        stages = {
+            "plan": Stage(totals.plan_s, 0.0),
+            "scan": Stage(totals.scan_s, 0.0),
+            "decode": Stage(totals.decode_s, totals.workers_waited_s),
+            "transform": Stage(totals.transform_s, 0.0),
+            "collate": Stage(totals.collate_s, 0.0),
+            "loop": Stage(self.loop_worked_s, self.loop_waited_s),
+        }
+        return Statistics(
+            samples=self.samples,
+            batches=self.batches,
+            payload_bytes=totals.payload_bytes,
+            stages=stages,
+            skipped_members=dict(totals.skipped_members),
+            skipped_samples=skipped_samples,
+            restarted_workers=totals.restarted_workers,
+            fetched_bytes=totals.fetched_bytes,
+            requests=totals.requests,
+            failed_requests=totals.failed_requests,
+        )

@@ -6,7 +6,8 @@ import os
 
 import pytest
 
-from streamload import feeder_start, launch
+from streamload import launch
+from streamload.feeder import start as feeder_start
 
 
 def test_workers_that_cannot_be_started_now_are_left_to_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:

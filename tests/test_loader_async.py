@@ -14,8 +14,8 @@ from make_shards import write_numbers
 from transforms import raise_on_33, wait_a_little
 
 from streamload import StreamLoader
-from streamload.async_pass import AsyncPass
 from streamload.errors import LoaderClosedError, TransformError, WorkerError
+from streamload.trainer.async_pass import AsyncPass
 
 TOTAL = 60
 WORKERS = pytest.mark.parametrize("workers", [0, 1])

@@ -17,8 +17,8 @@ from transforms import raise_on_33
 
 from streamload import StreamLoader
 from streamload.errors import TransformError, WorkerError
-from streamload.messages import EpochEnded
-from streamload.passes import Pass
+from streamload.feeder.messages import EpochEnded
+from streamload.trainer.passes import Pass
 
 TOTAL = 60
 BATCH = 10

@@ -16,8 +16,8 @@ from transforms import Noting
 
 from streamload import StreamLoader
 from streamload.decode.dealing import EpochStart, RowBatcher
-from streamload.epochs import Epochs
 from streamload.errors import ShardNotFoundError
+from streamload.feeder.epochs import Epochs
 
 COUNTS = [40, 30, 50]
 TOTAL = sum(COUNTS)

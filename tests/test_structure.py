@@ -23,16 +23,11 @@ LEVELS = (
     ("dataset",),
     ("fetch", "batch"),
     ("decode",),
-    ("statistics", "options", "sampling", "mixture"),
-    ("pipeline", "choosing"),
-    ("epochs",),
-    ("messages",),
+    ("statistics", "options", "choosing"),
     ("feeder",),
-    ("feeder_process",),
-    ("feeder_start",),
-    ("delivery", "connection"),
-    ("passes", "feeder_link", "remote_reader"),
-    ("async_pass", "loader_attributes", "random_access"),
+    ("trainer",),
+    ("remote_reader",),
+    ("loader_attributes", "loader_state", "random_access"),
     ("loader",),
     ("tar_dataset",),
     ("streamload",),
@@ -48,7 +43,7 @@ FORBIDDEN_NAMES = {"utils", "util", "common", "base", "helper", "helpers", "mana
 TORCH_AT_TOP = {"streamload.batch.transfer", "streamload.batch.device", "streamload.tar_dataset"}
 TORCH_IN_FUNCTIONS = {"streamload.batch.collate", "streamload.decode.decoders", "streamload.dataset.encode"}
 STARTERS = {"streamload.launch"}
-IMPORTS_LATE = {"streamload.feeder_start"}
+IMPORTS_LATE = {"streamload.feeder.start"}
 """Starts processes first and imports the rest of streamload then."""
 
 HEAVY = {"torch", "torchvision", "cv2", "PIL", "simplejpeg"}
@@ -285,7 +280,7 @@ def test_the_source_keeps_the_rule(source: Tree, rule: Callable[[Tree], list[str
     assert rule(source) == []
 
 
-@pytest.mark.parametrize("module", ["streamload", "streamload.feeder_process", "streamload.decode.worker"])
+@pytest.mark.parametrize("module", ["streamload", "streamload.feeder.process", "streamload.decode.worker"])
 def test_a_fresh_process_loads_no_heavy_library(module: str) -> None:
     program = f"import {module}, sys; print(sorted(set({sorted(HEAVY)!r}) & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
@@ -294,7 +289,7 @@ def test_a_fresh_process_loads_no_heavy_library(module: str) -> None:
 
 def test_workers_are_started_before_anything_slow_is_imported() -> None:
     program = (
-        "import streamload.feeder_start, sys; print(sorted({'numpy', 'asyncio', 'cloudpickle'} & sys.modules.keys()))"
+        "import streamload.feeder.start, sys; print(sorted({'numpy', 'asyncio', 'cloudpickle'} & sys.modules.keys()))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.strip() == "[]"
@@ -313,7 +308,7 @@ BROKEN: list[tuple[Callable[[Tree], list[str]], dict[str, str], str]] = [
     (upward_imports, {"attic/box.py": ""}, "'attic' has no level"),
     (
         upward_imports,
-        {"order/plan.py": "if TYPE_CHECKING:\n    from streamload.feeder import Feeder", "feeder.py": ""},
+        {"order/plan.py": "if TYPE_CHECKING:\n    from streamload.feeder import feeder", "feeder/feeder.py": ""},
         "order.plan:2",
     ),
     (
@@ -337,9 +332,13 @@ BROKEN: list[tuple[Callable[[Tree], list[str]], dict[str, str], str]] = [
     (misplaced_libraries, {"images/filter.py": "import cv2"}, "images.filter:1 imports cv2"),
     (misplaced_libraries, {"images/filter.py": "from PIL import Image"}, "images.filter:1 imports PIL"),
     (misplaced_libraries, {"dataset/urls.py": "def f():\n    import fsspec"}, "dataset.urls:2 imports fsspec"),
-    (misplaced_libraries, {"feeder.py": "from subprocess import Popen"}, "feeder:1 imports subprocess"),
-    (misplaced_libraries, {"connection.py": "import multiprocessing"}, "connection:1 imports multiprocessing"),
-    (misplaced_libraries, {"feeder.py": "import os\nos.system('ls')"}, "feeder:2 calls os.system"),
+    (misplaced_libraries, {"feeder/feeder.py": "from subprocess import Popen"}, "feeder.feeder:1 imports subprocess"),
+    (
+        misplaced_libraries,
+        {"trainer/connection.py": "import multiprocessing"},
+        "trainer.connection:1 imports multiprocessing",
+    ),
+    (misplaced_libraries, {"feeder/feeder.py": "import os\nos.system('ls')"}, "feeder.feeder:2 calls os.system"),
     (too_long, {"order/a.py": "x = 1\n" * MAX_FILE_LINES}, "order.a has 350 lines"),
     (too_long, {"order/a.py": "def f():\n" + "    x = 1\n" * (MAX_FUNCTION_LINES - 1)}, "order.a:1 f has 60 lines"),
     (meaningless_names, {"order/utils.py": ""}, "streamload.order.utils"),
@@ -372,8 +371,8 @@ def test_a_tree_that_keeps_the_rules_passes_them(tmp_path: Path) -> None:
         "streamload/batch/transfer.py": "import torch",
         "streamload/batch/collate.py": "def f():\n    import torch",
         "streamload/launch.py": "import subprocess",
-        "streamload/feeder_start.py": "def main():\n    from streamload.feeder_process import run",
-        "streamload/feeder_process.py": "",
+        "streamload/feeder/start.py": "def main():\n    from streamload.feeder.process import run",
+        "streamload/feeder/process.py": "",
         "streamload/fetch/storage/protocol.py": "import fsspec",
         "tools/main.py": "from streamload.order.plan import f\nimport streamload",
     }

@@ -416,7 +416,7 @@ def test_an_answer_that_nobody_waited_for_is_not_taken_for_another(
         monkeypatch.undo()
         assert dataset[4] == (4,)
         for child in psutil.Process().children():
-            if "streamload.feeder_start" in child.cmdline():
+            if "streamload.feeder.start" in child.cmdline():
                 child.kill()
         with pytest.raises(WorkerError, match="SIGKILL"):
             dataset[2]

@@ -11,7 +11,7 @@ from streamload_tools.indexing import index_shards
 from streamload_tools.progress import open_progress
 from streamload_tools.reading import Reader, tables
 from streamload_tools.sizes import counted, shown_bytes
-from streamload_tools.storage_options import STORAGE_OPTION_HELP, parse_storage_options
+from streamload_tools.storage_options import StorageOption, parse_storage_options
 from streamload_tools.verify import damages, missing_shards
 
 from streamload.dataset.table import ShardTable
@@ -44,9 +44,6 @@ _Index = Annotated[str | None, typer.Option(help="A folder with the index, where
 _Workers = Annotated[
     int | None, typer.Option(help="How many shards are read at once; default: one for each core.", min=1)
 ]
-_StorageOption = Annotated[
-    list[str] | None, typer.Option("--storage-option", metavar="KEY=VALUE", help=STORAGE_OPTION_HELP)
-]
 
 
 @app.command("index")
@@ -57,7 +54,7 @@ def index_command(
         str | None, typer.Option(help="The folder for the index, local or remote; default: beside the shards.")
     ] = None,
     workers: _Workers = None,
-    storage_option: _StorageOption = None,
+    storage_option: StorageOption = None,
 ) -> None:
     """Read shards once and write their index, so that loaders start at once and know their length.
 
@@ -78,7 +75,7 @@ def ls_command(
     samples: Annotated[bool, typer.Option("--samples", help="List every sample with its fields and bytes.")] = False,
     index: _Index = None,
     workers: _Workers = None,
-    storage_option: _StorageOption = None,
+    storage_option: StorageOption = None,
 ) -> None:
     """List shards with their bytes, samples and fields; or every sample. Shards without an index are read."""
     with told_errors():
@@ -106,7 +103,7 @@ def ls_command(
 
 @app.command("verify")
 def verify_command(
-    urls: _Urls, *, index: _Index = None, workers: _Workers = None, storage_option: _StorageOption = None
+    urls: _Urls, *, index: _Index = None, workers: _Workers = None, storage_option: StorageOption = None
 ) -> None:
     """Read every byte of shards, strictly, and compare it with the index; exit status 1 if anything is damaged."""
     with told_errors():

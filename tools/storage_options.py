@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from streamload_tools.failures import UsageError
 
-__all__ = ["STORAGE_OPTION_HELP", "parse_storage_options"]
+__all__ = ["StorageOption", "parse_storage_options"]
 
-STORAGE_OPTION_HELP = (
-    "What the storage needs to know, as KEY=VALUE in fsspec's spellings: endpoint_url=..., key=..., secret=..., "
-    "anon=true. A value in braces is JSON, as in s3={...} for one protocol of several. May be given several times. "
-    "Default: as the storage's own tools find it."
-)
+StorageOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--storage-option",
+        metavar="KEY=VALUE",
+        help="What the storage needs to know, as KEY=VALUE in fsspec's spellings: endpoint_url=..., key=..., "
+        "secret=..., anon=true. A value in braces is JSON, as in s3={...} for one protocol of several. May be given "
+        "several times. Default: as the storage's own tools find it.",
+    ),
+]
+"""The option as a command declares it."""
 
 _WORDS = {"true": True, "false": False, "null": None}
 

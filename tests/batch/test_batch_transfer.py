@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from mapped_memory import is_mapped
 
 from streamload.batch.transfer import cuda_registry, pinning
 from streamload.memory.mapped import map_memory
@@ -33,14 +33,6 @@ class Registry:
     def unregister(self, address: int) -> int:
         self.log.append(f"unregister {self.locked.pop(address)} {is_mapped(address)}")
         return 0
-
-
-def is_mapped(address: int) -> bool:
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        start, end = (int(number, 16) for number in line.split()[0].split("-"))
-        if start <= address < end:
-            return True
-    return False
 
 
 pytestmark = pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="looks at /proc")

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from written_shards import STORED, read_back, same_tables, scanned, write
 
+from streamload import ShardWriter
 from streamload.dataset.index import DatasetIndex
 from streamload.dataset.tar_header import member_header
-from streamload.dataset.writer import ShardWriter
 
 
 def test_our_scanner_reads_it_and_the_index_says_the_same(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from written_shards import SAMPLES, STORED, digest, names_in, read_back, same_tables, scanned, write
 
+from streamload import ShardWriter
 from streamload.dataset.index import DatasetIndex
-from streamload.dataset.writer import ShardWriter
 from streamload.errors import StorageError
 
 

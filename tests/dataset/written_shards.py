@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from streamload import ShardWriter
 from streamload.dataset.scan import scan_shard
 from streamload.dataset.table import ShardTable
-from streamload.dataset.writer import ShardWriter
 
 Sample = dict[str, Any]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import pickle
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,7 +20,7 @@ from streamload.decode.row_table import ColumnKind, RowTable
 from streamload.decode.rows import RowMaker
 from streamload.decode.tasks import Job, Piece, PieceDone, RowsDone, RowTask
 from streamload.fetch.listing.shard import Shard
-from streamload.memory.slots import HeapSlots, SlotMemory
+from streamload.memory.slots import HeapSlots, MappedSlots, SlotMemory, SlotPool
 
 Sample = Mapping[str, bytes]
 
@@ -173,6 +174,16 @@ def batch_of(done: PieceDone, slots: SlotMemory, layout: bytes | None = None) ->
     besides = [] if done.besides is None else pickle.loads(done.besides)
     rows = done.rows if done.whole else done.piece.rows
     return build_batch(found, memory, rows, besides)
+
+
+def mapped_batch(done: PieceDone, slots: SlotPool) -> Any:
+    """The batch of a piece, read through a mapping of its slot, as a trainer does."""
+    mapped = MappedSlots()
+    mapped.add(done.piece.slot, os.dup(slots.descriptor(done.piece.slot)))
+    try:
+        return batch_of(done, mapped)
+    finally:
+        mapped.close()
 
 
 def only_batch(work: Job, shelf: Shelf, task: RowTask) -> Any:

@@ -22,12 +22,12 @@ from streamload.dataset.scan_cache import ScanCache
 from streamload.decode.dealing import EpochStart, Learned, PipelineSettings
 from streamload.decode.scans import Scans
 from streamload.decode.tasks import PieceDone, RowsDone, RowTask, ScanDone, ScanTask, WorkSeconds
+from streamload.feeder.pipeline import Epoch, ReadyBatch
 from streamload.fetch.listing.listing import list_shards
 from streamload.fetch.tables import Tables
 from streamload.memory.mapped import map_memory
 from streamload.memory.slots import SlotPool
 from streamload.order.plan import OrderOptions, RankPlan, ShardCounts
-from streamload.pipeline import Epoch, ReadyBatch
 from streamload.statistics import FeederTotals
 
 COUNTS = (40, 3, 57, 20)

@@ -14,13 +14,13 @@ from typing import Any
 import cloudpickle
 import numpy as np
 import pytest
-from tasks_by_hand import Shelf, batch_of, job, numbered
+from tasks_by_hand import Shelf, batch_of, job, mapped_batch, numbered
 
 from streamload.decode.in_process import CallerPool, ThreadPool
 from streamload.decode.tasks import BytesMoved, Job, RowsDone, ScanDone, ScanTask, Task
 from streamload.errors import ShardNotFoundError, WorkerError
 from streamload.fetch.resident import ResidentShards
-from streamload.memory.slots import HeapSlots, MappedSlots, SlotPool
+from streamload.memory.slots import HeapSlots, SlotPool
 
 FIELDS = ("cls", "npy")
 
@@ -184,13 +184,7 @@ class Threads:
         return [self.notes.done.get(task.number) for task in tasks]
 
     def batch(self, done: RowsDone) -> Any:
-        slots = MappedSlots()
-        slot = done.pieces[0].piece.slot
-        slots.add(slot, os.dup(self.slots.descriptor(slot)))
-        try:
-            return batch_of(done.pieces[0], slots)
-        finally:
-            slots.close()
+        return mapped_batch(done.pieces[0], self.slots)
 
 
 def on_threads(

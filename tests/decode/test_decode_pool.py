@@ -17,7 +17,7 @@ from typing import Any
 import cloudpickle
 import numpy as np
 import pytest
-from tasks_by_hand import Shelf, batch_of, job, numbered
+from tasks_by_hand import Shelf, job, mapped_batch, numbered
 
 from streamload.decode.failure import error_from
 from streamload.decode.pool import ProcessPool
@@ -26,7 +26,7 @@ from streamload.errors import ShardFormatError, WorkerError
 from streamload.fetch.listing.shard import Shard
 from streamload.fetch.resident import ResidentShards
 from streamload.launch import child_environment
-from streamload.memory.slots import MappedSlots, SlotPool
+from streamload.memory.slots import SlotPool
 
 
 class Office:
@@ -102,13 +102,7 @@ class Office:
 
     def batch(self, done: RowsDone) -> Any:
         """The only batch of a task."""
-        slots = MappedSlots()
-        slot = done.pieces[0].piece.slot
-        slots.add(slot, os.dup(self.slots.descriptor(slot)))
-        try:
-            return batch_of(done.pieces[0], slots)
-        finally:
-            slots.close()
+        return mapped_batch(done.pieces[0], self.slots)
 
     def processes(self) -> list[int]:
         return [worker.pid for worker in self.pool._workers]

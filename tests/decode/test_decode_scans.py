@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lines_run import lines_of
 from make_shards import write_numbers
 
 from streamload.dataset.scan import scan_shard
@@ -303,20 +302,3 @@ def test_shards_that_wait_for_their_turn_cost_nothing(tmp_path: Path) -> None:
     few, many = cost(100), cost(5000)
     assert many[0] < 2 * few[0]
     assert many[1] < 2 * few[1]
-
-
-def lines_of(action: Callable[[], object]) -> int:
-    lines = 0
-
-    def count(*_: Any) -> Any:
-        nonlocal lines
-        lines += 1
-        return count
-
-    before = sys.gettrace()
-    sys.settrace(count)
-    try:
-        action()
-    finally:
-        sys.settrace(before)
-    return lines

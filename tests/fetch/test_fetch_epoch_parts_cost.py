@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from lines_run import lines_of
 
 from streamload.dataset.table import ShardTable
 from streamload.fetch.epoch_parts import EpochParts
@@ -64,23 +64,6 @@ class Epoch:
 
     def needed_parts(self) -> int:
         return self.ledger.needed_bytes // PART_BYTES
-
-
-def lines_of(action: Callable[[], None]) -> int:
-    lines = 0
-
-    def count(*_: Any) -> Any:
-        nonlocal lines
-        lines += 1
-        return count
-
-    before = sys.gettrace()
-    sys.settrace(count)
-    try:
-        action()
-    finally:
-        sys.settrace(before)
-    return lines
 
 
 def test_a_part_is_kept_until_the_plan_has_passed_it() -> None:

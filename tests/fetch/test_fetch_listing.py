@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from streamload.dataset.writer import ShardWriter
+from streamload import ShardWriter
 from streamload.errors import DatasetIndexError, ShardNotFoundError, StorageError
 from streamload.fetch.listing.finder import find_shards
 from streamload.fetch.listing.listing import Listing, list_shards

@@ -12,10 +12,10 @@ import pytest
 from servers.nginx import WebServer
 from servers.rclone import S3Server
 
+from streamload import ShardWriter
 from streamload.dataset.index import DatasetIndex, IndexedShard, index_shards, write_index
 from streamload.dataset.scan_cache import ScanCache
 from streamload.dataset.urls import expand_urls
-from streamload.dataset.writer import ShardWriter
 from streamload.errors import DatasetIndexError, ShardNotFoundError
 from streamload.fetch.listing.finder import find_shards
 from streamload.fetch.listing.listing import Listing, list_shards

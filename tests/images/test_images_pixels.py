@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
+from photo import photo
 
 from streamload.images import (
     CenterCrop,
@@ -20,15 +20,6 @@ from streamload.images import (
     Resize,
     ToFloat,
 )
-
-
-def photo(height: int, width: int) -> NDArray[np.uint8]:
-    """Smooth shapes, edges and some grain, as a photograph has."""
-    y, x = np.mgrid[0:height, 0:width] / max(height, width)
-    shades = [np.sin(7 * x + 3 * y), np.cos(11 * y - 4 * x * y), ((x - 0.5) ** 2 + (y - 0.3) ** 2 < 0.05) * 1.0]
-    grain = np.random.default_rng(1).normal(0, 0.02, (height, width, 3))
-    return (np.clip(np.stack(shades, axis=2) / 2.5 + 0.5 + grain, 0, 1) * 255).astype(np.uint8)
-
 
 PHOTO = photo(90, 120)
 

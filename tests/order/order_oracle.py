@@ -7,7 +7,7 @@ import hashlib
 
 from hypothesis import strategies as st
 
-from streamload.order.plan import OrderOptions, RankPlan, ShardCounts
+from streamload.order.plan import OrderOptions, RankPlan, ShardCounts, shards_in_order
 
 MASK = 2**64 - 1
 
@@ -60,6 +60,14 @@ def epoch_order(options: OrderOptions, counts: list[int], epoch: int) -> list[tu
     for number in range(max(map(len, lanes))):
         order += [(lane, number, *own[number]) for lane, own in enumerate(lanes) if number < len(own)]
     return order
+
+
+def keys_on_one_lane(options: OrderOptions, counts: list[int]) -> tuple[list[int], list[float]]:
+    """For epoch 0 and a single lane: the shards in their order, and the key of each position of their line."""
+    order = shards_in_order(options, len(counts), 0).tolist()
+    key = key_of(options.seed, 0, "window")
+    line = [(shard, sample) for shard in order for sample in range(counts[shard])]
+    return order, [p + (uniform(key, *row) * options.window if options.shuffle else 0) for p, row in enumerate(line)]
 
 
 def rank_batches(

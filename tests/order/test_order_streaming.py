@@ -60,10 +60,7 @@ def test_a_shard_is_asked_for_only_if_the_next_batch_needs_it(options, counts, w
     rank = data.draw(st.integers(0, world_size - 1))
     known = ShardCounts(len(counts))
     plan = RankPlan(options, known, 0, rank, world_size)
-    order = shards_in_order(options, len(counts), 0).tolist()
-    key = oracle.key_of(options.seed, 0, "window")
-    line = [(shard, sample) for shard in order for sample in range(counts[shard])]
-    keys = [p + (oracle.uniform(key, *row) * options.window if options.shuffle else 0) for p, row in enumerate(line)]
+    order, keys = oracle.keys_on_one_lane(options, counts)
     size, position = options.batch_size * world_size, 0
     while True:
         for shard in iter(lambda: (plan.missing(1) or [None])[0], None):

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 from image_folders import files_below, images, pack, packed_samples
-from streamload_tools import shardify
-from streamload_tools.packing import publishing, staging, work, workforce
+from streamload_tools.packing import publishing, source_to_shards, staging, work, workforce
 from streamload_tools.packing.staging import STAGING
 
 JOINING = ["--resize", 4, "--max-count", 2, "--workers", 1]
@@ -92,14 +91,14 @@ def test_a_lock_on_a_folder_that_was_removed_does_not_count(tmp_path: Path, monk
 
     monkeypatch.setattr(staging, "_lock", lock)
     seen: list[bool] = []
-    real_pack = shardify.pack
+    real_pack = source_to_shards.pack
 
     def packing(*arguments: object) -> object:
         held = arguments[3].lock  # type: ignore[attr-defined]
         seen.append(os.path.samestat(os.fstat(held), os.stat(dest / STAGING)))
         return real_pack(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(shardify, "pack", packing)
+    monkeypatch.setattr(source_to_shards, "pack", packing)
     assert pack(source, dest)[0] == 0
     assert seen == [True]
 
@@ -108,15 +107,15 @@ def test_shards_that_another_run_publishes_meanwhile_are_not_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, dest = images(tmp_path), tmp_path / "dest"
-    real = shardify.list_files
+    real = source_to_shards.list_files
 
     def list_files(found: object) -> object:
         with monkeypatch.context() as patch:
-            patch.setattr(shardify, "list_files", real)
+            patch.setattr(source_to_shards, "list_files", real)
             assert pack(source, dest, "--seed", 1)[0] == 0
         return real(found)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(shardify, "list_files", list_files)
+    monkeypatch.setattr(source_to_shards, "list_files", list_files)
     status, _, err = pack(source, dest)
     assert status == 2
     assert "holds 1 shard already; replace them with --overwrite" in err

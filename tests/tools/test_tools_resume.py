@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 from image_folders import files_below, image_bytes, images, pack, packed_samples
-from streamload_tools import shardify
-from streamload_tools.packing import packing, publishing, work, workforce
+from streamload_tools.packing import packing, publishing, source_to_shards, work, workforce
 from streamload_tools.packing.staging import STAGING
 from streamload_tools.sources import loading
 
@@ -131,11 +130,11 @@ def test_two_runs_do_not_meet_in_one_folder(tmp_path: Path, monkeypatch: pytest.
 
     def meanwhile(*arguments: object) -> object:
         with monkeypatch.context() as patch:
-            patch.setattr(shardify, "pack", real)
+            patch.setattr(source_to_shards, "pack", real)
             seen.append(pack(source, dest, "--overwrite"))
         return real(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(shardify, "pack", meanwhile)
+    monkeypatch.setattr(source_to_shards, "pack", meanwhile)
     assert pack(source, dest)[0] == 0
     assert seen[0][0] == 2
     assert "another shardify is writing" in seen[0][2]

@@ -15,12 +15,11 @@ from streamload_tools.sizes import counted
 from streamload_tools.sources.source import (
     ARRAY_FIELDS,
     IMAGE_FIELDS,
-    Keys,
+    KeyedFiles,
     Source,
     SourceError,
     SourceFile,
     field_of,
-    safe_key,
 )
 
 __all__ = ["find_images", "visible_files"]
@@ -67,13 +66,12 @@ def find_images(source: str, *, follow_links: bool = False) -> Source:
     classes = [name for name in folders if _may_enter(os.path.join(source, name), follow_links, passed)]
     _check_layout(source, classes, others, passed)
     files: list[SourceFile] = []
-    keys = Keys()
+    keyed = KeyedFiles(IMAGE_FIELDS)
     above = frozenset({_identity(source)})
     prefix = os.path.join(source, "")
     for label, name in enumerate(classes):
         for path in sorted(_files_below(os.path.join(source, name), above, follow_links, passed)):
-            key = keys.unlike(safe_key(path[len(prefix) :], IMAGE_FIELDS))
-            files.append(SourceFile(path, label, key, field_of(path, IMAGE_FIELDS)))
+            files.append(keyed.file(path, path[len(prefix) :], label))
     if not files:
         raise SourceError(
             f"no class folder in {source!r} holds a file; there is nothing to pack" + _hint_of_links(passed)

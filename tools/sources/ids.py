@@ -15,21 +15,18 @@ from typing import Any
 from streamload_tools.packing.split import SPLIT_NAME
 from streamload_tools.sources.classes import visible_files
 from streamload_tools.sources.source import (
-    ARRAY_FIELDS,
-    IMAGE_FIELDS,
-    Keys,
+    SAMPLE_FIELDS,
+    KeyedFiles,
     Source,
     SourceError,
-    SourceFile,
     field_of,
+    is_label,
     numbered_labels,
-    safe_key,
 )
 from streamload_tools.sources.table import TABLE_EXTENSIONS, Row, TableColumns, read_table
 
 __all__ = ["files_by_id"]
 
-_FIELDS = IMAGE_FIELDS | ARRAY_FIELDS
 _NAMED = 5
 
 
@@ -60,7 +57,7 @@ def files_by_id(
     for path in paths:
         if os.path.realpath(path) in own:
             continue
-        if field_of(path, _FIELDS) is None:
+        if field_of(path, SAMPLE_FIELDS) is None:
             strays.append(path)
             continue
         known = os.path.splitext(os.path.relpath(path, source))[0]
@@ -73,15 +70,9 @@ def files_by_id(
     _refuse(f"IDs of {labels_file!r} have no file in {source!r}", [name for name in rows if name not in by_id])
     names = sorted(by_id)
     numbers, classes = numbered_labels([rows[name].label for name in names])
-    keys = Keys()
+    keyed = KeyedFiles(SAMPLE_FIELDS)
     files = tuple(
-        SourceFile(
-            by_id[name],
-            number,
-            keys.unlike(safe_key(os.path.relpath(by_id[name], source), _FIELDS)),
-            field_of(by_id[name], _FIELDS),
-            rows[name].columns,
-        )
+        keyed.file(by_id[name], os.path.relpath(by_id[name], source), number, rows[name].columns)
         for name, number in zip(names, numbers, strict=True)
     )
     if strays:
@@ -102,7 +93,7 @@ def _labels(path: str, columns: TableColumns) -> dict[str, Row]:
         return found
     labels = _json_mapping(path, "--labels", '{"ID": label, ...}')
     for name, label in labels.items():
-        if isinstance(label, bool) or not isinstance(label, str | int) or label == "":
+        if not is_label(label):
             raise SourceError(
                 f"{path!r}: the label of {name!r} is {label!r}; it must be a whole number or the name of a class"
             )
@@ -110,7 +101,7 @@ def _labels(path: str, columns: TableColumns) -> dict[str, Row]:
 
 
 def _without_extension(name: str) -> str:
-    return os.path.splitext(name)[0] if field_of(name, _FIELDS) else name
+    return os.path.splitext(name)[0] if field_of(name, SAMPLE_FIELDS) else name
 
 
 def _parts(path: str, names: list[str]) -> dict[str, list[int]]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from streamload_tools.sources.classes import find_images
 from streamload_tools.sources.ids import files_by_id
-from streamload_tools.sources.source import ARRAY_FIELDS, IMAGE_FIELDS, Source, SourceError, field_of
+from streamload_tools.sources.source import SAMPLE_FIELDS, Source, SourceError, field_of
 from streamload_tools.sources.table import TABLE_EXTENSIONS, TableColumns, files_of_table
 
 __all__ = ["SourceOptions", "open_source"]
@@ -68,7 +68,7 @@ def open_source(source: str, options: SourceOptions) -> Source:
 
 def _labels_inside(folder: str) -> str | None:
     """The labels file in a folder that holds samples beside it; in an ImageFolder such a file is something else."""
-    if not any(field_of(name, IMAGE_FIELDS | ARRAY_FIELDS) for name in os.listdir(folder)):
+    if not any(field_of(name, SAMPLE_FIELDS) for name in os.listdir(folder)):
         return None
     return next((path for name in _LABELS_NAMES if os.path.isfile(path := os.path.join(folder, name))), None)
 

@@ -6,16 +6,18 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 __all__ = [
     "ARRAY_FIELDS",
     "IMAGE_FIELDS",
-    "Keys",
+    "SAMPLE_FIELDS",
+    "KeyedFiles",
     "Source",
     "SourceError",
     "SourceFile",
     "field_of",
+    "is_label",
     "numbered_labels",
     "safe_key",
 ]
@@ -26,6 +28,9 @@ IMAGE_FIELDS = dict.fromkeys(_JPEG, "jpg") | {name: name for name in ("png", "we
 
 ARRAY_FIELDS = {"npy": "npy", "pt": "pt", "pth": "pth"}
 """The extensions of files that hold one array or tensor each, and the field that each is stored under."""
+
+SAMPLE_FIELDS = IMAGE_FIELDS | ARRAY_FIELDS
+"""Both."""
 
 _LEAST_LABEL, _LARGEST_LABEL = -(1 << 63), (1 << 63) - 1
 _LABEL_DIGITS = len(str(_LARGEST_LABEL))  # Python refuses to make a number of very many
@@ -73,13 +78,23 @@ class Source:
     parts: Mapping[str, Sequence[int]] | None = field(default=None)
 
 
-class Keys:
-    """Gives out keys, none of them twice."""
+class KeyedFiles:
+    """Makes the files of one source, no two of them with one key.
 
-    def __init__(self) -> None:
+    Args:
+        fields: the extensions that belong in the source, and the field that each is stored under.
+    """
+
+    def __init__(self, fields: Mapping[str, str]) -> None:
+        self._fields = fields
         self._taken: set[str] = set()
 
-    def unlike(self, key: str) -> str:
+    def file(self, path: str, relative: str, label: int, columns: bytes | None = None) -> SourceFile:
+        """The file at `path`; its key is made of `relative`, its path from where the dataset begins."""
+        key = self._unlike(safe_key(relative, self._fields))
+        return SourceFile(path, label, key, field_of(path, self._fields), columns)
+
+    def _unlike(self, key: str) -> str:
         """The key, with a number behind it if another file has it already, as `a.jpg` and `a.png` in one folder."""
         number, candidate = 1, key
         while candidate in self._taken:
@@ -111,6 +126,11 @@ def safe_key(relative: str, fields: Mapping[str, str]) -> str:
     if folders and folders[0].startswith("__"):
         folders[0] = f"x{folders[0]}"
     return "/".join((*folders, name))
+
+
+def is_label(value: object) -> TypeGuard[str | int]:
+    """Whether a table or a mapping may have this as a label: a whole number or the name of a class."""
+    return isinstance(value, str | int) and not isinstance(value, bool) and value != ""
 
 
 def numbered_labels(labels: Sequence[str | int]) -> tuple[list[int], tuple[str, ...] | None]:

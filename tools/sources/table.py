@@ -12,14 +12,12 @@ from typing import Any
 
 from streamload_tools.sources.source import (
     ARRAY_FIELDS,
-    IMAGE_FIELDS,
-    Keys,
+    SAMPLE_FIELDS,
+    KeyedFiles,
     Source,
     SourceError,
-    SourceFile,
-    field_of,
+    is_label,
     numbered_labels,
-    safe_key,
 )
 
 __all__ = ["TABLE_EXTENSIONS", "Row", "Table", "TableColumns", "files_of_table", "read_table"]
@@ -85,17 +83,10 @@ def files_of_table(table_path: str, columns: TableColumns) -> Source:
         OSError: it cannot be read.
     """
     table = read_table(table_path, columns)
-    fields = IMAGE_FIELDS | ARRAY_FIELDS
     labels, classes = numbered_labels([row.label for row in table.rows])
-    folder, keys = os.path.dirname(table_path), Keys()
+    folder, keyed = os.path.dirname(table_path), KeyedFiles(SAMPLE_FIELDS)
     files = [
-        SourceFile(
-            os.path.join(folder, row.path),
-            label,
-            keys.unlike(safe_key(row.path, fields)),
-            field_of(row.path, fields),
-            row.columns,
-        )
+        keyed.file(os.path.join(folder, row.path), row.path, label, row.columns)
         for row, label in zip(table.rows, labels, strict=True)
     ]
     note = f"paths are taken from column {table.path_column!r}, labels from column {table.label_column!r}"
@@ -200,7 +191,7 @@ def _row(line: int, record: dict[str, Any], table: Table, *, keep: bool) -> Row:
         raise _TableError(f", line {line}: column {table.path_column!r} holds {where!r}, which is no path")
     if isinstance(label, str):
         label = label.strip()
-    if isinstance(label, bool) or not isinstance(label, str | int) or label == "":
+    if not is_label(label):
         raise _TableError(
             f", line {line}: the label in column {table.label_column!r} is {label!r}; it must be a whole number or "
             "the name of a class"

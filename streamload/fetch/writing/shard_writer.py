@@ -1,4 +1,4 @@
-"""`ShardWriter` as users know it: the writer of shards, for local folders and for remote ones."""
+"""`ShardWriter`, the face of writing shards: finds the destination, local or remote, that a path or url names."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from streamload.dataset import writer
 from streamload.dataset.destination import Destination, LocalFolder
+from streamload.dataset.samples_to_shards import SamplesToShards
 from streamload.fetch.storage.local import local_path
 from streamload.fetch.storage.protocol import protocol_of
 from streamload.fetch.storage.storages import Storages
@@ -16,7 +16,7 @@ from streamload.fetch.writing.remote_folder import RemoteFolder
 __all__ = ["ShardWriter", "destination_in"]
 
 
-class ShardWriter(writer.ShardWriter):
+class ShardWriter(SamplesToShards):
     """Writes samples into numbered shards and an index beside them, here or in a bucket.
 
     Locally, each shard appears under its name only when it is complete and on the disk; until then it has a hidden
@@ -63,12 +63,12 @@ class ShardWriter(writer.ShardWriter):
         storages = Storages(storage_options, filesystem)
         super().__init__(
             pattern_or_folder,
+            lambda folder: destination_in(folder, storages),
             max_bytes=max_bytes,
             max_count=max_count,
             prefix=prefix,
             index=index,
             overwrite=overwrite,
-            destination=lambda folder: destination_in(folder, storages),
         )
 
 

@@ -12,14 +12,14 @@ from typing import Any, Protocol
 from streamload.decode.in_process import CallerPool
 from streamload.decode.tasks import Job
 from streamload.errors import WorkerError
-from streamload.feeder import Feeder
+from streamload.feeder.feeder import Feeder
+from streamload.feeder.messages import Configure, Ready, Taken
 from streamload.fetch.resident import ResidentShards
 from streamload.launch import Child, launch
 from streamload.loop_thread import LoopThread
 from streamload.memory.channel import Channel
 from streamload.memory.mapped import Bytes
 from streamload.memory.slots import HeapSlots, SlotReader
-from streamload.messages import Configure, Ready, Taken
 
 __all__ = ["Connection", "FeederHere", "FeederProcess"]
 
@@ -92,7 +92,7 @@ class FeederProcess:
         self._slots = SlotReader(on_map)
         self._put_back: deque[Any] = deque()
         self._used = False
-        self._child = child = launch("streamload.feeder_start", workers)
+        self._child = child = launch("streamload.feeder.start", workers)
         self._channel = Channel(child.socket)
         self._end = weakref.finalize(self, _end, child, self._channel, self._slots, os.getpid())
 

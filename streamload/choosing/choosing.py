@@ -12,12 +12,12 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from streamload.choosing.mixture import Mixture
+from streamload.choosing.sampling import SamplerDraws
 from streamload.decode.dealing import EpochStart
 from streamload.fetch.labels import Labels
-from streamload.mixture import Mixture
 from streamload.order.choice import Choice, Mixed, Sampled, Stretched, Weighted
 from streamload.order.state import LoaderState
-from streamload.sampling import SamplerDraws
 
 __all__ = ["Choosing", "Weights"]
 

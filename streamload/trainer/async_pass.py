@@ -11,7 +11,7 @@ from time import monotonic
 from types import TracebackType
 from typing import Any, Self
 
-from streamload.passes import Pass
+from streamload.trainer.passes import Pass
 
 __all__ = ["AsyncLoop", "AsyncPass"]
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Self
 
-from streamload.dataset.destination import Destination, LocalFolder
+from streamload.dataset.destination import Destination
 from streamload.dataset.encode import encode_field
 from streamload.dataset.index import IndexedShard
 from streamload.dataset.numbered import destination_of
@@ -19,17 +19,17 @@ from streamload.dataset.table import ShardTable
 from streamload.dataset.tar_header import END_MARK, member_bytes, member_header
 from streamload.errors import StorageError, StreamloadError
 
-__all__ = ["ShardWriter"]
+__all__ = ["SamplesToShards"]
 
 _LABEL = re.compile(rb"\s*([+-]?[0-9]{1,19})\s*")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
-class ShardWriter:
-    """Writes samples into numbered shards and an index beside them.
+class SamplesToShards:
+    """Writes samples into numbered shards and an index beside them, at any destination. Users know it as `ShardWriter`.
 
-    Each shard appears under its name only when it is complete and on the disk; until then it has a hidden name. Bytes
-    depend on the samples alone (no times, no owners), so the same samples give the same shards and the same index.
+    Bytes depend on the samples alone (no times, no owners), so the same samples give the same shards and the same
+    index. A shard is there when it is complete or not at all, as its destination sees to.
     Leaving the `with` block by an exception discards the unfinished shard and writes no index; shards that were
     published before stay. The tables for the index are kept in memory until `close()`: some 100 bytes a sample.
     Not safe for several threads.
@@ -43,26 +43,24 @@ class ShardWriter:
     def __init__(
         self,
         pattern_or_folder: str | os.PathLike[str],
+        destination: Callable[[str], Destination],
         *,
-        max_bytes: int = 256_000_000,
-        max_count: int | None = None,
-        prefix: str = "shard",
-        index: bool = True,
-        overwrite: bool = False,
-        destination: Callable[[str], Destination] = LocalFolder,
+        max_bytes: int,
+        max_count: int | None,
+        prefix: str,
+        index: bool,
+        overwrite: bool,
     ) -> None:
         """Check the destination; nothing is written yet.
 
         Args:
-            pattern_or_folder: a folder, which is made if needed and where shards are named `<prefix>-000000.tar`, or a
-                path that ends in `.tar` and holds a `%06d` for the shard's number.
-            max_bytes: no shard is larger than this, headers and end mark included.
-            max_count: no shard holds more samples than this.
-            prefix: how names begin where a folder was given.
-            index: write `.streamload/` beside the shards at `close()`.
-            overwrite: replace the shards of this name that exist already. All of them are removed, and their entries
-                in the index, when the first new shard is published.
+            pattern_or_folder: a folder, or a path with a `%06d` for the shard's number.
             destination: makes, of the folder as it was given, where shards go.
+            max_bytes: the most bytes of a shard, headers and end mark included.
+            max_count: the most samples of a shard, or None.
+            prefix: of the names in a folder.
+            index: whether `close()` writes one.
+            overwrite: whether shards of these names, and their entries in the index, make way for the first new one.
 
         Raises:
             TypeError, ValueError: an argument of the wrong kind; the message names it.

@@ -5,70 +5,21 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Literal
 
 from streamload.batch.device import Mover
-from streamload.connection import Connection
 from streamload.decode.failure import Attempt, error_from
-from streamload.delivery import Delivery
 from streamload.errors import LoaderClosedError, SampleError, StreamloadError, WorkerError
-from streamload.messages import EpochEnded, Failed, Ready, TellTaken
-from streamload.pipeline import ReadyBatch
-from streamload.statistics import FeederTotals, Stage, Statistics
+from streamload.feeder.messages import EpochEnded, Failed, Ready, TellTaken
+from streamload.feeder.pipeline import ReadyBatch
+from streamload.statistics import Meter
+from streamload.trainer.connection import Connection
+from streamload.trainer.delivery import Delivery
+from streamload.trainer.standing import Standing
 
-__all__ = ["Meter", "Pass", "Standing"]
-
-
-@dataclass(slots=True)
-class Standing:
-    """Where the loop stands; shared by a pass and its loader.
-
-    Attributes:
-        epoch: the epoch.
-        position: samples of its order that the loop has been given, over all ranks.
-        state: "ready" to begin or go on from here; "running"; or "left" by the user before the end.
-    """
-
-    epoch: int = 0
-    position: int = 0
-    state: Literal["ready", "running", "left"] = "ready"
-
-
-@dataclass(slots=True)
-class Meter:
-    """What the trainer's side adds up over all passes."""
-
-    samples: int = 0
-    batches: int = 0
-    loop_worked_s: float = 0.0
-    loop_waited_s: float = 0.0
-    totals: FeederTotals = field(default_factory=FeederTotals)
-
-    def statistics(self, skipped_samples: int) -> Statistics:
-        """The figures as the user gets them."""
-        totals = self.totals
-        stages = {
-            "plan": Stage(totals.plan_s, 0.0),
-            "scan": Stage(totals.scan_s, 0.0),
-            "decode": Stage(totals.decode_s, totals.workers_waited_s),
-            "transform": Stage(totals.transform_s, 0.0),
-            "collate": Stage(totals.collate_s, 0.0),
-            "loop": Stage(self.loop_worked_s, self.loop_waited_s),
-        }
-        return Statistics(
-            samples=self.samples,
-            batches=self.batches,
-            payload_bytes=totals.payload_bytes,
-            stages=stages,
-            skipped_members=dict(totals.skipped_members),
-            skipped_samples=skipped_samples,
-            restarted_workers=totals.restarted_workers,
-            fetched_bytes=totals.fetched_bytes,
-            requests=totals.requests,
-            failed_requests=totals.failed_requests,
-        )
+__all__ = ["Pass"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,9 +286,7 @@ class Pass(Iterator[Any]):
 
     def _finish(self) -> None:
         self._over = "finished"
-        self._standing.epoch += 1
-        self._standing.position = 0
-        self._standing.state = "ready"
+        self._standing.finish_epoch()
 
     def __del__(self) -> None:
         self.end("it was dropped")

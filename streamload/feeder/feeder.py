@@ -17,18 +17,8 @@ from streamload.decode.pool import Pool
 from streamload.decode.scan_feed import ScanFeed
 from streamload.decode.scans import Scans
 from streamload.decode.tasks import BytesMoved, RowsDone, RowTask, ScanDone, Task
-from streamload.epochs import Epochs
-from streamload.fetch.budget import bytes_for_parts
-from streamload.fetch.cache.disk_cache import DiskCache
-from streamload.fetch.fetcher import Fetcher
-from streamload.fetch.listing.fetched import fetched_shards
-from streamload.fetch.near import Near
-from streamload.fetch.parts import PART_BYTES, parts_of_rows
-from streamload.fetch.resident import ResidentShards
-from streamload.fetch.tables import Tables
-from streamload.memory.channel import MAX_DESCRIPTORS
-from streamload.memory.slots import Slots
-from streamload.messages import (
+from streamload.feeder.epochs import Epochs
+from streamload.feeder.messages import (
     Configure,
     Counted,
     CountSamples,
@@ -39,8 +29,18 @@ from streamload.messages import (
     Taken,
     TellTaken,
 )
+from streamload.feeder.pipeline import Epoch, ReadyBatch
+from streamload.fetch.budget import bytes_for_parts
+from streamload.fetch.cache.disk_cache import DiskCache
+from streamload.fetch.fetcher import Fetcher
+from streamload.fetch.listing.fetched import fetched_shards
+from streamload.fetch.near import Near
+from streamload.fetch.parts import PART_BYTES, parts_of_rows
+from streamload.fetch.resident import ResidentShards
+from streamload.fetch.tables import Tables
+from streamload.memory.channel import MAX_DESCRIPTORS
+from streamload.memory.slots import Slots
 from streamload.order.choice import Sampled
-from streamload.pipeline import Epoch, ReadyBatch
 from streamload.statistics import FeederTotals
 
 __all__ = ["Feeder"]

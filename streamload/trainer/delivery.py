@@ -12,8 +12,8 @@ from streamload.batch.layout import Layout
 from streamload.decode.failure import sample_error
 from streamload.decode.tasks import OnError
 from streamload.errors import SampleError
+from streamload.feeder.pipeline import FailedRow, Part, ReadyBatch
 from streamload.memory.mapped import Bytes
-from streamload.pipeline import FailedRow, Part, ReadyBatch
 
 __all__ = ["Delivery"]
 

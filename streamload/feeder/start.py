@@ -1,6 +1,6 @@
 """The first lines of the feeder's process: it starts its workers before it imports what it needs itself.
 
-So all of them import at once. It is started as `python -m streamload.feeder_start SOCKET LAST_WORDS TRAINER WORKERS`:
+So all of them import at once. It is started as `python -m streamload.feeder.start SOCKET LAST_WORDS TRAINER WORKERS`:
 two descriptors, the number of the trainer's process, and how many workers there are to be.
 """
 
@@ -35,9 +35,9 @@ def main() -> None:
     faulthandler.enable(file=words_number)
     raise_descriptor_limit()
     launched = _launched(workers)
-    from streamload import feeder_process
+    from streamload.feeder import process
 
-    feeder_process.run(socket.socket(fileno=socket_number), trainer, launched)
+    process.run(socket.socket(fileno=socket_number), trainer, launched)
 
 
 if __name__ == "__main__":

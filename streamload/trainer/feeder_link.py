@@ -10,22 +10,14 @@ from itertools import accumulate
 from typing import Any
 
 from streamload.batch.transfer import HostRegistry, cuda_registry, pinning
-from streamload.choosing import Choosing
-from streamload.connection import Connection, FeederHere, FeederProcess
+from streamload.choosing.choosing import Choosing
+from streamload.choosing.mixture import Portion
 from streamload.dataset.urls import expand_urls
 from streamload.decode.dealing import PipelineSettings
 from streamload.decode.failure import error_from
 from streamload.decode.tasks import OwnTransforms
 from streamload.errors import LoaderClosedError, StreamloadError
-from streamload.fetch.budget import check_budget
-from streamload.fetch.joined_listing import joined_listing
-from streamload.fetch.labels import Labels, read_labels
-from streamload.fetch.listing.fetched import fetched_shards
-from streamload.fetch.listing.listing import Listing, list_shards
-from streamload.fetch.listing.sizes import look_at
-from streamload.fetch.storage.protocol import UNKNOWN_BYTES
-from streamload.fetch.unpack.unpacking import compression_of
-from streamload.messages import (
+from streamload.feeder.messages import (
     Configure,
     Counted,
     CountSamples,
@@ -37,8 +29,16 @@ from streamload.messages import (
     LookAt,
     LookedAt,
 )
-from streamload.mixture import Portion
+from streamload.fetch.budget import check_budget
+from streamload.fetch.joined_listing import joined_listing
+from streamload.fetch.labels import Labels, read_labels
+from streamload.fetch.listing.fetched import fetched_shards
+from streamload.fetch.listing.listing import Listing, list_shards
+from streamload.fetch.listing.sizes import look_at
+from streamload.fetch.storage.protocol import UNKNOWN_BYTES
+from streamload.fetch.unpack.unpacking import compression_of
 from streamload.options import Options
+from streamload.trainer.connection import Connection, FeederHere, FeederProcess
 
 __all__ = ["FeederLink"]
 

@@ -13,17 +13,8 @@ from streamload.dataset.index import DatasetIndex
 from streamload.decode.failure import Attempt, failure_of
 from streamload.decode.in_process import ThreadPool
 from streamload.decode.pool import Pool, ProcessPool
-from streamload.feeder import Feeder
-from streamload.fetch.labels import read_labels
-from streamload.fetch.listing.listing import list_shards
-from streamload.fetch.listing.sizes import look_at
-from streamload.fetch.reading import RangeReader
-from streamload.fetch.resident import ResidentShards
-from streamload.launch import WorkerChild
-from streamload.memory.async_channel import AsyncChannel
-from streamload.memory.heap import keep_freed_memory
-from streamload.memory.slots import SlotPool
-from streamload.messages import (
+from streamload.feeder.feeder import Feeder
+from streamload.feeder.messages import (
     Configure,
     Failed,
     FindLabels,
@@ -38,6 +29,15 @@ from streamload.messages import (
     ReadRanges,
     TablesLoaded,
 )
+from streamload.fetch.labels import read_labels
+from streamload.fetch.listing.listing import list_shards
+from streamload.fetch.listing.sizes import look_at
+from streamload.fetch.reading import RangeReader
+from streamload.fetch.resident import ResidentShards
+from streamload.launch import WorkerChild
+from streamload.memory.async_channel import AsyncChannel
+from streamload.memory.heap import keep_freed_memory
+from streamload.memory.slots import SlotPool
 
 __all__ = ["run"]
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from streamload.decode.dealing import EpochStart, RowBatcher
 from streamload.decode.failure import Attempt
 from streamload.decode.tasks import RowsDone
-from streamload.pipeline import Epoch, ReadyBatch
+from streamload.feeder.pipeline import Epoch, ReadyBatch
 
 __all__ = ["Epochs"]
 

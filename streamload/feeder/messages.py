@@ -8,12 +8,12 @@ from typing import Literal
 from streamload.dataset.table import ShardTable
 from streamload.decode.dealing import EpochStart, PipelineSettings
 from streamload.decode.tasks import Failure
+from streamload.feeder.pipeline import ReadyBatch
 from streamload.fetch.fetching import Fetching
 from streamload.fetch.labels import Labels
 from streamload.fetch.listing.listing import Listing
 from streamload.fetch.reading import ByteRange
 from streamload.fetch.storage.storages import Storages
-from streamload.pipeline import ReadyBatch
 from streamload.statistics import FeederTotals
 
 __all__ = [

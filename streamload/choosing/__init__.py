@@ -1,0 +1,1 @@
+"""Which samples an epoch holds: weights, samplers, mixtures, and epochs of a size of their own."""

@@ -1,0 +1,156 @@
+"""One run of `shardify`: from a source on this machine to published shards, at a destination that may be remote."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+import typer
+from streamload_tools.failures import UsageError, say
+from streamload_tools.packing.packing import PackOptions, pack
+from streamload_tools.packing.publishing import Part, publish
+from streamload_tools.packing.records import kept
+from streamload_tools.packing.remote_staging import remote_staging
+from streamload_tools.packing.report import tell_faults, tell_notes, tell_result
+from streamload_tools.packing.staging import Run, Staging, is_being_published, staging_folder
+from streamload_tools.packing.targets import Start, check_local, check_places, check_remote, refuse_shards
+from streamload_tools.sources.kinds import SourceOptions, open_source
+from streamload_tools.sources.listing import Listing, list_files
+from streamload_tools.sources.source import ARRAY_FIELDS, Source, SourceError
+
+from streamload.fetch.storage.protocol import Storage
+
+__all__ = ["Place", "source_to_shards"]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where shards go.
+
+    Attributes:
+        dest: a path, or a url without a slash at its end.
+        storage: what writes there, if it is remote.
+        staging: where shards grow then, or None.
+    """
+
+    dest: str
+    storage: Storage | None
+    staging: str | None
+
+
+def source_to_shards(
+    source: str, source_options: SourceOptions, options: PackOptions, place: Place, start: Start
+) -> None:
+    """Pack a source and publish its shards, and tell the user what happened.
+
+    Raises:
+        UsageError: source, destination and options make no sense together, or shards are in the way.
+        typer.Exit: files are bad, or none is left to pack, which was told; nothing is published.
+        StorageError, OSError: something cannot be read or written.
+    """
+    began = time.monotonic()
+    dest = place.dest
+    check_places(source, dest, remote=place.storage is not None)
+    try:
+        found = open_source(source, source_options)
+    except SourceError as exc:
+        raise UsageError(str(exc)) from exc
+    if options.resizing is not None and any(file.field in ARRAY_FIELDS for file in found.files):
+        raise UsageError("--resize is for images, and the source holds arrays or tensors too")
+    tell_notes(found)
+    splits = list(options.fractions or found.parts or [""])
+    if place.storage is None:
+        something_to_do = check_local(dest, splits, start)
+    else:
+        something_to_do = check_remote(place.storage, dest, splits, start)
+    if not something_to_do:
+        return
+    listing = list_files(found)
+    run = Run(dest, _remembered(source, options), listing, start.resume, start.overwrite)
+    if place.storage is not None:
+        with remote_staging(run, place.storage, splits, place.staging) as staging:
+            _tell_whether_resumed(staging, start)
+            parts, skipped = _packed(found, listing, options, staging)
+            staging.publish(parts, found.classes)
+    else:
+        with staging_folder(run) as staging:
+            _tell_whether_resumed(staging, start)
+            if not is_being_published(dest):  # another run may have published while this one waited for the lock
+                refuse_shards(dest, splits, start)
+            parts, skipped = _pack_and_publish(found, listing, dest, options, staging)
+    tell_result(_not_empty(parts), dest, found, skipped, time.monotonic() - began)
+
+
+def _tell_whether_resumed(staging: Staging, start: Start) -> None:
+    if start.resume and not staging.resumed:
+        say("note: there is no unfinished run to resume; packing from the start")
+
+
+def _pack_and_publish(
+    found: Source, listing: Listing, dest: str, options: PackOptions, staging: Staging
+) -> tuple[list[Part], int]:
+    """The parts, and how many files were left out."""
+    begun = staging.publishing() if staging.resumed else None
+    if begun is not None:
+        parts = [_part_of_before(name, paths) for name, paths in begun.items()]
+        publish(parts, dest, found.classes, sync=options.sync, again=True)
+        return parts, len(found.files) - sum(part.samples for part in parts)
+    parts, skipped = _packed(found, listing, options, staging)
+    staging.begin_publishing({part.name: [shard.path for shard in part.shards] for part in parts})
+    publish(parts, dest, found.classes, sync=options.sync)
+    return parts, skipped
+
+
+def _packed(found: Source, listing: Listing, options: PackOptions, staging: Staging) -> tuple[list[Part], int]:
+    """The parts, of which at least one holds something, and how many files were left out. Else the command ends."""
+    parts, faults = pack(found, listing, options, staging)
+    tell_faults(faults)
+    if faults and not options.skip_bad:
+        staging.abandon()
+        kind = "no whole images" if found.noun == "image" else "damaged or of another kind"
+        say(
+            f"error: {len(faults):,} of {len(found.files):,} files are {kind}, so nothing was published; "
+            "repair or remove them, or leave them out with --skip-bad"
+        )
+        raise typer.Exit(1)
+    if not _not_empty(parts):
+        staging.abandon()
+        say(f"error: no {found.noun} is left to pack, so nothing was published")
+        raise typer.Exit(1)
+    return parts, len(faults)
+
+
+def _not_empty(parts: Sequence[Part]) -> list[Part]:
+    return [part for part in parts if part.shards]
+
+
+def _part_of_before(name: str, paths: Sequence[str]) -> Part:
+    shards = [kept(path, check=False) for path in paths]
+    if None in shards:
+        raise ValueError("the unfinished run is damaged; start anew with --overwrite")
+    return Part(name, [shard for shard in shards if shard is not None])
+
+
+def _remembered(source: str, options: PackOptions) -> dict[str, Any]:
+    """All that the bytes of the shards depend on beside the files, by the names that users know."""
+    remembered: dict[str, Any] = {
+        "SOURCE": os.path.realpath(source),
+        "--max-bytes": options.max_bytes,
+        "--max-count": options.max_count,
+        "--shuffle": options.shuffle,
+        "--seed": options.seed,
+        # Pairs, for the order decides what goes where, and dictionaries are equal in any order.
+        "--split": None if options.fractions is None else [list(share) for share in options.fractions.items()],
+        "--skip-bad": options.skip_bad,
+        "--resize": None if options.resizing is None else options.resizing.size,
+        "--quality": None if options.resizing is None else options.resizing.quality,
+        "streamload": version("streamload"),
+    }
+    if options.resizing is not None:
+        names = ("simplejpeg", "opencv-python-headless", "pillow", "numpy")
+        remembered |= {name: version(name) for name in names}
+    return remembered
