@@ -39,10 +39,12 @@ class Attempt:
 
 
 def in_words(error: BaseException) -> str:
-    """An exception's class and message; the class alone where the user's `__str__` raises itself."""
+    """An exception's class and message; the class alone where it has none, or the user's `__str__` raises itself."""
     kind = type(error).__name__
+    if kind == "BdbQuit":
+        return f"{kind} (the debugger ended; it can stop only where num_workers=0)"
     with Attempt():
-        return f"{kind}: {error}"
+        return f"{kind}: {error}".removesuffix(": ")
     return kind
 
 

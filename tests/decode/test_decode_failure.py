@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bdb
 import pickle
 import threading
 import traceback
@@ -114,6 +115,8 @@ def test_an_exception_that_does_not_load_in_the_trainer_leaves_its_name(monkeypa
 def test_an_exception_that_cannot_say_what_it_is_arrives() -> None:
     assert in_words(Mute()) == "Mute"
     assert in_words(ValueError("words")) == "ValueError: words"
+    assert in_words(AssertionError()) == "AssertionError"
+    assert "num_workers=0" in in_words(bdb.BdbQuit())
     assert type(travelled(Mute())) is Mute
 
 
