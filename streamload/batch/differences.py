@@ -14,6 +14,7 @@ from streamload.batch.layout import describe_rows, is_tensor
 __all__ = ["difference_between"]
 
 _IMAGES = re.compile(r"uint8\[\d+, \d+, 3] uint8\[\d+, \d+, 3]$")
+_RESIZE = " (images with streamload.images.Resize((224, 224)), say)"
 
 _LEVELS = 6
 """Deeper in a sample nobody looks, which also ends in samples that hold themselves."""
@@ -30,7 +31,7 @@ def difference_between(rows: Rows) -> str:
         found = _first_difference(first, rows.row(number), "", _LEVELS)
         if found is not None:
             place, one, other = found
-            images = " (images with streamload.images.Resize, say)" if _IMAGES.match(f"{one} {other}") else ""
+            images = _RESIZE if _IMAGES.match(f"{one} {other}") else ""
             return (
                 f"its samples are not alike{_in(place)}: the first is {one}, number {number} is {other}; "
                 f"make them alike in transform={images}, name the fields in fields=, or give a collate_fn="

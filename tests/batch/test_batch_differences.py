@@ -41,7 +41,7 @@ def test_the_place_is_named(values: tuple[Any, ...], expected: str) -> None:
 def test_images_of_unlike_sizes_can_be_resized() -> None:
     small, large = np.zeros((4, 5, 3), np.uint8), np.zeros((40, 50, 3), np.uint8)
     for samples in ((small, large), ({"jpg": small}, {"jpg": large})):
-        assert "transform= (images with streamload.images.Resize, say)" in difference_between(Rows(2, list(samples)))
+        assert "images.Resize((224, 224)), say)" in difference_between(Rows(2, list(samples)))
     assert "Resize" not in difference_between(Rows(2, [small, np.zeros(3, np.uint8)]))
 
 
