@@ -186,7 +186,8 @@ class Options:
                 raise ValueError(f"transform has a function for {name!r}; the fields are {', '.join(existing)}")
 
     def _check_numbers(self) -> None:
-        _check_int("batch_size", self.batch_size, 1)
+        single = "" if self.batch_size is not None else "(for single samples there is streamload.TarDataset)"
+        _check_int("batch_size", self.batch_size, 1, single)
         _check_int("prefetch_batches", self.prefetch_batches, 1)
         _check_int("seed", self.seed, 0)
         _check_int("shuffle_window", self.shuffle_window, 1)

@@ -60,8 +60,9 @@ def test_bytes_where_nothing_is_decoded(source: str) -> None:
     ],
 )
 def test_names_that_cannot_be_right_are_refused_at_once(source: str, options: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=said) as caught:
         StreamLoader(source, 2, **options)
+    assert caught.value.__cause__ is None, "the same words twice"
 
 
 def test_a_field_that_only_some_samples_have(source: str) -> None:

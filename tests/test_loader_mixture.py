@@ -165,7 +165,7 @@ def test_without_shuffle_each_dataset_comes_as_listed(folders: dict[str, str]) -
         (lambda f: Mixture({"a": (f["a"], 0)}), "'a'.*weight=0"),
         (lambda f: Mixture({"a": (f["a"], float("nan"))}), "weight=nan"),
         (lambda f: Mixture({"a": (f["a"], "much")}), "weight='much'"),
-        (lambda f: Mixture({"a": f["a"]}), "dataset 'a'"),
+        (lambda f: Mixture({"a": f["a"]}), r"dataset 'a' must be \(urls, weight\) or a Portion, not '"),
         (lambda f: Mixture({1: (f["a"], 1)}), "must be a string"),
         (lambda f: StreamLoader(mixture(f, a=1, b=1), weights="balanced", **OPTIONS), "Mixture"),
         (lambda f: StreamLoader(mixture(f, a=1, b=1), **{**OPTIONS, "shuffle": False}, sampler=[1]), "Mixture"),

@@ -65,7 +65,8 @@ WRONG: list[tuple[str, Any, type[Exception], str]] = [
         for name in ("batch_size", "prefetch_batches", "shuffle_window", "seed", "lanes", "max_errors", "num_workers")
         for value in (1.5, "four", True, [1])
     ],
-    *[(name, None, TypeError, "must be an integer") for name in ("batch_size", "prefetch_batches", "seed")],
+    *[(name, None, TypeError, "must be an integer") for name in ("prefetch_batches", "seed")],
+    ("batch_size", None, TypeError, "single samples there is streamload.TarDataset"),
     ("num_workers", None, TypeError, 'or "auto"'),
     *[
         (name, value, TypeError, "must be True or False")

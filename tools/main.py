@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.metadata import version
 from typing import Annotated
 
 import typer
@@ -46,7 +47,24 @@ _Workers = Annotated[
 ]
 
 
-@app.command("index")
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"streamload {version('streamload')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    *,
+    show_version: Annotated[
+        bool, typer.Option("--version", help="Show the version.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    """What stands before the command."""
+    del show_version
+
+
+@app.command("index", short_help="Read shards once and write their index.")
 def index_command(
     urls: _Urls,
     *,
@@ -101,7 +119,7 @@ def ls_command(
         )
 
 
-@app.command("verify")
+@app.command("verify", short_help="Read every byte of shards and compare it with the index.")
 def verify_command(
     urls: _Urls, *, index: _Index = None, workers: _Workers = None, storage_option: StorageOption = None
 ) -> None:
@@ -121,7 +139,7 @@ def verify_command(
             found += 1
             _print(str(damage))
         if found:
-            say(f"error: {counted(found, 'damage')} in {counted(len(shards), 'shard')}")
+            say(f"error: {counted(found, 'fault')} in {counted(len(shards), 'shard')}")
             raise typer.Exit(1)
         typer.echo(f"{counted(len(shards), 'shard')} verified, no damage")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +12,9 @@ from streamload.batch.collate import Rows
 from streamload.batch.layout import describe_rows, is_tensor
 
 __all__ = ["difference_between"]
+
+_IMAGES = re.compile(r"uint8\[\d+, \d+, 3] uint8\[\d+, \d+, 3]$")
+_RESIZE = " (images with streamload.images.Resize((224, 224)), say)"
 
 _LEVELS = 6
 """Deeper in a sample nobody looks, which also ends in samples that hold themselves."""
@@ -27,9 +31,10 @@ def difference_between(rows: Rows) -> str:
         found = _first_difference(first, rows.row(number), "", _LEVELS)
         if found is not None:
             place, one, other = found
+            images = _RESIZE if _IMAGES.match(f"{one} {other}") else ""
             return (
                 f"its samples are not alike{_in(place)}: the first is {one}, number {number} is {other}; "
-                "make them alike in transform=, name the fields in fields=, or give a collate_fn="
+                f"make them alike in transform={images}, name the fields in fields=, or give a collate_fn="
             )
     strange = _strange_leaf(first, "", _LEVELS)
     if strange is None:

@@ -67,6 +67,8 @@ class Mixture:
         for name, value in datasets.items():
             if not isinstance(name, str):
                 raise TypeError(f"the name {name!r} of a dataset must be a string")
+            if not isinstance(value, tuple | list | Portion):
+                raise TypeError(f"dataset {name!r} must be (urls, weight) or a Portion, not {value!r}")
             try:
                 self.portions[name] = value if isinstance(value, Portion) else Portion(*value)
             except (TypeError, ValueError) as error:

@@ -89,7 +89,10 @@ def _strings(urls: object) -> list[tuple[str, str]]:
     elif isinstance(urls, Sequence) and not isinstance(urls, bytes | bytearray | memoryview):
         items = [(f"urls[{number}]", item) for number, item in enumerate(urls)]
     else:
-        raise TypeError(f"urls must be a string, a path, or a list of them, not {type(urls).__name__}: {_shown(urls)}")
+        said = f"urls must be a string, a path, or a list of them, not {type(urls).__name__}: {_shown(urls)}"
+        if any(kind.__name__ == "Dataset" for kind in type(urls).__mro__):
+            said += "; a Dataset goes to torch's DataLoader, or is packed into shards with streamload.ShardWriter"
+        raise TypeError(said)
     if not items:
         raise ValueError(f"urls is empty ({urls!r}); name at least one shard, pattern or folder")
     return [(argument, _string(argument, item)) for argument, item in items]

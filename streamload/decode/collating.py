@@ -138,10 +138,10 @@ class PieceCollator:
             return self._lay_down(piece, self._job.collate_fn(rows.as_list()), failures)
         error = attempt.error
         assert error is not None
+        difference = difference_between(rows) if self._job.collate_fn is None else ""
         if self._job.collate_fn is not None:
             said = f"collate_fn raised {in_words(error)} (for the batch that begins with this sample)"
         else:
-            difference = difference_between(rows)
             said = f"the batch that begins with this sample cannot be collated: {difference or in_words(error)}"
         failure = RowFailure(
             row=piece.first_row,
@@ -149,7 +149,7 @@ class PieceCollator:
             message=said,
             field=None,
             fatal=True,
-            cause=failure_of(error),
+            cause=None if difference else failure_of(error),  # torch's words say less, in a page of its own frames
             shard=first[0],
             sample=first[1],
             offset=MISSING,

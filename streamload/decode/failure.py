@@ -39,10 +39,12 @@ class Attempt:
 
 
 def in_words(error: BaseException) -> str:
-    """An exception's class and message; the class alone where the user's `__str__` raises itself."""
+    """An exception's class and message; the class alone where it has none, or the user's `__str__` raises itself."""
     kind = type(error).__name__
+    if kind == "BdbQuit":
+        return f"{kind} (the debugger ended; it can stop only where num_workers=0)"
     with Attempt():
-        return f"{kind}: {error}"
+        return f"{kind}: {error}".removesuffix(": ")
     return kind
 
 
@@ -53,13 +55,14 @@ def failure_of(error: BaseException) -> Failure:
 
 def _failure_of(error: BaseException, seen: set[int]) -> Failure:
     seen.add(id(error))
-    text = "".join(traceback.format_exception(error))
+    behind = error.__cause__
+    # What stands behind an error travels on its own, and would be shown twice.
+    text = "".join(traceback.format_exception(error, chain=behind is None))
     summary = "".join(traceback.format_exception_only(error)).strip()
     pickled: bytes | None = None
     with Attempt() as attempt:
         pickled = cloudpickle.dumps(error)
         pickle.loads(pickled)  # an exception with an __init__ of its own often pickles and then does not load
-    behind = error.__cause__
     # `raise error from error` is legal, and such chains have no end.
     cause = None if behind is None or id(behind) in seen else _failure_of(behind, seen)
     return Failure(pickled if attempt.error is None else None, summary, text, cause)
@@ -90,6 +93,7 @@ def sample_error(failure: RowFailure, url: str, key: str) -> SampleError:
     error = kind(failure.message, url=url, key=key, offset=offset)
     if failure.cause is not None:
         cause = error_from(failure.cause)
-        cause.add_note(f"It was raised for shard {url!r}, sample {key!r}, offset {offset}.")
+        at = "" if offset is None else f", offset {offset}"
+        cause.add_note(f"It was raised for shard {url!r}, sample {key!r}{at}.")
         error.__cause__ = cause
     return error

@@ -161,7 +161,9 @@ class FeederLink:
                 if listing.counts is not None:
                     options.check_fields_exist(listing.fields)
             except (TypeError, ValueError) as error:
-                raise type(error)(f"dataset {name!r}: {error}" if name else str(error)) from error
+                if not name:
+                    raise
+                raise type(error)(f"dataset {name!r}: {error}") from error
 
     def _check_budget(self, lanes: int, world_size: int) -> None:
         listing, options = self.listing, self._options

@@ -38,6 +38,13 @@ def test_the_place_is_named(values: tuple[Any, ...], expected: str) -> None:
     assert said(*values) == f"its samples {'are ' if expected.startswith('not') else ''}{expected}"
 
 
+def test_images_of_unlike_sizes_can_be_resized() -> None:
+    small, large = np.zeros((4, 5, 3), np.uint8), np.zeros((40, 50, 3), np.uint8)
+    for samples in ((small, large), ({"jpg": small}, {"jpg": large})):
+        assert "images.Resize((224, 224)), say)" in difference_between(Rows(2, list(samples)))
+    assert "Resize" not in difference_between(Rows(2, [small, np.zeros(3, np.uint8)]))
+
+
 def test_nothing_is_said_of_samples_that_are_alike() -> None:
     assert said({"a": 1, "b": [np.zeros(2)]}, {"b": [np.ones(2)], "a": 5}) == ""
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from braceexpand import braceexpand
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -46,6 +48,12 @@ def test_expands(urls: str | os.PathLike[str] | list[str], expected: list[str]) 
 def test_refuses_other_types_and_names_the_argument(urls: object) -> None:
     with pytest.raises(TypeError, match=r"^urls"):
         expand_urls(urls)  # type: ignore[arg-type]
+
+
+def test_a_torch_dataset_is_told_where_it_belongs() -> None:
+    dataset: Any = torch.utils.data.TensorDataset(torch.zeros(3))
+    with pytest.raises(TypeError, match="a Dataset goes to torch's DataLoader, or is packed"):
+        expand_urls(dataset)
 
 
 @pytest.mark.parametrize(

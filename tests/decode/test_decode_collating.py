@@ -110,9 +110,7 @@ def test_what_cannot_be_collated_is_an_error_that_says_what_to_do(value: Any) ->
     (failure,) = piece.failures
     assert failure.kind == "CollateError"
     assert "its samples hold None in [0]" in failure.message
-    assert failure.cause is not None
-    assert "TypeError" in failure.cause.summary
-    assert "NoneType" in failure.cause.summary
+    assert failure.cause is None, "torch's words say less, in a page of its own frames"
 
 
 @pytest.mark.parametrize("whole", [False, True])

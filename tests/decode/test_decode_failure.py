@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import bdb
 import pickle
 import threading
+import traceback
 from typing import Any
 
 import pytest
@@ -113,6 +115,8 @@ def test_an_exception_that_does_not_load_in_the_trainer_leaves_its_name(monkeypa
 def test_an_exception_that_cannot_say_what_it_is_arrives() -> None:
     assert in_words(Mute()) == "Mute"
     assert in_words(ValueError("words")) == "ValueError: words"
+    assert in_words(AssertionError()) == "AssertionError"
+    assert "num_workers=0" in in_words(bdb.BdbQuit())
     assert type(travelled(Mute())) is Mute
 
 
@@ -133,6 +137,8 @@ def test_causes_come_along() -> None:
     assert type(came) is ValueError
     assert type(came.__cause__) is RuntimeError
     assert type(came.__cause__.__cause__) is KeyError
+    shown = "".join(traceback.format_exception(came))
+    assert shown.count("KeyError: 'deepest'") == 2, f"once itself, once in its own traceback of the worker: {shown}"
 
 
 def test_a_chain_of_causes_that_bites_its_tail_ends() -> None:
@@ -183,6 +189,9 @@ def test_an_offset_that_is_missing_is_not_named() -> None:
     assert str(sample_error(row_failure(offset=MISSING, kind="SampleError"), "/a.tar", None)) == (
         "cannot decode (shard '/a.tar')"
     )
+    error = sample_error(row_failure(offset=MISSING, cause=failure_of(ValueError("bits"))), "/a.tar", "k")
+    assert error.__cause__ is not None
+    assert error.__cause__.__notes__[-1] == "It was raised for shard '/a.tar', sample 'k'."
 
 
 def test_the_cause_of_a_samples_error_is_what_was_raised_with_its_place_as_a_note() -> None:

@@ -236,6 +236,14 @@ def test_folders_that_look_like_splits_are_pointed_out(tmp_path: Path) -> None:
     assert "if these are splits, pack each of them by itself" in err
 
 
+def test_a_single_class_is_pointed_out_where_its_folders_may_be_the_classes(tmp_path: Path) -> None:
+    for source, classes in (("source", "the folders in it"), ("source/photos/cat", "")):
+        image_folder(tmp_path / "source", "photos/cat/a/0.jpg", "photos/dog/a/0.jpg")
+        status, out, err = pack(tmp_path / source, tmp_path / f"dest of {classes}")
+        assert (status, ", 1 class, in " in out) == (0, True)
+        assert ("if the folders in it are the classes, give" in err) == bool(classes)
+
+
 def test_as_a_program_of_its_own(tmp_path: Path) -> None:
     source, dest = images(tmp_path), tmp_path / "dest"
     command = [sys.executable, "-W", "error", "-m", "streamload_tools.shardify", str(source), str(dest)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -84,7 +85,7 @@ def test_verify_finds_a_flipped_bit_in_a_payload_by_the_index(dataset: Path) -> 
     (line,) = out.splitlines()
     for part in ("crc32", str(path), table.key(1), f"offset {table.member_offset[2]}"):
         assert part in line
-    assert "error: 1 damage in 3 shards" in err
+    assert "error: 1 fault in 3 shards" in err
 
 
 def test_verify_names_every_damaged_shard(dataset: Path) -> None:
@@ -127,3 +128,9 @@ def test_listing_into_a_closed_pipe_is_quiet(dataset: Path) -> None:
         done = subprocess.run(command, stdout=out, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr == ""
+
+
+def test_the_version_is_shown_and_no_line_of_the_help_is_cut() -> None:
+    assert run(streamload.app, "--version")[:2] == (0, f"streamload {version('streamload')}\n")
+    status, out, _ = run(streamload.app, "--help")
+    assert (status, "..." in out.partition("Commands:")[2]) == (0, False)

@@ -76,7 +76,7 @@ def find_images(source: str, *, follow_links: bool = False) -> Source:
         raise SourceError(
             f"no class folder in {source!r} holds a file; there is nothing to pack" + _hint_of_links(passed)
         )
-    return Source(tuple(files), tuple(classes), notes=tuple(_notes(classes, files, len(others), passed)))
+    return Source(tuple(files), tuple(classes), notes=tuple(_notes(source, classes, files, len(others), passed)))
 
 
 def visible_files(folder: str, *, follow_links: bool) -> tuple[list[str], list[str]]:
@@ -117,7 +117,7 @@ def _hint_of_links(passed: _PassedOver) -> str:
     return f" (it holds links to folders, such as {passed.links[0]!r}: add --follow-symlinks)" if passed.links else ""
 
 
-def _notes(classes: list[str], files: Sequence[SourceFile], strays: int, passed: _PassedOver) -> list[str]:
+def _notes(source: str, classes: list[str], files: Sequence[SourceFile], strays: int, passed: _PassedOver) -> list[str]:
     notes = []
     if passed.hidden or strays:
         hidden = counted(passed.hidden, "hidden name")
@@ -133,6 +133,11 @@ def _notes(classes: list[str], files: Sequence[SourceFile], strays: int, passed:
         notes.append(f"{len(empty):,} {are}: {_some([classes[label] for label in empty])}")
     if _SPLITS.issuperset(classes):
         notes.append(f"the classes are {', '.join(classes)}; if these are splits, pack each of them by itself")
+    if len(classes) == 1:
+        folder = os.path.join(source, classes[0])
+        below = {os.path.dirname(os.path.relpath(file.path, folder)) for file in files} - {""}
+        if len(below) > 1:
+            notes.append(f"{classes[0]!r} is the only class; if the folders in it are the classes, give {folder!r}")
     return notes
 
 
