@@ -123,9 +123,14 @@ class Traffic:
         return self.sent_bytes / self.seconds / 1e6
 
     @property
-    def share(self) -> float:
+    def share_of_most(self) -> float:
         """Of what `most_connections` could have carried in these seconds: 1 if none of them ever was idle or slow."""
         return self.carried_s / (self.most_connections * self.seconds)
+
+    @property
+    def share(self) -> float:
+        """Of what the connections that were in use could have carried meanwhile: 1 if none of them was slow."""
+        return self.carried_s / (self.connections * self.seconds)
 
 
 def traffic(report: Report, script: Script) -> Traffic:
