@@ -20,7 +20,7 @@ from streamload.fetch.budget import available_bytes
 
 PROGRAM = Path(__file__).with_name("remote_reading.py")
 TOUCHED_TIMES, TOUCHED_BYTES = 1.1, 5e8
-UNTOUCHED_S = 10.0
+UNTOUCHED_S = 20.0
 """Long enough for a host to take back what was free."""
 LONGEST_RUN_S = 180.0
 SETTLED_BUDGET = "1GB"

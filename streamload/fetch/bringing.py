@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
-import os
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
 from streamload.errors import DatasetIndexError
 from streamload.fetch.cache.cached_shard import CacheOffError
 from streamload.fetch.cache.disk_cache import DiskCache
-from streamload.fetch.cache.shard_identity import ShardIdentity
+from streamload.fetch.cache.identify import identify
 from streamload.fetch.fetched_shard import FetchedShard
+from streamload.fetch.packed_bodies import PackedBodies
 from streamload.fetch.parts import part_edges
 from streamload.fetch.storage.storages import Storages
 from streamload.fetch.transfer.download import Downloaded, DownloadLimits
 from streamload.fetch.transfer.transfers import Part, Source, TransferCounts, Transfers
-from streamload.fetch.unpack.packed_body import PACKED_BYTES_HELD, RemoteBody, local_body
 from streamload.fetch.unpack.unpacked_parts import UnpackedParts
 from streamload.fetch.unpack.unpacking import Unpacker
 
@@ -73,12 +71,10 @@ class Bringer:
         limits: DownloadLimits | None = None,
     ) -> None:
         self._storages = storages
-        self._open_local = open_local
         self._cache = cache
         self._events = events
         self._transfers = Transfers(self._source, self._write, self._on_done, self._on_failed, limits=limits)
-        self._bodies: dict[int, tuple[FetchedShard, RemoteBody]] = {}
-        self._body_numbers = itertools.count(-1, -1)
+        self._bodies = PackedBodies(storages, cache, open_local, self._transfers.start)
         self._claims: set[asyncio.Task[None]] = set()
         self._opening = asyncio.Lock()
         self._unpackings: list[UnpackedParts] = []
@@ -96,7 +92,7 @@ class Bringer:
     @property
     def held_bytes(self) -> int:
         """What bringing takes besides the parts."""
-        return len(self._bodies) * PACKED_BYTES_HELD
+        return self._bodies.held_bytes
 
     def takes(self, state: FetchedShard) -> bool:
         """Whether a part of this shard can be brought now."""
@@ -131,20 +127,18 @@ class Bringer:
     # -- downloads -------------------------------------------------------------------------------------------------
 
     def _source(self, shard: int) -> Source:
-        state = self._events.state_of(shard) if shard >= 0 else self._bodies[shard][0]
+        state = self._events.state_of(shard) if shard >= 0 else self._bodies.shard_of(shard)
         return Source(self._storages.for_url(state.url), state.url, state.pin)
 
     def _write(self, part: Part, offset: int, data: bytes) -> None:
         if part.shard < 0:
-            if part.shard in self._bodies:
-                self._bodies[part.shard][1].write(part, offset, data)
+            self._bodies.write(part, offset, data)
         elif (state := self._state_for(part)) is not None:
             state.write(offset, data)
 
     def _on_done(self, part: Part, done: Downloaded) -> None:
         if part.shard < 0:
-            if part.shard in self._bodies:
-                self._bodies[part.shard][1].done(part, done)
+            self._bodies.done(part, done)
             self._events.has_room()
             return
         state = self._state_for(part)
@@ -162,8 +156,7 @@ class Bringer:
 
     def _on_failed(self, part: Part, error: BaseException) -> None:
         if part.shard < 0:
-            if part.shard in self._bodies:
-                self._bodies[part.shard][1].failed(part, error)
+            self._bodies.failed(part, error)
             return
         state = self._state_for(part)
         if state is None:
@@ -191,9 +184,10 @@ class Bringer:
         """Find a part in the disk cache, or begin to fetch it into that."""
         generation = state.generation
         async with self._opening:
-            if not state.cache_asked and self._cache is not None and state.total_bytes is not None:
-                identity = ShardIdentity(state.url, state.pin.etag, state.total_bytes)
-                state.cached = await asyncio.to_thread(self._cache.open, identity)
+            if not state.cache_asked and self._cache is not None:
+                identity = await identify(state.url, state.pin, self._storages)
+                state.total_bytes = state.pin.total_bytes
+                state.cached = None if identity is None else await asyncio.to_thread(self._cache.open, identity)
             state.cache_asked = True
         try:
             present = state.cached is not None and not await state.cached.claim(number)
@@ -231,32 +225,10 @@ class Bringer:
             assert state.compression is not None
             granted = self._events.under_way(state)
             unpacker = Unpacker(state.compression, state.url)
-            state.unpacking = UnpackedParts(self._body(state), unpacker, _Unpacked(self, state), granted)
+            state.unpacking = UnpackedParts(self._bodies.open(state), unpacker, _Unpacked(self, state), granted)
             self._unpackings = [each for each in self._unpackings if not each.over]
             self._unpackings.append(state.unpacking)
         return state.unpacking
-
-    def _body(self, state: FetchedShard) -> AsyncGenerator[bytes]:
-        return self._local_body(state) if self._storages.is_local(state.url) else self._remote_body(state)
-
-    async def _remote_body(self, state: FetchedShard) -> AsyncGenerator[bytes]:
-        """A body under a number of its own: what still comes for an earlier one of the shard is not taken for its."""
-        number = next(self._body_numbers)
-        body = RemoteBody(number, state.pin, self._transfers.start)
-        self._bodies[number] = state, body
-        try:
-            async for piece in body.chunks():
-                yield piece
-        finally:
-            del self._bodies[number]
-
-    async def _local_body(self, state: FetchedShard) -> AsyncGenerator[bytes]:
-        descriptor = self._open_local(state.number)
-        try:
-            async for piece in local_body(descriptor):
-                yield piece
-        finally:
-            os.close(descriptor)
 
     def unpacked(self, state: FetchedShard, number: int, size_bytes: int) -> None:
         """See `UnpackingEvents.unpacked`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
 from streamload.fetch.transfer.download import Downloaded, Pin
 from streamload.fetch.transfer.transfers import Part
@@ -33,9 +33,11 @@ class RemoteBody:
         shard: a number for its parts that tells them from all others.
         pin: its version; knows the size at the latest when the first piece has come.
         start: begins to fetch a part; `write` and then `done` or `failed` are called for it.
+        position: begin with this byte.
     """
 
-    def __init__(self, shard: int, pin: Pin, start: Callable[[Part], None]) -> None:
+    def __init__(self, shard: int, pin: Pin, start: Callable[[Part], None], position: int = 0) -> None:
+        self._position = position
         self._shard = shard
         self._pin = pin
         self._start = start
@@ -44,13 +46,13 @@ class RemoteBody:
         self._error: BaseException | None = None
         self._moved = asyncio.Event()
 
-    async def chunks(self) -> AsyncIterator[bytes]:
+    async def chunks(self) -> AsyncGenerator[bytes]:
         """Its bytes.
 
         Raises:
             StorageError: they cannot be fetched.
         """
-        number = 0
+        number, begun = divmod(self._position, _PIECE_BYTES)
         while self._pin.total_bytes is None or number * _PIECE_BYTES < self._pin.total_bytes:
             self._request(number)
             while number not in self._done:
@@ -59,8 +61,8 @@ class RemoteBody:
                 self._moved.clear()
                 await self._moved.wait()
             self._done.discard(number)
-            yield bytes(self._pieces.pop(number))
-            number += 1
+            yield bytes(self._pieces.pop(number)[begun:])
+            number, begun = number + 1, 0
 
     def write(self, part: Part, offset: int, data: bytes) -> None:
         """Bytes of a part have come; they may come twice."""

@@ -1,0 +1,155 @@
+"""Compressed shards in the disk cache: kept as they are, fetched once, and done without where the disk fails."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from places import Place, Step, steps, without_names, write_datasets
+from servers.faults import FaultServer, Report, Script
+
+from streamload import StreamLoader
+from streamload.errors import ShardFormatError
+from streamload.fetch.cache import cached_shard
+from streamload.fetch.cache.cached_shard import CachedShard, CacheOffError
+
+MB = 1_000_000
+SIZES = [[MB] * 40, [MB] * 8]
+"""Compressed, the first one has several parts."""
+PACKINGS = ["gz", "zst"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("packed")
+    write_datasets(made, SIZES, PACKINGS)
+    return made
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[FaultServer]:
+    with FaultServer(folder) as running:
+        yield running
+
+
+def loader_of(place: Place, packing: str, **options: Any) -> StreamLoader:
+    defaults: dict[str, Any] = {
+        "batch_size": 4,
+        "fields": ("npy", "cls"),
+        "num_workers": 0,
+        "timeout": 60,
+    }
+    return StreamLoader(place.urls(packing, range(len(SIZES))), **{**defaults, **options})
+
+
+def shards_sent(report: Report) -> int:
+    return sum(path.endswith((".gz", ".zst")) for _, path, _ in report.log)
+
+
+def read(server: FaultServer, packing: str, **options: Any) -> list[Step]:
+    with loader_of(Place(server.url), packing, **options) as loader:
+        return without_names(steps(loader))
+
+
+def right(folder: Path) -> list[Step]:
+    with loader_of(Place(os.fspath(folder)), "plain") as loader:
+        return without_names(steps(loader))
+
+
+@pytest.mark.parametrize("packing", [*PACKINGS, "plain"])
+def test_a_later_loader_fetches_nothing_of_them(
+    server: FaultServer, folder: Path, tmp_path: Path, packing: str
+) -> None:
+    size = sum(path.stat().st_size for path in (folder / packing).iterdir())
+    server.play(Script())
+    assert read(server, packing, cache_dir=tmp_path) == right(folder)
+    first = server.report()
+    assert size <= first.sent_bytes <= 1.05 * size
+    server.play(Script())
+    assert read(server, packing, cache_dir=tmp_path) == right(folder)
+    assert server.report().sent_bytes == 0
+
+
+def test_several_epochs_of_one_loader_fetch_them_once(server: FaultServer, folder: Path, tmp_path: Path) -> None:
+    server.play(Script())
+    options = {"cache_dir": tmp_path, "memory_budget": 70 * MB, "shuffle": True, "shuffle_window": 4, "num_workers": 1}
+    with loader_of(Place(server.url), "gz", **options) as loader:
+        for _ in range(3):
+            assert sorted(label for _, labels in loader for label in labels.tolist()) == list(range(48))
+    size = sum(path.stat().st_size for path in (folder / "gz").iterdir())
+    assert server.report().sent_bytes <= 1.05 * size
+
+
+def test_loaders_beside_each_other_fetch_them_once(server: FaultServer, folder: Path, tmp_path: Path) -> None:
+    server.play(Script(first_byte_s=0.05))
+    found: list[list[Step]] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(read(server, "gz", cache_dir=tmp_path, num_workers=1)))
+        for _ in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [right(folder)] * 2
+    size = sum(path.stat().st_size for path in (folder / "gz").iterdir())
+    assert server.report().sent_bytes <= 1.05 * size
+
+
+@pytest.mark.parametrize("call", ["write", "finish", "claim"])
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_where_the_disk_fails_they_are_read_without_it(
+    server: FaultServer, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int
+) -> None:
+    calls = 0
+    real = getattr(CachedShard, call)
+
+    def failing(self: CachedShard, *arguments: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls > number:
+            raise CacheOffError
+        return real(self, *arguments)
+
+    monkeypatch.setattr(cached_shard.CachedShard, call, failing)
+    server.play(Script())
+    assert read(server, "gz", cache_dir=tmp_path) == right(folder)
+    assert calls > number
+
+
+def test_a_file_that_was_cut_is_done_without(
+    server: FaultServer, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read(server, "gz", cache_dir=tmp_path)
+    real, cut = os.pread, 0
+
+    def cut_short(descriptor: int, size: int, offset: int) -> bytes:
+        nonlocal cut
+        if str(tmp_path) in os.readlink(f"/proc/self/fd/{descriptor}") and offset >= 2 << 20:
+            cut += 1
+            return b""
+        return real(descriptor, size, offset)
+
+    monkeypatch.setattr(os, "pread", cut_short)
+    server.play(Script())
+    assert read(server, "gz", cache_dir=tmp_path) == right(folder)
+    assert cut
+
+
+def test_a_damaged_shard_is_an_error_from_the_cache_as_well(folder: Path, tmp_path: Path) -> None:
+    whole = (folder / "gz" / "part000-000000.tar.gz").read_bytes()
+    damaged = bytearray(whole)
+    damaged[len(damaged) // 2] ^= 1
+    with FaultServer({"part000-000000.tar.gz": bytes(damaged)}) as server:
+        for _ in range(2):
+            with (
+                StreamLoader(
+                    f"{server.url}/part000-000000.tar.gz", 4, fields=("npy", "cls"), num_workers=0, cache_dir=tmp_path
+                ) as loader,
+                pytest.raises(ShardFormatError),
+            ):
+                steps(loader)
