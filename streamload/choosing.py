@@ -71,6 +71,7 @@ class Choosing:
         self._block = batch_size * world_size
         self._epoch_size = epoch_size
         self._weights = _checked_weights(weights)
+        self._weights_name = None if self._weights is None else _named(self._weights)
         self._place = rank, world_size
         self._sampler = None if sampler is None else SamplerDraws(sampler, rank, world_size)
 
@@ -200,8 +201,8 @@ class Choosing:
             held["epoch_size"] = self.choice.epoch_size
             held["mixture"] = ", ".join(f"{name}: {share!r}" for name, share in self._mixture.shares.items())
             held["block"] = self.choice.block
-        if self._weights is not None:
-            held["weights"] = _named(self._weights)
+        if self._weights_name is not None:
+            held["weights"] = self._weights_name
         if self._sampler is not None:
             held["sampler"] = self._sampler.state(epoch)
         return held

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 from collections import Counter
@@ -356,3 +357,21 @@ def test_a_state_of_another_choice_is_refused(
     state = states_of(source, 10, **{**SHUFFLED, **saved})[0]
     with StreamLoader(source, 10, **{**SHUFFLED, **now}) as loader, pytest.raises(LoaderStateError, match=named):
         loader.load_state_dict(state)
+
+
+@pytest.mark.parametrize("chosen", [{"weights": [1.0] * TOTAL, "shuffle": True}, {"sampler": list(range(TOTAL))}])
+def test_saving_is_quick_because_what_names_all_samples_is_digested_once(
+    source: str, chosen: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digested = []
+    blake2b = hashlib.blake2b
+
+    def noted(content: bytes = b"", **options: Any) -> Any:
+        digested.append(len(content))
+        return blake2b(content, **options)
+
+    with StreamLoader(source, 10, **OPTIONS, **chosen) as loader:
+        monkeypatch.setattr(hashlib, "blake2b", noted)
+        states = [loader.state_dict() for _ in loader]
+    assert digested.count(8 * TOTAL) <= 1
+    assert states == states_of(source, 10, **OPTIONS, **chosen)
