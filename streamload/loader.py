@@ -307,7 +307,7 @@ class StreamLoader(LoaderAttributes, AsyncLoop):
     def _known_counts(self) -> tuple[int, ...]:
         """The samples of each shard; waits until they are known."""
         if self._counts is None:
-            self._counts = self._link.count(self._lanes)
+            self._counts = self._link.count(self._lanes, in_pass=self._standing.state == "running")
             self._choosing.check_counts(self._counts)
         return self._counts
 
