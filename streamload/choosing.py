@@ -16,6 +16,7 @@ from streamload.decode.dealing import EpochStart
 from streamload.fetch.labels import Labels
 from streamload.mixture import Mixture
 from streamload.order.choice import Choice, Mixed, Sampled, Stretched, Weighted
+from streamload.order.options import OrderOptions, full_batches_and_last_rows
 from streamload.order.state import LoaderState
 from streamload.sampling import SamplerDraws
 
@@ -111,12 +112,19 @@ class Choosing:
             return len(self._sampler)
         return self.choice.epoch_size if isinstance(self.choice, Weighted | Stretched | Mixed) else None
 
-    def known_samples(self, counts: tuple[int, ...] | None) -> int | None:
-        """The samples of an epoch, over all ranks, if the counts of the shards tell them; None otherwise."""
-        if self._sampler is not None:
-            return None
-        samples = self.epoch_samples
-        return samples if samples is not None or counts is None else sum(counts)
+    def last_position(self, start: EpochStart, counts: tuple[int, ...] | None, order: OrderOptions) -> float:
+        """The position behind a pass's last batch on this rank; infinite where the counts of shards don't tell it.
+
+        Raises:
+            ValueError: the pass begins behind the epoch's end.
+        """
+        samples = self.epoch_samples if start.numbers is None else len(start.numbers)
+        if samples is None:
+            if counts is None:
+                return math.inf
+            samples = sum(counts)
+        full, last_rows = full_batches_and_last_rows(order, samples, start.rank, start.world_size, start.position)
+        return samples if last_rows else start.position + full * order.batch_size * start.world_size
 
     def settle(self, labels: Callable[[], Labels] | None, edges: tuple[int, ...]) -> None:
         """Find out what the order is told.

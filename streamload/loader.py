@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from math import inf
 from types import TracebackType
 from typing import Any, Literal
 
@@ -208,6 +207,7 @@ class StreamLoader(LoaderAttributes, AsyncLoop):
         self._epoch_to_come = None
         counts = self._known_counts() if self._choosing.needs_counts else ()
         start = self._choosing.start(epoch, position, sum(counts))
+        last_position = self._choosing.last_position(start, self._counts, self._link.settings(self._lanes).order)
         connection = self._link.connect(self._lanes)
         connection.send(start)
         self._standing = Standing(epoch, position)
@@ -216,7 +216,7 @@ class StreamLoader(LoaderAttributes, AsyncLoop):
             self._delivery,
             self._standing,
             self._meter,
-            last_position=self._last_position(),
+            last_position=last_position,
             timeout_s=self._options.timeout or None,
             in_order=self._options.in_order,
             mover=self._mover,
@@ -326,13 +326,6 @@ class StreamLoader(LoaderAttributes, AsyncLoop):
 
     def _samples(self) -> int:
         return sum(self._known_counts())
-
-    def _last_position(self) -> float:
-        """The position behind an epoch's last batch; infinite if that could not be said without reading shards."""
-        samples = self._choosing.known_samples(self._counts)
-        if samples is None:
-            return inf
-        return samples - (samples % (self.batch_size * self.world_size) if self.drop_last else 0)
 
     def _end_pass(self, why: str) -> None:
         running = self._running()
