@@ -78,14 +78,13 @@ class SamplerDraws:
         if position and self._numbers is not None and self._epoch == epoch:
             return self._numbers
         expected = self._expected if position else None
-        self._expected = None
         numbers = self._numbers_of(epoch)
         if expected not in (None, _UNDRAWN, self._kind):
             numbers = self._replayed(numbers, epoch, str(expected))
         if len(numbers) and (numbers.min() < 0 or numbers.max() >= n_samples):
             wrong = numbers[(numbers < 0) | (numbers >= n_samples)][0]
             raise ValueError(f"the sampler gave {wrong}, and the dataset has the samples 0 to {n_samples - 1}")
-        self._numbers, self._epoch, self._digest = numbers, epoch, None
+        self._numbers, self._epoch, self._digest, self._expected = numbers, epoch, None, None
         return numbers
 
     def state(self, epoch: int) -> str:
