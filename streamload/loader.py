@@ -204,13 +204,12 @@ class StreamLoader(LoaderAttributes, AsyncLoop):
         """
         self._end_pass("another pass of the same loader has begun; for two at once make two loaders")
         epoch, position = self._next_start()
-        self._epoch_to_come = None
         counts = self._known_counts() if self._choosing.needs_counts else ()
         start = self._choosing.start(epoch, position, sum(counts))
         last_position = self._choosing.last_position(start, self._counts, self._link.settings(self._lanes).order)
         connection = self._link.connect(self._lanes)
         connection.send(start)
-        self._standing = Standing(epoch, position)
+        self._standing, self._epoch_to_come = Standing(epoch, position), None
         begun = Pass(
             connection,
             self._delivery,
@@ -307,8 +306,9 @@ class StreamLoader(LoaderAttributes, AsyncLoop):
     def _known_counts(self) -> tuple[int, ...]:
         """The samples of each shard; waits until they are known."""
         if self._counts is None:
-            self._counts = self._link.count(self._lanes, in_pass=self._standing.state == "running")
-            self._choosing.check_counts(self._counts)
+            counts = self._link.count(self._lanes, in_pass=self._standing.state == "running")
+            self._choosing.check_counts(counts)
+            self._counts = counts
         return self._counts
 
     def _next_start(self) -> tuple[int, int]:
