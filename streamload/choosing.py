@@ -172,9 +172,14 @@ class Choosing:
             )
 
     @property
+    def is_divided(self) -> bool:
+        """Whether a sampler names the samples of this rank alone."""
+        return self._sampler is not None and self._sampler.divides
+
+    @property
     def place(self) -> tuple[int, int]:
         """The rank and the world size among which the epoch's samples are divided."""
-        return (0, 1) if self._sampler is not None and self._sampler.divides else self._place
+        return (0, 1) if self.is_divided else self._place
 
     def start(self, epoch: int, position: int, n_samples: int) -> EpochStart:
         """The beginning of a pass.

@@ -20,7 +20,7 @@ from streamload.errors import LoaderStateError, SampleError
 from streamload.feeder_link import FeederLink
 from streamload.loader_attributes import LoaderAttributes
 from streamload.mixture import Mixture, portions_of
-from streamload.options import Executor, Options, Transform, rank_and_world_size
+from streamload.options import Executor, Options, Transform, check_found_rank, rank_and_world_size
 from streamload.order.plan import batches_per_rank
 from streamload.order.state import LoaderState, check, fingerprint
 from streamload.passes import Meter, Pass, Standing
@@ -152,6 +152,7 @@ class StreamLoader(LoaderAttributes, AsyncLoop):
         self._mover = None if moves_to is None else Mover(moves_to)
         self.rank, self.world_size = rank_and_world_size(rank, world_size)
         self._choosing = Choosing.among(locals(), self.rank, self.world_size)
+        self._rank_was_found = rank is None and not self._choosing.is_divided
         portions = portions_of(urls, index)
         self._options = options.settled_for([url for portion in portions.values() for url in expand_urls(portion.urls)])
         registry = cuda_registry if moves_to is None else moves_to.registry
@@ -201,7 +202,10 @@ class StreamLoader(LoaderAttributes, AsyncLoop):
 
         Raises:
             LoaderClosedError: the loader was closed.
+            RuntimeError: the rank was found before there was a process group, which says another one.
         """
+        if self._rank_was_found:
+            check_found_rank(self.rank, self.world_size)
         self._end_pass("another pass of the same loader has begun; for two at once make two loaders")
         epoch, position = self._next_start()
         counts = self._known_counts() if self._choosing.needs_counts else ()
