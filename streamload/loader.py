@@ -155,8 +155,7 @@ class StreamLoader(LoaderAttributes, AsyncLoop):
         self._rank_was_found = rank is None and not self._choosing.is_divided
         portions = portions_of(urls, index)
         self._options = options.settled_for([url for portion in portions.values() for url in expand_urls(portion.urls)])
-        registry = cuda_registry if moves_to is None else moves_to.registry
-        self._link = FeederLink(self._options, portions, registry=registry)
+        self._link = FeederLink(self._options, portions, registry=moves_to.registry if moves_to else cuda_registry)
         self._listing = self._link.listing
         self._lanes = self._choosing.lanes
         self._link.choose(self._choosing)
