@@ -34,7 +34,8 @@ class LightningLoader(StreamLoader):
         """Go on behind the state."""
         super().load_state_dict(state)
         global_batch_size = self.batch_size * self.world_size
-        if len(self.dataset) - state["position"] < (global_batch_size if self.drop_last else 1):
+        samples = state.get("epoch_size", len(self.dataset))  # with a sampler: its length
+        if samples - state["position"] < (global_batch_size if self.drop_last else 1):
             self.set_epoch(state["epoch"] + 1)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from math import inf
 from types import TracebackType
 from typing import Any, Literal
 
@@ -19,7 +18,7 @@ from streamload.decode.tasks import OnError
 from streamload.errors import LoaderStateError, SampleError
 from streamload.loader_attributes import LoaderAttributes
 from streamload.loader_state import check_same_order, state_to_save
-from streamload.options import Executor, Options, Transform, rank_and_world_size
+from streamload.options import Executor, Options, Transform, check_found_rank, rank_and_world_size
 from streamload.order.plan import batches_per_rank
 from streamload.order.state import LoaderState, fingerprint
 from streamload.statistics import Meter, Statistics
@@ -155,10 +154,10 @@ class StreamLoader(LoaderAttributes, AsyncLoop):
         self._mover = None if moves_to is None else Mover(moves_to)
         self.rank, self.world_size = rank_and_world_size(rank, world_size)
         self._choosing = Choosing.among(locals(), self.rank, self.world_size)
+        self._rank_was_found = rank is None and not self._choosing.is_divided
         portions = portions_of(urls, index)
         self._options = options.settled_for([url for portion in portions.values() for url in expand_urls(portion.urls)])
-        registry = cuda_registry if moves_to is None else moves_to.registry
-        self._link = FeederLink(self._options, portions, registry=registry)
+        self._link = FeederLink(self._options, portions, registry=moves_to.registry if moves_to else cuda_registry)
         self._listing = self._link.listing
         self._lanes = self._choosing.lanes
         self._link.choose(self._choosing)
@@ -203,12 +202,15 @@ class StreamLoader(LoaderAttributes, AsyncLoop):
 
         Raises:
             LoaderClosedError: the loader was closed.
+            RuntimeError: the rank was found before there was a process group, which says another one.
         """
+        if self._rank_was_found:
+            check_found_rank(self.rank, self.world_size)
         self._end_pass("another pass of the same loader has begun; for two at once make two loaders")
         epoch, position = self._standing.next_start()
-        self._standing.epoch_to_come = None
         counts = self._known_counts() if self._choosing.needs_counts else ()
         start = self._choosing.start(epoch, position, sum(counts))
+        last_position = self._choosing.last_position(start, self._counts, self._link.settings(self._lanes).order)
         connection = self._link.connect(self._lanes)
         connection.send(start)
         self._standing = Standing(epoch, position)
@@ -217,7 +219,7 @@ class StreamLoader(LoaderAttributes, AsyncLoop):
             self._delivery,
             self._standing,
             self._meter,
-            last_position=self._last_position(),
+            last_position=last_position,
             timeout_s=self._options.timeout or None,
             in_order=self._options.in_order,
             mover=self._mover,
@@ -291,8 +293,9 @@ class StreamLoader(LoaderAttributes, AsyncLoop):
     def _known_counts(self) -> tuple[int, ...]:
         """The samples of each shard; waits until they are known."""
         if self._counts is None:
-            self._counts = self._link.count(self._lanes)
-            self._choosing.check_counts(self._counts)
+            counts = self._link.count(self._lanes, in_pass=self._standing.state == "running")
+            self._choosing.check_counts(counts)
+            self._counts = counts
         return self._counts
 
     def _running(self) -> Pass | None:
@@ -303,13 +306,6 @@ class StreamLoader(LoaderAttributes, AsyncLoop):
 
     def _samples(self) -> int:
         return sum(self._known_counts())
-
-    def _last_position(self) -> float:
-        """The position behind an epoch's last batch; infinite if that could not be said without reading shards."""
-        samples = self._choosing.known_samples(self._counts)
-        if samples is None:
-            return inf
-        return samples - (samples % (self.batch_size * self.world_size) if self.drop_last else 0)
 
     def _end_pass(self, why: str) -> None:
         running = self._running()

@@ -20,7 +20,7 @@ from streamload.fetch.fetching import Fetching
 from streamload.fetch.storage.storages import Storages
 from streamload.order.plan import OrderOptions
 
-__all__ = ["Options", "Transform", "available_processors", "rank_and_world_size"]
+__all__ = ["Options", "Transform", "available_processors", "check_found_rank", "rank_and_world_size"]
 
 Executor = Literal["process", "thread"]
 
@@ -300,10 +300,32 @@ def rank_and_world_size(rank: int | None, world_size: int | None) -> tuple[int, 
     return rank, world_size
 
 
-def _from_surroundings() -> tuple[int, int]:
+def check_found_rank(rank: int, world_size: int) -> None:
+    """Refuse a rank that was found before there was a process group, if that says another one by now.
+
+    Raises:
+        RuntimeError: this process would read the samples of another one.
+    """
+    now = _from_torch()
+    if now is not None and now != (rank, world_size):
+        raise RuntimeError(
+            f"the loader was made as rank {rank} of {world_size}, and torch.distributed says now that this is rank "
+            f"{now[0]} of {now[1]}; make the loader after init_process_group (with Lightning in train_dataloader), or "
+            "give rank= and world_size="
+        )
+
+
+def _from_torch() -> tuple[int, int] | None:
     distributed = sys.modules.get("torch.distributed")
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        return distributed.get_rank(), distributed.get_world_size()
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return None
+    return distributed.get_rank(), distributed.get_world_size()
+
+
+def _from_surroundings() -> tuple[int, int]:
+    found = _from_torch()
+    if found is not None:
+        return found
     rank, world_size = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
     if rank is not None and world_size is not None and rank.isdecimal() and world_size.isdecimal():
         return int(rank), int(world_size)

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import cached_property
-from typing import Any, overload
+from typing import Any, Self, overload
 
 import cloudpickle
 import numpy as np
@@ -35,6 +35,8 @@ __all__ = ["TarDataset"]
 
 _ITERATED_TOGETHER = 32
 _SEEDS = (1 << 63) - 1
+_MADE_ANEW = ("_options", "_listing", "_ends", "_job", "_access", "_makers", "labels")
+"""Attributes that a copy or a pickle gets by other ways, or not at all; what else there is belongs to a subclass."""
 
 
 class TarDataset(Dataset[Any]):
@@ -47,7 +49,8 @@ class TarDataset(Dataset[Any]):
     can be resumed.
 
     Nothing is open before the first sample is asked for, in each process that asks; so it can be pickled (functions
-    too that pickle cannot, such as lambdas) and forked. Several threads may use it.
+    too that pickle cannot, such as lambdas) and forked. Several threads may use it. A subclass may have a `__getitem__`
+    and attributes of its own: then each sample is read by itself, also for a DataLoader's batch.
 
     Args:
         urls: paths, patterns or folders, as for `StreamLoader`. Shards must not be compressed as a whole. Shards that
@@ -112,8 +115,8 @@ class TarDataset(Dataset[Any]):
             StreamloadError: its shard, or the index of that, cannot be read.
         """
         if isinstance(index, slice):
-            return self.__getitems__(range(*index.indices(len(self))))
-        return self.__getitems__((index,))[0]
+            return self._samples(range(*index.indices(len(self))))
+        return self._samples((index,))[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Several samples, in the order of their numbers as given; of remote shards neighbours are read together.
@@ -123,13 +126,13 @@ class TarDataset(Dataset[Any]):
         Raises:
             IndexError, StreamloadError: as for one.
         """
-        values, failure = self._made(indices)
-        if failure is not None:
-            raise failure
-        return values
+        return [self[index] for index in indices] if self._has_own_samples else self._samples(indices)
 
     def __iter__(self) -> Iterator[Any]:
         """All samples in order. Raises what `[i]` raises, when the sample's turn has come."""
+        if self._has_own_samples:
+            yield from map(self.__getitem__, range(len(self)))
+            return
         for start in range(0, len(self), _ITERATED_TOGETHER):
             values, failure = self._made(range(start, min(start + _ITERATED_TOGETHER, len(self))))
             yield from values
@@ -153,7 +156,7 @@ class TarDataset(Dataset[Any]):
         if self._access is not None and self._access.process_id == os.getpid():
             self._access.close()
 
-    def __enter__(self) -> TarDataset:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -164,11 +167,25 @@ class TarDataset(Dataset[Any]):
         return f"<TarDataset of {len(self)} samples in {len(shards)} shards from {shards[0].url!r}>"
 
     def __getstate__(self) -> bytes:
-        pickled: bytes = cloudpickle.dumps((self._options, self._listing, self._ends))
+        own = {name: value for name, value in vars(self).items() if name not in _MADE_ANEW}
+        pickled: bytes = cloudpickle.dumps((self._options, self._listing, self._ends, own))
         return pickled
 
     def __setstate__(self, pickled: bytes) -> None:
-        self._start(*cloudpickle.loads(pickled))
+        *given, own = cloudpickle.loads(pickled)
+        self._start(*given)
+        vars(self).update(own)
+
+    @property
+    def _has_own_samples(self) -> bool:
+        """Whether a subclass says what a sample is; then it is asked for each of them."""
+        return type(self).__getitem__ is not TarDataset.__getitem__
+
+    def _samples(self, indices: Sequence[int]) -> list[Any]:
+        values, failure = self._made(indices)
+        if failure is not None:
+            raise failure
+        return values
 
     def _start(self, options: Options, listing: Listing, ends: NDArray[np.int64]) -> None:
         self._options, self._listing, self._ends = options, listing, ends

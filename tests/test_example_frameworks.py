@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 from launched import run_python
+from make_shards import write_numbers
 
 _EXAMPLES = Path(__file__).parent.parent / "examples"
-_SEVERAL_RUNS = """
+_WITHOUT_TORCHVISION = """
 import importlib.metadata, runpy, sys
 
 try:
@@ -24,13 +25,23 @@ except (ImportError, RuntimeError):
         return installed(cls, name)
     importlib.metadata.Distribution.from_name = classmethod(found)
     sys.modules["torchvision"] = None
-
+"""
+_SEVERAL_RUNS = f"""{_WITHOUT_TORCHVISION}
 main = runpy.run_path(sys.argv[1])["main"]
 for arguments in sys.argv[2:]:
     print("==", flush=True)
     main(arguments.split())
 """
 """Stops a run and goes on with it, with new objects but in one process, since importing a framework takes seconds."""
+
+_RESUMED = f"""{_WITHOUT_TORCHVISION}
+loader_of = runpy.run_path(sys.argv[1])["LightningLoader"]
+for behind in (4, 12, 13):
+    loader = loader_of(sys.argv[2], batch_size=8, epoch_size=100, fields=("cls",), num_workers=0)
+    state = loader.state_dict()
+    loader.load_state_dict(dict(state, position=min(8 * behind, 100)))
+    print(behind, loader.state_dict()["epoch"], sum(1 for _ in loader), flush=True)
+"""
 
 _STEPS_OF_AN_EPOCH = 5
 _EPOCHS = 3
@@ -79,6 +90,15 @@ def test_a_run_goes_on_with_the_rest_of_the_epoch(framework: str, kept: int, tmp
     assert second == whole[5:7]
     assert sum(others, []) == whole[kept:]
     assert len(others[-1]) == (5 if framework == "lightning" else 15 - kept)
+
+
+def test_lightnings_loader_knows_the_end_of_an_epoch_that_is_not_the_datasets(tmp_path: Path) -> None:
+    if find_spec("lightning") is None:
+        pytest.skip("lightning is not installed: pip install streamload[frameworks]")
+    shards = write_numbers(tmp_path / "shards", [25, 25])
+    ended = run_python("-c", _RESUMED, _EXAMPLES / "train_lightning.py", shards)
+    assert ended.status == 0, ended.output
+    assert ended.output.split("\n")[-4:-1] == ["4 0 9", "12 0 1", "13 1 13"]
 
 
 def test_the_page_shows_what_the_examples_do() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 from collections import Counter
@@ -216,8 +217,37 @@ def test_an_order_that_does_not_come_again_is_refused(source: str) -> None:
     state = states_of(source, 10, **OPTIONS, sampler=list(range(50)))[2]
     with StreamLoader(source, 10, **OPTIONS, sampler=list(range(1, 51))) as loader:
         loader.load_state_dict(state)
-        with pytest.raises(LoaderStateError, match="another order.*generator"):
+        for _ in range(2):  # who tries again gets no other order for the saved one either
+            with pytest.raises(LoaderStateError, match="another order.*generator"):
+                iter(loader)
+
+
+class _FailsOnce:
+    """A sampler that cannot say what it names the first time."""
+
+    epochs: list[int]
+
+    def __init__(self) -> None:
+        self.epochs = []
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epochs.append(epoch)
+
+    def __iter__(self) -> Iterator[int]:
+        if len(self.epochs) == 1:
+            raise OSError("not now")
+        return iter([1, 2, 3])
+
+
+def test_an_epoch_that_could_not_be_begun_is_still_the_one_to_come(source: str) -> None:
+    sampler = _FailsOnce()
+    with StreamLoader(source, 10, **OPTIONS, sampler=sampler) as loader:
+        loader.set_epoch(5)
+        with pytest.raises(OSError, match="not now"):
             iter(loader)
+        assert numbers(loader) == [1, 2, 3]
+        assert loader.state_dict()["epoch"] == 6
+    assert sampler.epochs == [5, 5]
 
 
 class _NotSevenFirst:
@@ -335,8 +365,11 @@ def test_weights_by_label_need_labels(source: str, tmp_path: Path) -> None:
 
 def test_weights_of_a_wrong_length_are_refused_when_the_counts_are_known(source: str, tmp_path: Path) -> None:
     bare = os.fspath(shutil.copytree(source, tmp_path / "bare", ignore=shutil.ignore_patterns(".streamload")))
-    with StreamLoader(bare, 10, **SHUFFLED, weights=[1.0] * 5) as loader, pytest.raises(ValueError, match="5 numbers"):
-        iter(loader)
+    for count in (5, TOTAL + 5):
+        with StreamLoader(bare, 10, **SHUFFLED, weights=[1.0] * count) as loader:
+            for _ in range(2):
+                with pytest.raises(ValueError, match=f"{count} numbers"):
+                    iter(loader)
 
 
 @pytest.mark.parametrize(
@@ -356,3 +389,21 @@ def test_a_state_of_another_choice_is_refused(
     state = states_of(source, 10, **{**SHUFFLED, **saved})[0]
     with StreamLoader(source, 10, **{**SHUFFLED, **now}) as loader, pytest.raises(LoaderStateError, match=named):
         loader.load_state_dict(state)
+
+
+@pytest.mark.parametrize("chosen", [{"weights": [1.0] * TOTAL, "shuffle": True}, {"sampler": list(range(TOTAL))}])
+def test_saving_is_quick_because_what_names_all_samples_is_digested_once(
+    source: str, chosen: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digested = []
+    blake2b = hashlib.blake2b
+
+    def noted(content: bytes = b"", **options: Any) -> Any:
+        digested.append(len(content))
+        return blake2b(content, **options)
+
+    with StreamLoader(source, 10, **OPTIONS, **chosen) as loader:
+        monkeypatch.setattr(hashlib, "blake2b", noted)
+        states = [loader.state_dict() for _ in loader]
+    assert digested.count(8 * TOTAL) <= 1
+    assert states == states_of(source, 10, **OPTIONS, **chosen)

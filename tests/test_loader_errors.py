@@ -205,6 +205,22 @@ def test_truncated_shard_without_an_index(tmp_path: Path, options: dict[str, Any
     assert caught.value.offset is not None
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_length_that_could_not_be_found_out_is_found_out_later(tmp_path: Path, workers: int) -> None:
+    source = write_numbers(tmp_path / "bare", [7, 3], index=False)
+    path = Path(source) / "part001-000000.tar"
+    whole, times = path.read_bytes(), (path.stat().st_atime_ns, path.stat().st_mtime_ns)
+    path.write_bytes(b"x" * 512 + whole[512:])
+    os.utime(path, ns=times)
+    with StreamLoader(source, 2, fields=("cls",), num_workers=workers) as loader:
+        with pytest.raises(ShardFormatError):
+            len(loader)
+        path.write_bytes(whole)
+        os.utime(path, ns=times)
+        assert len(loader) == 5
+        assert [n for (labels,) in loader for n in labels.tolist()] == list(range(10))
+
+
 def test_truncated_shard_with_an_index(source: str) -> None:
     shard = sorted(Path(source).glob("*.tar"))[1]
     os.truncate(shard, shard.stat().st_size - 512)

@@ -51,6 +51,30 @@ def test_loops_that_count_batches_see_every_epoch_and_keep_the_processes(source:
         assert len(started) >= 2
 
 
+@pytest.mark.parametrize(
+    ("options", "position", "batches"),
+    [
+        ({"sampler": list(range(20)), "shuffle": False}, 0, 3),
+        ({"drop_last": True}, 5, 5),  # of the 45 samples that are left 5 are dropped
+        ({"pad": False, "rank": 1, "world_size": 2}, 1, 3),  # of the 49 that are left the last one is the other rank's
+    ],
+    ids=["sampler", "resumed", "a batch fewer"],
+)
+def test_the_last_batch_is_known_whatever_is_left_of_the_epoch(
+    source: str, options: dict[str, Any], position: int, batches: int
+) -> None:
+    before = processes()
+    with loader_of(source, num_workers=1, **options) as loader:
+        loader.load_state_dict({**loader.state_dict(), "position": position})
+        rest = iter(loader)
+        next(rest)
+        started = processes() - before
+        assert len(list(islice(rest, batches - 1))) == batches - 1
+        del rest
+        assert processes() - before == started
+        assert loader.state_dict()["epoch"] == 1
+
+
 def test_a_counting_loop_is_resumed_in_the_next_epoch(source: str) -> None:
     with loader_of(source) as loader:
         counted(loader)

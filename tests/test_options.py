@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from make_shards import write_numbers
+from torch.utils.data import DistributedSampler
 
 from streamload import StreamLoader
 from streamload.options import Options, available_processors, rank_and_world_size
@@ -296,3 +297,25 @@ def test_an_environment_that_makes_no_sense_is_refused(monkeypatch: pytest.Monke
     monkeypatch.setenv("WORLD_SIZE", "4")
     with pytest.raises(ValueError, match="rank=4 must be below world_size=4"):
         rank_and_world_size(None, None)
+
+
+def test_a_loader_made_before_the_process_group_does_not_give_every_rank_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch.distributed
+
+    source = write_numbers(tmp_path / "shards", [4])
+    options: dict[str, Any] = {"fields": ("cls",), "num_workers": 0}
+    halves = DistributedSampler(range(4), 2, 1, shuffle=False)
+    with (
+        StreamLoader(source, 2, **options) as found,
+        StreamLoader(source, 2, **options, rank=0, world_size=1) as given,
+        StreamLoader(source, 2, **options, sampler=halves) as divided,
+    ):
+        monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+        monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
+        monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+        with pytest.raises(RuntimeError, match="rank 0 of 1.*rank 1 of 2.*after init_process_group"):
+            iter(found)
+        assert next(iter(given))[0].tolist() == [0, 1]
+        assert next(iter(divided))[0].tolist() == [1, 3]

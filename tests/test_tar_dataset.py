@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gzip
 import os
 import pickle
@@ -186,6 +187,34 @@ def test_torchs_loader_with_workers(numbers: str) -> None:
     assert [label for labels, _ in found for label in labels] == list(range(TOTAL))
     assert {worker for _, workers in found for worker in workers} == {0, 1}
     dataset.close()
+
+
+class Doubled(TarDataset):
+    """A dataset as people make them: with a `__getitem__` and attributes of its own."""
+
+    def __init__(self, urls: str) -> None:
+        super().__init__(urls, fields=("cls",))
+        self.factor = 2
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.factor * super().__getitem__(index)[0]
+
+
+def test_a_subclass_is_asked_for_its_own_samples(numbers: str) -> None:
+    doubled = [2 * number for number in range(TOTAL)]
+    with Doubled(numbers) as dataset:
+        assert [dataset[number] for number in range(TOTAL)] == doubled
+        assert list(dataset) == doubled
+        assert [label for batch in DataLoader(dataset, batch_size=4) for label in batch.tolist()] == doubled
+        assert Subset(dataset, [3, 1]).__getitems__([0, 1]) == [6, 2]
+
+
+def test_a_dataset_keeps_its_attributes_where_it_is_copied_or_pickled(numbers: str) -> None:
+    with Doubled(numbers) as dataset:
+        dataset.factor = 3
+        for other in (copy.copy(dataset), pickle.loads(pickle.dumps(dataset))):
+            assert (other.factor, other[2]) == (3, 6)
+            other.close()
 
 
 def test_a_dataset_with_open_files_travels_to_a_process_that_knows_nothing(numbers: str) -> None:

@@ -17,6 +17,7 @@ from streamload.choosing.sampling import SamplerDraws
 from streamload.decode.dealing import EpochStart
 from streamload.fetch.labels import Labels
 from streamload.order.choice import Choice, Mixed, Sampled, Stretched, Weighted
+from streamload.order.options import OrderOptions, full_batches_and_last_rows
 from streamload.order.state import LoaderState
 
 __all__ = ["Choosing", "Weights"]
@@ -71,6 +72,7 @@ class Choosing:
         self._block = batch_size * world_size
         self._epoch_size = epoch_size
         self._weights = _checked_weights(weights)
+        self._weights_name = None if self._weights is None else _named(self._weights)
         self._place = rank, world_size
         self._sampler = None if sampler is None else SamplerDraws(sampler, rank, world_size)
 
@@ -110,12 +112,19 @@ class Choosing:
             return len(self._sampler)
         return self.choice.epoch_size if isinstance(self.choice, Weighted | Stretched | Mixed) else None
 
-    def known_samples(self, counts: tuple[int, ...] | None) -> int | None:
-        """The samples of an epoch, over all ranks, if the counts of the shards tell them; None otherwise."""
-        if self._sampler is not None:
-            return None
-        samples = self.epoch_samples
-        return samples if samples is not None or counts is None else sum(counts)
+    def last_position(self, start: EpochStart, counts: tuple[int, ...] | None, order: OrderOptions) -> float:
+        """The position behind a pass's last batch on this rank; infinite where the counts of shards don't tell it.
+
+        Raises:
+            ValueError: the pass begins behind the epoch's end.
+        """
+        samples = self.epoch_samples if start.numbers is None else len(start.numbers)
+        if samples is None:
+            if counts is None:
+                return math.inf
+            samples = sum(counts)
+        full, last_rows = full_batches_and_last_rows(order, samples, start.rank, start.world_size, start.position)
+        return samples if last_rows else start.position + full * order.batch_size * start.world_size
 
     def settle(self, labels: Callable[[], Labels] | None, edges: tuple[int, ...]) -> None:
         """Find out what the order is told.
@@ -163,9 +172,14 @@ class Choosing:
             )
 
     @property
+    def is_divided(self) -> bool:
+        """Whether a sampler names the samples of this rank alone."""
+        return self._sampler is not None and self._sampler.divides
+
+    @property
     def place(self) -> tuple[int, int]:
         """The rank and the world size among which the epoch's samples are divided."""
-        return (0, 1) if self._sampler is not None and self._sampler.divides else self._place
+        return (0, 1) if self.is_divided else self._place
 
     def start(self, epoch: int, position: int, n_samples: int) -> EpochStart:
         """The beginning of a pass.
@@ -200,8 +214,8 @@ class Choosing:
             held["epoch_size"] = self.choice.epoch_size
             held["mixture"] = ", ".join(f"{name}: {share!r}" for name, share in self._mixture.shares.items())
             held["block"] = self.choice.block
-        if self._weights is not None:
-            held["weights"] = _named(self._weights)
+        if self._weights_name is not None:
+            held["weights"] = self._weights_name
         if self._sampler is not None:
             held["sampler"] = self._sampler.state(epoch)
         return held

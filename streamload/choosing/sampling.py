@@ -46,6 +46,7 @@ class SamplerDraws:
         self._sampler = sampler
         self._kind = f"divided among {own[1]} ranks" if self.divides else "order"
         self._numbers: NDArray[np.int64] | None = None
+        self._digest: str | None = None
         self._epoch = -1
         self._expected: str | None = None
 
@@ -77,14 +78,13 @@ class SamplerDraws:
         if position and self._numbers is not None and self._epoch == epoch:
             return self._numbers
         expected = self._expected if position else None
-        self._expected = None
         numbers = self._numbers_of(epoch)
         if expected not in (None, _UNDRAWN, self._kind):
             numbers = self._replayed(numbers, epoch, str(expected))
         if len(numbers) and (numbers.min() < 0 or numbers.max() >= n_samples):
             wrong = numbers[(numbers < 0) | (numbers >= n_samples)][0]
             raise ValueError(f"the sampler gave {wrong}, and the dataset has the samples 0 to {n_samples - 1}")
-        self._numbers, self._epoch = numbers, epoch
+        self._numbers, self._epoch, self._digest, self._expected = numbers, epoch, None, None
         return numbers
 
     def state(self, epoch: int) -> str:
@@ -93,7 +93,9 @@ class SamplerDraws:
             return self._kind
         if self._numbers is None or self._epoch != epoch:
             return self._expected or _UNDRAWN
-        return _digest(self._numbers)
+        if self._digest is None:
+            self._digest = _digest(self._numbers)
+        return self._digest
 
     def _numbers_of(self, epoch: int) -> NDArray[np.int64]:
         if hasattr(self._sampler, "set_epoch"):

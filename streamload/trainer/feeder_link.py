@@ -97,15 +97,24 @@ class FeederLink:
             self._connection = self._start(lanes)
         return self._connection
 
-    def count(self, lanes: int) -> tuple[int, ...]:
+    def count(self, lanes: int, *, in_pass: bool) -> tuple[int, ...]:
         """The samples of each shard; waits until all have been scanned.
+
+        Args:
+            lanes: of the order.
+            in_pass: a pass is under way, which then hears of a failure too.
 
         Raises:
             StreamloadError: a shard cannot be read, or is damaged.
         """
         connection = self.connect(lanes)
         connection.send(CountSamples())
-        counted: Counted = self._answer(connection, Counted)
+        try:
+            counted: Counted = self._answer(connection, Counted)
+        except Exception:
+            if not in_pass:  # nobody else would take the failure away, and the next question would be answered by it
+                self.disconnect()
+            raise
         return counted.counts
 
     def labels(self) -> Labels:
