@@ -27,13 +27,14 @@ def benchmark_module(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str]
             del sys.modules[name]
 
 
-def test_the_share_is_of_the_most_connections_that_were_in_use(benchmark_module: Callable[[str], Any]) -> None:
+def test_the_shares_are_of_the_most_connections_and_of_those_in_use(benchmark_module: Callable[[str], Any]) -> None:
     module = benchmark_module("remote_bucket")
     script = module.Script(first_byte_s=1.0, bytes_per_s=10.0)
     spans = [("/d/a.tar", 0.0, 3.0), ("/d/a.tar", 0.0, 2.0), ("/d/b.tar", 3.0, 4.0), ("/d/index.json", 0.0, 9.0)]
     seen = module.traffic(Report(4, 30, 3, [], spans), script)
     assert (seen.seconds, seen.most_connections, seen.connections) == (4.0, 2, 1.5)
-    assert seen.share == (3 * 1.0 + 30 / 10.0) / (2 * 4.0)
+    assert seen.share_of_most == (3 * 1.0 + 30 / 10.0) / (2 * 4.0)
+    assert seen.share == (3 * 1.0 + 30 / 10.0) / (3.0 + 2.0 + 1.0)
 
 
 def test_memory_files_count_once_whoever_has_them_open_or_mapped(benchmark_module: Callable[[str], Any]) -> None:
