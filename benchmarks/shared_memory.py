@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import signal
 import threading
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
@@ -68,9 +69,30 @@ def _pss_without(pid: int, inodes: Collection[int]) -> int:
     return total
 
 
+@contextlib.contextmanager
+def halted(root: int) -> Iterator[None]:
+    """All processes below one stand still: what one hands over to another is not counted in both, nor in neither."""
+    children: list[psutil.Process] = []
+    with contextlib.suppress(psutil.NoSuchProcess):
+        children = psutil.Process(root).children(recursive=True)
+    _signal(children, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        _signal(children, signal.SIGCONT)
+
+
+def _signal(processes: Collection[psutil.Process], number: signal.Signals) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(number)
+
+
 @dataclass
 class MemoryWatch:
     """Samples the memory of a tree on a thread, for as long as the `with` block lasts.
+
+    The processes below the uppermost one are halted for each sample.
 
     Attributes:
         root: its uppermost process.
@@ -90,7 +112,9 @@ class MemoryWatch:
 
     def _watch(self) -> None:
         while not self._stop.wait(self.pause_s):
-            self.peak = max(self.peak, tree_memory(self.root), key=lambda found: found.total)
+            with halted(self.root):
+                found = tree_memory(self.root)
+            self.peak = max(self.peak, found, key=lambda each: each.total)
             self.samples += 1
 
     def __enter__(self) -> MemoryWatch:

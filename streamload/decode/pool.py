@@ -20,6 +20,7 @@ from streamload.decode.tasks import (
     ForgetShards,
     ForgetSlots,
     LayoutFixed,
+    MoveNoted,
     RowsDone,
     RowTask,
     ScanDone,
@@ -247,6 +248,7 @@ class ProcessPool:
             return
         if isinstance(message, BytesMoved):
             self._events.on_moved(message)
+            worker.channel.send(MoveNoted())
             return
         worker.tasks.pop(message.number)
         self.resume()

@@ -21,6 +21,7 @@ __all__ = [
     "ForgetSlots",
     "Job",
     "LayoutFixed",
+    "MoveNoted",
     "Piece",
     "PieceDone",
     "RowFailure",
@@ -176,6 +177,11 @@ class BytesMoved:
     shard: int
     start: int
     end: int
+
+
+@dataclass(frozen=True)
+class MoveNoted:
+    """The answer to a `BytesMoved`: what can be freed has been. A worker waits for it before it reads much more."""
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 import sys
+from collections import deque
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -29,6 +30,7 @@ from streamload.decode.tasks import (
     ForgetSlots,
     Job,
     LayoutFixed,
+    MoveNoted,
     RowTask,
     ScanDone,
     ScanTask,
@@ -46,6 +48,9 @@ from streamload.memory.slots import MappedSlots
 from streamload.memory.unnamed import raise_descriptor_limit
 
 __all__ = ["load_job", "main", "scan"]
+
+_MOST_UNNOTED = 1
+"""Parts of a large field that the feeder need not have freed when the next one is read."""
 
 
 def scan(task: ScanTask, shards: OpenShards, waited_s: float = 0.0) -> ScanDone:
@@ -83,6 +88,8 @@ class _Worker:
         self._shards = OpenShards()
         self._slots = MappedSlots()
         self._maker: RowMaker | None = None
+        self._unnoted = 0
+        self._waiting: deque[tuple[Any, list[int]]] = deque()
 
     def start(self, setup: WorkerSetup) -> None:
         sys.path[:] = setup.import_path
@@ -99,11 +106,19 @@ class _Worker:
         """Answer messages until the feeder is gone."""
         while True:
             waiting_since = perf_counter()
-            message, descriptors = self._channel.receive()
+            message, descriptors = self._waiting.popleft() if self._waiting else self._channel.receive()
             self._handle(message, descriptors, perf_counter() - waiting_since)
 
     def _moved(self, number: int, shard: int, start: int, end: int) -> None:
+        """Tell the feeder, and let it free what has been read before much more is: else both copies grow."""
         self._channel.send(BytesMoved(number, shard, start, end))
+        self._unnoted += 1
+        while self._unnoted > _MOST_UNNOTED:
+            message, descriptors = self._channel.receive()
+            if isinstance(message, MoveNoted):
+                self._unnoted -= 1
+            else:
+                self._waiting.append((message, descriptors))
 
     def _handle(self, message: Any, descriptors: list[int], waited_s: float) -> None:
         assert self._maker is not None
@@ -119,6 +134,8 @@ class _Worker:
                 self._shards.add(message, descriptors[0])
             case SlotOpened():
                 self._slots.add(message.slot, descriptors[0])
+            case MoveNoted():
+                self._unnoted -= 1
             case LayoutFixed():
                 self._maker.fix_layout(message.layout)
             case ForgetShards():

@@ -64,7 +64,7 @@ def default_budget(local_ranks: int) -> int:
 
 def bytes_for_parts(budget_bytes: int) -> int:
     """What of a budget parts and slots may take: the requests themselves take some tens of megabytes."""
-    return budget_bytes - min(_REQUESTS_BYTES, max(0, budget_bytes - _SMALL_BYTES) // 5)
+    return budget_bytes - min(_REQUESTS_BYTES, max(0, budget_bytes - _SMALL_BYTES) // 4)
 
 
 def check_budget(
