@@ -1,7 +1,8 @@
-"""`streamload`: build an index, list what shards hold, verify every byte."""
+"""`streamload`: build an index, list what shards hold, verify every byte, say what a dataset is and how fast."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from importlib.metadata import version
 from typing import Annotated
@@ -12,6 +13,7 @@ from streamload_tools.indexing import index_shards
 from streamload_tools.progress import open_progress
 from streamload_tools.reading import Reader, tables
 from streamload_tools.sizes import counted, shown_bytes
+from streamload_tools.stats import as_json, as_lines, dataset_stats
 from streamload_tools.storage_options import StorageOption, parse_storage_options
 from streamload_tools.verify import damages, missing_shards
 
@@ -30,7 +32,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     no_args_is_help=True,
-    help="Index, list and verify sharded tar datasets.",
+    help="Index, list, verify and measure sharded tar datasets.",
 )
 
 _Urls = Annotated[
@@ -142,6 +144,27 @@ def verify_command(
             say(f"error: {counted(found, 'fault')} in {counted(len(shards), 'shard')}")
             raise typer.Exit(1)
         typer.echo(f"{counted(len(shards), 'shard')} verified, no damage")
+
+
+@app.command("stats", short_help="Say what a dataset is, in numbers.")
+def stats_command(
+    urls: _Urls,
+    *,
+    ranks: Annotated[int, typer.Option(help="How many ranks to reckon with.", min=1)] = 1,
+    as_document: Annotated[bool, typer.Option("--json", help="Print JSON, with every label.")] = False,
+    index: _Index = None,
+    workers: _Workers = None,
+    storage_option: StorageOption = None,
+) -> None:
+    """Say how large shards, fields and classes are, what each rank gets, and what a shuffle takes in memory.
+
+    It is read from the index; shards without one are read, with progress.
+    """
+    with told_errors():
+        storages = Storages(parse_storage_options(storage_option or []))
+        stats = dataset_stats(urls, index, storages, workers=workers or available_processors(), ranks=ranks)
+        for line in [json.dumps(as_json(stats), indent=2)] if as_document else as_lines(stats):
+            _print(line)
 
 
 def main() -> None:
