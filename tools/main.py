@@ -8,6 +8,7 @@ from importlib.metadata import version
 from typing import Annotated
 
 import typer
+from streamload_tools.bench import Limits, bench, bench_lines
 from streamload_tools.failures import say, told_errors
 from streamload_tools.indexing import index_shards
 from streamload_tools.progress import open_progress
@@ -165,6 +166,49 @@ def stats_command(
         stats = dataset_stats(urls, index, storages, workers=workers or available_processors(), ranks=ranks)
         for line in [json.dumps(as_json(stats), indent=2)] if as_document else as_lines(stats):
             _print(line)
+
+
+@app.command("bench", short_help="Measure how fast a loader reads shards here.")
+def bench_command(
+    urls: _Urls,
+    *,
+    batch_size: Annotated[int, typer.Option(help="Samples in a batch.", min=1)] = 64,
+    loader_workers: Annotated[
+        int | None, typer.Option("--workers", help="Worker processes; default: one for each core.", min=0)
+    ] = None,
+    seconds: Annotated[float | None, typer.Option(help="Stop after so many seconds; default 10.", min=0)] = None,
+    batches: Annotated[int | None, typer.Option(help="Stop after so many batches.", min=1)] = None,
+    shuffle: Annotated[bool, typer.Option("--shuffle", help="Read in a shuffled order.")] = False,
+    fields: Annotated[
+        str | None,
+        typer.Option(help="What to read, as in 'jpg;png,cls'; default: the fields that all samples of a shard have."),
+    ] = None,
+    crop: Annotated[int, typer.Option(help="Pixels that RandomResizedCrop brings images to; 0: none.", min=0)] = 224,
+    raw: Annotated[bool, typer.Option("--no-decode", "--raw", help="Leave the fields' bytes as they are.")] = False,
+    index: _Index = None,
+    storage_option: StorageOption = None,
+) -> None:
+    """Read shards with a StreamLoader as fast as it goes, pass after pass, and say how fast that is and what limits it.
+
+    The first batch is told apart and not counted. Ctrl-C ends with what was measured so far.
+    """
+    with told_errors():
+        result, what = bench(
+            urls,
+            None if fields is None else fields.split(","),
+            Limits(10.0 if seconds is None and batches is None else seconds, batches),
+            decode=not raw,
+            crop=crop,
+            batch_size=batch_size,
+            shuffle=shuffle,
+            num_workers="auto" if loader_workers is None else loader_workers,
+            index=index,
+            storage_options=parse_storage_options(storage_option or []),
+        )
+        for line in bench_lines(result, what):
+            _print(line)
+        if result.interrupted:
+            raise typer.Exit(130)
 
 
 def main() -> None:

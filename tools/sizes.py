@@ -28,8 +28,9 @@ def parse_bytes(text: str) -> int:
 
 
 def counted(number: int, noun: str) -> str:
-    """`1 shard`, `2,000 shards`."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+    """`1 shard`, `2,000 shards`, `3 batches`."""
+    plural = f"{noun}es" if noun.endswith(("s", "ch")) else f"{noun}s"
+    return f"{number:,} {noun if number == 1 else plural}"
 
 
 def shown_bytes(size: float) -> str:
