@@ -9,6 +9,11 @@ from streamload.decode.tasks import RowsDone, ScanDone
 
 __all__ = ["FeederTotals", "Meter", "Stage", "Statistics"]
 
+_SHORT_S = 2.0
+_FEW_BATCHES = 20
+_SHORT_WITH_FEW_BATCHES_S = 10.0
+"""Until then, starting processes and filling the pipeline is so much of a run that nothing can be said of the rest."""
+
 
 @dataclass(frozen=True, slots=True)
 class Stage:
@@ -84,6 +89,11 @@ class Statistics:
         total_s = loop.worked_s + loop.waited_s
         if not self.batches or total_s <= 0:
             return "nothing yet: no batch has been delivered"
+        if total_s < (_SHORT_WITH_FEW_BATCHES_S if self.batches < _FEW_BATCHES else _SHORT_S):
+            few = "1 batch" if self.batches == 1 else f"{self.batches} batches"
+            return (
+                f"nothing that shows yet: {few} in {total_s:.1f} s are too short a run to judge, as starting is in it"
+            )
         share = loop.waited_s / total_s
         if share < 0.05:
             return f"the training loop: it waits for data {share:.1%} of its time"
