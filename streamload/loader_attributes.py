@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any
+from typing import Any, NoReturn
 
 from streamload.options import Options
 
@@ -22,6 +22,13 @@ class LoaderAttributes:
     def __reduce__(self) -> str | tuple[Any, ...]:
         raise TypeError(
             "a StreamLoader stands for processes and a place in an epoch, so it cannot be copied or pickled"
+        )
+
+    def __getitem__(self, index: Any) -> NoReturn:
+        """Batches have no numbers; this is here to say so to those who wrap the loader in a DataLoader."""
+        raise TypeError(
+            "a StreamLoader is the loader itself and takes the place of DataLoader: iterate over it (for batch in "
+            "loader), or put a streamload.TarDataset, whose samples have numbers, into a DataLoader"
         )
 
     @property
