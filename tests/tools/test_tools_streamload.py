@@ -134,3 +134,13 @@ def test_the_version_is_shown_and_no_line_of_the_help_is_cut() -> None:
     assert run(streamload.app, "--version")[:2] == (0, f"streamload {version('streamload')}\n")
     status, out, _ = run(streamload.app, "--help")
     assert (status, "..." in out.partition("Commands:")[2]) == (0, False)
+
+
+def test_python_m_streamload_is_the_command(dataset: Path) -> None:
+    def said(*command: str) -> str:
+        done = subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True, check=True, timeout=100)
+        return done.stdout
+
+    assert said("streamload", "--version") == f"streamload {version('streamload')}\n"
+    assert said("streamload", "ls", str(dataset)) == said("streamload_tools.main", "ls", str(dataset))
+    assert "Usage: streamload " in said("streamload", "--help")
