@@ -30,6 +30,7 @@ from streamload.options import Options, Transform
 from streamload.order.plan import RowBlock
 from streamload.random_access import RandomAccess
 from streamload.remote_reader import find_listing
+from streamload.wording import counted
 
 __all__ = ["TarDataset"]
 
@@ -161,7 +162,8 @@ class TarDataset(Dataset[Any]):
 
     def __repr__(self) -> str:
         shards = self._listing.shards
-        return f"<TarDataset of {len(self)} samples in {len(shards)} shards from {shards[0].url!r}>"
+        held = f"{counted(len(self), 'sample')} in {counted(len(shards), 'shard')}"
+        return f"<TarDataset of {held} from {shards[0].url!r}>"
 
     def __getstate__(self) -> bytes:
         pickled: bytes = cloudpickle.dumps((self._options, self._listing, self._ends))

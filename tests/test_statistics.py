@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from streamload import ShardWriter, StreamLoader, TarDataset
 from streamload.statistics import FeederTotals, Meter
 
 
@@ -41,3 +43,14 @@ def test_a_run_is_judged_when_there_is_enough_of_it(
 def test_what_limits_a_long_run_is_named() -> None:
     assert verdict(500, 1.0, 9.0, decode_s=9.0, transform_s=2.0).startswith("the workers")
     assert verdict(500, 1.0, 9.0, workers_waited_s=9.0, requests=7).startswith("fetching")
+
+
+def test_one_is_singular(tmp_path: Path) -> None:
+    with ShardWriter(tmp_path / "one") as writer:
+        writer.write({"__key__": "0", "cls": 0})
+    with StreamLoader(tmp_path / "one", num_workers=0) as loader, TarDataset(tmp_path / "one") as dataset:
+        list(loader)
+        assert repr(loader).startswith("<StreamLoader of 1 shard from ")
+        assert "0 workers" in repr(loader)
+        assert str(loader.statistics()).startswith("1 sample in 1 batch, ")
+        assert repr(dataset).startswith("<TarDataset of 1 sample in 1 shard from ")

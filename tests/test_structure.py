@@ -17,7 +17,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 LEVELS = (
-    ("errors",),
+    ("errors", "wording"),
     ("memory", "order", "images"),
     ("launch", "loop_thread", "dataloader_names"),
     ("dataset",),

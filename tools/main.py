@@ -16,6 +16,7 @@ from streamload_tools.reading import Reader, tables
 from streamload_tools.sizes import counted, shown_bytes
 from streamload_tools.stats import as_json, as_lines, dataset_stats
 from streamload_tools.storage_options import StorageOption, parse_storage_options
+from streamload_tools.usage import PlainUsage
 from streamload_tools.verify import damages, missing_shards
 
 from streamload.dataset.table import ShardTable
@@ -40,7 +41,7 @@ _Urls = Annotated[
     list[str],
     typer.Argument(
         help="Shards, patterns (braces, globs) or folders; local, or s3://, gs://, az://, https:// and the like.",
-        metavar="URLS...",
+        metavar="URLS",
         show_default=False,
     ),
 ]
@@ -67,7 +68,7 @@ def options(
     del show_version
 
 
-@app.command("index", short_help="Read shards once and write their index.")
+@app.command("index", cls=PlainUsage, short_help="Read shards once and write their index.")
 def index_command(
     urls: _Urls,
     *,
@@ -89,7 +90,7 @@ def index_command(
         typer.echo(f"indexed {counted(len(shards), 'shard')}, {counted(samples, 'sample')}")
 
 
-@app.command("ls")
+@app.command("ls", cls=PlainUsage)
 def ls_command(
     urls: _Urls,
     *,
@@ -122,7 +123,7 @@ def ls_command(
         )
 
 
-@app.command("verify", short_help="Read every byte of shards and compare it with the index.")
+@app.command("verify", cls=PlainUsage, short_help="Read every byte of shards and compare it with the index.")
 def verify_command(
     urls: _Urls, *, index: _Index = None, workers: _Workers = None, storage_option: StorageOption = None
 ) -> None:
@@ -147,7 +148,7 @@ def verify_command(
         typer.echo(f"{counted(len(shards), 'shard')} verified, no damage")
 
 
-@app.command("stats", short_help="Say what a dataset is, in numbers.")
+@app.command("stats", cls=PlainUsage, short_help="Say what a dataset is, in numbers.")
 def stats_command(
     urls: _Urls,
     *,
@@ -168,7 +169,7 @@ def stats_command(
             _print(line)
 
 
-@app.command("bench", short_help="Measure how fast a loader reads shards here.")
+@app.command("bench", cls=PlainUsage, short_help="Measure how fast a loader reads shards here.")
 def bench_command(
     urls: _Urls,
     *,

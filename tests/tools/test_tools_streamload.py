@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from image_folders import files_below, images, pack, run
 from streamload_tools import main as streamload
+from streamload_tools import shardify
 
 from streamload.dataset.index import DatasetIndex
 from streamload.fetch.listing.listing import list_shards
@@ -144,3 +145,9 @@ def test_python_m_streamload_is_the_command(dataset: Path) -> None:
     assert said("streamload", "--version") == f"streamload {version('streamload')}\n"
     assert said("streamload", "ls", str(dataset)) == said("streamload_tools.main", "ls", str(dataset))
     assert "Usage: streamload " in said("streamload", "--help")
+
+
+@pytest.mark.parametrize("command", ["index", "ls", "verify", "stats", "bench"])
+def test_the_usage_line_is_that_of_manuals(command: str) -> None:
+    assert f"{command} [OPTIONS] URLS...\n" in run(streamload.app, command, "--help")[1]
+    assert "Usage: shardify [OPTIONS] SOURCE DEST\n" in run(shardify.app, "--help")[1]
