@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from functools import cached_property
 from typing import Any, NoReturn
 
+from streamload.fetch.listing.listing import Listing
 from streamload.options import Options
+from streamload.remote_reader import find_classes
 
 __all__ = ["LoaderAttributes"]
 
@@ -14,6 +17,7 @@ class LoaderAttributes:
     """Read-only properties of a loader."""
 
     _options: Options
+    _listing: Listing
 
     @abstractmethod
     def _samples(self) -> int:
@@ -45,6 +49,18 @@ class LoaderAttributes:
     def num_workers(self) -> int:
         """Worker processes; what "auto" came to."""
         return self._options.workers
+
+    @cached_property
+    def classes(self) -> list[str] | None:
+        """The names of the classes by number, as `shardify` has written them beside the shards; None where it has not.
+
+        It is read from `classes.json` when it is first asked for.
+
+        Raises:
+            DatasetIndexError: it is damaged, or the folders of the shards have different ones.
+            StorageError: it cannot be read.
+        """
+        return find_classes(self._listing, self._options.storages)
 
     @property
     def dataset(self) -> range:
