@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from streamload_tools.failures import UsageError
@@ -107,9 +107,9 @@ def usual_fields(urls: Sequence[str], index: str | None, storage_options: dict[s
         StreamloadError: the shard or its index cannot be read.
     """
     storages = Storages(storage_options)
-    shard = list_shards(list(urls), index, storages).shards[0]
-    listing = list_shards(shard.url, index, storages)
-    ((_, table),) = tables(listing, IndexLookup(index, storages), Reader(storages, 1))
+    listing = list_shards(list(urls), index, storages)
+    first = replace(listing, shards=listing.shards[:1], index_of=listing.index_of[:1], counts=None)
+    ((_, table),) = tables(first, IndexLookup(index, storages), Reader(storages, 1))
     images = sorted(filter(is_image, table.fields))
     others = [(name,) for name in table.fields if name not in images]
     found = [group for group in (tuple(images), *others) if group and _in_every_sample(table, group)]
