@@ -188,7 +188,7 @@ def test_verify_finds_what_a_bucket_lost_and_flipped(dataset: Path, bucket: Plac
     (bucket.folder / "shard-000002.tar").unlink()
     status, out, err = run(streamload.app, "verify", f"{bucket.url}/*.tar", *bucket.options)
     assert status == 1
-    assert "error: 2 damages in 2 shards" in err
+    assert "error: 2 faults in 2 shards" in err
     assert "shard-000001.tar" in out.splitlines()[0]
     assert f"{bucket.url}/shard-000002.tar" in out.splitlines()[1]
 
