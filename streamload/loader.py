@@ -27,6 +27,7 @@ from streamload.trainer.delivery import Delivery
 from streamload.trainer.feeder_link import FeederLink
 from streamload.trainer.passes import Pass
 from streamload.trainer.standing import Standing
+from streamload.wording import counted
 
 __all__ = ["StreamLoader"]
 
@@ -173,8 +174,9 @@ class StreamLoader(LoaderAttributes, AsyncLoop):
         shards, options = self._listing.shards, self._options
         standing = self._standing
         return (
-            f"<StreamLoader of {len(shards)} shards from {shards[0].url!r}, batch_size={options.batch_size}, "
-            f"rank {self.rank} of {self.world_size}, {options.workers} workers, "
+            f"<StreamLoader of {counted(len(shards), 'shard')} from {shards[0].url!r}, "
+            f"batch_size={options.batch_size}, "
+            f"rank {self.rank} of {self.world_size}, {counted(options.workers, 'worker')}, "
             f"epoch {standing.epoch}, position {standing.position}>"
         )
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any
+from functools import cached_property
+from typing import Any, NoReturn
 
+from streamload.fetch.listing.listing import Listing
 from streamload.options import Options
+from streamload.remote_reader import find_classes
 
 __all__ = ["LoaderAttributes"]
 
@@ -14,6 +17,7 @@ class LoaderAttributes:
     """Read-only properties of a loader."""
 
     _options: Options
+    _listing: Listing
 
     @abstractmethod
     def _samples(self) -> int:
@@ -22,6 +26,13 @@ class LoaderAttributes:
     def __reduce__(self) -> str | tuple[Any, ...]:
         raise TypeError(
             "a StreamLoader stands for processes and a place in an epoch, so it cannot be copied or pickled"
+        )
+
+    def __getitem__(self, index: Any) -> NoReturn:
+        """Batches have no numbers; this is here to say so to those who wrap the loader in a DataLoader."""
+        raise TypeError(
+            "a StreamLoader is the loader itself and takes the place of DataLoader: iterate over it (for batch in "
+            "loader), or put a streamload.TarDataset, whose samples have numbers, into a DataLoader"
         )
 
     @property
@@ -38,6 +49,18 @@ class LoaderAttributes:
     def num_workers(self) -> int:
         """Worker processes; what "auto" came to."""
         return self._options.workers
+
+    @cached_property
+    def classes(self) -> list[str] | None:
+        """The names of the classes by number, as `shardify` has written them beside the shards; None where it has not.
+
+        It is read from `classes.json` when it is first asked for.
+
+        Raises:
+            DatasetIndexError: it is damaged, or the folders of the shards have different ones.
+            StorageError: it cannot be read.
+        """
+        return find_classes(self._listing, self._options.storages)
 
     @property
     def dataset(self) -> range:

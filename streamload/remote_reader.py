@@ -14,10 +14,13 @@ from typing import Any, Protocol, TypeVar
 from streamload.dataset.table import ShardTable
 from streamload.dataset.urls import expand_urls
 from streamload.decode.failure import error_from
+from streamload.feeder.class_names import read_class_names
 from streamload.feeder.messages import (
     Failed,
+    FindClasses,
     FindShards,
     Found,
+    FoundClasses,
     LoadTables,
     RangesRead,
     ReadFrom,
@@ -29,7 +32,7 @@ from streamload.fetch.reading import ByteRange, RangeReader
 from streamload.fetch.storage.storages import Storages
 from streamload.trainer.connection import FeederProcess
 
-__all__ = ["RemoteReader", "find_listing", "remote_reader"]
+__all__ = ["RemoteReader", "find_classes", "find_listing", "remote_reader"]
 
 Answer = TypeVar("Answer")
 
@@ -122,6 +125,25 @@ def find_listing(urls: Any, index: str | os.PathLike[str] | None, storages: Stor
         return found.listing
     finally:
         process.close()
+
+
+def find_classes(listing: Listing, storages: Storages) -> list[str] | None:
+    """`read_class_names` of the shards' folders, in a process of its own where something remote is asked.
+
+    Raises:
+        StreamloadError: as `read_class_names`.
+    """
+    folders = tuple(dict.fromkeys(shard.folder for shard in listing.shards))
+    if any(map(storages.is_process_local, folders)) or all(map(storages.is_local, folders)):
+        names = read_class_names(folders, storages)
+    else:
+        process = FeederProcess(0, None)
+        try:
+            found: FoundClasses = _ask(process, FindClasses(folders, storages))
+            names = found.names
+        finally:
+            process.close()
+    return None if names is None else list(names)
 
 
 def _ask(process: FeederProcess, message: Any) -> Any:

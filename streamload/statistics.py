@@ -6,8 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from streamload.decode.tasks import RowsDone, ScanDone
+from streamload.wording import counted
 
 __all__ = ["FeederTotals", "Meter", "Stage", "Statistics"]
+
+_SHORT_S = 2.0
+_FEW_BATCHES = 20
+_SHORT_WITH_FEW_BATCHES_S = 10.0
+"""Until then, starting processes and filling the pipeline is so much of a run that nothing can be said of the rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +90,11 @@ class Statistics:
         total_s = loop.worked_s + loop.waited_s
         if not self.batches or total_s <= 0:
             return "nothing yet: no batch has been delivered"
+        if total_s < (_SHORT_WITH_FEW_BATCHES_S if self.batches < _FEW_BATCHES else _SHORT_S):
+            few = counted(self.batches, "batch")
+            return (
+                f"nothing that shows yet: {few} in {total_s:.1f} s are too short a run to judge, as starting is in it"
+            )
         share = loop.waited_s / total_s
         if share < 0.05:
             return f"the training loop: it waits for data {share:.1%} of its time"
@@ -96,14 +107,15 @@ class Statistics:
         return f"the workers: the loop waits {share:.1%} of its time, most of the work is {busiest}; use more workers"
 
     def __str__(self) -> str:
-        lines = [f"{self.samples} samples in {self.batches} batches, {self.payload_bytes / 1e6:.1f} MB read"]
+        given = f"{counted(self.samples, 'sample')} in {counted(self.batches, 'batch')}"
+        lines = [f"{given}, {self.payload_bytes / 1e6:.1f} MB read"]
         lines += [
             f"  {name:<10} worked {stage.worked_s:8.3f} s   waited {stage.waited_s:8.3f} s"
             for name, stage in self.stages.items()
         ]
         if self.requests:
             failed = f", {self.failed_requests} of them failed" if self.failed_requests else ""
-            lines.append(f"  fetched {self.fetched_bytes / 1e6:.1f} MB in {self.requests} requests{failed}")
+            lines.append(f"  fetched {self.fetched_bytes / 1e6:.1f} MB in {counted(self.requests, 'request')}{failed}")
         if self.skipped_members:
             lines.append("  members skipped: " + ", ".join(f"{n} {r}" for r, n in self.skipped_members.items()))
         if self.skipped_samples:

@@ -29,7 +29,8 @@ from streamload.memory.slots import HeapSlots
 from streamload.options import Options, Transform
 from streamload.order.plan import RowBlock
 from streamload.random_access import RandomAccess
-from streamload.remote_reader import find_listing
+from streamload.remote_reader import find_classes, find_listing
+from streamload.wording import counted
 
 __all__ = ["TarDataset"]
 
@@ -151,6 +152,18 @@ class TarDataset(Dataset[Any]):
         """
         return self._here().labels()
 
+    @cached_property
+    def classes(self) -> list[str] | None:
+        """The names of the classes by number, as `shardify` has written them beside the shards; None where it has not.
+
+        It is read from `classes.json` when it is first asked for.
+
+        Raises:
+            DatasetIndexError: it is damaged, or the folders of the shards have different ones.
+            StorageError: it cannot be read.
+        """
+        return find_classes(self._listing, self._options.storages)
+
     def close(self) -> None:
         """Close what this process has opened. Twice is fine, and it is opened again where a sample is asked for."""
         if self._access is not None and self._access.process_id == os.getpid():
@@ -164,7 +177,8 @@ class TarDataset(Dataset[Any]):
 
     def __repr__(self) -> str:
         shards = self._listing.shards
-        return f"<TarDataset of {len(self)} samples in {len(shards)} shards from {shards[0].url!r}>"
+        held = f"{counted(len(self), 'sample')} in {counted(len(shards), 'shard')}"
+        return f"<TarDataset of {held} from {shards[0].url!r}>"
 
     def __getstate__(self) -> bytes:
         own = {name: value for name, value in vars(self).items() if name not in _MADE_ANEW}

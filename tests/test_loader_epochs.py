@@ -81,6 +81,14 @@ def test_epochs_in_any_order(source: str, epochs: tuple[int, ...]) -> None:
     assert found == epochs_apart(source, *epochs)
 
 
+def test_nothing_is_made_ahead_in_the_callers_thread(source: str, tmp_path: Path) -> None:
+    noting = Noting(tmp_path / "made")
+    with StreamLoader(source, **options(transform={"cls": noting}, num_workers=0)) as loader:
+        for passes in (1, 2):
+            list(loader)
+            assert noting.made() == passes * TOTAL
+
+
 def test_who_stays_at_an_epoch_has_none_made_ahead(source: str, tmp_path: Path) -> None:
     noting = Noting(tmp_path / "made")
     with StreamLoader(source, **options(transform={"cls": noting})) as loader:

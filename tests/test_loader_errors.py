@@ -14,7 +14,7 @@ import pytest
 from make_shards import write_numbers
 from transforms import raise_on_33
 
-from streamload import ShardWriter, StreamLoader
+from streamload import ShardWriter, StreamLoader, TarDataset
 from streamload.errors import (
     CollateError,
     DatasetIndexError,
@@ -287,3 +287,56 @@ def test_worker_init_fn(source: str) -> None:
         with pytest.raises(WorkerError, match="no such device") as caught:
             list(loader)
         assert isinstance(caught.value.__cause__, OSError)
+
+
+ORIGINALS: list[Exception] = []
+
+
+def fail_with_a_local(_: Any) -> Any:
+    seen_in_the_debugger = "yes"
+    try:
+        raise KeyError(seen_in_the_debugger)
+    except KeyError as error:
+        ORIGINALS.append(error)
+        raise
+
+
+IN_USERS_CODE = [
+    {"fields": ("cls",), "transform": {"cls": fail_with_a_local}},
+    {"fields": ("cls",), "transform": fail_with_a_local},
+    {"fields": ("cls",), "decode": {"cls": fail_with_a_local}},
+    {"fields": ("cls",), "collate_fn": fail_with_a_local},
+]
+
+
+CASES = [("loader", options) for options in IN_USERS_CODE] + [("dataset", options) for options in IN_USERS_CODE[:3]]
+
+
+@pytest.mark.parametrize(("how", "options"), CASES)
+def test_a_debugger_reaches_the_users_frame_in_the_callers_process(
+    source: str, how: str, options: dict[str, Any]
+) -> None:
+    ORIGINALS.clear()
+    with pytest.raises(SampleError) as caught:
+        if how == "dataset":
+            with TarDataset(source, **options) as dataset:
+                dataset[0]
+        else:
+            with StreamLoader(source, 10, num_workers=0, **options) as loader:
+                next(iter(loader))
+    cause = caught.value.__cause__
+    assert cause is ORIGINALS[0]
+    *_, (frame, _) = traceback.walk_tb(cause.__traceback__)
+    assert frame.f_code.co_name == "fail_with_a_local"
+    assert frame.f_locals["seen_in_the_debugger"] == "yes"
+    assert any("sample '000000'" in note for note in cause.__notes__)
+    ORIGINALS.clear()
+
+
+def test_errors_that_are_left_out_hold_no_frames(source: str) -> None:
+    options: dict[str, Any] = {"fields": ("cls",), "transform": {"cls": raise_on_33}, "on_error": "skip"}
+    with StreamLoader(source, 10, num_workers=0, **options) as loader:
+        list(loader)
+    assert [error.key for error in loader.skipped] == ["000033"]
+    assert loader.skipped[0].__cause__ is not None
+    assert loader.skipped[0].__cause__.__traceback__ is None

@@ -8,6 +8,7 @@ from typing import Any
 import psutil
 import pytest
 from make_shards import write_numbers
+from torch.utils.data import DataLoader
 
 from streamload import StreamLoader
 from streamload.errors import LoaderClosedError
@@ -129,3 +130,11 @@ def test_frameworks_find_what_they_look_for(source: str) -> None:
         assert not hasattr(loader, "batch_sampler")
     with loader_of(source, num_workers="auto") as loader:
         assert loader.num_workers >= 1
+
+
+@pytest.mark.parametrize("batch_size", [None, 4])
+def test_a_loader_in_a_dataloader_says_what_to_do_instead(source: str, batch_size: int | None) -> None:
+    with loader_of(source) as loader:
+        with pytest.raises(TypeError, match=r"iterate over it .*TarDataset"):
+            next(iter(DataLoader(loader, batch_size=batch_size)))
+        assert len(list(loader)) == len(loader)

@@ -219,7 +219,7 @@ def test_every_sample_of_a_pass_fails(source: str) -> None:
     from streamload.errors import SampleError
 
     with StreamLoader(source, 100, fields=("cls",), transform={"cls": fails}, num_workers=1, on_error="skip") as loader:
-        with pytest.raises(SampleError, match="every one of 2000 samples"):
+        with pytest.raises(SampleError, match="every one of 2,000 samples"):
             list(loader)
 
 

@@ -11,6 +11,7 @@ from typing import BinaryIO
 
 from streamload_tools.failures import UsageError
 from streamload_tools.reading import Reader, ReadShard
+from streamload_tools.sizes import counted
 
 from streamload.dataset.index import INDEX_FOLDER, IndexedShard, write_index_files
 from streamload.dataset.index_file import table_path
@@ -74,7 +75,7 @@ def _check(folder: str, urls: Sequence[str]) -> None:
     names = [folder_and_name(url)[1] for url in urls]
     twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
     if twice:
-        raise UsageError(f"{len(twice)} shards have the name of another one, such as {twice[0]!r}; index them apart")
+        raise UsageError(f"{counted(len(twice), 'name')} of several shards, such as {twice[0]!r}; index them apart")
 
 
 class _Spool:

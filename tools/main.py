@@ -1,18 +1,22 @@
-"""`streamload`: build an index, list what shards hold, verify every byte."""
+"""`streamload`: build an index, list what shards hold, verify every byte, say what a dataset is and how fast."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from importlib.metadata import version
 from typing import Annotated
 
 import typer
+from streamload_tools.bench import Limits, bench, bench_lines
 from streamload_tools.failures import say, told_errors
 from streamload_tools.indexing import index_shards
 from streamload_tools.progress import open_progress
 from streamload_tools.reading import Reader, tables
 from streamload_tools.sizes import counted, shown_bytes
+from streamload_tools.stats import as_json, as_lines, dataset_stats
 from streamload_tools.storage_options import StorageOption, parse_storage_options
+from streamload_tools.usage import PlainUsage
 from streamload_tools.verify import damages, missing_shards
 
 from streamload.dataset.table import ShardTable
@@ -30,14 +34,14 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     no_args_is_help=True,
-    help="Index, list and verify sharded tar datasets.",
+    help="Index, list, verify and measure sharded tar datasets.",
 )
 
 _Urls = Annotated[
     list[str],
     typer.Argument(
         help="Shards, patterns (braces, globs) or folders; local, or s3://, gs://, az://, https:// and the like.",
-        metavar="URLS...",
+        metavar="URLS",
         show_default=False,
     ),
 ]
@@ -64,7 +68,7 @@ def options(
     del show_version
 
 
-@app.command("index", short_help="Read shards once and write their index.")
+@app.command("index", cls=PlainUsage, short_help="Read shards once and write their index.")
 def index_command(
     urls: _Urls,
     *,
@@ -86,7 +90,7 @@ def index_command(
         typer.echo(f"indexed {counted(len(shards), 'shard')}, {counted(samples, 'sample')}")
 
 
-@app.command("ls")
+@app.command("ls", cls=PlainUsage)
 def ls_command(
     urls: _Urls,
     *,
@@ -119,7 +123,7 @@ def ls_command(
         )
 
 
-@app.command("verify", short_help="Read every byte of shards and compare it with the index.")
+@app.command("verify", cls=PlainUsage, short_help="Read every byte of shards and compare it with the index.")
 def verify_command(
     urls: _Urls, *, index: _Index = None, workers: _Workers = None, storage_option: StorageOption = None
 ) -> None:
@@ -142,6 +146,70 @@ def verify_command(
             say(f"error: {counted(found, 'fault')} in {counted(len(shards), 'shard')}")
             raise typer.Exit(1)
         typer.echo(f"{counted(len(shards), 'shard')} verified, no damage")
+
+
+@app.command("stats", cls=PlainUsage, short_help="Say what a dataset is, in numbers.")
+def stats_command(
+    urls: _Urls,
+    *,
+    ranks: Annotated[int, typer.Option(help="How many ranks to reckon with.", min=1)] = 1,
+    as_document: Annotated[bool, typer.Option("--json", help="Print JSON, with every label.")] = False,
+    index: _Index = None,
+    workers: _Workers = None,
+    storage_option: StorageOption = None,
+) -> None:
+    """Say how large shards, fields and classes are, what each rank gets, and what a shuffle takes in memory.
+
+    It is read from the index; shards without one are read, with progress.
+    """
+    with told_errors():
+        storages = Storages(parse_storage_options(storage_option or []))
+        stats = dataset_stats(urls, index, storages, workers=workers or available_processors(), ranks=ranks)
+        for line in [json.dumps(as_json(stats), indent=2)] if as_document else as_lines(stats):
+            _print(line)
+
+
+@app.command("bench", cls=PlainUsage, short_help="Measure how fast a loader reads shards here.")
+def bench_command(
+    urls: _Urls,
+    *,
+    batch_size: Annotated[int, typer.Option(help="Samples in a batch.", min=1)] = 64,
+    loader_workers: Annotated[
+        int | None, typer.Option("--workers", help="Worker processes; default: one for each core.", min=0)
+    ] = None,
+    seconds: Annotated[float | None, typer.Option(help="Stop after so many seconds; default 10.", min=0)] = None,
+    batches: Annotated[int | None, typer.Option(help="Stop after so many batches.", min=1)] = None,
+    shuffle: Annotated[bool, typer.Option("--shuffle", help="Read in a shuffled order.")] = False,
+    fields: Annotated[
+        str | None,
+        typer.Option(help="What to read, as in 'jpg;png,cls'; default: the fields that all samples of a shard have."),
+    ] = None,
+    crop: Annotated[int, typer.Option(help="Pixels that RandomResizedCrop brings images to; 0: none.", min=0)] = 224,
+    raw: Annotated[bool, typer.Option("--no-decode", "--raw", help="Leave the fields' bytes as they are.")] = False,
+    index: _Index = None,
+    storage_option: StorageOption = None,
+) -> None:
+    """Read shards with a StreamLoader as fast as it goes, pass after pass, and say how fast that is and what limits it.
+
+    The first batch is told apart and not counted. Ctrl-C ends with what was measured so far.
+    """
+    with told_errors():
+        result, what = bench(
+            urls,
+            None if fields is None else fields.split(","),
+            Limits(10.0 if seconds is None and batches is None else seconds, batches),
+            decode=not raw,
+            crop=crop,
+            batch_size=batch_size,
+            shuffle=shuffle,
+            num_workers="auto" if loader_workers is None else loader_workers,
+            index=index,
+            storage_options=parse_storage_options(storage_option or []),
+        )
+        for line in bench_lines(result, what):
+            _print(line)
+        if result.interrupted:
+            raise typer.Exit(130)
 
 
 def main() -> None:

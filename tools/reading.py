@@ -67,8 +67,13 @@ class Reader:
                 self._stopped.set()
                 threads.shutdown(wait=True, cancel_futures=True)
 
-    def read(self, url: str, *, every_byte: bool = True) -> ReadShard:
+    def read(self, url: str, *, every_byte: bool = True, labels: bool = False) -> ReadShard:
         """Read one shard strictly, on the calling thread.
+
+        Args:
+            url: the shard.
+            every_byte: compute the members' crc32 and the labels too.
+            labels: the labels at least; of a local uncompressed shard, nothing else is read for them.
 
         Raises:
             StorageError: it cannot be read.
@@ -77,10 +82,10 @@ class Reader:
         local = self._storages.is_local(url)
         mtime_ns = storage_for(url).info(url).mtime_ns if local else None
         if local and compression_of(url) is None:
-            table = scanned_table(url, every_byte=every_byte)
+            table = scanned_table(url, every_byte=every_byte, labels=labels)
             self._count(0, table.shard_bytes)
             return ReadShard(table.shard_bytes, mtime_ns, None, table)
-        return replace(asyncio.run(self._stream(url, every_byte)), mtime_ns=mtime_ns)
+        return replace(asyncio.run(self._stream(url, every_byte or labels)), mtime_ns=mtime_ns)
 
     async def _stream(self, url: str, every_byte: bool) -> ReadShard:
         # Storages of its own, since connections belong to the loop that opened them.
@@ -107,34 +112,50 @@ class Reader:
             self._advance(shards, count_bytes)
 
 
-def scanned_table(url: str, *, every_byte: bool = False) -> ShardTable:
+def scanned_table(url: str, *, every_byte: bool = False, labels: bool = False) -> ShardTable:
     """Scan a local uncompressed shard strictly.
 
     Args:
         url: the shard.
         every_byte: compute the members' crc32 and the labels too, for which all of it is read.
+        labels: the labels at least.
 
     Raises:
         StorageError: it cannot be opened.
         ShardFormatError: it is damaged.
     """
-    return scan_shard(memoryview(_mapped(url)), url, crc32=every_byte, labels=every_byte)
+    return scan_shard(memoryview(_mapped(url)), url, crc32=every_byte, labels=every_byte or labels)
 
 
-def tables(listing: Listing, lookup: IndexLookup, reader: Reader) -> Iterator[tuple[int, ShardTable]]:
-    """The bytes and the table of each shard of a listing: from its index where it has one, else by reading it."""
+def tables(
+    listing: Listing,
+    lookup: IndexLookup,
+    reader: Reader,
+    *,
+    labels: bool = False,
+    advance: Callable[[int, int], None] = lambda *_: None,
+) -> Iterator[tuple[int, ShardTable]]:
+    """The bytes and the table of each shard of a listing: from its index where it has one, else by reading it.
+
+    Args:
+        listing: the shards.
+        lookup: finds the indexes.
+        reader: reads shards that are in none.
+        labels: of these, find the labels too.
+        advance: called with shards and bytes as they are done.
+    """
 
     def found(url: str) -> tuple[int, ShardTable]:
         shard = shards[url]
         table = lookup.table_of(shard.folder, shard.name) if indexed[url] else None
         if table is not None:
             return shard.bytes, table
-        read = reader.read(url, every_byte=False)
+        read = reader.read(url, every_byte=False, labels=labels)
         return read.bytes, read.table
 
     shards = {shard.url: shard for shard in listing.shards}
     indexed = {shard.url: folder is not None for shard, folder in zip(listing.shards, listing.index_of, strict=True)}
-    for _, result in reader.each(list(shards), found, lambda *_: None):
+    for _, result in reader.each(list(shards), found, advance):
         yield result
 
 

@@ -17,6 +17,7 @@ from streamload_tools.sizes import parse_bytes
 from streamload_tools.sources.kinds import SourceOptions
 from streamload_tools.sources.table import TableColumns
 from streamload_tools.storage_options import StorageOption, parse_storage_options
+from streamload_tools.usage import PlainUsage
 
 from streamload.fetch.listing.shard_names import WEB
 from streamload.fetch.storage.protocol import protocol_of
@@ -42,7 +43,7 @@ Examples:
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 
-@app.command(epilog=_EXAMPLES)
+@app.command(epilog=_EXAMPLES, cls=PlainUsage)
 def shardify(
     source: option.Source,
     dest: option.Dest,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from streamload.wording import counted
+
 __all__ = ["counted", "parse_bytes", "shown_bytes", "shown_time"]
 
 _UNITS = {"": 1, "B": 1}
@@ -25,11 +27,6 @@ def parse_bytes(text: str) -> int:
     if size < 1:
         raise ValueError(f"{text!r} is less than one byte")
     return size
-
-
-def counted(number: int, noun: str) -> str:
-    """`1 shard`, `2,000 shards`."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def shown_bytes(size: float) -> str:

@@ -6,9 +6,11 @@ import hashlib
 import logging
 import os
 import sys
+import time
 
 from streamload.dataset.atomic import replace_file
 from streamload.dataset.compressed_names import is_compressed
+from streamload.dataset.scan_pruning import note_use, prune_once_a_day
 from streamload.dataset.table import ShardTable
 from streamload.dataset.table_file import TABLE_FORMAT, table_from_npz, table_to_npz
 from streamload.errors import DatasetIndexError
@@ -30,7 +32,8 @@ class ScanCache:
     """Tables by shard, on disk. It never fails: what cannot be read is absent, what cannot be written is left out.
 
     A table is found again for the same path, size, time of change (or ETag, where the storage has one) and strictness,
-    and by the same release's layout. Several processes may share a folder.
+    and by the same release's layout. Several processes may share a folder. It stays within a GiB, and what was not used
+    for 90 days goes: the first store of a process looks after that, at most once a day.
 
     Attributes:
         folder: where the tables are.
@@ -41,6 +44,7 @@ class ScanCache:
         """Use a folder, by default the user's; it is made when the first table is stored."""
         self.folder = user_cache_folder() if folder is None else folder
         self.enabled = True
+        self._pruned = False
 
     def load(
         self, path: str, shard_bytes: int, mtime_ns: int | None, strict: bool, *, etag: str | None = None
@@ -64,6 +68,7 @@ class ScanCache:
         except DatasetIndexError as exc:
             _log.info("scanning %s again, since what was kept of the last scan is not readable: %s", path, exc)
             return None
+        note_use(file, time.time())
         return table if is_compressed(path) or table.shard_bytes == shard_bytes else None
 
     def store(
@@ -80,6 +85,9 @@ class ScanCache:
         if not self.enabled:
             return
         file = self._file(path, shard_bytes, mtime_ns if etag is None else etag, strict)
+        if not self._pruned:
+            self._pruned = True
+            prune_once_a_day(self.folder, time.time())
         try:
             os.makedirs(self.folder, mode=0o700, exist_ok=True)
             # Not durable: what a crash of the machine leaves behind is found damaged, and scanned again.

@@ -23,7 +23,7 @@ from streamload.batch.layout import (
     slot_views,
 )
 from streamload.dataset.table import MISSING
-from streamload.decode.failure import Attempt, failure_of, in_words
+from streamload.decode.failure import Attempt, failure_here, failure_of, in_words
 from streamload.decode.seeding import GlobalSeeds, RowRandomness
 from streamload.decode.tasks import Job, Piece, PieceDone, RowFailure, RowTask
 from streamload.memory.slots import SlotMemory
@@ -44,9 +44,11 @@ class PieceCollator:
         job: for its `collate_fn` and `on_error`.
         slots: where to write.
         seeds: set before a `collate_fn` runs, from the batch's first sample.
+        in_callers_process: exceptions stay what they are, with their tracebacks.
     """
 
-    def __init__(self, job: Job, slots: SlotMemory, seeds: GlobalSeeds) -> None:
+    def __init__(self, job: Job, slots: SlotMemory, seeds: GlobalSeeds, *, in_callers_process: bool = False) -> None:
+        self._failure_of = failure_here if in_callers_process else failure_of
         self._job = job
         self._slots = slots
         self._seeds = seeds
@@ -149,7 +151,9 @@ class PieceCollator:
             message=said,
             field=None,
             fatal=True,
-            cause=None if difference else failure_of(error),  # torch's words say less, in a page of its own frames
+            cause=None
+            if difference
+            else self._failure_of(error),  # torch's words say less, in a page of its own frames
             shard=first[0],
             sample=first[1],
             offset=MISSING,

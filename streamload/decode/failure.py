@@ -11,7 +11,7 @@ import cloudpickle
 from streamload.decode.tasks import Failure, RowFailure
 from streamload.errors import CollateError, DecodeError, SampleError, StreamloadError, TransformError
 
-__all__ = ["Attempt", "error_from", "failure_of", "in_words", "sample_error"]
+__all__ = ["Attempt", "error_from", "failure_here", "failure_of", "in_words", "sample_error"]
 
 _SAMPLE_ERRORS = {kind.__name__: kind for kind in (SampleError, DecodeError, TransformError, CollateError)}
 
@@ -53,6 +53,11 @@ def failure_of(error: BaseException) -> Failure:
     return _failure_of(error, set())
 
 
+def failure_here(error: Exception) -> Failure:
+    """An exception that does not leave the process: as it is, so that a debugger finds the frames it was raised in."""
+    return Failure(None, in_words(error), "", original=error)
+
+
 def _failure_of(error: BaseException, seen: set[int]) -> Failure:
     seen.add(id(error))
     behind = error.__cause__
@@ -71,8 +76,11 @@ def _failure_of(error: BaseException, seen: set[int]) -> Failure:
 def error_from(failure: Failure) -> Exception:
     """The exception again; one that does not pickle becomes a RuntimeError.
 
-    The worker's traceback becomes a note, but for our own errors, which say all there is to say.
+    The worker's traceback becomes a note, but for our own errors, which say all there is to say. One that did not
+    leave the process is itself.
     """
+    if failure.original is not None:
+        return failure.original
     error: BaseException = RuntimeError(failure.summary)
     if failure.error is not None:
         with Attempt():

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from streamload.batch.collate import Rows
 from streamload.dataset.table import MISSING
 from streamload.decode.collating import PieceCollator
-from streamload.decode.failure import failure_of, in_words
+from streamload.decode.failure import failure_here, failure_of, in_words
 from streamload.decode.field_reader import ABSENT, FieldReader, Progress, RowError, ShardMemory, Work, field_of
 from streamload.decode.row_table import Column, RowTable
 from streamload.decode.seeding import GlobalSeeds, RowRandomness
@@ -59,7 +59,8 @@ class RowMaker:
         slots: where to write.
         guard: held around tasks whose code may use the process's global random generators; the threads of one
             process share a lock here.
-        restore_random_state: leave the global generators as they were, because the process is the user's own.
+        restore_random_state: leave the global generators as they were, because the process is the user's own. There,
+            and with `for_samples`, exceptions that end the pass stay what they are, with their tracebacks.
         for_samples: rows are asked for with `samples` only. Then fields are what their decoders return, a transform
             may return None, and the global generators are not touched.
     """
@@ -87,7 +88,8 @@ class RowMaker:
         # A collate_fn may leave such samples out, as many do.
         self._none_is_fine = for_samples or job.collate_fn is not None
         self._randomness: tuple[int, SampleRandomness] | None = None
-        self._collator = PieceCollator(job, slots, self._seeds)
+        self._in_callers_process = restore_random_state or for_samples
+        self._collator = PieceCollator(job, slots, self._seeds, in_callers_process=self._in_callers_process)
 
     @property
     def resizes_images(self) -> bool:
@@ -276,13 +278,16 @@ class RowMaker:
     ) -> RowFailure:
         where = column or (work.columns[0] if work.columns else None)
         in_program = kind == "TransformError" or (column is not None and not self._reader.is_built_in(column))
+        fatal = isinstance(cause, PROGRAM_ERRORS if in_program else ImportError)
+        # Of errors that are counted the frames would pile up, with all that is in them.
+        told = failure_here if self._in_callers_process and (fatal or self._job.on_error == "raise") else failure_of
         return RowFailure(
             row=row,
             kind=kind,
             message=message,
             field=column.name if column else None,
-            fatal=isinstance(cause, PROGRAM_ERRORS if in_program else ImportError),
-            cause=None if cause is None else failure_of(cause),
+            fatal=fatal,
+            cause=None if cause is None else told(cause),
             shard=int(work.task.table.shards[row]),
             sample=int(work.task.table.samples[row]),
             offset=MISSING if where is None else int(where.offsets[row]),

@@ -214,12 +214,14 @@ class Failure:
         summary: its class and message in one line.
         traceback: the worker's traceback as text.
         cause: what it was raised from.
+        original: the exception itself, with its traceback for a debugger, where it stays in the caller's process.
     """
 
     error: bytes | None
     summary: str
     traceback: str
     cause: Failure | None = None
+    original: Exception | None = None
 
 
 Task = RowTask | ScanTask

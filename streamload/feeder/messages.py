@@ -87,6 +87,21 @@ class LookedAt:
 
 
 @dataclass(frozen=True)
+class FindClasses:
+    """The trainer wants to know the names of the classes, from beside the shards in some folders."""
+
+    folders: tuple[str, ...]
+    storages: Storages
+
+
+@dataclass(frozen=True)
+class FoundClasses:
+    """The names by number, or None where there are none."""
+
+    names: tuple[str, ...] | None
+
+
+@dataclass(frozen=True)
 class ReadFrom:
     """What `LoadTables` and `ReadRanges` speak of, for somebody who reads at random and never sends `Configure`."""
 

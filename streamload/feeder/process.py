@@ -13,13 +13,16 @@ from streamload.dataset.index import DatasetIndex
 from streamload.decode.failure import Attempt, failure_of
 from streamload.decode.in_process import ThreadPool
 from streamload.decode.pool import Pool, ProcessPool
+from streamload.feeder.class_names import read_class_names
 from streamload.feeder.feeder import Feeder
 from streamload.feeder.messages import (
     Configure,
     Failed,
+    FindClasses,
     FindLabels,
     FindShards,
     Found,
+    FoundClasses,
     FoundLabels,
     LoadTables,
     LookAt,
@@ -75,7 +78,7 @@ class _Process:
         self._watch_trainer()
 
     def _on_message(self, message: Any, _: list[int]) -> None:
-        if isinstance(message, FindShards | FindLabels | LookAt):
+        if isinstance(message, FindShards | FindLabels | FindClasses | LookAt):
             self._looking = asyncio.create_task(self._look(message))
         elif isinstance(message, ReadFrom):
             self._reader = RangeReader(message.listing, message.storages)
@@ -102,8 +105,8 @@ class _Process:
     def _in_loop(self, action: Callable[[], None]) -> None:
         self._loop.call_soon(action)
 
-    async def _look(self, wanted: FindShards | FindLabels | LookAt) -> None:
-        """List shards, read their labels, or look at them one by one, on a thread: storages block while they do."""
+    async def _look(self, wanted: FindShards | FindLabels | FindClasses | LookAt) -> None:
+        """Find out what was asked for before there is a feeder, on a thread: storages block meanwhile."""
         with Attempt() as attempt:
             if isinstance(wanted, FindShards):
                 urls, index, storages = wanted.urls, wanted.index, wanted.storages
@@ -112,6 +115,9 @@ class _Process:
             elif isinstance(wanted, FindLabels):
                 labels = await asyncio.to_thread(read_labels, wanted.listing, wanted.storages)
                 self._send(FoundLabels(labels), ())
+            elif isinstance(wanted, FindClasses):
+                names = await asyncio.to_thread(read_class_names, wanted.folders, wanted.storages)
+                self._send(FoundClasses(names), ())
             else:
                 sizes = await asyncio.to_thread(look_at, wanted.urls, wanted.storages)
                 self._send(LookedAt(tuple(sizes[url] for url in wanted.urls)), ())

@@ -14,6 +14,7 @@ from streamload.decode.tasks import OnError
 from streamload.errors import SampleError
 from streamload.feeder.pipeline import FailedRow, Part, ReadyBatch
 from streamload.memory.mapped import Bytes
+from streamload.wording import counted
 
 __all__ = ["Delivery"]
 
@@ -77,7 +78,7 @@ class Delivery:
             self.skipped.append(error)
             if self._max_errors is not None and len(self.skipped) > self._max_errors:
                 raise SampleError(
-                    f"{len(self.skipped)} samples have failed, and max_errors={self._max_errors}; the last one: "
+                    f"{counted(len(self.skipped), 'failed sample')}, and max_errors={self._max_errors}; the last one: "
                     f"{error.message}",
                     url=error.url,
                     key=error.key,

@@ -18,6 +18,7 @@ from streamload.statistics import Meter
 from streamload.trainer.connection import Connection
 from streamload.trainer.delivery import Delivery
 from streamload.trainer.standing import Standing
+from streamload.wording import counted
 
 __all__ = ["Pass"]
 
@@ -239,9 +240,8 @@ class Pass(Iterator[Any]):
         """An epoch without a batch because every sample of it was left out is an error, whatever `on_error` says."""
         skipped = self._delivery.skipped[self._skipped_before :]
         if skipped and self._batches == 0:
-            raise SampleError(f"every one of {len(skipped)} samples has failed; the first: {skipped[0]}") from skipped[
-                0
-            ]
+            all_of_them = counted(len(skipped), "sample")
+            raise SampleError(f"every one of {all_of_them} has failed; the first: {skipped[0]}") from skipped[0]
 
     def stop(self, why: str, state: Literal["ready", "left"] = "left") -> bool:
         """End the pass before its end, without its connection; False if it was over already.

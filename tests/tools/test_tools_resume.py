@@ -78,7 +78,7 @@ def test_a_run_that_was_stopped_is_not_thrown_away_unasked(tmp_path: Path, monke
     [
         (lambda source: (source / "cat" / "9.jpg").write_bytes(image_bytes(1)), "9.jpg' is new"),
         (lambda source: (source / "cat" / "0.jpg").unlink(), "0.jpg' is gone"),
-        (lambda source: (source / "cat" / "0.jpg").write_bytes(image_bytes(77)), "1 files were changed since"),
+        (lambda source: (source / "cat" / "0.jpg").write_bytes(image_bytes(77)), "1 file changed since"),
         (lambda source: ["--seed", 3], "--seed was 0 and is 3"),
         (lambda source: ["--resize", 4], "--resize was None and is 4"),
     ],

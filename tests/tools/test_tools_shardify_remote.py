@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import fsspec
@@ -17,6 +18,8 @@ import webdataset
 from image_folders import files_below, images, pack
 from remote_places import Place, new_place
 from servers.rclone import S3Server
+from streamload_tools.packing import work
+from streamload_tools.sizes import shown_bytes
 
 from streamload import StreamLoader
 from streamload.dataset.index import DatasetIndex
@@ -158,6 +161,32 @@ def test_an_upload_that_fails_is_resumed(
     assert finished.isdisjoint(written)
     assert pack(source, tmp_path / "local", *options)[0] == 0
     assert without_etags(in_set(bucket)) == without_etags(files_below(tmp_path / "local"))
+    assert os.listdir(staging) == []
+
+
+def test_a_run_that_is_stopped_says_where_and_how_much_it_keeps(
+    tmp_path: Path, bucket: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, staging = images(tmp_path), tmp_path / "staging"
+    options = ("--resize", 4, "--workers", 1)
+    monkeypatch.setattr("streamload_tools.packing.packing._PIECE_FILES", 4)
+    real: Callable[..., None] = work.keep
+    calls: list[object] = []
+
+    def interrupted(*finished: object) -> None:
+        calls.append(finished)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        real(*finished)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(work, "keep", interrupted)
+        status, _, err = packed(bucket, source, staging, *options)
+    (folder,) = staging.iterdir()
+    kept_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    assert status == 130
+    assert f"what is finished is kept, {shown_bytes(kept_bytes)} of it in {str(folder)!r}: run the same" in err
+    assert packed(bucket, source, staging, *options, "--resume")[0] == 0
     assert os.listdir(staging) == []
 
 

@@ -154,12 +154,12 @@ def test_labels_that_lie_in_the_folder_are_found(tmp_path: Path, name: str, text
 @pytest.mark.parametrize(
     ("labels", "partition", "message"),
     [
-        ({**LABELS, "id-9": 1}, None, "1 IDs of '{0}/labels.json' have no file in '{0}/data': 'id-9'"),
-        ({"id-0": 1}, None, "5 files have no label in '{0}/labels.json': 'id-1'"),
+        ({**LABELS, "id-9": 1}, None, "1 ID of '{0}/labels.json' without a file in '{0}/data': 'id-9'"),
+        ({"id-0": 1}, None, "5 files without a label in '{0}/labels.json': 'id-1'"),
         ({**LABELS, "id-0": 0.5}, None, "the label of 'id-0' is 0.5"),
         ([], None, "holds no mapping"),
-        (LABELS, {"train": ["id-7"]}, "1 IDs of the split 'train' in '{0}/partition.json' have no file: 'id-7'"),
-        (LABELS, {"train": ["id-1"]}, "5 files are in no split"),
+        (LABELS, {"train": ["id-7"]}, "1 ID of the split 'train' in '{0}/partition.json' without a file: 'id-7'"),
+        (LABELS, {"train": ["id-1"]}, "5 files in no split"),
         (LABELS, {"a": list(LABELS), "b": ["id-1"]}, "the ID 'id-1' stands in 'a' and in 'b'"),
         (LABELS, {"../a": list(LABELS)}, "'../a' is no split"),
     ],
@@ -230,7 +230,7 @@ def test_damaged_tensors_are_named(tmp_path: Path) -> None:
     status, _, err = pack(data, tmp_path / "dest")
     assert status == 1
     assert "id-2.pt: the file is damaged or cut short" in err
-    assert "error: 1 of 6 files are damaged or of another kind" in err
+    assert "error: 1 of 6 files is damaged or of another kind" in err
     assert pack(data, tmp_path / "dest", "--skip-bad")[0] == 0
     assert len(packed_samples(tmp_path / "dest")) == 5
     assert "--resize is for images" in pack(data, tmp_path / "other", "--resize", 8)[2]

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from image_folders import files_below, images, pack, run
 from streamload_tools import main as streamload
+from streamload_tools import shardify
 
 from streamload.dataset.index import DatasetIndex
 from streamload.fetch.listing.listing import list_shards
@@ -134,3 +135,19 @@ def test_the_version_is_shown_and_no_line_of_the_help_is_cut() -> None:
     assert run(streamload.app, "--version")[:2] == (0, f"streamload {version('streamload')}\n")
     status, out, _ = run(streamload.app, "--help")
     assert (status, "..." in out.partition("Commands:")[2]) == (0, False)
+
+
+def test_python_m_streamload_is_the_command(dataset: Path) -> None:
+    def said(*command: str) -> str:
+        done = subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True, check=True, timeout=100)
+        return done.stdout
+
+    assert said("streamload", "--version") == f"streamload {version('streamload')}\n"
+    assert said("streamload", "ls", str(dataset)) == said("streamload_tools.main", "ls", str(dataset))
+    assert "Usage: streamload " in said("streamload", "--help")
+
+
+@pytest.mark.parametrize("command", ["index", "ls", "verify", "stats", "bench"])
+def test_the_usage_line_is_that_of_manuals(command: str) -> None:
+    assert f"{command} [OPTIONS] URLS...\n" in run(streamload.app, command, "--help")[1]
+    assert "Usage: shardify [OPTIONS] SOURCE DEST\n" in run(shardify.app, "--help")[1]

@@ -20,6 +20,7 @@ from streamload_tools.packing.publishing import CLASSES, NAMES, Part, classes_co
 from streamload_tools.packing.records import DONE, TABLE, Finished
 from streamload_tools.packing.run_records import PackingRecords, UploadedShard
 from streamload_tools.packing.staging import Run, Staging, has_finished, locked_folder, remove_unfinished
+from streamload_tools.sizes import shown_bytes
 
 from streamload.dataset.index import IndexedShard, table_path
 from streamload.errors import StorageError
@@ -260,7 +261,8 @@ def _leave(staging: RemoteStaging, exc: BaseException) -> None:
     """Keep what a later run can use, and nothing else."""
     if staging.keeps and (has_finished(staging.folder) or _has_uploaded(staging)):
         exc.add_note(
-            "what is finished is kept: run the same command with --resume to go on, or with --overwrite to start anew"
+            f"what is finished is kept{_kept_here(staging.folder)}: run the same command with --resume to go on, or "
+            "with --overwrite to start anew"
         )
         if has_finished(staging.folder):
             remove_unfinished(staging.folder)
@@ -268,6 +270,13 @@ def _leave(staging: RemoteStaging, exc: BaseException) -> None:
     else:
         staging.withdraw()
     shutil.rmtree(staging.folder, ignore_errors=True)
+
+
+def _kept_here(folder: str) -> str:
+    """Where and how much it is that a run leaves on this machine."""
+    paths = [os.path.join(top, name) for top, _, names in os.walk(folder) for name in names if name[0] != "."]
+    kept = shown_bytes(sum(map(os.path.getsize, paths)))
+    return f", {kept} of it in {folder!r}" if has_finished(folder) else " in the bucket"
 
 
 def _has_uploaded(staging: RemoteStaging) -> bool:

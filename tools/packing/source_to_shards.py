@@ -111,9 +111,10 @@ def _packed(found: Source, listing: Listing, options: PackOptions, staging: Stag
     tell_faults(faults)
     if faults and not options.skip_bad:
         staging.abandon()
-        kind = "no whole images" if found.noun == "image" else "damaged or of another kind"
+        are, s = ("is", "") if len(faults) == 1 else ("are", "s")
+        kind = f"no whole image{s}" if found.noun == "image" else "damaged or of another kind"
         say(
-            f"error: {len(faults):,} of {len(found.files):,} files are {kind}, so nothing was published; "
+            f"error: {len(faults):,} of {len(found.files):,} files {are} {kind}, so nothing was published; "
             "repair or remove them, or leave them out with --skip-bad"
         )
         raise typer.Exit(1)

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from streamload_tools.packing.split import SPLIT_NAME
+from streamload_tools.sizes import counted
 from streamload_tools.sources.classes import visible_files
 from streamload_tools.sources.source import (
     SAMPLE_FIELDS,
@@ -66,8 +67,8 @@ def files_by_id(
         by_id[known] = path
     if not by_id:
         raise SourceError(f"{source!r} holds no .pt, .npy or image file; there is nothing to pack")
-    _refuse("files have no label in " + repr(labels_file), [name for name in by_id if name not in rows])
-    _refuse(f"IDs of {labels_file!r} have no file in {source!r}", [name for name in rows if name not in by_id])
+    _refuse("file", f"without a label in {labels_file!r}", [name for name in by_id if name not in rows])
+    _refuse("ID", f"of {labels_file!r} without a file in {source!r}", [name for name in rows if name not in by_id])
     names = sorted(by_id)
     numbers, classes = numbered_labels([rows[name].label for name in names])
     keyed = KeyedFiles(SAMPLE_FIELDS)
@@ -76,7 +77,7 @@ def files_by_id(
         for name, number in zip(names, numbers, strict=True)
     )
     if strays:
-        notes.append(f"passed over {len(strays):,} files that hold no sample, such as {strays[0]!r}")
+        notes.append(f"passed over {counted(len(strays), 'file')} without a sample, such as {strays[0]!r}")
     parts = None if partition_file is None else _parts(partition_file, names)
     return Source(files, classes, "file", tuple(notes), parts)
 
@@ -115,13 +116,13 @@ def _parts(path: str, names: list[str]) -> dict[str, list[int]]:
                 f'{path!r}: {part!r} is no split; a split is a name with a list of IDs: "train": ["ID", ...]'
             )
         members = [str(name) for name in ids]
-        _refuse(f"IDs of the split {part!r} in {path!r} have no file", [n for n in members if n not in position])
+        _refuse("ID", f"of the split {part!r} in {path!r} without a file", [n for n in members if n not in position])
         for name in members:
             if name in taken:
                 raise SourceError(f"{path!r}: the ID {name!r} stands in {taken[name]!r} and in {part!r}")
             taken[name] = part
         parts[part] = sorted(position[name] for name in members)
-    _refuse(f"files are in no split of {path!r}", [name for name in names if name not in taken])
+    _refuse("file", f"in no split of {path!r}", [name for name in names if name not in taken])
     return parts
 
 
@@ -145,7 +146,7 @@ def _json_mapping(path: str, option: str, form: str) -> Mapping[str, Any]:
     return found
 
 
-def _refuse(complaint: str, names: list[str]) -> None:
+def _refuse(noun: str, complaint: str, names: list[str]) -> None:
     if names:
         some = ", ".join(map(repr, sorted(names)[:_NAMED])) + (", ..." if names[_NAMED:] else "")
-        raise SourceError(f"{len(names):,} {complaint}: {some}")
+        raise SourceError(f"{counted(len(names), noun)} {complaint}: {some}")

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from streamload_tools.sizes import counted
 from streamload_tools.sources.source import Source, SourceFile
 
 from streamload.dataset.atomic import replace_file
@@ -65,7 +66,7 @@ class Listing:
             )
         changed = np.flatnonzero((arrays["sizes"] != self.sizes) | (arrays["times"] != self.times))
         if len(changed):
-            return f"{len(changed):,} files were changed since, such as {self.files[int(changed[0])].path!r}"
+            return f"{counted(len(changed), 'file')} changed since, such as {self.files[int(changed[0])].path!r}"
         if arrays["meanings"].tobytes() != self.meanings:
             return "labels, classes or columns are others than before"
         return None

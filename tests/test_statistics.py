@@ -1,0 +1,56 @@
+"""The verdict on a run: what limits it, or that it is too early to say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streamload import ShardWriter, StreamLoader, TarDataset
+from streamload.statistics import FeederTotals, Meter
+
+
+def verdict(batches: int, worked_s: float, waited_s: float, **totals: Any) -> str:
+    meter = Meter(
+        samples=8 * batches,
+        batches=batches,
+        loop_worked_s=worked_s,
+        loop_waited_s=waited_s,
+        totals=FeederTotals(**totals),
+    )
+    return meter.statistics(skipped_samples=0).verdict
+
+
+@pytest.mark.parametrize(
+    ("batches", "worked_s", "waited_s", "begins"),
+    [
+        (0, 0.0, 0.0, "nothing yet"),
+        (1, 0.0, 0.8, "nothing that shows yet: 1 batch in 0.8 s"),
+        (500, 0.5, 0.7, "nothing that shows yet: 500 batches in 1.2 s"),
+        (10, 0.5, 4.0, "nothing that shows yet: 10 batches in 4.5 s"),
+        (500, 4.0, 0.1, "the training loop"),
+        (10, 40.0, 1.0, "the training loop"),
+        (500, 1.0, 9.0, "the feeder or the storage"),
+    ],
+)
+def test_a_run_is_judged_when_there_is_enough_of_it(
+    batches: int, worked_s: float, waited_s: float, begins: str
+) -> None:
+    assert verdict(batches, worked_s, waited_s, decode_s=0.2, workers_waited_s=9.0).startswith(begins)
+
+
+def test_what_limits_a_long_run_is_named() -> None:
+    assert verdict(500, 1.0, 9.0, decode_s=9.0, transform_s=2.0).startswith("the workers")
+    assert verdict(500, 1.0, 9.0, workers_waited_s=9.0, requests=7).startswith("fetching")
+
+
+def test_one_is_singular(tmp_path: Path) -> None:
+    with ShardWriter(tmp_path / "one") as writer:
+        writer.write({"__key__": "0", "cls": 0})
+    with StreamLoader(tmp_path / "one", num_workers=0) as loader, TarDataset(tmp_path / "one") as dataset:
+        list(loader)
+        assert repr(loader).startswith("<StreamLoader of 1 shard from ")
+        assert "0 workers" in repr(loader)
+        assert str(loader.statistics()).startswith("1 sample in 1 batch, ")
+        assert repr(dataset).startswith("<TarDataset of 1 sample in 1 shard from ")

@@ -1,0 +1,133 @@
+"""`streamload bench` as a user runs it."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from image_folders import images, pack, run
+from remote_places import new_place
+from servers.rclone import S3Server
+from streamload_tools import main as streamload
+from streamload_tools.bench import usual_fields
+
+from streamload import ShardWriter
+
+
+@pytest.fixture(scope="module")
+def arrays(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("bench") / "data"
+    with ShardWriter(folder, max_count=20) as writer:
+        for number in range(50):
+            text = {"txt": "now and then"} if number % 3 == 0 else {}
+            writer.write({"__key__": f"{number:03d}", "npy": np.zeros(100, np.uint8), "cls": number % 2, **text})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("photos")
+    assert pack(images(folder), folder / "data", "--max-count", 5)[0] == 0
+    return folder / "data"
+
+
+def bench(*arguments: object) -> list[str]:
+    status, out, err = run(streamload.app, "bench", *arguments, "--workers", 0)
+    assert status == 0, err
+    return out.splitlines()
+
+
+def test_bench_counts_batches_behind_the_first(arrays: Path) -> None:
+    lines = bench(arrays, "--batch-size", 10, "--batches", 5)  # as many as a pass has
+    assert lines[0] == "batch_size=10, 0 workers, fields npy, cls"
+    assert re.fullmatch(r"first batch after \d+\.\d\d s", lines[1])
+    assert re.fullmatch(r"[\d,]+ samples/s, [\d.]+ [KMG]?B/s as stored, [\d.]+ ms a batch", lines[2])
+    assert lines[3].startswith("measured over 50 samples in 5 batches of 2 passes and ")
+    assert lines[4].startswith("limited by ")
+
+
+def test_bench_ends_after_some_seconds_and_reads_what_it_is_told(arrays: Path) -> None:
+    lines = bench(arrays, "--batch-size", 10, "--seconds", 0, "--fields", "cls", "--shuffle")
+    assert lines[0].endswith("fields cls")
+    assert lines[2] == "nothing else was measured, since no other batch came"
+
+
+def test_bench_brings_images_to_one_size_or_leaves_their_bytes(photos: Path) -> None:
+    assert usual_fields([str(photos)], None, {}) == ("jpg;png", "cls")
+    cropped = bench(photos, "--batch-size", 4, "--batches", 2, "--crop", 8)
+    assert cropped[0].endswith("fields jpg;png, cls, jpg;png by RandomResizedCrop(8)")
+    raw = bench(photos, "--batch-size", 4, "--batches", 2, "--raw")
+    assert raw[0].endswith("fields jpg;png, cls, not decoded")
+    assert bench(photos, "--batch-size", 4, "--batches", 2, "--no-decode")[0] == raw[0]
+
+
+def test_a_path_may_look_like_a_pattern(arrays: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "a[1]{b}"
+    folder.mkdir()
+    shard = next(arrays.glob("*.tar"))
+    (folder / shard.name).write_bytes(shard.read_bytes())
+    (tmp_path / "plain.tar").write_bytes(shard.read_bytes())
+    assert usual_fields([f"{tmp_path}/*/*.tar", f"{tmp_path}/plain.tar"], None, {}) == ("npy", "cls")
+
+
+def test_bench_reads_from_a_bucket(arrays: Path, tmp_path: Path, rclone_s3: S3Server) -> None:
+    bucket = new_place(rclone_s3, tmp_path)
+    for path in arrays.glob("*.tar"):
+        (bucket.folder / path.name).write_bytes(path.read_bytes())
+    lines = bench(bucket.url, *bucket.options, "--batch-size", 10, "--batches", 2)
+    assert lines[0].endswith("fields npy, cls")
+    assert lines[3].startswith("measured over 20 samples")
+
+
+def test_what_cannot_be_measured_is_one_message(arrays: Path, tmp_path: Path) -> None:
+    with ShardWriter(tmp_path / "ragged") as writer:
+        for number in range(4):
+            writer.write({"__key__": f"{number}", "npy": np.zeros(number)})
+    with ShardWriter(tmp_path / "mixed") as writer:
+        for number in range(2):
+            writer.write({"__key__": f"{number}", ("txt", "cls")[number]: b"1"})
+    for arguments, said in (
+        ((tmp_path / "ragged",), "--no-decode"),
+        ((tmp_path / "mixed",), "no field in common"),
+        ((arrays, "--fields", "jpg"), "no sample has 'jpg'"),
+        ((tmp_path / "nowhere",), "no such"),
+    ):
+        status, _, err = run(streamload.app, "bench", *arguments, "--workers", 0)
+        assert status in (1, 2)
+        assert err.count("error:") == 1
+        assert said in err
+
+
+INTERRUPTED = """
+import os, signal, sys
+from streamload_tools import bench, main
+
+inner = bench._batches
+
+def batches(loader):
+    for number, batch in enumerate(inner(loader)):
+        if number == 30:
+            os.killpg(0, signal.SIGINT)  # as a terminal does
+        yield batch
+
+bench._batches = batches
+main.app(sys.argv[1:], prog_name="streamload")
+"""
+
+
+def test_ctrl_c_ends_with_what_was_measured(arrays: Path) -> None:
+    command = [sys.executable, "-c", INTERRUPTED, "bench", os.fspath(arrays), "--seconds", "60"]
+    done = subprocess.run(
+        [*command, "--batch-size", "1", "--workers", "1"],
+        capture_output=True,
+        text=True,
+        start_new_session=True,
+        timeout=100,
+    )
+    assert (done.returncode, done.stderr) == (130, "")
+    assert "measured over 30 samples in 30 batches" in done.stdout

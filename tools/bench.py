@@ -1,0 +1,185 @@
+"""`streamload bench`: how fast a StreamLoader reads a dataset here, and what limits it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from streamload_tools.failures import UsageError
+from streamload_tools.reading import Reader, tables
+from streamload_tools.sizes import counted, shown_bytes
+
+from streamload.dataset.table import MISSING, ShardTable
+from streamload.decode.decoders import is_image
+from streamload.errors import CollateError
+from streamload.fetch.listing.index_lookup import IndexLookup
+from streamload.fetch.listing.listing import list_shards
+from streamload.fetch.storage.storages import Storages
+from streamload.images import RandomResizedCrop
+from streamload.loader import StreamLoader
+from streamload.statistics import Statistics
+
+__all__ = ["BenchResult", "Limits", "bench", "bench_lines", "usual_fields"]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """When to stop: so many seconds or batches behind the first one, whichever comes sooner; None for never."""
+
+    seconds: float | None
+    batches: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class BenchResult:
+    """What was measured behind the first batch, which is not counted.
+
+    Attributes:
+        samples: delivered.
+        batches: delivered.
+        payload_bytes: of the fields that were read meanwhile, as stored.
+        seconds: what that took.
+        first_batch_s: from before the loader was made to its first batch.
+        passes: over the dataset, that were begun.
+        interrupted: it was ended by Ctrl-C.
+        statistics: of the loader, from its beginning.
+    """
+
+    samples: int
+    batches: int
+    payload_bytes: int
+    seconds: float
+    first_batch_s: float
+    passes: int
+    interrupted: bool
+    statistics: Statistics
+
+
+def bench(
+    urls: Sequence[str],
+    fields: Sequence[str] | None,
+    limits: Limits,
+    *,
+    decode: bool,
+    crop: int,
+    **options: Any,
+) -> tuple[BenchResult, str]:
+    """Read with a StreamLoader as fast as it goes, pass after pass, until a limit is reached or Ctrl-C.
+
+    Args:
+        urls: shards, patterns or folders.
+        fields: the fields to read; None for the usual ones (`usual_fields`).
+        limits: when to stop.
+        decode: False leaves the bytes as they are.
+        crop: bring images to so many pixels by RandomResizedCrop, since they are rarely all of one size; 0 leaves them.
+        **options: StreamLoader's.
+
+    Returns:
+        What was measured, and of what, in words.
+
+    Raises:
+        StreamloadError, ValueError: the loader's.
+        KeyboardInterrupt: Ctrl-C before there was a batch.
+    """
+    started = time.perf_counter()
+    chosen = usual_fields(urls, options["index"], options["storage_options"]) if fields is None else tuple(fields)
+    images = [name for name in chosen if all(map(is_image, name.split(";")))] if decode and crop else []
+    transform = dict.fromkeys(images, RandomResizedCrop(crop)) if images else None
+    if fields is None:
+        started = time.perf_counter()  # to look at the fields is not the loader's work
+    with StreamLoader(list(urls), fields=chosen, decode=decode, transform=transform, **options) as loader:
+        result = _measure(loader, limits, started)
+        what = f"fields {', '.join(chosen)}{'' if decode else ', not decoded'}"
+        what += f", {' and '.join(images)} by RandomResizedCrop({crop})" if images else ""
+        workers = counted(loader.num_workers, "worker")
+        return result, f"batch_size={loader.batch_size}, {workers}, {what}"
+
+
+def usual_fields(urls: Sequence[str], index: str | None, storage_options: dict[str, Any]) -> tuple[str, ...]:
+    """The fields that all samples of the first shard have; those of images stand for each other.
+
+    The shard is read where it is in no index.
+
+    Raises:
+        UsageError: its samples have no field in common.
+        StreamloadError: the shard or its index cannot be read.
+    """
+    storages = Storages(storage_options)
+    listing = list_shards(list(urls), index, storages)
+    first = replace(listing, shards=listing.shards[:1], index_of=listing.index_of[:1], counts=None)
+    ((_, table),) = tables(first, IndexLookup(index, storages), Reader(storages, 1))
+    images = sorted(filter(is_image, table.fields))
+    others = [(name,) for name in table.fields if name not in images]
+    found = [group for group in (tuple(images), *others) if group and _in_every_sample(table, group)]
+    if not found:
+        raise UsageError("the samples of the first shard have no field in common; name some with --fields")
+    return tuple(";".join(group) for group in found)
+
+
+def bench_lines(result: BenchResult, what: str) -> Iterator[str]:
+    """The result for people."""
+    yield what
+    yield f"first batch after {result.first_batch_s:.2f} s"
+    if not result.batches:
+        yield "nothing else was measured, since no other batch came"
+        return
+    stored = shown_bytes(result.payload_bytes / result.seconds)
+    batch_ms = 1000 * result.seconds / result.batches
+    yield f"{result.samples / result.seconds:,.0f} samples/s, {stored}/s as stored, {batch_ms:.2f} ms a batch"
+    yield (
+        f"measured over {counted(result.samples, 'sample')} in {counted(result.batches, 'batch')} "
+        f"of {counted(result.passes, 'pass')} and {result.seconds:.1f} s; the first batch is not counted"
+    )
+    yield f"limited by {result.statistics.verdict}"
+
+
+def _in_every_sample(table: ShardTable, alternatives: Sequence[str]) -> bool:
+    return bool((table.column(alternatives) != MISSING).all())
+
+
+def _measure(loader: StreamLoader, limits: Limits, started: float) -> BenchResult:
+    first = last = 0.0
+    before = loader.statistics()
+    passes, interrupted = 0, False
+    try:
+        for number, now in _batches(loader):
+            passes, last = number, now
+            if not first:
+                first, before = now, loader.statistics()
+            elif limits.batches is not None and loader.statistics().batches - before.batches >= limits.batches:
+                break
+            if limits.seconds is not None and now - first >= limits.seconds:
+                break
+    except KeyboardInterrupt:
+        if not first:
+            raise KeyboardInterrupt("no batch had come yet") from None
+        interrupted = True
+    except CollateError as error:
+        error.add_note("leave fields out with --fields, or measure without decoding with --no-decode")
+        raise
+    after = loader.statistics()
+    return BenchResult(
+        samples=after.samples - before.samples,
+        batches=after.batches - before.batches,
+        payload_bytes=after.payload_bytes - before.payload_bytes,
+        seconds=last - first,
+        first_batch_s=first - started,
+        passes=passes,
+        interrupted=interrupted,
+        statistics=after,
+    )
+
+
+def _batches(loader: StreamLoader) -> Iterator[tuple[int, float]]:
+    """For each batch, of endless passes, the number of its pass and when it came."""
+    number = 0
+    while True:
+        number += 1
+        empty = True
+        for _ in loader:
+            empty = False
+            yield number, time.perf_counter()
+        if empty:
+            raise UsageError("an epoch has no batch; give a smaller --batch-size, or other shards")
