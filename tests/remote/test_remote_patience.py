@@ -6,7 +6,9 @@ import dataclasses
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +101,35 @@ def test_answers_to_other_questions(server: FaultServer, fault: str, share: floa
                 assert got == LABELS
             else:
                 assert str(failure.url).startswith(f"{server.url}/{packing}/")
+
+
+def later_on(folder: Path, port: int) -> FaultServer:
+    """A server after a second without one."""
+    time.sleep(1.0)
+    return FaultServer(folder, port=port)
+
+
+@pytest.mark.parametrize("kind", ["http", "s3", "fsspec-http"])
+def test_a_server_that_is_killed_and_started_again(kind: str, tmp_path: Path) -> None:
+    write_datasets(tmp_path, SIZES, [])
+    with FaultServer(tmp_path, Script(bytes_per_s=1e6)) as server:
+        s3 = {"key": "k", "secret": "s", "endpoint_url": server.url, "client_kwargs": {"region_name": "us-east-1"}}
+        root, options = {
+            "http": (server.url, {}),
+            "s3": ("s3:/", s3),
+            "fsspec-http": (server.url, {"block_size": 1}),
+        }[kind]
+        urls = Place(root).urls("plain", SHARDS)
+        with StreamLoader(urls, 9, fields=("npy", "cls"), num_workers=0, storage_options=options, timeout=60) as loader:
+            labels = checked_labels(loader)
+            got = [next(labels)]
+            server.kill()
+            with ThreadPoolExecutor(1) as later:
+                started = later.submit(later_on, tmp_path, int(server.url.rpartition(":")[2]))
+                got += labels
+                started.result().close()
+            assert loader.statistics().failed_requests
+    assert got == LABELS
 
 
 OTHER = textwrap.dedent(

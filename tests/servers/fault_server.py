@@ -1,7 +1,7 @@
 """An HTTP server that fails on request: ranges, ETags and S3 listings, with faults drawn from a seed.
 
-It runs in a process of its own (`python fault_server.py CONTROL MEMORY`), so that neither side waits for the other's
-GIL, and sends straight from unnamed memory. `faults.py` starts it.
+It runs in a process of its own (`python fault_server.py CONTROL MEMORY PORT`), so that neither side waits for the
+other's GIL, and sends straight from unnamed memory. `faults.py` starts it.
 """
 
 from __future__ import annotations
@@ -383,13 +383,13 @@ def stored_objects(memory: int, sizes: dict[str, int], aliases: dict[str, str]) 
     return objects | {alias: objects[name] for alias, name in aliases.items()}
 
 
-async def main(control: socket.socket, memory: int) -> None:
+async def main(control: socket.socket, memory: int, port: int) -> None:
     """Serve until the control socket ends. Each line there is a command; each is answered by a line."""
     reader, writer = await asyncio.open_connection(sock=control, limit=_MOST_COMMAND_BYTES)
     names = json.loads(await reader.readline())
     server = Server(memory, stored_objects(memory, names["sizes"], names["aliases"]))
     loop = asyncio.get_running_loop()
-    listener = socket.create_server(("127.0.0.1", 0), backlog=512)
+    listener = socket.create_server(("127.0.0.1", port), backlog=512)
     listener.setblocking(False)
     tasks: set[asyncio.Task[None]] = set()
 
@@ -414,4 +414,4 @@ async def main(control: socket.socket, memory: int) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])))
+    asyncio.run(main(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]), int(sys.argv[3])))
