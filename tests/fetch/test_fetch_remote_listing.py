@@ -118,6 +118,53 @@ def test_a_named_shard_that_is_not_there_comes_with_close_matches(bucket: Path, 
         list_shards("s3://no-such-bucket/train/*.tar", storages=s3)
 
 
+@pytest.fixture(params=["obstore", "s3fs"])
+def either(request: pytest.FixtureRequest, rclone_s3: S3Server) -> Iterator[Storages]:
+    """The bucket by either library."""
+    options = rclone_s3.options if request.param == "obstore" else {**rclone_s3.options, "default_block_size": 1 << 20}
+    storages = Storages(options)
+    yield storages
+    asyncio.run(storages.aclose())
+
+
+def refusal(url: str, storages: Storages) -> str:
+    with pytest.raises(ShardNotFoundError) as caught:
+        list_shards(url, storages=storages)
+    return str(caught.value)
+
+
+def test_a_bucket_whose_shards_lie_in_folders_says_which(bucket: Path, either: Storages) -> None:
+    write(bucket / "train", [1], index=False)
+    (bucket / "a").mkdir()
+    (bucket / "a" / "note.txt").write_bytes(b"x")
+    for url in (f"s3://{bucket.name}", f"s3://{bucket.name}/"):
+        assert f"name one of them, such as 's3://{bucket.name}/train'" in refusal(url, either)
+    write(bucket / "below" / "val", [1], index=False)
+    said = refusal(f"s3://{bucket.name}/below", either)
+    assert f"name one of them, such as 's3://{bucket.name}/below/val'" in said
+
+
+def test_a_folder_of_an_image_a_file_is_to_be_packed_first(bucket: Path, either: Storages) -> None:
+    for kind in ("cat", "dog"):
+        (bucket / "photos" / kind).mkdir(parents=True)
+        (bucket / "photos" / kind / "1.jpg").write_bytes(b"x")
+    assert f"pack it first, from a local copy: shardify COPY s3://{bucket.name}/photos-shards" in refusal(
+        f"s3://{bucket.name}/photos", either
+    )
+
+
+def test_the_name_of_a_folder_may_be_mistyped(bucket: Path, either: Storages) -> None:
+    write(bucket / "train", [1], index=False)
+    for url in (f"s3://{bucket.name}/trian", f"s3://{bucket.name}/trian/"):
+        assert "did you mean 'train'" in refusal(url, either)
+    said = refusal(f"s3://{bucket.name}/trian/s0-000000.tar", either)
+    assert f"nothing lies in 's3://{bucket.name}/trian'" in said
+
+
+def test_an_empty_bucket_holds_no_shard(bucket: Path, either: Storages) -> None:
+    assert "no *.tar" in refusal(f"s3://{bucket.name}", either)
+
+
 def test_globs_of_a_bucket_take_their_sizes_along(bucket: Path, s3: Storages, requests: list[str]) -> None:
     write(bucket, [1, 1], index=False)
     (bucket / "s2.tar.gz").write_bytes(b"x")

@@ -13,6 +13,7 @@ from urllib.parse import quote
 from streamload.dataset.index import IndexedShard
 from streamload.dataset.urls import Urls, expand_urls
 from streamload.errors import DatasetIndexError, ShardNotFoundError, StorageError
+from streamload.fetch.listing.advice import folder_advice, shards_in
 from streamload.fetch.listing.foreign_lookup import ForeignLookup
 from streamload.fetch.listing.index_lookup import IndexLookup
 from streamload.fetch.listing.shard import Shard
@@ -129,7 +130,7 @@ class Finder:
         return self._listed[folder]
 
     def _in_local_folder(self, storage: Storage, folder: str) -> Sequence[ShardInfo | str]:
-        tars = _shards_in(storage, folder)
+        tars = shards_in(storage, folder)
         known = self._indexes.of_folder(folder) if self._indexes is not None else None
         if known is not None:
             named = sorted(shard.name for shard in known.shards)
@@ -142,7 +143,9 @@ class Finder:
                 )
             return [f"{folder}/{name}" for name in named]
         if not tars:
-            raise ShardNotFoundError(f"this folder holds no index and no *.tar; {_advice(storage, folder)}", url=folder)
+            raise ShardNotFoundError(
+                f"this folder holds no index and no *.tar; {folder_advice(storage, folder)}", url=folder
+            )
         return tars
 
     def _in_remote_folder(self, storage: Storage, folder: str) -> Sequence[ShardInfo]:
@@ -164,11 +167,8 @@ class Finder:
             return tars
         try:
             return [storage.info(folder)]  # a shard with another ending
-        except ShardNotFoundError as exc:
-            raise ShardNotFoundError(
-                f"there is no shard of this name, and as a folder it holds no index and no *.tar ({exc.message})",
-                url=without_secrets(folder),
-            ) from None
+        except StorageError as exc:
+            raise _no_shards(storage, folder, exc) from None
 
     def _look_up(self, urls: Sequence[str]) -> dict[str, ShardInfo]:
         """What is known of shards that are named one by one."""
@@ -214,19 +214,18 @@ class Finder:
         return found
 
 
-def _shards_in(storage: Storage, folder: str) -> Sequence[ShardInfo]:
-    return [found for found in storage.list(f"{escape(folder)}/*") if is_shard_name(found.url)]
-
-
 def _indexed(url: str, entry: IndexedShard) -> ShardInfo:
     return ShardInfo(url, entry.bytes, entry.mtime_ns or 0, entry.etag)
 
 
-def _advice(storage: Storage, folder: str) -> str:
-    inside = [match.url for match in storage.list(f"{escape(folder)}/*", folders=True)]
-    with_shards = [match for match in inside if _shards_in(storage, match)]
-    if with_shards:
-        return f"folders in it do: name one of them, such as {with_shards[0]!r}"
-    if inside:
-        return f"if it is an ImageFolder (one folder a class), pack it first: shardify {folder} DESTINATION"
-    return "check the path"
+def _no_shards(storage: Storage, folder: str, error: StorageError) -> StorageError:
+    """The error for a remote url that is no shard, as `error` says, and in which none lie."""
+    if storage.is_folder(folder):
+        advice = folder_advice(storage, folder)
+        return ShardNotFoundError(f"this folder holds no index and no *.tar; {advice}", url=without_secrets(folder))
+    if not isinstance(error, ShardNotFoundError):
+        return error
+    return ShardNotFoundError(
+        f"there is no shard of this name, and as a folder it holds no index and no *.tar ({error.message})",
+        url=without_secrets(folder),
+    )

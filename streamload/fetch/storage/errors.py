@@ -135,7 +135,10 @@ def changed_error(url: str, was: str | None, now: str | None) -> ShardChangedErr
 
 def close_matches(name: str, names: Iterable[str], folder: str) -> str:
     """What would help whoever mistyped a name: those in its folder that are like it."""
-    close = difflib.get_close_matches(name, sorted(names)[:10_000], n=3)
+    known = sorted(names)[:10_000]
+    close = difflib.get_close_matches(name, known, n=3)
     if close:
         return f"did you mean {' or '.join(map(repr, close))}?"
+    if not known:
+        return f"nothing lies in {without_secrets(folder)!r}; check the path"
     return f"nothing in {without_secrets(folder)!r} has a name like this"
