@@ -16,7 +16,7 @@ from streamload.choosing.mixture import Mixture, portions_of
 from streamload.dataloader_names import FOR_LOADER, knows_other_names
 from streamload.dataset.urls import expand_urls
 from streamload.decode.tasks import OnError
-from streamload.errors import LoaderStateError, SampleError
+from streamload.errors import LoaderStateError, SampleError, StreamloadError
 from streamload.loader_attributes import LoaderAttributes
 from streamload.loader_state import check_same_order, state_to_save
 from streamload.options import Executor, Options, Transform, rank_and_world_size
@@ -291,7 +291,12 @@ class StreamLoader(LoaderAttributes, AsyncLoop):
     def _known_counts(self) -> tuple[int, ...]:
         """The samples of each shard; waits until they are known."""
         if self._counts is None:
-            self._counts = self._link.count(self._lanes)
+            try:
+                self._counts = self._link.count(self._lanes)
+            except StreamloadError:
+                if self._standing.state != "running":  # else the pass hears of it
+                    self._link.disconnect()
+                raise
             self._choosing.check_counts(self._counts)
         return self._counts
 

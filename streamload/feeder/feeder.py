@@ -113,6 +113,7 @@ class Feeder:
             match message:
                 case EpochStart():
                     if self.near is not None:
+                        self._epochs.forgive(self.near.try_again())  # the storage may have come back
                         order, counts = self._settings.order, self._tables.counts.values
                         self.near.fetcher.foresight.begin(order, counts, message.epoch, message.position)
                     self._epochs.ask(message)

@@ -55,6 +55,7 @@ class Script:
         short_share: answers that hold only the first half of the range, and say so.
         whole_share: answers to a range request with status 200 and the whole object.
         swap_at: with the GET request of this number (from 0) each object becomes another one of the same size.
+        only: objects whose names end with this; others have no faults but delay, rate and swap.
         spared: so many GET requests at the start have no faults; delay, rate and swap count all the same.
     """
 
@@ -75,6 +76,7 @@ class Script:
     short_share: float = 0.0
     whole_share: float = 0.0
     swap_at: int | None = None
+    only: str = ""
     spared: int = 0
 
 
@@ -200,7 +202,7 @@ class Server:
         faults, swapped = NO_FAULTS, False
         is_listing = "list-type" in request.query
         if request.method == "GET" and not is_listing:
-            faults = faults_of(self.script, self.gets)
+            faults = faults_of(self.script, self.gets) if request.path.endswith(self.script.only) else NO_FAULTS
             swapped = self.script.swap_at is not None and self.gets >= self.script.swap_at
             self.gets += 1
         if delay_s := self.script.first_byte_s + faults.sleep_s:
