@@ -165,6 +165,19 @@ def test_an_empty_bucket_holds_no_shard(bucket: Path, either: Storages) -> None:
     assert "no *.tar" in refusal(f"s3://{bucket.name}", either)
 
 
+@pytest.mark.parametrize("index", [False, True])
+def test_braces_that_name_more_than_there_is_say_how_many_there_are(
+    bucket: Path, either: Storages, *, index: bool
+) -> None:
+    write(bucket / "train", [1] * 4, index=index)
+    for folder in (f"s3://{bucket.name}/train", f"{bucket}/train"):
+        pattern = f"{folder}/s{{0..9}}-000000.tar"
+        said = refusal(pattern, either)
+        assert f"{pattern!r} names 10 shards, and 4 of them exist; this is the first that is missing" in said
+        assert "s4-000000.tar')" in said
+        assert "did you mean 's" in refusal(f"{folder}/t{{0..9}}-000000.tar", either)
+
+
 def test_globs_of_a_bucket_take_their_sizes_along(bucket: Path, s3: Storages, requests: list[str]) -> None:
     write(bucket, [1, 1], index=False)
     (bucket / "s2.tar.gz").write_bytes(b"x")

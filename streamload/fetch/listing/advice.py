@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from glob import escape
 
+from streamload.errors import ShardNotFoundError
 from streamload.fetch.listing.shard_names import is_shard_name
 from streamload.fetch.storage.protocol import ShardInfo, Storage, protocol_of, without_secrets
 
-__all__ = ["folder_advice", "shards_in"]
+__all__ = ["braces_error", "folder_advice", "shards_in"]
 
 _MOST_LOOKED_INTO = 16
 """Of the folders in a folder: remotely each of them costs a request, and an ImageFolder may have thousands."""
@@ -33,3 +34,14 @@ def folder_advice(storage: Storage, folder: str) -> str:
             f"{without_secrets(folder)}-shards"
         )
     return "check the path"
+
+
+def braces_error(pattern: str, named: int, there: int, error: ShardNotFoundError) -> ShardNotFoundError:
+    """The error for the first missing shard of those that braces stand for, of which some are there."""
+    if not there:
+        return error  # it is the name that is wrong, not the numbers
+    return ShardNotFoundError(
+        f"no such shard: {without_secrets(pattern)!r} names {named:,} shards, and {there:,} of them exist; this is the "
+        "first that is missing. Check the numbers in the braces, or name the folder",
+        url=error.url,
+    )

@@ -6,14 +6,14 @@ import fnmatch
 import logging
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from glob import escape
 from urllib.parse import quote
 
 from streamload.dataset.index import IndexedShard
 from streamload.dataset.urls import Urls, expand_urls
 from streamload.errors import DatasetIndexError, ShardNotFoundError, StorageError
-from streamload.fetch.listing.advice import folder_advice, shards_in
+from streamload.fetch.listing.advice import braces_error, folder_advice, shards_in
 from streamload.fetch.listing.foreign_lookup import ForeignLookup
 from streamload.fetch.listing.index_lookup import IndexLookup
 from streamload.fetch.listing.shard import Shard
@@ -26,6 +26,7 @@ from streamload.fetch.listing.shard_names import (
     shard_name,
 )
 from streamload.fetch.storage.errors import close_matches
+from streamload.fetch.storage.local import local_path
 from streamload.fetch.storage.protocol import (
     UNKNOWN_BYTES,
     ShardInfo,
@@ -81,7 +82,10 @@ class Finder:
         for url in expand_urls(urls):
             found += self._resolve(url)
         refuse_repetitions([url if isinstance(url, str) else url.url for url in found])
-        named = self._look_up([url for url in found if isinstance(url, str)])
+        try:
+            named = self._look_up([url for url in found if isinstance(url, str)])
+        except ShardNotFoundError as exc:
+            raise self._counted(urls, exc) from None
         return [named[url] if isinstance(url, str) else self._looked_at(url) for url in found]
 
     def names(self, urls: Urls) -> list[str]:
@@ -187,6 +191,26 @@ class Finder:
         for folder, named in by_folder.items():
             found |= self._look_up_in(folder, named)
         return found
+
+    def _counted(self, urls: Urls, error: ShardNotFoundError) -> ShardNotFoundError:
+        """The error for the first missing shard; where braces name it among others that exist, with how many do."""
+        for item in [urls] if isinstance(urls, str | os.PathLike) else urls:
+            pattern = os.fspath(item)
+            if "{" not in pattern:
+                continue
+            expanded = [self._storages.for_url(url).absolute(url) for url in expand_urls(pattern)]
+            named = [url for url in expanded if not is_pattern(url)]
+            if error.url in [without_secrets(url) for url in named]:
+                listed = {info.url for infos in self._listed.values() for info in infos}
+                return braces_error(pattern, len(named), sum(self._exists(url, listed) for url in named), error)
+        return error
+
+    def _exists(self, url: str, listed: Collection[str]) -> bool:
+        """Whether a shard is there, by the index or the listing of its folder where it is remote."""
+        if self._storages.is_local(url):
+            return os.path.exists(local_path(url))
+        known = None if self._indexes is None else self._indexes.entry_of(*folder_and_name(url))
+        return known is not None or url in listed
 
     def _look_up_in(self, folder: str, urls: Sequence[str]) -> dict[str, ShardInfo]:
         """The same for shards of one remote folder without an index, from one listing where there can be one."""
