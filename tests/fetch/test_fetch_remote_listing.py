@@ -9,6 +9,7 @@ from pathlib import Path
 import fsspec
 import obstore
 import pytest
+from servers.faults import FaultServer, Script
 from servers.nginx import WebServer
 from servers.rclone import S3Server
 
@@ -16,7 +17,7 @@ from streamload import ShardWriter
 from streamload.dataset.index import DatasetIndex, IndexedShard, index_shards, write_index
 from streamload.dataset.scan_cache import ScanCache
 from streamload.dataset.urls import expand_urls
-from streamload.errors import DatasetIndexError, ShardNotFoundError
+from streamload.errors import DatasetIndexError, ShardNotFoundError, StorageError
 from streamload.fetch.listing.finder import find_shards
 from streamload.fetch.listing.listing import Listing, list_shards
 from streamload.fetch.storage.protocol import UNKNOWN_BYTES
@@ -163,6 +164,33 @@ def test_the_name_of_a_folder_may_be_mistyped(bucket: Path, either: Storages) ->
 
 def test_an_empty_bucket_holds_no_shard(bucket: Path, either: Storages) -> None:
     assert "no *.tar" in refusal(f"s3://{bucket.name}", either)
+
+
+@pytest.mark.parametrize("named", ["", "/train", "/train/s0-000000.tar", "/train/s{0..3}-000000.tar", "/train/*.tar"])
+def test_a_wrong_secret_is_said_once(
+    bucket: Path, rclone_s3: S3Server, caplog: pytest.LogCaptureFixture, named: str
+) -> None:
+    write(bucket / "train", [1] * 4)
+    storages = Storages({**rclone_s3.options, "secret": "wrong"})
+    with pytest.raises(StorageError, match="secret key does not belong"):
+        list_shards(f"s3://{bucket.name}{named}", storages=storages)
+    assert caplog.messages == []
+    asyncio.run(storages.aclose())
+
+
+@pytest.mark.parametrize("named", ["", "/s0-000000.tar", "/s{0..1}-000000.tar", "/*.tar"])
+def test_a_bucket_whose_index_alone_is_denied_can_be_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, named: str
+) -> None:
+    write(tmp_path / "bucket", [1, 1])
+    with FaultServer(tmp_path, Script(status=403, status_share=1.0, only="index.json")) as server:
+        storages = Storages({"key": "k", "secret": "s", "endpoint_url": server.url})
+        listing = list_shards(f"s3://bucket{named}", storages=storages)
+        asyncio.run(storages.aclose())
+    assert listing.counts is None
+    assert [message.partition(":")[0] for message in caplog.messages] == [
+        "going on without an index, since it cannot be read"
+    ]
 
 
 @pytest.mark.parametrize("index", [False, True])

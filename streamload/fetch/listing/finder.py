@@ -224,8 +224,9 @@ class Finder:
         except StorageError as exc:
             if type(exc) is not StorageError:
                 raise
+            first = storage.info(urls[0])  # whoever may not list may read all the same, or else is told now
             _log.warning("the sizes of the shards are not known before they are read: %s", exc)
-            return {url: ShardInfo(url, UNKNOWN_BYTES, 0) for url in urls}
+            return {urls[0]: first} | {url: ShardInfo(url, UNKNOWN_BYTES, 0) for url in urls[1:]}
         found = {}
         for url in urls:
             if url in listed:
