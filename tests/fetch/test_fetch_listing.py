@@ -37,6 +37,20 @@ def names(listing: Listing) -> list[str]:
 # Storage
 
 
+@pytest.mark.parametrize("url", ["s3:/bucket/x", "S3:/bucket/x", Path("s3://bucket/x"), "gs:/bucket/x", "https:/h/a"])
+def test_a_url_with_one_slash_is_not_taken_for_a_path(url: str | Path, tmp_path: Path) -> None:
+    meant = str(url).replace(":/", "://")
+    for act in (list_shards, ShardWriter):
+        with pytest.raises(ValueError, match=f"did you mean '{meant}'"):
+            act(url)
+
+
+def test_a_folder_may_be_called_as_a_protocol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "s3:" / "bucket", [1])
+    monkeypatch.chdir(tmp_path)
+    assert names(list_shards("s3:/bucket")) == ["shard0-000000.tar"]
+
+
 def test_info_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (path,) = touch(tmp_path, "a b.tar")
     os.utime(path, ns=(5, 7_000))
