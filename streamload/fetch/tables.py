@@ -223,8 +223,8 @@ class Tables:
     def _read(self, url: str) -> bytes:
         try:
             return self._storages.for_url(url).read_bytes(url, most_bytes=MOST_INDEX_BYTES)
-        except ShardNotFoundError as exc:
-            raise _no_file(url) from exc
+        except ShardNotFoundError:
+            raise _no_file(url) from None
 
     async def _read_async(self, url: str) -> bytes:
         """A small file whole, as patiently as a shard."""
@@ -235,8 +235,8 @@ class Tables:
 
         try:
             await download(self._storages.for_url(url), url, 0, MOST_INDEX_BYTES, write, pin=Pin(), limits=self._limits)
-        except ShardNotFoundError as exc:
-            raise _no_file(url) from exc
+        except ShardNotFoundError:
+            raise _no_file(url) from None
         return bytes(content)
 
     def _keep(self, shard: int, table: ShardTable) -> None:

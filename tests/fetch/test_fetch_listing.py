@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import traceback
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,15 @@ def test_a_missing_shard_comes_with_advice(tmp_path: Path) -> None:
         storage.info(str(tmp_path / "no" / "a.tar"))
     with pytest.raises(ShardNotFoundError, match=r"folder .*/other' does not exist"):
         storage.info(str(tmp_path / "other" / "a.tar"))
+
+
+def test_a_mistyped_path_is_told_once(tmp_path: Path) -> None:
+    """What the system's error says is in the message, and half of a traceback more would hide it."""
+    touch(tmp_path, "train-000001.tar")
+    for act in (list_shards, LocalStorage().info, LocalStorage().open):
+        with pytest.raises(ShardNotFoundError) as caught:
+            act(str(tmp_path / "train-00001.tar"))
+        assert "FileNotFoundError" not in "".join(traceback.format_exception(caught.value))
 
 
 def test_what_is_no_file_is_refused(tmp_path: Path) -> None:

@@ -73,10 +73,10 @@ class IndexLookup:
         url = table_path(index.folder, quote(name) if web else name)
         try:
             content = self._storages.for_url(url).read_bytes(url, most_bytes=MOST_INDEX_BYTES)
-        except ShardNotFoundError as exc:
+        except ShardNotFoundError:
             raise DatasetIndexError(
                 "the index has no such file; make it anew with `streamload index`", url=without_secrets(url)
-            ) from exc
+            ) from None
         return index.table(name, content)
 
     def _beside(self, folder: str) -> DatasetIndex | None:
