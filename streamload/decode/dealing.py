@@ -15,6 +15,7 @@ from streamload.decode.rows_ahead import RowsAhead
 from streamload.decode.scans import Scans
 from streamload.decode.task_size import MAX_RUN_ROWS, TaskSize, task_size
 from streamload.decode.tasks import Piece, PieceDone, RowsDone, RowTask, ScanTask
+from streamload.errors import StreamloadError
 from streamload.fetch.near import Near
 from streamload.fetch.tables import Tables
 from streamload.memory.slots import Slots
@@ -211,7 +212,12 @@ class Dealer:
             return None
         batches: list[RowBatch] = []
         while len(batches) < size.run and (not batches or self._ahead.in_block):
-            batch = self._open_batch()
+            try:
+                batch = self._open_batch()
+            except StreamloadError:
+                if not batches:
+                    raise
+                break  # it is met again behind those that have been opened, which must be dealt out
             if batch is None:
                 break
             batches.append(batch)

@@ -190,9 +190,9 @@ class RowsAhead:
             if self._parts is not None and not self._located:  # so that the first batch does not wait for both in turn
                 self._parts.guess(block)
             return False
-        self._blocks.popleft()
         fetched = None if self._near is None else self._near.fetcher.fetched
         planned = locate(block, self._tables, self._fields, verify=self._verify, fetched=fetched)
+        self._blocks.popleft()  # not before: what fails now must fail again when it is tried again
         self._located.append((planned, finished))
         if self._parts is not None:
             for parts in planned.parts:

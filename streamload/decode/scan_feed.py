@@ -61,14 +61,14 @@ class ScanFeed:
         start = self._scans.next_bytes(shard)[0]
         end, total = self._fetcher.arrived_from(shard, start)
         if total is not None:
-            self._tables.note_version(shard, total, self._fetcher.etag(shard))
+            self._tables.note_version(shard, total, self._fetcher.state_of(shard).pin.etag)
         self._scans.available(shard, end, total)
         if not self._scans.is_wanted(shard):
             self._hold(shard, range(0))
             return True, left
         if left > 0:
             left -= self._want(shard, start // PART_BYTES, -(-end // PART_BYTES), total, left)
-            if total is None and self._fetcher.is_unpacked(shard):
+            if total is None and self._fetcher.state_of(shard).compression is not None:
                 left = 0  # one at a time: its end is not known before it is unpacked
         return False, left
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from streamload.decode.dealing import EpochStart, RowBatcher
@@ -23,7 +23,7 @@ class Epochs:
     The first batches of the next one are made while the last ones of the other are used, so there is no gap between
     them. They are announced as soon as the other has ended, asked for or not; a trainer that begins somewhere else lets
     them go, and then nothing is made ahead until it goes on from one epoch to the next again. What fails in the next
-    epoch takes effect when that is asked for.
+    epoch takes effect when that is asked for, unless it is forgiven before.
 
     Args:
         begin: makes an epoch, given the batcher of the one before.
@@ -78,6 +78,11 @@ class Epochs:
     def fail_next(self, error: Exception) -> None:
         """Something has failed that was done for the next epoch."""
         self._next_error = error
+
+    def forgive(self, errors: Iterable[Exception]) -> None:
+        """What these were met for is tried again; if the next epoch has failed with one of them, it goes on."""
+        if any(error is self._next_error for error in errors):
+            self._next_error = None
 
     def taken(self, batches: int) -> None:
         """The trainer has taken so many of the batches that were announced."""

@@ -89,6 +89,7 @@ class Feeder:
             trust_promises=order.lanes > 1 or order.choice is not None,
             indexes=indexes,
             limits=configure.fetching.limits,
+            budget_bytes=configure.fetching.budget_bytes,
         )
         self.near = near = self._make_near(configure)
         self._scans = Scans(self._tables, strict=strict, arriving=() if near is None else near.fetcher.fetched)
@@ -113,6 +114,7 @@ class Feeder:
             match message:
                 case EpochStart():
                     if self.near is not None:
+                        self._epochs.forgive(self.near.try_again())  # the storage may have come back
                         order, counts = self._settings.order, self._tables.counts.values
                         self.near.fetcher.foresight.begin(order, counts, message.epoch, message.position)
                     self._epochs.ask(message)

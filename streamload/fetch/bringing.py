@@ -109,6 +109,13 @@ class Bringer:
         else:
             self._transfers.start(_part(state, number))
 
+    def parts_before(self, state: FetchedShard, number: int) -> range:
+        """The parts of a compressed shard that unpacking goes through before it comes to this one."""
+        unpacking = state.unpacking
+        if unpacking is not None and (unpacking.next_number > number or unpacking.ended or unpacking.over):
+            self.forget(state)  # it has been here before, or has failed: once more from the start
+        return range(0 if state.unpacking is None else state.unpacking.next_number, number)
+
     def forget(self, state: FetchedShard) -> None:
         """Nothing more of this shard is wanted. The loop need not be running."""
         if state.unpacking is not None:

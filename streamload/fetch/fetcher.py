@@ -10,6 +10,7 @@ from streamload.fetch.bringing import Bringer
 from streamload.fetch.budget import budget_error
 from streamload.fetch.cache.disk_cache import DiskCache
 from streamload.fetch.cache.foresight import Foresight
+from streamload.fetch.failures import Failures
 from streamload.fetch.fetched_shard import FetchedShard
 from streamload.fetch.fetched_shards import FetchedShards
 from streamload.fetch.ledger import PartLedger
@@ -77,7 +78,7 @@ class Fetcher:
         self._limits = limits
         self._bringer: Bringer | None = None
         self._shards = FetchedShards(listing, most_open, cached=cache is not None)
-        self._failures: dict[int, Exception] = {}
+        self._failures = Failures()
         self._told: list[Told] = []
 
     # -- what is wanted --------------------------------------------------------------------------------------------
@@ -96,10 +97,18 @@ class Fetcher:
         Raises:
             StorageError, ShardFormatError: one of them cannot be brought.
         """
-        for key in keys if self._failures else ():
-            if key in self._failures:
-                raise self._failures[key]
+        self._failures.check(keys)
         return self.ledger.are_present(keys)
+
+    def try_again(self) -> Collection[Exception]:
+        """Have brought once more what could not be, as far as it is still needed; gives the errors that were met."""
+        failed = self._failures.take()
+        again = [key for key in failed if self.ledger.is_needed(key)]
+        self._shards.resume(shard_and_number(key)[0] for key in again)
+        self.ledger.want_again(again)
+        if again:
+            self._wake()
+        return failed.values()
 
     def there_again(self, keys: Collection[int]) -> bool:
         """Whether held parts are all there for what has to be made once more; those that have moved are brought.
@@ -161,18 +170,10 @@ class Fetcher:
         end = number * PART_BYTES
         return end if total_bytes is None else min(end, total_bytes), total_bytes
 
-    def is_unpacked(self, shard: int) -> bool:
-        """Whether the shard is compressed."""
-        return self.state_of(shard).compression is not None
-
     def size_by_index(self, shard: int) -> int:
         """The bytes of a fetched shard that has been listed with them and lies there as it is; -1 for any other."""
         listed = self._listing.shards[shard]
         return listed.bytes if shard in self.fetched and compression_of(listed.url) is None else -1
-
-    def etag(self, shard: int) -> str | None:
-        """The version of a shard, as far as it is known."""
-        return self.state_of(shard).pin.etag
 
     @property
     def counts(self) -> TransferCounts:
@@ -289,11 +290,7 @@ class Fetcher:
             Whether there are such parts, which are next now.
         """
         assert self._bringer is not None
-        unpacking = state.unpacking
-        if unpacking is not None and (unpacking.next_number > number or unpacking.ended):
-            self._bringer.forget(state)  # it has been here before: once more from the start
-        first = 0 if state.unpacking is None else state.unpacking.next_number
-        before = (part_key(state.number, each) for each in range(first, number))
+        before = (part_key(state.number, each) for each in self._bringer.parts_before(state, number))
         return self.ledger.want_before(before, part_key(state.number, number))
 
     # -- what the bringer says -------------------------------------------------------------------------------------
@@ -324,7 +321,7 @@ class Fetcher:
     def failed(self, state: FetchedShard, number: int, error: Exception) -> None:
         """See `BringerEvents`."""
         key = part_key(state.number, number)
-        self._failures[key] = error
+        self._failures.note(key, error)
         self.ledger.give_up(key)
         self._progress()
 

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from functools import partial
 
+from streamload.fetch.failures import Failures
 from streamload.fetch.fetcher import Fetcher
 from streamload.fetch.tables import Tables
 
@@ -33,7 +34,7 @@ class Near:
         self._progress = progress
         self._wanted: dict[int, None] = {}
         self._loading: dict[int, asyncio.Task[None]] = {}
-        self._failures: dict[int, Exception] = {}
+        self._failures = Failures()
 
     def has_tables(self, shards: Iterable[int]) -> bool:
         """Whether the tables of some shards can be had at once; if not, they are loaded, in this order.
@@ -42,9 +43,7 @@ class Near:
             DatasetIndexError, StorageError: one of them cannot be loaded.
         """
         missing = [shard for shard in shards if self._tables.is_remote(shard)]
-        for shard in missing:
-            if shard in self._failures:
-                raise self._failures[shard]
+        self._failures.check(missing)
         self.want_tables(missing)
         return not missing
 
@@ -55,6 +54,10 @@ class Near:
         self._wanted.update(dict.fromkeys(wanted))
         if wanted:
             self._wake()
+
+    def try_again(self) -> list[Exception]:
+        """Forget what has failed, so that it is tried once more when it is needed; gives the errors that were met."""
+        return [*self._failures.take().values(), *self.fetcher.try_again()]
 
     def pump(self) -> None:
         """Start all that there is room for; in the running loop."""
@@ -83,6 +86,6 @@ class Near:
         """Note what was raised, a mistake of ours too: `has_tables` raises it, and nothing else would tell of it."""
         error = None if task.cancelled() else task.exception()
         if isinstance(error, Exception):
-            self._failures[shard] = error
+            self._failures.note(shard, error)
         self._progress()
         self._wake()

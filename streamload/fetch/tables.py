@@ -29,7 +29,8 @@ from streamload.order.plan import ShardCounts
 
 __all__ = ["Tables"]
 
-_MEMORY_BYTES = 256 << 20
+_LEAST_MEMORY_BYTES, _MOST_MEMORY_BYTES = 32 << 20, 256 << 20
+_SHARE_OF_BUDGET = 16
 
 
 class Tables:
@@ -42,6 +43,7 @@ class Tables:
         storages: how indexes that lie remotely are read.
         trust_promises: take counts by other tools' indexes for known; then a shard may have a count and no table yet.
         indexes: those that have been read already, by folder.
+        budget_bytes: of which tables from an index take a sixteenth, but at least 32 and at most 256 MiB.
 
     Attributes:
         counts: the samples of each shard, as far as they are known; grows as tables come in.
@@ -58,8 +60,11 @@ class Tables:
         trust_promises: bool = False,
         indexes: Mapping[str, DatasetIndex] | None = None,
         limits: DownloadLimits | None = None,
+        budget_bytes: int | None = None,
     ) -> None:
         self._listing = listing
+        share_bytes = _MOST_MEMORY_BYTES if budget_bytes is None else budget_bytes // _SHARE_OF_BUDGET
+        self._memory_bytes = max(_LEAST_MEMORY_BYTES, min(share_bytes, _MOST_MEMORY_BYTES))
         self._storages = Storages() if storages is None else storages
         self._cache = cache
         self._strict = strict
@@ -223,8 +228,8 @@ class Tables:
     def _read(self, url: str) -> bytes:
         try:
             return self._storages.for_url(url).read_bytes(url, most_bytes=MOST_INDEX_BYTES)
-        except ShardNotFoundError as exc:
-            raise _no_file(url) from exc
+        except ShardNotFoundError:
+            raise _no_file(url) from None
 
     async def _read_async(self, url: str) -> bytes:
         """A small file whole, as patiently as a shard."""
@@ -235,8 +240,8 @@ class Tables:
 
         try:
             await download(self._storages.for_url(url), url, 0, MOST_INDEX_BYTES, write, pin=Pin(), limits=self._limits)
-        except ShardNotFoundError as exc:
-            raise _no_file(url) from exc
+        except ShardNotFoundError:
+            raise _no_file(url) from None
         return bytes(content)
 
     def _keep(self, shard: int, table: ShardTable) -> None:
@@ -252,7 +257,7 @@ class Tables:
             self._drop_oldest()
 
     def _drop_oldest(self) -> None:
-        while self._indexed_bytes > _MEMORY_BYTES:
+        while self._indexed_bytes > self._memory_bytes:
             oldest = next(shard for shard in self._tables if self._listing.index_of[shard] is not None)
             if oldest == next(reversed(self._tables)):
                 return

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
+from pathlib import Path
 
-from servers.faults import FaultServer
+import pytest
+from servers.faults import FaultServer, Script
 
+from streamload.errors import ShardNotFoundError
+from streamload.fetch.cache.disk_cache import DiskCache
 from streamload.fetch.fetcher import Fetcher
 from streamload.fetch.listing.listing import list_shards
 from streamload.fetch.parts import PART_BYTES, part_key
@@ -56,3 +61,52 @@ def test_room_that_a_batch_has_left_is_seen_at_once() -> None:
     assert stuck == [True, False]
     assert woken
     assert there
+
+
+async def a_shard_that_was_away(server: FaultServer, name: str, cache: DiskCache | None) -> bool:
+    """Two parts of a shard that is missing, and is there when they are tried again the second time."""
+    storages = Storages()
+    listing = await asyncio.to_thread(list_shards, [f"{server.url}/data/{name}"], None, storages)
+    moved = asyncio.Event()
+    fetcher = Fetcher(
+        listing,
+        frozenset({0}),
+        storages,
+        budget_bytes=8 * PART_BYTES,
+        slot_bytes=lambda: 0,
+        wake=moved.set,
+        progress=moved.set,
+        cache=cache,
+    )
+    keys = [part_key(0, 0), part_key(0, 1)]
+
+    async def come(*keys: int) -> None:
+        while not fetcher.there(keys):
+            moved.clear()
+            fetcher.pump()
+            await asyncio.wait_for(moved.wait(), 20)
+
+    try:
+        fetcher.ledger.reserve(keys)
+        fetcher.want(keys)
+        for again in (False, True):
+            assert bool(fetcher.try_again()) == again
+            for key in keys:  # else the second one may fail after the next try has begun
+                with pytest.raises(ShardNotFoundError):
+                    await come(key)
+        server.play(Script())
+        assert fetcher.try_again()
+        await come(*keys)
+        return fetcher.there(keys)
+    finally:
+        await fetcher.close()
+
+
+@pytest.mark.parametrize("name", ["shard.tar", "shard.tar.gz"])
+@pytest.mark.parametrize("cached", [False, True])
+def test_what_was_away_comes_when_it_is_tried_again(name: str, *, cached: bool, tmp_path: Path) -> None:
+    content = bytes(2 * PART_BYTES)
+    objects = {"data/shard.tar": content, "data/shard.tar.gz": gzip.compress(content, 1)}
+    cache = DiskCache(str(tmp_path), 1 << 30, part_bytes=PART_BYTES) if cached else None
+    with FaultServer(objects, Script(status=404, status_share=1.0)) as server:
+        assert asyncio.run(a_shard_that_was_away(server, name, cache))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import traceback
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,20 @@ def names(listing: Listing) -> list[str]:
 
 
 # Storage
+
+
+@pytest.mark.parametrize("url", ["s3:/bucket/x", "S3:/bucket/x", Path("s3://bucket/x"), "gs:/bucket/x", "https:/h/a"])
+def test_a_url_with_one_slash_is_not_taken_for_a_path(url: str | Path, tmp_path: Path) -> None:
+    meant = str(url).replace(":/", "://")
+    for act in (list_shards, ShardWriter):
+        with pytest.raises(ValueError, match=f"did you mean '{meant}'"):
+            act(url)
+
+
+def test_a_folder_may_be_called_as_a_protocol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "s3:" / "bucket", [1])
+    monkeypatch.chdir(tmp_path)
+    assert names(list_shards("s3:/bucket")) == ["shard0-000000.tar"]
 
 
 def test_info_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,6 +93,15 @@ def test_a_missing_shard_comes_with_advice(tmp_path: Path) -> None:
         storage.info(str(tmp_path / "no" / "a.tar"))
     with pytest.raises(ShardNotFoundError, match=r"folder .*/other' does not exist"):
         storage.info(str(tmp_path / "other" / "a.tar"))
+
+
+def test_a_mistyped_path_is_told_once(tmp_path: Path) -> None:
+    """What the system's error says is in the message, and half of a traceback more would hide it."""
+    touch(tmp_path, "train-000001.tar")
+    for act in (list_shards, LocalStorage().info, LocalStorage().open):
+        with pytest.raises(ShardNotFoundError) as caught:
+            act(str(tmp_path / "train-00001.tar"))
+        assert "FileNotFoundError" not in "".join(traceback.format_exception(caught.value))
 
 
 def test_what_is_no_file_is_refused(tmp_path: Path) -> None:

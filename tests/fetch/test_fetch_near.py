@@ -43,6 +43,10 @@ class NoParts:
     def pump(self) -> None:
         """Nothing is wanted."""
 
+    def try_again(self) -> list[Exception]:
+        """Nothing has failed."""
+        return []
+
     async def close(self) -> None:
         self.closed += 1
 
@@ -123,6 +127,34 @@ def test_a_failure_is_raised_for_its_shard_alone_and_not_tried_again(kind: type[
         near.pump()
         await some_turns()
         assert tables.asked == [1, 2]
+        await near.close()
+
+    asyncio.run(main())
+
+
+def test_what_has_failed_is_loaded_once_more_when_it_is_tried_again() -> None:
+    async def main() -> None:
+        tables, told = SlowTables(), Told()
+        error = tables.broken[2] = OSError("broken")
+        tables.gate.set()
+        near = near_of(tables, told)
+        near.want_tables([2])
+        near.pump()
+        await some_turns()
+        assert near.try_again() == [error]
+        assert near.try_again() == []
+        assert not near.has_tables([2])
+        near.pump()
+        await some_turns()
+        with pytest.raises(OSError, match="broken"):
+            near.has_tables([2])
+        near.try_again()
+        del tables.broken[2]
+        assert not near.has_tables([2])
+        near.pump()
+        await some_turns()
+        assert near.has_tables([2])
+        assert tables.asked == [2, 2, 2]
         await near.close()
 
     asyncio.run(main())

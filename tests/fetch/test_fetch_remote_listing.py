@@ -9,6 +9,7 @@ from pathlib import Path
 import fsspec
 import obstore
 import pytest
+from servers.faults import FaultServer, Script
 from servers.nginx import WebServer
 from servers.rclone import S3Server
 
@@ -16,7 +17,7 @@ from streamload import ShardWriter
 from streamload.dataset.index import DatasetIndex, IndexedShard, index_shards, write_index
 from streamload.dataset.scan_cache import ScanCache
 from streamload.dataset.urls import expand_urls
-from streamload.errors import DatasetIndexError, ShardNotFoundError
+from streamload.errors import DatasetIndexError, ShardNotFoundError, StorageError
 from streamload.fetch.listing.finder import find_shards
 from streamload.fetch.listing.listing import Listing, list_shards
 from streamload.fetch.storage.protocol import UNKNOWN_BYTES
@@ -116,6 +117,93 @@ def test_a_named_shard_that_is_not_there_comes_with_close_matches(bucket: Path, 
         list_shards(f"s3://{bucket.name}/missing", storages=s3)
     with pytest.raises(ShardNotFoundError, match="no such bucket"):
         list_shards("s3://no-such-bucket/train/*.tar", storages=s3)
+
+
+@pytest.fixture(params=["obstore", "s3fs"])
+def either(request: pytest.FixtureRequest, rclone_s3: S3Server) -> Iterator[Storages]:
+    """The bucket by either library."""
+    options = rclone_s3.options if request.param == "obstore" else {**rclone_s3.options, "default_block_size": 1 << 20}
+    storages = Storages(options)
+    yield storages
+    asyncio.run(storages.aclose())
+
+
+def refusal(url: str, storages: Storages) -> str:
+    with pytest.raises(ShardNotFoundError) as caught:
+        list_shards(url, storages=storages)
+    return str(caught.value)
+
+
+def test_a_bucket_whose_shards_lie_in_folders_says_which(bucket: Path, either: Storages) -> None:
+    write(bucket / "train", [1], index=False)
+    (bucket / "a").mkdir()
+    (bucket / "a" / "note.txt").write_bytes(b"x")
+    for url in (f"s3://{bucket.name}", f"s3://{bucket.name}/"):
+        assert f"name one of them, such as 's3://{bucket.name}/train'" in refusal(url, either)
+    write(bucket / "below" / "val", [1], index=False)
+    said = refusal(f"s3://{bucket.name}/below", either)
+    assert f"name one of them, such as 's3://{bucket.name}/below/val'" in said
+
+
+def test_a_folder_of_an_image_a_file_is_to_be_packed_first(bucket: Path, either: Storages) -> None:
+    for kind in ("cat", "dog"):
+        (bucket / "photos" / kind).mkdir(parents=True)
+        (bucket / "photos" / kind / "1.jpg").write_bytes(b"x")
+    assert f"pack it first, from a local copy: shardify COPY s3://{bucket.name}/photos-shards" in refusal(
+        f"s3://{bucket.name}/photos", either
+    )
+
+
+def test_the_name_of_a_folder_may_be_mistyped(bucket: Path, either: Storages) -> None:
+    write(bucket / "train", [1], index=False)
+    for url in (f"s3://{bucket.name}/trian", f"s3://{bucket.name}/trian/"):
+        assert "did you mean 'train'" in refusal(url, either)
+    said = refusal(f"s3://{bucket.name}/trian/s0-000000.tar", either)
+    assert f"nothing lies in 's3://{bucket.name}/trian'" in said
+
+
+def test_an_empty_bucket_holds_no_shard(bucket: Path, either: Storages) -> None:
+    assert "no *.tar" in refusal(f"s3://{bucket.name}", either)
+
+
+@pytest.mark.parametrize("named", ["", "/train", "/train/s0-000000.tar", "/train/s{0..3}-000000.tar", "/train/*.tar"])
+def test_a_wrong_secret_is_said_once(
+    bucket: Path, rclone_s3: S3Server, caplog: pytest.LogCaptureFixture, named: str
+) -> None:
+    write(bucket / "train", [1] * 4)
+    storages = Storages({**rclone_s3.options, "secret": "wrong"})
+    with pytest.raises(StorageError, match="secret key does not belong"):
+        list_shards(f"s3://{bucket.name}{named}", storages=storages)
+    assert caplog.messages == []
+    asyncio.run(storages.aclose())
+
+
+@pytest.mark.parametrize("named", ["", "/s0-000000.tar", "/s{0..1}-000000.tar", "/*.tar"])
+def test_a_bucket_whose_index_alone_is_denied_can_be_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, named: str
+) -> None:
+    write(tmp_path / "bucket", [1, 1])
+    with FaultServer(tmp_path, Script(status=403, status_share=1.0, only="index.json")) as server:
+        storages = Storages({"key": "k", "secret": "s", "endpoint_url": server.url})
+        listing = list_shards(f"s3://bucket{named}", storages=storages)
+        asyncio.run(storages.aclose())
+    assert listing.counts is None
+    assert [message.partition(":")[0] for message in caplog.messages] == [
+        "going on without an index, since it cannot be read"
+    ]
+
+
+@pytest.mark.parametrize("index", [False, True])
+def test_braces_that_name_more_than_there_is_say_how_many_there_are(
+    bucket: Path, either: Storages, *, index: bool
+) -> None:
+    write(bucket / "train", [1] * 4, index=index)
+    for folder in (f"s3://{bucket.name}/train", f"{bucket}/train"):
+        pattern = f"{folder}/s{{0..9}}-000000.tar"
+        said = refusal(pattern, either)
+        assert f"{pattern!r} names 10 shards, and 4 of them exist; this is the first that is missing" in said
+        assert "s4-000000.tar')" in said
+        assert "did you mean 's" in refusal(f"{folder}/t{{0..9}}-000000.tar", either)
 
 
 def test_globs_of_a_bucket_take_their_sizes_along(bucket: Path, s3: Storages, requests: list[str]) -> None:

@@ -6,7 +6,9 @@ import dataclasses
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +101,90 @@ def test_answers_to_other_questions(server: FaultServer, fault: str, share: floa
                 assert got == LABELS
             else:
                 assert str(failure.url).startswith(f"{server.url}/{packing}/")
+
+
+def later_on(folder: Path, port: int) -> FaultServer:
+    """A server after a second without one."""
+    time.sleep(1.0)
+    return FaultServer(folder, port=port)
+
+
+@pytest.mark.parametrize("kind", ["http", "s3", "fsspec-http"])
+def test_a_server_that_is_killed_and_started_again(kind: str, tmp_path: Path) -> None:
+    write_datasets(tmp_path, SIZES, [])
+    with FaultServer(tmp_path, Script(bytes_per_s=1e6)) as server:
+        s3 = {"key": "k", "secret": "s", "endpoint_url": server.url, "client_kwargs": {"region_name": "us-east-1"}}
+        root, options = {
+            "http": (server.url, {}),
+            "s3": ("s3:/", s3),
+            "fsspec-http": (server.url, {"block_size": 1}),
+        }[kind]
+        urls = Place(root).urls("plain", SHARDS)
+        with StreamLoader(urls, 9, fields=("npy", "cls"), num_workers=0, storage_options=options, timeout=60) as loader:
+            labels = checked_labels(loader)
+            got = [next(labels)]
+            server.kill()
+            with ThreadPoolExecutor(1) as later:
+                started = later.submit(later_on, tmp_path, int(server.url.rpartition(":")[2]))
+                got += labels
+                started.result().close()
+            assert loader.statistics().failed_requests
+    assert got == LABELS
+
+
+def half_an_epoch_and_then(server: FaultServer, script: Script, loader: StreamLoader) -> None:
+    """The second half of an epoch; the next one, whose first half was not fetched yet, is begun and fails."""
+    loader.load_state_dict({**loader.state_dict(), "position": 90})
+    server.play(script)
+    assert list(checked_labels(loader)) == LABELS[90:]
+    deadline = time.monotonic() + 20
+    while not any(path.endswith(script.only) for path, _, _ in server.report().spans):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    time.sleep(0.3)  # for the feeder to learn of it
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        Script(status=404, status_share=1.0, only="part000-000000.tar"),
+        Script(status=404, status_share=1.0, only="part001-000000.tar"),
+        Script(status=404, status_share=1.0, only="part001-000000.tar.npz"),
+        Script(status=503, status_share=1.0, only="part002-000000.tar"),
+    ],
+)
+@pytest.mark.usefixtures("impatient")
+def test_a_storage_that_was_away_while_the_next_epoch_was_begun(server: FaultServer, script: Script) -> None:
+    with loader_of(server, "indexed", num_workers=1, timeout=20) as loader:
+        half_an_epoch_and_then(server, script, loader)
+        server.play(Script())
+        assert list(checked_labels(loader)) == LABELS
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_storage_that_stays_away_is_one_error(server: FaultServer) -> None:
+    script = Script(status=403, status_share=1.0, only="part001-000000.tar")
+    with loader_of(server, "indexed", num_workers=1, timeout=20) as loader:
+        half_an_epoch_and_then(server, script, loader)
+        server.play(script)
+        with pytest.raises(StorageError, match="access is denied"):
+            list(checked_labels(loader))
+        assert server.report().requests, "it was tried again"
+        server.play(Script())
+        assert sorted(checked_labels(loader))[-90:] == LABELS[90:]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.usefixtures("impatient")
+def test_a_length_that_could_not_be_found_is_found_later(server: FaultServer, workers: int) -> None:
+    server.play(Script(status=404, status_share=1.0))
+    with loader_of(server, "plain", num_workers=workers) as loader:
+        for _ in range(2):
+            with pytest.raises(StorageError, match="no such shard"):
+                len(loader)
+        server.play(Script())
+        assert len(loader) == 20
+        assert list(checked_labels(loader)) == LABELS
 
 
 OTHER = textwrap.dedent(

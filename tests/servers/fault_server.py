@@ -1,7 +1,7 @@
 """An HTTP server that fails on request: ranges, ETags and S3 listings, with faults drawn from a seed.
 
-It runs in a process of its own (`python fault_server.py CONTROL MEMORY`), so that neither side waits for the other's
-GIL, and sends straight from unnamed memory. `faults.py` starts it.
+It runs in a process of its own (`python fault_server.py CONTROL MEMORY PORT`), so that neither side waits for the
+other's GIL, and sends straight from unnamed memory. `faults.py` starts it.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ class Script:
         short_share: answers that hold only the first half of the range, and say so.
         whole_share: answers to a range request with status 200 and the whole object.
         swap_at: with the GET request of this number (from 0) each object becomes another one of the same size.
+        only: objects whose names end with this; others have no faults but delay, rate and swap.
         spared: so many GET requests at the start have no faults; delay, rate and swap count all the same.
     """
 
@@ -75,6 +76,7 @@ class Script:
     short_share: float = 0.0
     whole_share: float = 0.0
     swap_at: int | None = None
+    only: str = ""
     spared: int = 0
 
 
@@ -200,7 +202,7 @@ class Server:
         faults, swapped = NO_FAULTS, False
         is_listing = "list-type" in request.query
         if request.method == "GET" and not is_listing:
-            faults = faults_of(self.script, self.gets)
+            faults = faults_of(self.script, self.gets) if request.path.endswith(self.script.only) else NO_FAULTS
             swapped = self.script.swap_at is not None and self.gets >= self.script.swap_at
             self.gets += 1
         if delay_s := self.script.first_byte_s + faults.sleep_s:
@@ -383,13 +385,13 @@ def stored_objects(memory: int, sizes: dict[str, int], aliases: dict[str, str]) 
     return objects | {alias: objects[name] for alias, name in aliases.items()}
 
 
-async def main(control: socket.socket, memory: int) -> None:
+async def main(control: socket.socket, memory: int, port: int) -> None:
     """Serve until the control socket ends. Each line there is a command; each is answered by a line."""
     reader, writer = await asyncio.open_connection(sock=control, limit=_MOST_COMMAND_BYTES)
     names = json.loads(await reader.readline())
     server = Server(memory, stored_objects(memory, names["sizes"], names["aliases"]))
     loop = asyncio.get_running_loop()
-    listener = socket.create_server(("127.0.0.1", 0), backlog=512)
+    listener = socket.create_server(("127.0.0.1", port), backlog=512)
     listener.setblocking(False)
     tasks: set[asyncio.Task[None]] = set()
 
@@ -414,4 +416,4 @@ async def main(control: socket.socket, memory: int) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])))
+    asyncio.run(main(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]), int(sys.argv[3])))

@@ -48,6 +48,7 @@ class FaultServer:
             is its bucket when it is asked as S3 does.
         script: what goes wrong from the start.
         aliases: more names of objects, each with the name of the object.
+        port: to listen on; 0 takes a free one.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class FaultServer:
         objects: Mapping[str, bytes] | str | os.PathLike[str],
         script: Script | None = None,
         aliases: Mapping[str, str] | None = None,
+        port: int = 0,
     ) -> None:
         contents = objects if isinstance(objects, Mapping) else _files(Path(objects))
         self._memory = _laid_out(contents)
@@ -66,6 +68,7 @@ class FaultServer:
                     str(Path(__file__).with_name("fault_server.py")),
                     str(other.fileno()),
                     str(self._memory),
+                    str(port),
                 ],
                 pass_fds=(other.fileno(), self._memory),
             )
@@ -92,6 +95,11 @@ class FaultServer:
             [tuple(entry) for entry in found["log"]],
             [tuple(entry) for entry in found["spans"]],
         )
+
+    def kill(self) -> None:
+        """End it as a machine that fails does."""
+        self._process.kill()
+        self._process.wait()
 
     def close(self) -> None:
         """Stop it and wait for its end; twice is fine."""

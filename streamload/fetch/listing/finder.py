@@ -6,13 +6,14 @@ import fnmatch
 import logging
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from glob import escape
 from urllib.parse import quote
 
 from streamload.dataset.index import IndexedShard
 from streamload.dataset.urls import Urls, expand_urls
 from streamload.errors import DatasetIndexError, ShardNotFoundError, StorageError
+from streamload.fetch.listing.advice import braces_error, folder_advice, shards_in
 from streamload.fetch.listing.foreign_lookup import ForeignLookup
 from streamload.fetch.listing.index_lookup import IndexLookup
 from streamload.fetch.listing.shard import Shard
@@ -25,6 +26,7 @@ from streamload.fetch.listing.shard_names import (
     shard_name,
 )
 from streamload.fetch.storage.errors import close_matches
+from streamload.fetch.storage.local import local_path
 from streamload.fetch.storage.protocol import (
     UNKNOWN_BYTES,
     ShardInfo,
@@ -80,7 +82,10 @@ class Finder:
         for url in expand_urls(urls):
             found += self._resolve(url)
         refuse_repetitions([url if isinstance(url, str) else url.url for url in found])
-        named = self._look_up([url for url in found if isinstance(url, str)])
+        try:
+            named = self._look_up([url for url in found if isinstance(url, str)])
+        except ShardNotFoundError as exc:
+            raise self._counted(urls, exc) from None
         return [named[url] if isinstance(url, str) else self._looked_at(url) for url in found]
 
     def names(self, urls: Urls) -> list[str]:
@@ -129,7 +134,7 @@ class Finder:
         return self._listed[folder]
 
     def _in_local_folder(self, storage: Storage, folder: str) -> Sequence[ShardInfo | str]:
-        tars = _shards_in(storage, folder)
+        tars = shards_in(storage, folder)
         known = self._indexes.of_folder(folder) if self._indexes is not None else None
         if known is not None:
             named = sorted(shard.name for shard in known.shards)
@@ -142,7 +147,9 @@ class Finder:
                 )
             return [f"{folder}/{name}" for name in named]
         if not tars:
-            raise ShardNotFoundError(f"this folder holds no index and no *.tar; {_advice(storage, folder)}", url=folder)
+            raise ShardNotFoundError(
+                f"this folder holds no index and no *.tar; {folder_advice(storage, folder)}", url=folder
+            )
         return tars
 
     def _in_remote_folder(self, storage: Storage, folder: str) -> Sequence[ShardInfo]:
@@ -164,11 +171,8 @@ class Finder:
             return tars
         try:
             return [storage.info(folder)]  # a shard with another ending
-        except ShardNotFoundError as exc:
-            raise ShardNotFoundError(
-                f"there is no shard of this name, and as a folder it holds no index and no *.tar ({exc.message})",
-                url=without_secrets(folder),
-            ) from None
+        except StorageError as exc:
+            raise _no_shards(storage, folder, exc) from None
 
     def _look_up(self, urls: Sequence[str]) -> dict[str, ShardInfo]:
         """What is known of shards that are named one by one."""
@@ -188,6 +192,26 @@ class Finder:
             found |= self._look_up_in(folder, named)
         return found
 
+    def _counted(self, urls: Urls, error: ShardNotFoundError) -> ShardNotFoundError:
+        """The error for the first missing shard; where braces name it among others that exist, with how many do."""
+        for item in [urls] if isinstance(urls, str | os.PathLike) else urls:
+            pattern = os.fspath(item)
+            if "{" not in pattern:
+                continue
+            expanded = [self._storages.for_url(url).absolute(url) for url in expand_urls(pattern)]
+            named = [url for url in expanded if not is_pattern(url)]
+            if error.url in [without_secrets(url) for url in named]:
+                listed = {info.url for infos in self._listed.values() for info in infos}
+                return braces_error(pattern, len(named), sum(self._exists(url, listed) for url in named), error)
+        return error
+
+    def _exists(self, url: str, listed: Collection[str]) -> bool:
+        """Whether a shard is there, by the index or the listing of its folder where it is remote."""
+        if self._storages.is_local(url):
+            return os.path.exists(local_path(url))
+        known = None if self._indexes is None else self._indexes.entry_of(*folder_and_name(url))
+        return known is not None or url in listed
+
     def _look_up_in(self, folder: str, urls: Sequence[str]) -> dict[str, ShardInfo]:
         """The same for shards of one remote folder without an index, from one listing where there can be one."""
         if protocol_of(folder) in WEB:
@@ -200,8 +224,9 @@ class Finder:
         except StorageError as exc:
             if type(exc) is not StorageError:
                 raise
+            first = storage.info(urls[0])  # whoever may not list may read all the same, or else is told now
             _log.warning("the sizes of the shards are not known before they are read: %s", exc)
-            return {url: ShardInfo(url, UNKNOWN_BYTES, 0) for url in urls}
+            return {urls[0]: first} | {url: ShardInfo(url, UNKNOWN_BYTES, 0) for url in urls[1:]}
         found = {}
         for url in urls:
             if url in listed:
@@ -214,19 +239,18 @@ class Finder:
         return found
 
 
-def _shards_in(storage: Storage, folder: str) -> Sequence[ShardInfo]:
-    return [found for found in storage.list(f"{escape(folder)}/*") if is_shard_name(found.url)]
-
-
 def _indexed(url: str, entry: IndexedShard) -> ShardInfo:
     return ShardInfo(url, entry.bytes, entry.mtime_ns or 0, entry.etag)
 
 
-def _advice(storage: Storage, folder: str) -> str:
-    inside = [match.url for match in storage.list(f"{escape(folder)}/*", folders=True)]
-    with_shards = [match for match in inside if _shards_in(storage, match)]
-    if with_shards:
-        return f"folders in it do: name one of them, such as {with_shards[0]!r}"
-    if inside:
-        return f"if it is an ImageFolder (one folder a class), pack it first: shardify {folder} DESTINATION"
-    return "check the path"
+def _no_shards(storage: Storage, folder: str, error: StorageError) -> StorageError:
+    """The error for a remote url that is no shard, as `error` says, and in which none lie."""
+    if storage.is_folder(folder):
+        advice = folder_advice(storage, folder)
+        return ShardNotFoundError(f"this folder holds no index and no *.tar; {advice}", url=without_secrets(folder))
+    if not isinstance(error, ShardNotFoundError):
+        return error
+    return ShardNotFoundError(
+        f"there is no shard of this name, and as a folder it holds no index and no *.tar ({error.message})",
+        url=without_secrets(folder),
+    )

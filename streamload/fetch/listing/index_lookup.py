@@ -33,6 +33,7 @@ class IndexLookup:
         self._storages = Storages() if storages is None else storages
         self._by_folder: dict[str, DatasetIndex | None] = {}
         self._entries: dict[str, dict[str, IndexedShard]] = {}
+        self._unreadable: list[StorageError] = []
         self._elsewhere = None if elsewhere is None else self._find_elsewhere(os.fspath(elsewhere))
 
     def of_folder(self, folder: str) -> DatasetIndex | None:
@@ -72,10 +73,10 @@ class IndexLookup:
         url = table_path(index.folder, quote(name) if web else name)
         try:
             content = self._storages.for_url(url).read_bytes(url, most_bytes=MOST_INDEX_BYTES)
-        except ShardNotFoundError as exc:
+        except ShardNotFoundError:
             raise DatasetIndexError(
                 "the index has no such file; make it anew with `streamload index`", url=without_secrets(url)
-            ) from exc
+            ) from None
         return index.table(name, content)
 
     def _beside(self, folder: str) -> DatasetIndex | None:
@@ -85,8 +86,14 @@ class IndexLookup:
             if type(exc) is not StorageError:
                 raise
             # Whoever may read objects but not list them is refused what is not there, too.
-            _log.warning("going on without an index, since it cannot be read: %s", exc)
+            self._unreadable.append(exc)
             return None
+
+    def warn_of_unreadable(self) -> None:
+        """Warn of the indexes that could not be read; once it is known that the shards beside them can be."""
+        unreadable, self._unreadable = self._unreadable, []
+        for exc in unreadable:
+            _log.warning("going on without an index, since it cannot be read: %s", exc)
 
     def _find_elsewhere(self, index: str) -> DatasetIndex:
         place = index.rstrip("/") or "/"

@@ -104,6 +104,7 @@ def list_shards(
             if shard.bytes != UNKNOWN_BYTES:
                 check_shard(entry, shard.bytes, shard.url, shard.etag)
             used[known.folder] = known
+    indexes.warn_of_unreadable()
     if indexes_read is not None:
         indexes_read.update(used)
     fields = dict.fromkeys(name for known in used.values() for name in known.fields)

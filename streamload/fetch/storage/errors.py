@@ -36,7 +36,14 @@ _ENDPOINT = (
 )
 _DENIED = "access is denied"
 _PLAIN_CODE = re.compile(r"[A-Za-z0-9.]{1,60}\Z")
-_ADDRESS = re.compile(r"https?://\S+")
+_ADDRESS = re.compile(r"https?://\S+|Cannot connect to host \S+ ssl:(?:<[^>]*>|\S+)")
+"""Says nothing of what went wrong, whatever words are in it: aiohttp's texts have the setting `ssl` there."""
+
+_BROKE_OFF = re.compile(r"unexpected_?eof|handshake eof|reset by peer|connection ?reset|timed ?out", re.IGNORECASE)
+_NO_TLS = re.compile(
+    r"certificate|\btls|ssl|invalidcontenttype|invalidmessage|alertreceived|incompatible", re.IGNORECASE
+)
+_NO_HOST = re.compile(r"dns|name or service|getaddrinfo|nodename|resol(?:ve|ution)", re.IGNORECASE)
 
 
 class ExpiredCredentialsError(StorageError):
@@ -94,15 +101,18 @@ def is_unexplained_denial(error: StorageError) -> bool:
 
 
 def connection_error(url: str, what: str) -> StorageError:
-    """The error for a connection that was not made; `what` is what the library said."""
-    lowered, url = _ADDRESS.sub("", what).lower(), without_secrets(url)
-    if any(word in lowered for word in ("certificate", "tls", "ssl", "invalidcontenttype")):
+    """The error for a connection that was not made; `what` is what the library said.
+
+    One that breaks off while TLS is agreed on is like any other that breaks: the server may just be starting again.
+    """
+    said, url = _ADDRESS.sub("", what), without_secrets(url)
+    if _NO_TLS.search(said) and not _BROKE_OFF.search(said):
         return StorageError(
             "the server's certificate is not trusted, or it does not speak TLS; check https:// in the endpoint, name "
             "your own certificate authority with client_kwargs={'verify': PEM_FILE}",
             url=url,
         )
-    if any(word in lowered for word in ("dns", "name or service", "getaddrinfo", "nodename", "resolve")):
+    if _NO_HOST.search(said):
         return TransientStorageError(f"the host is not known; check its name: {_ENDPOINT}", url=url)
     return TransientStorageError(
         f"no connection to the storage; check that it runs, and host and port: {_ENDPOINT}", url=url
@@ -125,7 +135,10 @@ def changed_error(url: str, was: str | None, now: str | None) -> ShardChangedErr
 
 def close_matches(name: str, names: Iterable[str], folder: str) -> str:
     """What would help whoever mistyped a name: those in its folder that are like it."""
-    close = difflib.get_close_matches(name, sorted(names)[:10_000], n=3)
+    known = sorted(names)[:10_000]
+    close = difflib.get_close_matches(name, known, n=3)
     if close:
         return f"did you mean {' or '.join(map(repr, close))}?"
+    if not known:
+        return f"nothing lies in {without_secrets(folder)!r}; check the path"
     return f"nothing in {without_secrets(folder)!r} has a name like this"

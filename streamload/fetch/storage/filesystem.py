@@ -255,6 +255,8 @@ async def _with_advice(opened: OpenFilesystem, path: str, error: ShardNotFoundEr
     try:
         with TellsErrors(opened.url(folder)):
             entries = await opened.call("ls", folder, detail=True)
+    except ShardNotFoundError:
+        entries = []
     except StorageError:
         return error
     names = [str(entry["name"]).rpartition("/")[2] for entry in entries]

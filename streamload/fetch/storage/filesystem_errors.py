@@ -16,6 +16,7 @@ _CONNECTING = (
     "ClientConnectorCertificateError",
     "ClientConnectorDNSError",
     "EndpointConnectionError",
+    "SSLError",
 )
 _BROKEN = (
     "Timeout",
@@ -57,12 +58,13 @@ def filesystem_error(url: str, exc: Exception) -> StorageError:
     names = [name for link in _chain(exc) for name in _class_names(link)]
     if any(name in _CONNECTING for name in names):
         return connection_error(url, " ".join([*names, *map(str, _chain(exc))]))
+    # Before what is not found, which fsspec's http calls all that it gets no size of.
+    if isinstance(exc, TimeoutError | ConnectionError) or any(part in name for name in names for part in _BROKEN):
+        return TransientStorageError(f"the answer broke off ({type(exc).__name__}); try again later", url=shown)
     if isinstance(exc, FileNotFoundError | NotADirectoryError):
         return ShardNotFoundError("no such shard", url=shown)
     if isinstance(exc, PermissionError):
         return StorageError("access is denied; check the credentials and the rights", url=shown)
-    if isinstance(exc, TimeoutError | ConnectionError) or any(part in name for name in names for part in _BROKEN):
-        return TransientStorageError(f"the answer broke off ({type(exc).__name__}); try again later", url=shown)
     return StorageError(f"cannot be read ({type(exc).__name__}); check the url and storage_options", url=shown)
 
 

@@ -34,7 +34,7 @@ class LocalStorage:
         try:
             found = os.stat(path)
         except OSError as exc:
-            raise _storage_error(path, exc) from exc
+            raise _storage_error(path, exc) from None
         if not stat.S_ISREG(found.st_mode):
             kind = "a folder" if stat.S_ISDIR(found.st_mode) else "not a regular file"
             raise StorageError(f"this is {kind}, and a shard must be a file; check the path", url=path)
@@ -69,7 +69,7 @@ class LocalStorage:
         try:
             return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as exc:
-            raise _storage_error(path, exc) from exc
+            raise _storage_error(path, exc) from None
 
     def read_bytes(self, url: str, *, most_bytes: int) -> bytes:
         """See `Storage.read_bytes`."""
@@ -78,7 +78,7 @@ class LocalStorage:
             with open(path, "rb") as file:
                 content = file.read(most_bytes + 1)
         except OSError as exc:
-            raise _storage_error(path, exc) from exc
+            raise _storage_error(path, exc) from None
         if len(content) > most_bytes:
             raise StorageError(f"this has more than {most_bytes:,} bytes, so it is not what it should be", url=path)
         return content
@@ -92,7 +92,7 @@ class LocalStorage:
             total_bytes = os.fstat(descriptor).st_size
         except OSError as exc:
             os.close(descriptor)
-            raise _storage_error(path, exc) from exc
+            raise _storage_error(path, exc) from None
         if start >= max(1, total_bytes):
             os.close(descriptor)
             raise ShardChangedError(f"the file ends at {total_bytes} bytes, before the asked {start}", url=path)
@@ -150,7 +150,7 @@ class _FileRange:
                 position += len(chunk)
                 yield chunk
         except OSError as exc:
-            raise _storage_error(self._path, exc) from exc
+            raise _storage_error(self._path, exc) from None
         finally:
             await self.aclose()
 
@@ -228,7 +228,7 @@ def _matches(folder: str, component: str, *, folders: bool) -> list[str]:
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as exc:
-        raise _storage_error(folder, exc) from exc
+        raise _storage_error(folder, exc) from None
 
 
 def _storage_error(path: str, exc: OSError) -> StorageError:

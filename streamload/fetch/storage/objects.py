@@ -65,6 +65,8 @@ class ObjectStorage:
         """Size and version by one HEAD; see `Storage.info`."""
         import obstore
 
+        if self._config.family != "http" and not locate(url).key:
+            raise ShardNotFoundError("this is a bucket, and a shard must be an object in it; check the path", url=url)
         try:
             meta = self._retried(url, obstore.head)
         except ShardNotFoundError as exc:
@@ -233,12 +235,13 @@ class ObjectStorage:
         if self._config.family == "http" or "bucket" in error.message:
             return error
         try:
-            objects = self._level(place, folder)["objects"]
+            level = self._level(place, folder)
         except ShardNotFoundError as exc:  # the bucket, since a folder that is not there lists as empty
             return ShardNotFoundError(exc.message, url=without_secrets(url))
         except StorageError:
             return error
-        names = [str(meta["path"]).rpartition("/")[2] for meta in objects]
+        paths = [*(str(meta["path"]) for meta in level["objects"]), *map(str, level["common_prefixes"])]
+        names = [path.rstrip("/").rpartition("/")[2] for path in paths]
         advice = close_matches(name, names, f"{place.root}{folder}")
         return ShardNotFoundError(f"no such shard: {advice}", url=without_secrets(url))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +18,7 @@ __all__ = ["Storages"]
 _OBJECTS = frozenset(("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "http", "https"))
 _IN_MEMORY = frozenset(("memory",))
 _WEB = ("http", "https")
+_ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/(?!/)")
 
 
 class Storages:
@@ -59,11 +62,18 @@ class Storages:
         return self._by_protocol[place]
 
     def is_local(self, url: str) -> bool:
-        """Whether a url is a file that can be opened by its path."""
+        """Whether a url is a file that can be opened by its path.
+
+        Raises:
+            ValueError: it is a url with one slash too few, and no such path.
+        """
         explicit = url.startswith(("file:", "/")) and self._filesystem is None
         if self._filesystem is not None:
             return url.startswith("file:") and "file" not in _protocols(self._filesystem)
-        return explicit or (protocol_of(url) == "file" and "::" not in url)
+        if explicit or protocol_of(url) != "file" or "::" in url:
+            return explicit
+        _refuse_one_slash(url)
+        return True
 
     def is_process_local(self, url: str) -> bool:
         """Whether only this process can read the url, as `memory://`."""
@@ -104,6 +114,16 @@ class Storages:
 def _protocols(filesystem: Any) -> frozenset[str]:
     protocol = filesystem.protocol
     return frozenset([protocol] if isinstance(protocol, str) else protocol)
+
+
+def _refuse_one_slash(url: str) -> None:
+    found = _ONE_SLASH.match(url)
+    if found is not None and found[1].lower() in {*_OBJECTS, *_IN_MEMORY, "hf"} and not os.path.exists(f"{found[1]}:"):
+        meant = f"{found[0]}/{url[found.end() :]}"
+        raise ValueError(
+            f"{without_secrets(url)!r} has one slash behind the colon; did you mean {without_secrets(meant)!r}? "
+            "A pathlib.Path leaves a slash out, so give urls as strings"
+        )
 
 
 def _check_protocol(protocol: str, url: str) -> None:

@@ -244,10 +244,10 @@ class _Download:
                 self._pin.check(self._url, body.total_bytes, body.etag)
                 await self._receive(body, deadline)
                 body = None  # read to its end, so its connection can be used again
-        except TimeoutError as exc:
+        except TimeoutError:
             if not deadline.expired():
                 raise
-            raise _StalledError(f"no byte for {limits.stall_timeout_s:g} s", url=self._url) from exc
+            raise _StalledError(f"no byte for {limits.stall_timeout_s:g} s", url=self._url) from None
         finally:
             if body is not None:
                 await body.aclose()
