@@ -17,8 +17,10 @@ from streamload.memory.mapped import Bytes, map_memory
 
 __all__ = ["Moved", "OpenShards"]
 
+_PIECE_BYTES = 2 << 20
+
 Moved = Callable[[int, int, int], None]
-"""Told the shard and the place of bytes of which there is a copy now."""
+"""Told the shard and the place of bytes of which there is a copy now, up to the end of a part."""
 
 
 class OpenShards:
@@ -94,12 +96,13 @@ class OpenShards:
         """Read a large field piece by piece, each to the end of a part, so that what has been read can be freed."""
         descriptor, at, end = self._descriptors[shard], start, start + size_bytes
         while at < end:
-            piece = os.pread(descriptor, min(end - at, PART_BYTES - at % PART_BYTES), at)
+            piece = os.pread(descriptor, min(end - at, PART_BYTES - at % PART_BYTES, _PIECE_BYTES), at)
             if not piece:
                 break
             take(piece)
             at += len(piece)
-            on_moved(shard, max(start, (at - 1) // PART_BYTES * PART_BYTES), at)
+            if at % PART_BYTES == 0:
+                on_moved(shard, max(start, at - PART_BYTES), at)
 
     def memory(self, shard: int) -> Bytes:
         """The whole shard, read-only; mapped from the first call on."""

@@ -181,7 +181,7 @@ class BytesMoved:
 
 @dataclass(frozen=True)
 class MoveNoted:
-    """The answer to a `BytesMoved`: what can be freed has been. A worker waits for it before it reads much more."""
+    """The answer to a `BytesMoved`: what can be freed has been. A worker waits for it before it reads on."""
 
 
 @dataclass(frozen=True)

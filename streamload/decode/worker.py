@@ -49,9 +49,6 @@ from streamload.memory.unnamed import raise_descriptor_limit
 
 __all__ = ["load_job", "main", "scan"]
 
-_MOST_UNNOTED = 1
-"""Parts of a large field that the feeder need not have freed when the next one is read."""
-
 
 def scan(task: ScanTask, shards: OpenShards, waited_s: float = 0.0) -> ScanDone:
     """Read the headers of a shard, or of the part of it that has come."""
@@ -88,7 +85,6 @@ class _Worker:
         self._shards = OpenShards()
         self._slots = MappedSlots()
         self._maker: RowMaker | None = None
-        self._unnoted = 0
         self._waiting: deque[tuple[Any, list[int]]] = deque()
 
     def start(self, setup: WorkerSetup) -> None:
@@ -110,15 +106,10 @@ class _Worker:
             self._handle(message, descriptors, perf_counter() - waiting_since)
 
     def _moved(self, number: int, shard: int, start: int, end: int) -> None:
-        """Tell the feeder, and let it free what has been read before much more is: else both copies grow."""
+        """Tell the feeder, and let it free what has been read before more is: else both copies grow."""
         self._channel.send(BytesMoved(number, shard, start, end))
-        self._unnoted += 1
-        while self._unnoted > _MOST_UNNOTED:
-            message, descriptors = self._channel.receive()
-            if isinstance(message, MoveNoted):
-                self._unnoted -= 1
-            else:
-                self._waiting.append((message, descriptors))
+        while not isinstance((received := self._channel.receive())[0], MoveNoted):
+            self._waiting.append(received)
 
     def _handle(self, message: Any, descriptors: list[int], waited_s: float) -> None:
         assert self._maker is not None
@@ -134,8 +125,6 @@ class _Worker:
                 self._shards.add(message, descriptors[0])
             case SlotOpened():
                 self._slots.add(message.slot, descriptors[0])
-            case MoveNoted():
-                self._unnoted -= 1
             case LayoutFixed():
                 self._maker.fix_layout(message.layout)
             case ForgetShards():
