@@ -19,7 +19,7 @@ from tables import table
 from streamload.fetch.budget import available_bytes
 
 PROGRAM = Path(__file__).with_name("remote_reading.py")
-TOUCHED_TIMES, TOUCHED_BYTES = 1.1, 5e8
+TOUCHED_TIMES, TOUCHED_BYTES = 1.1, 2e9
 UNTOUCHED_S = 20.0
 """Long enough for a host to take back what was free."""
 LONGEST_RUN_S = 180.0
