@@ -85,7 +85,7 @@ def run(bucket: Bucket, script: Script, question: Question) -> Run:
     """
     if question.touched:
         touch_memory(TOUCHED_TIMES * bucket.total_bytes + TOUCHED_BYTES)
-    else:
+    elif question.touched is False:
         time.sleep(UNTOUCHED_S)
     bucket.server.play(script)
     found = run_command([sys.executable, str(PROGRAM), question.argument()], LONGEST_RUN_S)
@@ -168,7 +168,7 @@ def measure_throughput(sizes: Sizes) -> tuple[str, list[Goal]]:
     for copies in (1, sizes.sustained_copies):
         with bucket_of(sizes.shards_of_images, copies * len(sizes.shards_of_images)) as bucket:
             data = f"{bucket.total_bytes / 1e6:,.0f} MB"
-            raw = Question("", bucket.urls(), bucket.shard_bytes)
+            raw = Question("", bucket.urls(), bucket.shard_bytes, touched=True)
             questions = {
                 "streamload": replace(raw, reader="streamload"),
                 "streamload, shuffled": replace(raw, reader="streamload", shuffle=True),
@@ -229,7 +229,7 @@ def measure_gil(sizes: Sizes) -> tuple[str, list[Goal]]:
     """The rate of fetching beside a trainer that runs pure Python all the time."""
     rows, goals = [], []
     with bucket_of(sizes.shards_of_images, sizes.copies * len(sizes.shards_of_images)) as bucket:
-        http = Question("streamload", bucket.pattern(), ())
+        http = Question("streamload", bucket.pattern(), (), touched=True)
         endpoint = {"anon": True, "endpoint_url": bucket.server.url}
         kinds = {
             "obstore, http": http,

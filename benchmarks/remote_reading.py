@@ -43,7 +43,8 @@ class Question:
             "neighbour" (another process does so: it takes as much of the processors, but not the GIL).
         batches: stop after so many.
         memory_budget: of streamload.
-        touched: whoever asks has had the memory backed that the reader will take; see `remote_parts.touch_memory`.
+        touched: whoever asks has had the memory backed that the reader will take; see `remote_parts.touch_memory`. If
+            False, memory has been left alone for a while; None makes no difference.
         passes_before: of streamload, not measured. With a budget smaller than the data all of them fetch it, but
             memory that no process has touched before costs the first one much of its time on a virtual machine.
     """
@@ -59,7 +60,7 @@ class Question:
     trainer: str = "idle"
     batches: int | None = None
     memory_budget: str = "auto"
-    touched: bool = True
+    touched: bool | None = None
     passes_before: int = 0
 
     def argument(self) -> str:
