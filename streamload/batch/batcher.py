@@ -75,6 +75,11 @@ class Batcher(Generic[SourceT, PartT]):
         return outstanding
 
     @property
+    def incomplete(self) -> int:
+        """How many batches some rows have yet to come of."""
+        return sum(not batch.complete for batch in self._open.values())
+
+    @property
     def empty(self) -> bool:
         """Whether no batch is being made."""
         return not self._open

@@ -106,6 +106,11 @@ class CallerPool:
             self._events.on_broken(attempt.error)
         return True
 
+    @property
+    def held_up(self) -> bool:
+        """Never: no task is done twice."""
+        return False
+
     def resume(self) -> None:
         """Nothing to do: no task is done twice."""
 
@@ -217,6 +222,11 @@ class ThreadPool:
             self._slots.need(piece.slot)
         self._outstanding.add(task.number)
         self._tasks.put(task)
+
+    @property
+    def held_up(self) -> bool:
+        """Never: no task is done twice."""
+        return False
 
     def resume(self) -> None:
         """Nothing to do: no task is done twice."""

@@ -84,6 +84,10 @@ class Pool(Protocol):
     def submit(self, task: Task) -> None:
         """Take a task; its answer comes as an event."""
 
+    @property
+    def held_up(self) -> bool:
+        """Whether there are tasks, and `PoolEvents.may_redo` holds up all of them."""
+
     def resume(self) -> None:
         """Something has come: do again what `PoolEvents.may_redo` has held up."""
 
@@ -135,6 +139,7 @@ class ProcessPool:
         self._events = events
         self._layout: bytes | None = None
         self._returned: deque[Task] = deque()
+        self._refused = False
         self._deaths: Counter[tuple[int, int]] = Counter()
         self._failed_starts = 0
         self._max_failed_starts = _MAX_FAILED_STARTS
@@ -156,12 +161,18 @@ class ProcessPool:
         else:
             self._give(worker, task)
 
+    @property
+    def held_up(self) -> bool:
+        """See `Pool.held_up`."""
+        return self._refused and not any(worker.tasks for worker in self._workers)
+
     def resume(self) -> None:
         """See `Pool.resume`."""
         while self._returned and (worker := self._least_busy()) is not None:
             task = self._returned[0]
             wanted = self._is_wanted(task)
-            if wanted and not self._events.may_redo(task):
+            self._refused = wanted and not self._events.may_redo(task)
+            if self._refused:
                 return
             self._returned.popleft()
             if wanted:

@@ -62,6 +62,8 @@ class ScanFeed:
         end, total = self._fetcher.arrived_from(shard, start)
         if total is not None:
             self._tables.note_version(shard, total, self._fetcher.state_of(shard).pin.etag)
+        if left <= 0:  # what has come behind that is not held, and may go while it is scanned
+            end = min(end, self._held[shard].stop * PART_BYTES)
         self._scans.available(shard, end, total)
         if not self._scans.is_wanted(shard):
             self._hold(shard, range(0))

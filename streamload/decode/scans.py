@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass
 
 from streamload.decode.failure import error_from
@@ -12,6 +12,8 @@ from streamload.decode.tasks import ScanDone, ScanTask
 from streamload.fetch.tables import Tables
 
 __all__ = ["Scans"]
+
+Arrived = Callable[[int, int], int]
 
 
 @dataclass(slots=True)
@@ -41,13 +43,18 @@ class Scans:
         tables: takes what is found.
         strict: how shards are scanned.
         arriving: the shards whose bytes must come first; by default none.
+        arrived: tells of a shard to which end its bytes are there without a gap from a place on. It is asked when a
+            scan is given out, since what was `available` may be gone: left with the disk cache, or given back.
 
     Attributes:
         numbers: the numbers of tasks, unique within a pool.
     """
 
-    def __init__(self, tables: Tables, *, strict: bool, arriving: Container[int] = ()) -> None:
+    def __init__(
+        self, tables: Tables, *, strict: bool, arriving: Container[int] = (), arrived: Arrived | None = None
+    ) -> None:
         self._tables = tables
+        self._arrived = arrived
         self._strict = strict
         self._are_arriving = arriving
         self._waiting: deque[int] = deque()
@@ -123,7 +130,12 @@ class Scans:
             arriving = self._arriving[shard]
             start, needs = self._tables.next_scan(shard)
             end, total = arriving.available, arriving.total
-            if not arriving.under_way and end >= (needs if total is None else min(needs, total)):
+            least = needs if total is None else min(needs, total)
+            if arriving.under_way or end < least:
+                continue
+            if self._arrived is not None:
+                end = min(end, self._arrived(shard, start))
+            if end >= least:
                 arriving.under_way = True
                 return ScanTask(next(self.numbers), shard, self._strict, start, end, total)
         return None

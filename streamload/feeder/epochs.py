@@ -52,7 +52,7 @@ class Epochs:
     @property
     def waits(self) -> bool:
         """Whether the epoch that was asked for can only go on when something more has come near."""
-        return self._asked is not None and self._asked.idle and not self._asked.exhausted
+        return self._asked is not None and self._asked.idle and not self._asked.ended
 
     def ask(self, start: EpochStart) -> None:
         """The trainer wants this one.

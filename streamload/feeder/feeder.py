@@ -16,7 +16,7 @@ from streamload.decode.failure import Attempt, failure_of
 from streamload.decode.pool import Pool
 from streamload.decode.scan_feed import ScanFeed
 from streamload.decode.scans import Scans
-from streamload.decode.tasks import BytesMoved, RowsDone, RowTask, ScanDone, Task
+from streamload.decode.tasks import BytesMoved, RowsDone, ScanDone, ScanTask, Task
 from streamload.feeder.epochs import Epochs
 from streamload.feeder.messages import (
     Configure,
@@ -92,7 +92,12 @@ class Feeder:
             budget_bytes=configure.fetching.budget_bytes,
         )
         self.near = near = self._make_near(configure)
-        self._scans = Scans(self._tables, strict=strict, arriving=() if near is None else near.fetcher.fetched)
+        self._scans = Scans(
+            self._tables,
+            strict=strict,
+            arriving=() if near is None else near.fetcher.fetched,
+            arrived=None if near is None else lambda shard, start: near.fetcher.arrived_from(shard, start)[0],
+        )
         self._feed = None if near is None else ScanFeed(self._scans, self._tables, near.fetcher)
         self._learned = Learned()
         self._totals = FeederTotals()
@@ -140,15 +145,24 @@ class Feeder:
 
     def on_moved(self, moved: BytesMoved) -> None:
         """A worker has its own copy of these bytes."""
-        if self.near is not None and self._epochs.waits_for(moved.number):
-            self.near.fetcher.moved(moved.shard, moved.start, moved.end)
+        with self._failing():
+            if self.near is not None and self._epochs.waits_for(moved.number):
+                self.near.fetcher.moved(moved.shard, moved.start, moved.end)
 
     def may_redo(self, task: Task) -> bool:
-        """Whether all is there that a task needs, some of which may have moved to a worker that has died."""
-        if self.near is None or not isinstance(task, RowTask) or not task.moves:
+        """Whether all is there that a task needs: some of it may have moved to a worker that died, or left the cache.
+
+        What nobody waits for any more is done without: it will never come, and other tasks would wait behind it.
+        """
+        if self.near is None:
+            return True
+        fetcher = self.near.fetcher
+        if isinstance(task, ScanTask):
+            return task.available is None or fetcher.arrived_from(task.shard, task.start)[0] >= task.available
+        if not self._epochs.waits_for(task.number):
             return True
         with self._failing():
-            return self.near.fetcher.there_again(parts_of_rows(task.table.shards, task.table.places()))
+            return fetcher.there_again(parts_of_rows(task.table.shards, task.table.places()))
         return False
 
     def on_room(self) -> None:

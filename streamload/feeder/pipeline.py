@@ -143,8 +143,11 @@ class Epoch:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is being done, and the trainer has taken all that was."""
-        return not self._tasks and self.batcher.outstanding == 0
+        """Whether nothing is being done, and the trainer has taken all that was.
+
+        What is to be done again, and waits for bytes that have moved to a worker, is not being done.
+        """
+        return (not self._tasks or self._pool.held_up) and self.batcher.outstanding == self.batcher.incomplete
 
     def pump(self) -> None:
         """Deal out all that can be dealt out now.

@@ -164,6 +164,7 @@ class Bringer:
     def _on_failed(self, part: Part, error: BaseException) -> None:
         if part.shard < 0:
             self._bodies.failed(part, error)
+            self._events.has_room()
             return
         state = self._state_for(part)
         if state is None:

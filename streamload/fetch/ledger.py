@@ -132,10 +132,10 @@ class PartLedger:
         return bool(moved)
 
     def want_again(self, keys: Iterable[int]) -> None:
-        """Have parts brought that were there, when they are needed next."""
+        """Have parts brought that were there, when they are needed next: those that are held before all others."""
         for key in keys:
             if not self.is_expected(key):
-                self._wanted.put(key, self._next_need(key))
+                self._wanted.put(key, 0 if key in self._holds else self._next_need(key))
 
     def reserve(self, keys: Iterable[int]) -> None:
         """A batch will need these, after all for which anything was reserved before."""

@@ -37,6 +37,8 @@ class Office:
         self.broken: list[Exception] = []
         self.restarted = 0
         self.rooms = 0
+        self.may = True
+        self.refusals = 0
         self._changed = asyncio.Event()
         self.slots = SlotPool()
         self.pool = ProcessPool(
@@ -57,7 +59,9 @@ class Office:
         raise AssertionError("nothing was to be moved")
 
     def may_redo(self, task: Task) -> bool:
-        return True
+        self.refusals += not self.may
+        self._changed.set()
+        return self.may
 
     def on_room(self) -> None:
         self.rooms += 1
@@ -212,6 +216,35 @@ def test_a_worker_that_is_killed_is_replaced_and_its_tasks_are_done_again(shelf:
         assert len(set(office.processes()) & set(before)) == 1
 
     in_office(job(fields=FIELDS, transform={"cls": killed_once}), shelf.write(tmp_path), body)
+
+
+def test_what_a_dead_worker_had_is_held_up_until_all_is_there_again(shelf: Shelf, tmp_path: Path) -> None:
+    marker = str(tmp_path / "killed once")
+
+    def killed_once(value: int) -> int:
+        if value == 2 and not os.path.exists(marker):
+            open(marker, "w").close()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return value
+
+    async def body(office: Office) -> None:
+        await office.until(lambda: office.rooms == 1)
+        office.may = False
+        tasks = office.tasks(shelf, 5)[:2]
+        for task in tasks:
+            office.pool.submit(task)
+        await office.until(lambda: office.restarted == 1)
+        assert not office.pool.held_up, "the new worker has not started, so nothing has been refused"
+        await office.until(lambda: office.refusals > 0)
+        assert office.pool.held_up
+        assert not office.pool.has_room()
+        assert not office.done
+        office.may = True
+        office.pool.resume()
+        assert not office.pool.held_up
+        await office.until(lambda: len(office.done) == 2)
+
+    in_office(job(fields=FIELDS, transform={"cls": killed_once}), shelf.write(tmp_path), body, workers=1)
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from streamload.errors import ShardFormatError
 from streamload.fetch.fetcher import Fetcher
 from streamload.fetch.listing.listing import Listing, list_shards
 from streamload.fetch.listing.shard import Shard
+from streamload.fetch.parts import PART_BYTES, part_key
 from streamload.fetch.storage.storages import Storages
 from streamload.fetch.tables import Tables
 from streamload.order.plan import OrderOptions, RankPlan
@@ -111,6 +112,52 @@ def test_the_earlier_asked_for_goes_first(arrival: Arrival) -> None:
         arrival.bring(shard, 5_000)
     tasks = [arrival.scans.next_task() for _ in range(4)]
     assert [None if task is None else task.shard for task in tasks] == [2, 0, 1, None]
+
+
+def test_what_is_gone_again_is_not_scanned(tmp_path: Path) -> None:
+    """The disk cache may have gone off since it was said to be there; memory that is not filled yet reads as zeros."""
+    there = 20_000
+    tables = Tables(bare(tmp_path / "shards"), ScanCache(str(tmp_path)), strict=True)
+    scans = Scans(tables, strict=True, arriving=range(4), arrived=lambda shard, start: start + there)
+    scans.ask_for([0])
+    scans.available(0, 20_000, 50_000)
+    there = 0
+    assert scans.next_task() is None
+    there = 10_000
+    assert scans.next_task() == ScanTask(0, 0, True, 0, 10_000, 50_000)
+
+
+def test_only_what_is_held_is_scanned(tmp_path: Path) -> None:
+    """What has come behind it may be given back for others while a scan waits or is under way."""
+    folder, parts = "http://127.0.0.1:9", {0: -1, 1: 2, 2: 9}
+    listed = tuple(
+        Shard(f"{folder}/{number}.tar", f"{number}.tar", max(-1, count * PART_BYTES), 0, folder)
+        for number, count in parts.items()
+    )
+    listing = Listing(listed, None, (None,) * 3, ())
+    tables = Tables(listing, ScanCache(str(tmp_path)), strict=True)
+    scans = Scans(tables, strict=True, arriving=range(3))
+    fetcher = Fetcher(
+        listing,
+        frozenset(range(3)),
+        Storages(),
+        budget_bytes=16 * PART_BYTES,  # a quarter for scans
+        slot_bytes=lambda: 0,
+        wake=lambda: None,
+        progress=lambda: None,
+    )
+    feed = ScanFeed(scans, tables, fetcher)
+    scans.ask_for(range(3))
+    feed.pump()  # one part, two, and one of the last shard
+    for number in range(2):
+        fetcher.ledger.admitted(part_key(2, number), PART_BYTES)
+        fetcher.ledger.arrived(part_key(2, number), PART_BYTES)
+    fetcher.state_of(0).total_bytes = 9 * PART_BYTES  # which takes all of it from now on
+    feed.pump()
+    task = scans.next_task()
+    assert task is not None
+    assert (task.shard, task.available) == (2, PART_BYTES)
+    fetcher.let_go()
 
 
 def test_a_shard_that_has_ended_is_known_and_kept(arrival: Arrival, tmp_path: Path) -> None:

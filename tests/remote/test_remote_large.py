@@ -150,6 +150,37 @@ def test_bytes_that_moved_are_fetched_once_more_for_a_batch_that_is_made_again(s
     assert found == RIGHT
 
 
+def test_a_worker_may_die_of_a_batch_that_was_made_again_and_delivered(server: FaultServer, tmp_path: Path) -> None:
+    """What its task needs is nowhere any more, and nobody has a use for it: nothing may wait for that."""
+    reading, delivered = tmp_path / "reading", tmp_path / "delivered"
+
+    def wait_for(file: Path) -> None:
+        deadline_s = time.monotonic() + 20
+        while not file.exists():
+            assert time.monotonic() < deadline_s
+            time.sleep(0.01)
+
+    def longer(sample: Any) -> Any:
+        crc, label = checksum(sample)
+        time.sleep(0.05 if label in (5, 6, 7) else 0)  # so that the next batch is cut
+        if label == LARGE and not reading.exists():
+            reading.touch()
+            wait_for(delivered)
+            os.kill(os.getpid(), signal.SIGKILL)
+        if label == 1:
+            wait_for(reading)
+        return {"crc": crc, "label": label, "array": np.zeros(2 if label in (LARGE, 1, 2, 4) else 1)}
+
+    found = {}
+    sampler = [0, 5, 6, 7, LARGE, 1, 2, 4, *[0] * 60]  # more than is dealt out ahead
+    with loader_of(server, longer, num_workers=2, sampler=sampler, timeout=30) as loader:
+        for batch in loader:
+            found.update(zip(batch["label"].tolist(), batch["crc"].tolist(), strict=True))
+            if LARGE in found:
+                delivered.touch()
+    assert found == RIGHT
+
+
 def test_a_large_field_that_is_read_twice_for_a_batch_is_not_moved(server: FaultServer) -> None:
     def both(sample: Any) -> Any:
         first, second, label = sample
