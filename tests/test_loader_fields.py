@@ -74,4 +74,4 @@ def test_a_field_that_only_some_samples_have(source: str) -> None:
 
 def test_the_loader_says_what_it_is(source: str) -> None:
     assert "6 shards" not in repr(StreamLoader(source, 2))
-    assert "1 shards" in repr(StreamLoader(source, 2))
+    assert "1 shard " in repr(StreamLoader(source, 2))

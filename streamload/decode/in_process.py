@@ -7,7 +7,7 @@ import os
 import queue
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from streamload.decode.failure import Attempt, in_words
@@ -31,11 +31,11 @@ _SHARE_OF_DESCRIPTORS = 6
 class _LocalShards:
     """Shards that are opened when they are first needed."""
 
-    def __init__(self, shards: ResidentShards) -> None:
+    def __init__(self, shards: ResidentShards, retire: Callable[[int], None] = os.close) -> None:
         self._resident = shards
         self._known: dict[int, tuple[int, int]] = {}
         self._most_open = max(1, descriptor_limit() // _SHARE_OF_DESCRIPTORS)
-        self.open = OpenShards()
+        self.open = OpenShards(retire)
 
     def need(self, task: Task) -> set[int]:
         needed = _shards_of(task)
@@ -166,11 +166,21 @@ class _LockedSlots:
 
 @dataclass(slots=True)
 class _ToForget:
-    """What to unmap when some tasks are done."""
+    """What to unmap or to close when some tasks are done.
+
+    Attributes:
+        after: the tasks.
+        shards: which have been finished with.
+        dropped: shards whose memory is gone.
+        slots: which are not written to any more.
+        descriptors: of shards that have others now.
+    """
 
     after: set[int]
     shards: set[int] = field(default_factory=set)
+    dropped: set[int] = field(default_factory=set)
     slots: set[int] = field(default_factory=set)
+    descriptors: list[int] = field(default_factory=list)
 
 
 class ThreadPool:
@@ -192,7 +202,7 @@ class ThreadPool:
     ) -> None:
         self.capacity = workers * _TASKS_AHEAD
         self._job = load_job(job)
-        self._shards = _LocalShards(shards)
+        self._shards = _LocalShards(shards, self._retire)
         self._slots = _LockedSlots(slots)
         self._events = events
         self._loop = asyncio.get_running_loop()
@@ -218,6 +228,7 @@ class ThreadPool:
         needed = self._shards.need(task)
         for forgetting in self._to_forget:
             forgetting.shards -= needed
+            forgetting.dropped -= needed
         for piece in () if isinstance(task, ScanTask) else task.pieces:
             self._slots.need(piece.slot)
         self._outstanding.add(task.number)
@@ -241,8 +252,8 @@ class ThreadPool:
         self._forget(_ToForget(set(self._outstanding), shards=set(shards)))
 
     def drop_shards(self, shards: Sequence[int]) -> None:
-        """Unmap shards, none of which a task that is under way reads."""
-        self._shards.drop(shards)
+        """Unmap shards when the tasks submitted so far are done; none of these should read them."""
+        self._forget(_ToForget(set(self._outstanding), dropped=set(shards)))
 
     def forget_slots(self, slots: Sequence[int]) -> None:
         """Unmap slots when the tasks submitted so far are done."""
@@ -283,7 +294,14 @@ class ThreadPool:
             self._to_forget.append(forgetting)
             return
         self._shards.finish(tuple(forgetting.shards))
+        self._shards.drop(tuple(forgetting.dropped))
         self._slots.drop(tuple(forgetting.slots))
+        for descriptor in forgetting.descriptors:
+            os.close(descriptor)
+
+    def _retire(self, descriptor: int) -> None:
+        """A thread may be reading from it; if its number stood for another file meanwhile, it would read that."""
+        self._forget(_ToForget(set(self._outstanding), descriptors=[descriptor]))
 
 
 def _shards_of(task: Task) -> set[int]:

@@ -26,11 +26,16 @@ Moved = Callable[[int, int, int], None]
 class OpenShards:
     """Open shards, by number. The descriptors are closed with this object at the latest.
 
+    Args:
+        retire: takes a descriptor that another one stands for from now on; it is closed at once where nobody else can
+            be reading from it.
+
     Attributes:
         on_moved: told of each piece of a large field when it has been read; None reads such fields like all others.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, retire: Callable[[int], None] = os.close) -> None:
+        self._retire = retire
         self.on_moved: Moved | None = None
         self._descriptors: dict[int, int] = {}
         self._opened: dict[int, ShardOpened] = {}
@@ -38,10 +43,13 @@ class OpenShards:
         weakref.finalize(self, _close_all, self._descriptors).atexit = False
 
     def add(self, opened: ShardOpened, descriptor: int) -> None:
-        """Take over a shard's descriptor; one that it had before is closed."""
-        self.drop((opened.shard,))
+        """Take over a shard's descriptor, also in place of one that it had before."""
+        before = self._descriptors.get(opened.shard)
         self._descriptors[opened.shard] = descriptor
         self._opened[opened.shard] = opened
+        self._mapped.pop(opened.shard, None)
+        if before is not None:
+            self._retire(before)
 
     def read_into(self, target: memoryview, shard: int, start: int) -> int:
         """Fill `target` with the bytes of a place; returns how many, fewer where the shard ends before.

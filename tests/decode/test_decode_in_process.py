@@ -6,6 +6,7 @@ import asyncio
 import os
 import random
 import threading
+import time
 import traceback
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -167,12 +168,22 @@ def test_the_caller_scans_too(shelf: Shelf, tmp_path: Path) -> None:
 # -- on threads ----------------------------------------------------------------------------------------------------
 
 
+class Growing(ResidentShards):
+    """Shards that must be opened anew for every task, as those whose memory grows must."""
+
+    versions = 0
+
+    def version(self, shard: int) -> tuple[int, int]:
+        self.versions += 1
+        return self.versions, 0
+
+
 class Threads:
     """A pool of threads with its notes and slots."""
 
     def __init__(self, work: Job, shelf: Shelf, folder: Path, workers: int) -> None:
         self.notes, self.slots = Notes(), SlotPool()
-        shards = ResidentShards(shelf.write(folder), kept_bytes=0)
+        shards = Growing(shelf.write(folder), kept_bytes=0)
         self.pool = ThreadPool(workers, job=cloudpickle.dumps(work), shards=shards, slots=self.slots, events=self.notes)
 
     async def do(self, tasks: list[Any]) -> list[Any]:
@@ -185,6 +196,43 @@ class Threads:
 
     def batch(self, done: RowsDone) -> Any:
         return mapped_batch(done.pieces[0], self.slots)
+
+
+def test_threads_read_on_from_what_is_opened_anew_meanwhile(tmp_path: Path) -> None:
+    shelf = Shelf(numbered(20), per_shard=20)
+    read = tmp_path / "read on"
+
+    def wait(array: np.ndarray[Any, Any], rng: np.random.Generator) -> np.ndarray[Any, Any]:
+        deadline_s = time.monotonic() + 10
+        while array.flat[0] == 0 and not read.exists() and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+        return array
+
+    def opened() -> int:
+        links = (f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd"))
+        return sum(os.path.islink(link) and os.readlink(link).endswith("0.tar") for link in links)
+
+    async def body(threads: Threads) -> None:
+        tasks = [
+            shelf.task(FIELDS, rows, number=number, first_slot=threads.slots.take(100))
+            for number, rows in enumerate([[0, 1, 2], [3], [4], [5]])
+        ]
+        threads.pool.submit(tasks[0])
+        for task in tasks[1:]:
+            threads.pool.submit(task)
+        await threads.notes.until(lambda: len(threads.notes.done) >= 3)
+        threads.pool.drop_shards([0])
+        assert opened() == len(tasks), "the first task may be reading from any of them"
+        read.touch()
+        await threads.notes.until(lambda: len(threads.notes.done) == 4)
+        for task in tasks:
+            done = threads.notes.done[task.number]
+            assert done.pieces[0].failures == ()
+            numbers, arrays = threads.batch(done)
+            assert numbers.tolist() == arrays[:, 0].tolist()
+        assert opened() == 0
+
+    on_threads(job(fields=FIELDS, transform={"npy": wait}), shelf, tmp_path, body)
 
 
 def on_threads(

@@ -117,7 +117,8 @@ def test_columns_are_those_of_the_table_and_made_once(folder: Path) -> None:
 
 
 def test_tables_beyond_the_limit_are_dropped_and_found_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables_module, "_MEMORY_BYTES", 1)
+    monkeypatch.setattr(tables_module, "_LEAST_MEMORY_BYTES", 1)
+    monkeypatch.setattr(tables_module, "_MOST_MEMORY_BYTES", 1)
     tables = Tables(list_shards(folder), ScanCache(None), strict=True)
     for shard in (0, 1, 2, 0, 2, 1, 1):
         table = tables.find(shard)
@@ -131,7 +132,7 @@ def test_tables_beyond_the_limit_are_dropped_and_found_again(folder: Path, monke
 def test_of_the_tables_held_the_longest_unused_goes_first(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tables = Tables(list_shards(folder), ScanCache(None), strict=True)
     tables.find(0), tables.find(1), tables.find(0)
-    monkeypatch.setattr(tables_module, "_MEMORY_BYTES", tables._indexed_bytes)
+    monkeypatch.setattr(tables, "_memory_bytes", tables._indexed_bytes)
     tables.find(2)
     assert 1 not in tables._tables
     assert 2 in tables._tables
@@ -140,7 +141,8 @@ def test_of_the_tables_held_the_longest_unused_goes_first(folder: Path, monkeypa
 def test_a_scanned_table_that_was_dropped_is_scanned_again_or_comes_from_the_cache(
     bare: Listing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tables_module, "_MEMORY_BYTES", 1)
+    monkeypatch.setattr(tables_module, "_LEAST_MEMORY_BYTES", 1)
+    monkeypatch.setattr(tables_module, "_MOST_MEMORY_BYTES", 1)
     tables = Tables(bare, ScanCache(str(tmp_path / "cache")), strict=True)
     for shard in range(3):
         tables.add(shard, scanned(bare, shard))
@@ -153,7 +155,8 @@ def test_a_scanned_table_is_held_where_it_could_not_be_found_again(
     bare: Listing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where the cache folder cannot be written, dropping a table would end the epoch."""
-    monkeypatch.setattr(tables_module, "_MEMORY_BYTES", 1)
+    monkeypatch.setattr(tables_module, "_LEAST_MEMORY_BYTES", 1)
+    monkeypatch.setattr(tables_module, "_MOST_MEMORY_BYTES", 1)
     (tmp_path / "a file").write_bytes(b"")
     tables = Tables(bare, ScanCache(str(tmp_path / "a file" / "cache")), strict=True)
     for shard in range(3):
