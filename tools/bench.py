@@ -11,6 +11,7 @@ from streamload_tools.failures import UsageError
 from streamload_tools.reading import Reader, tables
 from streamload_tools.sizes import counted, shown_bytes
 
+import streamload
 from streamload.dataset.table import MISSING, ShardTable
 from streamload.decode.decoders import is_image
 from streamload.errors import CollateError
@@ -18,7 +19,6 @@ from streamload.fetch.listing.index_lookup import IndexLookup
 from streamload.fetch.listing.listing import list_shards
 from streamload.fetch.storage.storages import Storages
 from streamload.images import RandomResizedCrop
-from streamload.loader import StreamLoader
 from streamload.statistics import Statistics
 
 __all__ = ["BenchResult", "Limits", "bench", "bench_lines", "usual_fields"]
@@ -89,7 +89,7 @@ def bench(
     transform = dict.fromkeys(images, RandomResizedCrop(crop)) if images else None
     if fields is None:
         started = time.perf_counter()  # to look at the fields is not the loader's work
-    with StreamLoader(list(urls), fields=chosen, decode=decode, transform=transform, **options) as loader:
+    with streamload.StreamLoader(list(urls), fields=chosen, decode=decode, transform=transform, **options) as loader:
         result = _measure(loader, limits, started)
         what = f"fields {', '.join(chosen)}{'' if decode else ', not decoded'}"
         what += f", {' and '.join(images)} by RandomResizedCrop({crop})" if images else ""
@@ -139,7 +139,7 @@ def _in_every_sample(table: ShardTable, alternatives: Sequence[str]) -> bool:
     return bool((table.column(alternatives) != MISSING).all())
 
 
-def _measure(loader: StreamLoader, limits: Limits, started: float) -> BenchResult:
+def _measure(loader: streamload.StreamLoader, limits: Limits, started: float) -> BenchResult:
     first = last = 0.0
     before = loader.statistics()
     passes, interrupted = 0, False
@@ -172,7 +172,7 @@ def _measure(loader: StreamLoader, limits: Limits, started: float) -> BenchResul
     )
 
 
-def _batches(loader: StreamLoader) -> Iterator[tuple[int, float]]:
+def _batches(loader: streamload.StreamLoader) -> Iterator[tuple[int, float]]:
     """For each batch, of endless passes, the number of its pass and when it came."""
     number = 0
     while True:

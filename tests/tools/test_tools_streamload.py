@@ -147,6 +147,11 @@ def test_python_m_streamload_is_the_command(dataset: Path) -> None:
     assert "Usage: streamload " in said("streamload", "--help")
 
 
+def test_the_commands_start_without_torch() -> None:
+    program = "import streamload_tools.main, streamload_tools.shardify, sys; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=100)
+
+
 @pytest.mark.parametrize("command", ["index", "ls", "verify", "stats", "bench"])
 def test_the_usage_line_is_that_of_manuals(command: str) -> None:
     assert f"{command} [OPTIONS] URLS...\n" in run(streamload.app, command, "--help")[1]
