@@ -27,11 +27,12 @@ WEB = ("http", "https")
 
 def folder_and_name(url: str) -> tuple[str, str]:
     """A shard's url without its last component, and that component as an index knows it."""
-    folder = url.split("?", 1)[0] if protocol_of(url) in WEB else url
-    chain = folder.split("::")
+    web = protocol_of(url) in WEB
+    folder = url.split("?", 1)[0] if web else url
+    chain = folder.split("::") if "::" in folder else [folder]
     first = next((number for number, part in enumerate(chain) if "://" in part), 0)
     chain[first], _, name = chain[first].rpartition("/")
-    return "::".join(chain) or "/", unquote(name) if protocol_of(url) in WEB else name
+    return "::".join(chain) or "/", unquote(name) if web and "%" in name else name
 
 
 def shard_name(url: str) -> str:

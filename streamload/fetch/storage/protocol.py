@@ -162,7 +162,7 @@ class Storage(Protocol):
 def is_pattern(url: str) -> bool:
     """Whether a url holds `*`, `?` or `[`; of an http url only `*` counts, since the others have another meaning."""
     if url.startswith(("http://", "https://")):
-        return "*" in urlsplit(url).path
+        return "*" in url and "*" in urlsplit(url).path
     return _GLOB.search(url) is not None
 
 
