@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Literal
 
@@ -14,6 +15,7 @@ from streamload.choosing.choosing import Choosing, Weights
 from streamload.choosing.mixture import Mixture, portions_of
 from streamload.dataloader_names import FOR_LOADER, knows_other_names
 from streamload.dataset.urls import expand_urls
+from streamload.decode.dealing import EpochStart
 from streamload.decode.tasks import OnError
 from streamload.errors import LoaderStateError, SampleError
 from streamload.loader_attributes import LoaderAttributes
@@ -212,9 +214,12 @@ class StreamLoader(LoaderAttributes, AsyncLoop):
         epoch, position = self._standing.next_start()
         counts = self._known_counts() if self._choosing.needs_counts else ()
         start = self._choosing.start(epoch, position, sum(counts))
-        last_position = self._choosing.last_position(start, self._counts, self._link.settings(self._lanes).order)
+        last_position = partial(self._last_position, start)
+        if position:
+            last_position()  # refuses a position that lies behind the end
         connection = self._link.connect(self._lanes)
-        connection.send(start)
+        begun_ahead = start.numbers is None and self._standing.goes_on_at(epoch, position)
+        (connection.send_later if begun_ahead else connection.send)(start)
         self._standing = Standing(epoch, position)
         begun = Pass(
             connection,
@@ -299,6 +304,9 @@ class StreamLoader(LoaderAttributes, AsyncLoop):
             self._choosing.check_counts(counts)
             self._counts = counts
         return self._counts
+
+    def _last_position(self, start: EpochStart) -> float:
+        return self._choosing.last_position(start, self._counts, self._link.settings(self._lanes).order)
 
     def _running(self) -> Pass | None:
         return None if self._pass is None else self._pass()

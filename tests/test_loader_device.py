@@ -17,7 +17,7 @@ from transforms import raise_on_33
 
 from streamload import StreamLoader
 from streamload.errors import TransformError, WorkerError
-from streamload.feeder.messages import EpochEnded
+from streamload.feeder.messages import Ready
 from streamload.trainer.passes import Pass
 
 TOTAL = 60
@@ -117,7 +117,7 @@ def test_the_next_epoch_that_was_begun_ahead_is_not_lost(source: str, device: La
     with make(source, num_workers=1, prefetch_batches=20) as loader:
         batches = iter(loader)
         messages: list[Any] = []
-        while not any(isinstance(message, EpochEnded) for message in messages[:-1]):
+        while not any(isinstance(message, Ready) and message.last for message in messages[:-1]):
             messages.append(batches.connection.receive(30))
         batches.connection.put_back(messages)
         assert [number for batch in batches for number in device.read(batch[1])] == list(range(TOTAL))

@@ -18,6 +18,7 @@ from streamload import StreamLoader
 from streamload.decode.dealing import EpochStart, RowBatcher
 from streamload.errors import ShardNotFoundError
 from streamload.feeder.epochs import Epochs
+from streamload.memory.channel import Channel
 
 COUNTS = [40, 30, 50]
 TOTAL = sum(COUNTS)
@@ -60,6 +61,25 @@ def test_the_next_epoch_is_begun_before_it_is_asked_for(source: str, tmp_path: P
         first = numbers(loader)
         wait_until(lambda: noting.made() > TOTAL)
         assert [first, numbers(loader), numbers(loader)] == epochs_apart(source, 0, 1, 2)
+
+
+def test_nothing_is_said_between_epochs(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To wake the feeder is the largest part of what an epoch's end could cost the loop."""
+    noting, said = Noting(tmp_path / "made"), []
+    send_all = Channel.send_all
+    monkeypatch.setattr(Channel, "send_all", lambda channel, all_: (said.extend(all_), send_all(channel, all_)))
+    with StreamLoader(source, **options(batch_size=1, transform={"cls": noting}, prefetch_batches=80)) as loader:
+        batches = iter(loader)
+        for _ in range(TOTAL):
+            next(batches)
+        wait_until(lambda: noting.made() >= TOTAL + 40)
+        said.clear()
+        assert len(list(batches)) == 0
+        batches = iter(loader)
+        next(batches)
+        assert said == []
+        assert 1 + len(list(batches)) == TOTAL
+        assert any(isinstance(message, EpochStart) for message in said)
 
 
 def test_no_more_than_is_prefetched_is_made_ahead(source: str, tmp_path: Path) -> None:
@@ -165,8 +185,13 @@ class ByHand:
         self.start = start
         self.batcher = RowBatcher(in_order=True)
         self.failing = failing
-        self.exhausted = self.ended = False
+        self.left = [f"batch of {start.epoch}"]
+        self.exhausted = False
         self.abandoned = False
+
+    @property
+    def ended(self) -> bool:
+        return self.exhausted and not self.left
 
     def pump(self) -> None:
         if self.failing:
@@ -174,8 +199,10 @@ class ByHand:
         self.exhausted = True
 
     def take_ready(self) -> tuple[list[str], int]:
-        self.ended = self.exhausted
-        return [f"batch of {self.start.epoch}"] if self.exhausted else [], 1
+        if not self.exhausted:
+            return [], 1
+        ready, self.left = self.left, []
+        return ready, 1
 
     def takes(self, done: object) -> bool:
         return False
@@ -196,10 +223,10 @@ class EpochsByHand:
             self.begun.append(ByHand(start, failing=start.epoch in failing))
             return self.begun[-1]
 
-        def deliver(start: EpochStart, ready: list[Any], _: int) -> None:
-            self.said += ready
+        def deliver(start: EpochStart, ready: list[Any], last: bool, _: int) -> None:
+            self.said += [*ready, "ended"] if last else ready
 
-        self.epochs = Epochs(begin, deliver, lambda: self.said.append("ended"), works_ahead=True)
+        self.epochs = Epochs(begin, deliver, works_ahead=True)
 
     def run(self, epoch: int) -> None:
         self.epochs.ask(EpochStart(epoch, 0, 0, 1))
@@ -226,4 +253,21 @@ def test_what_fails_ahead_and_is_not_asked_for_is_forgotten() -> None:
 def test_the_next_epoch_is_announced_after_the_end_of_the_one_before() -> None:
     by_hand = EpochsByHand(failing=set())
     by_hand.run(0)
-    assert by_hand.said[:3] == ["batch of 0", "ended", "batch of 1"]
+    assert by_hand.said == ["batch of 0", "ended", "batch of 1"], "which has not been asked for, so it does not end"
+    by_hand.run(1)
+    assert by_hand.said[3:] == ["ended", "batch of 2"]
+
+
+@pytest.mark.parametrize("counted", [True, False])
+def test_epochs_of_which_all_is_announced_ahead(source: str, counted: bool) -> None:
+    """The next epoch's only message is there before the loop asks; what ends it comes only then."""
+    with StreamLoader(source, **options(batch_size=60, prefetch_batches=8)) as loader:
+        found, feeders = [], set()
+        for _ in range(5):
+            batches = iter(loader)
+            given = [next(batches) for _ in range(TOTAL // 60)] if counted else list(batches)
+            found.append([number for batch in given for number in batch[0].tolist()])
+            time.sleep(0.05)  # so that the next one is announced whole
+            feeders.add(children("streamload.feeder")[0].pid)
+    assert found == epochs_apart(source, 0, 1, 2, 3, 4)
+    assert len(feeders) == 1, "none was restarted"

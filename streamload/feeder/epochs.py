@@ -14,7 +14,7 @@ from streamload.feeder.pipeline import Epoch, ReadyBatch
 __all__ = ["Epochs"]
 
 Begin = Callable[[EpochStart, RowBatcher | None], Epoch]
-Deliver = Callable[[EpochStart, list[ReadyBatch], int], None]
+Deliver = Callable[[EpochStart, list[ReadyBatch], bool, int], None]
 
 
 class Epochs:
@@ -27,15 +27,14 @@ class Epochs:
 
     Args:
         begin: makes an epoch, given the batcher of the one before.
-        deliver: announces batches: which epoch's, the batches, and how many may be taken before that is told.
-        ended: called when all batches of the epoch that was asked for have been announced.
+        deliver: announces batches: which epoch's, the batches, whether that was all of the epoch that was asked for,
+            and how many may be taken before that is told.
         works_ahead: False never begins an epoch that was not asked for.
     """
 
-    def __init__(self, begin: Begin, deliver: Deliver, ended: Callable[[], None], *, works_ahead: bool) -> None:
+    def __init__(self, begin: Begin, deliver: Deliver, *, works_ahead: bool) -> None:
         self._begin = begin
         self._deliver = deliver
-        self._ended = ended
         self._works_ahead = works_ahead
         self._in_step = True
         self._last: Epoch | None = None
@@ -110,14 +109,12 @@ class Epochs:
         Raises:
             StreamloadError: the epoch that was asked for cannot go on.
         """
-        asked = self._asked
-        if asked is not None:
-            self._announce(asked)
-            asked.pump()
-            if asked.ended:
-                asked.close()
-                self._asked = None
-                self._ended()
+        if self._asked is not None:
+            self._announce(self._asked)
+        if self._asked is not None:
+            self._asked.pump()
+            if self._asked.ended:  # it had no batch that was still to come
+                self._announce(self._asked)
         if self._next_error is None:
             with Attempt() as attempt:
                 self._pump_next()
@@ -134,9 +131,14 @@ class Epochs:
 
     def _announce(self, epoch: Epoch) -> None:
         ready, tell_after = epoch.take_ready()
+        last = epoch is self._asked and epoch.ended
         if ready:
             self._untaken.append((epoch.batcher, len(ready)))
-            self._deliver(epoch.start, ready, tell_after)
+        if ready or last:
+            self._deliver(epoch.start, ready, last, tell_after)
+        if last:
+            epoch.close()
+            self._asked = None
 
 
 def _after(start: EpochStart) -> EpochStart:

@@ -22,7 +22,6 @@ from streamload.feeder.messages import (
     Configure,
     Counted,
     CountSamples,
-    EpochEnded,
     EpochStart,
     Failed,
     Ready,
@@ -107,7 +106,6 @@ class Feeder:
         self._epochs = Epochs(
             self._begin,
             self._deliver,
-            lambda: send(EpochEnded(self._totals), ()),
             works_ahead=not in_process and not isinstance(order.choice, Sampled),
         )
         shards = ResidentShards(configure.listing.shards, None if near is None else near.fetcher)
@@ -271,11 +269,12 @@ class Feeder:
             self._asked_to_tell = True
             self._send(TellTaken(), ())
 
-    def _deliver(self, start: EpochStart, batches: list[ReadyBatch], tell_after: int) -> None:
+    def _deliver(self, start: EpochStart, batches: list[ReadyBatch], last: bool, tell_after: int) -> None:
         """Send batches, as many with one message as its descriptors allow."""
         self._asked_to_tell = False  # of these it has not been asked
-        for first in range(0, len(batches), MAX_DESCRIPTORS):
-            part = batches[first : first + MAX_DESCRIPTORS]
+        for first in range(0, max(1, len(batches)), MAX_DESCRIPTORS):
+            end = first + MAX_DESCRIPTORS
+            part = batches[first:end]
             opened = tuple(dict.fromkeys(batch.slot for batch in part if batch.slot not in self._announced))
             descriptors = [self._slots.descriptor(slot) for slot in opened] if not self._in_process else []
             self._announced.update(opened)
@@ -285,10 +284,16 @@ class Feeder:
             self._announced.difference_update(retired)
             self.pool.forget_slots(retired)
             self._note_totals()
-            self._send(
-                Ready((start.epoch, start.position), tuple(part), opened, retired, tell_after, self._totals),
-                descriptors,
+            ready = Ready(
+                (start.epoch, start.position),
+                tuple(part),
+                opened,
+                retired,
+                last=last and end >= len(batches),
+                tell_after=tell_after,
+                totals=self._totals,
             )
+            self._send(ready, descriptors)
 
     def _note_totals(self) -> None:
         totals = self._totals

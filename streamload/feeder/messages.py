@@ -20,7 +20,6 @@ __all__ = [
     "Configure",
     "CountSamples",
     "Counted",
-    "EpochEnded",
     "EpochStart",
     "Failed",
     "FindLabels",
@@ -190,6 +189,8 @@ class Ready:
         batches: in order.
         opened: slots that are new to the trainer; their descriptors come with the message.
         retired: slots that are to be dropped.
+        last: whether all batches of the epoch have been sent now. Of an epoch that has not been asked for yet, that is
+            said with a later message.
         tell_after: how many batches may be taken before the feeder is told of them.
         totals: so far.
     """
@@ -198,6 +199,7 @@ class Ready:
     batches: tuple[ReadyBatch, ...]
     opened: tuple[int, ...]
     retired: tuple[int, ...]
+    last: bool
     tell_after: int
     totals: FeederTotals
 
@@ -205,13 +207,6 @@ class Ready:
 @dataclass(frozen=True)
 class TellTaken:
     """Nothing goes on here: say now, and not later together, which batches have been taken."""
-
-
-@dataclass(frozen=True)
-class EpochEnded:
-    """Every batch of the epoch has been sent."""
-
-    totals: FeederTotals
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ MAX_DESCRIPTORS = 64
 """How many descriptors may go with one message; the kernel's own limit is 253."""
 
 _HEADER = struct.Struct("<QI")
-_READ_BYTES = 1 << 18
+_READ_BYTES = 1 << 16
 _LEAST_TIMEOUT_S = 1e-6  # a socket takes 0 for "do not wait at all", which is another error
 _CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 _ANCILLARY_BYTES = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
@@ -113,6 +113,14 @@ class Channel:
         sent = socket.send_fds(self._socket, [data], list(descriptors)) if descriptors else 0
         if sent < len(data):
             self._socket.sendall(data[sent:])
+
+    def send_all(self, messages: Sequence[Any]) -> None:
+        """Send messages together: the other end is woken once.
+
+        Raises:
+            OSError: the other end is gone.
+        """
+        self._socket.sendall(b"".join(frame(message, ()) for message in messages))
 
     def receive(self, timeout_s: float | None = None) -> Message:
         """Wait for the next message.

@@ -7,6 +7,7 @@ import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 from streamload.decode.in_process import CallerPool
@@ -36,6 +37,9 @@ class Connection(Protocol):
     def send(self, message: Any) -> None:
         """Give the feeder a message."""
 
+    def send_later(self, message: Any) -> None:
+        """Give the feeder a message that it need not know yet: with the next one, or before this waits for it."""
+
     def receive(self, timeout_s: float | None, /) -> Any:
         """The feeder's next message.
 
@@ -64,8 +68,11 @@ class Connection(Protocol):
     def put_back(self, messages: Iterable[Any]) -> None:
         """Have messages received again, before any other."""
 
-    def taken(self, batches: int) -> None:
-        """Tell the feeder that so many batches were taken, and which slots are free."""
+    def taken(self, batches: int, tell_after: int = 1, /) -> None:
+        """Note that so many batches were taken; the feeder is told with the next message, or once there are enough."""
+
+    def tell(self) -> None:
+        """Tell the feeder now what it has not been told yet."""
 
     def lend(self, slot: int, size_bytes: int) -> Bytes:
         """The memory of a batch."""
@@ -92,6 +99,8 @@ class FeederProcess:
         self._slots = SlotReader(on_map)
         self._put_back: deque[Any] = deque()
         self._used = False
+        self._unsent: list[Any] = []
+        self._untold = 0
         self._child = child = launch("streamload.feeder.start", workers)
         self._channel = Channel(child.socket)
         self._end = weakref.finalize(self, _end, child, self._channel, self._slots, os.getpid())
@@ -99,15 +108,17 @@ class FeederProcess:
     def send(self, message: Any) -> None:
         """Give the feeder a message; if it is dead, the next `receive` says so."""
         self._used = self._used or isinstance(message, Configure)
-        try:
-            self._channel.send(message)
-        except ConnectionError:
-            return
+        self._unsent.append(message)
+        self.tell()
+
+    def send_later(self, message: Any) -> None:
+        """Give the feeder a message later: to wake it takes time, and on a busy machine it even takes our processor."""
+        self._unsent.append(message)
 
     def receive(self, timeout_s: float | None) -> Any:
         """The feeder's next message; waiting releases the GIL."""
-        if self._put_back:
-            return self._put_back.popleft()
+        if (self._put_back or self._unsent) and (message := self.receive_now()) is not None:
+            return message
         try:
             return self._open(*self._channel.receive(timeout_s))
         except EOFError as error:
@@ -121,7 +132,11 @@ class FeederProcess:
             arrived = self._channel.receive_now()
         except EOFError as error:
             raise WorkerError(f"the feeder process {self._how_it_ended()}") from error
-        return None if arrived is None else self._open(*arrived)
+        if arrived is not None:
+            return self._open(*arrived)
+        if self._unsent:
+            self.tell()
+        return None
 
     def _open(self, message: Any, descriptors: list[int]) -> Any:
         if isinstance(message, Ready):
@@ -149,11 +164,23 @@ class FeederProcess:
         """Have messages received again, before any other."""
         self._put_back.extendleft(reversed(list(messages)))
 
-    def taken(self, batches: int) -> None:
-        """Tell the feeder that so many batches were taken, and which slots are free."""
-        released = self._slots.released
-        slots = tuple(released.pop() for _ in range(len(released)))
-        self.send(Taken(batches, slots))
+    def taken(self, batches: int, tell_after: int = 1, /) -> None:
+        """Note that so many batches were taken: a message for each would cost more than all the rest."""
+        self._untold += batches
+        if self._untold >= tell_after:
+            self.tell()
+
+    def tell(self) -> None:
+        """Tell the feeder now which batches were taken, which slots are free, and whatever else is still to be said."""
+        messages, self._unsent = self._unsent, []
+        if self._untold:
+            released = self._slots.released
+            messages.append(Taken(self._untold, tuple(released.pop() for _ in range(len(released)))))
+            self._untold = 0
+        if not messages:
+            return
+        with suppress(ConnectionError):  # the next `receive` says that it is dead
+            self._channel.send_all(messages)
 
     def lend(self, slot: int, size_bytes: int) -> Bytes:
         """The memory of a batch; when the last view of it is gone, the feeder may use the slot again."""
@@ -234,6 +261,8 @@ class FeederHere:
         """Give the feeder a message."""
         self._feeder.handle(message)
 
+    send_later = send
+
     def receive(self, timeout_s: float | None, /) -> Any:
         """The feeder's next message, after as much work as that takes; the time-out is for what has to be fetched."""
         while not self._messages:
@@ -254,9 +283,12 @@ class FeederHere:
     def ask_to_end(self) -> None:
         """It has no process that could take its time to end."""
 
-    def taken(self, batches: int) -> None:
-        """Tell the feeder that so many batches were taken."""
+    def taken(self, batches: int, _tell_after: int = 1, /) -> None:
+        """Tell the feeder that so many batches were taken. At once, because it costs a call only."""
         self._feeder.handle(Taken(batches, ()))
+
+    def tell(self) -> None:
+        """It knows already."""
 
     def lend(self, slot: int, size_bytes: int) -> Bytes:
         """The memory of a batch."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Literal
@@ -12,7 +11,7 @@ from typing import Any, Literal
 from streamload.batch.device import Mover
 from streamload.decode.failure import Attempt, error_from
 from streamload.errors import LoaderClosedError, SampleError, StreamloadError, WorkerError
-from streamload.feeder.messages import EpochEnded, Failed, Ready, TellTaken
+from streamload.feeder.messages import Failed, Ready, TellTaken
 from streamload.feeder.pipeline import ReadyBatch
 from streamload.statistics import Meter
 from streamload.trainer.connection import Connection
@@ -42,7 +41,7 @@ class Pass(Iterator[Any]):
         delivery: builds the batches.
         standing: kept up to date for the loader.
         meter: adds up.
-        last_position: where the standing is behind the last batch; infinite if that is not known.
+        last_position: tells where the standing is behind the last batch; infinite if that is not known.
         timeout_s: how long to wait for a batch, or None.
         in_order: the batches come in order; else there is no position, and what is begun again is begun from the start.
         mover: moves batches to a device, one ahead of the loop if it is there already; or None.
@@ -60,7 +59,7 @@ class Pass(Iterator[Any]):
         standing: Standing,
         meter: Meter,
         *,
-        last_position: float,
+        last_position: Callable[[], float],
         timeout_s: float | None,
         in_order: bool,
         mover: Mover | None = None,
@@ -78,7 +77,7 @@ class Pass(Iterator[Any]):
         self._pending: deque[ReadyBatch] = deque()
         self._ahead: _Made | None = None
         self._error_ahead: Exception | None = None
-        self._untold = 0
+        self._all_came = False
         self._tell_after = 1
         self._asked_at: float | None = None
         self._gave_at: float | None = None
@@ -114,6 +113,9 @@ class Pass(Iterator[Any]):
         asked_at = self._note_asked()
         try:
             while (batch := self._take()) is None:
+                if self._all_came:
+                    self._refuse_nothing()
+                    raise StopIteration
                 if (message := receive()) is None:
                     return None
                 self._handle(message)
@@ -158,9 +160,7 @@ class Pass(Iterator[Any]):
         """The first of the pending batches of which something is left."""
         while self._pending:
             ready = self._pending.popleft()
-            self._untold += 1
-            if self._untold >= self._tell_after:
-                self._tell()
+            self.connection.taken(1, self._tell_after)
             built = self._delivery.build(ready, self.connection.lend)
             if built is None:
                 self._note_given(ready.end)
@@ -179,7 +179,7 @@ class Pass(Iterator[Any]):
         A batch with samples that failed is left alone, because to build it is to judge them.
         """
         with Attempt() as attempt:
-            while not self._pending and (message := self.connection.receive_now()) is not None:
+            while not self._pending and not self._all_came and (message := self.connection.receive_now()) is not None:
                 if not isinstance(message, Ready):
                     self.connection.put_back([message])
                     return
@@ -193,11 +193,6 @@ class Pass(Iterator[Any]):
         for batch in batches:
             self.connection.lend(batch.slot, batch.size_bytes)
         self.connection.taken(len(batches))
-
-    def _tell(self) -> None:
-        if self._untold:
-            self.connection.taken(self._untold)
-            self._untold = 0
 
     def receive(self) -> Any:
         """The feeder's next message; this waits for it.
@@ -223,16 +218,12 @@ class Pass(Iterator[Any]):
                 self._meter.totals = message.totals
                 if message.start == self._start:
                     self._pending.extend(message.batches)
+                    self._all_came = message.last
                     self._tell_after = message.tell_after
                 else:
                     self._let_go(message.batches)
             case TellTaken():
-                self._tell()
-            case EpochEnded():
-                self._tell()
-                self._meter.totals = message.totals
-                self._refuse_nothing()
-                raise StopIteration
+                self.connection.tell()
             case Failed():
                 raise error_from(message.failure)
 
@@ -269,7 +260,7 @@ class Pass(Iterator[Any]):
 
     def end(self, why: str) -> None:
         """End the pass, for another one or because it was dropped; the processes stay if it has given all batches."""
-        if self._over == "no" and self._gave_at is not None and self._standing.position >= self._last_position:
+        if self._over == "no" and self._gave_at is not None and self._standing.position >= self._last_position():
             try:
                 self._await_end()
             except StreamloadError:  # a feeder that dies now has nothing more to give for this epoch
@@ -280,9 +271,9 @@ class Pass(Iterator[Any]):
         self.close(why)
 
     def _await_end(self) -> None:
-        with suppress(StopIteration):
-            while True:
-                self._handle(self.receive())
+        while not self._all_came:
+            self._handle(self.receive())
+        self._refuse_nothing()
 
     def _finish(self) -> None:
         self._over = "finished"

@@ -17,12 +17,14 @@ class Standing:
         position: samples of its order that the loop has been given, over all ranks.
         state: "ready" to begin or go on from here; "running"; or "left" by the user before the end.
         epoch_to_come: the epoch of the next pass, if the user has named one.
+        finished: the epoch before this one was given to its end by this loader.
     """
 
     epoch: int = 0
     position: int = 0
     state: Literal["ready", "running", "left"] = "ready"
     epoch_to_come: int | None = None
+    finished: bool = False
 
     def next_start(self) -> tuple[int, int]:
         """The epoch and the position at which the next pass begins."""
@@ -41,3 +43,8 @@ class Standing:
         self.epoch += 1
         self.position = 0
         self.state = "ready"
+        self.finished = True
+
+    def goes_on_at(self, epoch: int, position: int) -> bool:
+        """Whether a pass that begins there follows one that was finished: the feeder has begun it by itself."""
+        return self.finished and (epoch, position) == (self.epoch, 0)
