@@ -186,6 +186,7 @@ def test_a_loader_that_gives_other_samples_is_refused(
     complaint: str | None,
 ) -> None:
     module = benchmark_module("measure")
+    monkeypatch.setattr(module, "children", list)  # servers of other tests
     of = module.workload("tiny", tmp_path, 4)  # with the labels 0 to 3
     monkeypatch.setattr(_Batches, "epochs", epochs, raising=False)
     if complaint is None:

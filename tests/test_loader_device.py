@@ -86,10 +86,10 @@ def test_in_an_event_loop(source: str, device: LateDevice) -> None:
 
 def test_slots_go_round(source: str, device: LateDevice) -> None:
     with make(source, num_workers=1, prefetch_batches=1) as loader:
-        for _ in range(6):
+        for _ in range(20):
             for batch in loader:
                 device.read(batch[0])
-        assert device.ever_locked < 20, "of 36 batches"
+        assert device.ever_locked < 40, "of 120 batches"
 
 
 def test_the_batch_ahead_is_copied_but_not_given(source: str, device: LateDevice) -> None:

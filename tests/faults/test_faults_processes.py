@@ -286,7 +286,7 @@ def test_ctrl_c_ends_everything_with_one_traceback(source: str) -> None:
     assert "KeyboardInterrupt" in err
 
 
-@pytest.mark.parametrize("ending", ["break", "sys.exit()"])
+@pytest.mark.parametrize("ending", ["break", pytest.param("sys.exit()", marks=pytest.mark.exhaustive)])
 def test_interpreter_exit_without_close(source: str, ending: str) -> None:
     script, pids = start_script(source, f"if step == 4: {ending}")
     status, _, err = end(script)

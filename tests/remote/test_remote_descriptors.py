@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from matrix import exhaustive
 from places import Place, write_datasets
 from servers.faults import FaultServer
 
@@ -63,7 +64,7 @@ def said(root: str, packing: str, **options: object) -> list[str]:
     return ended.stdout.splitlines()
 
 
-@pytest.mark.parametrize(("packing", "workers"), [("indexed", 0), ("plain", 1)])
+@pytest.mark.parametrize(("packing", "workers"), [exhaustive(("indexed", 0)), ("plain", 1)])
 def test_shards_that_are_needed_one_after_the_other(server: FaultServer, packing: str, workers: int) -> None:
     assert said(server.url, packing, num_workers=workers, shuffle_window=30) == ["True", "True"]
 

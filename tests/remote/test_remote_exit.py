@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Iterator
 
 import pytest
+from matrix import exhaustive
 from places import Place, write_datasets
 from servers.faults import FaultServer, Script
 
@@ -49,7 +50,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultServer]:
         yield found
 
 
-@pytest.mark.parametrize(("how", "status"), [("close", 0), ("raise", 7), ("nothing", 0)])
+@pytest.mark.parametrize(("how", "status"), [("close", 0), exhaustive(("raise", 7)), ("nothing", 0)])
 def test_a_program_that_ends_while_shards_are_on_their_way(server: FaultServer, how: str, status: int) -> None:
     urls = Place(server.url).urls("indexed", range(16))
     ended = subprocess.run(

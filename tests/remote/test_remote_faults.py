@@ -263,7 +263,7 @@ for step, batch in enumerate(StreamLoader(sys.argv[1:], 8, fields=("cls",), num_
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGKILL, exhaustive((signal.SIGINT,))])
 def test_a_trainer_that_is_ended_takes_everything_with_it(server: FaultServer, number: signal.Signals) -> None:
     server.play(Script(bytes_per_s=500e3))
     with subprocess.Popen(

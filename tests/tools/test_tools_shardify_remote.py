@@ -209,7 +209,7 @@ def test_an_unfinished_run_is_thrown_away_with_overwrite(
     assert without_etags(in_set(bucket)) == without_etags(files_below(tmp_path / "local"))
 
 
-@pytest.mark.parametrize("stop_after", [1, 6, pytest.param(3, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("stop_after", [6, *(pytest.param(number, marks=pytest.mark.exhaustive) for number in (1, 3))])
 def test_a_killed_run_is_resumed_to_the_same_bytes(tmp_path: Path, bucket: Place, stop_after: int) -> None:
     source, staging = images(tmp_path), tmp_path / "staging"
     arguments = [str(source), f"{bucket.url}/set", "--max-count", "1", "--staging", str(staging), "--workers", "2"]

@@ -45,7 +45,7 @@ def command(*arguments: object, program: list[str] | None = None) -> list[str]:
     return [sys.executable, "-W", "error", *(program or ["-m", "streamload_tools.shardify"]), *map(str, arguments)]
 
 
-@pytest.mark.parametrize("options", [[], ["--resize", "8"]])
+@pytest.mark.parametrize("options", [pytest.param([], marks=pytest.mark.exhaustive), ["--resize", "8"]])
 def test_killed_at_any_step_and_resumed_it_ends_with_the_same_bytes(tmp_path: Path, options: list[str]) -> None:
     source, dest = images(tmp_path, 6), tmp_path / "dest"
     assert pack(source, tmp_path / "whole", *MANY, *options)[0] == 0
