@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from io import BytesIO
-from typing import Any
+from typing import Any, NamedTuple
 
 from streamload.dataset.compressed_names import is_compressed
 from streamload.dataset.table import ShardTable
@@ -37,9 +38,11 @@ INDEX_FORMAT = 1
 _KIND = "streamload-index"
 
 
-@dataclass(frozen=True, slots=True)
-class IndexedShard:
-    """What an index says of one shard as a whole.
+_IN_NO_NAME = re.compile(r"[/\\\0]")
+
+
+class IndexedShard(NamedTuple):
+    """What an index says of one shard as a whole; a tuple, because there may be hundreds of thousands.
 
     Attributes:
         name: the file's name, without a folder.
@@ -126,9 +129,13 @@ class DatasetIndex:
             "format": INDEX_FORMAT,
             "kind": _KIND,
             "fields": list(self.fields),
-            "shards": [_without_unknown_etag(asdict(entry)) for entry in self.shards],
+            "shards": [_without_unknown_etag(entry._asdict()) for entry in self.shards],
         }
         return (json.dumps(document, indent=1) + "\n").encode("ascii")
+
+    def find(self, name: str) -> IndexedShard | None:
+        """The entry of one shard, or None."""
+        return self._by_name.get(name)
 
     def shard(self, name: str) -> IndexedShard:
         """The entry of one shard.
@@ -136,7 +143,7 @@ class DatasetIndex:
         Raises:
             DatasetIndexError: the index does not have it.
         """
-        entry = self._by_name.get(name)
+        entry = self.find(name)
         if entry is None:
             raise DatasetIndexError(
                 f"the index in {self.folder!r} does not have this shard; add it with `streamload index`", url=name
@@ -187,7 +194,7 @@ def check_shard(entry: IndexedShard, actual_bytes: int, url: str, actual_etag: s
 
 def is_plain_name(name: object) -> bool:
     """Whether something is the name of a file and nothing else, so that no path from an index leads elsewhere."""
-    return isinstance(name, str) and name not in ("", ".", "..") and not set("/\\\0") & set(name)
+    return isinstance(name, str) and name not in ("", ".", "..") and _IN_NO_NAME.search(name) is None
 
 
 def table_path(folder: str, name: str) -> str:
@@ -230,7 +237,9 @@ def _is_entry(shard: object) -> bool:
         return False
     if not isinstance(shard.get("etag"), str | None):
         return False
-    counts = [shard.get("bytes"), shard.get("samples")]
-    if shard.get("mtime_ns", 0) is not None:
-        counts.append(shard.get("mtime_ns"))
-    return all(isinstance(count, int) and not isinstance(count, bool) and count >= 0 for count in counts)
+    known = shard.get("mtime_ns", -1)
+    return _is_count(shard.get("bytes")) and _is_count(shard.get("samples")) and (known is None or _is_count(known))
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and value >= 0

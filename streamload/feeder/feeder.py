@@ -32,7 +32,9 @@ from streamload.feeder.pipeline import Epoch, ReadyBatch
 from streamload.fetch.budget import bytes_for_parts
 from streamload.fetch.cache.disk_cache import DiskCache
 from streamload.fetch.fetcher import Fetcher
+from streamload.fetch.fetching import Fetching
 from streamload.fetch.listing.fetched import fetched_shards
+from streamload.fetch.listing.listing import Listing
 from streamload.fetch.near import Near
 from streamload.fetch.parts import PART_BYTES, parts_of_rows
 from streamload.fetch.resident import ResidentShards
@@ -56,6 +58,7 @@ class Feeder:
         send: takes messages for the trainer, with descriptors.
         start_pool: starts the workers; gets the feeder for their events, and where shards are.
         in_loop: has something called in the event loop soon.
+        listing: the shards.
         in_process: there is no other process: slots have no descriptors, and nothing is done before it is asked for.
         indexes: those of the listing's indexes that have been read already, by folder.
     """
@@ -68,6 +71,7 @@ class Feeder:
         start_pool: Callable[[Feeder, ResidentShards], Pool],
         in_loop: Callable[[Callable[[], None]], None],
         *,
+        listing: Listing,
         in_process: bool = False,
         indexes: Mapping[str, DatasetIndex] | None = None,
     ) -> None:
@@ -81,7 +85,7 @@ class Feeder:
         # With one lane, samples flow while a shard is scanned, so no count is needed before that.
         order = configure.settings.order
         self._tables = Tables(
-            configure.listing,
+            listing,
             ScanCache(None),
             strict=strict,
             storages=storages,
@@ -90,7 +94,7 @@ class Feeder:
             limits=configure.fetching.limits,
             budget_bytes=configure.fetching.budget_bytes,
         )
-        self.near = near = self._make_near(configure)
+        self.near = near = self._make_near(configure.fetching, listing)
         self._scans = Scans(
             self._tables,
             strict=strict,
@@ -108,7 +112,7 @@ class Feeder:
             self._deliver,
             works_ahead=not in_process and not isinstance(order.choice, Sampled),
         )
-        shards = ResidentShards(configure.listing.shards, None if near is None else near.fetcher)
+        shards = ResidentShards(listing.shards, None if near is None else near.fetcher)
         self.pool = start_pool(self, shards)
 
     def handle(self, message: Any) -> None:
@@ -181,9 +185,8 @@ class Feeder:
         self.pool.close()
         self._slots.close()
 
-    def _make_near(self, configure: Configure) -> Near | None:
+    def _make_near(self, fetching: Fetching, listing: Listing) -> Near | None:
         """What brings shards near, if there are any that need that."""
-        listing, fetching = configure.listing, configure.fetching
         fetched = fetched_shards(listing, fetching.storages)
         if not fetched and not any(map(self._tables.is_remote, range(len(listing.shards)))):
             return None

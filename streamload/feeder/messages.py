@@ -141,7 +141,7 @@ class Configure:
     """The trainer's first message, but for `FindShards`: everything that holds for all epochs.
 
     Attributes:
-        listing: the shards.
+        listing: the shards; None for those that this feeder has found last.
         settings: the pipeline's.
         job: a cloudpickle of the `Job`.
         workers: how many.
@@ -150,7 +150,7 @@ class Configure:
         import_path: the trainer's `sys.path`.
     """
 
-    listing: Listing
+    listing: Listing | None
     settings: PipelineSettings
     job: bytes
     workers: int

@@ -11,7 +11,6 @@ from typing import Any
 
 from streamload.dataset.index import DatasetIndex
 from streamload.decode.failure import Attempt, failure_of
-from streamload.decode.in_process import ThreadPool
 from streamload.decode.pool import Pool, ProcessPool
 from streamload.feeder.class_names import read_class_names
 from streamload.feeder.feeder import Feeder
@@ -33,7 +32,7 @@ from streamload.feeder.messages import (
     TablesLoaded,
 )
 from streamload.fetch.labels import read_labels
-from streamload.fetch.listing.listing import list_shards
+from streamload.fetch.listing.listing import Listing, list_shards
 from streamload.fetch.listing.sizes import look_at
 from streamload.fetch.reading import RangeReader
 from streamload.fetch.resident import ResidentShards
@@ -46,16 +45,19 @@ __all__ = ["run"]
 
 _GRACE_S = 0.3
 
+StartPool = Callable[..., Pool]
 
-def run(sock: socket.socket, trainer: int, launched: list[WorkerChild]) -> None:
+
+def run(sock: socket.socket, trainer: int, launched: list[WorkerChild], threads: StartPool | None) -> None:
     """Serve one trainer to the end, and end this process.
 
     Args:
         sock: leads to the trainer.
         trainer: the number of its process.
         launched: workers that have been started already.
+        threads: starts them where they are threads.
     """
-    asyncio.run(_serve(sock, trainer, launched))
+    asyncio.run(_serve(sock, trainer, launched, threads))
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # threads of a thread pool may still be in the user's code
@@ -64,12 +66,16 @@ def run(sock: socket.socket, trainer: int, launched: list[WorkerChild]) -> None:
 class _Process:
     """The feeder as a process of its own."""
 
-    def __init__(self, sock: socket.socket, trainer: int, launched: list[WorkerChild]) -> None:
+    def __init__(
+        self, sock: socket.socket, trainer: int, launched: list[WorkerChild], threads: StartPool | None
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self._loop.set_exception_handler(self._on_exception)
         self._trainer = trainer
         self._launched = launched
+        self._threads = threads
         self._feeder: Feeder | None = None
+        self._found: Listing | None = None
         self._indexes: dict[str, DatasetIndex] = {}
         self._looking: asyncio.Task[None] | None = None
         self._reader: RangeReader | None = None
@@ -85,7 +91,8 @@ class _Process:
         elif isinstance(message, LoadTables | ReadRanges):
             self._looking = asyncio.create_task(self._read(message))
         elif isinstance(message, Configure):
-            slots = SlotPool()
+            slots, listing = SlotPool(), message.listing or self._found
+            assert listing is not None, "it has found none"
             with Attempt() as attempt:
                 self._feeder = Feeder(
                     message,
@@ -93,6 +100,7 @@ class _Process:
                     self._send,
                     lambda feeder, shards: self._start_pool(message, slots, feeder, shards),
                     self._in_loop,
+                    listing=listing,
                     indexes=self._indexes,
                 )
             if attempt.error is not None:
@@ -111,6 +119,7 @@ class _Process:
             if isinstance(wanted, FindShards):
                 urls, index, storages = wanted.urls, wanted.index, wanted.storages
                 listing = await asyncio.to_thread(list_shards, urls, index, storages, indexes_read=self._indexes)
+                self._found = listing
                 self._send(Found(listing), ())
             elif isinstance(wanted, FindLabels):
                 labels = await asyncio.to_thread(read_labels, wanted.listing, wanted.storages)
@@ -138,7 +147,8 @@ class _Process:
 
     def _start_pool(self, configure: Configure, slots: SlotPool, feeder: Feeder, shards: ResidentShards) -> Pool:
         if configure.executor == "thread":
-            return ThreadPool(configure.workers, job=configure.job, shards=shards, slots=slots, events=feeder)
+            assert self._threads is not None, "it was started for processes"
+            return self._threads(configure.workers, job=configure.job, shards=shards, slots=slots, events=feeder)
         return ProcessPool(
             configure.workers,
             job=configure.job,
@@ -181,7 +191,7 @@ class _Process:
             worker.child.end(_GRACE_S)
 
 
-async def _serve(sock: socket.socket, trainer: int, launched: list[WorkerChild]) -> None:
-    process = _Process(sock, trainer, launched)
+async def _serve(sock: socket.socket, trainer: int, launched: list[WorkerChild], threads: StartPool | None) -> None:
+    process = _Process(sock, trainer, launched, threads)
     await process.ended.wait()
     await process.close()

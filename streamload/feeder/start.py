@@ -1,7 +1,7 @@
 """The first lines of the feeder's process: it starts its workers before it imports what it needs itself.
 
 So all of them import at once. It is started as `python -m streamload.feeder.start SOCKET LAST_WORDS TRAINER WORKERS`:
-two descriptors, the number of the trainer's process, and how many workers there are to be.
+two descriptors, the number of the trainer's process, and how many workers to start now; 0 where they are threads.
 """
 
 from __future__ import annotations
@@ -37,7 +37,12 @@ def main() -> None:
     launched = _launched(workers)
     from streamload.feeder import process
 
-    process.run(socket.socket(fileno=socket_number), trainer, launched)
+    if workers:
+        process.run(socket.socket(fileno=socket_number), trainer, launched, None)
+    else:
+        from streamload.decode.in_process import ThreadPool  # with all that makes samples: no feeder else needs it
+
+        process.run(socket.socket(fileno=socket_number), trainer, launched, ThreadPool)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from streamload.decode.tasks import Job
 from streamload.errors import WorkerError
 from streamload.feeder.feeder import Feeder
 from streamload.feeder.messages import Configure, Ready, Taken
+from streamload.fetch.listing.listing import Listing
 from streamload.fetch.resident import ResidentShards
 from streamload.launch import Child, launch
 from streamload.loop_thread import LoopThread
@@ -228,10 +229,11 @@ class FeederHere:
 
     Args:
         configure: as for a process; its pickled job is not used.
+        listing: the shards.
         job: the user's functions.
     """
 
-    def __init__(self, configure: Configure, job: Job) -> None:
+    def __init__(self, configure: Configure, listing: Listing, job: Job) -> None:
         self._slots = slots = HeapSlots()
         self._messages: deque[Any] = deque()
         self._loop = loop = LoopThread()
@@ -243,7 +245,7 @@ class FeederHere:
             return pools[0]
 
         self._feeder = Feeder(
-            configure, slots, lambda message, _: take(message), start_pool, loop.call, in_process=True
+            configure, slots, lambda message, _: take(message), start_pool, loop.call, listing=listing, in_process=True
         )
         self._pool = pools[0]
         self._end = weakref.finalize(self, _end_here, self._feeder, loop, os.getpid())

@@ -73,6 +73,7 @@ class FeederLink:
         self._own_transforms: OwnTransforms = ()
         self._connection: Connection | None = None
         self._unconfigured: FeederProcess | None = None
+        self._has_listing: FeederProcess | None = None
         self._closed = False
         self._sizes: tuple[int, ...] | None = None
         self._listings = self._find()
@@ -220,7 +221,7 @@ class FeederLink:
         for connection in (self._connection, self._unconfigured):
             if connection is not None:
                 connection.close()
-        self._connection = self._unconfigured = None
+        self._connection = self._unconfigured = self._has_listing = None
 
     def ask_to_end(self) -> list[int]:
         """Have the feeder end before it is closed; descriptors that turn readable when it has, for the caller."""
@@ -258,6 +259,7 @@ class FeederLink:
             self.disconnect()
             raise
         if isinstance(message, Found):
+            self._has_listing = connection if len(self._portions) == 1 else None
             return message.listing
         self.disconnect()
         raise error_from(message.failure)
@@ -293,8 +295,9 @@ class FeederLink:
 
     def _start(self, lanes: int) -> Connection:
         options = self._options
+        known = self._unconfigured is not None and self._has_listing is self._unconfigured
         configure = Configure(
-            listing=self.listing,
+            listing=None if known else self.listing,
             settings=self.settings(lanes),
             job=options.pickled_job(self._own_transforms) if options.workers else b"",
             workers=options.workers,
@@ -303,13 +306,17 @@ class FeederLink:
             import_path=tuple(entry or os.getcwd() for entry in sys.path),
         )
         if options.workers == 0:
-            return FeederHere(configure, options.job(self._own_transforms))
-        connection, self._unconfigured = self._unconfigured or self._start_process(), None
+            return FeederHere(configure, self.listing, options.job(self._own_transforms))
+        connection, self._unconfigured = self._unconfigured or self._start_process(options.workers), None
         connection.send(configure)
         return connection
 
-    def _start_process(self) -> FeederProcess:
+    def _start_process(self, workers_at_once: int = 1) -> FeederProcess:
+        """A feeder that starts some of the workers at once, and the others when it is told what to do.
+
+        Where it has to ask a storage first, all of them together would only take the processors from it.
+        """
         options = self._options
         registry = self._registry() if options.pin_memory else None
-        workers = options.workers if options.executor == "process" else 0
+        workers = workers_at_once if options.executor == "process" else 0
         return FeederProcess(workers, None if registry is None else pinning(registry))

@@ -248,7 +248,7 @@ def test_a_broken_index_is_made_anew(tmp_path: Path, caplog: pytest.LogCaptureFi
 def test_names_with_a_folder_are_refused_in_both_directions(name: str, tmp_path: Path) -> None:
     entry, table = entry_of("a.tar", 1)
     with pytest.raises(ValueError, match="plain name"):
-        write_index(str(tmp_path), [(dataclasses.replace(entry, name=name), table)])
+        write_index(str(tmp_path), [(entry._replace(name=name), table)])
     assert files_of(tmp_path) == {}
     write_index(str(tmp_path), [(entry, table)])
     document = json.loads((tmp_path / "index.json").read_bytes())
@@ -260,7 +260,7 @@ def test_names_with_a_folder_are_refused_in_both_directions(name: str, tmp_path:
 
 def test_entries_that_contradict_themselves_are_refused(tmp_path: Path) -> None:
     entry, table = entry_of("a.tar", 1)
-    for wrong in (dataclasses.replace(entry, samples=2), dataclasses.replace(entry, bytes=1)):
+    for wrong in (entry._replace(samples=2), entry._replace(bytes=1)):
         with pytest.raises(ValueError, match="does not belong"):
             write_index(str(tmp_path), [(wrong, table)])
     with pytest.raises(ValueError, match="different names"):

@@ -11,8 +11,9 @@ __all__ = ["fetched_shards"]
 
 def fetched_shards(listing: Listing, storages: Storages) -> frozenset[int]:
     """The numbers of the shards that workers cannot open by themselves: remote ones, and compressed ones."""
+    here = {folder: storages.is_local(f"{folder}/") for folder in {shard.folder for shard in listing.shards}}
     return frozenset(
         number
         for number, shard in enumerate(listing.shards)
-        if compression_of(shard.url) is not None or not storages.is_local(shard.url)
+        if not here[shard.folder] or compression_of(shard.url) is not None
     )

@@ -41,6 +41,9 @@ __all__ = ["Finder", "find_shards"]
 
 _log = logging.getLogger("streamload")
 
+_PLAIN_NAME = re.compile(r"[\w-]+\.tar")
+"""Of a shard that is named, and in no way compressed."""
+
 
 def find_shards(urls: Urls, storages: Storages | None = None) -> list[str]:
     """The shards that `urls` names, by what lies there alone: no index is read, a folder stands for its tar files.
@@ -59,6 +62,7 @@ class Finder:
         self._storages = storages
         self._indexes = indexes
         self._listed: dict[str, Sequence[ShardInfo]] = {}
+        self._plain_folders: set[str] = set()
 
     def promised(self, shards: Sequence[Shard]) -> dict[str, int]:
         """What other tools' indexes beside some shards say of their counts, by url; costs no listing of its own.
@@ -103,8 +107,11 @@ class Finder:
 
     def _resolve(self, url: str) -> Sequence[ShardInfo | str]:
         """The shards that one expanded url stands for; those that are named are looked at later, together."""
+        folder, _, name = url.rpartition("/")
+        if folder in self._plain_folders and _PLAIN_NAME.fullmatch(name):
+            return [url]  # as the one before it: lists are long
         storage = self._storages.for_url(url)
-        url = storage.absolute(url)
+        written, url = url, storage.absolute(url)
         refuse_unknown_compression(url)
         local = self._storages.is_local(url)
         if local and storage.is_folder(url):
@@ -118,6 +125,8 @@ class Finder:
             return matches
         if not local and not is_shard_name(shard_name(url)):
             return self._in_remote_folder(storage, url.rstrip("/"))
+        if not local and url == written and _PLAIN_NAME.fullmatch(name) and "::" not in url and "?" not in url:
+            self._plain_folders.add(folder)
         return [url]
 
     def _matching(self, storage: Storage, pattern: str) -> Sequence[ShardInfo]:
@@ -179,10 +188,10 @@ class Finder:
         found: dict[str, ShardInfo] = {}
         by_folder: dict[str, list[str]] = {}
         for url in urls:
-            if self._storages.is_local(url):
+            folder, name = folder_and_name(url)
+            if folder not in self._plain_folders and self._storages.is_local(url):
                 found[url] = self._storages.for_url(url).info(url)
                 continue
-            folder, name = folder_and_name(url)
             entry = self._indexes.entry_of(folder, name) if self._indexes is not None else None
             if entry is not None:
                 found[url] = _indexed(url, entry)

@@ -32,7 +32,6 @@ class IndexLookup:
         """
         self._storages = Storages() if storages is None else storages
         self._by_folder: dict[str, DatasetIndex | None] = {}
-        self._entries: dict[str, dict[str, IndexedShard]] = {}
         self._unreadable: list[StorageError] = []
         self._elsewhere = None if elsewhere is None else self._find_elsewhere(os.fspath(elsewhere))
 
@@ -52,11 +51,7 @@ class IndexLookup:
     def entry_of(self, folder: str, name: str) -> IndexedShard | None:
         """What the index for a folder says of one shard, or None. Raises what `of_folder` raises."""
         index = self.of_folder(folder)
-        if index is None:
-            return None
-        if index.folder not in self._entries:
-            self._entries[index.folder] = {entry.name: entry for entry in index.shards}
-        return self._entries[index.folder].get(name)
+        return None if index is None else index.find(name)
 
     def table_of(self, folder: str, name: str) -> ShardTable | None:
         """The table of one shard, or None where there is no index for its folder.

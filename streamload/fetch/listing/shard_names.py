@@ -27,6 +27,9 @@ WEB = ("http", "https")
 
 def folder_and_name(url: str) -> tuple[str, str]:
     """A shard's url without its last component, and that component as an index knows it."""
+    if not ("%" in url or "?" in url or "::" in url):
+        folder, _, name = url.rpartition("/")
+        return folder or "/", name
     web = protocol_of(url) in WEB
     folder = url.split("?", 1)[0] if web else url
     chain = folder.split("::") if "::" in folder else [folder]

@@ -5,9 +5,8 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Protocol
+from typing import NamedTuple, Protocol
 from urllib.parse import urlsplit
 
 from streamload.errors import without_secrets
@@ -37,9 +36,8 @@ _GLOB = re.compile(r"[*?\[]")
 _PROTOCOL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
 
-@dataclass(frozen=True, slots=True)
-class ShardInfo:
-    """What a storage knows of a shard without reading it.
+class ShardInfo(NamedTuple):
+    """What a storage knows of a shard without reading it; a tuple, because there may be hundreds of thousands.
 
     Attributes:
         url: the shard; an absolute path where it is local.

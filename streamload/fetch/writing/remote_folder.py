@@ -7,7 +7,6 @@ import os
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
 from glob import escape
 
 from streamload.dataset.index import IndexedShard, check_entries
@@ -90,7 +89,7 @@ class RemoteFolder:
     def write_index(self, entries: Sequence[tuple[IndexedShard, ShardTable]]) -> None:
         """See `Destination`; the tables were uploaded with their shards. Entries get the ETags of the objects."""
         check_entries(entries)
-        with_etags = [replace(entry, etag=self._etags.get(entry.name)) for entry, _ in entries]
+        with_etags = [entry._replace(etag=self._etags.get(entry.name)) for entry, _ in entries]
         fields = {name for _, table in entries for name in table.fields}
         merge_remote_index(self._storage, self._index_folder, with_etags, fields)
 
