@@ -1,8 +1,9 @@
 """Training from a bucket: how fast, how soon, beside a busy trainer, and within how much memory?
 
 The server is a process of its own on this machine. "Far" is a server that delays each first byte by 50 ms and gives
-each connection at most 40 MB/s; "near" does neither, so that the machine's processors are the limit, which
-server, reader and trainer share. Every run is a process of its own, and the readers take turns.
+each connection at most 40 MB/s; "near" does neither, so that the machine's processors are the limit, which server,
+reader and trainer share; "thin" gives each connection 5 MB/s, so that they are not. Every run is a process of its own,
+and the readers take turns.
 
 Rates are of the files' bytes, over a whole pass from the call of `iter` on: what a loader starts before, in its
 constructor, is in the time to the first batch. Ratios are of runs in the same round. Run it with

@@ -24,6 +24,7 @@ FIELD = "jpg"
 """What random bytes are called; nobody decodes them."""
 NO_LIMIT = Script()
 FAR_AWAY = Script(first_byte_s=0.05, bytes_per_s=40e6)
+THIN = Script(first_byte_s=0.05, bytes_per_s=5e6)
 """The first byte comes after 50 ms, and each connection carries at most 40 MB/s."""
 
 

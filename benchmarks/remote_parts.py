@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from goals import Goal
-from remote_bucket import FAR_AWAY, NO_LIMIT, Bucket, Script, Traffic, bucket_of, random_shards, traffic
+from remote_bucket import FAR_AWAY, NO_LIMIT, THIN, Bucket, Script, Traffic, bucket_of, random_shards, traffic
 from remote_reading import Question
 from running import RunFailedError, run_command
 from tables import table
@@ -226,31 +226,44 @@ def measure_first_batch(sizes: Sizes) -> tuple[str, list[Goal]]:
 
 
 def measure_gil(sizes: Sizes) -> tuple[str, list[Goal]]:
-    """The rate of fetching beside a trainer that runs pure Python all the time."""
+    """The rate of fetching beside a trainer that runs pure Python all the time.
+
+    Where the server is near, fetching takes all processors there are, and the trainer takes one of them, GIL or no GIL.
+    Over thin connections it needs a part of one, so that only the GIL could be in the way.
+    """
     rows, goals = [], []
-    with bucket_of(sizes.shards_of_images, sizes.copies * len(sizes.shards_of_images)) as bucket:
-        http = Question("streamload", bucket.pattern(), (), touched=True)
-        endpoint = {"anon": True, "endpoint_url": bucket.server.url}
-        kinds = {
-            "obstore, http": http,
-            "obstore, s3": replace(http, urls=bucket.pattern("s3"), storage_options=endpoint),
-            "fsspec, http": replace(http, fsspec=True),
-        }
-        for kind, question in kinds.items():
-            questions = {trainer: replace(question, trainer=trainer) for trainer in ("idle", "neighbour", "busy")}
-            runs = in_turn(bucket, NO_LIMIT, questions, sizes.rounds)
-            if len(runs) < len(questions):
-                continue
-            rates = [f"{_seen(runs, trainer, 'rate'):,.0f}" for trainer in questions]
-            shares = [_fetch_ratio(runs, other) for other in ("idle", "neighbour")]
-            cpu = median(runs, "idle", "cpu") or 0.0
-            rows.append([kind, *rates, *(f"{share:.2f}" for share in shares), f"{cpu:.1%}"])
-            goals.append(Goal(f"{kind}: fetching beside a busy trainer, of idle", shares[0], ">=", 0.9))
-            goals.append(Goal(f"{kind}: the same, of an idle one beside a busy process", shares[1], ">=", 0.9))
-            per_500 = cpu * 500 / (median(runs, "idle", "rate") or 1.0)
-            goals.append(Goal(f"{kind}: trainer's process, of a core, at 500 MB/s", per_500, "<", 0.05))
-    header = ["read with", "idle, MB/s", "idle beside a busy process", "busy trainer", "busy / idle"]
+    for server, script, copies in (("near", NO_LIMIT, sizes.copies), ("thin", THIN, max(1, sizes.copies // 3))):
+        with bucket_of(sizes.shards_of_images, copies * len(sizes.shards_of_images)) as bucket:
+            http = Question("streamload", bucket.pattern(), (), touched=True)
+            endpoint = {"anon": True, "endpoint_url": bucket.server.url}
+            kinds = {
+                "obstore, http": http,
+                "obstore, s3": replace(http, urls=bucket.pattern("s3"), storage_options=endpoint),
+                "fsspec, http": replace(http, fsspec=True),
+            }
+            for kind, question in kinds.items():
+                questions = {trainer: replace(question, trainer=trainer) for trainer in ("idle", "neighbour", "busy")}
+                runs = in_turn(bucket, script, questions, sizes.rounds)
+                if len(runs) == len(questions):
+                    rows.append(_gil_row(server, kind, runs))
+                    goals += _gil_goals(f"{server}, {kind}", runs)
+    header = ["server", "read with", "idle, MB/s", "idle beside a busy process", "busy trainer", "busy / idle"]
     return table([*header, "busy / busy process", "idle trainer's process, of a core"], rows), goals
+
+
+def _gil_row(server: str, kind: str, runs: Runs) -> list[str]:
+    rates = [f"{_seen(runs, trainer, 'rate'):,.0f}" for trainer in runs]
+    shares = [f"{_fetch_ratio(runs, other):.2f}" for other in ("idle", "neighbour")]
+    return [server, kind, *rates, *shares, f"{median(runs, 'idle', 'cpu'):.1%}"]
+
+
+def _gil_goals(kind: str, runs: Runs) -> list[Goal]:
+    per_500 = (median(runs, "idle", "cpu") or 0.0) * 500 / (median(runs, "idle", "rate") or 1.0)
+    return [
+        Goal(f"{kind}: fetching beside a busy trainer, of idle", _fetch_ratio(runs, "idle"), ">=", 0.9),
+        Goal(f"{kind}: the same, of an idle one beside a busy process", _fetch_ratio(runs, "neighbour"), ">=", 0.9),
+        Goal(f"{kind}: trainer's process, of a core, at 500 MB/s", per_500, "<", 0.05),
+    ]
 
 
 def _fetch_ratio(runs: Runs, other: str) -> float:
