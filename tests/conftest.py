@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import signal
 import tempfile
 import threading
 import time
@@ -19,6 +20,11 @@ from servers.nginx import WebServer, serve_http
 from servers.rclone import S3Server, serve_s3
 
 _PATIENCE_S = 3.0
+
+
+def pytest_configure() -> None:
+    """A shell's background job ignores Ctrl-C, and so would every process that a test starts and interrupts."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_finish() -> None:
