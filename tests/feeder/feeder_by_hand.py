@@ -10,12 +10,13 @@ from typing import Any
 from streamload.decode.dealing import PipelineSettings
 from streamload.decode.tasks import PieceDone, RowsDone, RowTask, Task, WorkSeconds
 from streamload.feeder.feeder import Feeder
-from streamload.feeder.messages import Configure, EpochStart
+from streamload.feeder.messages import Configure, EpochStart, Ready, Taken
+from streamload.feeder.pipeline import ReadyBatch
 from streamload.fetch.fetcher import Fetcher
 from streamload.fetch.fetching import Fetching
 from streamload.fetch.listing.listing import list_shards
 from streamload.fetch.storage.storages import Storages
-from streamload.memory.slots import HeapSlots
+from streamload.memory.slots import SlotPool
 from streamload.order.options import OrderOptions
 
 DEADLINE_S = 20.0
@@ -52,10 +53,13 @@ class PoolByHand:
 
     def resume(self) -> None:
         while self.returned:
-            self.refused = not self._feeder.may_redo(self.returned[0])
+            wanted = self._feeder.is_wanted(self.returned[0])
+            self.refused = wanted and not self._feeder.may_redo(self.returned[0])
             if self.refused:
                 return
-            self.again.append(self.returned.pop(0))
+            task = self.returned.pop(0)
+            if wanted:
+                self.again.append(task)
 
     def fix_layout(self, layout: bytes) -> None:
         """Nobody makes batches."""
@@ -73,7 +77,7 @@ class PoolByHand:
         """Nothing runs."""
 
 
-class GrowingSlots(HeapSlots):
+class GrowingSlots(SlotPool):
     """Slots that take as much memory as the test says, besides their own."""
 
     more_bytes = 0
@@ -83,14 +87,15 @@ class GrowingSlots(HeapSlots):
 
 
 class FeederByHand:
-    """A feeder for the shards at one url, without shuffle.
+    """A feeder for the shards at one url, without shuffle. It has no workers.
 
     Attributes:
         sent: all that the trainer would have got.
     """
 
-    def __init__(self, configure: Configure) -> None:
+    def __init__(self, configure: Configure, *, works_ahead: bool) -> None:
         self.sent: list[Any] = []
+        self._taken = 0
         self.slots = GrowingSlots()
         pools: list[PoolByHand] = []
 
@@ -106,7 +111,7 @@ class FeederByHand:
             start_pool,
             self._in_loop,
             listing=configure.listing,
-            in_process=True,
+            in_process=not works_ahead,
         )
         self.pool = pools[0]
 
@@ -143,6 +148,16 @@ class FeederByHand:
         )
         self.feeder.on_done(RowsDone(task.number, pieces, len(task.table), 1, WorkSeconds(decode=1.0)))
 
+    def batches(self) -> list[ReadyBatch]:
+        """Those that were delivered."""
+        return [batch for message in self.sent if isinstance(message, Ready) for batch in message.batches]
+
+    def take_all(self) -> None:
+        """The trainer takes what it has not taken yet."""
+        untaken, self._taken = len(self.batches()) - self._taken, len(self.batches())
+        if untaken:
+            self.feeder.handle(Taken(untaken, ()))
+
     def _in_loop(self, action: Callable[[], None]) -> None:
         asyncio.get_running_loop().call_soon(action)
 
@@ -154,6 +169,7 @@ def with_feeder(
     batch_size: int,
     budget_bytes: int,
     cache_folder: str | None = None,
+    works_ahead: bool = False,
 ) -> None:
     """Run a test with a feeder, in an event loop."""
     order = OrderOptions(seed=0, shuffle=False, window=0, lanes=1, batch_size=batch_size, drop_last=False, pad=False)
@@ -165,7 +181,7 @@ def with_feeder(
     fetching = Fetching(storages, budget_bytes, cache_folder, 1 << 30)
 
     async def run() -> None:
-        by_hand = FeederByHand(Configure(listing, settings, b"", 0, "process", fetching, ()))
+        by_hand = FeederByHand(Configure(listing, settings, b"", 0, "process", fetching, ()), works_ahead=works_ahead)
         try:
             await body(by_hand)
         finally:

@@ -12,13 +12,14 @@ from streamload import ShardWriter
 from streamload.decode.failure import error_from
 from streamload.decode.tasks import BytesMoved
 from streamload.errors import StorageError
-from streamload.feeder.messages import Failed, Taken
+from streamload.feeder.messages import EpochStart, Failed, Taken
 from streamload.fetch.parts import PART_BYTES, part_key
 
 SAMPLE_BYTES = 6_000_000
 """Two of them do not fit into a part."""
 ONE_PART_BYTES = 10_000_000
 """Room for one part and not for two."""
+THREE_PARTS_BYTES = 26_000_000
 
 
 @pytest.fixture(scope="module")
@@ -72,3 +73,47 @@ def test_what_has_moved_and_does_not_fit_any_more_is_an_error(url: str) -> None:
         assert "memory_budget of 10 MB is too small" in str(error)
 
     with_feeder(url, body, batch_size=1, budget_bytes=ONE_PART_BYTES)
+
+
+def test_what_is_made_again_and_does_not_fit_any_more_is_an_error_when_late_tasks_are_over(url: str) -> None:
+    async def body(by_hand: FeederByHand) -> None:
+        first, *_ = await by_hand.begin(1)
+        by_hand.answer(first)
+        await by_hand.until(lambda: len(by_hand.pool.tasks) >= 3)
+        misfit, late = by_hand.pool.tasks[1:3]
+        by_hand.feeder.on_moved(BytesMoved(late.number, 0, PART_BYTES, 2 * PART_BYTES))
+        by_hand.slots.more_bytes = ONE_PART_BYTES
+        by_hand.answer(misfit, misfit=True)
+        for task in by_hand.pool.tasks[3:]:
+            by_hand.answer(task, misfit=True)
+        await by_hand.settled()
+        assert by_hand.fetcher.stuck
+        assert "Failed" not in by_hand.kinds(), "there is room when the late one is over, for all that is known"
+        by_hand.pool.returned.append(late)  # a worker dies with it
+        by_hand.pool.resume()
+        await by_hand.settled()
+        assert "too small" in str(failure(by_hand))
+
+    with_feeder(url, body, batch_size=3, budget_bytes=THREE_PARTS_BYTES)
+
+
+def test_what_late_tasks_of_another_epoch_read_is_waited_for_and_no_error(url: str) -> None:
+    async def body(by_hand: FeederByHand) -> None:
+        tasks = await by_hand.begin(1)
+        answered = 0
+        while tasks[answered].epoch == 0:
+            by_hand.answer(tasks[answered])
+            by_hand.take_all()
+            answered += 1
+            await by_hand.until(lambda: len(tasks) > answered)
+        await by_hand.settled()
+        late = tasks[answered:]
+        by_hand.feeder.handle(EpochStart(5, 3, 0, 1))
+        await by_hand.settled()
+        assert by_hand.fetcher.stuck
+        for task in late:
+            assert "Failed" not in by_hand.kinds()
+            by_hand.answer(task)
+        await by_hand.until(lambda: tasks[-1].epoch == 5)
+
+    with_feeder(url, body, batch_size=1, budget_bytes=2 * ONE_PART_BYTES, works_ahead=True)
