@@ -163,8 +163,6 @@ class Feeder:
             return True
         self._epochs.drop(task.number)
         self._late.over(task.number)
-        if self.near is not None:
-            self._take_turn_soon()  # others may have waited for nothing else
         return False
 
     def may_redo(self, task: Task) -> bool:

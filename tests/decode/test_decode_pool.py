@@ -234,7 +234,7 @@ def test_what_a_dead_worker_had_is_held_up_until_all_is_there_again(shelf: Shelf
     async def body(office: Office) -> None:
         await office.until(lambda: office.rooms == 1)
         office.may = False
-        tasks = office.tasks(shelf, 5)[:2]
+        tasks = office.tasks(shelf, 5)[:3]
         for task in tasks:
             office.pool.submit(task)
         await office.until(lambda: office.restarted == 1)
@@ -243,10 +243,12 @@ def test_what_a_dead_worker_had_is_held_up_until_all_is_there_again(shelf: Shelf
         assert office.pool.held_up
         assert not office.pool.has_room()
         assert not office.done
+        office.unwanted = {tasks[1].number}  # since it is held up
         office.may = True
         office.pool.resume()
         assert not office.pool.held_up
         await office.until(lambda: len(office.done) == 2)
+        assert sorted(office.done) == [tasks[0].number, tasks[2].number]
 
     in_office(job(fields=FIELDS, transform={"cls": killed_once}), shelf.write(tmp_path), body, workers=1)
 
