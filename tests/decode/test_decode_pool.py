@@ -222,7 +222,10 @@ def test_a_worker_that_is_killed_is_replaced_and_its_tasks_are_done_again(shelf:
     in_office(job(fields=FIELDS, transform={"cls": killed_once}), shelf.write(tmp_path), body)
 
 
-def test_what_a_dead_worker_had_is_held_up_until_all_is_there_again(shelf: Shelf, tmp_path: Path) -> None:
+@pytest.mark.parametrize("all_there", [True, False])
+def test_what_a_dead_worker_had_is_held_up_until_all_is_there_again_or_nobody_waits(
+    shelf: Shelf, tmp_path: Path, *, all_there: bool
+) -> None:
     marker = str(tmp_path / "killed once")
 
     def killed_once(value: int) -> int:
@@ -243,12 +246,14 @@ def test_what_a_dead_worker_had_is_held_up_until_all_is_there_again(shelf: Shelf
         assert office.pool.held_up
         assert not office.pool.has_room()
         assert not office.done
-        office.unwanted = {tasks[1].number}  # since it is held up
-        office.may = True
+        office.unwanted = {task.number for task in (tasks[1:2] if all_there else tasks)}
+        office.may = all_there
         office.pool.resume()
         assert not office.pool.held_up
-        await office.until(lambda: len(office.done) == 2)
-        assert sorted(office.done) == [tasks[0].number, tasks[2].number]
+        assert office.pool.has_room() != all_there
+        if all_there:
+            await office.until(lambda: len(office.done) == 2)
+            assert sorted(office.done) == [tasks[0].number, tasks[2].number]
 
     in_office(job(fields=FIELDS, transform={"cls": killed_once}), shelf.write(tmp_path), body, workers=1)
 
