@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -113,6 +114,7 @@ class Dealer:
         slots: where batches are written.
         batcher: bounds how many batches are under way.
         learned: from earlier epochs and tasks.
+        begun_again: called when a batch is begun again, so that nobody waits for its tasks under way.
         near: brings what has to be fetched; None where everything is here.
     """
 
@@ -127,6 +129,7 @@ class Dealer:
         slots: Slots,
         batcher: RowBatcher,
         learned: Learned,
+        begun_again: Callable[[], None],
         near: Near | None = None,
     ) -> None:
         self._settings = settings
@@ -136,6 +139,7 @@ class Dealer:
         self._slots = slots
         self._batcher = batcher
         self._learned = learned
+        self._begun_again = begun_again
         order = settings.order
         plan = _plan(order, tables, start)
         self._ahead = RowsAhead(
@@ -318,6 +322,7 @@ class Dealer:
         # because once a batch was made again all later ones are made whole.
         batch.restart(self._slots.take(self._learned.size_bytes))
         self._again.append(batch)
+        self._begun_again()
 
 
 def _plan(order: OrderOptions, tables: Tables, start: EpochStart) -> EpochPlan:

@@ -51,7 +51,7 @@ _SHARE_OF_DESCRIPTORS = 4
 
 
 class PoolEvents(Protocol):
-    """What a pool tells its user, in one thread; all but `may_redo` is never called from within a call to the pool."""
+    """What a pool tells its user, in one thread; from within a call to the pool only `is_wanted` and `may_redo`."""
 
     def on_done(self, done: RowsDone | ScanDone) -> None:
         """A task is done."""
@@ -59,8 +59,11 @@ class PoolEvents(Protocol):
     def on_moved(self, moved: BytesMoved) -> None:
         """A worker has its own copy of these bytes."""
 
+    def is_wanted(self, task: Task) -> bool:
+        """Whether a task that was in the hands of a worker that died is done again; if not, it has no answer."""
+
     def may_redo(self, task: Task) -> bool:
-        """Whether all is there that a task needs which was in the hands of a worker that died; see `Pool.resume`."""
+        """Whether all is there that such a task needs; see `Pool.resume`."""
 
     def on_room(self) -> None:
         """There is room for tasks again."""
@@ -170,7 +173,7 @@ class ProcessPool:
         """See `Pool.resume`."""
         while self._returned and (worker := self._least_busy()) is not None:
             task = self._returned[0]
-            wanted = self._is_wanted(task)
+            wanted = self._events.is_wanted(task)
             self._refused = wanted and not self._events.may_redo(task)
             if self._refused:
                 return
@@ -293,8 +296,9 @@ class ProcessPool:
                 times = f"{self._failed_starts} times running"
                 self._events.on_broken(WorkerError(f"a worker process {how} before it was ready, {times}"))
                 return
-        tasks = [task for task in worker.tasks.values() if self._is_wanted(task)]
-        if tasks:
+        held = list(worker.tasks.values())
+        tasks = [task for task in held if self._events.is_wanted(task)]
+        if tasks and tasks[0] is held[0]:
             blamed = self._blame(worker, tasks[0], how)
             if blamed is None:
                 return
@@ -303,10 +307,6 @@ class ProcessPool:
         self._workers[self._workers.index(worker)] = self._start(worker.number)
         self._events.on_restarted()
         self.resume()
-
-    def _is_wanted(self, task: Task) -> bool:
-        """Whether anyone waits for the result; a batch that is made again elsewhere has left its slot."""
-        return isinstance(task, ScanTask) or any(self._slots.holds(piece.slot) for piece in task.pieces)
 
     def _blame(self, worker: PoolWorker, task: Task, how: str) -> Task | None:
         """The task to try again, without a row that has killed before; None where there is no going on."""

@@ -97,6 +97,12 @@ class Epochs:
         """Whether a task is being done for batches that are wanted."""
         return any(epoch is not None and epoch.waits_for(task) for epoch in (self._asked, self._next))
 
+    def drop(self, task: int) -> None:
+        """A task is not under way any more, and has no answer: nobody waits for it."""
+        for epoch in (self._asked, self._next):
+            if epoch is not None:
+                epoch.drop(task)
+
     def on_done(self, done: RowsDone) -> None:
         """A task has come back. That of an epoch that was abandoned is dropped."""
         for epoch in (self._asked, self._next):

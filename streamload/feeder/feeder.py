@@ -18,6 +18,7 @@ from streamload.decode.scan_feed import ScanFeed
 from streamload.decode.scans import Scans
 from streamload.decode.tasks import BytesMoved, RowsDone, ScanDone, ScanTask, Task
 from streamload.feeder.epochs import Epochs
+from streamload.feeder.late_tasks import LateTasks
 from streamload.feeder.messages import (
     Configure,
     Counted,
@@ -102,6 +103,7 @@ class Feeder:
             arrived=None if near is None else lambda shard, start: near.fetcher.arrived_from(shard, start)[0],
         )
         self._feed = None if near is None else ScanFeed(self._scans, self._tables, near.fetcher)
+        self._late = LateTasks(None if near is None else near.fetcher)
         self._learned = Learned()
         self._totals = FeederTotals()
         self._announced: set[int] = set()
@@ -139,6 +141,7 @@ class Feeder:
         """A task has come back from the pool."""
         with self._failing():
             self._totals.add(done)
+            self._late.over(done.number)
             if isinstance(done, RowsDone):
                 self._epochs.on_done(done)
             else:
@@ -151,18 +154,24 @@ class Feeder:
             if self.near is not None and self._epochs.waits_for(moved.number):
                 self.near.fetcher.moved(moved.shard, moved.start, moved.end)
 
-    def may_redo(self, task: Task) -> bool:
-        """Whether all is there that a task needs: some of it may have moved to a worker that died, or left the cache.
+    def is_wanted(self, task: Task) -> bool:
+        """Whether anyone waits for the result of a task; if not, it is not under way any more.
 
-        What nobody waits for any more is done without: it will never come, and other tasks would wait behind it.
+        What it needs may be nowhere, and will never come.
         """
+        if isinstance(task, ScanTask) or self._epochs.waits_for(task.number):
+            return True
+        self._epochs.drop(task.number)
+        self._late.over(task.number)
+        return False
+
+    def may_redo(self, task: Task) -> bool:
+        """Whether all is there that a task needs: some may have moved to a worker that died, or have left the cache."""
         if self.near is None:
             return True
         fetcher = self.near.fetcher
         if isinstance(task, ScanTask):
             return task.available is None or fetcher.arrived_from(task.shard, task.start)[0] >= task.available
-        if not self._epochs.waits_for(task.number):
-            return True
         with self._failing():
             return fetcher.there_again(parts_of_rows(task.table.shards, task.table.places()))
         return False
@@ -237,6 +246,7 @@ class Feeder:
             slots=self._slots,
             learned=self._learned,
             totals=self._totals,
+            late=self._late,
             before=before,
             near=self.near,
         )
@@ -264,7 +274,7 @@ class Feeder:
         if fetcher.stuck:
             self._slots.discard_free()
         fetcher.slots_came_back()
-        if not fetcher.stuck or self._scans.under_way:
+        if not fetcher.stuck or self._scans.under_way or self._late:
             return
         if self._epochs.waits or self._counting:
             raise fetcher.too_small()

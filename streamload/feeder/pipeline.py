@@ -21,6 +21,7 @@ from streamload.decode.dealing import Dealer, EpochStart, Learned, PipelineSetti
 from streamload.decode.pool import Pool
 from streamload.decode.scans import Scans
 from streamload.decode.tasks import PieceDone, RowFailure, RowsDone, RowTask, Task
+from streamload.feeder.late_tasks import LateTasks
 from streamload.fetch.near import Near
 from streamload.fetch.tables import Tables
 from streamload.memory.slots import Slots
@@ -89,6 +90,7 @@ class Epoch:
         slots: where batches are written.
         learned: from earlier epochs, for later ones.
         totals: what is added up.
+        late: gets those of its tasks under way that nobody waits for any more.
         before: the batcher of the epoch before, whose batches count as under way too.
         near: brings what has to be fetched; None where everything is here.
 
@@ -108,6 +110,7 @@ class Epoch:
         slots: Slots,
         learned: Learned,
         totals: FeederTotals,
+        late: LateTasks,
         before: RowBatcher | None = None,
         near: Near | None = None,
     ) -> None:
@@ -118,6 +121,7 @@ class Epoch:
         self._slots = slots
         self._learned = learned
         self._totals = totals
+        self._late = late
         self._tasks: dict[int, Task] = {}
         self._dealer = Dealer(
             settings,
@@ -128,6 +132,7 @@ class Epoch:
             slots=slots,
             batcher=self.batcher,
             learned=learned,
+            begun_again=self._note_late,
             near=near,
         )
 
@@ -194,8 +199,14 @@ class Epoch:
         ready = [self._ready(batch) for batch in complete]
         return ready, min(max(1, self._dealer.outstanding // _MESSAGES_PER_WINDOW), _MOST_UNTOLD)
 
+    def drop(self, number: int) -> None:
+        """A task is not under way any more, and has no answer; it need not be one of this epoch."""
+        self._tasks.pop(number, None)
+
     def abandon(self) -> None:
         """Nobody wants what has not been given out. Its slots are not used again: tasks may still write there."""
+        for task in self._tasks.values():
+            self._late.add(task)
         for batch in self.batcher.take_all():
             self._dealer.done(batch)
             self._slots.discard(batch.slot)
@@ -204,6 +215,12 @@ class Epoch:
     def close(self) -> None:
         """Nothing is fetched for this epoch any more. Twice is fine."""
         self._dealer.close()
+
+    def _note_late(self) -> None:
+        """A batch was begun again, so nobody waits for those of its tasks that are under way."""
+        for task in self._tasks.values():
+            if not self.waits_for(task.number):
+                self._late.add(task)
 
     def _note_layout(self, part: PieceDone) -> None:
         learned = self._learned

@@ -22,6 +22,7 @@ from streamload.dataset.scan_cache import ScanCache
 from streamload.decode.dealing import EpochStart, Learned, PipelineSettings
 from streamload.decode.scans import Scans
 from streamload.decode.tasks import PieceDone, RowsDone, RowTask, ScanDone, ScanTask, WorkSeconds
+from streamload.feeder.late_tasks import LateTasks
 from streamload.feeder.pipeline import Epoch, ReadyBatch
 from streamload.fetch.listing.listing import list_shards
 from streamload.fetch.tables import Tables
@@ -108,6 +109,7 @@ class Run:
             slots=self.slots,
             learned=self.learned,
             totals=FeederTotals(),
+            late=LateTasks(None),
         )
 
     def _deliver(self, ready: list[ReadyBatch], tell_after: int) -> None:

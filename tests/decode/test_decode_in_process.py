@@ -43,6 +43,9 @@ class Notes:
     def on_moved(self, moved: BytesMoved) -> None:
         raise AssertionError("nothing was to be moved")
 
+    def is_wanted(self, task: Task) -> bool:
+        return True
+
     def may_redo(self, task: Task) -> bool:
         return True
 

@@ -38,6 +38,7 @@ class Office:
         self.restarted = 0
         self.rooms = 0
         self.may = True
+        self.unwanted: set[int] = set()
         self.refusals = 0
         self._changed = asyncio.Event()
         self.slots = SlotPool()
@@ -57,6 +58,9 @@ class Office:
 
     def on_moved(self, moved: BytesMoved) -> None:
         raise AssertionError("nothing was to be moved")
+
+    def is_wanted(self, task: Task) -> bool:
+        return task.number not in self.unwanted
 
     def may_redo(self, task: Task) -> bool:
         self.refusals += not self.may
@@ -218,7 +222,10 @@ def test_a_worker_that_is_killed_is_replaced_and_its_tasks_are_done_again(shelf:
     in_office(job(fields=FIELDS, transform={"cls": killed_once}), shelf.write(tmp_path), body)
 
 
-def test_what_a_dead_worker_had_is_held_up_until_all_is_there_again(shelf: Shelf, tmp_path: Path) -> None:
+@pytest.mark.parametrize("all_there", [True, False])
+def test_what_a_dead_worker_had_is_held_up_until_all_is_there_again_or_nobody_waits(
+    shelf: Shelf, tmp_path: Path, *, all_there: bool
+) -> None:
     marker = str(tmp_path / "killed once")
 
     def killed_once(value: int) -> int:
@@ -230,7 +237,7 @@ def test_what_a_dead_worker_had_is_held_up_until_all_is_there_again(shelf: Shelf
     async def body(office: Office) -> None:
         await office.until(lambda: office.rooms == 1)
         office.may = False
-        tasks = office.tasks(shelf, 5)[:2]
+        tasks = office.tasks(shelf, 5)[:3]
         for task in tasks:
             office.pool.submit(task)
         await office.until(lambda: office.restarted == 1)
@@ -239,12 +246,44 @@ def test_what_a_dead_worker_had_is_held_up_until_all_is_there_again(shelf: Shelf
         assert office.pool.held_up
         assert not office.pool.has_room()
         assert not office.done
-        office.may = True
+        office.unwanted = {task.number for task in (tasks[1:2] if all_there else tasks)}
+        office.may = all_there
         office.pool.resume()
         assert not office.pool.held_up
-        await office.until(lambda: len(office.done) == 2)
+        assert office.pool.has_room() != all_there
+        if all_there:
+            await office.until(lambda: len(office.done) == 2)
+            assert sorted(office.done) == [tasks[0].number, tasks[2].number]
 
     in_office(job(fields=FIELDS, transform={"cls": killed_once}), shelf.write(tmp_path), body, workers=1)
+
+
+def test_what_a_dead_worker_had_for_nobody_is_not_done_again_and_nobody_else_is_blamed(
+    shelf: Shelf, tmp_path: Path
+) -> None:
+    """Not even where the worker dies of it: the task behind it has done nothing."""
+    folder = tmp_path / "done"
+    folder.mkdir()
+
+    def deadly(samples: list[Any]) -> Any:
+        numbers = [int(number) for number, _ in samples]
+        (folder / f"{numbers[0]} {os.getpid()}").touch()
+        if numbers[0] == 0:
+            os._exit(9)
+        return numbers
+
+    async def body(office: Office) -> None:
+        await office.until(lambda: office.rooms == 1)
+        late, *others = office.tasks(shelf, 10, whole=True)[:2]
+        office.unwanted = {late.number}
+        for task in (late, *others):
+            office.pool.submit(task)
+        await office.until(lambda: len(office.done) == 1)
+        assert list(office.done) == [task.number for task in others]
+        assert sorted(int(path.name.split()[0]) for path in folder.iterdir()) == [0, 10]
+        assert not office.pool._deaths
+
+    in_office(job(fields=FIELDS, collate_fn=deadly), shelf.write(tmp_path), body, workers=1)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,192 @@
+"""A feeder in a test's own event loop: its tasks are answered by hand, and what it sends is kept."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
+from typing import Any
+
+from streamload.decode.dealing import PipelineSettings
+from streamload.decode.tasks import PieceDone, RowsDone, RowTask, Task, WorkSeconds
+from streamload.feeder.feeder import Feeder
+from streamload.feeder.messages import Configure, EpochStart, Ready, Taken
+from streamload.feeder.pipeline import ReadyBatch
+from streamload.fetch.fetcher import Fetcher
+from streamload.fetch.fetching import Fetching
+from streamload.fetch.listing.listing import list_shards
+from streamload.fetch.storage.storages import Storages
+from streamload.memory.slots import SlotPool
+from streamload.order.options import OrderOptions
+
+DEADLINE_S = 20.0
+
+
+class PoolByHand:
+    """Keeps every task; a worker of it dies with some of them when the test says so.
+
+    Attributes:
+        tasks: all that were submitted.
+        returned: those that are to be done again.
+        again: those that have been given to a worker again.
+    """
+
+    capacity = 4
+
+    def __init__(self, feeder: Feeder) -> None:
+        self.tasks: list[RowTask] = []
+        self.returned: list[Task] = []
+        self.again: list[Task] = []
+        self.refused = False
+        self._feeder = feeder
+
+    def has_room(self) -> bool:
+        return not self.returned
+
+    def submit(self, task: Task) -> None:
+        assert isinstance(task, RowTask)
+        self.tasks.append(task)
+
+    @property
+    def held_up(self) -> bool:
+        return self.refused
+
+    def resume(self) -> None:
+        while self.returned:
+            wanted = self._feeder.is_wanted(self.returned[0])
+            self.refused = wanted and not self._feeder.may_redo(self.returned[0])
+            if self.refused:
+                return
+            task = self.returned.pop(0)
+            if wanted:
+                self.again.append(task)
+
+    def fix_layout(self, layout: bytes) -> None:
+        """Nobody makes batches."""
+
+    def forget_shards(self, shards: Sequence[int]) -> None:
+        """Nobody has opened them."""
+
+    def drop_shards(self, shards: Sequence[int]) -> None:
+        """Nobody has opened them."""
+
+    def forget_slots(self, slots: Sequence[int]) -> None:
+        """Nobody has opened them."""
+
+    def close(self) -> None:
+        """Nothing runs."""
+
+
+class GrowingSlots(SlotPool):
+    """Slots that take as much memory as the test says, besides their own."""
+
+    more_bytes = 0
+
+    def held_bytes(self) -> int:
+        return super().held_bytes() + self.more_bytes
+
+
+class FeederByHand:
+    """A feeder for the shards at one url, without shuffle. It has no workers.
+
+    Attributes:
+        sent: all that the trainer would have got.
+    """
+
+    def __init__(self, configure: Configure, *, works_ahead: bool) -> None:
+        self.sent: list[Any] = []
+        self._taken = 0
+        self.slots = GrowingSlots()
+        pools: list[PoolByHand] = []
+
+        def start_pool(feeder: Feeder, _: object) -> PoolByHand:
+            pools.append(PoolByHand(feeder))
+            return pools[0]
+
+        assert configure.listing is not None
+        self.feeder = Feeder(
+            configure,
+            self.slots,
+            lambda message, _: self.sent.append(message),
+            start_pool,
+            self._in_loop,
+            listing=configure.listing,
+            in_process=not works_ahead,
+        )
+        self.pool = pools[0]
+
+    @property
+    def fetcher(self) -> Fetcher:
+        assert self.feeder.near is not None
+        return self.feeder.near.fetcher
+
+    def kinds(self) -> list[str]:
+        """What was sent, by the names of the messages."""
+        return [type(message).__name__ for message in self.sent]
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(DEADLINE_S):
+            while not condition():
+                await asyncio.sleep(0.001)
+
+    async def settled(self) -> None:
+        """Nothing is to be done any more in the loop, and nothing is on its way."""
+        await self.until(lambda: not self.fetcher.ledger.on_their_way())
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+    async def begin(self, tasks: int, epoch: int = 0) -> list[RowTask]:
+        """Begin an epoch; its first so many tasks."""
+        self.feeder.handle(EpochStart(epoch, 0, 0, 1))
+        await self.until(lambda: len(self.pool.tasks) >= tasks)
+        return self.pool.tasks
+
+    def answer(self, task: RowTask, **changes: Any) -> None:
+        """A task is done, and took long."""
+        pieces = tuple(
+            replace(PieceDone(piece, layout=b"any", size_bytes=1, rows=piece.rows), **changes) for piece in task.pieces
+        )
+        self.feeder.on_done(RowsDone(task.number, pieces, len(task.table), 1, WorkSeconds(decode=1.0)))
+
+    def batches(self) -> list[ReadyBatch]:
+        """Those that were delivered."""
+        return [batch for message in self.sent if isinstance(message, Ready) for batch in message.batches]
+
+    def take_all(self) -> None:
+        """The trainer takes what it has not taken yet."""
+        untaken, self._taken = len(self.batches()) - self._taken, len(self.batches())
+        if untaken:
+            self.feeder.handle(Taken(untaken, ()))
+
+    def _in_loop(self, action: Callable[[], None]) -> None:
+        asyncio.get_running_loop().call_soon(action)
+
+
+def with_feeder(
+    url: str,
+    body: Callable[[FeederByHand], Coroutine[Any, Any, None]],
+    *,
+    batch_size: int,
+    budget_bytes: int,
+    cache_folder: str | None = None,
+    works_ahead: bool = False,
+) -> None:
+    """Run a test with a feeder, in an event loop."""
+    order = OrderOptions(seed=0, shuffle=False, window=0, lanes=1, batch_size=batch_size, drop_last=False, pad=False)
+    settings = PipelineSettings(
+        order, None, verify=False, strict=True, whole_batches=False, prefetch_batches=2, in_order=True
+    )
+    storages = Storages()
+    listing = list_shards([url], None, storages)
+    fetching = Fetching(storages, budget_bytes, cache_folder, 1 << 30)
+
+    async def run() -> None:
+        by_hand = FeederByHand(Configure(listing, settings, b"", 0, "process", fetching, ()), works_ahead=works_ahead)
+        try:
+            await body(by_hand)
+        finally:
+            by_hand.feeder.close()
+            assert by_hand.feeder.near is not None
+            await by_hand.feeder.near.close()
+
+    asyncio.run(run())

@@ -1,0 +1,126 @@
+"""Tasks that are done again get all bytes that they need, and none is done for nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from feeder_by_hand import FeederByHand, with_feeder
+from servers.faults import FaultServer
+
+from streamload import ShardWriter
+from streamload.decode.tasks import RowTask
+from streamload.feeder.messages import EpochStart
+from streamload.fetch.parts import parts_of_rows
+
+BUDGET_BYTES = 50_000_000
+SAMPLE_BYTES = 6_000_000
+"""Four of them take three parts."""
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A shard of four samples and three parts."""
+    folder = tmp_path_factory.mktemp("redo")
+    with ShardWriter(folder) as writer:
+        for number in range(4):
+            writer.write({"__key__": f"{number}", "bin": bytes(SAMPLE_BYTES)})
+    with FaultServer(folder) as server:
+        yield f"{server.url}/shard-000000.tar"
+
+
+def parts_of(task: RowTask) -> list[int]:
+    return parts_of_rows(task.table.shards, task.table.places())
+
+
+def may_be_given_back(by_hand: FeederByHand) -> set[int]:
+    return set(by_hand.fetcher.ledger.dispensable())
+
+
+def leave_cache(by_hand: FeederByHand) -> None:
+    """The disk is full: what was there of the shard comes once more, into memory."""
+    state = by_hand.fetcher.state_of(0)
+    assert state.cached is not None
+    state.cached.close()
+    state.cached = None
+    by_hand.fetcher.left_cache(state)
+
+
+def test_a_task_whose_shard_has_left_the_cache_waits_until_all_is_there_again(url: str, tmp_path: Path) -> None:
+    async def body(by_hand: FeederByHand) -> None:
+        (task,) = await by_hand.begin(1)
+        keys = parts_of(task)
+        assert by_hand.fetcher.there(keys)
+        leave_cache(by_hand)
+        assert not task.moves
+        by_hand.pool.returned.append(task)  # a worker dies with it
+        by_hand.pool.resume()
+        assert by_hand.pool.again == []
+        await by_hand.until(lambda: by_hand.pool.again == [task])
+        assert by_hand.fetcher.there(keys)
+
+    with_feeder(url, body, batch_size=4, budget_bytes=BUDGET_BYTES, cache_folder=str(tmp_path))
+
+
+async def a_batch_made_again_and_delivered(by_hand: FeederByHand) -> RowTask:
+    """The first batch is cut, and begun again while one of its tasks is under way; that task."""
+    first, *_ = await by_hand.begin(1)
+    by_hand.answer(first)
+    await by_hand.until(lambda: len(by_hand.pool.tasks) >= 3)
+    misfit, late = by_hand.pool.tasks[1:3]
+    assert {piece.batch for task in (first, misfit, late) for piece in task.pieces} == {0}
+    by_hand.answer(misfit, misfit=True)
+    await by_hand.until(lambda: any(task.whole for task in by_hand.pool.tasks))
+    (whole,) = (task for task in by_hand.pool.tasks if task.whole and task.pieces[0].batch == 0)
+    by_hand.answer(whole, whole=True)
+    assert len(by_hand.batches()) == 1
+    return late
+
+
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_what_a_task_reads_stays_until_it_is_over_though_its_batch_was_made_again(
+    url: str, *, comes_back: bool
+) -> None:
+    """Else a worker would find zeros there, and run the user's code on them."""
+
+    async def body(by_hand: FeederByHand) -> None:
+        late = await a_batch_made_again_and_delivered(by_hand)
+        of_others = {key for task in by_hand.pool.tasks if task.pieces[0].batch > 0 for key in parts_of(task)}
+        first_part = set(parts_of(by_hand.pool.tasks[0]))
+        held = set(parts_of(late)) - first_part - of_others
+        assert held
+        assert first_part <= may_be_given_back(by_hand), "what others have read may go"
+        assert not held & may_be_given_back(by_hand)
+        if comes_back:
+            by_hand.answer(late)
+        else:
+            by_hand.pool.returned.append(late)  # a worker dies with it
+            by_hand.pool.resume()
+        assert held <= may_be_given_back(by_hand)
+        assert by_hand.pool.returned == by_hand.pool.again == [], "it is not done for nobody"
+
+    with_feeder(url, body, batch_size=3, budget_bytes=BUDGET_BYTES)
+
+
+def test_what_tasks_of_an_epoch_read_that_was_given_up_stays_until_they_are_over(url: str) -> None:
+    async def body(by_hand: FeederByHand) -> None:
+        tasks = await by_hand.begin(1)
+        answered = 0
+        while tasks[answered].epoch == 0:
+            by_hand.answer(tasks[answered])
+            by_hand.take_all()
+            answered += 1
+            await by_hand.until(lambda: len(tasks) > answered)
+        late = [task for task in tasks[answered:] if task.pieces[0].batch == 0]
+        by_hand.feeder.handle(EpochStart(5, 3, 0, 1))  # it needs the last part alone
+        await by_hand.until(lambda: tasks[-1].epoch == 5)
+        held = {0, 1}
+        assert held <= {key for task in late for key in parts_of(task)}
+        assert not held & may_be_given_back(by_hand)
+        for task in tasks[answered:]:
+            if task.epoch == 1:
+                by_hand.answer(task)
+        assert held <= may_be_given_back(by_hand)
+
+    with_feeder(url, body, batch_size=3, budget_bytes=BUDGET_BYTES, works_ahead=True)

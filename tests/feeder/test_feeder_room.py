@@ -1,0 +1,119 @@
+"""A feeder whose budget is used up waits for nobody who waits for it, and says so where nothing can go on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from feeder_by_hand import FeederByHand, with_feeder
+from servers.faults import FaultServer
+
+from streamload import ShardWriter
+from streamload.decode.failure import error_from
+from streamload.decode.tasks import BytesMoved
+from streamload.errors import StorageError
+from streamload.feeder.messages import EpochStart, Failed, Taken
+from streamload.fetch.parts import PART_BYTES, part_key
+
+SAMPLE_BYTES = 6_000_000
+"""Two of them do not fit into a part."""
+ONE_PART_BYTES = 10_000_000
+"""Room for one part and not for two."""
+THREE_PARTS_BYTES = 26_000_000
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A shard of four samples and three parts."""
+    folder = tmp_path_factory.mktemp("room")
+    with ShardWriter(folder) as writer:
+        for number in range(4):
+            writer.write({"__key__": f"{number}", "bin": bytes(SAMPLE_BYTES)})
+    with FaultServer(folder) as server:
+        yield f"{server.url}/shard-000000.tar"
+
+
+def failure(by_hand: FeederByHand) -> Exception:
+    (failed,) = (message for message in by_hand.sent if isinstance(message, Failed))
+    return error_from(failed.failure)
+
+
+def test_where_nothing_goes_on_the_trainer_is_asked_after_each_delivery_what_it_took(url: str) -> None:
+    """It has nothing to tell as long as a batch is being made; and unasked, it would tell of several together."""
+
+    async def body(by_hand: FeederByHand) -> None:
+        (task,) = await by_hand.begin(1)
+        await by_hand.settled()
+        assert by_hand.fetcher.stuck
+        assert by_hand.kinds() == ["TellTaken"]
+        by_hand.answer(task)
+        await by_hand.settled()
+        assert by_hand.kinds() == ["TellTaken", "Ready", "TellTaken"]
+        by_hand.feeder.handle(Taken(1, ()))
+        assert by_hand.kinds() == ["TellTaken", "Ready", "TellTaken", "Failed"]
+        assert isinstance(failure(by_hand), StorageError)
+        assert "too small" in str(failure(by_hand))
+
+    with_feeder(url, body, batch_size=1, budget_bytes=ONE_PART_BYTES)
+
+
+def test_what_has_moved_and_does_not_fit_any_more_is_an_error(url: str) -> None:
+    async def body(by_hand: FeederByHand) -> None:
+        (task,) = await by_hand.begin(1)
+        await by_hand.settled()
+        by_hand.feeder.on_moved(BytesMoved(task.number, 0, 0, PART_BYTES))
+        assert not by_hand.fetcher.there([part_key(0, 0)])
+        by_hand.slots.more_bytes = ONE_PART_BYTES // 2
+        by_hand.pool.returned.append(task)  # a worker dies with it
+        by_hand.pool.resume()
+        await by_hand.settled()
+        assert by_hand.pool.again == []
+        error = failure(by_hand)
+        assert isinstance(error, StorageError)
+        assert "memory_budget of 10 MB is too small" in str(error)
+
+    with_feeder(url, body, batch_size=1, budget_bytes=ONE_PART_BYTES)
+
+
+def test_what_is_made_again_and_does_not_fit_any_more_is_an_error_when_late_tasks_are_over(url: str) -> None:
+    async def body(by_hand: FeederByHand) -> None:
+        first, *_ = await by_hand.begin(1)
+        by_hand.answer(first)
+        await by_hand.until(lambda: len(by_hand.pool.tasks) >= 3)
+        misfit, late = by_hand.pool.tasks[1:3]
+        by_hand.feeder.on_moved(BytesMoved(late.number, 0, PART_BYTES, 2 * PART_BYTES))
+        by_hand.slots.more_bytes = ONE_PART_BYTES
+        by_hand.answer(misfit, misfit=True)
+        for task in by_hand.pool.tasks[3:]:
+            by_hand.answer(task, misfit=True)
+        await by_hand.settled()
+        assert by_hand.fetcher.stuck
+        assert "Failed" not in by_hand.kinds(), "there is room when the late one is over, for all that is known"
+        by_hand.pool.returned.append(late)  # a worker dies with it
+        by_hand.pool.resume()
+        await by_hand.settled()
+        assert "too small" in str(failure(by_hand))
+
+    with_feeder(url, body, batch_size=3, budget_bytes=THREE_PARTS_BYTES)
+
+
+def test_what_late_tasks_of_another_epoch_read_is_waited_for_and_no_error(url: str) -> None:
+    async def body(by_hand: FeederByHand) -> None:
+        tasks = await by_hand.begin(1)
+        answered = 0
+        while tasks[answered].epoch == 0:
+            by_hand.answer(tasks[answered])
+            by_hand.take_all()
+            answered += 1
+            await by_hand.until(lambda: len(tasks) > answered)
+        await by_hand.settled()
+        late = tasks[answered:]
+        by_hand.feeder.handle(EpochStart(5, 3, 0, 1))
+        await by_hand.settled()
+        assert by_hand.fetcher.stuck
+        for task in late:
+            assert "Failed" not in by_hand.kinds()
+            by_hand.answer(task)
+        await by_hand.until(lambda: tasks[-1].epoch == 5)
+
+    with_feeder(url, body, batch_size=1, budget_bytes=2 * ONE_PART_BYTES, works_ahead=True)

@@ -1,0 +1,93 @@
+"""What is brought tells whoever waits for room, whatever becomes of it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from streamload.errors import ShardNotFoundError
+from streamload.fetch.bringing import Bringer
+from streamload.fetch.fetched_shard import FetchedShard
+from streamload.fetch.parts import PART_BYTES
+from streamload.fetch.storage.storages import Storages
+from streamload.fetch.transfer.download import Pin
+from streamload.fetch.unpack.unpacking import compression_of
+
+DEADLINE_S = 20.0
+
+
+class RefusingStorage(Storages):
+    """Refuses every request, when its gate opens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = asyncio.Event()
+        self.gate = asyncio.Event()
+
+    def for_url(self, url: str) -> Any:
+        return self
+
+    async def open_range(self, url: str, start: int, end: int | None, *, etag: str | None) -> Any:
+        self.asked.set()
+        await self.gate.wait()
+        raise ShardNotFoundError("there is none", url=url)
+
+
+class Waiting:
+    """Someone who waits for room, and wants the first part of one shard."""
+
+    def __init__(self, state: FetchedShard) -> None:
+        self.state = state
+        self.woken = asyncio.Event()
+
+    def state_of(self, shard: int) -> FetchedShard:
+        return self.state
+
+    def has(self, state: FetchedShard, number: int) -> bool:
+        return False
+
+    def is_wanted(self, state: FetchedShard, number: int) -> bool:
+        return True
+
+    def under_way(self, state: FetchedShard) -> set[int]:
+        return {0}
+
+    def arrived(self, state: FetchedShard, number: int, size_bytes: int) -> None:
+        raise AssertionError("nothing can come")
+
+    def failed(self, state: FetchedShard, number: int, error: Exception) -> None:
+        raise AssertionError("nobody wants it any more")
+
+    def left_cache(self, state: FetchedShard) -> None:
+        raise AssertionError("there is no cache")
+
+    def has_room(self) -> None:
+        self.woken.set()
+
+
+@pytest.mark.parametrize("name", ["a.tar", "a.tar.gz"])
+def test_a_request_that_fails_when_nobody_wants_it_any_more_makes_room_for_another(name: str) -> None:
+    """Nothing else may be on its way that would ever wake whoever waits for that."""
+
+    async def run() -> None:
+        url = f"s3://bucket/{name}"
+        size_bytes = 2 * PART_BYTES
+        storage = RefusingStorage()
+        waiting = Waiting(FetchedShard(0, url, Pin(size_bytes, None), compression_of(url), 0, size_bytes))
+        bringer = Bringer(storage, None, lambda _: -1, waiting)
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                bringer.bring(waiting.state, 0)
+                await storage.asked.wait()
+                bringer.forget(waiting.state)
+                waiting.state.release(1)
+                await asyncio.sleep(0.01)  # whatever reads the shard from its start has ended
+                assert not waiting.woken.is_set()
+                storage.gate.set()
+                await waiting.woken.wait()
+        finally:
+            await bringer.close()
+
+    asyncio.run(run())
