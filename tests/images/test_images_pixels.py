@@ -144,6 +144,9 @@ def test_numpys_numbers_are_sizes() -> None:
 def test_normalize_names_what_it_was_given() -> None:
     with pytest.raises(TypeError, match=r"Normalize.*float64"):
         Normalize([0.5], [0.5])(np.zeros((1, 2, 2)))  # type: ignore[arg-type]
+    number: Any = 0.5
+    with pytest.raises(TypeError, match=r"Normalize.*one for each channel, not mean=0.5"):
+        Normalize(number, number)
     with pytest.raises(ValueError, match="Normalize has 1 channels"):
         Normalize([0.5], [0.5])(PHOTO)
     with pytest.raises(ValueError, match=r"Normalize.*\(3, 4\)"):
