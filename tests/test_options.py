@@ -55,6 +55,18 @@ def function(value: Any) -> Any:
     return value
 
 
+def two_arguments(image: Any, label: Any) -> Any:
+    return image, label
+
+
+def no_argument() -> None:
+    pass
+
+
+def with_rng(value: Any, rng: Any) -> Any:
+    return value, rng
+
+
 def named(value: Any) -> str:
     """The same in every process: without addresses."""
     return re.sub(" at 0x[0-9a-f]+", "", repr(value))[:30]
@@ -86,6 +98,11 @@ WRONG: list[tuple[str, Any, type[Exception], str]] = [
     ("decode", {1: function}, TypeError, "must map an extension to a function; it has 1"),
     *[("transform", value, TypeError, "a mapping from fields to functions") for value in (3, "crop", [function])],
     ("transform", {"jpg": None}, TypeError, "must map a field to a function; it has 'jpg': None"),
+    ("transform", two_arguments, TypeError, "a tuple of its fields, or a dict if fields=None; but: missing"),
+    ("transform", no_argument, TypeError, "but: too many positional arguments"),
+    ("transform", {"jpg": two_arguments}, TypeError, "transform['jpg']"),
+    ("decode", {"jpg": two_arguments}, TypeError, "called with one argument, its bytes"),
+    ("collate_fn", two_arguments, TypeError, "called with one argument, the list of a batch's samples"),
     *[("fields", value, TypeError, 'a tuple of strings, such as ("jpg;png", "cls")') for value in ("jpg", 3, {"jpg"})],
     *[
         ("fields", value, ValueError, 'a tuple of strings, such as ("jpg;png", "cls")')
@@ -126,6 +143,10 @@ RIGHT: list[tuple[str, Any]] = [
     ("decode", False),
     ("transform", function),
     ("transform", {}),
+    ("transform", with_rng),
+    ("transform", type),
+    ("transform", {"cls": int}),
+    ("decode", {"jpg": bytes.decode}),
     ("transform", {"jpg": function}),
     ("fields", ("jpg;png", "cls")),
     ("fields", ["jpg"]),
