@@ -8,6 +8,8 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import ParamSpec, TypeVar
 
+from streamload.numpy_scalars import as_python
+
 __all__ = ["FOR_DATASET", "FOR_LOADER", "knows_other_names"]
 
 P = ParamSpec("P")
@@ -95,6 +97,8 @@ FOR_DATASET: Mapping[str, str] = {
 def knows_other_names(hints: Mapping[str, str]) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Make a constructor answer a keyword that it does not have by the one to use; its signature stays what it is.
 
+    NumPy scalars reach the constructor as Python numbers.
+
     Args:
         hints: for keywords of others what to use instead.
 
@@ -105,12 +109,13 @@ def knows_other_names(hints: Mapping[str, str]) -> Callable[[Callable[P, R]], Ca
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         known = inspect.signature(function).parameters.keys()
         owner = function.__qualname__.partition(".")[0]
+        construct: Callable[..., R] = function
 
         @functools.wraps(function)
         def checked(*args: P.args, **kwargs: P.kwargs) -> R:
             if not kwargs.keys() <= known:
                 raise TypeError(_refusal(owner, [name for name in kwargs if name not in known], known, hints))
-            return function(*args, **kwargs)
+            return construct(*map(as_python, args), **{name: as_python(value) for name, value in kwargs.items()})
 
         return checked
 

@@ -60,6 +60,8 @@ class Child:
     def how_it_ended(self, status: int) -> str:
         """Status and last words, ready to follow its name."""
         how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+        if status == -signal.SIGKILL:
+            how += ", as the kernel does to processes where memory runs out"
         size_bytes = os.fstat(self.words).st_size
         words = os.pread(self.words, _WORDS_SHOWN, max(0, size_bytes - _WORDS_SHOWN)).decode(errors="replace").strip()
         return f"{how}\n{words}" if words else how

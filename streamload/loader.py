@@ -20,6 +20,7 @@ from streamload.decode.tasks import OnError
 from streamload.errors import LoaderStateError, SampleError
 from streamload.loader_attributes import LoaderAttributes
 from streamload.loader_state import check_same_order, state_to_save
+from streamload.numpy_scalars import as_python
 from streamload.options import Executor, Options, Transform, check_found_rank, rank_and_world_size
 from streamload.order.plan import batches_per_rank
 from streamload.order.state import LoaderState, fingerprint
@@ -236,6 +237,7 @@ class StreamLoader(LoaderAttributes, AsyncLoop):
 
     def set_epoch(self, epoch: int) -> None:
         """Make `epoch` the next pass, from its start; if it is the one that was resumed, from where that stood."""
+        epoch = as_python(epoch)
         if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
             raise ValueError(f"epoch={epoch!r} must be an integer of at least 0")
         self._standing.epoch_to_come = epoch

@@ -15,6 +15,7 @@ import cloudpickle
 
 from streamload.decode.dealing import PipelineSettings
 from streamload.decode.tasks import SAMPLE_NAMES, Job, OnError, OwnTransforms, Transform
+from streamload.decode.user_code import check_takes_one
 from streamload.fetch.budget import default_budget, parse_bytes
 from streamload.fetch.fetching import Fetching
 from streamload.fetch.storage.storages import Storages
@@ -222,6 +223,10 @@ class Options:
             _check_mapping("transform", self.transform, "a field")
         elif self.transform is not None and not callable(self.transform):
             raise TypeError(f"transform={self.transform!r} must be a function, or a mapping from fields to functions")
+        elif self.transform is not None:
+            check_takes_one("transform", self.transform, "the sample: a tuple of its fields, or a dict if fields=None")
+        if self.collate_fn is not None:
+            check_takes_one("collate_fn", self.collate_fn, "the list of a batch's samples")
 
     def _check_fields(self) -> None:
         if self.fields is None:
@@ -274,6 +279,7 @@ def _check_mapping(name: str, mapping: Mapping[Any, Any], what: str) -> None:
     for key, function in mapping.items():
         if not isinstance(key, str) or not callable(function):
             raise TypeError(f"{name} must map {what} to a function; it has {key!r}: {function!r}")
+        check_takes_one(f"{name}[{key!r}]", function, "its value" if name == "transform" else "its bytes")
 
 
 def available_processors() -> int:

@@ -42,6 +42,10 @@ def test_how_a_process_ended_is_told_with_its_last_words() -> None:
     status = child.end(10.0)
     os.write(child.words, b"out of luck")
     assert child.how_it_ended(status) == "ended with status 1\nout of luck"
-    assert child.how_it_ended(-9) == "was killed by SIGKILL\nout of luck"
+    assert (
+        child.how_it_ended(-9)
+        == "was killed by SIGKILL, as the kernel does to processes where memory runs out\nout of luck"
+    )
+    assert child.how_it_ended(-15) == "was killed by SIGTERM\nout of luck"
     child.socket.close()
     os.close(child.words)

@@ -340,3 +340,21 @@ def test_errors_that_are_left_out_hold_no_frames(source: str) -> None:
     assert [error.key for error in loader.skipped] == ["000033"]
     assert loader.skipped[0].__cause__ is not None
     assert loader.skipped[0].__cause__.__traceback__ is None
+
+
+def test_a_transform_that_ends_every_process_is_told_after_two_and_not_after_two_for_each_row(
+    source: str, tmp_path: Path
+) -> None:
+    tried = str(tmp_path / "tried")
+
+    def deadly(number: int) -> int:
+        with open(tried, "a", encoding="ascii") as file:
+            file.write(f"{number}\n")
+        os._exit(3)
+
+    with StreamLoader(source, 20, fields=("cls",), transform={"cls": deadly}, num_workers=1) as loader:
+        with pytest.raises(SampleError, match="two workers died while they made this sample") as raised:
+            next(iter(loader))
+    assert raised.value.key == "000000"
+    with open(tried, encoding="ascii") as file:
+        assert [number for number in map(int, file) if number < 20] == [0, 0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import tarfile
 from collections import Counter
@@ -155,6 +156,14 @@ def test_without_shuffle_each_dataset_comes_as_listed(folders: dict[str, str]) -
     for place, size in ((0, 90), (3, 60)):
         assert [n for n in found if n // 1000 == place] == list(range(1000 * place, 1000 * place + size))
     assert any(a // 1000 != b // 1000 for a, b in pairwise(found[:10]))
+
+
+def test_weights_and_numbers_are_taken_from_numpy(folders: dict[str, str]) -> None:
+    shares: Any = {"a": np.float32(0.5), "b": np.int64(1)}
+    size: Any = np.int64(10)
+    assert batches(mixture(folders, **shares), size) == batches(mixture(folders, a=0.5, b=1), 10)
+    with StreamLoader(mixture(folders, **shares), size, **OPTIONS) as loader:
+        json.dumps(loader.state_dict())
 
 
 @pytest.mark.parametrize(

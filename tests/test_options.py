@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from make_shards import write_numbers
 from torch.utils.data import DistributedSampler
@@ -53,6 +55,18 @@ def function(value: Any) -> Any:
     return value
 
 
+def two_arguments(image: Any, label: Any) -> Any:
+    return image, label
+
+
+def no_argument() -> None:
+    pass
+
+
+def with_rng(value: Any, rng: Any) -> Any:
+    return value, rng
+
+
 def named(value: Any) -> str:
     """The same in every process: without addresses."""
     return re.sub(" at 0x[0-9a-f]+", "", repr(value))[:30]
@@ -84,6 +98,11 @@ WRONG: list[tuple[str, Any, type[Exception], str]] = [
     ("decode", {1: function}, TypeError, "must map an extension to a function; it has 1"),
     *[("transform", value, TypeError, "a mapping from fields to functions") for value in (3, "crop", [function])],
     ("transform", {"jpg": None}, TypeError, "must map a field to a function; it has 'jpg': None"),
+    ("transform", two_arguments, TypeError, "a tuple of its fields, or a dict if fields=None; but: missing"),
+    ("transform", no_argument, TypeError, "but: too many positional arguments"),
+    ("transform", {"jpg": two_arguments}, TypeError, "transform['jpg']"),
+    ("decode", {"jpg": two_arguments}, TypeError, "called with one argument, its bytes"),
+    ("collate_fn", two_arguments, TypeError, "called with one argument, the list of a batch's samples"),
     *[("fields", value, TypeError, 'a tuple of strings, such as ("jpg;png", "cls")') for value in ("jpg", 3, {"jpg"})],
     *[
         ("fields", value, ValueError, 'a tuple of strings, such as ("jpg;png", "cls")')
@@ -124,6 +143,10 @@ RIGHT: list[tuple[str, Any]] = [
     ("decode", False),
     ("transform", function),
     ("transform", {}),
+    ("transform", with_rng),
+    ("transform", type),
+    ("transform", {"cls": int}),
+    ("decode", {"jpg": bytes.decode}),
     ("transform", {"jpg": function}),
     ("fields", ("jpg;png", "cls")),
     ("fields", ["jpg"]),
@@ -219,6 +242,22 @@ def test_the_job_and_the_pipeline_get_what_was_asked_for() -> None:
     assert (order.batch_size, order.drop_last, order.pad) == (8, True, True)
     assert (settings.fields, settings.verify, settings.strict) == (("jpg", "cls"), True, True)
     assert (settings.prefetch_batches, settings.in_order, settings.whole_batches) == (4, True, False)
+
+
+def test_numpys_numbers_are_taken_as_pythons(tmp_path: Path) -> None:
+    source = write_numbers(tmp_path / "shards", [20])
+    numbers: dict[str, Any] = {
+        name: np.int64(3) for name in ("batch_size", "seed", "shuffle_window", "epoch_size", "max_errors")
+    }
+    numbers |= {"shuffle": np.True_, "timeout": np.float32(30), "memory_budget": np.uint64(1 << 30)}
+    numbers |= {"epoch_size": np.int64(12), "num_workers": np.int8(0), "rank": np.int64(1), "world_size": np.int64(2)}
+    epoch: Any = np.int64(2)
+    with StreamLoader(source, **numbers) as loader:
+        loader.set_epoch(epoch)
+        next(iter(loader))
+        state = loader.state_dict()
+    assert json.loads(json.dumps(state)) == state
+    assert (state["seed"], state["epoch"], loader.batch_size, loader.rank, loader.world_size) == (3, 2, 3, 1, 2)
 
 
 def test_options_do_not_show_the_keys_to_a_storage() -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from streamload.dataset.urls import Urls
+from streamload.numpy_scalars import as_python
 
 __all__ = ["Mixture", "Portion", "portions_of"]
 
@@ -33,6 +34,7 @@ class Portion:
     index: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "weight", as_python(self.weight))
         if isinstance(self.weight, bool) or not isinstance(self.weight, int | float):
             raise TypeError(f"weight={self.weight!r} must be a number above 0")
         if not 0 < self.weight < math.inf:

@@ -18,6 +18,7 @@ from streamload.dataset.shard_file import GrowingShard, Member
 from streamload.dataset.table import ShardTable
 from streamload.dataset.tar_header import END_MARK, member_bytes, member_header
 from streamload.errors import StorageError, StreamloadError
+from streamload.numpy_scalars import as_python
 
 __all__ = ["SamplesToShards"]
 
@@ -212,6 +213,7 @@ class SamplesToShards:
 
 
 def _positive(argument: str, value: object) -> int:
+    value = as_python(value)
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{argument} must be an int, not {type(value).__name__}: {value!r}")
     if value <= 0:

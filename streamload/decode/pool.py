@@ -144,6 +144,7 @@ class ProcessPool:
         self._returned: deque[Task] = deque()
         self._refused = False
         self._deaths: Counter[tuple[int, int]] = Counter()
+        self._fatal: dict[tuple[int, int], tuple[int, str]] = {}
         self._failed_starts = 0
         self._max_failed_starts = _MAX_FAILED_STARTS
         started = iter(launched)
@@ -229,6 +230,8 @@ class ProcessPool:
         return min(free, key=lambda worker: len(worker.tasks), default=None)
 
     def _give(self, worker: PoolWorker, task: Task) -> None:
+        if self._fatal and isinstance(task, RowTask):
+            task = self._with_fatal(task)
         shards = [task.shard] if isinstance(task, ScanTask) else dict.fromkeys(task.table.shards.tolist())
         self._spare_descriptors(worker, shards)
         for shard in shards:
@@ -317,9 +320,24 @@ class ProcessPool:
         deaths = self._deaths[task.number, row]
         if row >= 0 and deaths >= _DEATHS_OF_A_ROW and isinstance(task, RowTask):
             reason = f"two workers died while they made this sample; the second one {how}"
+            self._note_fatal(task, row, reason)
             return replace(task, fatal_rows={**task.fatal_rows, row: reason})
         if row < 0 and deaths >= _DEATHS_OF_A_TASK:
             doing = "scanned a shard" if isinstance(task, ScanTask) else "prepared or collated a batch"
             self._events.on_broken(WorkerError(f"three workers died while they {doing}; the last one {how}"))
             return None
         return task
+
+    def _note_fatal(self, task: RowTask, row: int, reason: str) -> None:
+        for piece, start in task.pieces_and_starts():
+            if start <= row < start + piece.rows:
+                self._fatal.setdefault((task.epoch, piece.batch), (piece.first_row + row - start, reason))
+
+    def _with_fatal(self, task: RowTask) -> RowTask:
+        """The task, knowing which of its rows lie behind one that has killed, in the same batch."""
+        behind: dict[int, str] = {}
+        for piece, start in task.pieces_and_starts():
+            fatal_row, reason = self._fatal.get((task.epoch, piece.batch), (piece.first_row + piece.rows, ""))
+            first = max(0, fatal_row + 1 - piece.first_row)
+            behind.update(dict.fromkeys(range(start + first, start + piece.rows), reason))
+        return replace(task, rows_behind_fatal=behind) if behind else task

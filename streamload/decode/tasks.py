@@ -5,7 +5,7 @@ They have no `__slots__`: a frozen dataclass with slots pickles through Python c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -149,6 +149,8 @@ class RowTask:
             good row decides on it.
         whole: every piece is a whole batch, to be collated on its own (by `collate_fn`, or for want of a layout).
         fatal_rows: rows that have killed workers before, and the signal; they are not tried again.
+        rows_behind_fatal: rows behind a fatal one of their batch. If that one is raised they are not tried: each might
+            kill two workers more, and with a large batch the error would come after minutes.
         moves: the worker says which bytes of large fields it has read, so that they need not be held twice.
     """
 
@@ -160,7 +162,15 @@ class RowTask:
     capacity: int
     whole: bool
     fatal_rows: Mapping[int, str] = field(default_factory=dict)
+    rows_behind_fatal: Mapping[int, str] = field(default_factory=dict)
     moves: bool = False
+
+    def pieces_and_starts(self) -> Iterator[tuple[Piece, int]]:
+        """Each piece, and the number in the task of its first row."""
+        start = 0
+        for piece in self.pieces:
+            yield piece, start
+            start += piece.rows
 
 
 @dataclass(frozen=True)

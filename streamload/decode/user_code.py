@@ -2,16 +2,38 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
 from streamload.images.placing import takes_out, takes_rng
 
-__all__ = ["PROGRAM_ERRORS", "TransformRaisedError", "UserFunction"]
+__all__ = ["PROGRAM_ERRORS", "TransformRaisedError", "UserFunction", "check_takes_one"]
 
 PROGRAM_ERRORS = (NameError, AttributeError, TypeError, ImportError, SyntaxError, NotImplementedError, MemoryError)
 """What user code raises by a mistake in the program, not in the data; `on_error` does not apply to it."""
+
+
+def check_takes_one(name: str, function: Callable[..., Any], what: str) -> None:
+    """Refuse a function that cannot be called with one argument (and `rng`, where it has such a parameter).
+
+    Args:
+        name: of the user's argument.
+        function: callables that do not tell their parameters pass.
+        what: the argument that it is called with.
+
+    Raises:
+        TypeError: it takes more arguments, or none.
+    """
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(None, **({"rng": None} if takes_rng(function) else {}))
+    except TypeError as error:
+        raise TypeError(f"{name}={function!r} is called with one argument, {what}; but: {error}") from None
 
 
 class TransformRaisedError(Exception):

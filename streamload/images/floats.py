@@ -47,6 +47,7 @@ class Normalize:
         std: one number for each channel, above 0.
 
     Raises:
+        TypeError: `mean` or `std` is no sequence of numbers.
         ValueError: the lengths differ, or a number is not finite, or a standard deviation is not above 0.
     """
 
@@ -55,7 +56,13 @@ class Normalize:
     writes_into_out: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        mean, std = tuple(map(float, self.mean)), tuple(map(float, self.std))
+        try:
+            mean, std = tuple(map(float, self.mean)), tuple(map(float, self.std))
+        except TypeError:
+            raise TypeError(
+                "Normalize: mean and std must be sequences of numbers, one for each channel, "
+                f"not mean={self.mean!r}, std={self.std!r}"
+            ) from None
         if len(mean) != len(std) or not mean or not np.isfinite([*mean, *std]).all() or min(std) <= 0:
             raise ValueError(
                 "Normalize: mean and std must be finite numbers, one for each channel, and std above 0, "

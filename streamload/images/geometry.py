@@ -16,6 +16,7 @@ from streamload.images.files import decode_jpeg_part
 from streamload.images.filter import LARGEST_SCALE, resize_bilinear
 from streamload.images.jpeg import JpegHeader
 from streamload.images.placing import copied, placed
+from streamload.numpy_scalars import as_python
 
 __all__ = [
     "Box",
@@ -74,7 +75,7 @@ def check_size(operation: str, size: object) -> tuple[int, int]:
     """
     both: Sequence[object] = size if isinstance(size, tuple | list) else (size, size)
     if len(both) == 2:
-        height, width = both
+        height, width = map(as_python, both)
         if type(height) is int and type(width) is int and height > 0 and width > 0:
             return height, width
     raise ValueError(f"{operation}: size must be a positive integer or (height, width) of two, not {size!r}")

@@ -33,6 +33,7 @@ from streamload.images.geometry import Image, check_image, check_size
 from streamload.images.opencv import opencv
 from streamload.images.placing import copied, placed, takes_out, takes_rng, writable_in_order
 from streamload.images.resizing import RandomResizedCrop, Resize
+from streamload.numpy_scalars import as_python
 
 __all__ = [
     "CenterCrop",
@@ -180,6 +181,7 @@ class RandomCrop:
 
     def __post_init__(self) -> None:
         check_size("RandomCrop", self.size)
+        object.__setattr__(self, "padding", as_python(self.padding))
         if type(self.padding) is not int or self.padding < 0:
             raise ValueError(f"RandomCrop: padding must be an integer of at least 0, not {self.padding!r}")
 
@@ -226,6 +228,7 @@ class RandomHorizontalFlip:
     writes_into_out: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "p", as_python(self.p))
         if not isinstance(self.p, float | int) or not 0 <= self.p <= 1:
             raise ValueError(f"RandomHorizontalFlip: p must be a probability from 0 to 1, not {self.p!r}")
 

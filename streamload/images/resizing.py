@@ -22,6 +22,7 @@ from streamload.images.geometry import (
     resample,
     resized_size,
 )
+from streamload.numpy_scalars import as_python
 
 __all__ = ["RandomResizedCrop", "Resize"]
 
@@ -93,10 +94,12 @@ class Resize:
     writes_into_out: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_size("Resize", self.size)
+        size, max_size = check_size("Resize", self.size), as_python(self.max_size)
+        object.__setattr__(self, "size", size if isinstance(self.size, tuple | list) else size[0])
+        object.__setattr__(self, "max_size", max_size)
         check_interpolation("Resize", self.interpolation)
         if self.max_size is not None and not (
-            isinstance(self.size, int) and type(self.max_size) is int and self.max_size > self.size
+            isinstance(self.size, int) and type(max_size) is int and max_size > self.size
         ):
             raise ValueError(
                 "Resize: max_size must be an integer above an integer size, "

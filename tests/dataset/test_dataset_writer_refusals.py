@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from written_shards import SAMPLES, STORED, digest, names_in, read_back, same_tables, scanned, write
 
@@ -227,6 +228,14 @@ def test_no_index_where_none_is_wanted(tmp_path: Path) -> None:
 def test_wrong_arguments(arguments: tuple[Any, ...], options: dict[str, Any], error: type[Exception]) -> None:
     with pytest.raises(error, match=r"pattern_or_folder|prefix|max_bytes|max_count|path"):
         ShardWriter(*arguments, **options)
+
+
+def test_bounds_are_taken_from_numpy(tmp_path: Path) -> None:
+    two: Any = np.int64(2)
+    with ShardWriter(tmp_path, max_count=two, max_bytes=two * 100_000) as writer:
+        for number in range(3):
+            writer.write({"__key__": str(number), "cls": number})
+    assert len(writer.shards) == 2
 
 
 def test_a_file_in_place_of_the_folder_is_a_storage_error(tmp_path: Path) -> None:

@@ -325,7 +325,22 @@ def test_two_rows_of_one_task_may_each_kill_two_workers(shelf: Shelf, tmp_path: 
         check(office, await office.do(office.tasks(shelf, 5)), {16: "SampleError", 18: "SampleError"})
         assert office.restarted == 4
 
-    in_office(job(fields=FIELDS, transform={"cls": deadly}), shelf.write(tmp_path), body)
+    in_office(job(fields=FIELDS, transform={"cls": deadly}, on_error="skip"), shelf.write(tmp_path), body)
+
+
+def test_where_a_deadly_row_is_raised_the_rows_behind_it_are_not_tried(shelf: Shelf, tmp_path: Path) -> None:
+    def deadly(value: int) -> int:
+        if value >= 2:
+            os._exit(1)
+        return value
+
+    async def body(office: Office) -> None:
+        (done,) = await office.do(office.tasks(shelf, 5)[:1])
+        failures = [failure for piece in done.pieces for failure in piece.failures]
+        assert [failure.row for failure in failures] == [2, 3, 4]
+        assert office.restarted == 2
+
+    in_office(job(fields=FIELDS, transform={"cls": deadly}), shelf.write(tmp_path), body, workers=1)
 
 
 def test_a_collate_fn_that_kills_every_worker_breaks_the_pool(shelf: Shelf, tmp_path: Path) -> None:

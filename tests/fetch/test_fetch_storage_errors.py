@@ -275,6 +275,10 @@ def test_options_in_fsspecs_spellings() -> None:
     assert options_of("s3", {"s3": {"key": "k"}, "gs": {"token": "t"}, "anon": False}) == {"anon": False, "key": "k"}
     with pytest.raises(ValueError, match=r"'keyy', which s3:// does not know; it knows .*key.*secret"):
         Storages({"keyy": "k"}).for_url("s3://b/a.tar")
+    with pytest.raises(
+        ValueError, match=r"\. Here 'AWS_ACCESS_KEY_ID' is key, 'region' is client_kwargs=.'region_name'"
+    ):
+        Storages({"AWS_ACCESS_KEY_ID": "k", "region": "eu-west-1"}).for_url("s3://b/a.tar")
 
 
 def test_an_option_that_is_a_mapping_is_not_taken_for_the_options_of_a_protocol() -> None:

@@ -129,9 +129,24 @@ def test_operations_name_what_they_were_given(operation: Any) -> None:
             operation(wrong, **options)
 
 
+def test_numpys_numbers_are_sizes() -> None:
+    five: Any = np.int64(5)
+    ten: Any = np.int64(10)
+    half: Any = np.float32(0.5)
+    one: Any = np.int8(1)
+    assert RandomResizedCrop((five, ten))(PHOTO, np.random.default_rng(0)).shape == (5, 10, 3)
+    assert Resize(five, max_size=ten) == Resize(5, max_size=10)
+    assert Resize(five)(PHOTO).shape == Resize(5)(PHOTO).shape
+    assert RandomCrop(five, padding=one) == RandomCrop(5, padding=1)
+    assert RandomHorizontalFlip(half) == RandomHorizontalFlip(0.5)
+
+
 def test_normalize_names_what_it_was_given() -> None:
     with pytest.raises(TypeError, match=r"Normalize.*float64"):
         Normalize([0.5], [0.5])(np.zeros((1, 2, 2)))  # type: ignore[arg-type]
+    number: Any = 0.5
+    with pytest.raises(TypeError, match=r"Normalize.*one for each channel, not mean=0.5"):
+        Normalize(number, number)
     with pytest.raises(ValueError, match="Normalize has 1 channels"):
         Normalize([0.5], [0.5])(PHOTO)
     with pytest.raises(ValueError, match=r"Normalize.*\(3, 4\)"):

@@ -109,6 +109,13 @@ _ONLY_FSSPEC = {
 _KNOWN = {"s3": _S3, "gs": _GCS, "az": _AZURE, "http": _HTTP}
 _FAMILY = {"s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az", "adl": "az", "https": "http"}
 _CLIENT_KWARGS = frozenset(("region_name", "endpoint_url", "verify", "use_ssl", "aws_access_key_id"))
+_REGION = "client_kwargs={'region_name': ...}"
+_FROM_OTHERS = dict.fromkeys(("aws_access_key_id", "access_key_id", "access_key"), "key")
+_FROM_OTHERS |= dict.fromkeys(("aws_secret_access_key", "secret_access_key", "secret_key"), "secret")
+_FROM_OTHERS |= dict.fromkeys(("aws_session_token", "session_token"), "token")
+_FROM_OTHERS |= dict.fromkeys(("aws_endpoint_url", "endpoint_override", "endpoint"), "endpoint_url")
+_FROM_OTHERS |= dict.fromkeys(("aws_region", "region_name", "region"), _REGION)
+_FROM_OTHERS |= dict.fromkeys(("skip_signature", "anonymous"), "anon")
 _ANY_FILESYSTEM = frozenset(["use_listings_cache", "listings_expiry_time", "max_paths", "skip_instance_cache"])
 
 
@@ -154,11 +161,17 @@ def object_config(protocol: str, options: Mapping[str, Any]) -> ObjectConfig | N
     if unknown:
         raise ValueError(
             f"storage_options names {', '.join(map(repr, unknown))}, which {protocol}:// does not know; it knows "
-            f"{', '.join(sorted(_KNOWN[family] | _ONLY_FSSPEC[family]))}"
+            f"{', '.join(sorted(_KNOWN[family] | _ONLY_FSSPEC[family]))}{_meant(unknown) if family == 's3' else ''}"
         )
     if given.keys() & (_ONLY_FSSPEC[family] | _ANY_FILESYSTEM):
         return None
     return {"s3": _s3, "gs": _gcs, "az": _azure, "http": _http}[family](given)
+
+
+def _meant(unknown: list[str]) -> str:
+    """What to write instead, for names as boto3, PyArrow and environment variables have them."""
+    told = [f"{name!r} is {_FROM_OTHERS[name.lower()]}" for name in unknown if name.lower() in _FROM_OTHERS]
+    return f". Here {', '.join(told)}" if told else ""
 
 
 def _is_nested(name: str, value: object) -> bool:
