@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import signal
+import time
 from typing import Any
 
 import numpy as np
@@ -188,7 +189,7 @@ def test_no_room_on_the_device_for_the_batch_ahead(source: str, device: LateDevi
 
 
 def test_the_feeders_death_is_told_after_the_batch_ahead(source: str, device: LateDevice) -> None:
-    with make(source, num_workers=1, batch_size=2, prefetch_batches=1, collate_fn=collate) as loader:
+    with make(source, num_workers=1, batch_size=2, prefetch_batches=1, collate_fn=collate_late) as loader:
         batches = begin(loader, ready=2)
         got = [device.read(next(batches)["label"])[0]]
         assert device.begun == 2
@@ -203,6 +204,13 @@ def test_the_feeders_death_is_told_after_the_batch_ahead(source: str, device: La
         got += [device.read(batch["label"])[0] for batch in loader]
     assert got == list(range(0, TOTAL, 2))
     assert device.too_early == 0
+
+
+def collate_late(samples: list[Any]) -> dict[str, Any]:
+    """Slowly, behind the first few batches: so most of them are not made yet when their feeder is killed."""
+    if samples[0][1] > 20:
+        time.sleep(0.05)
+    return collate(samples)
 
 
 def collate(samples: list[Any]) -> dict[str, Any]:
