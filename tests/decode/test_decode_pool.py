@@ -247,6 +247,26 @@ def test_what_a_dead_worker_had_is_held_up_until_all_is_there_again(shelf: Shelf
     in_office(job(fields=FIELDS, transform={"cls": killed_once}), shelf.write(tmp_path), body, workers=1)
 
 
+def test_nothing_is_held_up_by_workers_that_are_starting(shelf: Shelf, tmp_path: Path) -> None:
+    """What was refused may be there by now, and is asked for again when one of them has started."""
+
+    async def body(office: Office) -> None:
+        await office.until(lambda: office.rooms == 1)
+        office.may = False
+        (task,) = office.tasks(shelf, 5)[:1]
+        office.pool._returned.append(task)
+        office.pool.resume()
+        assert office.pool.held_up
+        os.kill(office.pool._workers[0].pid, signal.SIGKILL)
+        await office.until(lambda: office.restarted == 1)
+        office.may = True
+        office.pool.resume()
+        assert not office.pool.held_up
+        await office.until(lambda: len(office.done) == 1)
+
+    in_office(job(fields=FIELDS), shelf.write(tmp_path), body, workers=1)
+
+
 @pytest.mark.parametrize(
     ("how", "words"),
     [
