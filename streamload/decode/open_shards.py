@@ -39,7 +39,7 @@ class OpenShards:
         self.on_moved: Moved | None = None
         self._descriptors: dict[int, int] = {}
         self._opened: dict[int, ShardOpened] = {}
-        self._mapped: dict[int, Bytes] = {}
+        self._mapped: dict[int, tuple[ShardOpened, Bytes]] = {}
         weakref.finalize(self, _close_all, self._descriptors).atexit = False
 
     def add(self, opened: ShardOpened, descriptor: int) -> None:
@@ -114,11 +114,11 @@ class OpenShards:
 
     def memory(self, shard: int) -> Bytes:
         """The whole shard, read-only; mapped from the first call on."""
-        memory = self._mapped.get(shard)
-        if memory is None:
-            size_bytes = self._opened[shard].size_bytes
-            memory = self._mapped[shard] = map_memory(self._descriptors[shard], size_bytes, writable=False)
-        return memory
+        opened, mapped = self._opened[shard], self._mapped.get(shard)
+        if mapped is None or mapped[0] is not opened:  # a thread may map what another one opens anew meanwhile
+            memory = map_memory(self._descriptors[shard], opened.size_bytes, writable=False)
+            mapped = self._mapped[shard] = opened, memory
+        return mapped[1]
 
     def first_bytes(self, shard: int, size_bytes: int) -> Bytes:
         """The first bytes of a shard of which no more may be there yet, read-only; mapped for this caller alone."""

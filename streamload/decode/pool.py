@@ -168,7 +168,7 @@ class ProcessPool:
     @property
     def held_up(self) -> bool:
         """See `Pool.held_up`."""
-        return self._refused and not any(worker.tasks for worker in self._workers)
+        return self._refused and all(worker.started and not worker.tasks for worker in self._workers)
 
     def resume(self) -> None:
         """See `Pool.resume`."""

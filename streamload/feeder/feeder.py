@@ -108,7 +108,7 @@ class Feeder:
         self._totals = FeederTotals()
         self._announced: set[int] = set()
         self._counting = False
-        self._asked_to_tell = False
+        self._asked_to_tell = self._told_nothing = False
         self._epochs = Epochs(
             self._begin,
             self._deliver,
@@ -128,7 +128,7 @@ class Feeder:
                         self.near.fetcher.foresight.begin(order, counts, message.epoch, message.position)
                     self._epochs.ask(message)
                 case Taken():
-                    self._asked_to_tell = False
+                    self._asked_to_tell = self._told_nothing = not message.batches and not message.released
                     self._slots.taken(message.batches)
                     self._slots.released(message.released)
                     self._epochs.taken(message.batches)
@@ -276,7 +276,8 @@ class Feeder:
         fetcher.slots_came_back()
         if not fetcher.stuck or self._scans.under_way or self._late:
             return
-        if self._epochs.waits or self._counting:
+        # Until it says so itself, the loop may have let go of batches since it was last heard of.
+        if self._counting or (self._epochs.waits and (self._told_nothing or self._in_process)):
             raise fetcher.too_small()
         if not self._asked_to_tell:
             self._asked_to_tell = True
@@ -284,7 +285,7 @@ class Feeder:
 
     def _deliver(self, start: EpochStart, batches: list[ReadyBatch], last: bool, tell_after: int) -> None:
         """Send batches, as many with one message as its descriptors allow."""
-        self._asked_to_tell = False  # of these it has not been asked
+        self._asked_to_tell = self._told_nothing = False  # of these it has not been asked
         for first in range(0, max(1, len(batches)), MAX_DESCRIPTORS):
             end = first + MAX_DESCRIPTORS
             part = batches[first:end]

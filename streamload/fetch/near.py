@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 
 from streamload.fetch.failures import Failures
@@ -36,12 +36,15 @@ class Near:
         self._loading: dict[int, asyncio.Task[None]] = {}
         self._failures = Failures()
 
-    def has_tables(self, shards: Iterable[int]) -> bool:
+    def has_tables(self, shards: Collection[int]) -> bool:
         """Whether the tables of some shards can be had at once; if not, they are loaded, in this order.
+
+        None of them is dropped before this is asked for others.
 
         Raises:
             DatasetIndexError, StorageError: one of them cannot be loaded.
         """
+        self._tables.hold(shards)
         missing = [shard for shard in shards if self._tables.is_remote(shard)]
         self._failures.check(missing)
         self.want_tables(missing)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from urllib.parse import quote
 
 import numpy as np
@@ -43,7 +43,8 @@ class Tables:
         storages: how indexes that lie remotely are read.
         trust_promises: take counts by other tools' indexes for known; then a shard may have a count and no table yet.
         indexes: those that have been read already, by folder.
-        budget_bytes: of which tables from an index take a sixteenth, but at least 32 and at most 256 MiB.
+        budget_bytes: of which tables from an index take a sixteenth, but at least 32 and at most 256 MiB, unless more
+            are needed at once.
 
     Attributes:
         counts: the samples of each shard, as far as they are known; grows as tables come in.
@@ -76,6 +77,7 @@ class Tables:
         self._growing: dict[int, GrowingTable] = {}
         self._versions: dict[int, tuple[int, str | None]] = {}
         self._indexed_bytes = 0
+        self._held: frozenset[int] = frozenset()
         self.skipped: dict[str, int] = {}
         self._foreign = ForeignLookup(self._storages)
         self._promised = {number: count for number, count in enumerate(listing.promised) if count is not None}
@@ -112,6 +114,10 @@ class Tables:
     def at_hand(self, shard: int) -> ShardTable | None:
         """A shard's table, if it is held now."""
         return self._tables.get(shard)
+
+    def hold(self, shards: Iterable[int]) -> None:
+        """Drop none of these, and no longer those of the call before: all of them are needed at once."""
+        self._held = frozenset(shards)
 
     def is_remote(self, shard: int) -> bool:
         """Whether `find` would have to wait for a remote storage; then `load` does the same without blocking."""
@@ -258,8 +264,9 @@ class Tables:
 
     def _drop_oldest(self) -> None:
         while self._indexed_bytes > self._memory_bytes:
-            oldest = next(shard for shard in self._tables if self._listing.index_of[shard] is not None)
-            if oldest == next(reversed(self._tables)):
+            indexed = (shard for shard in self._tables if self._listing.index_of[shard] is not None)
+            oldest = next((shard for shard in indexed if shard not in self._held), None)
+            if oldest is None or oldest == next(reversed(self._tables)):
                 return
             self._indexed_bytes -= _size_bytes(self._tables.pop(oldest))
             self._columns.pop(oldest, None)

@@ -72,8 +72,8 @@ class Connection(Protocol):
     def taken(self, batches: int, tell_after: int = 1, /) -> None:
         """Note that so many batches were taken; the feeder is told with the next message, or once there are enough."""
 
-    def tell(self) -> None:
-        """Tell the feeder now what it has not been told yet."""
+    def tell(self, *, asked: bool = False) -> None:
+        """Tell the feeder now what it has not been told yet; if it has asked, also that there is nothing."""
 
     def lend(self, slot: int, size_bytes: int) -> Bytes:
         """The memory of a batch."""
@@ -171,10 +171,10 @@ class FeederProcess:
         if self._untold >= tell_after:
             self.tell()
 
-    def tell(self) -> None:
+    def tell(self, *, asked: bool = False) -> None:
         """Tell the feeder now which batches were taken, which slots are free, and whatever else is still to be said."""
         messages, self._unsent = self._unsent, []
-        if self._untold:
+        if self._untold or asked:
             released = self._slots.released
             messages.append(Taken(self._untold, tuple(released.pop() for _ in range(len(released)))))
             self._untold = 0
@@ -289,7 +289,7 @@ class FeederHere:
         """Tell the feeder that so many batches were taken. At once, because it costs a call only."""
         self._feeder.handle(Taken(batches, ()))
 
-    def tell(self) -> None:
+    def tell(self, *, asked: bool = False) -> None:
         """It knows already."""
 
     def lend(self, slot: int, size_bytes: int) -> Bytes:

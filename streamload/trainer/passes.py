@@ -223,7 +223,7 @@ class Pass(Iterator[Any]):
                 else:
                     self._let_go(message.batches)
             case TellTaken():
-                self.connection.tell()
+                self.connection.tell(asked=True)
             case Failed():
                 raise error_from(message.failure)
 

@@ -19,6 +19,7 @@ from make_shards import write_numbers
 
 from streamload.dataset.scan import scan_shard
 from streamload.dataset.scan_cache import ScanCache
+from streamload.decode import rows_ahead
 from streamload.decode.dealing import EpochStart, Learned, PipelineSettings
 from streamload.decode.scans import Scans
 from streamload.decode.tasks import PieceDone, RowsDone, RowTask, ScanDone, ScanTask, WorkSeconds
@@ -413,6 +414,26 @@ def test_what_was_measured_is_a_moving_mean() -> None:
 def test_a_long_queue_is_told_of_in_time(folder: Path) -> None:
     run = Run(folder, batch_size=1, prefetch=1000)
     run.finish()
+    assert run.batches == run.expected()
+
+
+def test_a_run_waits_for_no_batches_that_are_not_told_of(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where slots may take little, a run was as long as the queue: it waited for the last batch to be told of."""
+    monkeypatch.setattr(rows_ahead, "_FIRST_ROWS", 9)
+    run = Run(folder, batch_size=1, capacity=2, learned=Learned(layout=b"known", size_bytes=1 << 20, row_s=1e-6))
+    monkeypatch.setattr(run.epoch._dealer, "_most_slot_bytes", 16 << 20)
+    told = 0
+    run.epoch.pump()
+    while not run.epoch.ended:
+        assert run.pool.tasks, "the loop has taken all there is, and nothing is made"
+        run.answer()
+        tell_after = run.epoch.take_ready()[1]
+        untold = len(run.batches) - told
+        if untold >= tell_after:
+            run.epoch.batcher.taken(untold - untold % tell_after)
+            told += untold - untold % tell_after
+        run.epoch.pump()
+    run.slots.close()
     assert run.batches == run.expected()
 
 

@@ -286,6 +286,26 @@ def test_what_a_dead_worker_had_for_nobody_is_not_done_again_and_nobody_else_is_
     in_office(job(fields=FIELDS, collate_fn=deadly), shelf.write(tmp_path), body, workers=1)
 
 
+def test_nothing_is_held_up_by_workers_that_are_starting(shelf: Shelf, tmp_path: Path) -> None:
+    """What was refused may be there by now, and is asked for again when one of them has started."""
+
+    async def body(office: Office) -> None:
+        await office.until(lambda: office.rooms == 1)
+        office.may = False
+        (task,) = office.tasks(shelf, 5)[:1]
+        office.pool._returned.append(task)
+        office.pool.resume()
+        assert office.pool.held_up
+        os.kill(office.pool._workers[0].pid, signal.SIGKILL)
+        await office.until(lambda: office.restarted == 1)
+        office.may = True
+        office.pool.resume()
+        assert not office.pool.held_up
+        await office.until(lambda: len(office.done) == 1)
+
+    in_office(job(fields=FIELDS), shelf.write(tmp_path), body, workers=1)
+
+
 @pytest.mark.parametrize(
     ("how", "words"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from typing import Any, cast
 
 import pytest
@@ -24,6 +25,9 @@ class SlowTables:
 
     def is_remote(self, shard: int) -> bool:
         return shard not in self.here
+
+    def hold(self, shards: Iterable[int]) -> None:
+        """None is dropped here."""
 
     async def load(self, shard: int) -> None:
         self.asked.append(shard)

@@ -290,3 +290,17 @@ def test_the_list_of_a_remote_index_is_read_once_for_all_tables_that_are_loaded_
 
 def files_below(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file()]
+
+
+def test_tables_that_are_needed_at_once_are_held_beyond_the_limit(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables_module, "_LEAST_MEMORY_BYTES", 1)
+    monkeypatch.setattr(tables_module, "_MOST_MEMORY_BYTES", 1)
+    tables = Tables(list_shards(folder), ScanCache(None), strict=True)
+    tables.hold([0, 1])
+    tables.find(0), tables.find(1)
+    assert set(tables._tables) == {0, 1}
+    tables.hold([])
+    tables.find(2)
+    assert set(tables._tables) == {2}

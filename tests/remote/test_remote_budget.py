@@ -132,6 +132,21 @@ def test_a_budget_smaller_than_a_part_is_an_error(server: FaultServer, workers: 
             len(loader)
 
 
+def test_batches_that_the_loop_has_let_go_of_in_the_meantime_take_no_room(tmp_path: Path) -> None:
+    """It tells of that with what it takes next, and there was nothing left to take: the budget was too small."""
+    write_datasets(tmp_path / "data", [[MB] * 40] * 2, [])
+    kept: list[Any] = []
+    with FaultServer(tmp_path / "data") as server:
+        urls = Place(server.url).urls("indexed", range(2))
+        with StreamLoader(urls, 4, fields=("npy", "cls"), num_workers=1, memory_budget="75MB") as loader:
+            for number, batch in enumerate(loader, 1):
+                kept.append(batch)
+                del batch
+                if number == 18:
+                    kept.clear()
+            assert number == 20
+
+
 def test_one_member_much_larger_than_a_part(tmp_path: Path) -> None:
     write_datasets(tmp_path / "data", [[100_000] * 10 + [40 * MB] + [100_000] * 10] * 2, [])
     with FaultServer(tmp_path / "data") as server:

@@ -105,3 +105,14 @@ def test_a_cache_on_the_disk_serves_the_second_time(
     server.play(Script())
     assert epochs(Place(server.url), choice, cache_dir=tmp_path, cache_size="500MB", memory_budget="75MB") == expected
     assert server.report().sent_bytes < 5 * MB
+
+
+def test_tables_of_more_shards_at_once_than_are_kept(
+    folder: Path, server: FaultServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each that came took the room of one that had come before, for ever."""
+    monkeypatch.setattr("streamload.fetch.tables._LEAST_MEMORY_BYTES", 1)
+    monkeypatch.setattr("streamload.fetch.tables._MOST_MEMORY_BYTES", 1)
+    server.play(Script())
+    assert epochs(Place(server.url), "sampler") == epochs(local(folder), "sampler")
+    assert server.report().requests < 100
