@@ -11,11 +11,21 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 
 from streamload.memory.unnamed import new_memory
 
-__all__ = ["PROGRESS_BYTES", "Child", "WorkerChild", "child_environment", "die_with", "launch", "launch_worker"]
+__all__ = [
+    "PROGRESS_BYTES",
+    "Child",
+    "EarlyWorkers",
+    "WorkerChild",
+    "child_environment",
+    "die_with",
+    "launch",
+    "launch_worker",
+]
 
 PROGRESS_BYTES = 16
 """Two numbers, which say what a worker has in hand."""
@@ -115,6 +125,27 @@ def launch_worker() -> WorkerChild:
     except BaseException:
         os.close(progress)
         raise
+
+
+class EarlyWorkers:
+    """Workers that are started before there is a pool to take them over.
+
+    Args:
+        wanted: how many there are to be.
+
+    Attributes:
+        launched: those that could be started. The pool starts the others, and reports what keeps it from that.
+    """
+
+    def __init__(self, wanted: int) -> None:
+        self._wanted = wanted
+        self.launched: list[WorkerChild] = []
+
+    def start(self, most: int | None = None) -> None:
+        """Start those that are still wanted, or until there are so many."""
+        with suppress(OSError):
+            while len(self.launched) < (self._wanted if most is None else min(most, self._wanted)):
+                self.launched.append(launch_worker())
 
 
 def die_with(parent: int) -> None:

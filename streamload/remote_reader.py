@@ -58,7 +58,7 @@ class _ReaderProcess:
     """Reads in a process of its own."""
 
     def __init__(self, listing: Listing, storages: Storages) -> None:
-        self._process = FeederProcess(0, None)
+        self._process = FeederProcess(0, None, at_once=0)
         self._process.send(ReadFrom(listing, storages))
 
     @property
@@ -119,7 +119,7 @@ def find_listing(urls: Any, index: str | os.PathLike[str] | None, storages: Stor
     places = named if index is None else (*named, os.fspath(index))
     if any(map(storages.is_process_local, places)) or all(map(storages.is_local, places)):
         return list_shards(urls, index, storages)
-    process = FeederProcess(0, None)
+    process = FeederProcess(0, None, at_once=0)
     try:
         found: Found = _ask(process, FindShards(named, None if index is None else os.fspath(index), storages))
         return found.listing
@@ -137,7 +137,7 @@ def find_classes(listing: Listing, storages: Storages) -> list[str] | None:
     if any(map(storages.is_process_local, folders)) or all(map(storages.is_local, folders)):
         names = read_class_names(folders, storages)
     else:
-        process = FeederProcess(0, None)
+        process = FeederProcess(0, None, at_once=0)
         try:
             found: FoundClasses = _ask(process, FindClasses(folders, storages))
             names = found.names

@@ -7,7 +7,6 @@ import os
 import pytest
 
 from streamload import launch
-from streamload.feeder import start as feeder_start
 
 
 def test_workers_that_cannot_be_started_now_are_left_to_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -19,11 +18,14 @@ def test_workers_that_cannot_be_started_now_are_left_to_the_pool(monkeypatch: py
         started.append(real())
         return started[-1]
 
-    monkeypatch.setattr(feeder_start, "launch_worker", twice)
-    launched = feeder_start._launched(5)
-    assert launched == started
-    assert len(launched) == 2
-    for worker in launched:
+    monkeypatch.setattr(launch, "launch_worker", twice)
+    early = launch.EarlyWorkers(5)
+    early.start(1)
+    assert len(started) == 1
+    early.start()
+    assert early.launched == started
+    assert len(started) == 2
+    for worker in started:
         worker.child.socket.close()
         assert worker.child.end(5.0) == 0, "it ends by itself when its socket is closed"
         os.close(worker.child.words)

@@ -36,7 +36,7 @@ from streamload.fetch.listing.listing import Listing, list_shards
 from streamload.fetch.listing.sizes import look_at
 from streamload.fetch.reading import RangeReader
 from streamload.fetch.resident import ResidentShards
-from streamload.launch import WorkerChild
+from streamload.launch import EarlyWorkers
 from streamload.memory.async_channel import AsyncChannel
 from streamload.memory.heap import keep_freed_memory
 from streamload.memory.slots import SlotPool
@@ -48,16 +48,16 @@ _GRACE_S = 0.3
 StartPool = Callable[..., Pool]
 
 
-def run(sock: socket.socket, trainer: int, launched: list[WorkerChild], threads: StartPool | None) -> None:
+def run(sock: socket.socket, trainer: int, early: EarlyWorkers, threads: StartPool | None) -> None:
     """Serve one trainer to the end, and end this process.
 
     Args:
         sock: leads to the trainer.
         trainer: the number of its process.
-        launched: workers that have been started already.
+        early: the workers, as far as they have been started already.
         threads: starts them where they are threads.
     """
-    asyncio.run(_serve(sock, trainer, launched, threads))
+    asyncio.run(_serve(sock, trainer, early, threads))
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # threads of a thread pool may still be in the user's code
@@ -66,13 +66,11 @@ def run(sock: socket.socket, trainer: int, launched: list[WorkerChild], threads:
 class _Process:
     """The feeder as a process of its own."""
 
-    def __init__(
-        self, sock: socket.socket, trainer: int, launched: list[WorkerChild], threads: StartPool | None
-    ) -> None:
+    def __init__(self, sock: socket.socket, trainer: int, early: EarlyWorkers, threads: StartPool | None) -> None:
         self._loop = asyncio.get_running_loop()
         self._loop.set_exception_handler(self._on_exception)
         self._trainer = trainer
-        self._launched = launched
+        self._early = early
         self._threads = threads
         self._feeder: Feeder | None = None
         self._found: Listing | None = None
@@ -118,7 +116,11 @@ class _Process:
         with Attempt() as attempt:
             if isinstance(wanted, FindShards):
                 urls, index, storages = wanted.urls, wanted.index, wanted.storages
-                listing = await asyncio.to_thread(list_shards, urls, index, storages, indexes_read=self._indexes)
+                finding = asyncio.to_thread(list_shards, urls, index, storages, indexes_read=self._indexes)
+                asked = asyncio.create_task(finding)
+                await asyncio.sleep(0)  # so that the storage is asked before the other workers import
+                self._early.start()
+                listing = await asked
                 self._found = listing
                 self._send(Found(listing), ())
             elif isinstance(wanted, FindLabels):
@@ -156,7 +158,7 @@ class _Process:
             shards=shards,
             slots=slots,
             events=feeder,
-            launched=self._launched,
+            launched=self._early.launched,
         )
 
     def _on_exception(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -186,12 +188,12 @@ class _Process:
             if self._feeder.near is not None:
                 await self._feeder.near.close()
             return
-        for worker in self._launched:  # nobody has taken them over
+        for worker in self._early.launched:  # nobody has taken them over
             worker.child.socket.close()
             worker.child.end(_GRACE_S)
 
 
-async def _serve(sock: socket.socket, trainer: int, launched: list[WorkerChild], threads: StartPool | None) -> None:
-    process = _Process(sock, trainer, launched, threads)
+async def _serve(sock: socket.socket, trainer: int, early: EarlyWorkers, threads: StartPool | None) -> None:
+    process = _Process(sock, trainer, early, threads)
     await process.ended.wait()
     await process.close()

@@ -1,7 +1,9 @@
 """The first lines of the feeder's process: it starts its workers before it imports what it needs itself.
 
-So all of them import at once. It is started as `python -m streamload.feeder.start SOCKET LAST_WORDS TRAINER WORKERS`:
-two descriptors, the number of the trainer's process, and how many workers to start now; 0 where they are threads.
+So all of them import at once. It is started as `python -m streamload.feeder.start SOCKET LAST_WORDS TRAINER WORKERS
+AT_ONCE`: two descriptors, the number of the trainer's process, how many workers there are to be, 0 where they are
+threads, and how many of them to start now. Where a storage is to be asked first the others are started while it is:
+sooner they would take the processors from that.
 """
 
 from __future__ import annotations
@@ -10,39 +12,30 @@ import faulthandler
 import signal
 import socket
 import sys
-from contextlib import suppress
 
-from streamload.launch import WorkerChild, launch_worker
+from streamload.launch import EarlyWorkers
 from streamload.memory.unnamed import raise_descriptor_limit
 
 __all__ = ["main"]
 
 
-def _launched(workers: int) -> list[WorkerChild]:
-    """The workers that could be started; the pool starts the others, and reports what keeps it from that."""
-    launched: list[WorkerChild] = []
-    with suppress(OSError):
-        while len(launched) < workers:
-            launched.append(launch_worker())
-    return launched
-
-
 def main() -> None:
     """Run a feeder on the descriptors given as arguments."""
-    socket_number, words_number, trainer, workers = map(int, sys.argv[1:5])
+    socket_number, words_number, trainer, workers, at_once = map(int, sys.argv[1:6])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # the trainer had it blocked until here
     faulthandler.enable(file=words_number)
     raise_descriptor_limit()
-    launched = _launched(workers)
+    early = EarlyWorkers(workers)
+    early.start(at_once)
     from streamload.feeder import process
 
     if workers:
-        process.run(socket.socket(fileno=socket_number), trainer, launched, None)
+        process.run(socket.socket(fileno=socket_number), trainer, early, None)
     else:
         from streamload.decode.in_process import ThreadPool  # with all that makes samples: no feeder else needs it
 
-        process.run(socket.socket(fileno=socket_number), trainer, launched, ThreadPool)
+        process.run(socket.socket(fileno=socket_number), trainer, early, ThreadPool)
 
 
 if __name__ == "__main__":

@@ -93,16 +93,17 @@ class FeederProcess:
 
     Args:
         workers: how many processes it is to start.
+        at_once: how many of them before anything else.
         on_map: called with every newly mapped slot.
     """
 
-    def __init__(self, workers: int, on_map: Callable[[Bytes], None] | None) -> None:
+    def __init__(self, workers: int, on_map: Callable[[Bytes], None] | None, *, at_once: int) -> None:
         self._slots = SlotReader(on_map)
         self._put_back: deque[Any] = deque()
         self._used = False
         self._unsent: list[Any] = []
         self._untold = 0
-        self._child = child = launch("streamload.feeder.start", workers)
+        self._child = child = launch("streamload.feeder.start", workers, at_once)
         self._channel = Channel(child.socket)
         self._end = weakref.finalize(self, _end, child, self._channel, self._slots, os.getpid())
 

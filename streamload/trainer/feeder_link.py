@@ -312,11 +312,8 @@ class FeederLink:
         return connection
 
     def _start_process(self, workers_at_once: int = 1) -> FeederProcess:
-        """A feeder that starts some of the workers at once, and the others when it is told what to do.
-
-        Where it has to ask a storage first, all of them together would only take the processors from it.
-        """
+        """A feeder that starts some of the workers at once, and the others while a storage is asked."""
         options = self._options
         registry = self._registry() if options.pin_memory else None
-        workers = workers_at_once if options.executor == "process" else 0
-        return FeederProcess(workers, None if registry is None else pinning(registry))
+        workers = options.workers if options.executor == "process" else 0
+        return FeederProcess(workers, None if registry is None else pinning(registry), at_once=workers_at_once)
