@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import pytest
+from matrix import exhaustive
 from servers.faults import FaultServer, Script
 from servers.plain_storage import PlainStorage
 
@@ -15,7 +16,7 @@ from streamload.errors import ShardChangedError, ShardNotFoundError, StorageErro
 from streamload.fetch.transfer.download import Downloaded, DownloadLimits, Pin
 from streamload.fetch.transfer.transfers import Part, Source, TransferCounts, Transfers
 
-SEEDS = range(2)
+SEEDS = [0, 1, *(exhaustive((seed,)) for seed in range(2, 100))]
 SHARD_BYTES = 1_000_003
 PART_BYTES = 128 << 10
 SHARDS = {f"bucket/train-{n}.tar": random.Random(n).randbytes(SHARD_BYTES) for n in range(3)}
