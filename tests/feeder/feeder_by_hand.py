@@ -20,6 +20,8 @@ from streamload.memory.slots import SlotPool
 from streamload.order.options import OrderOptions
 
 DEADLINE_S = 20.0
+SAMPLE_BYTES = 6_000_000
+"""Four of them take three parts, and two do not fit into one."""
 
 
 class PoolByHand:

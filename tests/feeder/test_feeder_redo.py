@@ -2,32 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from feeder_by_hand import FeederByHand, with_feeder
-from servers.faults import FaultServer
 
-from streamload import ShardWriter
 from streamload.decode.tasks import RowTask
 from streamload.feeder.messages import EpochStart
 from streamload.fetch.parts import parts_of_rows
 
 BUDGET_BYTES = 50_000_000
-SAMPLE_BYTES = 6_000_000
-"""Four of them take three parts."""
-
-
-@pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A shard of four samples and three parts."""
-    folder = tmp_path_factory.mktemp("redo")
-    with ShardWriter(folder) as writer:
-        for number in range(4):
-            writer.write({"__key__": f"{number}", "bin": bytes(SAMPLE_BYTES)})
-    with FaultServer(folder) as server:
-        yield f"{server.url}/shard-000000.tar"
 
 
 def parts_of(task: RowTask) -> list[int]:

@@ -2,35 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import pytest
 from feeder_by_hand import FeederByHand, with_feeder
-from servers.faults import FaultServer
 
-from streamload import ShardWriter
 from streamload.decode.failure import error_from
 from streamload.decode.tasks import BytesMoved
 from streamload.errors import StorageError
 from streamload.feeder.messages import EpochStart, Failed, Taken
 from streamload.fetch.parts import PART_BYTES, part_key
 
-SAMPLE_BYTES = 6_000_000
-"""Two of them do not fit into a part."""
 ONE_PART_BYTES = 10_000_000
 """Room for one part and not for two."""
 THREE_PARTS_BYTES = 26_000_000
-
-
-@pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A shard of four samples and three parts."""
-    folder = tmp_path_factory.mktemp("room")
-    with ShardWriter(folder) as writer:
-        for number in range(4):
-            writer.write({"__key__": f"{number}", "bin": bytes(SAMPLE_BYTES)})
-    with FaultServer(folder) as server:
-        yield f"{server.url}/shard-000000.tar"
 
 
 def failure(by_hand: FeederByHand) -> Exception:
