@@ -11,6 +11,7 @@ from streamload.fetch.storage.protocol import without_secrets
 
 __all__ = [
     "ExpiredCredentialsError",
+    "NoConnectionError",
     "changed_error",
     "close_matches",
     "connection_error",
@@ -48,6 +49,10 @@ _NO_HOST = re.compile(r"dns|name or service|getaddrinfo|nodename|resol(?:ve|utio
 
 class ExpiredCredentialsError(StorageError):
     """The credentials were right and have run out; with new ones the request may succeed."""
+
+
+class NoConnectionError(TransientStorageError):
+    """The storage was not reached: no such host, or nothing that listens there."""
 
 
 def status_error(url: str, status: int | None, code: str | None) -> StorageError:
@@ -113,8 +118,8 @@ def connection_error(url: str, what: str) -> StorageError:
             url=url,
         )
     if _NO_HOST.search(said):
-        return TransientStorageError(f"the host is not known; check its name: {_ENDPOINT}", url=url)
-    return TransientStorageError(
+        return NoConnectionError(f"the host is not known; check its name: {_ENDPOINT}", url=url)
+    return NoConnectionError(
         f"no connection to the storage; check that it runs, and host and port: {_ENDPOINT}", url=url
     )
 

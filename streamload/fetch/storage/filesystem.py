@@ -9,11 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 from time import monotonic
 from typing import Any, TypeVar
 
-from streamload.errors import ShardNotFoundError, StorageError
+from streamload.errors import ShardNotFoundError, StorageError, TransientStorageError
 from streamload.fetch.storage.errors import changed_error, close_matches, transient_error
 from streamload.fetch.storage.filesystem_errors import TellsErrors, filesystem_error
 from streamload.fetch.storage.filesystems import OpenFilesystem, open_filesystem, path_in, shard_info
 from streamload.fetch.storage.http_range import Wanted, open_http_range
+from streamload.fetch.storage.patience import Patience
 from streamload.fetch.storage.protocol import (
     UNKNOWN_BYTES,
     EmptyBody,
@@ -25,6 +26,7 @@ from streamload.fetch.storage.protocol import (
     without_secrets,
 )
 from streamload.fetch.storage.s3fs_range import open_s3fs_range
+from streamload.fetch.storage.whole_file import WholeFile
 
 __all__ = ["FilesystemStorage"]
 
@@ -89,17 +91,20 @@ class FilesystemStorage:
 
     def read_bytes(self, url: str, *, most_bytes: int) -> bytes:
         """See `Storage.read_bytes`."""
+        file = WholeFile(url, most_bytes)
 
         async def read(opened: OpenFilesystem, path: str) -> bytes:
-            content: bytes = await opened.call("cat_file", path)
-            if len(content) > most_bytes:
-                raise StorageError(
-                    f"this has more than {most_bytes:,} bytes, so it is not what it should be",
-                    url=without_secrets(url),
-                )
-            return content
+            if not _streams(opened):
+                content: bytes = await opened.call("cat_file", path)
+                file.answered(len(content), None)
+                return content
+            body = await _stream(opened, path, Wanted(url, file.reached, None, file.etag))
+            file.answered(body.total_bytes, body.etag)
+            async for piece in body.chunks():
+                file.add(piece)
+            return file.whole()
 
-        return self._alone(url, read)
+        return self._alone(url, read, file.patience)
 
     async def open_range(self, url: str, start: int, end: int | None, *, etag: str | None = None) -> RangeBody:
         """See `Storage.open_range`.
@@ -110,12 +115,8 @@ class FilesystemStorage:
         opened, path = self._on_loop(url)
         wanted = Wanted(url, start, end, etag)
         with TellsErrors(url):
-            if opened.is_async and hasattr(opened.fs, "encode_url"):
-                session = await opened.fs.set_session()
-                headers = opened.fs.kwargs.get("headers")
-                return await open_http_range(session, str(opened.fs.encode_url(path)), wanted, headers=headers)
-            if opened.is_async and hasattr(opened.fs, "_call_s3"):
-                return await open_s3fs_range(opened.fs, path, wanted)
+            if _streams(opened):
+                return await _stream(opened, path, wanted)
             return await self._read(opened, path, wanted)
 
     async def _read(self, opened: OpenFilesystem, path: str, wanted: Wanted) -> RangeBody:
@@ -185,18 +186,45 @@ class FilesystemStorage:
             return opened, path
         return opened, path_in(opened.fs, url)
 
-    def _alone(self, url: str, act: Callable[[OpenFilesystem, str], Coroutine[Any, Any, _Result]]) -> _Result:
-        """Do something on a loop that ends with it; on a thread, where this one runs a loop already."""
+    def _alone(
+        self,
+        url: str,
+        act: Callable[[OpenFilesystem, str], Coroutine[Any, Any, _Result]],
+        patience: Patience | None = None,
+    ) -> _Result:
+        """Do something on a loop that ends with it, again as long as it may succeed; on a thread, where a loop runs."""
+        patience = patience or Patience()
+
+        async def once(opened: OpenFilesystem, path: str) -> _Result:
+            with TellsErrors(url):
+                return await act(opened, path)
 
         async def whole() -> _Result:
             opened, path = open_filesystem(url, self._options, self._filesystem)
             try:
-                with TellsErrors(url):
-                    return await act(opened, path)
+                while True:
+                    try:
+                        return await once(opened, path)
+                    except TransientStorageError as exc:
+                        if (wait_s := patience.wait_s(exc)) is None:
+                            raise
+                    await asyncio.sleep(wait_s)
             finally:
                 await opened.aclose()
 
         return _run_alone(whole)
+
+
+def _streams(opened: OpenFilesystem) -> bool:
+    """Whether the bytes of a range come as they arrive; else a range is read whole."""
+    return opened.is_async and (hasattr(opened.fs, "encode_url") or hasattr(opened.fs, "_call_s3"))
+
+
+async def _stream(opened: OpenFilesystem, path: str, wanted: Wanted) -> RangeBody:
+    if hasattr(opened.fs, "_call_s3"):
+        return await open_s3fs_range(opened.fs, path, wanted)
+    session, headers = await opened.fs.set_session(), opened.fs.kwargs.get("headers")
+    return await open_http_range(session, str(opened.fs.encode_url(path)), wanted, headers=headers)
 
 
 def _place(url: str) -> str:

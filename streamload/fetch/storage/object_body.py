@@ -10,7 +10,7 @@ from streamload.fetch.storage.errors import transient_error
 from streamload.fetch.storage.obstore_errors import storage_error
 from streamload.fetch.storage.under_way import UnderWay
 
-__all__ = ["ObjectBody"]
+__all__ = ["ObjectBody", "body_error"]
 
 _CHUNK_BYTES = 1
 """Bodies are passed on as they come: what obstore still gathers is lost where a body breaks off."""
@@ -46,7 +46,7 @@ class ObjectBody:
                     raise transient_error(self._url, "the server sent more bytes than its headers say")
                 yield chunk
         except (obstore.exceptions.BaseError, OSError) as exc:
-            raise _body_error(self._url, exc) from None
+            raise body_error(self._url, exc) from None
         finally:
             await self.aclose()
         if left:
@@ -63,7 +63,7 @@ class ObjectBody:
         self._stream = None  # the last reference: obstore closes the connection with it
 
 
-def _body_error(url: str, exc: Exception) -> StorageError:
+def body_error(url: str, exc: Exception) -> StorageError:
     """What broke off while it was read may be read again, whatever the reason; the next request tells a final one."""
     error = storage_error(url, exc)
     return error if isinstance(error, TransientStorageError) else transient_error(url, "the answer broke off")

@@ -69,7 +69,7 @@ def locate(url: str) -> ObjectPlace:
     return ObjectPlace(root, container, key, account.partition(".")[0] if at else None)
 
 
-def make_store(place: ObjectPlace, config: ObjectConfig, *, retries: bool = True) -> Any:
+def make_store(place: ObjectPlace, config: ObjectConfig, *, retries: bool) -> Any:
     """Make the obstore store of a bucket or a host; nothing is asked yet.
 
     Args:

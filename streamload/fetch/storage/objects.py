@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import ssl
 import threading
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
-from streamload.errors import ShardChangedError, ShardNotFoundError, StorageError
+from streamload.errors import ShardChangedError, ShardNotFoundError, StorageError, TransientStorageError
 from streamload.fetch.storage.errors import (
     ExpiredCredentialsError,
     changed_error,
@@ -19,10 +20,11 @@ from streamload.fetch.storage.errors import (
     transient_error,
 )
 from streamload.fetch.storage.http_range import Wanted, open_http_range, strong_etag
-from streamload.fetch.storage.object_body import ObjectBody
+from streamload.fetch.storage.object_body import ObjectBody, body_error
 from streamload.fetch.storage.object_stores import ObjectPlace, locate, make_store
 from streamload.fetch.storage.obstore_errors import is_whole_answer, storage_error
 from streamload.fetch.storage.options import ObjectConfig
+from streamload.fetch.storage.patience import Patience
 from streamload.fetch.storage.protocol import (
     UNKNOWN_BYTES,
     EmptyBody,
@@ -35,6 +37,7 @@ from streamload.fetch.storage.protocol import (
     without_secrets,
 )
 from streamload.fetch.storage.under_way import UnderWay
+from streamload.fetch.storage.whole_file import WholeFile
 
 __all__ = ["ObjectStorage"]
 
@@ -47,8 +50,8 @@ class ObjectStorage:
     """Objects by `s3://bucket/key`, `gs://bucket/key`, `az://container/key` or `https://host/path`.
 
     There are two obstore stores (pools of connections) for each bucket or host, made when they are first needed: one
-    that makes requests again, and one for ranges that does not, because those who read ranges do it. Where credentials
-    have expired the store is made anew once for all who met it, and their requests are made again.
+    for writing, that makes requests again, and one that does not, because those who read do it. Where credentials have
+    expired the store is made anew once for all who met it, and their requests are made again.
 
     Args:
         config: how the stores are made.
@@ -113,19 +116,9 @@ class ObjectStorage:
         return bool(listed["objects"] or listed["common_prefixes"])
 
     def read_bytes(self, url: str, *, most_bytes: int) -> bytes:
-        """By one GET; see `Storage.read_bytes`."""
-        import obstore
-
-        def read(store: Any, key: str) -> bytes:
-            result = obstore.get(store, key)
-            if result.meta["size"] > most_bytes:
-                raise StorageError(
-                    f"this has more than {most_bytes:,} bytes, so it is not what it should be",
-                    url=without_secrets(url),
-                )
-            return bytes(result.bytes())
-
-        return self._retried(url, read)
+        """By one GET, and one more for the rest whenever it breaks off; see `Storage.read_bytes`."""
+        file = WholeFile(url, most_bytes)
+        return self._retried(url, lambda store, key: _read_on(file, store, key), file.patience)
 
     async def open_range(self, url: str, start: int, end: int | None, *, etag: str | None = None) -> RangeBody:
         """See `Storage.open_range`."""
@@ -144,9 +137,7 @@ class ObjectStorage:
             options["if_match"] = strong
         try:
             # No local name: an error that someone keeps would keep the store through it, and its connections.
-            result = await self._under_way.add(
-                obstore.get_async(self._store(place, retries=False), place.key, options=options)
-            )
+            result = await self._under_way.add(obstore.get_async(self._store(place), place.key, options=options))
         except (obstore.exceptions.BaseError, OSError, ValueError) as exc:
             if is_whole_answer(exc) and self._config.family != "http":
                 self._answers_200.add(place.root)
@@ -196,7 +187,7 @@ class ObjectStorage:
         if self._config.family == "http":
             raise StorageError("a web server cannot be written to; name a bucket or a folder", url=without_secrets(url))
         content = source if isinstance(source, bytes) else Path(source)
-        self._retried(url, lambda store, key: obstore.put(store, key, content))
+        self._retried(url, lambda store, key: obstore.put(store, key, content), writes=True)
 
     def delete(self, url: str) -> None:
         """See `Storage.delete`."""
@@ -258,41 +249,49 @@ class ObjectStorage:
 
     # -- stores
 
-    def _store(self, place: ObjectPlace, *, retries: bool = True) -> Any:
+    def _store(self, place: ObjectPlace, *, writes: bool = False) -> Any:
         with self._lock:
-            store = self._stores.get((place.root, retries))
+            store = self._stores.get((place.root, writes))
             if store is None:
-                store = self._stores[place.root, retries] = make_store(place, self._config, retries=retries)
+                store = self._stores[place.root, writes] = make_store(place, self._config, retries=writes)
             return store
 
     def _renew(self, place: ObjectPlace, expired: Any) -> None:
         """Have stores made anew, unless someone else has done so since."""
         with self._lock:
             if any(store is expired for store in self._stores.values()):
-                for retries in (True, False):
-                    self._stores.pop((place.root, retries), None)
+                for writes in (True, False):
+                    self._stores.pop((place.root, writes), None)
 
-    def _retried(self, url: str, act: Callable[[Any, str], _Result]) -> _Result:
-        """Do something with a url's store and key, and once more with new credentials where they have expired."""
+    def _retried(
+        self, url: str, act: Callable[[Any, str], _Result], patience: Patience | None = None, *, writes: bool = False
+    ) -> _Result:
+        """Do something with a url's store and key, again as long as it may succeed.
+
+        Where the credentials have expired that is once more, with new ones.
+        """
         import obstore
 
-        place = locate(url)
-        for attempt in range(2):
-            store = self._store(place)
+        place, patience, renewed = locate(url), patience or Patience(), False
+        while True:
+            store = self._store(place, writes=writes)
             try:
                 return act(store, place.key)
-            except (obstore.exceptions.BaseError, OSError, ValueError) as exc:
-                error = storage_error(url, exc)
-                if attempt or not isinstance(error, ExpiredCredentialsError):
+            except (obstore.exceptions.BaseError, OSError, ValueError, TransientStorageError) as exc:
+                error = exc if isinstance(exc, TransientStorageError) else storage_error(url, exc)
+                if renews := isinstance(error, ExpiredCredentialsError) and not renewed:
+                    renewed = True
+                    self._renew(place, store)
+                wait_s = 0.0 if renews else None if writes else patience.wait_s(error)
+                if wait_s is None:
                     raise error from None
-                self._renew(place, store)
             finally:
                 del store  # an error that someone keeps would keep its connections
-        raise AssertionError("the second attempt returns or raises")
+            time.sleep(wait_s)
 
     async def _retried_async(self, url: str, place: ObjectPlace, act: Callable[[], Awaitable[_Result]]) -> _Result:
         """The same on the running loop; a missing object comes with advice."""
-        store = self._store(place, retries=False)
+        store = self._store(place)
         try:
             try:
                 return await act()
@@ -305,6 +304,24 @@ class ObjectStorage:
             del store
         alone = ObjectStorage(self._config)  # with stores of its own, since it may outlast the others
         raise await asyncio.to_thread(alone._with_advice, url, error)
+
+
+def _read_on(file: WholeFile, store: Any, key: str) -> bytes:
+    """Ask for what has not come of a file. What obstore raises where it breaks off may pass."""
+    import obstore
+
+    options: Any = {"range": {"offset": file.reached}} if file.reached else {}
+    if file.reached and (strong := strong_etag(file.etag)) is not None:
+        options["if_match"] = strong
+    answer = obstore.get(store, key, options=options)
+    file.answered(answer.meta["size"], _version(answer.meta))
+    try:
+        for piece in answer.stream(min_chunk_size=1):
+            file.add(piece)
+    except (obstore.exceptions.BaseError, OSError) as exc:
+        if not file.is_whole:
+            raise body_error(file.url, exc) from None
+    return file.whole()
 
 
 def _call_obstore() -> object:

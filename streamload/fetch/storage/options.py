@@ -11,14 +11,14 @@ from typing import Any
 __all__ = ["CLIENT_OPTIONS", "NO_RETRY", "RETRY", "ObjectConfig", "object_config", "options_of"]
 
 RETRY: dict[str, Any] = {
-    "max_retries": 2,
+    "max_retries": 10,
     "backoff": {"init_backoff": timedelta(seconds=0.1), "max_backoff": timedelta(seconds=2), "base": 2},
     "retry_timeout": timedelta(seconds=60),
 }
-"""How obstore tries listings and small files again."""
+"""How obstore writes again what a storage did not take; of a large object, only the part."""
 
 NO_RETRY: dict[str, Any] = RETRY | {"max_retries": 0}
-"""For the ranges of shards: whoever reads them must see what fails, to send fewer requests where there are too many."""
+"""For reading and listing: whoever does it must see what fails, to send fewer requests where there are too many."""
 
 CLIENT_OPTIONS: dict[str, Any] = {"timeout": "24h", "read_timeout": "30s", "connect_timeout": "10s"}
 """Time-outs on progress; the one on the whole request, 30 s by default, would end slow bodies that do progress."""

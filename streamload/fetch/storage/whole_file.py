@@ -1,0 +1,69 @@
+"""A small file on its way, whole: what has come of it is kept when an answer breaks off, and the rest asked for."""
+
+from __future__ import annotations
+
+from streamload.errors import StorageError
+from streamload.fetch.storage.errors import changed_error, transient_error
+from streamload.fetch.storage.patience import Patience
+from streamload.fetch.storage.protocol import same_etag, without_secrets
+
+__all__ = ["WholeFile"]
+
+
+class WholeFile:
+    """The bytes that have come.
+
+    Args:
+        url: of the file.
+        most_bytes: it may not be larger.
+
+    Attributes:
+        url: of the file.
+        etag: the version that is read; None before the first answer, or where the storage has none.
+        patience: with the requests for it.
+    """
+
+    def __init__(self, url: str, most_bytes: int) -> None:
+        self.url = url
+        self.etag: str | None = None
+        self.patience = Patience()
+        self._most_bytes = most_bytes
+        self._total_bytes: int | None = None
+        self._content = bytearray()
+
+    @property
+    def reached(self) -> int:
+        """The first byte that has not come."""
+        return len(self._content)
+
+    def answered(self, total_bytes: int, etag: str | None) -> None:
+        """An answer begins, of a file of that size and version.
+
+        Raises:
+            StorageError: it is too large.
+            ShardChangedError: it is not the file whose first bytes have come.
+        """
+        if total_bytes > self._most_bytes:
+            raise StorageError(
+                f"this has more than {self._most_bytes:,} bytes, so it is not what it should be",
+                url=without_secrets(self.url),
+            )
+        if self._total_bytes not in (None, total_bytes) or not same_etag(self.etag, etag):
+            raise changed_error(self.url, self.etag, etag)
+        self._total_bytes, self.etag = total_bytes, etag if self.etag is None else self.etag
+
+    def add(self, piece: bytes) -> None:
+        """The next bytes."""
+        self._content += piece
+        self.patience.progressed()
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all bytes have come."""
+        return self._total_bytes == len(self._content)
+
+    def whole(self) -> bytes:
+        """All of it. Raises TransientStorageError if the answers have ended before."""
+        if not self.is_whole:
+            raise transient_error(self.url, f"the answer ended after {self.reached:,} bytes")
+        return bytes(self._content)

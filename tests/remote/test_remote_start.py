@@ -1,0 +1,68 @@
+"""A storage that fails from the first request on, also for the index: a loader starts, and gives what it should."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec.asyn
+import pytest
+from places import Place, write_datasets
+from servers.faults import FaultServer, Script
+
+from streamload import StreamLoader
+from streamload.errors import StorageError
+
+LABELS = list(range(90))
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultServer]:
+    folder = tmp_path_factory.mktemp("failing")
+    write_datasets(folder, [[2_000] * 30] * 3, [])
+    fsspec.asyn.get_loop()  # starts the thread of fsspec's own, which stays
+    with FaultServer(folder) as running:
+        yield running
+
+
+def labels_from(server: FaultServer, *, through_fsspec: bool) -> list[int]:
+    urls = Place(server.url).urls("indexed", range(3))
+    how: dict[str, Any] = {"filesystem": fsspec.filesystem("http")} if through_fsspec else {}
+    with StreamLoader(urls, 8, fields=("cls",), num_workers=0, timeout=60, **how) as loader:
+        assert len(loader) == 12  # which needs the index
+        return [label for (labels,) in loader for label in labels.tolist()]
+
+
+@pytest.mark.parametrize("through_fsspec", [False, True])
+@pytest.mark.parametrize(
+    "faults",
+    [
+        {"cut_share": 1.0},
+        {"reset_share": 0.4},
+        {"status": 503, "status_share": 0.4},
+        {"status": 500, "status_share": 0.4},
+    ],
+    ids=["cut", "reset", "503", "500"],
+)
+def test_an_epoch_begins_and_ends(server: FaultServer, faults: dict[str, Any], through_fsspec: bool) -> None:
+    for seed in range(2):
+        server.play(Script(seed=seed, **faults))
+        assert labels_from(server, through_fsspec=through_fsspec) == LABELS
+
+
+@pytest.mark.parametrize("through_fsspec", [False, True])
+def test_a_server_that_is_not_there_is_given_up_soon(server: FaultServer, through_fsspec: bool) -> None:
+    """Three times, within half a second: mostly its name is wrong, and nobody likes to wait for that message."""
+    how: dict[str, Any] = {"filesystem": fsspec.filesystem("http")} if through_fsspec else {}
+    with pytest.raises(StorageError, match="no connection to the storage"):
+        StreamLoader("http://127.0.0.1:1/a.tar", num_workers=0, **how)
+
+
+def test_of_an_index_that_breaks_off_only_the_rest_is_asked_for(server: FaultServer, tmp_path: Path) -> None:
+    server.play(Script())
+    labels_from(server, through_fsspec=False)
+    whole = server.report().sent_bytes
+    server.play(Script(seed=1, cut_share=1.0))
+    labels_from(server, through_fsspec=False)
+    assert server.report().sent_bytes <= 1.05 * whole
