@@ -22,6 +22,7 @@ from pathlib import Path
 from goals import Goal
 from remote_budget import measure_budget
 from remote_parts import Sizes, measure_first_batch, measure_gil, measure_throughput
+from remote_sleepers import measure_sleepers
 from workloads import FOLDER, workload
 
 Part = Callable[[Sizes], tuple[str, list[Goal]]]
@@ -29,6 +30,7 @@ PARTS: dict[str, Part] = {
     "throughput": measure_throughput,
     "first": measure_first_batch,
     "gil": measure_gil,
+    "sleepers": measure_sleepers,
     "budget": measure_budget,
 }
 SMALL = Sizes(rounds=1, copies=2, shards=1000, sustained_copies=2, budget_bytes=256 << 20, sleep_s=2.0)
