@@ -131,7 +131,7 @@ class FeederLink:
         )
         if here:
             return read_labels(listing, storages)
-        connection = self._unconfigured = self._unconfigured or self._start_process()
+        connection = self._unconfigured = self._asked_before() or self._start_process()
         connection.send(FindLabels(listing, storages))
         found: FoundLabels = self._answer(connection, FoundLabels)
         return found.labels
@@ -276,7 +276,7 @@ class FeederLink:
             return look_at(urls, self._options.storages)
         connection = self._connection
         if connection is None or connection.closed:
-            connection = self._unconfigured = self._unconfigured or self._start_process()
+            connection = self._unconfigured = self._asked_before() or self._start_process()
         connection.send(LookAt(tuple(urls), self._options.storages))
         looked: LookedAt = self._answer(connection, LookedAt)
         return dict(zip(urls, looked.sizes, strict=True))
@@ -295,7 +295,8 @@ class FeederLink:
 
     def _start(self, lanes: int) -> Connection:
         options = self._options
-        known = self._unconfigured is not None and self._has_listing is self._unconfigured
+        unconfigured, self._unconfigured = self._asked_before(), None
+        known = unconfigured is not None and self._has_listing is unconfigured
         configure = Configure(
             listing=None if known else self.listing,
             settings=self.settings(lanes),
@@ -307,9 +308,14 @@ class FeederLink:
         )
         if options.workers == 0:
             return FeederHere(configure, self.listing, options.job(self._own_transforms))
-        connection, self._unconfigured = self._unconfigured or self._start_process(options.workers), None
+        connection = unconfigured or self._start_process(options.workers)
         connection.send(configure)
         return connection
+
+    def _asked_before(self) -> FeederProcess | None:
+        """A feeder that was started to be asked something, and has not been told yet what to do."""
+        connection = self._unconfigured
+        return None if connection is None or connection.closed else connection
 
     def _start_process(self, workers_at_once: int = 1) -> FeederProcess:
         """A feeder that starts some of the workers at once, and the others while a storage is asked."""
