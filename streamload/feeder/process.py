@@ -26,6 +26,7 @@ from streamload.feeder.messages import (
     LoadTables,
     LookAt,
     LookedAt,
+    NoAnswer,
     RangesRead,
     ReadFrom,
     ReadRanges,
@@ -130,7 +131,7 @@ class _Process:
                 sizes = await asyncio.to_thread(look_at, wanted.urls, wanted.storages)
                 self._send(LookedAt(tuple(sizes[url] for url in wanted.urls)), ())
         if attempt.error is not None:
-            self._send(Failed(failure_of(attempt.error)), ())
+            self._send(NoAnswer(failure_of(attempt.error)), ())
 
     async def _read(self, wanted: LoadTables | ReadRanges) -> None:
         """Read for somebody who waits for it, and so has nothing else under way."""
@@ -142,7 +143,7 @@ class _Process:
             else:
                 self._send(RangesRead(tuple(await reader.read(wanted.ranges))), ())
         if attempt.error is not None:
-            self._send(Failed(failure_of(attempt.error)), ())
+            self._send(NoAnswer(failure_of(attempt.error)), ())
 
     def _start_pool(self, configure: Configure, slots: SlotPool, feeder: Feeder, shards: ResidentShards) -> Pool:
         if configure.executor == "thread":

@@ -16,7 +16,7 @@ from streamload.dataset.urls import expand_urls
 from streamload.decode.dealing import PipelineSettings
 from streamload.decode.failure import error_from
 from streamload.decode.tasks import OwnTransforms
-from streamload.errors import LoaderClosedError, StreamloadError
+from streamload.errors import LoaderClosedError, StreamloadError, WorkerError
 from streamload.feeder.messages import (
     Configure,
     Counted,
@@ -28,6 +28,7 @@ from streamload.feeder.messages import (
     FoundLabels,
     LookAt,
     LookedAt,
+    NoAnswer,
 )
 from streamload.fetch.budget import check_budget
 from streamload.fetch.joined_listing import joined_listing
@@ -285,12 +286,18 @@ class FeederLink:
         """Wait for an answer of some kind; what comes before it belongs to a pass that is under way."""
         meanwhile: list[Any] = []
         try:
-            while not isinstance(message := connection.receive(None), kind):
+            while not isinstance(message := connection.receive(None), kind | NoAnswer):
                 meanwhile.append(message)
                 if isinstance(message, Failed):
                     raise error_from(message.failure)
+        except WorkerError:
+            if connection is self._unconfigured:
+                connection.close()  # it is dead, and no pass would find that out
+            raise
         finally:
             connection.put_back(meanwhile)
+        if isinstance(message, NoAnswer):
+            raise error_from(message.failure)
         return message
 
     def _start(self, lanes: int) -> Connection:
