@@ -92,7 +92,7 @@ class Pool(Protocol):
         """Whether there are tasks, and `PoolEvents.may_redo` holds up all of them."""
 
     def resume(self) -> None:
-        """Something has come: do again what `PoolEvents.may_redo` has held up."""
+        """Something has come, or is not wanted any more: do again what `PoolEvents.may_redo` has held up."""
 
     def fix_layout(self, layout: bytes) -> None:
         """Hold for all later tasks."""
@@ -172,15 +172,14 @@ class ProcessPool:
 
     def resume(self) -> None:
         """See `Pool.resume`."""
+        # Those behind one that is held up too: it may wait for the room of what they would have read.
+        self._returned = deque(filter(self._events.is_wanted, self._returned))
+        self._refused = self._refused and bool(self._returned)
         while self._returned and (worker := self._least_busy()) is not None:
-            task = self._returned[0]
-            wanted = self._events.is_wanted(task)
-            self._refused = wanted and not self._events.may_redo(task)
+            self._refused = not self._events.may_redo(self._returned[0])
             if self._refused:
                 return
-            self._returned.popleft()
-            if wanted:
-                self._give(worker, task)
+            self._give(worker, self._returned.popleft())
 
     def fix_layout(self, layout: bytes) -> None:
         """Tell every worker, and those that will replace them, the layout of batches of rows."""
