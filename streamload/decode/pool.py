@@ -144,7 +144,7 @@ class ProcessPool:
         self._returned: deque[Task] = deque()
         self._refused = False
         self._deaths: Counter[tuple[int, int]] = Counter()
-        self._fatal: dict[tuple[int, int], tuple[int, str]] = {}
+        self._fatal: dict[int, tuple[int, str]] = {}  # by batch
         self._failed_starts = 0
         self._max_failed_starts = _MAX_FAILED_STARTS
         started = iter(launched)
@@ -330,13 +330,13 @@ class ProcessPool:
     def _note_fatal(self, task: RowTask, row: int, reason: str) -> None:
         for piece, start in task.pieces_and_starts():
             if start <= row < start + piece.rows:
-                self._fatal.setdefault((task.epoch, piece.batch), (piece.first_row + row - start, reason))
+                self._fatal.setdefault(piece.batch, (piece.first_row + row - start, reason))
 
     def _with_fatal(self, task: RowTask) -> RowTask:
         """The task, knowing which of its rows lie behind one that has killed, in the same batch."""
         behind: dict[int, str] = {}
         for piece, start in task.pieces_and_starts():
-            fatal_row, reason = self._fatal.get((task.epoch, piece.batch), (piece.first_row + piece.rows, ""))
+            fatal_row, reason = self._fatal.get(piece.batch, (piece.first_row + piece.rows, ""))
             first = max(0, fatal_row + 1 - piece.first_row)
             behind.update(dict.fromkeys(range(start + first, start + piece.rows), reason))
         return replace(task, rows_behind_fatal=behind) if behind else task
