@@ -74,7 +74,7 @@ class FeederLink:
         self._own_transforms: OwnTransforms = ()
         self._connection: Connection | None = None
         self._unconfigured: FeederProcess | None = None
-        self._has_listing: FeederProcess | None = None
+        self._knows_listing: FeederProcess | None = None
         self._closed = False
         self._sizes: tuple[int, ...] | None = None
         self._listings = self._find()
@@ -222,7 +222,7 @@ class FeederLink:
         for connection in (self._connection, self._unconfigured):
             if connection is not None:
                 connection.close()
-        self._connection = self._unconfigured = self._has_listing = None
+        self._connection = self._unconfigured = self._knows_listing = None
 
     def ask_to_end(self) -> list[int]:
         """Have the feeder end before it is closed; descriptors that turn readable when it has, for the caller."""
@@ -260,7 +260,7 @@ class FeederLink:
             self.disconnect()
             raise
         if isinstance(message, Found):
-            self._has_listing = connection if len(self._portions) == 1 else None
+            self._knows_listing = connection if len(self._portions) == 1 else None
             return message.listing
         self.disconnect()
         raise error_from(message.failure)
@@ -303,7 +303,7 @@ class FeederLink:
     def _start(self, lanes: int) -> Connection:
         options = self._options
         unconfigured, self._unconfigured = self._asked_before(), None
-        known = unconfigured is not None and self._has_listing is unconfigured
+        known = unconfigured is not None and self._knows_listing is unconfigured
         configure = Configure(
             listing=None if known else self.listing,
             settings=self.settings(lanes),
