@@ -13,6 +13,7 @@ import subprocess
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
+from time import monotonic
 
 from streamload.memory.unnamed import new_memory
 
@@ -121,7 +122,7 @@ def launch_worker() -> WorkerChild:
     """Start a worker; it waits for its setup."""
     progress = new_memory(PROGRESS_BYTES)
     try:
-        return WorkerChild(launch("streamload.decode.worker", descriptors=(progress,)), progress)
+        return WorkerChild(launch("streamload.decode.worker_start", descriptors=(progress,)), progress)
     except BaseException:
         os.close(progress)
         raise
@@ -146,6 +147,14 @@ class EarlyWorkers:
         with suppress(OSError):
             while len(self.launched) < (self._wanted if most is None else min(most, self._wanted)):
                 self.launched.append(launch_worker())
+
+    def end(self, grace_s: float) -> None:
+        """End all, where no pool has taken them over, and kill those that have not ended after so long altogether."""
+        for worker in self.launched:
+            worker.child.socket.close()
+        deadline_s = monotonic() + grace_s
+        for worker in self.launched:
+            worker.child.end(max(0.0, deadline_s - monotonic()))
 
 
 def die_with(parent: int) -> None:

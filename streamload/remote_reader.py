@@ -22,6 +22,7 @@ from streamload.feeder.messages import (
     Found,
     FoundClasses,
     LoadTables,
+    NoAnswer,
     RangesRead,
     ReadFrom,
     ReadRanges,
@@ -154,7 +155,7 @@ def _ask(process: FeederProcess, message: Any) -> Any:
     except BaseException:  # Ctrl-C too: the answer that still comes must not be taken for that to another question
         process.close()
         raise
-    if isinstance(answer, Failed):
+    if isinstance(answer, Failed | NoAnswer):
         raise error_from(answer.failure)
     return answer
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import socket
+import subprocess
 
 import pytest
 
@@ -30,6 +32,32 @@ def test_workers_that_cannot_be_started_now_are_left_to_the_pool(monkeypatch: py
         assert worker.child.end(5.0) == 0, "it ends by itself when its socket is closed"
         os.close(worker.child.words)
         os.close(worker.progress)
+
+
+def test_workers_that_nobody_takes_over_have_one_grace_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are in their imports when a loader is closed at once; one after the other would outlast the feeder."""
+    now_s, graces_s = [5.0], []
+
+    def slow_end(child: launch.Child, grace_s: float) -> int:
+        assert all(worker.child.socket.fileno() == -1 for worker in early.launched), "all have been told by then"
+        graces_s.append(grace_s)
+        now_s[0] += grace_s
+        return -9
+
+    def launched() -> launch.WorkerChild:
+        ours, theirs = socket.socketpair()
+        theirs.close()
+        return launch.WorkerChild(launch.Child(subprocess.Popen(["true"]), ours, -1), -1)
+
+    monkeypatch.setattr(launch, "monotonic", lambda: now_s[0])
+    monkeypatch.setattr(launch.Child, "end", slow_end)
+    monkeypatch.setattr(launch, "launch_worker", launched)
+    early = launch.EarlyWorkers(3)
+    early.start()
+    early.end(0.5)
+    assert graces_s == [0.5, 0.0, 0.0]
+    for worker in early.launched:
+        worker.child.process.wait()
 
 
 def test_a_process_that_cannot_be_started_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

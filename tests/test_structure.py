@@ -44,8 +44,8 @@ FORBIDDEN_NAMES = {"utils", "util", "common", "base", "helper", "helpers", "mana
 TORCH_AT_TOP = {"streamload.batch.transfer", "streamload.batch.device", "streamload.tar_dataset"}
 TORCH_IN_FUNCTIONS = {"streamload.batch.collate", "streamload.decode.decoders", "streamload.dataset.encode"}
 STARTERS = {"streamload.launch"}
-IMPORTS_LATE = {"streamload.feeder.start"}
-"""Starts processes first and imports the rest of streamload then."""
+IMPORTS_LATE = {"streamload.feeder.start", "streamload.decode.worker_start"}
+"""The first lines of our processes: what cannot wait is done before the rest of streamload is imported."""
 
 HEAVY = {"torch", "torchvision", "cv2", "PIL", "simplejpeg"}
 STORAGE_LIBRARIES = {"fsspec", "obstore", "aiofiles", "s3fs", "aiohttp", "boto3"}
@@ -288,10 +288,10 @@ def test_a_fresh_process_loads_no_heavy_library(module: str) -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_workers_are_started_before_anything_slow_is_imported() -> None:
-    program = (
-        "import streamload.feeder.start, sys; print(sorted({'numpy', 'asyncio', 'cloudpickle'} & sys.modules.keys()))"
-    )
+@pytest.mark.parametrize("module", ["streamload.feeder.start", "streamload.decode.worker_start"])
+def test_what_cannot_wait_is_done_before_anything_slow_is_imported(module: str) -> None:
+    """Workers are started, and are bound to the feeder's life."""
+    program = f"import {module}, sys; print(sorted({{'numpy', 'asyncio', 'cloudpickle'}} & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.strip() == "[]"
 

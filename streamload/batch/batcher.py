@@ -6,7 +6,9 @@ It is the bound on memory: whoever deals out work asks it for room, and room com
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Generic, Self, TypeVar
 
 __all__ = ["Batcher", "OpenBatch"]
@@ -20,7 +22,7 @@ class OpenBatch(Generic[SourceT, PartT]):
     """A batch that is being made.
 
     Attributes:
-        number: counted from 0 within the pass.
+        number: counted on from epoch to epoch, also where one is begun again: no two batches have the same.
         rows: how many it will have.
         source: where its rows come from, in case they have to be made again.
         slot: where they are written.
@@ -54,13 +56,17 @@ class Batcher(Generic[SourceT, PartT]):
 
     Args:
         in_order: give them out in the order in which they were opened; else as they get complete.
-        before: those of the epoch before, which count as outstanding here too.
+        before: those of the epoch before, which count as outstanding here too, and whose numbers are counted on.
+
+    Attributes:
+        numbers: of the batches to come.
     """
 
     def __init__(self, *, in_order: bool, before: Self | None = None) -> None:
         self._in_order = in_order
         self._before = before
         self._open: OrderedDict[int, OpenBatch[SourceT, PartT]] = OrderedDict()
+        self.numbers: Iterator[int] = count() if before is None else before.numbers
         self._opened = 0
         self._taken = 0
 
@@ -86,7 +92,7 @@ class Batcher(Generic[SourceT, PartT]):
 
     def open(self, rows: int, source: SourceT, slot: int, end: int) -> OpenBatch[SourceT, PartT]:
         """Begin a batch."""
-        batch: OpenBatch[SourceT, PartT] = OpenBatch(self._opened, rows, source, slot, end)
+        batch: OpenBatch[SourceT, PartT] = OpenBatch(next(self.numbers), rows, source, slot, end)
         self._open[batch.number] = batch
         self._opened += 1
         return batch

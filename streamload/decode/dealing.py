@@ -162,8 +162,12 @@ class Dealer:
 
     @property
     def exhausted(self) -> bool:
-        """Whether every batch has been opened."""
-        return self._ahead.exhausted
+        """Whether every batch has been dealt out, and no layout is still to be learned from a first row.
+
+        Until then the next epoch must not begin: it would learn a layout from a first row of its own, and rows of one
+        batch would be written by two layouts.
+        """
+        return self._ahead.exhausted and self._dealing is None and not self._waits_for_first_row
 
     def next_task(self) -> RowTask | ScanTask | None:
         """What to do next; None where nothing can be dealt out now."""

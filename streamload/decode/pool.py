@@ -92,7 +92,7 @@ class Pool(Protocol):
         """Whether there are tasks, and `PoolEvents.may_redo` holds up all of them."""
 
     def resume(self) -> None:
-        """Something has come: do again what `PoolEvents.may_redo` has held up."""
+        """Something has come, or is not wanted any more: do again what `PoolEvents.may_redo` has held up."""
 
     def fix_layout(self, layout: bytes) -> None:
         """Hold for all later tasks."""
@@ -144,7 +144,7 @@ class ProcessPool:
         self._returned: deque[Task] = deque()
         self._refused = False
         self._deaths: Counter[tuple[int, int]] = Counter()
-        self._fatal: dict[tuple[int, int], tuple[int, str]] = {}
+        self._fatal: dict[int, tuple[int, str]] = {}  # by batch
         self._failed_starts = 0
         self._max_failed_starts = _MAX_FAILED_STARTS
         started = iter(launched)
@@ -172,15 +172,14 @@ class ProcessPool:
 
     def resume(self) -> None:
         """See `Pool.resume`."""
+        # Those behind one that is held up too: it may wait for the room of what they would have read.
+        self._returned = deque(filter(self._events.is_wanted, self._returned))
+        self._refused = self._refused and bool(self._returned)
         while self._returned and (worker := self._least_busy()) is not None:
-            task = self._returned[0]
-            wanted = self._events.is_wanted(task)
-            self._refused = wanted and not self._events.may_redo(task)
+            self._refused = not self._events.may_redo(self._returned[0])
             if self._refused:
                 return
-            self._returned.popleft()
-            if wanted:
-                self._give(worker, task)
+            self._give(worker, self._returned.popleft())
 
     def fix_layout(self, layout: bytes) -> None:
         """Tell every worker, and those that will replace them, the layout of batches of rows."""
@@ -331,13 +330,13 @@ class ProcessPool:
     def _note_fatal(self, task: RowTask, row: int, reason: str) -> None:
         for piece, start in task.pieces_and_starts():
             if start <= row < start + piece.rows:
-                self._fatal.setdefault((task.epoch, piece.batch), (piece.first_row + row - start, reason))
+                self._fatal.setdefault(piece.batch, (piece.first_row + row - start, reason))
 
     def _with_fatal(self, task: RowTask) -> RowTask:
         """The task, knowing which of its rows lie behind one that has killed, in the same batch."""
         behind: dict[int, str] = {}
         for piece, start in task.pieces_and_starts():
-            fatal_row, reason = self._fatal.get((task.epoch, piece.batch), (piece.first_row + piece.rows, ""))
+            fatal_row, reason = self._fatal.get(piece.batch, (piece.first_row + piece.rows, ""))
             first = max(0, fatal_row + 1 - piece.first_row)
             behind.update(dict.fromkeys(range(start + first, start + piece.rows), reason))
         return replace(task, rows_behind_fatal=behind) if behind else task

@@ -1,8 +1,6 @@
 """The worker process: takes tasks from a socket, makes rows, answers, and dies with the feeder.
 
-It is started as `python -m streamload.decode.worker SOCKET LAST_WORDS FEEDER PROGRESS`: three descriptors, and the
-number of the feeder's process. It holds no state that matters: whatever it was doing when it dies is done again by
-another one.
+It holds no state that matters: whatever it was doing when it dies is done again by another one.
 """
 
 from __future__ import annotations
@@ -41,13 +39,13 @@ from streamload.decode.tasks import (
     WorkSeconds,
 )
 from streamload.images.opencv import opencv
-from streamload.launch import PROGRESS_BYTES, die_with
+from streamload.launch import PROGRESS_BYTES
 from streamload.memory.channel import Channel
 from streamload.memory.mapped import map_memory
 from streamload.memory.slots import MappedSlots
 from streamload.memory.unnamed import raise_descriptor_limit
 
-__all__ = ["load_job", "main", "scan"]
+__all__ = ["load_job", "run", "scan"]
 
 
 def scan(task: ScanTask, shards: OpenShards, waited_s: float = 0.0) -> ScanDone:
@@ -134,10 +132,14 @@ class _Worker:
                     self._slots.drop(slot)
 
 
-def main() -> None:
-    """Run a worker on the descriptors given as arguments."""
-    socket_number, words_number, parent, progress_number = map(int, sys.argv[1:5])
-    die_with(parent)
+def run(socket_number: int, words_number: int, progress_number: int) -> None:
+    """Serve one feeder to the end.
+
+    Args:
+        socket_number: a descriptor, as the others; it leads to the feeder.
+        words_number: of memory for its last words.
+        progress_number: of memory for what it has in hand.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # as the feeder does; the trainer decides on Ctrl-C
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # for programs that the user's code starts
     faulthandler.enable(file=words_number, all_threads=False)
@@ -155,7 +157,3 @@ def main() -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)  # nothing of ours needs cleaning up, and the feeder is waiting
-
-
-if __name__ == "__main__":
-    main()

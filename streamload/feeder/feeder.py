@@ -274,7 +274,11 @@ class Feeder:
         if fetcher.stuck:
             self._slots.discard_free()
         fetcher.slots_came_back()
-        if not fetcher.stuck or self._scans.under_way or self._late:
+        if not fetcher.stuck or self._scans.under_way:
+            return
+        if self._late:
+            self.pool.resume()  # which drops those that a dead worker had
+        if self._late or not fetcher.stuck:
             return
         # Until it says so itself, the loop may have let go of batches since it was last heard of.
         if self._counting or (self._epochs.waits and (self._told_nothing or self._in_process)):

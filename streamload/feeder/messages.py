@@ -29,6 +29,7 @@ __all__ = [
     "LoadTables",
     "LookAt",
     "LookedAt",
+    "NoAnswer",
     "RangesRead",
     "ReadFrom",
     "ReadRanges",
@@ -138,7 +139,7 @@ class RangesRead:
 
 @dataclass(frozen=True)
 class Configure:
-    """The trainer's first message, but for `FindShards`: everything that holds for all epochs.
+    """Everything that holds for all epochs; the trainer may ask for things before, and begins none without it.
 
     Attributes:
         listing: the shards; None for those that this feeder has found last.
@@ -212,5 +213,12 @@ class TellTaken:
 @dataclass(frozen=True)
 class Failed:
     """The feeder cannot go on."""
+
+    failure: Failure
+
+
+@dataclass(frozen=True)
+class NoAnswer:
+    """What the trainer wanted to know cannot be found out; an epoch that is under way goes on."""
 
     failure: Failure

@@ -58,7 +58,7 @@ class ReadyBatch:
     """A batch for the trainer.
 
     Attributes:
-        slot: where it lies; None where nothing of it could be made.
+        slot: where it lies.
         size_bytes: how much of the slot it takes.
         layout: a cloudpickle of its layout.
         rows: how many rows it has; None where a `collate_fn` made it and its layout has none.
@@ -138,7 +138,7 @@ class Epoch:
 
     @property
     def exhausted(self) -> bool:
-        """Whether every batch has been begun."""
+        """Whether every batch has been dealt out; see `Dealer.exhausted`."""
         return self._dealer.exhausted
 
     @property

@@ -7,7 +7,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from streamload.dataset.index import DatasetIndex
 from streamload.decode.failure import Attempt, failure_of
@@ -26,6 +26,7 @@ from streamload.feeder.messages import (
     LoadTables,
     LookAt,
     LookedAt,
+    NoAnswer,
     RangesRead,
     ReadFrom,
     ReadRanges,
@@ -48,7 +49,7 @@ _GRACE_S = 0.3
 StartPool = Callable[..., Pool]
 
 
-def run(sock: socket.socket, trainer: int, early: EarlyWorkers, threads: StartPool | None) -> None:
+def run(sock: socket.socket, trainer: int, early: EarlyWorkers, threads: StartPool | None) -> NoReturn:
     """Serve one trainer to the end, and end this process.
 
     Args:
@@ -58,9 +59,6 @@ def run(sock: socket.socket, trainer: int, early: EarlyWorkers, threads: StartPo
         threads: starts them where they are threads.
     """
     asyncio.run(_serve(sock, trainer, early, threads))
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)  # threads of a thread pool may still be in the user's code
 
 
 class _Process:
@@ -133,7 +131,7 @@ class _Process:
                 sizes = await asyncio.to_thread(look_at, wanted.urls, wanted.storages)
                 self._send(LookedAt(tuple(sizes[url] for url in wanted.urls)), ())
         if attempt.error is not None:
-            self._send(Failed(failure_of(attempt.error)), ())
+            self._send(NoAnswer(failure_of(attempt.error)), ())
 
     async def _read(self, wanted: LoadTables | ReadRanges) -> None:
         """Read for somebody who waits for it, and so has nothing else under way."""
@@ -145,7 +143,7 @@ class _Process:
             else:
                 self._send(RangesRead(tuple(await reader.read(wanted.ranges))), ())
         if attempt.error is not None:
-            self._send(Failed(failure_of(attempt.error)), ())
+            self._send(NoAnswer(failure_of(attempt.error)), ())
 
     def _start_pool(self, configure: Configure, slots: SlotPool, feeder: Feeder, shards: ResidentShards) -> Pool:
         if configure.executor == "thread":
@@ -188,12 +186,13 @@ class _Process:
             if self._feeder.near is not None:
                 await self._feeder.near.close()
             return
-        for worker in self._early.launched:  # nobody has taken them over
-            worker.child.socket.close()
-            worker.child.end(_GRACE_S)
+        self._early.end(_GRACE_S)
 
 
-async def _serve(sock: socket.socket, trainer: int, early: EarlyWorkers, threads: StartPool | None) -> None:
+async def _serve(sock: socket.socket, trainer: int, early: EarlyWorkers, threads: StartPool | None) -> NoReturn:
     process = _Process(sock, trainer, early, threads)
     await process.ended.wait()
     await process.close()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # asyncio would wait for threads: they may be in the user's code, or asking a storage that is silent

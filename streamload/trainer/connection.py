@@ -33,7 +33,7 @@ class Connection(Protocol):
 
     @property
     def closed(self) -> bool:
-        """Whether it has been closed."""
+        """Whether it has been closed; so it is in a fork of its process too, where it is another one's."""
 
     def send(self, message: Any) -> None:
         """Give the feeder a message."""
@@ -105,7 +105,8 @@ class FeederProcess:
         self._untold = 0
         self._child = child = launch("streamload.feeder.start", workers, at_once)
         self._channel = Channel(child.socket)
-        self._end = weakref.finalize(self, _end, child, self._channel, self._slots, os.getpid())
+        self._owner = os.getpid()
+        self._end = weakref.finalize(self, _end, child, self._channel, self._slots, self._owner)
 
     def send(self, message: Any) -> None:
         """Give the feeder a message; if it is dead, the next `receive` says so."""
@@ -193,8 +194,8 @@ class FeederProcess:
         self._slots.drop(slots)
 
     def __del__(self) -> None:
-        end = getattr(self, "_end", None)  # there is none if the process could not be started
-        if end is not None and end.alive and self._used:
+        started = getattr(self, "_end", None) is not None
+        if started and not self.closed and self._used:
             message = "a StreamLoader was dropped without close() or `with`; its processes are ended now"
             warnings.warn(message, ResourceWarning, source=self, stacklevel=2)
 
@@ -204,8 +205,8 @@ class FeederProcess:
 
     @property
     def closed(self) -> bool:
-        """Whether it has been closed."""
-        return not self._end.alive
+        """Whether it has been closed, or this is a fork of the process that it serves: two cannot share it."""
+        return not self._end.alive or os.getpid() != self._owner
 
     def _how_it_ended(self) -> str:
         status = self._child.wait(_GRACE_S)
@@ -213,6 +214,8 @@ class FeederProcess:
 
 
 def _end(child: Child, channel: Channel, slots: SlotReader, owner: int) -> None:
+    if os.getpid() == owner:
+        channel.end_sending()  # a fork of this process may keep the socket open
     channel.close()
     slots.close()
     os.close(child.words)

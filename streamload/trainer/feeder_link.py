@@ -16,7 +16,7 @@ from streamload.dataset.urls import expand_urls
 from streamload.decode.dealing import PipelineSettings
 from streamload.decode.failure import error_from
 from streamload.decode.tasks import OwnTransforms
-from streamload.errors import LoaderClosedError, StreamloadError
+from streamload.errors import LoaderClosedError, StreamloadError, WorkerError
 from streamload.feeder.messages import (
     Configure,
     Counted,
@@ -28,6 +28,7 @@ from streamload.feeder.messages import (
     FoundLabels,
     LookAt,
     LookedAt,
+    NoAnswer,
 )
 from streamload.fetch.budget import check_budget
 from streamload.fetch.joined_listing import joined_listing
@@ -73,7 +74,7 @@ class FeederLink:
         self._own_transforms: OwnTransforms = ()
         self._connection: Connection | None = None
         self._unconfigured: FeederProcess | None = None
-        self._has_listing: FeederProcess | None = None
+        self._knows_listing: FeederProcess | None = None
         self._closed = False
         self._sizes: tuple[int, ...] | None = None
         self._listings = self._find()
@@ -131,7 +132,7 @@ class FeederLink:
         )
         if here:
             return read_labels(listing, storages)
-        connection = self._unconfigured = self._unconfigured or self._start_process()
+        connection = self._unconfigured = self._asked_before() or self._start_process()
         connection.send(FindLabels(listing, storages))
         found: FoundLabels = self._answer(connection, FoundLabels)
         return found.labels
@@ -221,7 +222,7 @@ class FeederLink:
         for connection in (self._connection, self._unconfigured):
             if connection is not None:
                 connection.close()
-        self._connection = self._unconfigured = self._has_listing = None
+        self._connection = self._unconfigured = self._knows_listing = None
 
     def ask_to_end(self) -> list[int]:
         """Have the feeder end before it is closed; descriptors that turn readable when it has, for the caller."""
@@ -259,7 +260,7 @@ class FeederLink:
             self.disconnect()
             raise
         if isinstance(message, Found):
-            self._has_listing = connection if len(self._portions) == 1 else None
+            self._knows_listing = connection if len(self._portions) == 1 else None
             return message.listing
         self.disconnect()
         raise error_from(message.failure)
@@ -276,7 +277,7 @@ class FeederLink:
             return look_at(urls, self._options.storages)
         connection = self._connection
         if connection is None or connection.closed:
-            connection = self._unconfigured = self._unconfigured or self._start_process()
+            connection = self._unconfigured = self._asked_before() or self._start_process()
         connection.send(LookAt(tuple(urls), self._options.storages))
         looked: LookedAt = self._answer(connection, LookedAt)
         return dict(zip(urls, looked.sizes, strict=True))
@@ -285,17 +286,24 @@ class FeederLink:
         """Wait for an answer of some kind; what comes before it belongs to a pass that is under way."""
         meanwhile: list[Any] = []
         try:
-            while not isinstance(message := connection.receive(None), kind):
+            while not isinstance(message := connection.receive(None), kind | NoAnswer):
                 meanwhile.append(message)
                 if isinstance(message, Failed):
                     raise error_from(message.failure)
+        except WorkerError:
+            if connection is self._unconfigured:
+                connection.close()  # it is dead, and no pass would find that out
+            raise
         finally:
             connection.put_back(meanwhile)
+        if isinstance(message, NoAnswer):
+            raise error_from(message.failure)
         return message
 
     def _start(self, lanes: int) -> Connection:
         options = self._options
-        known = self._unconfigured is not None and self._has_listing is self._unconfigured
+        unconfigured, self._unconfigured = self._asked_before(), None
+        known = unconfigured is not None and self._knows_listing is unconfigured
         configure = Configure(
             listing=None if known else self.listing,
             settings=self.settings(lanes),
@@ -307,9 +315,14 @@ class FeederLink:
         )
         if options.workers == 0:
             return FeederHere(configure, self.listing, options.job(self._own_transforms))
-        connection, self._unconfigured = self._unconfigured or self._start_process(options.workers), None
+        connection = unconfigured or self._start_process(options.workers)
         connection.send(configure)
         return connection
+
+    def _asked_before(self) -> FeederProcess | None:
+        """A feeder that was started to be asked something, and has not been told yet what to do."""
+        connection = self._unconfigured
+        return None if connection is None or connection.closed else connection
 
     def _start_process(self, workers_at_once: int = 1) -> FeederProcess:
         """A feeder that starts some of the workers at once, and the others while a storage is asked."""

@@ -108,6 +108,8 @@ class Pass(Iterator[Any]):
         """
         if self._over == "finished":
             raise StopIteration
+        if self.connection.closed:
+            self.stop("it was begun by another process, of which this one is a fork")
         if self._over == "closed":
             raise LoaderClosedError(f"this pass is over: {self._why}")
         asked_at = self._note_asked()
@@ -271,7 +273,7 @@ class Pass(Iterator[Any]):
         self.close(why)
 
     def _await_end(self) -> None:
-        while not self._all_came:
+        while not self._all_came and not self.connection.closed:  # as it is in a fork: what comes is the parent's
             self._handle(self.receive())
         self._refuse_nothing()
 

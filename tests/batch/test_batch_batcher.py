@@ -33,6 +33,18 @@ def test_batches_come_in_order_however_they_get_complete() -> None:
     assert batcher.take_complete() == []
 
 
+def test_no_two_batches_have_one_number_though_an_epoch_is_begun_again() -> None:
+    """What is known of a batch, as that it has killed workers, must not be taken for another one's."""
+    first = Made(in_order=True)
+    numbers = [batch.number for batch in opened(first, 2)]
+    given_up = Made(in_order=True, before=first)
+    numbers += [batch.number for batch in opened(given_up, 2)]
+    given_up.take_all()
+    again = Made(in_order=True, before=first)
+    numbers += [batch.number for batch in opened(again, 2)]
+    assert len(set(numbers)) == 6
+
+
 def test_out_of_order_batches_come_as_they_get_complete() -> None:
     batcher = Made(in_order=False)
     batches = opened(batcher, 3)

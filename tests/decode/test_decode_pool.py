@@ -286,6 +286,25 @@ def test_what_a_dead_worker_had_for_nobody_is_not_done_again_and_nobody_else_is_
     in_office(job(fields=FIELDS, collate_fn=deadly), shelf.write(tmp_path), body, workers=1)
 
 
+def test_what_nobody_waits_for_is_dropped_also_behind_what_is_held_up(shelf: Shelf, tmp_path: Path) -> None:
+    async def body(office: Office) -> None:
+        await office.until(lambda: office.rooms == 1)
+        office.may = False
+        wanted, late = office.tasks(shelf, 5)[:2]
+        office.pool._returned.extend([wanted, late])
+        office.pool.resume()
+        office.unwanted = {late.number}
+        office.pool.resume()
+        assert list(office.pool._returned) == [wanted]
+        assert office.pool.held_up
+        office.unwanted = {wanted.number}
+        office.pool.resume()
+        assert not office.pool.held_up
+        assert office.pool.has_room()
+
+    in_office(job(fields=FIELDS), shelf.write(tmp_path), body, workers=1)
+
+
 def test_nothing_is_held_up_by_workers_that_are_starting(shelf: Shelf, tmp_path: Path) -> None:
     """What was refused may be there by now, and is asked for again when one of them has started."""
 

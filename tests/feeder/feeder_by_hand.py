@@ -31,6 +31,7 @@ class PoolByHand:
         tasks: all that were submitted.
         returned: those that are to be done again.
         again: those that have been given to a worker again.
+        busy: another worker has a task in hand.
     """
 
     capacity = 4
@@ -39,7 +40,7 @@ class PoolByHand:
         self.tasks: list[RowTask] = []
         self.returned: list[Task] = []
         self.again: list[Task] = []
-        self.refused = False
+        self.refused = self.busy = False
         self._feeder = feeder
 
     def has_room(self) -> bool:
@@ -51,17 +52,16 @@ class PoolByHand:
 
     @property
     def held_up(self) -> bool:
-        return self.refused
+        return self.refused and not self.busy
 
     def resume(self) -> None:
+        self.returned = [task for task in self.returned if self._feeder.is_wanted(task)]
+        self.refused = self.refused and bool(self.returned)
         while self.returned:
-            wanted = self._feeder.is_wanted(self.returned[0])
-            self.refused = wanted and not self._feeder.may_redo(self.returned[0])
+            self.refused = not self._feeder.may_redo(self.returned[0])
             if self.refused:
                 return
-            task = self.returned.pop(0)
-            if wanted:
-                self.again.append(task)
+            self.again.append(self.returned.pop(0))
 
     def fix_layout(self, layout: bytes) -> None:
         """Nobody makes batches."""

@@ -79,6 +79,33 @@ def test_what_is_made_again_and_does_not_fit_any_more_is_an_error_when_late_task
     with_feeder(url, body, batch_size=3, budget_bytes=THREE_PARTS_BYTES)
 
 
+def test_a_late_task_behind_one_that_is_held_up_is_over(url: str) -> None:
+    """A dead worker had both. The late one would be waited for, and would keep the room that the other one needs."""
+
+    async def body(by_hand: FeederByHand) -> None:
+        first, *_ = await by_hand.begin(1)
+        by_hand.answer(first)
+        await by_hand.until(lambda: len(by_hand.pool.tasks) >= 4)
+        held_up, misfit, late = by_hand.pool.tasks[1:4]
+        assert [task.pieces[0].batch for task in (held_up, misfit, late)] == [0, 1, 1]
+        by_hand.feeder.on_moved(BytesMoved(held_up.number, 0, 0, PART_BYTES))
+        by_hand.slots.more_bytes = ONE_PART_BYTES
+        by_hand.pool.returned = [held_up, late]
+        by_hand.pool.busy = True
+        by_hand.pool.resume()
+        await by_hand.settled()
+        assert by_hand.fetcher.stuck
+        assert by_hand.pool.returned == [held_up, late]
+        assert "Failed" not in by_hand.kinds()
+        by_hand.pool.busy = False
+        by_hand.answer(misfit, misfit=True)
+        assert by_hand.pool.returned == [held_up]
+        await by_hand.settled()
+        assert "too small" in str(failure(by_hand)), "nothing is waited for any more"
+
+    with_feeder(url, body, batch_size=2, budget_bytes=THREE_PARTS_BYTES)
+
+
 def test_what_late_tasks_of_another_epoch_read_is_waited_for_and_no_error(url: str) -> None:
     async def body(by_hand: FeederByHand) -> None:
         tasks = await by_hand.begin(1)

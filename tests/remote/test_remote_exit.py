@@ -1,4 +1,4 @@
-"""A program that reads without workers and ends while shards are on their way ends well."""
+"""Programs that end while a storage is asked: they end well, and nothing stays behind."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 from matrix import exhaustive
 from places import Place, write_datasets
+from processes import alive, children, wait_until
 from servers.faults import FaultServer, Script
 
 SCRIPT = textwrap.dedent(
@@ -63,3 +64,16 @@ def test_a_program_that_ends_while_shards_are_on_their_way(server: FaultServer, 
     assert ended.returncode == status, ended.stderr
     assert ended.stderr == ""
     assert ended.stdout == "[True]\n"
+
+
+def test_a_feeder_whose_storage_does_not_answer_ends_with_its_trainer() -> None:
+    """The thread that asks waits for as long as the storage's patience lasts."""
+    program = "import sys; from streamload import StreamLoader; StreamLoader(sys.argv[1], num_workers=2)"
+    with FaultServer({"a.tar": b""}, Script(first_byte_s=100.0)) as server:
+        trainer = subprocess.Popen([sys.executable, "-c", program, f"{server.url}/a.tar"])
+        assert wait_until(lambda: server.report().requests > 0)
+        assert wait_until(lambda: len(children("decode.worker")) == 2)
+        started = children("streamload.feeder") + children("decode.worker")
+        trainer.kill()
+        trainer.wait()
+        assert wait_until(lambda: not any(alive(process.pid) for process in started))

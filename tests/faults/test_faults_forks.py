@@ -1,0 +1,81 @@
+"""A fork of the trainer has a copy of everything, and must leave alone what is the trainer's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from launched import run_python
+from make_shards import write_numbers
+
+TRAINER = """
+import os, sys, time
+from streamload import StreamLoader
+from streamload.errors import LoaderClosedError
+
+def in_fork(body):
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            body()
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+
+def numbers(batches):
+    return [batch[0].tolist() for batch in batches]
+
+options = dict(batch_size=4, shuffle=True, fields=("cls",), timeout=20)
+with StreamLoader(sys.argv[1], num_workers=0, **options) as here:
+    expected = [numbers(here) for _ in range(5)]
+loader = StreamLoader(sys.argv[1], num_workers=1, **options)
+assert numbers(loader) == expected[0]
+
+# A fork drops a pass that has given all. Its end is told only after it was asked for: the feeder began it by itself.
+batches = iter(loader)
+assert numbers([next(batches), next(batches)]) == expected[1]
+
+def drop():
+    global batches
+    del batches
+
+in_fork(drop)
+assert numbers(batches) == []
+
+# A fork goes on by itself.
+batches = iter(loader)
+first = next(batches)
+
+def go_on():
+    try:
+        next(batches)
+    except LoaderClosedError as error:
+        assert "fork" in str(error), error
+    else:
+        raise AssertionError("it has taken the trainer's batch")
+    assert numbers(loader) == expected[3], "it has a feeder of its own"
+    loader.close()
+
+in_fork(go_on)
+assert numbers([first, *batches]) == expected[2]
+assert numbers(loader) == expected[3]
+
+# A fork outlives the loader, and has a copy of its socket.
+feeder = loader._link._connection._child.process
+child = os.fork()
+if child == 0:
+    time.sleep(100)
+loader.close()
+os.kill(child, 9)
+os.waitpid(child, 0)
+assert feeder.returncode == 0, f"it was not told to end: {feeder.returncode}"
+"""
+
+
+def test_forks_leave_the_trainers_feeder_alone(tmp_path: Path) -> None:
+    source = write_numbers(tmp_path / "shards", [8])
+    script = tmp_path / "trainer.py"
+    script.write_text(TRAINER)
+    ended = run_python("-W", "error::ResourceWarning", script, source)
+    assert (ended.status, ended.output) == (0, "")

@@ -1,0 +1,34 @@
+"""What a loader asks its feeder between passes: an error is told once, to the one who has asked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from processes import children
+from servers.faults import FaultServer
+
+from streamload import ShardWriter, StreamLoader
+from streamload.errors import ShardNotFoundError, WorkerError
+
+
+def test_an_error_of_a_question_is_told_to_nobody_else(shard_folder: Path) -> None:
+    with ShardWriter(shard_folder, max_count=4) as writer:
+        for number in range(8):
+            writer.write({"__key__": f"{number}", "cls": number})
+    objects = {path.name: path.read_bytes() for path in sorted(shard_folder.glob("*.tar"))}
+    first, second = objects
+    with FaultServer({first: objects[first]}) as server:
+        port = int(server.url.rpartition(":")[2])
+        loader = StreamLoader([f"{server.url}/{name}" for name in objects], 4, fields=("cls",), num_workers=1)
+        with pytest.raises(ShardNotFoundError, match=second):
+            loader.state_dict()  # over plain HTTP it asks for the shards' sizes
+        for process in children("streamload.feeder"):
+            process.kill()
+        with pytest.raises(WorkerError, match="SIGKILL"):
+            loader.state_dict()
+        with pytest.raises(ShardNotFoundError, match=second):
+            loader.state_dict()  # of another feeder
+    with loader, FaultServer(objects, port=port):
+        assert [batch[0].tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+        assert loader.state_dict()["epoch"] == 1
