@@ -28,6 +28,7 @@ from streamload.statistics import Meter, Statistics
 from streamload.trainer.async_pass import AsyncLoop
 from streamload.trainer.delivery import Delivery
 from streamload.trainer.feeder_link import FeederLink
+from streamload.trainer.nothing_left import NothingLeft
 from streamload.trainer.passes import Pass
 from streamload.trainer.standing import Standing
 from streamload.wording import counted
@@ -169,6 +170,7 @@ class StreamLoader(LoaderAttributes, AsyncLoop):
         self._counts = self._listing.expected_counts
         self._delivery = Delivery(on_error, max_errors)
         self._dataset: str | None = None
+        self._nothing_left = NothingLeft(drop_last, batch_size)
         self._standing = Standing()
         self._pass: weakref.ref[Pass] | None = None
         self._meter = Meter()
@@ -218,6 +220,7 @@ class StreamLoader(LoaderAttributes, AsyncLoop):
         last_position = partial(self._last_position, start)
         if position:
             last_position()  # refuses a position that lies behind the end
+        self._nothing_left.look_at(start, self._choosing.samples_of(start, self._counts))
         connection = self._link.connect(self._lanes)
         begun_ahead = start.numbers is None and self._standing.goes_on_at(epoch, position)
         (connection.send_later if begun_ahead else connection.send)(start)
@@ -228,6 +231,7 @@ class StreamLoader(LoaderAttributes, AsyncLoop):
             self._standing,
             self._meter,
             last_position=last_position,
+            on_nothing=partial(self._explain_nothing, start),
             timeout_s=self._options.timeout or None,
             in_order=self._options.in_order,
             mover=self._mover,
@@ -309,6 +313,11 @@ class StreamLoader(LoaderAttributes, AsyncLoop):
 
     def _last_position(self, start: EpochStart) -> float:
         return self._choosing.last_position(start, self._counts, self._link.settings(self._lanes).order)
+
+    def _explain_nothing(self, start: EpochStart) -> None:
+        """A pass has ended without a batch, so all shards have been scanned."""
+        if self._nothing_left.is_possible(start):
+            self._nothing_left.look_at(start, self._choosing.samples_of(start, self._known_counts()))
 
     def _running(self) -> Pass | None:
         return None if self._pass is None else self._pass()

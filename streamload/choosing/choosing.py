@@ -112,17 +112,22 @@ class Choosing:
             return len(self._sampler)
         return self.choice.epoch_size if isinstance(self.choice, Weighted | Stretched | Mixed) else None
 
+    def samples_of(self, start: EpochStart, counts: tuple[int, ...] | None) -> int | None:
+        """The samples of a pass's whole epoch, among its ranks; None where the counts of shards don't tell it."""
+        samples = self.epoch_samples if start.numbers is None else len(start.numbers)
+        if samples is not None or counts is None:
+            return samples
+        return sum(counts)
+
     def last_position(self, start: EpochStart, counts: tuple[int, ...] | None, order: OrderOptions) -> float:
         """The position behind a pass's last batch on this rank; infinite where the counts of shards don't tell it.
 
         Raises:
             ValueError: the pass begins behind the epoch's end.
         """
-        samples = self.epoch_samples if start.numbers is None else len(start.numbers)
+        samples = self.samples_of(start, counts)
         if samples is None:
-            if counts is None:
-                return math.inf
-            samples = sum(counts)
+            return math.inf
         full, last_rows = full_batches_and_last_rows(order, samples, start.rank, start.world_size, start.position)
         return samples if last_rows else start.position + full * order.batch_size * start.world_size
 

@@ -42,6 +42,7 @@ class Pass(Iterator[Any]):
         standing: kept up to date for the loader.
         meter: adds up.
         last_position: tells where the standing is behind the last batch; infinite if that is not known.
+        on_nothing: called when the epoch is over and this pass has given no batch.
         timeout_s: how long to wait for a batch, or None.
         in_order: the batches come in order; else there is no position, and what is begun again is begun from the start.
         mover: moves batches to a device, one ahead of the loop if it is there already; or None.
@@ -60,6 +61,7 @@ class Pass(Iterator[Any]):
         meter: Meter,
         *,
         last_position: Callable[[], float],
+        on_nothing: Callable[[], None],
         timeout_s: float | None,
         in_order: bool,
         mover: Mover | None = None,
@@ -72,6 +74,7 @@ class Pass(Iterator[Any]):
         self._meter = meter
         self._mover = mover
         self._last_position = last_position
+        self._on_nothing = on_nothing
         self.timeout_s = timeout_s
         self.on_close: Callable[[], None] | None = None
         self._pending: deque[ReadyBatch] = deque()
@@ -121,6 +124,8 @@ class Pass(Iterator[Any]):
                 self._handle(message)
         except StopIteration:
             self._finish()
+            if self._batches == 0:
+                self._on_nothing()
             raise
         except BaseException as error:
             # After an error of ours the loop may go on from where it stands; Ctrl-C is a way to leave it.
