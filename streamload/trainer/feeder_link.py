@@ -248,6 +248,7 @@ class FeederLink:
         places = [place for _, named, index in wanted for place in (*named, index or "/")]
         if self._options.workers == 0 or all(map(storages.is_local, places)):
             return [list_shards(urls, index, storages) for urls, _, index in wanted]
+        storages.check(places)
         self._unconfigured = connection = self._start_process()
         return [self._found(connection, FindShards(named, index, storages)) for _, named, index in wanted]
 
