@@ -70,7 +70,8 @@ class StreamLoader(LoaderAttributes, AsyncLoop):
         in_order: False gives batches as they are finished. Then there is no position: it cannot be saved, and a pass
             that ended with an error begins its epoch again.
         worker_init_fn: called with the worker's number in each worker when it starts.
-        timeout: seconds to wait for a batch before a WorkerError; 0 waits for ever.
+        timeout: seconds to wait for a batch before a WorkerError; 0 waits for ever. With `num_workers=0` they count
+            while a batch waits for remote bytes; work in the caller's thread neither counts nor is interrupted.
         pin_memory: give tensors in page-locked memory. "auto": where there is CUDA. Without CUDA it has no effect.
         device: "cuda", "cuda:1", a number or a torch.device: give batches whose tensors are there, ready to be used on
             the current stream. They are copied on a stream of their own, one batch ahead where that is made already,

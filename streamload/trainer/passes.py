@@ -83,6 +83,7 @@ class Pass(Iterator[Any]):
         self._all_came = False
         self._tell_after = 1
         self._asked_at: float | None = None
+        self._waited_before_s = 0.0
         self._gave_at: float | None = None
         self._batches = 0
         self._skipped_before = len(delivery.skipped)
@@ -138,6 +139,7 @@ class Pass(Iterator[Any]):
     def _note_asked(self) -> float:
         if self._asked_at is None:
             self._asked_at = perf_counter()
+            self._waited_before_s = self.connection.waited_s
             if self._gave_at is not None:
                 self._meter.loop_worked_s += self._asked_at - self._gave_at
         return self._asked_at
@@ -206,15 +208,21 @@ class Pass(Iterator[Any]):
             WorkerError: none came in time, or the feeder is dead.
         """
         try:
-            return self.connection.receive(self.timeout_s)
+            return self.connection.receive(self._left_s())
         except TimeoutError as error:
             raise self.too_late() from error
 
+    def _left_s(self) -> float | None:
+        """For how long the batch that was asked for may still be waited for, however many messages come before it."""
+        if self.timeout_s is None:
+            return None
+        return max(0.0, self.timeout_s - (self.connection.waited_s - self._waited_before_s))
+
     def too_late(self) -> WorkerError:
         """The error for a batch that did not come in time."""
-        return WorkerError(
-            f"no batch came within timeout={self.timeout_s} seconds; a transform hangs, or the time is too short"
-        )
+        here = self.connection.fileno() is None
+        why = "the storage does not answer" if here else "a transform hangs"
+        return WorkerError(f"no batch came within timeout={self.timeout_s} seconds; {why}, or the time is too short")
 
     def _handle(self, message: Any) -> None:
         match message:
@@ -276,6 +284,7 @@ class Pass(Iterator[Any]):
         self.close(why)
 
     def _await_end(self) -> None:
+        self._waited_before_s = self.connection.waited_s
         while not self._all_came:
             self._handle(self.receive())
         self._refuse_nothing()
