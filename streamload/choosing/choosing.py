@@ -19,6 +19,7 @@ from streamload.fetch.labels import Labels
 from streamload.order.choice import Choice, Mixed, Sampled, Stretched, Weighted
 from streamload.order.options import OrderOptions, full_batches_and_last_rows
 from streamload.order.state import LoaderState
+from streamload.wording import counted
 
 __all__ = ["Choosing", "Weights"]
 
@@ -172,8 +173,8 @@ class Choosing:
                     raise ValueError(f"dataset {name!r} of the Mixture has no samples; leave it out")
         if isinstance(self._weights, np.ndarray) and len(self._weights) != sum(counts):
             raise ValueError(
-                f"weights has {len(self._weights)} numbers and the dataset {sum(counts)} samples; give one for each, "
-                "in the order of the listing"
+                f"weights has {counted(len(self._weights), 'number')} and the dataset "
+                f"{counted(sum(counts), 'sample')}; give one for each, in the order of the listing"
             )
 
     @property

@@ -222,7 +222,7 @@ class Pass(Iterator[Any]):
         """The error for a batch that did not come in time."""
         here = self.connection.fileno() is None
         why = "the storage does not answer" if here else "a transform hangs"
-        return WorkerError(f"no batch came within timeout={self.timeout_s} seconds; {why}, or the time is too short")
+        return WorkerError(f"no batch came within timeout={self.timeout_s} s; {why}, or the time is too short")
 
     def _handle(self, message: Any) -> None:
         match message:

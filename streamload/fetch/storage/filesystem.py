@@ -25,6 +25,7 @@ from streamload.fetch.storage.protocol import (
     without_secrets,
 )
 from streamload.fetch.storage.s3fs_range import open_s3fs_range
+from streamload.wording import counted
 
 __all__ = ["FilesystemStorage"]
 
@@ -133,7 +134,8 @@ class FilesystemStorage:
         content: bytes = await opened.call("cat_file", path, start=wanted.start, end=end)
         if len(content) != end - wanted.start:
             raise transient_error(
-                wanted.url, f"the storage gave {len(content):,} bytes where {end - wanted.start:,} were asked for"
+                wanted.url,
+                f"the storage gave {counted(len(content), 'byte')} where {end - wanted.start:,} were asked for",
             )
         return _ReadBody(content, known.bytes, known.etag)
 
