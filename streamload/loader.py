@@ -11,8 +11,9 @@ from typing import Any, Literal
 
 from streamload.batch.device import Mover, device_for
 from streamload.batch.transfer import cuda_registry
-from streamload.choosing.choosing import Choosing, Weights
+from streamload.choosing.choosing import Choosing
 from streamload.choosing.mixture import Mixture, portions_of
+from streamload.choosing.weights import Weights
 from streamload.dataloader_names import FOR_LOADER, knows_other_names
 from streamload.dataset.urls import expand_urls
 from streamload.decode.dealing import EpochStart
@@ -85,9 +86,9 @@ class StreamLoader(LoaderAttributes, AsyncLoop):
         world_size: the number of ranks; by default torch.distributed's, or WORLD_SIZE's.
         weights: how often samples are drawn, with replacement: "balanced" (every label as often as every other), a
             mapping from labels to what one sample of the label weighs, or one number for each sample in the order of
-            the listing. Labels are those of the index (the integers in `cls`). Draws are exact: in each epoch a label
-            comes as often as its share says, to one sample, and its samples are gone through in turn, over epochs too.
-            Needs shuffle=True.
+            the listing. Labels are those of the index (the integers in `cls`); or name the classes, as `classes` has
+            them. Draws are exact: in each epoch a label comes as often as its share says, to one sample, and its
+            samples are gone through in turn, over epochs too. Needs shuffle=True.
         sampler: an iterable of numbers of samples, counted through all shards from 0, such as a torch Sampler; the
             order is just as it says. It is iterated at the start of each pass, after its `set_epoch` if it has one. It
             names the samples of all ranks and must do the same on each of them (a fixed seed); one that has `rank` and
