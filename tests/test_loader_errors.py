@@ -181,13 +181,13 @@ def test_an_alternative_is_proposed_for_a_missing_field(tmp_path: Path) -> None:
         writer.write({"__key__": "a", "seg.webp": b"", "png": b"", "flac": b"", "txt": ""})
         writer.write({"__key__": "b", "jpg": b"", "png": b"", "seg.png": b"", "wav": b"", "cls": 1})
     assert message(("jpg;jpeg",)) == (
-        "the sample has no field 'jpg;jpeg'; it has 'seg.webp', 'png', 'flac', 'txt'; to take either, write "
+        "the sample has no field 'jpg;jpeg'; it has seg.webp, png, flac, txt; to take either, write "
         '"jpg;jpeg;png" in fields'
     )
     assert message(("seg.png", "png")).endswith('"seg.png;seg.webp" in fields')
     assert message(("wav",)).endswith('"wav;flac" in fields')
-    assert message(("jpg", "png")).endswith("'flac', 'txt'")  # the other image is wanted for itself
-    assert message(("cls",)).endswith("'flac', 'txt'")
+    assert message(("jpg", "png")).endswith("flac, txt")  # the other image is wanted for itself
+    assert message(("cls",)).endswith("flac, txt")
 
 
 def test_a_collate_fn_that_raises(source: str) -> None:

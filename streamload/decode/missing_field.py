@@ -26,7 +26,7 @@ def with_fields(failure: RowFailure, table: ShardTable, wanted: Sequence[str] | 
     if not failure.missing_field or failure.field is None:
         return failure
     existing = table.sample_fields(failure.sample)
-    message = f"{failure.message}; it has {', '.join(map(repr, existing))}"
+    message = f"{failure.message}; it has {', '.join(existing)}"
     others = {name for entry in wanted or () for name in entry.split(";")}
     instead = next((name for name in existing if name not in others and _alike(name, failure.field)), None)
     if instead is not None:
