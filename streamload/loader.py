@@ -11,8 +11,9 @@ from typing import Any, Literal
 
 from streamload.batch.device import Mover, device_for
 from streamload.batch.transfer import cuda_registry
-from streamload.choosing.choosing import Choosing, Weights
+from streamload.choosing.choosing import Choosing
 from streamload.choosing.mixture import Mixture, portions_of
+from streamload.choosing.weights import Weights
 from streamload.dataloader_names import FOR_LOADER, knows_other_names
 from streamload.dataset.urls import expand_urls
 from streamload.decode.dealing import EpochStart
@@ -28,6 +29,7 @@ from streamload.statistics import Meter, Statistics
 from streamload.trainer.async_pass import AsyncLoop
 from streamload.trainer.delivery import Delivery
 from streamload.trainer.feeder_link import FeederLink
+from streamload.trainer.nothing_left import NothingLeft
 from streamload.trainer.passes import Pass
 from streamload.trainer.standing import Standing
 from streamload.wording import counted
@@ -69,7 +71,8 @@ class StreamLoader(LoaderAttributes, AsyncLoop):
         in_order: False gives batches as they are finished. Then there is no position: it cannot be saved, and a pass
             that ended with an error begins its epoch again.
         worker_init_fn: called with the worker's number in each worker when it starts.
-        timeout: seconds to wait for a batch before a WorkerError; 0 waits for ever.
+        timeout: seconds to wait for a batch before a WorkerError; 0 waits for ever. With `num_workers=0` they count
+            while a batch waits for remote bytes; work in the caller's thread neither counts nor is interrupted.
         pin_memory: give tensors in page-locked memory. "auto": where there is CUDA. Without CUDA it has no effect.
         device: "cuda", "cuda:1", a number or a torch.device: give batches whose tensors are there, ready to be used on
             the current stream. They are copied on a stream of their own, one batch ahead where that is made already,
@@ -83,9 +86,9 @@ class StreamLoader(LoaderAttributes, AsyncLoop):
         world_size: the number of ranks; by default torch.distributed's, or WORLD_SIZE's.
         weights: how often samples are drawn, with replacement: "balanced" (every label as often as every other), a
             mapping from labels to what one sample of the label weighs, or one number for each sample in the order of
-            the listing. Labels are those of the index (the integers in `cls`). Draws are exact: in each epoch a label
-            comes as often as its share says, to one sample, and its samples are gone through in turn, over epochs too.
-            Needs shuffle=True.
+            the listing. Labels are those of the index (the integers in `cls`); or name the classes, as `classes` has
+            them. Draws are exact: in each epoch a label comes as often as its share says, to one sample, and its
+            samples are gone through in turn, over epochs too. Needs shuffle=True.
         sampler: an iterable of numbers of samples, counted through all shards from 0, such as a torch Sampler; the
             order is just as it says. It is iterated at the start of each pass, after its `set_epoch` if it has one. It
             names the samples of all ranks and must do the same on each of them (a fixed seed); one that has `rank` and
@@ -169,6 +172,7 @@ class StreamLoader(LoaderAttributes, AsyncLoop):
         self._counts = self._listing.expected_counts
         self._delivery = Delivery(on_error, max_errors)
         self._dataset: str | None = None
+        self._nothing_left = NothingLeft(drop_last, batch_size)
         self._standing = Standing()
         self._pass: weakref.ref[Pass] | None = None
         self._meter = Meter()
@@ -218,6 +222,7 @@ class StreamLoader(LoaderAttributes, AsyncLoop):
         last_position = partial(self._last_position, start)
         if position:
             last_position()  # refuses a position that lies behind the end
+        self._nothing_left.look_at(start, self._choosing.samples_of(start, self._counts))
         connection = self._link.connect(self._lanes)
         begun_ahead = start.numbers is None and self._standing.goes_on_at(epoch, position)
         (connection.send_later if begun_ahead else connection.send)(start)
@@ -228,6 +233,7 @@ class StreamLoader(LoaderAttributes, AsyncLoop):
             self._standing,
             self._meter,
             last_position=last_position,
+            on_nothing=partial(self._explain_nothing, start),
             timeout_s=self._options.timeout or None,
             in_order=self._options.in_order,
             mover=self._mover,
@@ -309,6 +315,11 @@ class StreamLoader(LoaderAttributes, AsyncLoop):
 
     def _last_position(self, start: EpochStart) -> float:
         return self._choosing.last_position(start, self._counts, self._link.settings(self._lanes).order)
+
+    def _explain_nothing(self, start: EpochStart) -> None:
+        """A pass has ended without a batch, so all shards have been scanned."""
+        if self._nothing_left.is_possible(start):
+            self._nothing_left.look_at(start, self._choosing.samples_of(start, self._known_counts()))
 
     def _running(self) -> Pass | None:
         return None if self._pass is None else self._pass()

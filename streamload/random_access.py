@@ -17,11 +17,13 @@ import numpy as np
 from streamload.dataset.scan import labels_of, scan_shard
 from streamload.dataset.scan_cache import ScanCache
 from streamload.dataset.table import ShardTable
+from streamload.decode.failure import sample_error
+from streamload.decode.missing_field import with_fields
 from streamload.decode.open_shards import OpenShards
 from streamload.decode.planned import locate
 from streamload.decode.row_table import RowTable
-from streamload.decode.tasks import RowTask, ShardOpened
-from streamload.errors import DatasetIndexError
+from streamload.decode.tasks import RowFailure, RowTask, ShardOpened
+from streamload.errors import DatasetIndexError, SampleError
 from streamload.fetch.listing.listing import Listing
 from streamload.fetch.reading import ByteRange, joined_ranges
 from streamload.fetch.resident import open_listed
@@ -182,11 +184,13 @@ class RandomAccess:
             read = dict(zip(wanted, self._reader().read(wanted), strict=True)) if wanted else {}
         return task, RowBytes(self._listing, opened, read)
 
-    def key(self, shard: int, sample: int) -> str:
-        """The key of one sample."""
+    def error(self, failure: RowFailure, fields: tuple[str, ...] | None) -> SampleError:
+        """The error for a sample that failed when these fields were wanted."""
         with self._lock:
-            self._have_tables([shard])
-            return self._table(shard).key(sample)
+            self._have_tables([failure.shard])
+            table = self._table(failure.shard)
+        failure = with_fields(failure, table, fields)
+        return sample_error(failure, self._listing.shards[failure.shard].url, table.key(failure.sample))
 
     def close(self) -> None:
         """Close shards, and end the process that reads remote ones. Twice is fine; what is needed is opened again."""

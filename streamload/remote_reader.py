@@ -120,6 +120,7 @@ def find_listing(urls: Any, index: str | os.PathLike[str] | None, storages: Stor
     places = named if index is None else (*named, os.fspath(index))
     if any(map(storages.is_process_local, places)) or all(map(storages.is_local, places)):
         return list_shards(urls, index, storages)
+    storages.check(places)
     process = FeederProcess(0, None, at_once=0)
     try:
         found: Found = _ask(process, FindShards(named, None if index is None else os.fspath(index), storages))

@@ -19,7 +19,6 @@ from torch.utils.data import Dataset
 
 from streamload.dataloader_names import FOR_DATASET, knows_other_names
 from streamload.dataset.urls import Urls
-from streamload.decode.failure import sample_error
 from streamload.decode.rows import RowMaker
 from streamload.errors import DatasetIndexError
 from streamload.fetch.listing.listing import Listing
@@ -222,8 +221,7 @@ class TarDataset(Dataset[Any]):
         if not failures:
             return values, None
         first = failures[min(failures)]
-        error = sample_error(first, data.url(first.shard), access.key(first.shard, first.sample))
-        return values[: first.row], error
+        return values[: first.row], access.error(first, self._job.fields)
 
     def _maker(self) -> RowMaker:
         if not hasattr(self._makers, "maker"):

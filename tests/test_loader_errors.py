@@ -166,6 +166,30 @@ def test_a_missing_field_is_an_error_of_its_sample(tmp_path: Path, options: dict
         ]
 
 
+def test_an_alternative_is_proposed_for_a_missing_field(tmp_path: Path) -> None:
+    def message(fields: tuple[str, ...]) -> str:
+        with StreamLoader(tmp_path / "s", 1, fields=fields, decode=False, on_error="skip", num_workers=0) as loader:
+            assert len(list(loader)) == 1
+        with TarDataset(tmp_path / "s", fields=fields, decode=False) as dataset:
+            with pytest.raises(SampleError) as caught:
+                dataset[0]
+        (error,) = loader.skipped
+        assert error.message == caught.value.message
+        return error.message
+
+    with ShardWriter(tmp_path / "s") as writer:
+        writer.write({"__key__": "a", "seg.webp": b"", "png": b"", "flac": b"", "txt": ""})
+        writer.write({"__key__": "b", "jpg": b"", "png": b"", "seg.png": b"", "wav": b"", "cls": 1})
+    assert message(("jpg;jpeg",)) == (
+        "the sample has no field 'jpg;jpeg'; it has seg.webp, png, flac, txt; to take either, write "
+        '"jpg;jpeg;png" in fields'
+    )
+    assert message(("seg.png", "png")).endswith('"seg.png;seg.webp" in fields')
+    assert message(("wav",)).endswith('"wav;flac" in fields')
+    assert message(("jpg", "png")).endswith("flac, txt")  # the other image is wanted for itself
+    assert message(("cls",)).endswith("flac, txt")
+
+
 def test_a_collate_fn_that_raises(source: str) -> None:
     def collate(rows: list[Any]) -> Any:
         raise RuntimeError("cannot put together")

@@ -71,6 +71,7 @@ def test_seed_names_the_order(indexed: str) -> None:
     assert numbers(indexed, seed=1, num_workers=0) != numbers(indexed, seed=2, num_workers=0)
 
 
+@pytest.mark.filterwarnings("ignore:drop_last=True drops the whole epoch")
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     world_size=st.integers(1, 9),

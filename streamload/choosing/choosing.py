@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streamload.choosing.mixture import Mixture
 from streamload.choosing.sampling import SamplerDraws
+from streamload.choosing.weights import Weights, by_label, checked_weights, label_weights, named
 from streamload.decode.dealing import EpochStart
 from streamload.fetch.labels import Labels
 from streamload.order.choice import Choice, Mixed, Sampled, Stretched, Weighted
 from streamload.order.options import OrderOptions, full_batches_and_last_rows
 from streamload.order.state import LoaderState
+from streamload.wording import counted
 
-__all__ = ["Choosing", "Weights"]
-
-Weights = Literal["balanced"] | Mapping[int, float] | Sequence[float] | NDArray[Any]
+__all__ = ["Choosing"]
 
 
 class Choosing:
@@ -71,8 +70,9 @@ class Choosing:
         self._mixture = mixture
         self._block = batch_size * world_size
         self._epoch_size = epoch_size
-        self._weights = _checked_weights(weights)
-        self._weights_name = None if self._weights is None else _named(self._weights)
+        self._by_name, self._weights = checked_weights(weights)
+        self._names: Sequence[str] | None = None
+        self._weights_name = None if self._weights is None else named(self._weights)
         self._place = rank, world_size
         self._sampler = None if sampler is None else SamplerDraws(sampler, rank, world_size)
 
@@ -94,7 +94,12 @@ class Choosing:
     @property
     def needs_labels(self) -> bool:
         """Whether the labels of all samples are needed."""
-        return isinstance(self._weights, str | Mapping)
+        return self.needs_names or isinstance(self._weights, str | Mapping)
+
+    @property
+    def needs_names(self) -> bool:
+        """Whether the names of the classes are needed."""
+        return self._by_name is not None
 
     @property
     def needs_counts(self) -> bool:
@@ -112,31 +117,46 @@ class Choosing:
             return len(self._sampler)
         return self.choice.epoch_size if isinstance(self.choice, Weighted | Stretched | Mixed) else None
 
+    def samples_of(self, start: EpochStart, counts: tuple[int, ...] | None) -> int | None:
+        """The samples of a pass's whole epoch, among its ranks; None where the counts of shards don't tell it."""
+        samples = self.epoch_samples if start.numbers is None else len(start.numbers)
+        if samples is not None or counts is None:
+            return samples
+        return sum(counts)
+
     def last_position(self, start: EpochStart, counts: tuple[int, ...] | None, order: OrderOptions) -> float:
         """The position behind a pass's last batch on this rank; infinite where the counts of shards don't tell it.
 
         Raises:
             ValueError: the pass begins behind the epoch's end.
         """
-        samples = self.epoch_samples if start.numbers is None else len(start.numbers)
+        samples = self.samples_of(start, counts)
         if samples is None:
-            if counts is None:
-                return math.inf
-            samples = sum(counts)
+            return math.inf
         full, last_rows = full_batches_and_last_rows(order, samples, start.rank, start.world_size, start.position)
         return samples if last_rows else start.position + full * order.batch_size * start.world_size
 
-    def settle(self, labels: Callable[[], Labels] | None, edges: tuple[int, ...]) -> None:
+    def settle(
+        self,
+        labels: Callable[[], Labels] | None,
+        edges: tuple[int, ...],
+        names: Callable[[], Sequence[str] | None] | None = None,
+    ) -> None:
         """Find out what the order is told.
 
         Args:
             labels: finds the labels of all samples, where they are needed.
             edges: the shards of dataset d are `edges[d]:edges[d + 1]` of the listing.
+            names: finds the names of the classes by label, where they are needed; gives None where nobody knows them.
 
         Raises:
-            ValueError: the weights are not those of the labels that there are.
-            StreamloadError: the labels cannot be found.
+            ValueError: the weights are not those of the labels or the classes that there are.
+            StreamloadError: the labels or the names cannot be found.
         """
+        if self._by_name is not None and names is not None:
+            self._names = names()
+            self._weights = by_label(self._by_name, self._names)
+            self._weights_name = named(self._weights)
         if self._mixture is not None:
             self.choice = Mixed(edges, tuple(self._mixture.shares.values()), self._block, self._epoch_size)
         else:
@@ -151,7 +171,9 @@ class Choosing:
             return Weighted(unsigned, weight, self._epoch_size or len(group))
         if labels is not None and self._weights is not None:
             return Weighted(
-                labels.number, _label_weights(self._weights, labels), self._epoch_size or len(labels.number)
+                labels.number,
+                label_weights(self._weights, labels, self._names),
+                self._epoch_size or len(labels.number),
             )
         return None if self._epoch_size is None else Stretched(self._epoch_size)
 
@@ -167,8 +189,8 @@ class Choosing:
                     raise ValueError(f"dataset {name!r} of the Mixture has no samples; leave it out")
         if isinstance(self._weights, np.ndarray) and len(self._weights) != sum(counts):
             raise ValueError(
-                f"weights has {len(self._weights)} numbers and the dataset {sum(counts)} samples; give one for each, "
-                "in the order of the listing"
+                f"weights has {counted(len(self._weights), 'number')} and the dataset "
+                f"{counted(sum(counts), 'sample')}; give one for each, in the order of the listing"
             )
 
     @property
@@ -221,20 +243,6 @@ class Choosing:
         return held
 
 
-def _named(weights: str | Mapping[int, float] | NDArray[np.float64]) -> str:
-    """A short name for weights."""
-    if isinstance(weights, str):
-        return weights
-    if isinstance(weights, Mapping):
-        kind, content = (
-            "labels",
-            repr(sorted((int(label), float(weight)) for label, weight in weights.items())).encode(),
-        )
-    else:
-        kind, content = "samples", weights.astype("<f8").tobytes()
-    return f"{kind}:{hashlib.blake2b(content, digest_size=16).hexdigest()}"
-
-
 def _check_together(weights: object, sampler: object, epoch_size: object, *, shuffle: bool) -> None:
     if epoch_size is not None:
         if isinstance(epoch_size, bool) or not isinstance(epoch_size, int):
@@ -254,52 +262,3 @@ def _check_together(weights: object, sampler: object, epoch_size: object, *, shu
             "weights needs shuffle=True: samples are drawn more than once, and in the order of the listing the copies "
             "of one would stand side by side"
         )
-
-
-def _checked_weights(weights: Weights | None) -> Literal["balanced"] | Mapping[int, float] | NDArray[np.float64] | None:
-    what = '"balanced", a mapping from labels to weights, or one number for each sample'
-    if weights is None or (isinstance(weights, str) and weights == "balanced"):
-        return weights
-    if isinstance(weights, str):
-        raise ValueError(f"weights={weights!r} must be {what}")
-    if isinstance(weights, Mapping):
-        for label, weight in weights.items():
-            if isinstance(label, bool) or not isinstance(label, int | np.integer):
-                raise TypeError(f"weights has the label {label!r}; labels are whole numbers")
-            if isinstance(weight, bool) or not isinstance(weight, int | float | np.number):
-                raise TypeError(f"weights has {weight!r} for label {label}; it must be a number")
-        values = np.array([float(weight) for weight in weights.values()])
-    else:
-        try:
-            values = np.asarray(weights, np.float64)
-        except (TypeError, ValueError) as error:
-            raise TypeError(f"weights is a {type(weights).__name__}, and must be {what}") from error
-        if values.ndim != 1:
-            raise ValueError(f"weights has the shape {values.shape}, and must be {what}")
-    wrong = values[~np.isfinite(values) | (values < 0)]
-    if len(wrong):
-        raise ValueError(f"weights has {wrong[0]}; weights are finite and not negative")
-    if not values.any():
-        raise ValueError("weights are all zero, so nothing can be drawn; give a weight above zero")
-    return weights if isinstance(weights, Mapping) else values
-
-
-def _label_weights(weights: str | Mapping[int, float], labels: Labels) -> NDArray[np.float64]:
-    """What one sample of each label weighs."""
-    counts = np.bincount(labels.number, minlength=len(labels.values))
-    if len(counts) == 0:
-        raise ValueError("weights by label: the dataset has no samples")
-    if isinstance(weights, str):
-        return 1.0 / counts
-    by_label = {int(label): float(weight) for label, weight in weights.items()}
-    existing = ", ".join(map(str, labels.values[:20])) + (", ..." if len(labels.values) > 20 else "")
-    for label in by_label:
-        if label not in labels.values:
-            raise ValueError(f"weights has the label {label}, which no sample has; the labels are {existing}")
-    for label in labels.values:
-        if label not in by_label:
-            raise ValueError(f"weights lacks the label {label}; give a weight, or 0, for each of the labels {existing}")
-    found = np.array([by_label[label] for label in labels.values])
-    if math.fsum(found) == 0:
-        raise ValueError("weights are all zero, so nothing can be drawn; give a weight above zero")
-    return found

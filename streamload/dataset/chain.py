@@ -26,6 +26,7 @@ from streamload.dataset.tar import (
 )
 from streamload.dataset.tar_end import EndNotArrivedError, check_end
 from streamload.errors import ShardFormatError
+from streamload.wording import counted
 
 __all__ = ["MISSING_END", "TarMembers", "read_chain", "read_chain_part"]
 
@@ -299,7 +300,7 @@ class _Chain:
         missing = end - self._part.limit
         if missing > 0:
             raise self._error(
-                f"the member's {size} bytes run {missing} bytes past the end of the shard, which was cut; "
+                f"the member's {size} bytes run {counted(missing, 'byte')} past the end of the shard, which was cut; "
                 "fetch or pack it again",
                 position,
             )

@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamload.errors import DatasetIndexError
+from streamload.wording import counted
 
 __all__ = ["DaliIndex", "WidsShard", "read_dali", "read_energon_info", "read_energon_offsets", "read_wids"]
 
@@ -156,7 +157,8 @@ def read_dali(content: bytes, url: str) -> DaliIndex | None:
         raise _damaged("DALI index", url)  # the last line has no end, so it is cut
     if len(lines) != samples:
         raise DatasetIndexError(
-            f"this DALI index says that it has {samples} samples and has lines for {len(lines)}; {_ADVICE}", url=url
+            f"this DALI index says that it has {counted(samples, 'sample')} and has lines for {len(lines)}; {_ADVICE}",
+            url=url,
         )
     return _dali_index(lines, with_names=_DALI_WITH_NAMES[version])
 

@@ -35,6 +35,7 @@ from streamload.dataset.grouping import group_members
 from streamload.dataset.table import ShardTable
 from streamload.dataset.tar import BLOCK_BYTES
 from streamload.errors import DatasetIndexError
+from streamload.wording import counted
 
 __all__ = ["ForeignIndex", "ForeignKind", "check_samples", "find_foreign", "foreign_counts", "foreign_table"]
 
@@ -140,8 +141,8 @@ def foreign_counts(
         for shard, count in _counts_of(index, read(index.name), shards, sizes):
             if counts.setdefault(shard, count) != count:
                 raise DatasetIndexError(
-                    f"this shard has {counts[shard]} samples by {said_by[shard]} and {count} by {index.name}; remove "
-                    "the one that is wrong",
+                    f"this shard has {counted(counts[shard], 'sample')} by {said_by[shard]} and {count} by "
+                    f"{index.name}; remove the one that is wrong",
                     url=shard,
                 )
             said_by.setdefault(shard, index.name)
@@ -282,7 +283,7 @@ def check_samples(expected: int, table: ShardTable, shard: str) -> None:
     """
     if len(table) != expected:
         raise DatasetIndexError(
-            f"the shard holds {len(table)} samples, and another tool's index beside it says {expected}; remove that, "
-            "or make an index with `streamload index`",
+            f"the shard holds {counted(len(table), 'sample')}, and another tool's index beside it says {expected}; "
+            "remove that, or make an index with `streamload index`",
             url=shard,
         )

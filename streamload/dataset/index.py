@@ -31,6 +31,7 @@ from streamload.dataset.scan import scan_shard
 from streamload.dataset.table import ShardTable
 from streamload.dataset.table_file import table_to_npz
 from streamload.errors import DatasetIndexError, ShardNotFoundError, StorageError
+from streamload.wording import counted
 
 __all__ = [
     "INDEX_FILE",
@@ -181,7 +182,7 @@ def _check_entry(entry: IndexedShard, table: ShardTable) -> None:
         raise ValueError(f"{entry.name!r} is not the plain name of a file; give it without a folder")
     if not entry.describes(table):
         raise ValueError(
-            f"{entry} does not belong to a table of {len(table)} samples in {table.shard_bytes} bytes; "
+            f"{entry} does not belong to a table of {counted(len(table), 'sample')} in {table.shard_bytes} bytes; "
             "take both from one scan"
         )
 

@@ -14,6 +14,7 @@ from streamload.dataset.compressed_names import is_compressed
 from streamload.dataset.table import ShardTable
 from streamload.dataset.table_file import table_from_npz
 from streamload.errors import DatasetIndexError
+from streamload.wording import counted
 
 __all__ = [
     "INDEX_FILE",
@@ -165,8 +166,8 @@ class DatasetIndex:
         table = table_from_npz(path if content is None else BytesIO(content), path)
         if not entry.describes(table):
             raise DatasetIndexError(
-                f"{INDEX_FILE} has {entry.samples} samples in {entry.bytes} bytes for this shard, and its table "
-                f"{len(table)} in {table.shard_bytes}; make the index anew with `streamload index`",
+                f"{INDEX_FILE} has {counted(entry.samples, 'sample')} in {entry.bytes} bytes for this shard, and its "
+                f"table {len(table)} in {table.shard_bytes}; make the index anew with `streamload index`",
                 url=path,
             )
         return table

@@ -19,6 +19,7 @@ from streamload.dataset.table import ShardTable
 from streamload.dataset.tar_header import END_MARK, member_bytes, member_header
 from streamload.errors import StorageError, StreamloadError
 from streamload.numpy_scalars import as_python
+from streamload.wording import counted
 
 __all__ = ["SamplesToShards"]
 
@@ -85,8 +86,8 @@ class SamplesToShards:
         self._overwrite = overwrite
         if existing and not overwrite:
             raise StorageError(
-                f"{self.folder!r} holds {len(existing)} shards of this name already, from {existing[0]!r} on; choose "
-                "another folder or prefix, or pass overwrite=True to replace them",
+                f"{self.folder!r} holds {counted(len(existing), 'shard')} of this name already, from "
+                f"{existing[0]!r} on; choose another folder or prefix, or pass overwrite=True to replace them",
                 url=os.path.join(self.folder, existing[0]),
             )
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from streamload.dataset.table import ShardTable
 from streamload.errors import DatasetIndexError
+from streamload.wording import counted
 
 __all__ = ["TABLE_FORMAT", "table_from_npz", "table_to_npz"]
 
@@ -140,12 +141,12 @@ def _check(table: ShardTable) -> None:
     for name in ("member_size", "member_field", "member_crc32"):
         array = getattr(table, name)
         if array is not None and len(array) != members:
-            raise _TableError(f"its {name} has {len(array)} entries for {members} members")
+            raise _TableError(f"its {name} has {counted(len(array), 'entry')} for {counted(members, 'member')}")
     _check_edges("sample_start", table.sample_start, members, smallest=1)
     _check_edges("key_start", table.key_start, len(table.key_bytes), smallest=0)
     samples = len(table)
     if len(table.key_start) != samples + 1 or (table.labels is not None and len(table.labels) != samples):
-        raise _TableError(f"its keys or labels are not as many as its {samples} samples")
+        raise _TableError(f"its keys or labels are not as many as its {counted(samples, 'sample')}")
     if members:
         # Compared this way round, since the sum of two large numbers may overflow.
         if min(int(offset.min()), int(size.min())) < 0 or (size > table.shard_bytes - offset).any():

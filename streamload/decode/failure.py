@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import traceback
+from dataclasses import replace
 from types import TracebackType
 
 import cloudpickle
@@ -11,7 +12,7 @@ import cloudpickle
 from streamload.decode.tasks import Failure, RowFailure
 from streamload.errors import CollateError, DecodeError, SampleError, StreamloadError, TransformError
 
-__all__ = ["Attempt", "error_from", "failure_here", "failure_of", "in_words", "sample_error"]
+__all__ = ["Attempt", "answer_failure", "error_from", "failure_here", "failure_of", "in_words", "sample_error"]
 
 _SAMPLE_ERRORS = {kind.__name__: kind for kind in (SampleError, DecodeError, TransformError, CollateError)}
 
@@ -53,6 +54,12 @@ def failure_of(error: BaseException) -> Failure:
     return _failure_of(error, set())
 
 
+def answer_failure(error: BaseException) -> Failure:
+    """The same for what a constructor has asked: a ValueError is a wrong argument, and its message says all of it."""
+    failure = failure_of(error)
+    return replace(failure, traceback="") if type(error) is ValueError else failure
+
+
 def failure_here(error: Exception) -> Failure:
     """An exception that does not leave the process: as it is, so that a debugger finds the frames it was raised in."""
     return Failure(None, in_words(error), "", original=error)
@@ -76,8 +83,8 @@ def _failure_of(error: BaseException, seen: set[int]) -> Failure:
 def error_from(failure: Failure) -> Exception:
     """The exception again; one that does not pickle becomes a RuntimeError.
 
-    The worker's traceback becomes a note, but for our own errors, which say all there is to say. One that did not
-    leave the process is itself.
+    The worker's traceback becomes a note, but for our own errors and for answers to a constructor, which say all there
+    is to say. One that did not leave the process is itself.
     """
     if failure.original is not None:
         return failure.original
@@ -87,7 +94,7 @@ def error_from(failure: Failure) -> Exception:
             error = pickle.loads(failure.error)
     if not isinstance(error, Exception):
         error = RuntimeError(failure.summary)
-    if not isinstance(error, StreamloadError):
+    if failure.traceback and not isinstance(error, StreamloadError):
         error.add_note(f"Traceback in the worker:\n{failure.traceback.rstrip()}")
     if failure.cause is not None:
         error.__cause__ = error_from(failure.cause)

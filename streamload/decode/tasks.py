@@ -222,7 +222,7 @@ class Failure:
     Attributes:
         error: a cloudpickle of the exception, or None where it does not pickle.
         summary: its class and message in one line.
-        traceback: the worker's traceback as text.
+        traceback: the worker's traceback as text; empty where it is nobody's concern.
         cause: what it was raised from.
         original: the exception itself, with its traceback for a debugger, where it stays in the caller's process.
     """

@@ -15,9 +15,10 @@ What happens when something fails:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from streamload.decode.dealing import Dealer, EpochStart, Learned, PipelineSettings, RowBatch, RowBatcher
+from streamload.decode.missing_field import with_fields
 from streamload.decode.pool import Pool
 from streamload.decode.scans import Scans
 from streamload.decode.tasks import PieceDone, RowFailure, RowsDone, RowTask, Task
@@ -116,6 +117,7 @@ class Epoch:
     ) -> None:
         self.start = start
         self.batcher = RowBatcher(in_order=settings.in_order, before=before)
+        self._fields = settings.fields
         self._tables = tables
         self._pool = pool
         self._slots = slots
@@ -247,7 +249,5 @@ class Epoch:
     def _located(self, failure: RowFailure) -> FailedRow:
         table = self._tables.find(failure.shard)
         assert table is not None
-        if failure.missing_field:
-            fields = ", ".join(table.sample_fields(failure.sample))
-            failure = replace(failure, message=f"{failure.message}; it has {fields}")
+        failure = with_fields(failure, table, self._fields)
         return FailedRow(failure, self._tables.url(failure.shard), table.key(failure.sample))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from streamload.dataset.index import DatasetIndex
-from streamload.decode.failure import Attempt, failure_of
+from streamload.decode.failure import Attempt, answer_failure, failure_of
 from streamload.decode.pool import Pool, ProcessPool
 from streamload.feeder.class_names import read_class_names
 from streamload.feeder.feeder import Feeder
@@ -131,7 +131,7 @@ class _Process:
                 sizes = await asyncio.to_thread(look_at, wanted.urls, wanted.storages)
                 self._send(LookedAt(tuple(sizes[url] for url in wanted.urls)), ())
         if attempt.error is not None:
-            self._send(NoAnswer(failure_of(attempt.error)), ())
+            self._send(NoAnswer(answer_failure(attempt.error)), ())
 
     async def _read(self, wanted: LoadTables | ReadRanges) -> None:
         """Read for somebody who waits for it, and so has nothing else under way."""

@@ -7,6 +7,7 @@ from contextlib import suppress
 
 from streamload.errors import StorageError
 from streamload.fetch.parts import PART_BYTES
+from streamload.wording import counted
 
 __all__ = ["available_bytes", "budget_error", "bytes_for_parts", "check_budget", "default_budget", "parse_bytes"]
 
@@ -94,7 +95,7 @@ def check_budget(
         return
     fitting = max(1, int((budget_bytes - edges) / (lanes_read * sample_bytes)))
     of_lanes = f"{lanes_read} lanes x " if lanes_read > 1 else ""
-    within = f"{of_lanes}{min(window, -(-samples // lanes))} samples x {sample_bytes / 1e3:.1f} kB"
+    within = f"{of_lanes}{counted(min(window, -(-samples // lanes)), 'sample')} x {sample_bytes / 1e3:.1f} kB"
     raise ValueError(
         f"memory_budget of {budget_bytes / 1e6:.0f} MB is too small for shuffle_window={window}: {within} = "
         f"{held / 1e6:.0f} MB are held while they wait to be drawn, and {edges / 1e6:.0f} MB of parts at the edges. "

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamload.order.randomness import CounterDraws, as_uniforms
+from streamload.wording import counted
 
 __all__ = ["ShardCounts", "ShardLine"]
 
@@ -39,7 +40,9 @@ class ShardCounts:
         """
         known = np.fromiter(counts, np.int64)
         if bool((known < 0).any()):
-            raise ValueError(f"a shard cannot hold {known.min()} samples; leave unknown counts out with set()")
+            raise ValueError(
+                f"a shard cannot hold {counted(int(known.min()), 'sample')}; leave unknown counts out with set()"
+            )
         made = cls(len(known))
         made._values[:] = known
         made._n_unknown = 0
@@ -57,9 +60,9 @@ class ShardCounts:
         """
         known = int(self._values[shard])
         if count < self.least(shard):
-            raise ValueError(f"shard {shard} cannot hold {count} samples")
+            raise ValueError(f"shard {shard} cannot hold {counted(count, 'sample')}")
         if known not in (UNKNOWN, count):
-            raise ValueError(f"shard {shard} was known to hold {known} samples and now holds {count}")
+            raise ValueError(f"shard {shard} was known to hold {counted(known, 'sample')} and now holds {count}")
         self._values[shard] = count
         self._n_unknown -= known == UNKNOWN
         self._least.pop(shard, None)
@@ -74,7 +77,7 @@ class ShardCounts:
         if known == UNKNOWN and count >= self.least(shard):
             self._least[shard] = count
         elif count < 0 or count > known:
-            raise ValueError(f"shard {shard} cannot hold {count} samples or more")
+            raise ValueError(f"shard {shard} cannot hold {counted(count, 'sample')} or more")
 
     def least(self, shard: int) -> int:
         """How many samples of a shard of unknown count were found so far; 0 where the count is known."""
@@ -93,7 +96,7 @@ class ShardCounts:
             RuntimeError: some counts are unknown.
         """
         if not self.complete:
-            raise RuntimeError(f"the counts of {self._n_unknown} of {len(self)} shards are unknown")
+            raise RuntimeError(f"the counts of {self._n_unknown} of {counted(len(self), 'shard')} are unknown")
         return int(self._values.sum())
 
 

@@ -13,6 +13,7 @@ from streamload.order.options import OrderOptions, full_batches_and_last_rows
 from streamload.order.plan import RowBlock
 from streamload.order.slices import lanes_and_numbers, rank_bounds
 from streamload.order.weaving import Weave
+from streamload.wording import counted
 
 __all__ = ["MixturePlan"]
 
@@ -30,7 +31,7 @@ class MixturePlan:
         self, options: OrderOptions, counts: ShardCounts, epoch: int, rank: int, world_size: int, *, start: int = 0
     ) -> None:
         if not 0 <= rank < world_size:
-            raise ValueError(f"rank={rank} is not one of {world_size} ranks, which are counted from 0")
+            raise ValueError(f"rank={rank} is not one of {counted(world_size, 'rank')}, which are counted from 0")
         assert isinstance(options.choice, Mixed)
         self._options = options
         self._mixed = options.choice

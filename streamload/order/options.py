@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from streamload.order.choice import Choice, Sampled
 from streamload.order.slices import rank_bounds
+from streamload.wording import counted
 
 __all__ = [
     "OrderOptions",
@@ -79,7 +80,7 @@ def full_batches_and_last_rows(
         ValueError: `start` lies outside the epoch.
     """
     if not 0 <= start <= n_samples:
-        raise ValueError(f"position {start} lies outside the epoch's {n_samples} samples; start anew at 0")
+        raise ValueError(f"position {start} lies outside the epoch's {counted(n_samples, 'sample')}; start anew at 0")
     full, left = divmod(n_samples - start, options.batch_size * world_size)
     return full, _last_batch_rows(options, left, rank, world_size)
 

@@ -23,6 +23,7 @@ from streamload.order.options import (
 )
 from streamload.order.slices import slice_of_any_batch, slices_of_full_batches
 from streamload.order.weaving import Weave
+from streamload.wording import counted
 
 __all__ = [
     "EpochPlan",
@@ -125,7 +126,7 @@ class RankPlan:
         numbers: NDArray[np.int64] | None = None,
     ) -> None:
         if not 0 <= rank < world_size:
-            raise ValueError(f"rank={rank} is not one of {world_size} ranks, which are counted from 0")
+            raise ValueError(f"rank={rank} is not one of {counted(world_size, 'rank')}, which are counted from 0")
         if start < 0:
             raise ValueError(f"start={start} is negative; it counts the samples delivered before")
         self._options = options

@@ -8,6 +8,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from time import monotonic
 from typing import Any, Protocol
 
 from streamload.decode.in_process import CallerPool
@@ -29,7 +30,13 @@ _GRACE_S = 0.7
 
 
 class Connection(Protocol):
-    """A feeder, seen from the trainer."""
+    """A feeder, seen from the trainer.
+
+    Attributes:
+        waited_s: what `receive` has waited so far, without what it worked.
+    """
+
+    waited_s: float
 
     @property
     def closed(self) -> bool:
@@ -95,11 +102,15 @@ class FeederProcess:
         workers: how many processes it is to start.
         at_once: how many of them before anything else.
         on_map: called with every newly mapped slot.
+
+    Attributes:
+        waited_s: see `Connection`.
     """
 
     def __init__(self, workers: int, on_map: Callable[[Bytes], None] | None, *, at_once: int) -> None:
         self._slots = SlotReader(on_map)
         self._put_back: deque[Any] = deque()
+        self.waited_s = 0.0
         self._used = False
         self._unsent: list[Any] = []
         self._untold = 0
@@ -122,10 +133,13 @@ class FeederProcess:
         """The feeder's next message; waiting releases the GIL."""
         if (self._put_back or self._unsent) and (message := self.receive_now()) is not None:
             return message
+        began_s = monotonic()
         try:
             return self._open(*self._channel.receive(timeout_s))
         except EOFError as error:
             raise WorkerError(f"the feeder process {self._how_it_ended()}") from error
+        finally:
+            self.waited_s += monotonic() - began_s
 
     def receive_now(self) -> Any | None:
         """The feeder's next message if it is here already."""
@@ -235,11 +249,15 @@ class FeederHere:
         configure: as for a process; its pickled job is not used.
         listing: the shards.
         job: the user's functions.
+
+    Attributes:
+        waited_s: see `Connection`; for what is fetched.
     """
 
     def __init__(self, configure: Configure, listing: Listing, job: Job) -> None:
         self._slots = slots = HeapSlots()
         self._messages: deque[Any] = deque()
+        self.waited_s = 0.0
         self._loop = loop = LoopThread()
         pools: list[CallerPool] = []
         take = self._messages.append
@@ -270,14 +288,27 @@ class FeederHere:
     send_later = send
 
     def receive(self, timeout_s: float | None, /) -> Any:
-        """The feeder's next message, after as much work as that takes; the time-out is for what has to be fetched."""
+        """The feeder's next message, after as much work as that takes; the time-out is for what has to be fetched.
+
+        It is of all that this message waits for together. What is being done is not interrupted.
+        """
+        deadline_s = None if timeout_s is None else self.waited_s + timeout_s
         while not self._messages:
             if self._pool.step():
                 continue
             if not self._loop.started:
                 raise RuntimeError("the feeder has nothing to do and nothing to say")
-            self._loop.turn(timeout_s)
+            self._turn(None if deadline_s is None else deadline_s - self.waited_s)
         return self._messages.popleft()
+
+    def _turn(self, timeout_s: float | None) -> None:
+        if timeout_s is not None and timeout_s <= 0:
+            raise TimeoutError
+        began_s = monotonic()
+        try:
+            self._loop.turn(timeout_s)
+        finally:
+            self.waited_s += monotonic() - began_s
 
     def receive_now(self) -> Any | None:
         """The feeder's next message, if it has been said already."""

@@ -17,14 +17,17 @@ from streamload.decode.dealing import PipelineSettings
 from streamload.decode.failure import error_from
 from streamload.decode.tasks import OwnTransforms
 from streamload.errors import LoaderClosedError, StreamloadError, WorkerError
+from streamload.feeder.class_names import read_class_names
 from streamload.feeder.messages import (
     Configure,
     Counted,
     CountSamples,
     Failed,
+    FindClasses,
     FindLabels,
     FindShards,
     Found,
+    FoundClasses,
     FoundLabels,
     LookAt,
     LookedAt,
@@ -137,6 +140,22 @@ class FeederLink:
         found: FoundLabels = self._answer(connection, FoundLabels)
         return found.labels
 
+    def class_names(self) -> tuple[str, ...] | None:
+        """The names of the classes by label, from `classes.json` beside the shards; None where there is none.
+
+        Raises:
+            DatasetIndexError: it is damaged, or the folders of the shards have different ones.
+            StorageError: it cannot be read.
+        """
+        storages = self._options.storages
+        folders = tuple(dict.fromkeys(shard.folder for shard in self.listing.shards))
+        if self._options.workers == 0 or all(map(storages.is_local, folders)):
+            return read_class_names(folders, storages)
+        connection = self._unconfigured = self._unconfigured or self._start_process()
+        connection.send(FindClasses(folders, storages))
+        found: FoundClasses = self._answer(connection, FoundClasses)
+        return found.names
+
     def sizes(self) -> tuple[int, ...]:
         """The bytes of each shard. Where the listing could not tell, each shard is asked for, once.
 
@@ -202,11 +221,15 @@ class FeederLink:
 
         Raises:
             ValueError: the weights don't fit the dataset.
-            DatasetIndexError: they need labels, which the index does not have.
-            StorageError: the index cannot be read.
+            DatasetIndexError: they need labels, which the index does not have, or classes.json is damaged.
+            StorageError: the index or classes.json cannot be read.
         """
         try:
-            choosing.settle(self.labels if choosing.needs_labels else None, self.edges)
+            choosing.settle(
+                self.labels if choosing.needs_labels else None,
+                self.edges,
+                self.class_names if choosing.needs_names else None,
+            )
             if self.listing.expected_counts is not None:
                 choosing.check_counts(self.listing.expected_counts)
         except (ValueError, StreamloadError):
@@ -249,6 +272,7 @@ class FeederLink:
         places = [place for _, named, index in wanted for place in (*named, index or "/")]
         if self._options.workers == 0 or all(map(storages.is_local, places)):
             return [list_shards(urls, index, storages) for urls, _, index in wanted]
+        storages.check(places)
         self._unconfigured = connection = self._start_process()
         return [self._found(connection, FindShards(named, index, storages)) for _, named, index in wanted]
 

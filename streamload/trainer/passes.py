@@ -42,6 +42,7 @@ class Pass(Iterator[Any]):
         standing: kept up to date for the loader.
         meter: adds up.
         last_position: tells where the standing is behind the last batch; infinite if that is not known.
+        on_nothing: called when the epoch is over and this pass has given no batch.
         timeout_s: how long to wait for a batch, or None.
         in_order: the batches come in order; else there is no position, and what is begun again is begun from the start.
         mover: moves batches to a device, one ahead of the loop if it is there already; or None.
@@ -60,6 +61,7 @@ class Pass(Iterator[Any]):
         meter: Meter,
         *,
         last_position: Callable[[], float],
+        on_nothing: Callable[[], None],
         timeout_s: float | None,
         in_order: bool,
         mover: Mover | None = None,
@@ -72,6 +74,7 @@ class Pass(Iterator[Any]):
         self._meter = meter
         self._mover = mover
         self._last_position = last_position
+        self._on_nothing = on_nothing
         self.timeout_s = timeout_s
         self.on_close: Callable[[], None] | None = None
         self._pending: deque[ReadyBatch] = deque()
@@ -80,6 +83,7 @@ class Pass(Iterator[Any]):
         self._all_came = False
         self._tell_after = 1
         self._asked_at: float | None = None
+        self._waited_before_s = 0.0
         self._gave_at: float | None = None
         self._batches = 0
         self._skipped_before = len(delivery.skipped)
@@ -123,6 +127,8 @@ class Pass(Iterator[Any]):
                 self._handle(message)
         except StopIteration:
             self._finish()
+            if self._batches == 0:
+                self._on_nothing()
             raise
         except BaseException as error:
             # After an error of ours the loop may go on from where it stands; Ctrl-C is a way to leave it.
@@ -135,6 +141,7 @@ class Pass(Iterator[Any]):
     def _note_asked(self) -> float:
         if self._asked_at is None:
             self._asked_at = perf_counter()
+            self._waited_before_s = self.connection.waited_s
             if self._gave_at is not None:
                 self._meter.loop_worked_s += self._asked_at - self._gave_at
         return self._asked_at
@@ -203,15 +210,21 @@ class Pass(Iterator[Any]):
             WorkerError: none came in time, or the feeder is dead.
         """
         try:
-            return self.connection.receive(self.timeout_s)
+            return self.connection.receive(self._left_s())
         except TimeoutError as error:
             raise self.too_late() from error
 
+    def _left_s(self) -> float | None:
+        """For how long the batch that was asked for may still be waited for, however many messages come before it."""
+        if self.timeout_s is None:
+            return None
+        return max(0.0, self.timeout_s - (self.connection.waited_s - self._waited_before_s))
+
     def too_late(self) -> WorkerError:
         """The error for a batch that did not come in time."""
-        return WorkerError(
-            f"no batch came within timeout={self.timeout_s} seconds; a transform hangs, or the time is too short"
-        )
+        here = self.connection.fileno() is None
+        why = "the storage does not answer" if here else "a transform hangs"
+        return WorkerError(f"no batch came within timeout={self.timeout_s} s; {why}, or the time is too short")
 
     def _handle(self, message: Any) -> None:
         match message:
@@ -273,6 +286,7 @@ class Pass(Iterator[Any]):
         self.close(why)
 
     def _await_end(self) -> None:
+        self._waited_before_s = self.connection.waited_s
         while not self._all_came and not self.connection.closed:  # as it is in a fork: what comes is the parent's
             self._handle(self.receive())
         self._refuse_nothing()

@@ -200,7 +200,7 @@ def test_dali_with_names_counts_by_our_rules(folder: Folder) -> None:
 def test_two_that_contradict_each_other_are_refused(folder: Folder) -> None:
     folder.add(".nv-meta/.info.json", energon_info(COUNTS))
     folder.add("train.json", b'{"wids_version": 1, "shardlist": [{"url": "train-001.tar", "nsamples": 2}]}')
-    with pytest.raises(DatasetIndexError, match=r"1 samples by \.nv-meta/\.info\.json and 2 by train\.json") as caught:
+    with pytest.raises(DatasetIndexError, match=r"1 sample by \.nv-meta/\.info\.json and 2 by train\.json") as caught:
         folder.counts()
     assert caught.value.url == "train-001.tar"
 

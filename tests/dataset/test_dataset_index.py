@@ -320,7 +320,7 @@ def test_a_table_that_is_not_of_its_entry_is_refused(tmp_path: Path) -> None:
     write_index(str(tmp_path), [entry_of("a.tar", 1), entry_of("b.tar", 2)])
     os.replace(tmp_path / "b.tar.npz", tmp_path / "a.tar.npz")
     index = DatasetIndex.load(str(tmp_path))
-    with pytest.raises(DatasetIndexError, match=r"1 samples in .* 2 in "):
+    with pytest.raises(DatasetIndexError, match=r"1 sample in .* 2 in "):
         index.table("a.tar")
     with pytest.raises(DatasetIndexError, match="no such file"):
         index.table("b.tar")

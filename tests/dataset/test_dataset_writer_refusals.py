@@ -220,7 +220,8 @@ def test_no_index_where_none_is_wanted(tmp_path: Path) -> None:
         (("a",), {"prefix": ".hidden"}, ValueError),
         (("a",), {"prefix": "b/c"}, ValueError),
         (("a",), {"max_bytes": 0}, ValueError),
-        (("a",), {"max_bytes": "1GB"}, TypeError),
+        (("a",), {"max_bytes": 1e9}, TypeError),
+        (("a",), {"max_bytes": "1 elephant"}, ValueError),
         (("a",), {"max_count": 0}, ValueError),
         (("a",), {"max_count": True}, TypeError),
     ],
@@ -228,6 +229,16 @@ def test_no_index_where_none_is_wanted(tmp_path: Path) -> None:
 def test_wrong_arguments(arguments: tuple[Any, ...], options: dict[str, Any], error: type[Exception]) -> None:
     with pytest.raises(error, match=r"pattern_or_folder|prefix|max_bytes|max_count|path"):
         ShardWriter(*arguments, **options)
+
+
+def test_the_bound_in_bytes_may_have_a_unit(tmp_path: Path) -> None:
+    for name, bound in (("number", 10_000), ("unit", "10kB")):
+        with ShardWriter(tmp_path / name, max_bytes=bound) as writer:
+            for number in range(20):
+                writer.write({"__key__": str(number), "cls": number})
+        assert len(writer.shards) == 3
+    with pytest.raises(ValueError, match=r'max_bytes=\'1 elephant\' must be .*, or a string such as "512MiB"'):
+        ShardWriter(tmp_path / "no", max_bytes="1 elephant")
 
 
 def test_bounds_are_taken_from_numpy(tmp_path: Path) -> None:

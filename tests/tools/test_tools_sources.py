@@ -73,7 +73,7 @@ def test_columns_can_be_named(photos: Path, tmp_path: Path) -> None:
     [
         ("t.csv", "", "holds no row"),
         ("t.csv", "path,label\n", "holds no row"),
-        ("t.csv", "path,label\na.jpg\n", "line 2: 1 columns, and the first line has 2"),
+        ("t.csv", "path,label\na.jpg\n", "line 2: 1 column, and the first line has 2"),
         ("t.csv", "path,label,label\na.jpg,1,2\n", "two columns called 'label'"),
         ("t.csv", "path,label\na.jpg,\n", "line 2: the label in column 'label' is ''"),
         ("t.jsonl", '{"path": "a.jpg", "label": 1}\n{"path": 3.5, "label": 1}', "line 2: column 'path' holds 3.5"),

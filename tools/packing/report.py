@@ -38,7 +38,7 @@ def tell_result(parts: Sequence[Part], dest: str, source: Source, skipped: int, 
             typer.echo(f"{part.name}: {_counts([part])}")
     number = len(source.classes or ())
     classes = "" if source.classes is None else f", {number:,} {'class' if number == 1 else 'classes'}"
-    left_out = f", {skipped:,} files left out" if skipped else ""
+    left_out = f", {counted(skipped, 'file')} left out" if skipped else ""
     typer.echo(f"packed {_counts(parts)}{classes}, in {shown_time(seconds)}{left_out}")
     tables = [shard.table for part in parts for shard in part.shards if shard.table is not None]
     stored = {name for table in tables for name in table.fields} - {"cls", "json"}

@@ -23,6 +23,7 @@ from streamload_tools.sources.listing import Listing, list_files
 from streamload_tools.sources.source import ARRAY_FIELDS, Source, SourceError
 
 from streamload.fetch.storage.protocol import Storage
+from streamload.wording import counted
 
 __all__ = ["Place", "source_to_shards"]
 
@@ -114,7 +115,7 @@ def _packed(found: Source, listing: Listing, options: PackOptions, staging: Stag
         are, s = ("is", "") if len(faults) == 1 else ("are", "s")
         kind = f"no whole image{s}" if found.noun == "image" else "damaged or of another kind"
         say(
-            f"error: {len(faults):,} of {len(found.files):,} files {are} {kind}, so nothing was published; "
+            f"error: {len(faults):,} of {counted(len(found.files), 'file')} {are} {kind}, so nothing was published; "
             "repair or remove them, or leave them out with --skip-bad"
         )
         raise typer.Exit(1)

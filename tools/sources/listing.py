@@ -61,7 +61,7 @@ class Listing:
             some = [
                 f"{os.fsdecode(min(names))!r} {word}" for names, word in ((gone, "is gone"), (new, "is new")) if names
             ]
-            return f"it had {len(before):,} files and now there are {len(now):,}" + "".join(
+            return f"it had {counted(len(before), 'file')} and now there are {len(now):,}" + "".join(
                 f"; {text}" for text in some
             )
         changed = np.flatnonzero((arrays["sizes"] != self.sizes) | (arrays["times"] != self.times))

@@ -20,6 +20,8 @@ from streamload_tools.sources.source import (
     numbered_labels,
 )
 
+from streamload.wording import counted
+
 __all__ = ["TABLE_EXTENSIONS", "Row", "Table", "TableColumns", "files_of_table", "read_table"]
 
 TABLE_EXTENSIONS = (".csv", ".tsv", ".jsonl", ".ndjson")
@@ -153,7 +155,8 @@ def _separated_lines(path: str, text: str) -> Iterator[tuple[int, dict[str, Any]
                 header = [str(number) for number in range(1, len(cells) + 1)]
             if len(cells) != len(header):
                 raise SourceError(
-                    f"{path!r}, line {reader.line_num}: {len(cells)} columns, and the first line has {len(header)}"
+                    f"{path!r}, line {reader.line_num}: {counted(len(cells), 'column')}, and the first "
+                    f"line has {len(header)}"
                 )
             yield reader.line_num, dict(zip(header, cells, strict=True))
     except csv.Error as exc:

@@ -8,6 +8,7 @@ from glob import escape
 from streamload.errors import ShardNotFoundError
 from streamload.fetch.listing.shard_names import is_shard_name
 from streamload.fetch.storage.protocol import ShardInfo, Storage, protocol_of, without_secrets
+from streamload.wording import counted
 
 __all__ = ["braces_error", "folder_advice", "shards_in"]
 
@@ -41,7 +42,7 @@ def braces_error(pattern: str, named: int, there: int, error: ShardNotFoundError
     if not there:
         return error  # it is the name that is wrong, not the numbers
     return ShardNotFoundError(
-        f"no such shard: {without_secrets(pattern)!r} names {named:,} shards, and {there:,} of them exist; this is the "
-        "first that is missing. Check the numbers in the braces, or name the folder",
+        f"no such shard: {without_secrets(pattern)!r} names {counted(named, 'shard')}, and {there:,} of them exist; "
+        "this is the first that is missing. Check the numbers in the braces, or name the folder",
         url=error.url,
     )

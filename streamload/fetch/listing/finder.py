@@ -36,6 +36,7 @@ from streamload.fetch.storage.protocol import (
     without_secrets,
 )
 from streamload.fetch.storage.storages import Storages
+from streamload.wording import counted
 
 __all__ = ["Finder", "find_shards"]
 
@@ -150,8 +151,9 @@ class Finder:
             forgotten = sorted({os.path.basename(tar.url) for tar in tars}.difference(named))
             if forgotten:
                 raise DatasetIndexError(
-                    f"the folder holds {len(forgotten)} shards that its index does not know, from {forgotten[0]!r} on; "
-                    f"add them with `streamload index {folder}`, or name the shards with a pattern",
+                    f"the folder holds {counted(len(forgotten), 'shard')} that its index does not know, from "
+                    f"{forgotten[0]!r} on; add them with `streamload index {folder}`, or name the "
+                    "shards with a pattern",
                     url=folder,
                 )
             return [f"{folder}/{name}" for name in named]

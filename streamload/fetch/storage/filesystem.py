@@ -27,6 +27,7 @@ from streamload.fetch.storage.protocol import (
 )
 from streamload.fetch.storage.s3fs_range import open_s3fs_range
 from streamload.fetch.storage.whole_file import WholeFile
+from streamload.wording import counted
 
 __all__ = ["FilesystemStorage"]
 
@@ -134,7 +135,8 @@ class FilesystemStorage:
         content: bytes = await opened.call("cat_file", path, start=wanted.start, end=end)
         if len(content) != end - wanted.start:
             raise transient_error(
-                wanted.url, f"the storage gave {len(content):,} bytes where {end - wanted.start:,} were asked for"
+                wanted.url,
+                f"the storage gave {counted(len(content), 'byte')} where {end - wanted.start:,} were asked for",
             )
         return _ReadBody(content, known.bytes, known.etag)
 

@@ -79,7 +79,7 @@ def open_filesystem(url: str, options: Mapping[str, Any], filesystem: Any) -> tu
     except ImportError as exc:
         raise StorageError(f"this storage needs a package that is not there: {exc}", url=without_secrets(url)) from exc
     except TypeError as exc:
-        raise ValueError(f"storage_options do not fit {protocol_of(url)}://: {exc}") from exc
+        raise ValueError(f"storage_options do not fit {protocol_of(url)}://: {exc}") from None
     before, body, after = _pieces(url)
     head, drops_slash = _head(body.rstrip("/"), path.rstrip("/"))
     return OpenFilesystem(fs, before + head, after, drops_slash, is_async), path

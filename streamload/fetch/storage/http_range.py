@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from streamload.errors import StorageError
 from streamload.fetch.storage.errors import changed_error, connection_error, status_error, transient_error
 from streamload.fetch.storage.protocol import EmptyBody, RangeBody, quoted, same_etag, version_of
+from streamload.wording import counted
 
 if TYPE_CHECKING:
     import aiohttp
@@ -191,7 +192,7 @@ class _HttpBody:
         finally:
             await self.aclose()
         if left:
-            raise transient_error(self._url, f"the answer ended {left:,} bytes early")
+            raise transient_error(self._url, f"the answer ended {counted(left, 'byte')} early")
 
     async def aclose(self) -> None:
         self._response.close()

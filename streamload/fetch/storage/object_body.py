@@ -9,6 +9,7 @@ from streamload.errors import StorageError, TransientStorageError
 from streamload.fetch.storage.errors import transient_error
 from streamload.fetch.storage.obstore_errors import storage_error
 from streamload.fetch.storage.under_way import UnderWay
+from streamload.wording import counted
 
 __all__ = ["ObjectBody", "body_error"]
 
@@ -50,7 +51,7 @@ class ObjectBody:
         finally:
             await self.aclose()
         if left:
-            raise transient_error(self._url, f"the answer ended {left:,} bytes early")
+            raise transient_error(self._url, f"the answer ended {counted(left, 'byte')} early")
 
     async def _next(self, stream: Any) -> Any:
         try:

@@ -78,7 +78,7 @@ def make_store(place: ObjectPlace, config: ObjectConfig, *, retries: bool) -> An
         retries: it makes requests again that failed.
 
     Raises:
-        StorageError: what it needs is not there: an account's name, or boto3 for credentials from `~/.aws`.
+        StorageError: what it needs is not there: an account's name, a profile, or boto3 for credentials from `~/.aws`.
     """
     from obstore import store
     from obstore.exceptions import BaseError
@@ -125,6 +125,11 @@ def _aws_credentials(config: ObjectConfig, root: str) -> tuple[dict[str, Any], C
             "credentials from ~/.aws need botocore: pip install 'streamload[s3]'", url=without_secrets(root)
         ) from exc
     session = botocore_session.Session(profile=profile)
+    if profile is not None and profile not in session.available_profiles:
+        raise StorageError(
+            f"there is no profile {profile!r} (of storage_options or AWS_PROFILE) in {files[0]} or {files[1]}",
+            url=without_secrets(root),
+        )
     if "region" not in settings and (region := session.get_config_variable("region")):
         settings = settings | {"region": region}
     credentials = session.get_credentials()

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
+from streamload.fetch.storage.option_kinds import check_kinds
+
 __all__ = ["CLIENT_OPTIONS", "NO_RETRY", "RETRY", "ObjectConfig", "object_config", "options_of"]
 
 RETRY: dict[str, Any] = {
@@ -153,6 +155,7 @@ def object_config(protocol: str, options: Mapping[str, Any]) -> ObjectConfig | N
         The settings, or None where fsspec knows an option that obstore cannot be given.
 
     Raises:
+        TypeError: a value is of the wrong kind.
         ValueError: neither knows the option, or the endpoint is no address.
     """
     family = _FAMILY.get(protocol, protocol)
@@ -163,6 +166,7 @@ def object_config(protocol: str, options: Mapping[str, Any]) -> ObjectConfig | N
             f"storage_options names {', '.join(map(repr, unknown))}, which {protocol}:// does not know; it knows "
             f"{', '.join(sorted(_KNOWN[family] | _ONLY_FSSPEC[family]))}{_meant(unknown) if family == 's3' else ''}"
         )
+    check_kinds(family, given)
     if given.keys() & (_ONLY_FSSPEC[family] | _ANY_FILESYSTEM):
         return None
     return {"s3": _s3, "gs": _gcs, "az": _azure, "http": _http}[family](given)

@@ -11,6 +11,7 @@ from streamload.fetch.storage.errors import changed_error, transient_error
 from streamload.fetch.storage.filesystem_errors import TellsErrors
 from streamload.fetch.storage.http_range import Wanted, covered_bytes, strong_etag
 from streamload.fetch.storage.protocol import EmptyBody, RangeBody, quoted, same_etag
+from streamload.wording import counted
 
 __all__ = ["open_s3fs_range"]
 
@@ -83,7 +84,7 @@ class _S3Body:
         finally:
             await self.aclose()
         if left:
-            raise transient_error(self._url, f"the answer ended {left:,} bytes early")
+            raise transient_error(self._url, f"the answer ended {counted(left, 'byte')} early")
 
     async def aclose(self) -> None:
         self._body.close()

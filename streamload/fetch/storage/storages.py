@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from streamload.fetch.storage.filesystem import FilesystemStorage
@@ -31,12 +31,15 @@ class Storages:
         filesystem: an fsspec filesystem to read every url with, except those that begin with `file://`.
 
     Raises:
-        TypeError: `storage_options` is not a dict, or `filesystem` not a filesystem.
+        TypeError: `storage_options` is not a dict with strings as keys, or `filesystem` not a filesystem.
     """
 
     def __init__(self, storage_options: Mapping[str, Any] | None = None, filesystem: Any = None) -> None:
         if storage_options is not None and not isinstance(storage_options, Mapping):
             raise TypeError(f"storage_options must be a dict, not {type(storage_options).__name__}")
+        for name in storage_options or ():
+            if not isinstance(name, str):
+                raise TypeError(f"storage_options has the key {name!r}; keys are the names of options, as strings")
         if filesystem is not None and not hasattr(filesystem, "cat_file"):
             raise TypeError(f"filesystem must be one of fsspec's, not {type(filesystem).__name__}")
         self._options = dict(storage_options or {})
@@ -48,18 +51,27 @@ class Storages:
         """The storage that a url belongs to.
 
         Raises:
+            TypeError: an option's value is of the wrong kind.
             ValueError: no storage has this protocol, an option is not known, or it is a `file://` url of another host.
         """
-        protocol = protocol_of(url)
         if self.is_local(url):
             local_path(url)
             return self._local
-        # What follows the question mark of a web address is not part of a path, as obstore takes it.
-        queried = protocol in _WEB and "?" in url
-        place = "fsspec" if self._filesystem is not None or "::" in url or queried else protocol
+        place = self._place(url)
         if place not in self._by_protocol:
             self._by_protocol[place] = self._make(place, url)
         return self._by_protocol[place]
+
+    def check(self, urls: Iterable[str]) -> None:
+        """Refuse options that make no sense for these urls, as far as that can be told without a storage library.
+
+        Raises:
+            TypeError: the value of an option is of the wrong kind.
+            ValueError: an option is not known, or its value cannot be.
+        """
+        for protocol in dict.fromkeys(map(self._place, urls)):
+            if protocol in _OBJECTS:
+                object_config(protocol, options_of(protocol, self._options))
 
     def is_local(self, url: str) -> bool:
         """Whether a url is a file that can be opened by its path.
@@ -100,6 +112,13 @@ class Storages:
 
     def __setstate__(self, state: tuple[dict[str, Any], Any]) -> None:
         Storages.__init__(self, *state)
+
+    def _place(self, url: str) -> str:
+        """Whose storage reads a url: its protocol's, or whatever fsspec has for it."""
+        protocol = protocol_of(url)
+        # What follows the question mark of a web address is not part of a path, as obstore takes it.
+        queried = protocol in _WEB and "?" in url
+        return "fsspec" if self._filesystem is not None or "::" in url or queried else protocol
 
     def _make(self, place: str, url: str) -> Storage:
         if place in _OBJECTS:

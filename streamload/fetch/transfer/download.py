@@ -10,6 +10,7 @@ from typing import Protocol
 
 from streamload.errors import ShardChangedError, StorageError, TransientStorageError
 from streamload.fetch.storage.protocol import RangeBody, same_etag
+from streamload.wording import counted
 
 __all__ = ["DownloadLimits", "Downloaded", "Pin", "RangeStorage", "Watch", "download"]
 
@@ -289,7 +290,9 @@ class _Download:
             watch.position += piece_bytes
             watch.received_bytes += piece_bytes
         if watch.position < stop:
-            raise TransientStorageError(f"an answer ended {stop - watch.position} bytes too early", url=self._url)
+            raise TransientStorageError(
+                f"an answer ended {counted(stop - watch.position, 'byte')} too early", url=self._url
+            )
 
     async def _back_off(self) -> None:
         now_s = self._clock()
@@ -313,7 +316,7 @@ class _Download:
             (failed, "check whether the server is healthy, and run again"),
         )[1]
         return StorageError(
-            f"cannot be read: {len(self._fruitless)} requests in a row brought no byte, over "
+            f"cannot be read: {counted(len(self._fruitless), 'request')} in a row brought no byte, over "
             f"{now_s - self._progress_s:.1f} s ({', '.join(f'{count} {how}' for count, how in happened if count)}; the "
             f"last: {self._fruitless[-1].message}); {advice}",
             url=self._url,

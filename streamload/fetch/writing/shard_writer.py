@@ -8,10 +8,12 @@ from typing import Any
 
 from streamload.dataset.destination import Destination, LocalFolder
 from streamload.dataset.samples_to_shards import SamplesToShards
+from streamload.fetch.budget import parse_bytes
 from streamload.fetch.storage.local import local_path
 from streamload.fetch.storage.protocol import protocol_of
 from streamload.fetch.storage.storages import Storages
 from streamload.fetch.writing.remote_folder import RemoteFolder
+from streamload.numpy_scalars import as_python
 
 __all__ = ["ShardWriter", "destination_in"]
 
@@ -34,7 +36,7 @@ class ShardWriter(SamplesToShards):
         self,
         pattern_or_folder: str | os.PathLike[str],
         *,
-        max_bytes: int = 256_000_000,
+        max_bytes: int | str = 256_000_000,
         max_count: int | None = None,
         prefix: str = "shard",
         index: bool = True,
@@ -47,7 +49,7 @@ class ShardWriter(SamplesToShards):
         Args:
             pattern_or_folder: a folder, which is made if needed and where shards are named `<prefix>-000000.tar`, or a
                 path that ends in `.tar` and holds a `%06d` for the shard's number: `s3://bucket/train-%06d.tar`.
-            max_bytes: no shard is larger than this, headers and end mark included.
+            max_bytes: no shard is larger than this, headers and end mark included: a number of bytes, or "256MB".
             max_count: no shard holds more samples than this.
             prefix: how names begin where a folder was given.
             index: write `.streamload/` beside the shards at `close()`.
@@ -64,7 +66,7 @@ class ShardWriter(SamplesToShards):
         super().__init__(
             pattern_or_folder,
             lambda folder: destination_in(folder, storages),
-            max_bytes=max_bytes,
+            max_bytes=parse_bytes("max_bytes", as_python(max_bytes)),
             max_count=max_count,
             prefix=prefix,
             index=index,

@@ -1,0 +1,124 @@
+"""`timeout=` without workers: it bounds what one batch waits for, however often the wait is interrupted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from places import Place, write_datasets
+from servers.faults import FaultServer
+
+from streamload import StreamLoader
+from streamload.errors import SampleError, WorkerError
+from streamload.feeder.messages import Ready
+from streamload.feeder.pipeline import ReadyBatch
+from streamload.loop_thread import LoopThread
+from streamload.statistics import FeederTotals, Meter
+from streamload.trainer.passes import Pass
+from streamload.trainer.standing import Standing
+
+_TURN_S = 0.4
+
+
+@pytest.fixture(scope="module")
+def urls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
+    folder = tmp_path_factory.mktemp("timeout")
+    write_datasets(folder, [[200] * 10] * 3, [])
+    with FaultServer(folder) as server:
+        yield list(Place(server.url).urls("indexed", range(3)))
+
+
+class Clock:
+    """A clock that goes on by as much with each turn of the event loop, and does not move otherwise."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, vain: bool) -> None:
+        self.now_s = 0.0
+        self.turns = 0
+        self._vain = vain
+        self._turn = LoopThread.turn
+        monkeypatch.setattr(LoopThread, "turn", lambda loop, timeout_s: self._pass(loop))
+        monkeypatch.setattr("streamload.trainer.connection.monotonic", lambda: self.now_s)
+
+    def _pass(self, loop: LoopThread) -> None:
+        self.turns += 1
+        assert self.turns < 1000, "it waits for ever"
+        self.now_s += _TURN_S
+        if not self._vain:
+            self._turn(loop, 30)
+
+
+def test_turns_that_bring_nothing_do_not_extend_it(urls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    with StreamLoader(urls, 5, num_workers=0, timeout=3 * _TURN_S) as loader:
+        clock = Clock(monkeypatch, vain=True)
+        with pytest.raises(WorkerError, match="storage does not answer, or the time is too short"):
+            next(iter(loader))
+        assert clock.turns == 3
+
+
+class Scripted:
+    """A feeder that says what it is told to, and has the trainer wait for each message."""
+
+    def __init__(self, *messages: Ready) -> None:
+        self.waited_s = 100.0
+        self.timeouts_s: list[float] = []
+        self._messages = list(messages)
+
+    def receive(self, timeout_s: float) -> Ready:
+        self.timeouts_s.append(round(timeout_s, 3))
+        self.waited_s += _TURN_S
+        return self._messages.pop(0)
+
+    def forget(self, _: object) -> None:
+        """It has no slots."""
+
+    def lend(self, *_: int) -> None:
+        """None of them is lent either."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def taken(self, *_: int) -> None:
+        """It does not count."""
+
+
+class Given:
+    """Every batch is its end."""
+
+    def __init__(self) -> None:
+        self.skipped: list[SampleError] = []
+
+    def build(self, batch: ReadyBatch, _: object) -> tuple[int, int]:
+        return batch.end, 1
+
+
+def test_messages_without_a_batch_do_not_extend_it_and_each_batch_has_all_of_it() -> None:
+    def ready(*ends: int, last: bool = False) -> Ready:
+        batches = tuple(ReadyBatch(0, 0, None, 1, (), (), False, end) for end in ends)
+        return Ready((0, 0), batches, (), (), last, 1, FeederTotals())
+
+    connection: Any = Scripted(ready(), ready(), ready(1), ready(), ready(2), ready(last=True))
+    delivery: Any = Given()
+    begun = Pass(
+        connection,
+        delivery,
+        Standing(),
+        Meter(),
+        last_position=lambda: 2,
+        on_nothing=lambda: None,
+        timeout_s=1.0,
+        in_order=True,
+    )
+    assert list(begun) == [1, 2]
+    assert connection.timeouts_s == [1.0, 0.6, 0.2, 1.0, 0.6, 1.0]
+
+
+def test_work_in_the_callers_thread_does_not_count(urls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch, vain=False)
+
+    def slow(label: int) -> int:
+        clock.now_s += 1000
+        return label
+
+    with StreamLoader(urls, 5, num_workers=0, transform={"cls": slow}, timeout=100 * _TURN_S) as loader:
+        assert len(list(loader)) == 6
