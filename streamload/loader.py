@@ -95,7 +95,8 @@ class StreamLoader(LoaderAttributes, AsyncLoop):
         index: a folder with the index of the shards, if it is not beside them; it may be remote.
         storage_options: credentials and the like for remote storage, in fsspec's spellings (`key`, `secret`, `token`,
             `anon`, `endpoint_url`, `client_kwargs`). What is not given is found where other tools find it.
-        filesystem: an fsspec filesystem to read everything with.
+        filesystem: an fsspec filesystem to read everything with: `urls` and `index` are its paths, or urls of its own
+            protocol; others are refused.
         cache_dir: keep remote shards in this folder, which all ranks of a machine may share.
         cache_size: how large that may get, as a number of bytes or "200GB"; by default nine tenths of what is free.
         memory_budget: what shards and batches may take in memory, likewise; "auto" is a quarter of the free memory,
