@@ -77,7 +77,6 @@ class Bringer:
         self._openings = CacheOpenings(cache, storages)
         self._bodies = PackedBodies(storages, self._openings, open_local, self._transfers.start)
         self._claims: set[asyncio.Task[None]] = set()
-        self._opening = asyncio.Lock()
         self._unpackings: list[UnpackedParts] = []
 
     @property
@@ -131,6 +130,7 @@ class Bringer:
         for unpacking in self._unpackings:  # also those that are on their way: they ask for more
             await unpacking.close()
         await self._transfers.close()
+        self._openings.close()
 
     # -- downloads -------------------------------------------------------------------------------------------------
 
@@ -192,7 +192,7 @@ class Bringer:
     async def _claim(self, state: FetchedShard, number: int) -> None:
         """Find a part in the disk cache, or begin to fetch it into that."""
         generation = state.generation
-        async with self._opening:
+        async with state.opening:
             if not state.cache_asked and self._cache is not None:
                 state.cached = await self._openings.open(state.url, state.pin)
                 state.total_bytes = state.pin.total_bytes

@@ -10,6 +10,7 @@ from pathlib import Path
 from threading import Event
 
 import pytest
+from nobody import Nobody
 
 from streamload.fetch.bringing import Bringer
 from streamload.fetch.cache.cached_shard import CachedShard
@@ -84,37 +85,6 @@ def test_an_opening_that_is_cancelled_as_the_file_is_open_closes_it(tmp_path: Pa
     assert asyncio.run(run()) == (turns < 3)
 
 
-class Nobody:
-    """Waits for nothing of a shard."""
-
-    def __init__(self, state: FetchedShard) -> None:
-        self.state = state
-
-    def state_of(self, shard: int) -> FetchedShard:
-        return self.state
-
-    def has(self, state: FetchedShard, number: int) -> bool:
-        return False
-
-    def is_wanted(self, state: FetchedShard, number: int) -> bool:
-        return True
-
-    def under_way(self, state: FetchedShard) -> set[int]:
-        return {0}
-
-    def arrived(self, state: FetchedShard, number: int, size_bytes: int) -> None:
-        raise AssertionError("nothing can come")
-
-    def failed(self, state: FetchedShard, number: int, error: Exception) -> None:
-        raise AssertionError(f"nobody wants it any more: {error}")
-
-    def left_cache(self, state: FetchedShard) -> None:
-        raise AssertionError("the cache takes everything")
-
-    def has_room(self) -> None:
-        pass
-
-
 @pytest.mark.parametrize("name", ["a.tar", "a.tar.gz"])
 def test_a_bringer_that_is_closed_as_a_file_is_opened_leaves_none_open(tmp_path: Path, name: str) -> None:
     async def run() -> None:
@@ -127,7 +97,7 @@ def test_a_bringer_that_is_closed_as_a_file_is_opened_leaves_none_open(tmp_path:
         cache = TellingCache(tmp_path, wait)
         url = f"s3://bucket/{name}"
         state = FetchedShard(0, url, Pin(SIZE_BYTES, '"1"'), compression_of(url), 0, SIZE_BYTES)
-        bringer = Bringer(Storages(), cache, lambda _: -1, Nobody(state))
+        bringer = Bringer(Storages(), cache, lambda _: -1, Nobody([state]))
         bringer.bring(state, 0)
         async with asyncio.timeout(DEADLINE_S):
             await opened.wait()
