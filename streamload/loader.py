@@ -42,7 +42,8 @@ class StreamLoader(LoaderAttributes, AsyncLoop):
 
     Each pass of a `for` loop is one epoch, and the next pass is the next epoch. The order of an epoch is a function of
     `seed`, the epoch's number and the dataset alone: it does not depend on workers, on timing, or on whether the shards
-    have an index. Every sample is delivered exactly once, or is named in an error or in `skipped`.
+    have an index. Every sample is delivered exactly once, or is named in an error or in `skipped`,
+    which keeps the newest 10,000; `statistics()` has their exact count.
 
     A feeder process and `num_workers` worker processes are started with the first pass and kept between passes; a pass
     that is left early (`break`, an exception) ends them. In the process that iterates, no thread is started. Within an
@@ -98,7 +99,8 @@ class StreamLoader(LoaderAttributes, AsyncLoop):
         index: a folder with the index of the shards, if it is not beside them; it may be remote.
         storage_options: credentials and the like for remote storage, in fsspec's spellings (`key`, `secret`, `token`,
             `anon`, `endpoint_url`, `client_kwargs`). What is not given is found where other tools find it.
-        filesystem: an fsspec filesystem to read everything with.
+        filesystem: an fsspec filesystem to read everything with: `urls` and `index` are its paths, or urls of its own
+            protocol; others are refused.
         cache_dir: keep remote shards in this folder, which all ranks of a machine may share.
         cache_size: how large that may get, as a number of bytes or "200GB"; by default nine tenths of what is free.
         memory_budget: what shards and batches may take in memory, likewise; "auto" is a quarter of the free memory,
@@ -189,7 +191,10 @@ class StreamLoader(LoaderAttributes, AsyncLoop):
 
     @property
     def skipped(self) -> list[SampleError]:
-        """The errors of the samples that were left out or replaced, in the order of delivery."""
+        """The errors of the samples that were left out or replaced, in the order of delivery: the newest 10,000.
+
+        How many there were in the loader's life, `statistics().skipped_samples` says.
+        """
         return list(self._delivery.skipped)
 
     def __len__(self) -> int:
@@ -286,7 +291,7 @@ class StreamLoader(LoaderAttributes, AsyncLoop):
 
     def statistics(self) -> Statistics:
         """What the loader has done so far, and what limits it."""
-        return self._meter.statistics(skipped_samples=len(self._delivery.skipped))
+        return self._meter.statistics(skipped_samples=self._delivery.n_skipped)
 
     def close(self) -> None:
         """End the feeder and its workers. Batches that were delivered stay valid. Calling it twice is fine."""

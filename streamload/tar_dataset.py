@@ -63,7 +63,8 @@ class TarDataset(Dataset[Any]):
             torch's default generator, so `torch.manual_seed` (or the DataLoader's `generator`) decides on these too.
         index: a folder with the index of the shards, if it is not beside them.
         storage_options: credentials and the like; as for `StreamLoader`.
-        filesystem: an fsspec filesystem to read everything with.
+        filesystem: an fsspec filesystem to read everything with: `urls` and `index` are its paths, or urls of its own
+            protocol; others are refused.
         verify: check every field against the checksum in the index.
         strict: False lets shards pass that end without an end-of-archive mark.
 

@@ -26,6 +26,7 @@ from streamload.errors import (
     TransformError,
     WorkerError,
 )
+from streamload.trainer import delivery
 
 WORKERS = pytest.mark.parametrize(
     "options", [{"num_workers": 0}, {"num_workers": 1}, {"num_workers": 2, "executor": "thread"}]
@@ -82,6 +83,28 @@ def test_skip_and_replace(source: str, options: dict[str, Any]) -> None:
         assert [len(batch) for batch in batches] == [10] * 5
         assert batches[3] == [30, 31, 32, 34, *range(34, 40)]
         assert [error.key for error in loader.skipped] == ["000033"]
+
+
+def test_of_samples_that_were_left_out_the_newest_are_named_and_all_are_counted(
+    source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert delivery.MOST_KEPT == 10_000
+    monkeypatch.setattr(delivery, "MOST_KEPT", 3)
+
+    def transform(value: int) -> int:
+        raise ValueError(value)
+
+    common: dict[str, Any] = {"fields": ("cls",), "transform": {"cls": transform}, "num_workers": 0}
+    with StreamLoader(source, 10, **common, on_error="skip") as loader:
+        with pytest.raises(SampleError, match="every one of 50 samples has failed; the last: .*000049"):
+            list(loader)
+        assert [error.key for error in loader.skipped] == ["000047", "000048", "000049"]
+        assert loader.statistics().skipped_samples == 50
+    with (
+        StreamLoader(source, 10, **common, on_error="skip", max_errors=20) as loader,
+        pytest.raises(SampleError, match=r"21 failed samples, and max_errors=20; the last one: .*000020"),
+    ):
+        list(loader)
 
 
 @WORKERS

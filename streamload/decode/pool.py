@@ -2,7 +2,8 @@
 
 A worker that dies costs time and nothing else: its tasks are done again, by whoever is free, with the same rows and the
 same randomness. Each worker keeps the number of the row in hand in memory that the pool maps too, so after a crash it
-is known which row it was; a row that has killed two workers is not tried a third time.
+is known which row it was; a row that has killed two workers is not tried a third time. Where eight rows in a row do so,
+and none is made between them, the pool gives up.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from time import monotonic
 from typing import Protocol
 
 from streamload.decode.failure import error_from
+from streamload.decode.fatal_rows import FatalRows
 from streamload.decode.pool_worker import PoolWorker
 from streamload.decode.tasks import (
     BytesMoved,
@@ -73,6 +75,9 @@ class PoolEvents(Protocol):
 
     def on_broken(self, error: Exception) -> None:
         """The pool cannot go on."""
+
+    def on_hopeless(self, task: RowTask, row: int, how: str) -> None:
+        """Nor can it here: row after row ends two workers, at last this one of a task; `how` the second one ended."""
 
 
 class Pool(Protocol):
@@ -144,7 +149,7 @@ class ProcessPool:
         self._returned: deque[Task] = deque()
         self._refused = False
         self._deaths: Counter[tuple[int, int]] = Counter()
-        self._fatal: dict[int, tuple[int, str]] = {}  # by batch
+        self._fatal = FatalRows()
         self._failed_starts = 0
         self._max_failed_starts = _MAX_FAILED_STARTS
         started = iter(launched)
@@ -229,8 +234,8 @@ class ProcessPool:
         return min(free, key=lambda worker: len(worker.tasks), default=None)
 
     def _give(self, worker: PoolWorker, task: Task) -> None:
-        if self._fatal and isinstance(task, RowTask):
-            task = self._with_fatal(task)
+        if isinstance(task, RowTask):
+            task = self._fatal.known(task)
         shards = [task.shard] if isinstance(task, ScanTask) else dict.fromkeys(task.table.shards.tolist())
         self._spare_descriptors(worker, shards)
         for shard in shards:
@@ -266,7 +271,9 @@ class ProcessPool:
             self._events.on_moved(message)
             worker.channel.send(MoveNoted())
             return
-        worker.tasks.pop(message.number)
+        task = worker.tasks.pop(message.number)
+        if isinstance(task, RowTask):
+            self._fatal.done(task)
         self.resume()
         self._events.on_done(message)
 
@@ -319,24 +326,12 @@ class ProcessPool:
         deaths = self._deaths[task.number, row]
         if row >= 0 and deaths >= _DEATHS_OF_A_ROW and isinstance(task, RowTask):
             reason = f"two workers died while they made this sample; the second one {how}"
-            self._note_fatal(task, row, reason)
+            if self._fatal.note(task, row, reason):
+                self._events.on_hopeless(task, row, how)
+                return None
             return replace(task, fatal_rows={**task.fatal_rows, row: reason})
         if row < 0 and deaths >= _DEATHS_OF_A_TASK:
             doing = "scanned a shard" if isinstance(task, ScanTask) else "prepared or collated a batch"
             self._events.on_broken(WorkerError(f"three workers died while they {doing}; the last one {how}"))
             return None
         return task
-
-    def _note_fatal(self, task: RowTask, row: int, reason: str) -> None:
-        for piece, start in task.pieces_and_starts():
-            if start <= row < start + piece.rows:
-                self._fatal.setdefault(piece.batch, (piece.first_row + row - start, reason))
-
-    def _with_fatal(self, task: RowTask) -> RowTask:
-        """The task, knowing which of its rows lie behind one that has killed, in the same batch."""
-        behind: dict[int, str] = {}
-        for piece, start in task.pieces_and_starts():
-            fatal_row, reason = self._fatal.get(piece.batch, (piece.first_row + piece.rows, ""))
-            first = max(0, fatal_row + 1 - piece.first_row)
-            behind.update(dict.fromkeys(range(start + first, start + piece.rows), reason))
-        return replace(task, rows_behind_fatal=behind) if behind else task

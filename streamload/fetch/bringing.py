@@ -10,7 +10,7 @@ from typing import Protocol
 from streamload.errors import DatasetIndexError
 from streamload.fetch.cache.cached_shard import CacheOffError
 from streamload.fetch.cache.disk_cache import DiskCache
-from streamload.fetch.cache.identify import identify
+from streamload.fetch.cache.openings import CacheOpenings
 from streamload.fetch.fetched_shard import FetchedShard
 from streamload.fetch.packed_bodies import PackedBodies
 from streamload.fetch.parts import part_edges
@@ -74,9 +74,9 @@ class Bringer:
         self._cache = cache
         self._events = events
         self._transfers = Transfers(self._source, self._write, self._on_done, self._on_failed, limits=limits)
-        self._bodies = PackedBodies(storages, cache, open_local, self._transfers.start)
+        self._openings = CacheOpenings(cache, storages)
+        self._bodies = PackedBodies(storages, self._openings, open_local, self._transfers.start)
         self._claims: set[asyncio.Task[None]] = set()
-        self._opening = asyncio.Lock()
         self._unpackings: list[UnpackedParts] = []
 
     @property
@@ -130,6 +130,7 @@ class Bringer:
         for unpacking in self._unpackings:  # also those that are on their way: they ask for more
             await unpacking.close()
         await self._transfers.close()
+        self._openings.close()
 
     # -- downloads -------------------------------------------------------------------------------------------------
 
@@ -191,11 +192,10 @@ class Bringer:
     async def _claim(self, state: FetchedShard, number: int) -> None:
         """Find a part in the disk cache, or begin to fetch it into that."""
         generation = state.generation
-        async with self._opening:
+        async with state.opening:
             if not state.cache_asked and self._cache is not None:
-                identity = await identify(state.url, state.pin, self._storages)
+                state.cached = await self._openings.open(state.url, state.pin)
                 state.total_bytes = state.pin.total_bytes
-                state.cached = None if identity is None else await asyncio.to_thread(self._cache.open, identity)
             state.cache_asked = True
         try:
             present = state.cached is not None and not await state.cached.claim(number)

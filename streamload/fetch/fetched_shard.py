@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from streamload.fetch.cache.cached_shard import CachedShard
 from streamload.fetch.transfer.download import Pin
@@ -28,6 +29,7 @@ class FetchedShard:
         memory: where its parts arrive, unless they do so in `cached`.
         cached: its file in the disk cache.
         cache_asked: whether the disk cache has been asked for a file.
+        opening: held by whoever asks it, on behalf of all parts.
         unpacking: of a compressed shard, from the first part that is brought.
     """
 
@@ -40,6 +42,7 @@ class FetchedShard:
     memory: SparseMemory | None = None
     cached: CachedShard | None = None
     cache_asked: bool = False
+    opening: asyncio.Lock = field(default_factory=asyncio.Lock)
     unpacking: UnpackedParts | None = None
 
     @property

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import os
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Protocol
 
-from streamload.fetch.cache.cached_shard import CachedShard, CacheOffError
-from streamload.fetch.cache.disk_cache import DiskCache
-from streamload.fetch.cache.identify import identify
+from streamload.fetch.cache.cached_shard import CacheOffError
+from streamload.fetch.cache.openings import CacheOpenings
 from streamload.fetch.fetched_shard import FetchedShard
 from streamload.fetch.storage.storages import Storages
 from streamload.fetch.transfer.download import Downloaded
@@ -40,7 +38,7 @@ class PackedBodies:
 
     Args:
         storages: where shards lie.
-        cache: keeps them as they are, compressed; or None.
+        openings: of the disk cache, which keeps them as they are, compressed.
         open_local: opens a local shard by its number; gives a descriptor.
         start: begins to fetch a part.
     """
@@ -48,12 +46,12 @@ class PackedBodies:
     def __init__(
         self,
         storages: Storages,
-        cache: DiskCache | None,
+        openings: CacheOpenings,
         open_local: Callable[[int], int],
         start: Callable[[Part], None],
     ) -> None:
         self._storages = storages
-        self._cache = cache
+        self._openings = openings
         self._open_local = open_local
         self._start = start
         self._bodies: dict[int, tuple[FetchedShard, _Body]] = {}
@@ -105,7 +103,7 @@ class PackedBodies:
 
     async def _remote(self, state: FetchedShard) -> AsyncGenerator[bytes]:
         position = 0
-        cached = await self._open_cached(state)
+        cached = await self._openings.open(state.url, state.pin)
         if cached is not None and state.pin.total_bytes is not None:
             number = next(self._numbers)
             body = CachedBody(number, cached, state.pin.total_bytes, self._start)
@@ -132,9 +130,3 @@ class PackedBodies:
                     yield piece
         finally:
             del self._bodies[number]
-
-    async def _open_cached(self, state: FetchedShard) -> CachedShard | None:
-        """Its file in the disk cache; None if there is no cache, or it does not take the shard."""
-        if self._cache is None or (identity := await identify(state.url, state.pin, self._storages)) is None:
-            return None
-        return await asyncio.to_thread(self._cache.open, identity)

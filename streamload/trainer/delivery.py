@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import pickle
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -16,10 +17,12 @@ from streamload.feeder.pipeline import FailedRow, Part, ReadyBatch
 from streamload.memory.mapped import Bytes
 from streamload.wording import counted
 
-__all__ = ["Delivery"]
+__all__ = ["MOST_KEPT", "Delivery"]
 
 _log = logging.getLogger("streamload")
 _MAX_LOGGED = 5
+MOST_KEPT = 10_000
+"""Of the errors of samples that were left out; each holds what was raised, with a traceback as text."""
 
 
 class Delivery:
@@ -30,14 +33,17 @@ class Delivery:
         max_errors: how many samples may be left out or replaced before that is an error itself.
 
     Attributes:
-        skipped: the errors of the samples that were left out or replaced, in the order of delivery.
+        skipped: the errors of the samples that were left out or replaced, in the order of delivery; the newest
+            `MOST_KEPT`, since a run may be long.
+        n_skipped: how many there were.
     """
 
     def __init__(self, on_error: OnError, max_errors: int | None) -> None:
         self._on_error = on_error
         self._max_errors = max_errors
         self._layouts: dict[bytes, Layout] = {}
-        self.skipped: list[SampleError] = []
+        self.skipped: deque[SampleError] = deque(maxlen=MOST_KEPT)
+        self.n_skipped = 0
 
     def build(self, batch: ReadyBatch, lend: Callable[[int, int], Bytes]) -> tuple[Any, int] | None:
         """A batch for the loop.
@@ -76,9 +82,10 @@ class Delivery:
                 raise error
         for _, error in errors:
             self.skipped.append(error)
-            if self._max_errors is not None and len(self.skipped) > self._max_errors:
+            self.n_skipped += 1
+            if self._max_errors is not None and self.n_skipped > self._max_errors:
                 raise SampleError(
-                    f"{counted(len(self.skipped), 'failed sample')}, and max_errors={self._max_errors}; the last one: "
+                    f"{counted(self.n_skipped, 'failed sample')}, and max_errors={self._max_errors}; the last one: "
                     f"{error.message}",
                     url=error.url,
                     key=error.key,
@@ -91,9 +98,9 @@ class Delivery:
         return chosen
 
     def _log_skipped(self, error: SampleError) -> None:
-        if len(self.skipped) <= _MAX_LOGGED:
+        if self.n_skipped <= _MAX_LOGGED:
             _log.warning("sample left out (on_error=%r): %s", self._on_error, error)
-        if len(self.skipped) == _MAX_LOGGED:
+        if self.n_skipped == _MAX_LOGGED:
             _log.warning("further samples that are left out are not logged; they are in loader.skipped")
 
     def _layout(self, pickled: bytes) -> Layout:

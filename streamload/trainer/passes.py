@@ -86,7 +86,7 @@ class Pass(Iterator[Any]):
         self._waited_before_s = 0.0
         self._gave_at: float | None = None
         self._batches = 0
-        self._skipped_before = len(delivery.skipped)
+        self._skipped_before = delivery.n_skipped
         self._why = ""
         self._over: Literal["no", "finished", "closed"] = "no"
         standing.state = "running"
@@ -244,10 +244,10 @@ class Pass(Iterator[Any]):
 
     def _refuse_nothing(self) -> None:
         """An epoch without a batch because every sample of it was left out is an error, whatever `on_error` says."""
-        skipped = self._delivery.skipped[self._skipped_before :]
+        kept, skipped = self._delivery.skipped, self._delivery.n_skipped - self._skipped_before
         if skipped and self._batches == 0:
-            all_of_them = counted(len(skipped), "sample")
-            raise SampleError(f"every one of {all_of_them} has failed; the first: {skipped[0]}") from skipped[0]
+            which, shown = ("first", kept[-skipped]) if skipped <= len(kept) else ("last", kept[-1])
+            raise SampleError(f"every one of {counted(skipped, 'sample')} has failed; the {which}: {shown}") from shown
 
     def stop(self, why: str, state: Literal["ready", "left"] = "left") -> bool:
         """End the pass before its end, without its connection; False if it was over already.

@@ -18,7 +18,7 @@ import pytest
 from tasks_by_hand import Shelf, batch_of, job, mapped_batch, numbered
 
 from streamload.decode.in_process import CallerPool, ThreadPool
-from streamload.decode.tasks import BytesMoved, Job, RowsDone, ScanDone, ScanTask, Task
+from streamload.decode.tasks import BytesMoved, Job, RowsDone, RowTask, ScanDone, ScanTask, Task
 from streamload.errors import ShardNotFoundError, WorkerError
 from streamload.fetch.resident import ResidentShards
 from streamload.memory.slots import HeapSlots, SlotPool
@@ -58,6 +58,9 @@ class Notes:
     def on_broken(self, error: Exception) -> None:
         self.broken.append(error)
         self._note()
+
+    def on_hopeless(self, task: RowTask, row: int, how: str) -> None:
+        raise AssertionError("there is nobody to end")
 
     def _note(self) -> None:
         self.threads.add(threading.get_ident())

@@ -85,6 +85,19 @@ def test_a_sample_that_kills_its_worker_twice_is_named(source: str) -> None:
         assert [error.key for error in loader.skipped] == ["000123"]
 
 
+def test_a_transform_that_ends_every_worker_ends_the_pass(source: str) -> None:
+    def deadly(value: int) -> int:
+        os._exit(5)
+
+    with loader_of(source, transform={"cls": deadly}, on_error="skip") as loader:
+        with pytest.raises(WorkerError, match="8 samples in a row .* the second worker ended with status 5") as caught:
+            list(loader)
+        assert caught.value.key is not None
+        assert caught.value.url is not None
+        assert caught.value.url.endswith("-000000.tar")
+        assert caught.value.offset is not None
+
+
 def test_the_feeders_death_is_a_worker_error_and_the_loop_goes_on(source: str) -> None:
     with loader_of(source, num_workers=0, transform=None) as loader:
         expected = [batch[0].tolist() for batch in loader]

@@ -7,8 +7,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import fsspec
+import fsspec.asyn
 import obstore
 import pytest
+from fsspec.implementations.cached import SimpleCacheFileSystem
+from fsspec.implementations.dirfs import DirFileSystem
+from fsspec.registry import known_implementations
 from servers.faults import FaultServer, Script
 from servers.nginx import WebServer
 from servers.rclone import S3Server
@@ -27,7 +31,8 @@ from streamload.fetch.tables import Tables
 
 @pytest.fixture(scope="module", autouse=True)
 def started(rclone_s3: S3Server, nginx: WebServer) -> None:
-    """Start the servers before any test looks at what it leaves behind."""
+    """Start the servers, and fsspec's own thread, before any test looks at what it leaves behind."""
+    fsspec.asyn.get_loop()
 
 
 @pytest.fixture
@@ -300,6 +305,52 @@ def test_memory_is_of_one_process(tmp_path: Path) -> None:
 def test_what_no_storage_knows_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match="no storage is called|run a program"):
         list_shards(url)
+
+
+def test_a_filesystem_of_the_users_takes_its_paths_and_its_own_urls(tmp_path: Path) -> None:
+    memory, local = fsspec.filesystem("memory"), fsspec.filesystem("file")
+    memory.pipe_file("/taken/a.tar", b"12345")
+    (tmp_path / "a.tar").write_bytes(b"12345")
+    for filesystem, urls in (
+        (memory, ["/taken/a.tar", "taken/*.tar", "memory://taken/a.tar", "memory://taken"]),
+        (local, [f"{tmp_path}/a.tar", f"file://{tmp_path}/*.tar", f"file:{tmp_path}/a.tar", f"local://{tmp_path}"]),
+        (DirFileSystem(str(tmp_path), fs=local), ["a.tar", "/a.tar", "dir://a.tar", "*.tar"]),
+        (DirFileSystem("/taken", fs=memory), ["a.tar", "*.tar"]),
+    ):
+        for url in urls:
+            listing = list_shards(url, storages=Storages(filesystem=filesystem))
+            assert [(shard.name, shard.bytes) for shard in listing.shards] == [("a.tar", 5)], url
+    memory.rm("/taken", recursive=True)
+
+
+@pytest.mark.parametrize(
+    "url", ["s3://b/a.tar", "file:///d/a.tar", "file:/d/a.tar", "http://h/a.tar", "simplecache::s3://b/a.tar"]
+)
+def test_a_filesystem_of_the_users_is_given_no_url_of_another_protocol(url: str) -> None:
+    memory = fsspec.filesystem("memory")
+    with pytest.raises(ValueError, match=r"filesystem=MemoryFileSystem, .* memory://; give the path"):
+        list_shards(url, storages=Storages(filesystem=memory))
+    with pytest.raises(ValueError, match="filesystem=MemoryFileSystem"):
+        list_shards("a.tar", url.rpartition("/")[0], storages=Storages(filesystem=memory))
+    with pytest.raises(ValueError, match=r"filesystem=DirFileSystem, .* dir://; give the path"):
+        list_shards(url, storages=Storages(filesystem=DirFileSystem("/", fs=fsspec.filesystem("file"))))
+    with pytest.raises(ValueError, match="filesystem=MemoryFileSystem"):
+        ShardWriter("file:///d/train", filesystem=memory)
+
+
+def test_a_filesystem_takes_urls_of_what_it_caches_and_of_what_fsspec_has_it_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = fsspec.filesystem("memory")
+    cached = Storages(filesystem=SimpleCacheFileSystem(fs=memory, cache_storage=str(tmp_path / "cache")))
+    for url in ("memory://b/a.tar", "simplecache::memory://b/a.tar", "simplecache://b/a.tar"):
+        assert cached.for_url(url) is cached.for_url("b/a.tar")
+    monkeypatch.setitem(known_implementations, "also", {"class": "fsspec.implementations.memory.MemoryFileSystem"})
+    storages = Storages(filesystem=memory)
+    assert storages.for_url("also://b/a.tar") is storages.for_url("b/a.tar")
+    for refusing in (cached, storages):
+        with pytest.raises(ValueError, match="memory://"):
+            refusing.for_url("s3://b/a.tar")
 
 
 def test_tables_of_a_remote_index_are_read_on_the_loop(bucket: Path, s3: Storages) -> None:

@@ -70,6 +70,7 @@ class DiskCache:
         self._boot = boot_tag()
         self._next_use: NextUse = Unforeseen()
         self._writable = self._readable = True
+        self._closed = False
         self._mutex = Lock()
         self._shards: set[CachedShard] = set()
         self._publisher: ThreadPoolExecutor | None = None
@@ -112,6 +113,10 @@ class DiskCache:
         if shard is not None:
             with self._mutex:
                 self._shards.add(shard)
+                late = self._closed
+            if late:  # by another thread, while this one opened it
+                shard.close()
+                return None
             shard.announce()
         return shard
 
@@ -125,6 +130,7 @@ class DiskCache:
     def close(self) -> None:
         """Close every shard that is still open, and wait for those that are being made durable. Twice is fine."""
         with self._mutex:
+            self._closed = True
             shards = tuple(self._shards)
         for shard in shards:
             shard.close()

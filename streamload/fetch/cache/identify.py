@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import Executor
 
 from streamload.errors import StorageError
 from streamload.fetch.cache.shard_identity import ShardIdentity
@@ -13,8 +14,14 @@ from streamload.fetch.transfer.download import Pin
 __all__ = ["identify"]
 
 
-async def identify(url: str, pin: Pin, storages: Storages) -> ShardIdentity | None:
+async def identify(url: str, pin: Pin, storages: Storages, threads: Executor) -> ShardIdentity | None:
     """A shard's identity. Where neither an index nor a listing has told its size, the storage is asked for it.
+
+    Args:
+        url: the shard.
+        pin: its version as far as it is known; knows more afterwards.
+        storages: where it lies.
+        threads: where the storage is asked.
 
     Returns:
         The identity; None where the storage does not say: some urls are signed for reading only.
@@ -24,7 +31,7 @@ async def identify(url: str, pin: Pin, storages: Storages) -> ShardIdentity | No
     """
     if pin.total_bytes is None:
         try:
-            found = await asyncio.to_thread(storages.for_url(url).info, url)
+            found = await asyncio.get_running_loop().run_in_executor(threads, storages.for_url(url).info, url)
         except StorageError:
             return None  # if it is not to be had at all, reading it says so
         if found.bytes != UNKNOWN_BYTES:

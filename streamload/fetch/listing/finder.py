@@ -25,6 +25,7 @@ from streamload.fetch.listing.shard_names import (
     refuse_unknown_compression,
     shard_name,
 )
+from streamload.fetch.listing.sizes import Looks
 from streamload.fetch.storage.errors import close_matches
 from streamload.fetch.storage.local import local_path
 from streamload.fetch.storage.protocol import (
@@ -199,8 +200,17 @@ class Finder:
                 found[url] = _indexed(url, entry)
             else:
                 by_folder.setdefault(folder, []).append(url)
-        for folder, named in by_folder.items():
-            found |= self._look_up_in(folder, named)
+        alone = {
+            folder: named[0]
+            for folder, named in by_folder.items()
+            if len(named) == 1 and protocol_of(folder) not in WEB
+        }
+        with Looks(self._storages, alone.values()) as looks:
+            for folder, named in by_folder.items():
+                if folder in alone:
+                    found[alone[folder]] = looks.info(alone[folder])
+                else:
+                    found |= self._look_up_in(folder, named)
         return found
 
     def _counted(self, urls: Urls, error: ShardNotFoundError) -> ShardNotFoundError:
@@ -224,12 +234,10 @@ class Finder:
         return known is not None or url in listed
 
     def _look_up_in(self, folder: str, urls: Sequence[str]) -> dict[str, ShardInfo]:
-        """The same for shards of one remote folder without an index, from one listing where there can be one."""
+        """The same for several shards of a remote folder without an index, from one listing where there can be one."""
         if protocol_of(folder) in WEB:
             return {url: ShardInfo(url, UNKNOWN_BYTES, 0) for url in urls}
         storage = self._storages.for_url(urls[0])
-        if len(urls) == 1:
-            return {urls[0]: storage.info(urls[0])}
         try:
             listed = {info.url: info for info in self._in_folder(storage, folder)}
         except StorageError as exc:

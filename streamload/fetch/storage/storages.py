@@ -18,6 +18,10 @@ __all__ = ["Storages"]
 _OBJECTS = frozenset(("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "http", "https"))
 _IN_MEMORY = frozenset(("memory",))
 _WEB = ("http", "https")
+_CACHING = frozenset(("simplecache", "filecache", "blockcache", "cached"))
+_TAKES_ALL = frozenset(("abstract", "generic"))
+"""Protocols of filesystems that don't say which urls they know, and of the one that finds another by the url."""
+
 _ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/(?!/)")
 
 
@@ -28,7 +32,8 @@ class Storages:
 
     Args:
         storage_options: in fsspec's spellings, for all protocols or in a dict for each protocol.
-        filesystem: an fsspec filesystem to read every url with, except those that begin with `file://`.
+        filesystem: an fsspec filesystem to read everything with: its own paths, and urls of its own protocol, as its
+            own methods take them. All other urls are refused, `file://` too unless it is the filesystem's.
 
     Raises:
         TypeError: `storage_options` is not a dict with strings as keys, or `filesystem` not a filesystem.
@@ -52,8 +57,11 @@ class Storages:
 
         Raises:
             TypeError: an option's value is of the wrong kind.
-            ValueError: no storage has this protocol, an option is not known, or it is a `file://` url of another host.
+            ValueError: no storage has this protocol, or the filesystem that was given has another one; an option is
+                not known; or it is a `file://` url of another host.
         """
+        if self._filesystem is not None:
+            _refuse_foreign(self._filesystem, url)
         if self.is_local(url):
             local_path(url)
             return self._local
@@ -74,14 +82,14 @@ class Storages:
                 object_config(protocol, options_of(protocol, self._options))
 
     def is_local(self, url: str) -> bool:
-        """Whether a url is a file that can be opened by its path.
+        """Whether a url is a file that is opened by its path; none is where a filesystem was given.
 
         Raises:
             ValueError: it is a url with one slash too few, and no such path.
         """
-        explicit = url.startswith(("file:", "/")) and self._filesystem is None
         if self._filesystem is not None:
-            return url.startswith("file:") and "file" not in _protocols(self._filesystem)
+            return False
+        explicit = url.startswith(("file:", "/"))
         if explicit or protocol_of(url) != "file" or "::" in url:
             return explicit
         _refuse_one_slash(url)
@@ -132,7 +140,35 @@ class Storages:
 
 def _protocols(filesystem: Any) -> frozenset[str]:
     protocol = filesystem.protocol
-    return frozenset([protocol] if isinstance(protocol, str) else protocol)
+    return frozenset(name.lower() for name in ([protocol] if isinstance(protocol, str) else protocol))
+
+
+def _refuse_foreign(filesystem: Any, url: str) -> None:
+    """Refuse a url of another protocol, which a filesystem would take for one of its paths."""
+    if protocol_of(url) == "file" and "::" not in url and not url.startswith("file:"):
+        return  # a path
+    name = protocol_of(url.rpartition("::")[2])
+    taking = [filesystem]
+    while _CACHING & _protocols(taking[-1]):
+        taking.append(taking[-1].fs)  # a cache takes the urls of what it caches
+    known = frozenset[str]().union(*map(_protocols, taking))
+    if known & {name, *_TAKES_ALL} or any(_is_registered(name, each) for each in taking):
+        return
+    raise ValueError(
+        f"{without_secrets(url)!r} cannot be read with filesystem={type(filesystem).__name__}, which reads everything "
+        f"here and knows its own paths and {', '.join(f'{each}://' for each in sorted(known))}; give the path as the "
+        "filesystem knows it, or leave `filesystem` out"
+    )
+
+
+def _is_registered(protocol: str, filesystem: Any) -> bool:
+    """Whether fsspec names a filesystem's class for a protocol that it does not name itself, as `az` of adlfs."""
+    from fsspec import get_filesystem_class
+
+    try:
+        return isinstance(filesystem, get_filesystem_class(protocol))
+    except (ImportError, ValueError):
+        return False
 
 
 def _refuse_one_slash(url: str) -> None:

@@ -1,0 +1,129 @@
+"""Opening files of the disk cache from a loop: whoever is cancelled meanwhile leaves nothing open."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Event
+
+import pytest
+from nobody import Nobody
+
+from streamload.fetch.bringing import Bringer
+from streamload.fetch.cache.cached_shard import CachedShard
+from streamload.fetch.cache.disk_cache import DiskCache
+from streamload.fetch.cache.openings import CacheOpenings
+from streamload.fetch.cache.partial_shard import PartialFiles, PartialShard
+from streamload.fetch.cache.shard_identity import ShardIdentity
+from streamload.fetch.fetched_shard import FetchedShard
+from streamload.fetch.parts import PART_BYTES
+from streamload.fetch.storage.storages import Storages
+from streamload.fetch.transfer.download import Pin
+from streamload.fetch.unpack.unpacking import compression_of
+
+DEADLINE_S = 20.0
+SIZE_BYTES = 2 * PART_BYTES
+URL = "s3://bucket/a.tar"
+
+pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="it counts descriptors")
+
+
+class TellingCache(DiskCache):
+    """Tells when it has opened a file, before it is given to whoever asked."""
+
+    def __init__(self, folder: Path, opened: Callable[[], object]) -> None:
+        super().__init__(str(folder), 4 * SIZE_BYTES, part_bytes=PART_BYTES)
+        self.opened = opened
+
+    def open(self, identity: ShardIdentity) -> CachedShard | None:
+        shard = super().open(identity)
+        assert shard is not None
+        self.opened()
+        return shard
+
+
+def files_open_in(folder: Path) -> list[str]:
+    """The files in a folder that this process has open."""
+    paths = (Path("/proc/self/fd") / name for name in os.listdir("/proc/self/fd"))
+    found = [os.readlink(path) for path in paths if path.is_symlink()]
+    return [path for path in found if path.startswith(str(folder))]
+
+
+@pytest.mark.parametrize("turns", range(6))
+def test_an_opening_that_is_cancelled_as_the_file_is_open_closes_it(tmp_path: Path, turns: int) -> None:
+    """At each of the loop's turns between the opening on a thread and its arrival."""
+
+    async def run() -> bool:
+        loop, threads = asyncio.get_running_loop(), ThreadPoolExecutor(1)
+        loop.set_default_executor(threads)
+
+        def is_open() -> None:
+            threads.submit(int).result(DEADLINE_S)  # what opened it has told the loop
+            cancel(turns)
+
+        def cancel(turns: int) -> None:
+            if turns:
+                loop.call_soon(cancel, turns - 1)
+            else:
+                opening.cancel()
+
+        cache = TellingCache(tmp_path, lambda: loop.call_soon_threadsafe(is_open))
+        opening = asyncio.create_task(CacheOpenings(cache, Storages()).open(URL, Pin(SIZE_BYTES, '"1"')))
+        await asyncio.wait((opening,), timeout=DEADLINE_S)
+        if not opening.cancelled():
+            shard = opening.result()
+            assert shard is not None
+            shard.close()
+        left = files_open_in(tmp_path)
+        cache.close()
+        assert left == []
+        return opening.cancelled()
+
+    assert asyncio.run(run()) == (turns < 3)
+
+
+@pytest.mark.parametrize("name", ["a.tar", "a.tar.gz"])
+def test_a_bringer_that_is_closed_as_a_file_is_opened_leaves_none_open(tmp_path: Path, name: str) -> None:
+    async def run() -> None:
+        loop, opened, go_on = asyncio.get_running_loop(), asyncio.Event(), Event()
+
+        def wait() -> None:
+            loop.call_soon_threadsafe(opened.set)
+            assert go_on.wait(DEADLINE_S)
+
+        cache = TellingCache(tmp_path, wait)
+        url = f"s3://bucket/{name}"
+        state = FetchedShard(0, url, Pin(SIZE_BYTES, '"1"'), compression_of(url), 0, SIZE_BYTES)
+        bringer = Bringer(Storages(), cache, lambda _: -1, Nobody([state]))
+        bringer.bring(state, 0)
+        async with asyncio.timeout(DEADLINE_S):
+            await opened.wait()
+            closing = asyncio.create_task(bringer.close())
+            await asyncio.sleep(0)
+            assert files_open_in(tmp_path)
+            go_on.set()
+            await closing
+        left = files_open_in(tmp_path)
+        state.close()
+        cache.close()
+        assert left == []
+
+    asyncio.run(run())
+
+
+def test_a_file_that_is_opened_while_the_cache_is_closed_is_closed_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = DiskCache(str(tmp_path), 4 * SIZE_BYTES, part_bytes=PART_BYTES)
+    join = PartialShard.create
+
+    def closed_meanwhile(files: PartialFiles) -> PartialShard:
+        cache.close()
+        return join(files)
+
+    monkeypatch.setattr(PartialShard, "create", closed_meanwhile)
+    assert cache.open(ShardIdentity(URL, '"1"', SIZE_BYTES)) is None
+    assert files_open_in(tmp_path) == []
