@@ -33,15 +33,13 @@ from streamload.feeder.messages import (
     LookedAt,
     NoAnswer,
 )
-from streamload.fetch.budget import check_budget
 from streamload.fetch.joined_listing import joined_listing
 from streamload.fetch.labels import Labels, read_labels
-from streamload.fetch.listing.fetched import fetched_shards
 from streamload.fetch.listing.listing import Listing, list_shards
 from streamload.fetch.listing.sizes import look_at
 from streamload.fetch.storage.protocol import UNKNOWN_BYTES
-from streamload.fetch.unpack.unpacking import compression_of
 from streamload.options import Options
+from streamload.trainer.checks import check_fields, check_window_fits
 from streamload.trainer.connection import Connection, FeederHere, FeederProcess
 
 __all__ = ["FeederLink"]
@@ -151,7 +149,7 @@ class FeederLink:
         folders = tuple(dict.fromkeys(shard.folder for shard in self.listing.shards))
         if self._options.workers == 0 or all(map(storages.is_local, folders)):
             return read_class_names(folders, storages)
-        connection = self._unconfigured = self._unconfigured or self._start_process()
+        connection = self._unconfigured = self._asked_before() or self._start_process()
         connection.send(FindClasses(folders, storages))
         found: FoundClasses = self._answer(connection, FoundClasses)
         return found.names
@@ -176,45 +174,12 @@ class FeederLink:
             ValueError: no shard has a wanted field, or more must be held in memory at once than the budget allows.
         """
         try:
-            self._check_portions()
-            self._check_budget(lanes, world_size)
+            check_fields(self._portions, self._listings, self._options)
+            if len(self._listings) == 1:  # else what has to be held depends on the shares; the first batches tell
+                check_window_fits(self.listing, self.settings(lanes).order, self._options, world_size)
         except (TypeError, ValueError):
             self.close()
             raise
-
-    def _check_portions(self) -> None:
-        """Each dataset has the fields that are wanted; where there is no index, the first batch tells."""
-        for (name, portion), listing in zip(self._portions.items(), self._listings, strict=True):
-            try:
-                own, options = portion.transform, self._options
-                options = options if own is None else replace(options, transform=own)
-                if listing.counts is not None:
-                    options.check_fields_exist(listing.fields)
-            except (TypeError, ValueError) as error:
-                if not name:
-                    raise
-                raise type(error)(f"dataset {name!r}: {error}") from error
-
-    def _check_budget(self, lanes: int, world_size: int) -> None:
-        listing, options = self.listing, self._options
-        fetched = fetched_shards(listing, options.storages)
-        order = self.settings(lanes).order
-        if not fetched or listing.counts is None or options.cache_dir is not None or not order.shuffle:
-            return
-        if len(self._listings) > 1:
-            return  # what has to be held depends on the shares; the first batches tell
-        sizes = [shard.bytes for shard in listing.shards]
-        if min(sizes) < 0 or any(compression_of(listing.shards[shard].url) for shard in fetched):
-            return
-        check_budget(
-            options.fetching().budget_bytes,
-            window=order.window,
-            samples=sum(listing.counts),
-            data_bytes=sum(sizes),
-            lanes=lanes,
-            lanes_read=lanes // world_size if lanes % world_size == 0 else lanes,
-            shards=len(sizes),
-        )
 
     def choose(self, choosing: Choosing) -> None:
         """Find out what epochs are made of; where that cannot be, no feeder is left.

@@ -1,0 +1,62 @@
+"""What a listing shows to be impossible, refused before a feeder is told to do it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from streamload.choosing.mixture import Portion
+from streamload.fetch.budget import check_budget
+from streamload.fetch.listing.fetched import fetched_shards
+from streamload.fetch.listing.listing import Listing
+from streamload.fetch.unpack.unpacking import compression_of
+from streamload.options import Options
+from streamload.order.options import OrderOptions
+
+__all__ = ["check_fields", "check_window_fits"]
+
+
+def check_fields(portions: Mapping[str, Portion], listings: Sequence[Listing], options: Options) -> None:
+    """Refuse fields that a dataset does not have; where there is no index, the first batch tells.
+
+    Args:
+        portions: the datasets, by name; the name is empty where there is only one.
+        listings: of each of them.
+        options: what is wanted of them.
+
+    Raises:
+        TypeError, ValueError: names the dataset and the field.
+    """
+    for (name, portion), listing in zip(portions.items(), listings, strict=True):
+        try:
+            own = portion.transform
+            wanted = options if own is None else replace(options, transform=own)
+            if listing.counts is not None:
+                wanted.check_fields_exist(listing.fields)
+        except (TypeError, ValueError) as error:
+            if not name:
+                raise
+            raise type(error)(f"dataset {name!r}: {error}") from error
+
+
+def check_window_fits(listing: Listing, order: OrderOptions, options: Options, world_size: int) -> None:
+    """Refuse a shuffle window that needs more memory at once than the budget allows, as far as the listing tells.
+
+    Raises:
+        ValueError: says how much is needed, and the ways out.
+    """
+    fetched = fetched_shards(listing, options.storages)
+    if not fetched or listing.counts is None or options.cache_dir is not None or not order.shuffle:
+        return
+    sizes = [shard.bytes for shard in listing.shards]
+    if min(sizes) < 0 or any(compression_of(listing.shards[shard].url) for shard in fetched):
+        return
+    check_budget(
+        options.fetching().budget_bytes,
+        window=order.window,
+        samples=sum(listing.counts),
+        data_bytes=sum(sizes),
+        lanes=order.lanes,
+        lanes_read=order.lanes // world_size if order.lanes % world_size == 0 else order.lanes,
+        shards=len(sizes),
+    )
