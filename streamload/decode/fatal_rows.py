@@ -60,7 +60,7 @@ def hopeless_error(task: RowTask, row: int, how: str, tables: Tables) -> WorkerE
     table = tables.find(shard)
     offset = int(columns[0].offsets[row]) if columns else MISSING
     return WorkerError(
-        f"{MOST_IN_A_ROW} samples in a row have ended two workers each, and none was made between them, so no other is "
+        f"samples have ended two workers each, {MOST_IN_A_ROW} in a row with none made between them, so no other is "
         "tried: look at the transform, at the decoders, at what they load, and at the memory that workers may take. At "
         f"the last of them the second worker {how}",
         url=tables.url(shard),

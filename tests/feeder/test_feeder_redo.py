@@ -96,7 +96,8 @@ def test_what_tasks_of_an_epoch_read_that_was_given_up_stays_until_they_are_over
             by_hand.take_all()
             answered += 1
             await by_hand.until(lambda: len(tasks) > answered)
-        late = [task for task in tasks[answered:] if task.pieces[0].batch == 0]
+        first = tasks[answered].pieces[0].batch
+        late = [task for task in tasks[answered:] if task.pieces[0].batch == first]
         by_hand.feeder.handle(EpochStart(5, 3, 0, 1))  # it needs the last part alone
         await by_hand.until(lambda: tasks[-1].epoch == 5)
         held = {0, 1}

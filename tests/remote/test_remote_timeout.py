@@ -59,6 +59,8 @@ def test_turns_that_bring_nothing_do_not_extend_it(urls: list[str], monkeypatch:
 class Scripted:
     """A feeder that says what it is told to, and has the trainer wait for each message."""
 
+    closed = False
+
     def __init__(self, *messages: Ready) -> None:
         self.waited_s = 100.0
         self.timeouts_s: list[float] = []
@@ -87,6 +89,7 @@ class Given:
 
     def __init__(self) -> None:
         self.skipped: list[SampleError] = []
+        self.n_skipped = 0
 
     def build(self, batch: ReadyBatch, _: object) -> tuple[int, int]:
         return batch.end, 1
