@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from nobody import Nobody
 
 from streamload.errors import ShardNotFoundError
 from streamload.fetch.bringing import Bringer
@@ -35,33 +36,12 @@ class RefusingStorage(Storages):
         raise ShardNotFoundError("there is none", url=url)
 
 
-class Waiting:
+class Waiting(Nobody):
     """Someone who waits for room, and wants the first part of one shard."""
 
     def __init__(self, state: FetchedShard) -> None:
-        self.state = state
+        super().__init__([state])
         self.woken = asyncio.Event()
-
-    def state_of(self, shard: int) -> FetchedShard:
-        return self.state
-
-    def has(self, state: FetchedShard, number: int) -> bool:
-        return False
-
-    def is_wanted(self, state: FetchedShard, number: int) -> bool:
-        return True
-
-    def under_way(self, state: FetchedShard) -> set[int]:
-        return {0}
-
-    def arrived(self, state: FetchedShard, number: int, size_bytes: int) -> None:
-        raise AssertionError("nothing can come")
-
-    def failed(self, state: FetchedShard, number: int, error: Exception) -> None:
-        raise AssertionError("nobody wants it any more")
-
-    def left_cache(self, state: FetchedShard) -> None:
-        raise AssertionError("there is no cache")
 
     def has_room(self) -> None:
         self.woken.set()
@@ -79,10 +59,10 @@ def test_a_request_that_fails_when_nobody_wants_it_any_more_makes_room_for_anoth
         bringer = Bringer(storage, None, lambda _: -1, waiting)
         try:
             async with asyncio.timeout(DEADLINE_S):
-                bringer.bring(waiting.state, 0)
+                bringer.bring(waiting.states[0], 0)
                 await storage.asked.wait()
-                bringer.forget(waiting.state)
-                waiting.state.release(1)
+                bringer.forget(waiting.states[0])
+                waiting.states[0].release(1)
                 await asyncio.sleep(0.01)  # whatever reads the shard from its start has ended
                 assert not waiting.woken.is_set()
                 storage.gate.set()
