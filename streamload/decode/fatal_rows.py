@@ -37,6 +37,8 @@ class FatalRows:
 
     def done(self, task: RowTask) -> None:
         """A task has come back; of a row that was tried in it, it does not matter whether it has failed."""
+        if not self._in_a_row:
+            return
         untried = {**task.fatal_rows, **task.rows_behind_fatal}
         last = next((row for row in reversed(range(len(task.table))) if row not in untried), None)
         if last is not None:
