@@ -13,10 +13,11 @@ from typing import Any, Literal
 
 import cloudpickle
 
+from streamload.byte_sizes import parse_bytes
 from streamload.decode.dealing import PipelineSettings
 from streamload.decode.tasks import SAMPLE_NAMES, Job, OnError, OwnTransforms, Transform
 from streamload.decode.user_code import check_takes_one
-from streamload.fetch.budget import default_budget, parse_bytes
+from streamload.fetch.budget import default_budget
 from streamload.fetch.fetching import Fetching
 from streamload.fetch.storage.storages import Storages
 from streamload.order.plan import OrderOptions

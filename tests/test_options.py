@@ -163,7 +163,17 @@ RIGHT: list[tuple[str, Any]] = [
 
 @pytest.mark.parametrize(
     ("written", "bytes_"),
-    [(7, 7), ("7", 7), ("512MiB", 512 << 20), ("20 GB", 20 * 10**9), ("1.5TB", 15 * 10**11), ("2k", 2048), ("3b", 3)],
+    [
+        (7, 7),
+        ("7", 7),
+        ("512MiB", 512 << 20),
+        ("20 GB", 20 * 10**9),
+        ("1.5TB", 15 * 10**11),
+        ("2k", 2000),
+        ("3 M", 3_000_000),
+        ("1e9", 10**9),
+        ("3b", 3),
+    ],
 )
 def test_bytes_are_taken_as_a_number_or_with_a_unit(written: int | str, bytes_: int) -> None:
     assert options(memory_budget=written).fetching().budget_bytes == bytes_

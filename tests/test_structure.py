@@ -17,7 +17,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 LEVELS = (
-    ("errors", "wording", "numpy_scalars"),
+    ("errors", "wording", "byte_sizes", "numpy_scalars"),
     ("memory", "order", "images"),
     ("launch", "loop_thread", "dataloader_names"),
     ("dataset",),

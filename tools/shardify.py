@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Sequence
 
 import typer
 from streamload_tools import shardify_options as option
@@ -13,12 +12,12 @@ from streamload_tools.packing.resizing import Resizing
 from streamload_tools.packing.source_to_shards import Place, source_to_shards
 from streamload_tools.packing.split import parse_split
 from streamload_tools.packing.targets import Start
-from streamload_tools.sizes import parse_bytes
 from streamload_tools.sources.kinds import SourceOptions
 from streamload_tools.sources.table import TableColumns
 from streamload_tools.storage_options import StorageOption, parse_storage_options
 from streamload_tools.usage import PlainUsage
 
+from streamload.byte_sizes import parse_bytes
 from streamload.fetch.listing.shard_names import WEB
 from streamload.fetch.storage.protocol import protocol_of
 from streamload.fetch.storage.storages import Storages
@@ -26,7 +25,6 @@ from streamload.options import available_processors
 
 __all__ = ["app", "main"]
 
-_T = TypeVar("_T")
 _EXAMPLES = """
 Examples:
 
@@ -85,11 +83,11 @@ def shardify(
             source,
             SourceOptions(labels, partition, TableColumns(path_column, label_column, keep_columns), follow_symlinks),
             PackOptions(
-                max_bytes=_usage(parse_bytes, "--max-bytes", max_bytes),
+                max_bytes=_max_bytes(max_bytes),
                 max_count=max_count,
                 shuffle=shuffle,
                 seed=seed,
-                fractions=None if split is None else _usage(parse_split, "--split", split),
+                fractions=None if split is None else _fractions(split),
                 skip_bad=skip_bad,
                 resizing=None if resize is None else Resizing(resize, quality or option.DEFAULT_QUALITY),
                 workers=workers or available_processors(),
@@ -113,11 +111,18 @@ def _refuse_pairs(*, resize: int | None, quality: int | None, split: str | None,
         raise UsageError("--split and --partition both say what goes where; give one of them")
 
 
-def _usage(parse: Callable[[str], _T], name: str, text: str) -> _T:
+def _max_bytes(text: str) -> int:
     try:
-        return parse(text)
+        return parse_bytes("--max-bytes", text)
     except ValueError as exc:
-        raise UsageError(f"{name}: {exc}") from exc
+        raise UsageError(str(exc)) from exc
+
+
+def _fractions(text: str) -> dict[str, float]:
+    try:
+        return parse_split(text)
+    except ValueError as exc:
+        raise UsageError(f"--split: {exc}") from exc
 
 
 def _place(dest: str, staging: str | None, storage_options: Sequence[str]) -> Place:

@@ -56,7 +56,7 @@ Dest = Annotated[
         metavar="DEST", help="The folder for the shards, made if needed; or s3://, gs://, az://... in a bucket."
     ),
 ]
-MaxBytes = Annotated[str, typer.Option(help="Largest shard, as in 256MB, 1GB or 100KiB.")]
+MaxBytes = Annotated[str, typer.Option(help="Largest shard, as in 256MB, 1GB or 100MiB; M and MB are 1000 * 1000.")]
 MaxCount = Annotated[int | None, typer.Option(help="Most samples in a shard.", min=1)]
 Shuffle = Annotated[bool, typer.Option(help="Mix the classes, or keep the order of class and path, or table.")]
 Seed = Annotated[int, typer.Option(help="Equal seeds give equal shards.", min=0, max=2**64 - 1)]

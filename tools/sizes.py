@@ -1,32 +1,10 @@
-"""Numbers of bytes and times as people write and read them."""
+"""Numbers of bytes and times as people read them."""
 
 from __future__ import annotations
 
-import re
-
 from streamload.wording import counted
 
-__all__ = ["counted", "parse_bytes", "shown_bytes", "shown_time"]
-
-_UNITS = {"": 1, "B": 1}
-for _power, _letter in enumerate("KMGT", start=1):
-    _UNITS |= {_letter: 1000**_power, f"{_letter}B": 1000**_power, f"{_letter}IB": 1024**_power}
-_BYTES = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*\Z")
-
-
-def parse_bytes(text: str) -> int:
-    """`256MB`, `1.5 GB`, `100KiB` or `4096` to bytes; KB, MB, ... are powers of 1000, KiB, MiB, ... of 1024.
-
-    Raises:
-        ValueError: it is not a positive number with such a unit.
-    """
-    match = _BYTES.match(text)
-    if match is None or match[2].upper() not in _UNITS:
-        raise ValueError(f"{text!r} is no size; write bytes with a unit, as in 256MB, 1GB or 100KiB")
-    size = int(float(match[1]) * _UNITS[match[2].upper()])
-    if size < 1:
-        raise ValueError(f"{text!r} is less than one byte")
-    return size
+__all__ = ["counted", "shown_bytes", "shown_time"]
 
 
 def shown_bytes(size: float) -> str:

@@ -9,7 +9,7 @@ from streamload.errors import StorageError
 from streamload.fetch.parts import PART_BYTES
 from streamload.wording import counted
 
-__all__ = ["available_bytes", "budget_error", "bytes_for_parts", "check_budget", "default_budget", "parse_bytes"]
+__all__ = ["available_bytes", "budget_error", "bytes_for_parts", "check_budget", "default_budget"]
 
 _SHARE = 4
 _LEAST_BYTES = 64 << 20
@@ -18,31 +18,6 @@ _REQUESTS_BYTES = 112 << 20
 """About so much the feeder was seen to grow by with 32 requests on their way."""
 
 _GUESS_BYTES = 4 << 30
-_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
-_UNITS |= {"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
-_UNITS |= {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
-
-
-def parse_bytes(name: str, value: int | str) -> int:
-    """A number of bytes, given as such or as a string with a unit: "512MiB", "20 GB", "1.5TB".
-
-    Raises:
-        TypeError, ValueError: it is neither, or not positive.
-    """
-    advice = f'{name}={value!r} must be a positive number of bytes, or a string such as "512MiB" or "20GB"'
-    if isinstance(value, bool) or not isinstance(value, int | str):
-        raise TypeError(advice)
-    if isinstance(value, str):
-        text = value.strip().lower()
-        number = text.rstrip("kmgtib").strip()
-        unit = text[len(number) :].strip() if text.startswith(number) else ""
-        try:
-            value = int(float(number) * _UNITS[unit])
-        except (KeyError, ValueError, OverflowError):
-            raise ValueError(advice) from None
-    if value <= 0:
-        raise ValueError(advice)
-    return value
 
 
 def available_bytes() -> int:

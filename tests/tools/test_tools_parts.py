@@ -14,32 +14,11 @@ from image_folders import FORMATS, image_bytes, image_folder
 from PIL import Image
 from streamload_tools.packing.split import order_of, parse_split, split_by_class
 from streamload_tools.progress import LineProgress
-from streamload_tools.sizes import parse_bytes, shown_bytes, shown_time
+from streamload_tools.sizes import shown_bytes, shown_time
 from streamload_tools.sources.check import fault_of_image
 from streamload_tools.sources.classes import find_images
 from streamload_tools.sources.kinds import SourceOptions, open_source
 from streamload_tools.sources.source import SourceError
-
-
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [
-        ("256MB", 256_000_000),
-        ("1.5 GB", 1_500_000_000),
-        ("100KiB", 102_400),
-        ("4096", 4096),
-        ("7b", 7),
-        ("2gib", 2**31),
-    ],
-)
-def test_sizes_are_read(text: str, size: int) -> None:
-    assert parse_bytes(text) == size
-
-
-@pytest.mark.parametrize("text", ["", "MB", "3XB", "-1MB", "1 MB 2", "0", "0.1B"])
-def test_other_sizes_are_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"size|byte"):
-        parse_bytes(text)
 
 
 def test_sizes_and_times_are_shown() -> None:

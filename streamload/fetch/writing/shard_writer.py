@@ -6,9 +6,9 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from streamload.byte_sizes import parse_bytes
 from streamload.dataset.destination import Destination, LocalFolder
 from streamload.dataset.samples_to_shards import SamplesToShards
-from streamload.fetch.budget import parse_bytes
 from streamload.fetch.storage.local import local_path
 from streamload.fetch.storage.protocol import protocol_of
 from streamload.fetch.storage.storages import Storages
