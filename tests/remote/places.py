@@ -8,8 +8,9 @@ import lzma
 import os
 import shutil
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -96,17 +97,18 @@ def in_memory(folder: Path) -> Place:
     return Place(root)
 
 
-def steps(loader: StreamLoader, epochs: int = 1, most: int | None = None) -> list[Step]:
-    """What a loader of `("npy", "cls")` gives, with its state after every batch; at most so many batches."""
-    seen: list[Step] = []
+def each_step(loader: StreamLoader, epochs: int = 1) -> Iterator[Step]:
+    """What a loader of `("npy", "cls")` gives, each batch with the state behind it."""
     for _ in range(epochs):
         for batch in loader:
             arrays, labels = batch if isinstance(batch[-1], torch.Tensor) else zip(*batch, strict=True)
             whole = b"".join(np.asarray(array).tobytes() for array in arrays)
-            seen.append(([int(label) for label in labels], zlib.crc32(whole), loader.state_dict()))
-            if len(seen) == most:
-                return seen
-    return seen
+            yield [int(label) for label in labels], zlib.crc32(whole), loader.state_dict()
+
+
+def steps(loader: StreamLoader, epochs: int = 1, most: int | None = None) -> list[Step]:
+    """The same as a list; at most so many batches."""
+    return list(islice(each_step(loader, epochs), most))
 
 
 def without_names(seen: list[Step]) -> list[Step]:
