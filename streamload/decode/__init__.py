@@ -1,1 +1,1 @@
-"""Bytes to rows: decoders by extension, image operations, the worker and the pool of workers."""
+"""Bytes to rows: decoders by extension, the worker, and the pool of workers."""

@@ -16,36 +16,47 @@ MOST_IN_A_ROW = 8
 
 
 class FatalRows:
-    """What is remembered of rows that are not tried again."""
+    """What is remembered of rows that are not tried again.
 
-    def __init__(self) -> None:
+    Args:
+        ends_pass: the first of them ends the pass. Then what lies behind it in its batch, or in its task, is not tried:
+            each row might end two workers more, and the error would come after minutes.
+    """
+
+    def __init__(self, *, ends_pass: bool) -> None:
+        self._ends_pass = ends_pass
         self._first: dict[int, tuple[int, str]] = {}  # by batch
         self._in_a_row = 0
 
-    def note(self, task: RowTask, row: int, reason: str) -> bool:
+    def note(self, task: RowTask, row: int, reason: str) -> RowTask | None:
         """A row has ended its second worker.
 
         Returns:
-            Whether to give up: `MOST_IN_A_ROW` rows did so, and no other was made between them.
+            The task to try again without what is not tried any more; or None, to give up: `MOST_IN_A_ROW` rows did so,
+            and no other was made between them.
         """
-        for piece, start in task.pieces_and_starts():
-            if start <= row < start + piece.rows:
-                self._first.setdefault(piece.batch, (piece.first_row + row - start, reason))
-        one_before_was_made = row > 0 and row - 1 not in task.fatal_rows
+        one_before_was_made = row > 0 and row - 1 not in task.untried
         self._in_a_row = 1 if one_before_was_made else self._in_a_row + 1
-        return self._in_a_row >= MOST_IN_A_ROW
+        if self._in_a_row >= MOST_IN_A_ROW:
+            return None
+        last = row
+        if self._ends_pass:
+            last = len(task.table) - 1
+            for piece, start in task.pieces_and_starts():
+                if start <= row < start + piece.rows:
+                    self._first.setdefault(piece.batch, (piece.first_row + row - start, reason))
+        return replace(task, untried={**dict.fromkeys(range(row, last + 1), reason), **task.untried})
 
     def done(self, task: RowTask) -> None:
         """A task has come back; of a row that was tried in it, it does not matter whether it has failed."""
         if not self._in_a_row:
             return
-        untried = {**task.fatal_rows, **task.rows_behind_fatal}
-        last = next((row for row in reversed(range(len(task.table))) if row not in untried), None)
+        last = next((row for row in reversed(range(len(task.table))) if row not in task.untried), None)
         if last is not None:
             self._in_a_row = min(self._in_a_row, len(task.table) - 1 - last)
 
     def known(self, task: RowTask) -> RowTask:
-        """The task, knowing which of its rows lie behind one of these in the same batch."""
+        """The task, without its rows that lie behind one of these in a batch of which another task had a part."""
         if not self._first:
             return task
         behind: dict[int, str] = {}
@@ -53,7 +64,7 @@ class FatalRows:
             fatal_row, reason = self._first.get(piece.batch, (piece.first_row + piece.rows, ""))
             first = max(0, fatal_row + 1 - piece.first_row)
             behind.update(dict.fromkeys(range(start + first, start + piece.rows), reason))
-        return replace(task, rows_behind_fatal=behind) if behind else task
+        return replace(task, untried={**behind, **task.untried}) if behind else task
 
 
 def hopeless_error(task: RowTask, row: int, how: str, tables: Tables) -> WorkerError:

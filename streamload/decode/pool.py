@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import replace
 from time import monotonic
 from typing import Protocol
 
@@ -126,6 +125,7 @@ class ProcessPool:
         shards: opens shards for the workers.
         slots: whose descriptors the workers get.
         events: told what happens.
+        ends_at_failure: whether the first sample that fails ends the pass.
     """
 
     def __init__(
@@ -137,6 +137,7 @@ class ProcessPool:
         shards: ResidentShards,
         slots: SlotPool,
         events: PoolEvents,
+        ends_at_failure: bool = False,
         launched: Iterable[WorkerChild] = (),
     ) -> None:
         self.capacity = workers * _TASKS_AHEAD
@@ -149,7 +150,7 @@ class ProcessPool:
         self._returned: deque[Task] = deque()
         self._refused = False
         self._deaths: Counter[tuple[int, int]] = Counter()
-        self._fatal = FatalRows()
+        self._fatal = FatalRows(ends_pass=ends_at_failure)
         self._failed_starts = 0
         self._max_failed_starts = _MAX_FAILED_STARTS
         started = iter(launched)
@@ -326,10 +327,10 @@ class ProcessPool:
         deaths = self._deaths[task.number, row]
         if row >= 0 and deaths >= _DEATHS_OF_A_ROW and isinstance(task, RowTask):
             reason = f"two workers died while they made this sample; the second one {how}"
-            if self._fatal.note(task, row, reason):
+            rest = self._fatal.note(task, row, reason)
+            if rest is None:
                 self._events.on_hopeless(task, row, how)
-                return None
-            return replace(task, fatal_rows={**task.fatal_rows, row: reason})
+            return rest
         if row < 0 and deaths >= _DEATHS_OF_A_TASK:
             doing = "scanned a shard" if isinstance(task, ScanTask) else "prepared or collated a batch"
             self._events.on_broken(WorkerError(f"three workers died while they {doing}; the last one {how}"))

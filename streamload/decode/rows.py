@@ -103,8 +103,7 @@ class RowMaker:
     def run(self, task: RowTask, shards: ShardMemory, progress: Progress, waited_s: float = 0.0) -> RowsDone:
         """Do one task. What fails is in the answer; only exits and interrupts are raised."""
         work = Work(task, task.table.columns(), shards, progress, self._random(task.epoch), task.table.shards.tolist())
-        untried = task.rows_behind_fatal if self._job.on_error == "raise" else {}
-        for row, reason in {**untried, **task.fatal_rows}.items():
+        for row, reason in task.untried.items():
             work.failures[row] = self._row_failure(work, row, "SampleError", reason)
         with self._seeds.whole_task():
             rows = self._rows(work)

@@ -148,9 +148,8 @@ class RowTask:
         capacity: the rows that a slot has room for, where the layout has not been fixed yet: then the task's first
             good row decides on it.
         whole: every piece is a whole batch, to be collated on its own (by `collate_fn`, or for want of a layout).
-        fatal_rows: rows that have killed workers before, and the signal; they are not tried again.
-        rows_behind_fatal: rows behind a fatal one of their batch. If that one is raised they are not tried: each might
-            kill two workers more, and with a large batch the error would come after minutes.
+        untried: rows that are not tried and count as failed, and why: they have ended workers before, or lie behind one
+            that has where that ends the pass.
         moves: the worker says which bytes of large fields it has read, so that they need not be held twice.
     """
 
@@ -161,8 +160,7 @@ class RowTask:
     pieces: tuple[Piece, ...]
     capacity: int
     whole: bool
-    fatal_rows: Mapping[int, str] = field(default_factory=dict)
-    rows_behind_fatal: Mapping[int, str] = field(default_factory=dict)
+    untried: Mapping[int, str] = field(default_factory=dict)
     moves: bool = False
 
     def pieces_and_starts(self) -> Iterator[tuple[Piece, int]]:

@@ -149,6 +149,7 @@ class Configure:
         executor: where they run.
         fetching: how shards that are not files of this machine, or are compressed, are brought near.
         import_path: the trainer's `sys.path`.
+        ends_at_failure: whether the first sample that fails, in the epoch's order, ends the pass.
     """
 
     listing: Listing | None
@@ -158,6 +159,7 @@ class Configure:
     executor: Literal["process", "thread"]
     fetching: Fetching
     import_path: tuple[str, ...]
+    ends_at_failure: bool = False
 
 
 @dataclass(frozen=True)

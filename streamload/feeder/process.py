@@ -156,6 +156,7 @@ class _Process:
             shards=shards,
             slots=slots,
             events=feeder,
+            ends_at_failure=configure.ends_at_failure,
             launched=self._early.launched,
         )
 

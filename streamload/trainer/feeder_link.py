@@ -291,7 +291,7 @@ class FeederLink:
 
     def _start(self, lanes: int) -> Connection:
         options = self._options
-        unconfigured, self._unconfigured = self._asked_before(), None
+        unconfigured = self._asked_before()
         known = unconfigured is not None and self._knows_listing is unconfigured
         configure = Configure(
             listing=None if known else self.listing,
@@ -301,7 +301,9 @@ class FeederLink:
             executor=options.executor,
             fetching=options.fetching(),
             import_path=tuple(entry or os.getcwd() for entry in sys.path),
+            ends_at_failure=options.on_error == "raise" and options.in_order,
         )
+        self._unconfigured = None  # not sooner: what does not pickle has raised, and `close` ends it
         if options.workers == 0:
             return FeederHere(configure, self.listing, options.job(self._own_transforms))
         connection = unconfigured or self._start_process(options.workers)

@@ -528,12 +528,12 @@ def test_rows_that_killed_workers_are_not_touched_again() -> None:
     touched: list[int] = []
     shelf = Shelf(numbered(3))
     work = job(fields=("cls",), transform={"cls": lambda value: touched.append(value) or value})
-    done, _ = run(work, shelf, shelf.task(("cls",), fatal_rows={1: "it was deadly"}))
+    done, _ = run(work, shelf, shelf.task(("cls",), untried={1: "it was deadly"}))
     assert touched == [0, 2]
     (failure,) = done.pieces[0].failures
     assert (failure.row, failure.kind, failure.message, failure.sample) == (1, "SampleError", "it was deadly", 1)
     touched.clear()
-    done, _ = run(job(fields=("cls", "npy")), shelf, shelf.task(("cls", "npy"), fatal_rows={0: "deadly"}))
+    done, _ = run(job(fields=("cls", "npy")), shelf, shelf.task(("cls", "npy"), untried={0: "deadly"}))
     assert [failure.row for failure in done.pieces[0].failures] == [0]
 
 
