@@ -270,12 +270,13 @@ class FeederHere:
             configure, slots, lambda message, _: take(message), start_pool, loop.call, listing=listing, in_process=True
         )
         self._pool = pools[0]
-        self._end = weakref.finalize(self, _end_here, self._feeder, loop, os.getpid())
+        self._owner = os.getpid()
+        self._end = weakref.finalize(self, _end_here, self._feeder, loop, self._owner)
 
     @property
     def closed(self) -> bool:
-        """Whether it has been closed."""
-        return not self._end.alive
+        """Whether it has been closed, or this is a fork: the thread of its loop is the parent's."""
+        return not self._end.alive or os.getpid() != self._owner
 
     def put_back(self, messages: Iterable[Any]) -> None:
         """Have messages received again, before any other."""

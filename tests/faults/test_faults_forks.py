@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from launched import run_python
 from make_shards import write_numbers
+from servers.faults import FaultServer
 
-TRAINER = """
+IN_FORK = """
 import os, sys, time
 from streamload import StreamLoader
-from streamload.errors import LoaderClosedError
+from streamload.errors import LoaderClosedError, StorageError
 
 def in_fork(body):
     child = os.fork()
@@ -26,6 +28,9 @@ def in_fork(body):
 def numbers(batches):
     return [batch[0].tolist() for batch in batches]
 
+"""
+
+TRAINER = """
 options = dict(batch_size=4, shuffle=True, fields=("cls",), timeout=20)
 with StreamLoader(sys.argv[1], num_workers=0, **options) as here:
     expected = [numbers(here) for _ in range(5)]
@@ -76,6 +81,47 @@ assert feeder.returncode == 0, f"it was not told to end: {feeder.returncode}"
 def test_forks_leave_the_trainers_feeder_alone(tmp_path: Path) -> None:
     source = write_numbers(tmp_path / "shards", [8])
     script = tmp_path / "trainer.py"
-    script.write_text(TRAINER)
+    script.write_text(IN_FORK + TRAINER)
     ended = run_python("-W", "error::ResourceWarning", script, source)
+    assert (ended.status, ended.output) == (0, "")
+
+
+WITHOUT_WORKERS = """
+import signal
+
+signal.alarm(60)
+loader = StreamLoader(sys.argv[1], batch_size=4, fields=("cls",), num_workers=int(sys.argv[2]))
+batches = iter(loader)
+first = numbers([next(batches)])
+
+def begin():
+    if sys.argv[3] == "refused":
+        try:
+            next(iter(loader))
+        except StorageError as error:
+            assert "was forked from one that has read from a storage" in str(error), error
+            assert "num_workers=1" in str(error), error
+        else:
+            raise AssertionError("it has read")
+    else:
+        loader.set_epoch(0)
+        assert numbers(loader) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+in_fork(begin)
+assert first + numbers(batches) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+loader.close()
+"""
+
+
+@pytest.mark.parametrize(
+    ("where", "workers", "comes"), [("remote", 0, "refused"), ("remote", 1, "read"), ("local", 0, "read")]
+)
+def test_a_fork_reads_by_itself_or_says_why_it_cannot(tmp_path: Path, where: str, workers: int, comes: str) -> None:
+    """Threads do not go along into a fork, and what waits for one of a storage library waits for ever."""
+    source = write_numbers(tmp_path / "shards", [8])
+    script = tmp_path / "trainer.py"
+    script.write_text(IN_FORK + WITHOUT_WORKERS)
+    with FaultServer(tmp_path / "shards") as server:
+        url = f"{server.url}/part000-000000.tar" if where == "remote" else source
+        ended = run_python("-W", "error::ResourceWarning", script, url, str(workers), comes)
     assert (ended.status, ended.output) == (0, "")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from streamload.errors import ShardChangedError, ShardNotFoundError, StorageError, TransientStorageError
+from streamload.fetch.storage.after_fork import use_here
 from streamload.fetch.storage.errors import (
     ExpiredCredentialsError,
     changed_error,
@@ -247,9 +248,8 @@ class ObjectStorage:
             return StorageError(exc.message, url=without_secrets(url)) if type(exc) is StorageError else error
         return error
 
-    # -- stores
-
     def _store(self, place: ObjectPlace, *, writes: bool = False) -> Any:
+        use_here(place.root)
         with self._lock:
             store = self._stores.get((place.root, writes))
             if store is None:
