@@ -110,7 +110,9 @@ def _conditions(loaders: list[str]) -> str:
         except PackageNotFoundError:
             versions.append(f"{name} not installed")
     machine = f"{WORKERS} workers on {os.cpu_count()} processors, warm page cache; Python {platform.python_version()}"
-    return f"{machine}; {', '.join(versions)}. The ceiling is one process, times {WORKERS}."
+    return (
+        f"{machine}; {', '.join(versions)}. The ceiling is one process, times {WORKERS}; at once: {WORKERS} processes."
+    )
 
 
 def report(results: Results, loaders: list[str]) -> dict[str, str]:

@@ -6,7 +6,7 @@ import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from peers import CEILING, PEERS, STREAMLOAD
+from peers import AT_ONCE, CEILING, PEERS, STREAMLOAD
 from results import Results
 
 Comparison = Callable[[float, float], bool]
@@ -49,6 +49,8 @@ def _speed(results: Results) -> Iterator[Goal]:
         if workload not in results.workloads():
             continue
         yield Goal(f"{workload}, of the ceiling", results.ratio(workload, STREAMLOAD, CEILING), ">=", ceiling)
+        at_once = results.ratio(workload, STREAMLOAD, AT_ONCE)
+        yield Goal(f"{workload}, of the ceiling of processes that run at once", at_once, ">=", ceiling)
         times = results.ratio(workload, STREAMLOAD, "WebDataset")
         yield Goal(f"{workload}, times WebDataset", times, ">=", webdataset)
         beside = _beside_best(results, workload, shards_only=True)

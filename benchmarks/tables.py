@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from peers import CEILING, CEILINGS, STREAMLOAD
+from peers import AT_ONCE, CEILING, CEILINGS, STREAMLOAD
 from results import Results
 
 
@@ -47,7 +47,7 @@ def cost_table(results: Results) -> str:
     rows = []
     for workload in results.workloads():
         for loader in results.loaders(workload):
-            if results.failure("speed", workload, loader):
+            if loader == AT_ONCE or results.failure("speed", workload, loader):
                 continue
             cpu_ms = [1000 * value for value in results.values(workload, loader, "cpu_s_per_1000")]
             row = [workload, loader, _spread(cpu_ms, 1)]

@@ -65,12 +65,14 @@ class Peer:
 
 STREAMLOAD = "streamload"
 CEILING = "ceiling"
-CEILINGS = (CEILING, "ceiling, shuffled")
+AT_ONCE = "ceiling, shuffled, at once"
+CEILINGS = (CEILING, "ceiling, shuffled", AT_ONCE)
 """Loops that load nothing: no loaders, and measured for their rate and processor time only."""
 
 PEERS = {
     CEILING: Peer("ceiling", "Ceiling", "numpy", reshuffles=False),
     "ceiling, shuffled": Peer("ceiling", "Shuffled", "numpy", reshuffles=False),
+    AT_ONCE: Peer("ceiling", "AtOnce", "numpy", reshuffles=False),
     STREAMLOAD: Peer("own", "Streamload", "streamload"),
     "WebDataset": Peer("wds", "Documented", "webdataset"),
     "WebDataset, not mixed": Peer("wds", "NotMixed", "webdataset"),

@@ -1,11 +1,14 @@
 """The ceiling: one process, a loop over the mapped shards, decode calls, a copy into one batch's memory, nothing else.
 
 Samples come in stored order, which is kinder to the processor's caches than what loaders have to do; "shuffled" is the
-same loop in a random order. Their rate is counted once for each worker that the loaders have.
+same loop in a random order. Their rate is counted once for each worker that the loaders have, as if processes did not
+slow each other down; "at once" is the shuffled loop in as many processes, which share the machine's caches and memory,
+and cores where two processors are threads of one.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Iterator
 from typing import Any
 
@@ -62,3 +65,24 @@ class Shuffled(Ceiling):
         super().__init__(workload)
         order = np.random.default_rng().permutation(workload.samples)
         self._positions = [[rows[number] for number in order] for rows in self._positions]
+
+
+class AtOnce(Shuffled):
+    """Beside others that do the same all the time, one for each further worker."""
+
+    def __init__(self, workload: Workload) -> None:
+        super().__init__(workload)
+        fork = multiprocessing.get_context("fork")
+        self._others = [fork.Process(target=self._go_on, daemon=True) for _ in range(WORKERS - 1)]
+        for other in self._others:
+            other.start()
+
+    def _go_on(self) -> None:
+        while True:
+            for _ in self.epoch():
+                pass
+
+    def close(self) -> None:
+        for other in self._others:
+            other.kill()
+            other.join()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -32,3 +33,22 @@ def test_an_error_of_a_question_is_told_to_nobody_else(shard_folder: Path) -> No
     with loader, FaultServer(objects, port=port):
         assert [batch[0].tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7]]
         assert loader.state_dict()["epoch"] == 1
+
+
+def test_a_feeder_that_was_asked_is_ended_where_a_job_cannot_be_sent_to_it(shard_folder: Path) -> None:
+    """The traceback of the error, which a notebook keeps, must not be all that holds the feeder."""
+    with ShardWriter(shard_folder) as writer:
+        writer.write({"__key__": "0", "cls": 0})
+    lock = threading.Lock()
+
+    def locked(value: int) -> int:
+        with lock:
+            return value
+
+    with FaultServer(shard_folder) as server:
+        loader = StreamLoader(f"{server.url}/000000.tar", fields=("cls",), transform={"cls": locked}, num_workers=1)
+        with pytest.raises(TypeError, match="lock") as kept:
+            next(iter(loader))
+        loader.close()
+        assert children("streamload.feeder") == []
+        assert kept.tb is not None
