@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from streamload.batch.batcher import Batcher, OpenBatch
 from streamload.decode.planned import PlannedRows
-from streamload.decode.pool import Pool
+from streamload.decode.pool_protocol import Pool
 from streamload.decode.rows_ahead import RowsAhead
 from streamload.decode.scans import Scans
 from streamload.decode.task_size import MAX_RUN_ROWS, TaskSize, task_size

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from streamload.decode.failure import Attempt, in_words
 from streamload.decode.open_shards import OpenShards
-from streamload.decode.pool import PoolEvents
+from streamload.decode.pool_protocol import PoolEvents
 from streamload.decode.rows import RowMaker
 from streamload.decode.tasks import Job, RowsDone, ScanDone, ScanTask, ShardOpened, Task
 from streamload.decode.worker import load_job, scan
@@ -111,8 +111,11 @@ class CallerPool:
         """Never: no task is done twice."""
         return False
 
-    def resume(self) -> None:
+    def drop_unwanted(self) -> None:
         """Nothing to do: no task is done twice."""
+
+    def resume(self) -> None:
+        """Nothing to do here either."""
 
     def fix_layout(self, layout: bytes) -> None:
         """Hold for all later tasks."""
@@ -239,8 +242,11 @@ class ThreadPool:
         """Never: no task is done twice."""
         return False
 
-    def resume(self) -> None:
+    def drop_unwanted(self) -> None:
         """Nothing to do: no task is done twice."""
+
+    def resume(self) -> None:
+        """Nothing to do here either."""
 
     def fix_layout(self, layout: bytes) -> None:
         """Hold for all later tasks."""

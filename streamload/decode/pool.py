@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Sequence
 from time import monotonic
-from typing import Protocol
 
 from streamload.decode.failure import error_from
 from streamload.decode.fatal_rows import FatalRows
+from streamload.decode.pool_protocol import PoolEvents
 from streamload.decode.pool_worker import PoolWorker
 from streamload.decode.tasks import (
     BytesMoved,
@@ -38,7 +38,7 @@ from streamload.launch import WorkerChild, launch_worker
 from streamload.memory.slots import SlotPool
 from streamload.memory.unnamed import descriptor_limit
 
-__all__ = ["Pool", "PoolEvents", "ProcessPool"]
+__all__ = ["ProcessPool"]
 
 _TASKS_AHEAD = 2
 _MAX_FAILED_STARTS = 3
@@ -49,69 +49,6 @@ _GRACE_S = 0.3
 _GRACE_OF_THE_LOST_S = 2.0
 """A worker that has let go of its socket is on its way out; if it were killed then, why it ends would not be known."""
 _SHARE_OF_DESCRIPTORS = 4
-
-
-class PoolEvents(Protocol):
-    """What a pool tells its user, in one thread; from within a call to the pool only `is_wanted` and `may_redo`."""
-
-    def on_done(self, done: RowsDone | ScanDone) -> None:
-        """A task is done."""
-
-    def on_moved(self, moved: BytesMoved) -> None:
-        """A worker has its own copy of these bytes."""
-
-    def is_wanted(self, task: Task) -> bool:
-        """Whether a task that was in the hands of a worker that died is done again; if not, it has no answer."""
-
-    def may_redo(self, task: Task) -> bool:
-        """Whether all is there that such a task needs; see `Pool.resume`."""
-
-    def on_room(self) -> None:
-        """There is room for tasks again."""
-
-    def on_restarted(self) -> None:
-        """A worker has died and was replaced."""
-
-    def on_broken(self, error: Exception) -> None:
-        """The pool cannot go on."""
-
-    def on_hopeless(self, task: RowTask, row: int, how: str) -> None:
-        """Nor can it here: row after row ends two workers, at last this one of a task; `how` the second one ended."""
-
-
-class Pool(Protocol):
-    """Whoever does tasks: processes, threads, or the caller itself."""
-
-    capacity: int
-    """How many tasks it takes before it is full."""
-
-    def has_room(self) -> bool:
-        """Whether it takes a task now."""
-
-    def submit(self, task: Task) -> None:
-        """Take a task; its answer comes as an event."""
-
-    @property
-    def held_up(self) -> bool:
-        """Whether there are tasks, and `PoolEvents.may_redo` holds up all of them."""
-
-    def resume(self) -> None:
-        """Something has come, or is not wanted any more: do again what `PoolEvents.may_redo` has held up."""
-
-    def fix_layout(self, layout: bytes) -> None:
-        """Hold for all later tasks."""
-
-    def forget_shards(self, shards: Sequence[int]) -> None:
-        """No later task of this epoch reads these."""
-
-    def drop_shards(self, shards: Sequence[int]) -> None:
-        """The memory of these is gone."""
-
-    def forget_slots(self, slots: Sequence[int]) -> None:
-        """No later task writes to these."""
-
-    def close(self) -> None:
-        """Leave nothing behind."""
 
 
 class ProcessPool:
@@ -176,11 +113,23 @@ class ProcessPool:
         """See `Pool.held_up`."""
         return self._refused and all(worker.started and not worker.tasks for worker in self._workers)
 
+    def drop_unwanted(self) -> None:
+        """See `Pool.drop_unwanted`; those behind one that is held up too, since it may wait for their room."""
+        self._returned = deque(self._wanted(self._returned))
+        self._refused = self._refused and bool(self._returned)
+
+    def _wanted(self, tasks: Iterable[Task]) -> list[Task]:
+        wanted = []
+        for task in tasks:
+            if self._events.is_wanted(task):
+                wanted.append(task)
+            else:
+                self._events.on_dropped(task)
+        return wanted
+
     def resume(self) -> None:
         """See `Pool.resume`."""
-        # Those behind one that is held up too: it may wait for the room of what they would have read.
-        self._returned = deque(filter(self._events.is_wanted, self._returned))
-        self._refused = self._refused and bool(self._returned)
+        self.drop_unwanted()
         while self._returned and (worker := self._least_busy()) is not None:
             self._refused = not self._events.may_redo(self._returned[0])
             if self._refused:
@@ -307,7 +256,7 @@ class ProcessPool:
                 self._events.on_broken(WorkerError(f"a worker process {how} before it was ready, {times}"))
                 return
         held = list(worker.tasks.values())
-        tasks = [task for task in held if self._events.is_wanted(task)]
+        tasks = self._wanted(held)
         if tasks and tasks[0] is held[0]:
             blamed = self._blame(worker, tasks[0], how)
             if blamed is None:

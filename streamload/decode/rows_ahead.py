@@ -7,7 +7,7 @@ from collections import deque
 from time import perf_counter
 
 from streamload.decode.planned import PlannedRows, locate
-from streamload.decode.pool import Pool
+from streamload.decode.pool_protocol import Pool
 from streamload.decode.scans import Scans
 from streamload.decode.task_size import MAX_RUN_ROWS
 from streamload.fetch.epoch_parts import EpochParts

@@ -14,7 +14,7 @@ from streamload.dataset.scan_cache import ScanCache
 from streamload.decode.dealing import Learned, RowBatcher
 from streamload.decode.failure import Attempt, failure_of
 from streamload.decode.fatal_rows import hopeless_error
-from streamload.decode.pool import Pool
+from streamload.decode.pool_protocol import Pool
 from streamload.decode.scan_feed import ScanFeed
 from streamload.decode.scans import Scans
 from streamload.decode.tasks import BytesMoved, RowsDone, RowTask, ScanDone, ScanTask, Task
@@ -156,15 +156,13 @@ class Feeder:
                 self.near.fetcher.moved(moved.shard, moved.start, moved.end)
 
     def is_wanted(self, task: Task) -> bool:
-        """Whether anyone waits for the result of a task; if not, it is not under way any more.
+        """Whether anyone waits for the result of a task; if not, what it needs may be nowhere, and will never come."""
+        return isinstance(task, ScanTask) or self._epochs.waits_for(task.number)
 
-        What it needs may be nowhere, and will never come.
-        """
-        if isinstance(task, ScanTask) or self._epochs.waits_for(task.number):
-            return True
+    def on_dropped(self, task: Task) -> None:
+        """A task is not under way any more."""
         self._epochs.drop(task.number)
         self._late.over(task.number)
-        return False
 
     def may_redo(self, task: Task) -> bool:
         """Whether all is there that a task needs: some may have moved to a worker that died, or have left the cache."""
@@ -282,7 +280,7 @@ class Feeder:
         if not fetcher.stuck or self._scans.under_way:
             return
         if self._late:
-            self.pool.resume()  # which drops those that a dead worker had
+            self.pool.drop_unwanted()
         if self._late or not fetcher.stuck:
             return
         # Until it says so itself, the loop may have let go of batches since it was last heard of.

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from streamload.decode.dealing import Dealer, EpochStart, Learned, PipelineSettings, RowBatch, RowBatcher
 from streamload.decode.missing_field import with_fields
-from streamload.decode.pool import Pool
+from streamload.decode.pool_protocol import Pool
 from streamload.decode.scans import Scans
 from streamload.decode.tasks import PieceDone, RowFailure, RowsDone, RowTask, Task
 from streamload.feeder.late_tasks import LateTasks

@@ -11,7 +11,8 @@ from typing import Any, NoReturn
 
 from streamload.dataset.index import DatasetIndex
 from streamload.decode.failure import Attempt, answer_failure, failure_of
-from streamload.decode.pool import Pool, ProcessPool
+from streamload.decode.pool import ProcessPool
+from streamload.decode.pool_protocol import Pool
 from streamload.feeder.class_names import read_class_names
 from streamload.feeder.feeder import Feeder
 from streamload.feeder.messages import (

@@ -46,6 +46,9 @@ class Notes:
     def is_wanted(self, task: Task) -> bool:
         return True
 
+    def on_dropped(self, task: Task) -> None:
+        raise AssertionError("no task is done twice")
+
     def may_redo(self, task: Task) -> bool:
         return True
 

@@ -39,6 +39,7 @@ class Office:
         self.rooms = 0
         self.may = True
         self.unwanted: set[int] = set()
+        self.dropped: list[int] = []
         self.refusals = 0
         self._changed = asyncio.Event()
         self.slots = SlotPool()
@@ -49,6 +50,7 @@ class Office:
             shards=ResidentShards(shards, kept_bytes=0),
             slots=self.slots,
             events=self,
+            ends_at_failure=work.on_error == "raise",
         )
 
     def on_done(self, done: RowsDone | ScanDone) -> None:
@@ -61,6 +63,9 @@ class Office:
 
     def is_wanted(self, task: Task) -> bool:
         return task.number not in self.unwanted
+
+    def on_dropped(self, task: Task) -> None:
+        self.dropped.append(task.number)
 
     def may_redo(self, task: Task) -> bool:
         self.refusals += not self.may

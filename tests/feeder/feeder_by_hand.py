@@ -54,8 +54,13 @@ class PoolByHand:
     def held_up(self) -> bool:
         return self.refused and not self.busy
 
+    def drop_unwanted(self) -> None:
+        for task in [task for task in self.returned if not self._feeder.is_wanted(task)]:
+            self.returned.remove(task)
+            self._feeder.on_dropped(task)
+
     def resume(self) -> None:
-        self.returned = [task for task in self.returned if self._feeder.is_wanted(task)]
+        self.drop_unwanted()
         self.refused = self.refused and bool(self.returned)
         while self.returned:
             self.refused = not self._feeder.may_redo(self.returned[0])
