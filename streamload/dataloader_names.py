@@ -20,7 +20,7 @@ _ALIKE = 0.7
 _RANKS = "ranks share the samples by themselves (rank= and world_size=, or torch.distributed's), and so do workers"
 _WINDOW = "shuffle=True shuffles shards, and samples within shuffle_window="
 _EPOCHS = "each pass over the loader is an epoch; epoch after epoch is a loop around it"
-_SHORTER = "len(loader) is counted from the shards; nothing needs to be said"
+_LENGTH = "len(loader) is counted from the shards; for shorter or longer epochs there is epoch_size="
 _CACHE = "cache_dir= keeps shards on the disk, and cache_size= says how much, such as '200GB'"
 
 FOR_LOADER: Mapping[str, str] = {
@@ -37,7 +37,7 @@ FOR_LOADER: Mapping[str, str] = {
     "pin_memory_device": "pin_memory= is for CUDA",
     # WebDataset
     "shardshuffle": _WINDOW,
-    "resampled": _EPOCHS + "; nothing is drawn twice in it",
+    "resampled": _EPOCHS + "; for drawing with replacement there is weights=",
     "repeat": _EPOCHS,
     "nodesplitter": _RANKS,
     "workersplitter": _RANKS,
@@ -46,13 +46,15 @@ FOR_LOADER: Mapping[str, str] = {
     "batched": "batch_size= is the number of samples in a batch",
     "batchsize": "batch_size= is the number of samples in a batch",
     "partial": "drop_last=True drops the last batch if it is not full",
-    "handler": 'on_error="skip" or "replace" goes on behind a sample that fails',
+    "handler": 'on_error="skip" goes on behind samples that fail; damaged shards are always errors: find them with '
+    "`streamload verify`",
     "select_files": "fields= names the fields to read",
-    "rename_files": "fields= takes alternatives: 'jpg;png'",
+    "rename_files": "fields= names the fields as they are, with alternatives such as 'jpg;png', in your order; a "
+    "function in transform= may give a dict other keys",
     "empty_check": "a pattern that matches nothing is always an error",
     "collation_fn": "collate_fn= makes a batch of a list of samples",
-    "length": _SHORTER,
-    "epoch_length": _SHORTER,
+    "length": _LENGTH,
+    "epoch_length": _LENGTH,
     "buffer_size": "shuffle_window= is how far, in samples, a sample may move",
     "shuffle_buffer": "shuffle_window= is how far, in samples, a sample may move",
     "shuffle_buffer_size": "shuffle_window= is how far, in samples, a sample may move",
@@ -63,7 +65,7 @@ FOR_LOADER: Mapping[str, str] = {
     "max_cache_size": _CACHE,
     "item_loader": "decode= says how fields are decoded",
     "serializers": "decode= says how fields are decoded",
-    "subsample": "name some of the shards in urls=, or use streamload.TarDataset with torch's SubsetRandomSampler",
+    "subsample": "name fewer shards in urls=; epoch_size= makes epochs shorter, which go through all samples in turn",
     "max_pre_download": "shards are fetched as far ahead as memory_budget= allows",
     "index_path": "index= names the folder of the index",
     "profile_batches": "statistics() says what each stage did and what limits the run",

@@ -107,7 +107,7 @@ class StreamLoader(LoaderAttributes, AsyncLoop):
             divided among the ranks of a machine. Local uncompressed shards take none of it.
         on_error: a sample that fails is raised ("raise"), left out of its batch ("skip"), or replaced by another sample
             of its batch ("replace", which keeps ranks in step). A transform's TypeError, NameError and the like are
-            mistakes in the program and always raised.
+            mistakes in the program and always raised; for samples that are to be skipped raise ValueError.
         max_errors: how many samples may be left out or replaced in the loader's life; None for any number.
         strict: False lets shards pass that end without an end-of-archive mark; they are counted.
         verify: check every field against the checksum in the index.
@@ -174,7 +174,7 @@ class StreamLoader(LoaderAttributes, AsyncLoop):
         self._counts = self._listing.expected_counts
         self._delivery = Delivery(on_error, max_errors)
         self._dataset: str | None = None
-        self._nothing_left = NothingLeft(drop_last, batch_size)
+        self._nothing_left = NothingLeft(drop_last, batch_size, self._delivery.passed_over)
         self._standing = Standing()
         self._pass: weakref.ref[Pass] | None = None
         self._meter = Meter()

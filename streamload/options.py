@@ -15,6 +15,7 @@ import cloudpickle
 
 from streamload.byte_sizes import parse_bytes
 from streamload.decode.dealing import PipelineSettings
+from streamload.decode.missing_field import those_there_are
 from streamload.decode.tasks import SAMPLE_NAMES, Job, OnError, OwnTransforms, Transform
 from streamload.decode.user_code import check_takes_one
 from streamload.fetch.budget import default_budget
@@ -182,10 +183,14 @@ class Options:
         """
         for entry in self.fields or ():
             if entry not in SAMPLE_NAMES and not any(name in existing for name in entry.split(";")):
-                raise ValueError(f"fields={self.fields!r}: no sample has {entry!r}; there are {', '.join(existing)}")
+                raise ValueError(
+                    f"fields={self.fields!r}: no sample has {entry!r}; there are {those_there_are(entry, existing)}"
+                )
         for name in self.transform if self.fields is None and isinstance(self.transform, Mapping) else ():
             if name not in existing:
-                raise ValueError(f"transform has a function for {name!r}; the fields are {', '.join(existing)}")
+                raise ValueError(
+                    f"transform has a function for {name!r}; the fields are {those_there_are(name, existing)}"
+                )
 
     def _check_numbers(self) -> None:
         single = "" if self.batch_size is not None else "(for single samples there is streamload.TarDataset)"

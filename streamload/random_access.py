@@ -9,7 +9,7 @@ import os
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -132,6 +132,10 @@ class RandomAccess:
             return list(self._listing.counts)
         with self._lock:
             return [len(table) for _, table in self._all_tables()]
+
+    def skipped(self) -> Mapping[str, int]:
+        """How many members were passed over, by reason, in the shards that no index knows and that are at hand."""
+        return self._tables.skipped
 
     def fields(self) -> tuple[str, ...]:
         """The fields of all shards whose tables are at hand, and those that indexes name, in alphabetical order."""

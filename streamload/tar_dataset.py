@@ -29,6 +29,7 @@ from streamload.options import Options, Transform
 from streamload.order.plan import RowBlock
 from streamload.random_access import RandomAccess
 from streamload.remote_reader import find_classes, find_listing
+from streamload.trainer.passed_over import PassedOver
 from streamload.wording import counted
 
 __all__ = ["TarDataset"]
@@ -94,6 +95,10 @@ class TarDataset(Dataset[Any]):
         _check_access_at_random(listing, options)
         with closing(RandomAccess(listing, options.storages, strict=options.strict)) as access:
             counts = access.counts()
+            passed_over = PassedOver()
+            passed_over.look_at(access.skipped())
+            if not sum(counts):
+                passed_over.explain_emptiness()
             options.check_fields_exist(access.fields())
         self._start(options, listing, np.cumsum(counts, dtype=np.int64))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from typing import Any
 
 import pytest
@@ -43,6 +44,21 @@ def test_hints_name_what_there_is(name: str) -> None:
             assert keyword in OURS
         if word.startswith(("set_epoch()", "statistics()", "close()")):
             assert hasattr(StreamLoader, word.partition("(")[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("handler", r'on_error="skip" .* samples that fail; damaged shards are always errors.*`streamload verify`'),
+        ("rename_files", r"fields= names the fields as they are.*transform= may give a dict other keys"),
+        ("subsample", "name fewer shards in urls=; epoch_size= makes epochs shorter"),
+        ("resampled", "for drawing with replacement there is weights="),
+        ("length", r"len\(loader\) is counted from the shards; for shorter or longer epochs there is epoch_size="),
+        ("epoch_length", "for shorter or longer epochs there is epoch_size="),
+    ],
+)
+def test_hints_agree_with_the_page_for_those_who_come_from_elsewhere(name: str, said: str) -> None:
+    assert re.search(said, refusal(**{name: None}))
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import shutil
@@ -162,6 +163,40 @@ def test_a_mistake_in_the_program_is_never_a_bad_sample(source: str) -> None:
         assert loader.skipped == []
 
 
+@pytest.mark.parametrize(("on_error", "workers"), [("raise", 0), ("skip", 0), ("replace", 0), ("skip", 1)])
+def test_why_a_mistake_in_the_program_is_not_skipped_is_said(tmp_path: Path, on_error: str, workers: int) -> None:
+    with ShardWriter(tmp_path / "s") as writer:
+        for number, caption in enumerate(["A cat", None, "A dog"]):
+            writer.write({"__key__": str(number), "json": {"caption": caption}})
+
+    def attribute(sample: Any) -> Any:
+        return sample["caption"].lower()
+
+    def value(sample: Any) -> Any:
+        if sample["caption"] is None:
+            raise ValueError("no caption")
+        return sample["caption"].lower()
+
+    def decoder(data: bytes) -> Any:
+        return attribute(json.loads(data))
+
+    common: dict[str, Any] = {"fields": ("json",), "on_error": on_error, "num_workers": workers}
+    reason = (
+        f"; on_error={on_error!r} is for samples that fail for their data, and AttributeError is taken for a "
+        "mistake in the program: raise ValueError for samples that are to be left out"
+    )
+    for wrong in ({"transform": {"json": attribute}}, {"decode": {"json": decoder}}):
+        with StreamLoader(tmp_path / "s", 3, **common, **wrong) as loader, pytest.raises(SampleError) as caught:
+            list(loader)
+        assert caught.value.key == "1"
+        assert caught.value.message.endswith(reason) == (on_error != "raise")
+        assert "no attribute 'lower'" in caught.value.message
+    if on_error == "skip":
+        with StreamLoader(tmp_path / "s", 3, **common, transform={"json": value}) as loader:
+            assert [list(batch[0]) for batch in loader] == [["a cat", "a dog"]]
+            assert "on_error=" not in loader.skipped[0].message
+
+
 @WORKERS
 def test_a_field_that_cannot_be_decoded(tmp_path: Path, options: dict[str, Any]) -> None:
     with ShardWriter(tmp_path / "s") as writer:
@@ -211,6 +246,18 @@ def test_an_alternative_is_proposed_for_a_missing_field(tmp_path: Path) -> None:
     assert message(("wav",)).endswith('"wav;flac" in fields')
     assert message(("jpg", "png")).endswith("flac, txt")  # the other image is wanted for itself
     assert message(("cls",)).endswith("flac, txt")
+
+
+def test_a_sample_whose_name_is_split_at_another_dot_than_was_meant(tmp_path: Path) -> None:
+    with ShardWriter(tmp_path / "s") as writer:
+        writer.write({"__key__": "Track 1", "mp3": b"1"})
+        writer.write({"__key__": "Track 2", "0.mp3": b"2"})
+    with StreamLoader(tmp_path / "s", 1, fields=("mp3",), num_workers=0) as loader:
+        with pytest.raises(
+            SampleError, match=r"it has 0\.mp3\. Names are split at the first dot.*'x\.0\.mp3'"
+        ) as caught:
+            list(loader)
+    assert caught.value.key == "Track 2"
 
 
 def test_a_collate_fn_that_raises(source: str) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from streamload.wording import counted
+from streamload.wording import counted, listed
 
 ROOT = Path(__file__).resolve().parents[1]
 BY_HAND = re.compile(
@@ -36,6 +36,15 @@ NEVER_ONE = (
 )
 def test_counted(number: int, noun: str, expected: str) -> None:
     assert counted(number, noun) == expected
+
+
+def test_listed() -> None:
+    assert listed([]) == ""
+    assert listed(["jpg", "a.b", "cls"]) == "jpg, a.b, cls"
+    names = [f"{number}.png" for number in range(20)]
+    assert listed(names) == ", ".join(names)
+    assert listed([*names, "cls"]) == f"cls, {', '.join(names[:19])} and 1 more"
+    assert listed(names * 100).endswith(", 19.png and 1,980 more")
 
 
 def test_messages_are_counted() -> None:

@@ -6,6 +6,7 @@ import io
 import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from typing import BinaryIO
 
@@ -13,6 +14,7 @@ from streamload_tools.failures import UsageError
 from streamload_tools.reading import Reader, ReadShard
 from streamload_tools.sizes import counted
 
+from streamload.dataset.chain import LINK
 from streamload.dataset.index import INDEX_FOLDER, IndexedShard, write_index_files
 from streamload.dataset.index_file import table_path
 from streamload.dataset.table_file import table_to_npz
@@ -22,9 +24,22 @@ from streamload.fetch.storage.protocol import protocol_of, without_secrets
 from streamload.fetch.storage.storages import Storages
 from streamload.fetch.writing.remote_index import merge_remote_index
 
-__all__ = ["index_shards"]
+__all__ = ["Indexed", "index_shards"]
 
 _UPLOADS_AT_ONCE = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Indexed:
+    """What was found in the shards of an index.
+
+    Attributes:
+        samples: how many there are.
+        links: hard and symbolic links, which were passed over.
+    """
+
+    samples: int
+    links: int
 
 
 def index_shards(
@@ -33,7 +48,7 @@ def index_shards(
     storages: Storages,
     workers: int,
     advance: Callable[[int, int], None],
-) -> int:
+) -> Indexed:
     """Read shards and write their index, or leave the index as it was.
 
     Args:
@@ -44,7 +59,7 @@ def index_shards(
         advance: called with shards and bytes as they are done.
 
     Returns:
-        The number of samples.
+        What was found.
 
     Raises:
         UsageError: two shards of one index have the same name, or no index can be written where it would lie.
@@ -63,7 +78,7 @@ def index_shards(
             spool.add(url, read)
         for folder, inside in by_folder.items():
             spool.write(folder, inside, storages)
-    return spool.samples
+    return Indexed(spool.samples, spool.links)
 
 
 def _check(folder: str, urls: Sequence[str]) -> None:
@@ -82,7 +97,7 @@ class _Spool:
     """Tables on their way to an index, in one file without a name: those of very many shards may not fit in memory."""
 
     def __init__(self, file: BinaryIO) -> None:
-        self.samples = 0
+        self.samples = self.links = 0
         self._file = file
         self._entries: dict[str, IndexedShard] = {}
         self._fields: dict[str, tuple[str, ...]] = {}
@@ -98,6 +113,7 @@ class _Spool:
         self._entries[url] = IndexedShard(name, read.bytes, samples, read.mtime_ns, read.etag)
         self._fields[url] = read.table.fields
         self.samples += samples
+        self.links += read.table.skipped.get(LINK, 0)
 
     def write(self, folder: str, urls: Sequence[str], storages: Storages) -> None:
         """Write one index; its list comes last."""

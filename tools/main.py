@@ -86,8 +86,13 @@ def index_command(
         storages = Storages(parse_storage_options(storage_option or []))
         shards = find_shards(urls, storages)
         with open_progress("indexing", len(shards), "shards") as progress:
-            samples = index_shards(shards, output, storages, workers or available_processors(), progress.advance)
-        typer.echo(f"indexed {counted(len(shards), 'shard')}, {counted(samples, 'sample')}")
+            found = index_shards(shards, output, storages, workers or available_processors(), progress.advance)
+        typer.echo(f"indexed {counted(len(shards), 'shard')}, {counted(found.samples, 'sample')}")
+        if found.links:
+            say(
+                f"warning: {counted(found.links, 'link')} passed over, for a link has no bytes of its own; if they "
+                "belong to samples, pack the shards with `tar --hard-dereference -h`"
+            )
 
 
 @app.command("ls", cls=PlainUsage)

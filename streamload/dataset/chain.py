@@ -28,13 +28,16 @@ from streamload.dataset.tar_end import EndNotArrivedError, check_end
 from streamload.errors import ShardFormatError
 from streamload.wording import counted
 
-__all__ = ["MISSING_END", "TarMembers", "read_chain", "read_chain_part"]
+__all__ = ["LINK", "MISSING_END", "TarMembers", "read_chain", "read_chain_part"]
 
 MISSING_END = "missing end mark"
 """The reason under which an archive without its end-of-archive mark is counted."""
 
+LINK = "link"
+"""The reason under which hard and symbolic links are counted; `tar` writes files with several names so, too."""
+
 _REGULAR = b"0\x007"
-_NO_PAYLOAD = {b"1": "link", b"2": "link", b"3": "special", b"4": "special", b"5": "directory", b"6": "special"}
+_NO_PAYLOAD = {b"1": LINK, b"2": LINK, b"3": "special", b"4": "special", b"5": "directory", b"6": "special"}
 _PASSED_OVER = {b"V": "volume label", b"D": "directory"}
 _REFUSED = {
     b"S": "a sparse file, which cannot be read in place; re-pack the shard without `tar --sparse`",

@@ -17,14 +17,24 @@ from typing import Any, SupportsIndex, cast
 
 import numpy as np
 
-__all__ = ["encode_field"]
+from streamload.dataset.extensions import (
+    ARRAY,
+    ARRAYS,
+    CBOR,
+    IMAGE_FORMATS,
+    INTEGER,
+    JSON,
+    MSGPACK,
+    PICKLE,
+    SAFETENSORS,
+    TEXT,
+    TORCH,
+)
+
+__all__ = ["ENCODED_EXTENSIONS", "encode_field"]
 
 JPEG_QUALITY = 95
 
-_TEXT = frozenset({"text", "transcript", "caption", "jsonl", "csv", "tsv", "xml", "html", "md", "yaml"})
-_INTEGER = frozenset({"cls", "cls2", "index", "id", "inx"})
-_PICKLE = frozenset({"pkl", "pickle", "pyd"})
-_PILLOW_FORMAT = {"jpg": "JPEG", "jpeg": "JPEG", "png": "PNG", "webp": "WEBP"}
 _PILLOW_MODES = {
     "JPEG": ("L", "RGB", "CMYK"),
     "PNG": ("1", "L", "LA", "P", "RGB", "RGBA", "I;16"),
@@ -40,9 +50,11 @@ def encode_field(field: str, value: object) -> bytes:
     """The bytes to store for one field of a sample.
 
     Accepted, beside bytes-like objects for every extension: `str` for text (`txt`, `json`, `csv`, ...; a `str` for
-    `json` is taken for finished JSON), `int` for `cls`, `cls2`, `index`, `id`, `inx` and `txt`, what JSON knows for
-    `json`, a uint8 HW or HWC array or a Pillow image for `jpg`, `jpeg`, `png` and `webp`, an array for `npy`, a mapping
-    of arrays for `npz` and `safetensors`, a torch tensor for `pt` and `pth`, plain data for `msgpack` and `cbor`.
+    `json` is taken for finished JSON), `int` for `cls`, `cls2`, `count`, `index`, `id`, `inx` and `txt`, what JSON
+    knows for `json` and `jsn`, a uint8 HW or HWC array or a Pillow image for `jpg`, `jpeg`, `jpe`, `jfif`, `png`,
+    `apng` and `webp`, an array for `npy`, a mapping of arrays for `npz` and `safetensors`, a torch tensor for `pt` and
+    `pth`, plain data for `msgpack`, `msg`, `mp` and `cbor`. By default the loader gives the same kind of value back,
+    but for integers in `txt`, which are text there.
 
     Args:
         field: the field's name; what follows its last dot is the extension.
@@ -74,14 +86,8 @@ _CODECS = "pip install 'streamload[codecs]'"
 
 
 def _encoder(extension: str) -> Callable[[Any], bytes]:
-    if extension in _PICKLE:
+    if extension in PICKLE:
         raise _UnsuitableError("takes bytes only: unpickling runs code from the data; use npz, json or msgpack instead")
-    if extension in _INTEGER:
-        return _integer
-    if extension in _TEXT:
-        return _text
-    if extension in _PILLOW_FORMAT:
-        return partial(_image, _PILLOW_FORMAT[extension])
     if extension not in _ENCODERS:
         raise _UnsuitableError("takes bytes only: streamload has no encoder for it; encode the value first")
     return _ENCODERS[extension]
@@ -226,14 +232,18 @@ def _cbor(value: object) -> bytes:
 
 
 _ENCODERS: dict[str, Callable[[Any], bytes]] = {
+    **dict.fromkeys(TEXT, _text),
     "txt": _txt,
-    "json": _json,
-    "npy": _npy,
-    "npz": _npz,
-    "pt": _pt,
-    "pth": _pt,
-    "safetensors": _safetensors,
-    "msgpack": _msgpack,
-    "mp": _msgpack,
-    "cbor": _cbor,
+    **dict.fromkeys(INTEGER, _integer),
+    **{name: partial(_image, form) for name, form in IMAGE_FORMATS.items() if form in _PILLOW_MODES},
+    **dict.fromkeys(JSON, _json),
+    **dict.fromkeys(ARRAY, _npy),
+    **dict.fromkeys(ARRAYS, _npz),
+    **dict.fromkeys(TORCH, _pt),
+    **dict.fromkeys(SAFETENSORS, _safetensors),
+    **dict.fromkeys(MSGPACK, _msgpack),
+    **dict.fromkeys(CBOR, _cbor),
 }
+
+ENCODED_EXTENSIONS = frozenset(_ENCODERS)
+"""The extensions that take other values than bytes."""

@@ -9,12 +9,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from streamload.dataset.extensions import ARRAY, INTEGER
 from streamload.decode.array_files import NpyLayout, npy_layout
 
-__all__ = ["INTEGER_EXTENSIONS", "decode_integers", "shared_npy_layout"]
-
-INTEGER_EXTENSIONS = frozenset({"cls", "cls2", "index", "inx", "id"})
-"""Fields with these last extensions hold one decimal integer as text."""
+__all__ = ["decode_integers", "shared_npy_layout"]
 
 _INT64_DIGITS = 18  # every number of so many digits fits an int64
 
@@ -37,7 +35,7 @@ def decode_integers(
         spaces or more than 18 digits, anything out of bounds or damaged. The caller then decodes sample by sample,
         which raises the proper errors.
     """
-    if field.rpartition(".")[2] not in INTEGER_EXTENSIONS or not _inside(data, offsets, sizes):
+    if field.rpartition(".")[2] not in INTEGER or not _inside(data, offsets, sizes):
         return None
     return _integers(data, offsets, sizes)
 
@@ -52,7 +50,7 @@ def shared_npy_layout(
     Returns:
         None where they differ, or are column-major, damaged or out of bounds, or the field is of another kind.
     """
-    if field.rpartition(".")[2] != "npy":
+    if field.rpartition(".")[2] not in ARRAY:
         return None
     return _shared_layout(data, offsets, sizes)
 

@@ -15,16 +15,27 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
+from streamload.dataset.extensions import (
+    ARRAY,
+    ARRAYS,
+    CBOR,
+    IMAGE_FORMATS,
+    INTEGER,
+    JSON,
+    MSGPACK,
+    SAFETENSORS,
+    TEXT,
+    TORCH,
+)
 from streamload.decode.array_files import (
     DECOMPRESSED_LIMIT_BYTES,
     check_entries,
     decode_npy,
     decode_npz,
 )
-from streamload.decode.column_decoding import INTEGER_EXTENSIONS
 from streamload.images.files import decode_image
 
-__all__ = ["Decoder", "Encoded", "decoder_for", "decodes_as_built_in", "is_array", "is_image"]
+__all__ = ["DECODED_EXTENSIONS", "Decoder", "Encoded", "decoder_for", "decodes_as_built_in", "is_array", "is_image"]
 
 Encoded = memoryview | bytearray | bytes
 """The bytes of a field. A `bytearray` becomes its decoder's; `bytes` may be kept by anyone."""
@@ -32,7 +43,6 @@ Encoded = memoryview | bytearray | bytes
 Decoder = Callable[[Any], Any]
 """Bytes to a value. Raises `ValueError`, or whatever the user's function raises, on bytes of another kind."""
 
-_IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff")
 _GZIP_WINDOW_BITS = 31  # zlib's spelling of "a gzip header is expected"
 _GZIP_CHUNK_BYTES = 1 << 14  # small, since zlib copies what is left of a chunk at the end of every member
 _INT64_LIMIT = 1 << 63
@@ -73,12 +83,12 @@ def decodes_as_built_in(field: str, decode: bool | Mapping[str, Callable[[bytes]
 
 def is_image(field: str) -> bool:
     """True if the built-in decoder of a field is that of images, so that it can be decoded by `from_encoded`."""
-    return _last_extension(_normal(field)) in _IMAGE_EXTENSIONS
+    return _last_extension(_normal(field)) in IMAGE_FORMATS
 
 
 def is_array(field: str) -> bool:
     """True if the built-in decoder of a field is that of npy files, which takes over a `bytearray`."""
-    return _last_extension(_normal(field)) == "npy"
+    return _last_extension(_normal(field)) in ARRAY
 
 
 def _normal(name: str) -> str:
@@ -99,8 +109,6 @@ def _built_in(field: str, users: Mapping[str, Callable[[bytes], Any]]) -> Decode
     if extension == "gz":
         inner = _built_in(field.rpartition(".")[0], users)
         return lambda data: inner(memoryview(decompress_gzip(data)))
-    if extension in INTEGER_EXTENSIONS:
-        return decode_integer
     return _BY_EXTENSION.get(extension, bytes)
 
 
@@ -151,7 +159,10 @@ def decode_integer(data: memoryview) -> int:
 
 
 def _decode_text(data: memoryview) -> str:
-    return str(data, "utf-8")
+    try:
+        return str(data, "utf-8")
+    except UnicodeDecodeError as exc:
+        raise ValueError(f"not text in utf-8 ({exc}); decode={{...}} takes a decoder of yours, such as bytes") from exc
 
 
 def _decode_json(data: memoryview) -> Any:
@@ -209,13 +220,17 @@ def _codec(module: str, package: str) -> ModuleType:
 
 
 _BY_EXTENSION: dict[str, Decoder] = {
-    **dict.fromkeys(_IMAGE_EXTENSIONS, decode_image),
-    **dict.fromkeys(("txt", "text", "transcript"), _decode_text),
-    **dict.fromkeys(("pt", "pth"), _decode_torch),
-    "npy": decode_npy,
-    "npz": decode_npz,
-    "json": _decode_json,
-    "safetensors": _decode_safetensors,
-    "msgpack": _decode_msgpack,
-    "cbor": _decode_cbor,
+    **dict.fromkeys(IMAGE_FORMATS, decode_image),
+    **dict.fromkeys(TEXT, _decode_text),
+    **dict.fromkeys(INTEGER, decode_integer),
+    **dict.fromkeys(JSON, _decode_json),
+    **dict.fromkeys(ARRAY, decode_npy),
+    **dict.fromkeys(ARRAYS, decode_npz),
+    **dict.fromkeys(TORCH, _decode_torch),
+    **dict.fromkeys(SAFETENSORS, _decode_safetensors),
+    **dict.fromkeys(MSGPACK, _decode_msgpack),
+    **dict.fromkeys(CBOR, _decode_cbor),
 }
+
+DECODED_EXTENSIONS = frozenset(_BY_EXTENSION)
+"""The extensions that become other values than bytes."""

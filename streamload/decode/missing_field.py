@@ -1,4 +1,4 @@
-"""What to say of a sample that lacks a wanted field: the fields that it has, and which alternative may be meant."""
+"""What to say of a wanted field that is not there: the fields that there are, and which of them may be meant."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from dataclasses import replace
 from streamload.dataset.table import ShardTable
 from streamload.decode.decoders import is_image
 from streamload.decode.tasks import RowFailure
+from streamload.wording import listed
 
-__all__ = ["with_fields"]
+__all__ = ["those_there_are", "with_fields"]
 
 _SOUNDS = ("wav", "flac", "mp3", "ogg", "opus", "m4a", "aac")
 _FILMS = ("mp4", "webm", "mkv", "avi", "mov")
@@ -26,12 +27,32 @@ def with_fields(failure: RowFailure, table: ShardTable, wanted: Sequence[str] | 
     if not failure.missing_field or failure.field is None:
         return failure
     existing = table.sample_fields(failure.sample)
-    message = f"{failure.message}; it has {', '.join(existing)}"
     others = {name for entry in wanted or () for name in entry.split(";")}
     instead = next((name for name in existing if name not in others and _alike(name, failure.field)), None)
-    if instead is not None:
-        message += f'; to take either, write "{failure.field};{instead}" in fields'
-    return replace(failure, message=message)
+    if instead is None:
+        return replace(failure, message=f"{failure.message}; it has {those_there_are(failure.field, existing)}")
+    either = f'to take either, write "{failure.field};{instead}" in fields'
+    return replace(failure, message=f"{failure.message}; it has {listed(existing)}; {either}")
+
+
+def those_there_are(wanted: str, existing: Sequence[str]) -> str:
+    """The end of a message: the fields that there are, and what to do where the wanted one is the end of another.
+
+    Args:
+        wanted: a field that is not among them; alternatives are separated by semicolons.
+        existing: the fields of a sample or of all; of very many only some are shown.
+    """
+    if not existing:
+        return "none"
+    ends = tuple(f".{name}" for name in wanted.split(";"))
+    longer = next((name for name in existing if name.endswith(ends)), None)
+    if longer is None:
+        return listed(existing)
+    return (
+        f"{listed(existing)}. Names are split at the first dot, so the file 'x.{longer}' is the field {longer!r} of "
+        f"the sample 'x'; if that was not meant, rename the files, and otherwise ask for {longer!r}, or take "
+        "fields=None and have a transform choose"
+    )
 
 
 def _alike(name: str, wanted: str) -> bool:

@@ -22,7 +22,7 @@ from streamload.decode.row_table import Column, RowTable
 from streamload.decode.seeding import GlobalSeeds, RowRandomness
 from streamload.decode.tasks import SAMPLE_NAMES, Job, RowFailure, RowsDone, RowTask, WorkSeconds
 from streamload.decode.transforms import DatasetTransforms
-from streamload.decode.user_code import PROGRAM_ERRORS, TransformRaisedError, UserFunction
+from streamload.decode.user_code import PROGRAM_ERRORS, TransformRaisedError, UserFunction, why_not_skipped
 from streamload.memory.slots import SlotMemory
 from streamload.order.randomness import SampleRandomness
 
@@ -279,6 +279,8 @@ class RowMaker:
         where = column or (work.columns[0] if work.columns else None)
         in_program = kind == "TransformError" or (column is not None and not self._reader.is_built_in(column))
         fatal = isinstance(cause, PROGRAM_ERRORS if in_program else ImportError)
+        if fatal and in_program and cause is not None and self._job.on_error != "raise":
+            message = f"{message}; {why_not_skipped(cause, self._job.on_error)}"
         # Of errors that are counted the frames would pile up, with all that is in them.
         told = failure_here if self._in_callers_process and (fatal or self._job.on_error == "raise") else failure_of
         return RowFailure(

@@ -9,10 +9,18 @@ from typing import Any
 
 from streamload.images.placing import takes_out, takes_rng
 
-__all__ = ["PROGRAM_ERRORS", "TransformRaisedError", "UserFunction", "check_takes_one"]
+__all__ = ["PROGRAM_ERRORS", "TransformRaisedError", "UserFunction", "check_takes_one", "why_not_skipped"]
 
 PROGRAM_ERRORS = (NameError, AttributeError, TypeError, ImportError, SyntaxError, NotImplementedError, MemoryError)
 """What user code raises by a mistake in the program, not in the data; `on_error` does not apply to it."""
+
+
+def why_not_skipped(error: Exception, on_error: str) -> str:
+    """What to say of an error of the program where samples that fail are to be left out or replaced."""
+    return (
+        f"on_error={on_error!r} is for samples that fail for their data, and {type(error).__name__} is taken for a "
+        "mistake in the program: raise ValueError for samples that are to be left out"
+    )
 
 
 def check_takes_one(name: str, function: Callable[..., Any], what: str) -> None:

@@ -5,7 +5,8 @@ What becomes RGB by which rule:
 
 * grey, palette and two-level images: each pixel's colour; CMYK and YCCK: Pillow's conversion;
 * alpha (RGBA, LA, palettes with transparency) is dropped, nothing is blended;
-* 16 bits a channel: the upper 8 bits; floating-point and 32-bit pixels are refused, for their range is not stated;
+* more than 8 bits a channel are refused, for depth maps and labels are stored so, and little would be left of them;
+  so are floating-point and 32-bit pixels, whose range is not stated;
 * animations and multi-page files: the first picture.
 
 An EXIF orientation is not applied, as in torchvision's default loader. A file that is cut off is an error, never
@@ -38,6 +39,8 @@ PIXEL_LIMIT = 178_956_970
 
 _WHOLE_SCANS_LIMIT = 32  # encoders write about 10; a small file of thousands of scans would decode for hours
 _WARNING_FORMATS = ("TIFF", "GIF")
+_TIFF_BITS_PER_SAMPLE = 258
+_PNM_SIGNATURES = tuple(b"P%d%c" % (kind, space) for kind in range(1, 7) for space in b" \t\n\v\f\r")
 _PILLOW_ERRORS = (SyntaxError, OSError, EOFError, ArithmeticError, LookupError, TypeError, struct.error, Warning)
 _warning_filters = Lock()
 
@@ -78,7 +81,8 @@ def decode_image(
         uint8 array (height, width, 3), C-contiguous, writable, in memory of its own; or `out`.
 
     Raises:
-        ValueError: not a known format, damaged, cut off, too large, or with pixels whose range is unknown.
+        ValueError: not a known format, damaged, cut off, too large, with more than 8 bits a channel, or with pixels
+            whose range is unknown.
     """
     header = readable_jpeg_header(data, pixel_limit)
     if header is not None:
@@ -153,7 +157,15 @@ def _open(data: memoryview) -> ImageFile:
     The plugins are called directly because `PIL.Image.open` tries every format it knows, some of which start other
     programs, and warns about large images, which are refused here by an error instead.
     """
-    from PIL import BmpImagePlugin, GifImagePlugin, JpegImagePlugin, PngImagePlugin, TiffImagePlugin, WebPImagePlugin
+    from PIL import (
+        BmpImagePlugin,
+        GifImagePlugin,
+        JpegImagePlugin,
+        PngImagePlugin,
+        PpmImagePlugin,
+        TiffImagePlugin,
+        WebPImagePlugin,
+    )
     from PIL.Image import DecompressionBombError
 
     head = bytes(data[:32])
@@ -172,12 +184,14 @@ def _open(data: memoryview) -> ImageFile:
         plugin = TiffImagePlugin.TiffImageFile
     elif head.startswith(b"BM"):
         plugin = BmpImagePlugin.BmpImageFile
+    elif head.startswith(_PNM_SIGNATURES):
+        plugin = PpmImagePlugin.PpmImageFile
     else:
         raise ValueError(f"not an image of a known format: it begins with {head[:8]!r}")
     try:
         with _damage_is_error() if plugin.format in _WARNING_FORMATS else nullcontext():
             return plugin(io.BytesIO(data))
-    except (*_PILLOW_ERRORS, DecompressionBombError) as exc:
+    except (*_PILLOW_ERRORS, ValueError, DecompressionBombError) as exc:
         raise ValueError(f"the header of the {plugin.format} image cannot be read: {exc}") from exc
 
 
@@ -212,20 +226,42 @@ def _decode_with_pillow(data: memoryview, pixel_limit: int) -> NDArray[np.uint8]
         _check_pixels(image.height, image.width, pixel_limit)
         try:
             with _damage_is_error() if image.format in _WARNING_FORMATS else nullcontext():
+                _check_depth(image)
                 image.load()
                 return _to_rgb(image)
         except _PILLOW_ERRORS as exc:
             raise ValueError(f"the {image.format} image is damaged or cut off: {exc}; write the sample again") from exc
 
 
+def _check_depth(image: ImageFile) -> None:
+    """Refuse an image of which 8 bits a channel would be less than there is; it is not loaded yet."""
+    bits = _channel_bits(image)
+    if 8 < bits < 32:
+        raise ValueError(
+            f"the {image.format} image has {bits} bits a channel, of which 8 would be left; give a decoder for its "
+            "field, such as decode={'depth.png': function}, store its values as npy, or convert it to 8 bits"
+        )
+
+
+def _channel_bits(image: ImageFile) -> int:
+    """By the header; Pillow's modes don't tell, for what it reads as RGB may have lost half of its bits by that."""
+    from PIL.TiffImagePlugin import TiffImageFile
+
+    if isinstance(image, TiffImageFile):
+        return int(max(image.tag_v2.get(_TIFF_BITS_PER_SAMPLE, (1,))))
+    if image.format == "PNG":
+        return 16 if any(";16" in str(tile.args) for tile in image.tile) else 8
+    if image.format == "PPM":
+        most = max((tile.args[-1] for tile in image.tile if isinstance(tile.args, tuple)), default=0)
+        return 16 if image.mode == "I" or most > 255 else 8
+    return 8
+
+
 def _to_rgb(image: ImageFile) -> NDArray[np.uint8]:
     """A loaded image as an array, by the rules at the head of this module."""
-    if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PNG"):
-        grey = (np.asarray(image).astype(np.int64) >> 8).astype(np.uint8)
-        return np.repeat(grey[:, :, None], 3, axis=2)
-    if image.mode in ("I", "F"):
+    if image.mode in ("I", "F") or image.mode.startswith("I;"):
         raise ValueError(
-            f"the {image.format} image has 32-bit pixels (mode {image.mode}), whose range is not stated; "
+            f"the {image.format} image has wide pixels (mode {image.mode}), whose range is not stated; "
             "hand over a decoder for this field with decode={...}"
         )
     if image.mode == "P":

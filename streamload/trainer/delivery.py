@@ -15,6 +15,7 @@ from streamload.decode.tasks import OnError
 from streamload.errors import SampleError
 from streamload.feeder.pipeline import FailedRow, Part, ReadyBatch
 from streamload.memory.mapped import Bytes
+from streamload.trainer.passed_over import PassedOver
 from streamload.wording import counted
 
 __all__ = ["MOST_KEPT", "Delivery"]
@@ -36,6 +37,7 @@ class Delivery:
         skipped: the errors of the samples that were left out or replaced, in the order of delivery; the newest
             `MOST_KEPT`, since a run may be long.
         n_skipped: how many there were.
+        passed_over: knows of members of shards that are no part of a sample, and tells of some.
     """
 
     def __init__(self, on_error: OnError, max_errors: int | None) -> None:
@@ -44,6 +46,7 @@ class Delivery:
         self._layouts: dict[bytes, Layout] = {}
         self.skipped: deque[SampleError] = deque(maxlen=MOST_KEPT)
         self.n_skipped = 0
+        self.passed_over = PassedOver()
 
     def build(self, batch: ReadyBatch, lend: Callable[[int, int], Bytes]) -> tuple[Any, int] | None:
         """A batch for the loop.

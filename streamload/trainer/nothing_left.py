@@ -1,40 +1,47 @@
-"""The warning that `drop_last=True` has dropped a whole epoch, at the line of the user's loop."""
+"""The warning that an epoch has no batch, because `drop_last=True` drops all of it or no sample is in the shards."""
 
 from __future__ import annotations
 
-import inspect
 import warnings
 
 from streamload.decode.dealing import EpochStart
+from streamload.trainer.passed_over import PassedOver
+from streamload.trainer.user_frames import frames_of_ours
 from streamload.wording import counted
 
 __all__ = ["NothingLeft"]
 
 
 class NothingLeft:
-    """Says once in a loader's life that an epoch has no batch because `drop_last` drops all of its samples.
+    """Says once in a loader's life that an epoch has no batch because all of its samples are dropped, or there is none.
 
     Args:
-        drop_last: whether the samples are dropped that fill no batch on every rank; else nothing is ever said.
+        drop_last: whether the samples are dropped that fill no batch on every rank.
         batch_size: samples of a batch, on each rank.
+        passed_over: knows the members that belong to no sample.
     """
 
-    def __init__(self, drop_last: bool, batch_size: int) -> None:
+    def __init__(self, drop_last: bool, batch_size: int, passed_over: PassedOver) -> None:
         self._may_say = drop_last
         self._batch_size = batch_size
+        self._passed_over = passed_over
 
     def is_possible(self, start: EpochStart) -> bool:
-        """Whether a pass that begins there could have no batch for this reason, and that is still to be said."""
-        return self._may_say and start.position == 0
+        """Whether a pass that begins there could have no batch for such a reason, and that is still to be said."""
+        return start.position == 0 and (self._may_say or self._passed_over.explains_emptiness)
 
     def look_at(self, start: EpochStart, samples: int | None) -> None:
         """Warn where an epoch of so many samples, among the ranks of the pass, has no batch.
 
-        Nothing is said where the number is None, for not known yet, or 0: an empty dataset has lost nothing.
+        Nothing is said where the number is None, for not known yet; and of 0 only if members were passed over, as an
+        empty dataset has lost nothing.
         """
+        if samples == 0 and start.position == 0:
+            self._passed_over.explain_emptiness()
+            return
         world_size = start.world_size
         block = self._batch_size * world_size
-        if not self.is_possible(start) or samples is None or not 0 < samples < block:
+        if not self._may_say or start.position or samples is None or samples >= block:
             return
         self._may_say = False
         ranks = f" on each of {counted(world_size, 'rank')}" if world_size > 1 else ""
@@ -43,13 +50,5 @@ class NothingLeft:
             f"drop_last=True drops the whole epoch, so there is no batch: it {have}, and one batch of {need}; "
             "give a smaller batch_size, or drop_last=False",
             UserWarning,
-            stacklevel=_frames_of_ours(),
+            stacklevel=frames_of_ours(),
         )
-
-
-def _frames_of_ours() -> int:
-    """How many frames, from the caller's on, lead out of this package: the user's loop is behind as many."""
-    frame, level = inspect.currentframe(), 0
-    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "streamload":
-        frame, level = frame.f_back, level + 1
-    return level

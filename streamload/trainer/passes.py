@@ -237,6 +237,7 @@ class Pass(Iterator[Any]):
                     self._tell_after = message.tell_after
                 else:
                     self._let_go(message.batches)
+                self._delivery.passed_over.look_at(message.totals.skipped_members)
             case TellTaken():
                 self.connection.tell(asked=True)
             case Failed():

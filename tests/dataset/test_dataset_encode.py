@@ -33,6 +33,8 @@ def test_bytes_pass_everywhere(field: str, value: object) -> None:
         ("txt", "é", "é".encode()),
         ("txt", 12, b"12"),
         ("csv", "a,b", b"a,b"),
+        ("count", 3, b"3"),
+        ("jsn", [1], b"[1]"),
         ("cls", -3, b"-3"),
         ("cls", np.int64(7), b"7"),
         ("cls2", "7", b"7"),
@@ -72,11 +74,11 @@ def test_plain_data() -> None:
 
 
 @pytest.mark.parametrize("pixels", [PIXELS, PIXELS[..., :1], PIXELS[..., 0], Image.fromarray(PIXELS)])
-@pytest.mark.parametrize("field", ["jpg", "jpeg", "png", "webp"])
+@pytest.mark.parametrize("field", ["jpg", "jpeg", "jfif", "png", "webp"])
 def test_images(field: str, pixels: np.ndarray | Image.Image) -> None:
     with Image.open(io.BytesIO(encode_field(field, pixels))) as image:
         assert image.size == (5, 7)
-        assert image.format == {"jpg": "JPEG", "jpeg": "JPEG", "png": "PNG", "webp": "WEBP"}[field]
+        assert image.format == {"jpg": "JPEG", "jpeg": "JPEG", "jfif": "JPEG", "png": "PNG", "webp": "WEBP"}[field]
         if field == "png":
             assert np.array_equal(np.asarray(image), np.squeeze(np.asarray(pixels)))
 

@@ -1,0 +1,54 @@
+"""Warnings of members that belong to no sample, where somebody may miss them, at the line of the user's loop."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+
+from streamload.dataset.chain import LINK, MISSING_END
+from streamload.trainer.user_frames import frames_of_ours
+from streamload.wording import counted
+
+__all__ = ["PassedOver"]
+
+
+class PassedOver:
+    """Says once each in a loader's life that links were passed over, and that nothing else was in the shards."""
+
+    def __init__(self) -> None:
+        self._skipped: Mapping[str, int] = {}
+        self._links_told = False
+        self._emptiness_told = False
+
+    @property
+    def explains_emptiness(self) -> bool:
+        """Whether members were passed over, and it has not been said yet that all of them were."""
+        return not self._emptiness_told and any(reason != MISSING_END for reason in self._skipped)
+
+    def look_at(self, skipped: Mapping[str, int]) -> None:
+        """Take in how many members the scans have passed over so far, by reason, and warn of links among them."""
+        self._skipped = skipped
+        links = skipped.get(LINK, 0)
+        if not links or self._links_told:
+            return
+        self._links_told = True
+        warnings.warn(
+            f"{counted(links, 'link')} passed over in the shards read so far: a link in an archive has no bytes of its "
+            "own, and `tar` makes links of symbolic links and of files that have several names; if they belong to "
+            "samples, pack the shards with `tar --hard-dereference -h`",
+            UserWarning,
+            stacklevel=frames_of_ours(),
+        )
+
+    def explain_emptiness(self) -> None:
+        """Warn that no sample is in the shards, all of which have been scanned, if members were passed over."""
+        if not self.explains_emptiness:
+            return
+        self._emptiness_told = True
+        reasons = [f"{count:,} {reason}" for reason, count in self._skipped.items() if reason != MISSING_END]
+        warnings.warn(
+            f"no sample is in the shards: all their members were passed over ({', '.join(reasons)}); "
+            "the files of a sample are regular ones named KEY.FIELD, such as 0001.jpg and 0001.cls",
+            UserWarning,
+            stacklevel=frames_of_ours(),
+        )

@@ -1,0 +1,131 @@
+"""What is written under an extension is read back, and extensions mean what they mean to WebDataset."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from webdataset import autodecode, writer
+
+from streamload.dataset import extensions
+from streamload.dataset.encode import ENCODED_EXTENSIONS, encode_field
+from streamload.decode.column_decoding import decode_integers
+from streamload.decode.decoders import DECODED_EXTENSIONS, decoder_for, is_image
+
+PIXELS = np.full((6, 4, 3), 80, np.uint8)
+ARRAYS = {"a": np.arange(5), "b": np.eye(2)}
+TENSOR = torch.arange(4.0)
+PLAIN = {"a": [1, "é", None], "b": {"c": 1.5}}
+
+
+def value_for(extension: str) -> Any:
+    """A value that goes and comes back as it is; of an extension that no kind has, an error."""
+    return next(
+        value
+        for kind, value in (
+            (extensions.TEXT, "zażółć\n1,2\n"),
+            (extensions.INTEGER, -7),
+            (extensions.JSON | extensions.MSGPACK | extensions.CBOR, PLAIN),
+            (extensions.ARRAY, ARRAYS["a"]),
+            (extensions.ARRAYS | extensions.SAFETENSORS, ARRAYS),
+            (extensions.TORCH, TENSOR),
+            (extensions.IMAGE_FORMATS, PIXELS),
+        )
+        if extension in kind
+    )
+
+
+def as_plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: as_plain(each) for name, each in value.items()}
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+@pytest.mark.parametrize("extension", sorted(ENCODED_EXTENSIONS))
+def test_what_is_written_is_read_back(extension: str) -> None:
+    value = value_for(extension)
+    for field in (extension, f"x.{extension}", f"X.{extension.upper()}"):
+        got = decoder_for(field)(memoryview(encode_field(field.lower(), value)))
+        assert (type(got) is type(value)) or extension == "safetensors"
+        assert as_plain(got) == as_plain(value)
+
+
+def test_only_images_are_read_that_cannot_be_written() -> None:
+    assert ENCODED_EXTENSIONS <= DECODED_EXTENSIONS
+    assert {"bmp", "gif", "tif", "tiff", "ppm", "pgm", "pbm", "pnm"} == DECODED_EXTENSIONS - ENCODED_EXTENSIONS
+    assert all(map(is_image, DECODED_EXTENSIONS - ENCODED_EXTENSIONS))
+
+
+@pytest.mark.parametrize("extension", sorted(ENCODED_EXTENSIONS))
+def test_a_str_is_read_back_as_a_str_where_nothing_else_is_meant(extension: str) -> None:
+    try:
+        data = encode_field(extension, "12")
+    except TypeError:
+        assert extension not in extensions.TEXT
+        return
+    got = decoder_for(extension)(memoryview(data))
+    meant = {**dict.fromkeys(extensions.INTEGER | extensions.JSON, 12), **dict.fromkeys(extensions.MSGPACK, "12")}
+    assert got == meant.get(extension, "12")
+
+
+@pytest.mark.parametrize("name", ["pkl", "pickle", "pyd", "ten", "tb", "class", "bin", "mp4"])
+def test_the_others_stay_bytes(name: str) -> None:
+    assert name not in DECODED_EXTENSIONS | ENCODED_EXTENSIONS
+    assert decoder_for(name)(memoryview(b"7")) == b"7"
+
+
+@pytest.mark.parametrize("extension", sorted(extensions.INTEGER))
+def test_columns_of_integers_are_read_at_once(extension: str) -> None:
+    data = np.frombuffer(b"12-3", np.uint8)
+    got = decode_integers(f"x.{extension}", data, np.array([0, 2]), np.array([2, 2]))
+    assert got is not None
+    assert got.tolist() == [12, -3]
+
+
+def test_text_in_another_encoding_says_how_to_read_it() -> None:
+    with pytest.raises(ValueError, match=r"not text in utf-8 .*0xe9.*decode=\{\.\.\.\}.*bytes"):
+        decoder_for("html")(memoryview("né".encode("latin-1")))
+    assert decoder_for("html", {"html": bytes})(memoryview(b"n\xe9")) == b"n\xe9"
+
+
+def test_the_extensions_that_are_promised() -> None:
+    assert {
+        "txt",
+        "text",
+        "transcript",
+        "caption",
+        "jsonl",
+        "csv",
+        "tsv",
+        "xml",
+        "html",
+        "md",
+        "yaml",
+    } <= extensions.TEXT
+    assert extensions.IMAGE_FORMATS.keys() >= {"jpg", "jpeg", "jfif", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm"}
+
+
+NEVER = extensions.PICKLE | {"ten", "tb"}
+
+
+@pytest.mark.parametrize("extension", sorted(autodecode.decoders.keys() - NEVER - {"cbor", "npz"}))
+def test_what_webdataset_reads_is_read_as_it_reads_it(extension: str) -> None:
+    data = encode_field(extension, value_for(extension))
+    ours, theirs = decoder_for(extension)(memoryview(data)), autodecode.decoders[extension](data)
+    assert type(ours) is type(theirs)
+    assert as_plain(ours) == as_plain(theirs)
+
+
+@pytest.mark.parametrize("extension", sorted(writer.default_handlers.keys() & ENCODED_EXTENSIONS - {"cbor"}))
+def test_what_webdataset_writes_is_read_back(extension: str) -> None:
+    value = value_for(extension)
+    got = decoder_for(extension)(memoryview(writer.default_handlers[extension](value)))
+    assert type(got) is type(value)
+    assert as_plain(got) == as_plain(value)
+
+
+def test_nothing_that_webdataset_reads_or_writes_is_left_out_but_by_intention() -> None:
+    named = autodecode.decoders.keys() | writer.default_handlers.keys()
+    assert named - DECODED_EXTENSIONS == {*NEVER, "tenbin", "class", "img", "image"}

@@ -1,0 +1,134 @@
+"""Members that belong to no sample are told of where somebody may miss them: links, and shards of nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tarfile
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+from streamload_tools.main import app
+from typer.testing import CliRunner
+
+from streamload import StreamLoader, TarDataset
+
+ADVICE = "tar --hard-dereference -h"
+
+
+def pack(files: Path, shard: Path) -> str:
+    """What `tar cf` makes of a folder's files, by name: of two that are one on the disk the second is a link."""
+    with tarfile.open(shard, "w", format=tarfile.PAX_FORMAT) as archive:
+        for path in sorted(files.iterdir()):
+            archive.add(path, arcname=path.name)
+    return os.fspath(shard)
+
+
+@pytest.fixture(scope="module")
+def linked(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Two samples of their own, a hard link to the first, and two symbolic links."""
+    folder = tmp_path_factory.mktemp("linked")
+    files = folder / "files"
+    files.mkdir()
+    for name in ("a.cls", "b.cls"):
+        (files / name).write_text("7")
+    os.link(files / "a.cls", files / "c.cls")
+    (files / "d.cls").symlink_to("a.cls")
+    (files / "e.cls").symlink_to("b.cls")
+    return pack(files, folder / "linked.tar")
+
+
+@pytest.fixture(scope="module")
+def only_links(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("links")
+    (folder / "files").mkdir()
+    for number in range(4):
+        (folder / "files" / f"{number}.cls").symlink_to(f"/elsewhere/{number}.cls")
+    return pack(folder / "files", folder / "links.tar")
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_links_are_told_of_once_where_the_loop_stands(linked: str, workers: int) -> None:
+    with StreamLoader(linked, 1, fields=("cls",), num_workers=workers) as loader:
+        with pytest.warns(UserWarning, match=f"^3 links passed over.*{ADVICE}") as said:
+            assert len(list(loader)) == 2
+        assert [warning.filename for warning in said] == [__file__]
+        assert loader.statistics().skipped_members == {"link": 3}
+        assert len(list(loader)) == 2  # a second warning would be an error
+
+
+def test_links_are_told_of_in_an_event_loop(linked: str) -> None:
+    async def run(loader: StreamLoader) -> int:
+        return len([batch async for batch in loader])
+
+    with StreamLoader(linked, 2, fields=("cls",), num_workers=0) as loader:
+        with pytest.warns(UserWarning, match=ADVICE) as said:
+            assert asyncio.run(run(loader)) == 1
+    assert [warning.filename for warning in said] == [__file__]
+
+
+def test_a_warning_that_is_an_error_loses_no_sample(linked: str) -> None:
+    with StreamLoader(linked, 1, fields=("cls",), num_workers=0) as loader:
+        with warnings.catch_warnings(), pytest.raises(UserWarning, match=ADVICE):
+            warnings.simplefilter("error")
+            list(loader)
+        assert len(list(loader)) == 2
+
+
+@pytest.mark.parametrize("options", [{}, {"drop_last": True}])
+def test_shards_of_nothing_but_links_are_no_empty_loop_in_silence(only_links: str, options: dict[str, Any]) -> None:
+    with StreamLoader(only_links, 2, fields=("cls",), num_workers=0, **options) as loader:
+        with pytest.warns(UserWarning, match="passed over") as said:
+            assert list(loader) == []
+        links, empty = (str(warning.message) for warning in said)
+        assert links.startswith("4 links passed over")
+        assert "no sample is in the shards: all their members were passed over (4 link); the files" in empty
+        assert list(loader) == []
+        assert len(loader) == 0
+
+
+def test_files_without_a_field_are_no_empty_loop_in_silence(tmp_path: Path) -> None:
+    (tmp_path / "files").mkdir()
+    for name in ("one", "two", ".hidden.jpg"):
+        (tmp_path / "files" / name).write_text("x")
+    shard = pack(tmp_path / "files", tmp_path / "s.tar")
+    with StreamLoader(shard, 2, num_workers=0) as loader:
+        with pytest.warns(UserWarning, match=r"passed over \(1 hidden, 2 no extension\).*KEY\.FIELD") as said:
+            assert list(loader) == []
+        assert [warning.filename for warning in said] == [__file__]
+    with pytest.warns(UserWarning, match="KEY.FIELD"), TarDataset(shard) as dataset:
+        assert len(dataset) == 0
+
+
+def test_an_empty_archive_has_lost_nothing(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "s.tar", "w"):
+        pass
+    with StreamLoader(tmp_path / "s.tar", 2, num_workers=0) as loader:
+        assert list(loader) == []
+    with TarDataset(tmp_path / "s.tar") as dataset:
+        assert len(dataset) == 0
+
+
+def test_a_dataset_by_number_tells_of_links(linked: str, only_links: str) -> None:
+    with pytest.warns(UserWarning, match=f"^3 links passed over.*{ADVICE}") as said:
+        dataset = TarDataset(linked, fields=("cls",))
+    assert [warning.filename for warning in said] == [__file__]
+    assert dataset[1] == (7,)
+    dataset.close()
+    with (
+        pytest.warns(UserWarning, match="4 link"),
+        pytest.raises(ValueError, match="no sample has 'cls'; there are none"),
+    ):
+        TarDataset(only_links, fields=("cls",))
+
+
+def test_the_command_that_indexes_tells_of_links(linked: str, tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["index", linked, "--output", os.fspath(tmp_path / "index")])
+    assert done.exit_code == 0
+    assert "indexed 1 shard, 2 samples" in done.stdout
+    assert "warning: 3 links passed over" in done.stderr
+    assert ADVICE in done.stderr
+    with StreamLoader(linked, 1, fields=("cls",), index=tmp_path / "index", num_workers=0) as loader:
+        assert len(list(loader)) == 2  # who wrote the index was told
