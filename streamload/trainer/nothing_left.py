@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
-import warnings
-
 from streamload.decode.dealing import EpochStart
+from streamload.users_line import warn_at_users_line
 from streamload.wording import counted
 
 __all__ = ["NothingLeft"]
@@ -39,17 +37,7 @@ class NothingLeft:
         self._may_say = False
         ranks = f" on each of {counted(world_size, 'rank')}" if world_size > 1 else ""
         have, need = f"has {counted(samples, 'sample')}", f"batch_size={self._batch_size}{ranks} takes {block:,}"
-        warnings.warn(
+        warn_at_users_line(
             f"drop_last=True drops the whole epoch, so there is no batch: it {have}, and one batch of {need}; "
-            "give a smaller batch_size, or drop_last=False",
-            UserWarning,
-            stacklevel=_frames_of_ours(),
+            "give a smaller batch_size, or drop_last=False"
         )
-
-
-def _frames_of_ours() -> int:
-    """How many frames, from the caller's on, lead out of this package: the user's loop is behind as many."""
-    frame, level = inspect.currentframe(), 0
-    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "streamload":
-        frame, level = frame.f_back, level + 1
-    return level
