@@ -123,6 +123,8 @@ def test_hybrid_systems_have_both_and_either_may_have_the_limit(tmp_path: Path) 
     assert (processor_quota(root), free_memory_bytes(root)) == (None, 2500)
     grow(tmp_path, {**memory_v2("unified/job/", "1500", 500), "unified/job/cpu.max": "700000 100000"})
     assert (processor_quota(root), free_memory_bytes(root)) == (7, 1000)
+    grow(tmp_path, {own: "4:memory:/job\n0::/", **memory_v2("unified/", "1800", 500)})
+    assert (processor_quota(root), free_memory_bytes(root)) == (None, 1300), "each path is of its own hierarchy"
 
 
 def test_a_path_may_hold_colons_and_bytes_that_are_no_text(tmp_path: Path) -> None:
@@ -182,6 +184,7 @@ def test_where_a_cgroup_is_slowed_down_is_a_limit_too(tmp_path: Path) -> None:
         {"proc/self/cgroup": "0::/", "cpu.max": "", "memory.max": ""},
         {"proc/self/cgroup": "0::/", "cpu.max": "x y", "memory.max": "\N{HEAVY CHECK MARK}"},
         {"proc/self/cgroup": "0::/", "cpu.max": "100000 0"},
+        {"proc/self/cgroup": "0::/", "cpu.max": "0 100000"},
         {"proc/self/cgroup": "0::/", "cpu.max/is_a_folder": "", "memory.max/is_a_folder": ""},
         {"proc/self/cgroup": "3:cpu:/a\n4:memory:/a", **cpu_v1("cpu/a/", -1), **memory_v1("memory/a/", V1_NO_LIMIT)},
     ],

@@ -169,6 +169,7 @@ MPIRUN = {"OMPI_COMM_WORLD_LOCAL_SIZE": 4, "OMPI_COMM_WORLD_SIZE": 4}
         ({"LOCAL_WORLD_SIZE": 64}, 32, 1),
         (SRUN, 32, 8),  # nothing says what the job has
         ({**SRUN, "SLURM_CPUS_ON_NODE": 32}, 32, 8),  # the tasks share all processors of the job
+        ({**SRUN, "SLURM_CPUS_ON_NODE": 16}, 32, 8),  # Slurm may count cores, and the mask their threads
         ({**SRUN, "SLURM_CPUS_ON_NODE": 32}, 8, 8),  # each has its own
         ({**SRUN, "SLURM_CPUS_ON_NODE": 64}, 8, 8),  # the same, and the job has more
         ({**SRUN, "SLURM_CPUS_ON_NODE": 32}, 1, 1),
