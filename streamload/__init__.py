@@ -6,8 +6,12 @@ too, do not pay for what they don't need.
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+if sys.platform == "win32":
+    raise ImportError("streamload runs on Linux and macOS; on Windows use WSL2")
 
 if TYPE_CHECKING:
     from streamload import errors, images

@@ -22,7 +22,7 @@ from streamload.errors import LoaderStateError, SampleError
 from streamload.loader_attributes import LoaderAttributes
 from streamload.loader_state import check_same_order, state_to_save
 from streamload.numpy_scalars import as_python
-from streamload.options import Executor, Options, Transform, check_found_rank, rank_and_world_size
+from streamload.options import Executor, Options, Transform, check_found_rank, goes_by_found_rank, rank_and_world_size
 from streamload.order.plan import batches_per_rank
 from streamload.order.state import LoaderState, fingerprint
 from streamload.statistics import Meter, Statistics
@@ -65,7 +65,7 @@ class StreamLoader(LoaderAttributes, AsyncLoop):
         drop_last: drop the samples at the end of an epoch that fill no batch on every rank.
         pad: with several ranks, fill the last batch with the first samples of the order, so that all ranks have the
             same number of batches and samples. False adds nothing: every sample exactly once, for evaluation.
-        num_workers: worker processes; "auto" is one for each processor, 0 does all in the caller's thread.
+        num_workers: worker processes; "auto" is this rank's share of the processors, 0 does all in the caller's thread.
         executor: "process", or "thread" for threads within the feeder.
         prefetch_batches: batches that are made ahead. More are under way, two for each worker, where a batch is made by
             one worker (with a `collate_fn`, or small and fast ones, these within 64 MiB).
@@ -163,7 +163,7 @@ class StreamLoader(LoaderAttributes, AsyncLoop):
         self._mover = None if moves_to is None else Mover(moves_to)
         self.rank, self.world_size = rank_and_world_size(rank, world_size)
         self._choosing = Choosing.among(locals(), self.rank, self.world_size)
-        self._rank_was_found = rank is None and not self._choosing.is_divided
+        self._rank_was_found = goes_by_found_rank(rank, is_divided=self._choosing.is_divided)
         portions = portions_of(urls, index)
         self._options = options.settled_for([url for portion in portions.values() for url in expand_urls(portion.urls)])
         self._link = FeederLink(self._options, portions, registry=moves_to.registry if moves_to else cuda_registry)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -22,8 +21,10 @@ from streamload.fetch.budget import default_budget
 from streamload.fetch.fetching import Fetching
 from streamload.fetch.storage.storages import Storages
 from streamload.order.plan import OrderOptions
+from streamload.surroundings import found_rank, launched_tasks, local_ranks, processors_of_rank, rank_of_group
+from streamload.users_line import warn_at_users_line
 
-__all__ = ["Options", "Transform", "available_processors", "check_found_rank", "rank_and_world_size"]
+__all__ = ["Options", "Transform", "check_found_rank", "goes_by_found_rank", "rank_and_world_size"]
 
 Executor = Literal["process", "thread"]
 
@@ -78,10 +79,10 @@ class Options:
 
     @property
     def workers(self) -> int:
-        """How many workers; "auto" resolved: the processors of this process, divided among a node's ranks."""
+        """How many workers; "auto" resolved: this rank's share of the processors."""
         if self.num_workers != "auto":
             return self.num_workers
-        return max(1, available_processors() // local_ranks())
+        return processors_of_rank()
 
     def settled_for(self, urls: Sequence[str]) -> Options:
         """The options for these shards: "auto" means no workers where only this process can read them.
@@ -264,11 +265,6 @@ class Options:
             raise TypeError(f"cache_dir={self.cache_dir!r} must be the path of a folder, or None")
 
 
-def local_ranks() -> int:
-    """How many ranks run on this machine, as launchers such as torchrun say it."""
-    return _positive(os.environ.get("LOCAL_WORLD_SIZE"))
-
-
 def _check_int(name: str, value: object, least: int, alternative: str = "") -> None:
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name}={value!r} must be an integer of at least {least} {alternative}".rstrip())
@@ -288,13 +284,6 @@ def _check_mapping(name: str, mapping: Mapping[Any, Any], what: str) -> None:
         check_takes_one(f"{name}[{key!r}]", function, "its value" if name == "transform" else "its bytes")
 
 
-def available_processors() -> int:
-    """The processors that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def rank_and_world_size(rank: int | None, world_size: int | None) -> tuple[int, int]:
     """From the arguments, else from torch.distributed, else from RANK and WORLD_SIZE; alone by default.
 
@@ -304,7 +293,7 @@ def rank_and_world_size(rank: int | None, world_size: int | None) -> tuple[int, 
     if (rank is None) != (world_size is None):
         raise ValueError(f"rank={rank!r} and world_size={world_size!r} go together; give both or neither")
     if rank is None or world_size is None:
-        rank, world_size = _from_surroundings()
+        rank, world_size = found_rank() or (0, 1)
     _check_int("world_size", world_size, 1)
     _check_int("rank", rank, 0)
     if rank >= world_size:
@@ -318,7 +307,7 @@ def check_found_rank(rank: int, world_size: int) -> None:
     Raises:
         RuntimeError: this process would read the samples of another one.
     """
-    now = _from_torch()
+    now = rank_of_group()
     if now is not None and now != (rank, world_size):
         raise RuntimeError(
             f"the loader was made as rank {rank} of {world_size}, and torch.distributed says now that this is rank "
@@ -327,22 +316,25 @@ def check_found_rank(rank: int, world_size: int) -> None:
         )
 
 
-def _from_torch() -> tuple[int, int] | None:
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
-        return None
-    return distributed.get_rank(), distributed.get_world_size()
+def goes_by_found_rank(rank: int | None, *, is_divided: bool) -> bool:
+    """Whether a loader's samples depend on a rank that it was not given.
 
+    It warns at the user's line where there is none to be found although this is one of several tasks: each of them
+    would read everything. What the launcher says is not taken for the rank, since tasks beside each other need not be
+    one training.
 
-def _from_surroundings() -> tuple[int, int]:
-    found = _from_torch()
-    if found is not None:
-        return found
-    rank, world_size = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
-    if rank is not None and world_size is not None and rank.isdecimal() and world_size.isdecimal():
-        return int(rank), int(world_size)
-    return 0, 1
-
-
-def _positive(text: str | None) -> int:
-    return max(1, int(text)) if text is not None and text.isdecimal() else 1
+    Args:
+        rank: as it was given.
+        is_divided: whether a sampler names the samples of this rank alone.
+    """
+    if rank is not None or is_divided:
+        return False
+    launched = None if found_rank() is not None else launched_tasks()
+    if launched is not None:
+        warn_at_users_line(
+            f"this is one of {launched.tasks} tasks that {launched.launcher} has started, and each of them reads all "
+            "samples as rank 0 of 1: there is no process group, and RANK and WORLD_SIZE are not both set. "
+            f'Make the loader after init_process_group, or give rank=int(os.environ["{launched.task_variable}"]) and '
+            f"world_size={launched.tasks}; where each task is to read everything, rank=0 and world_size=1"
+        )
+    return True

@@ -14,7 +14,8 @@ from make_shards import write_numbers
 from torch.utils.data import DistributedSampler
 
 from streamload import StreamLoader
-from streamload.options import Options, available_processors, rank_and_world_size
+from streamload.options import Options, rank_and_world_size
+from streamload.surroundings import available_processors
 
 GOOD: dict[str, Any] = {
     "batch_size": 8,
@@ -311,6 +312,12 @@ def test_auto_workers_are_the_processors_divided_among_the_ranks_of_a_node(
         monkeypatch.setenv("LOCAL_WORLD_SIZE", local)
     assert options(num_workers="auto").workers == max(1, available_processors() // share)
     assert options(num_workers=3).workers == 3
+
+
+def test_the_budget_is_divided_among_the_ranks_of_a_node_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("streamload.fetch.budget.available_bytes", lambda: 32 << 30)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    assert options(memory_budget="auto").fetching().budget_bytes == 1 << 30
 
 
 # -- rank and world size -------------------------------------------------------------------------------------------

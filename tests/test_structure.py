@@ -17,9 +17,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 LEVELS = (
-    ("errors", "wording", "byte_sizes", "numpy_scalars"),
+    ("errors", "wording", "byte_sizes", "numpy_scalars", "cgroups", "users_line"),
     ("memory", "order", "images"),
-    ("launch", "loop_thread", "dataloader_names"),
+    ("launch", "loop_thread", "dataloader_names", "surroundings"),
     ("dataset",),
     ("fetch", "batch"),
     ("decode",),

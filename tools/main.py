@@ -25,7 +25,7 @@ from streamload.fetch.listing.index_lookup import IndexLookup
 from streamload.fetch.listing.listing import list_shards
 from streamload.fetch.listing.shard import Shard
 from streamload.fetch.storage.storages import Storages
-from streamload.options import available_processors
+from streamload.surroundings import available_processors
 
 __all__ = ["app", "main"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 
+from streamload.cgroups import free_memory_bytes
 from streamload.errors import StorageError
 from streamload.fetch.parts import PART_BYTES
 from streamload.wording import counted
@@ -20,13 +21,19 @@ _REQUESTS_BYTES = 112 << 20
 _GUESS_BYTES = 4 << 30
 
 
-def available_bytes() -> int:
-    """The memory that this machine, or the container that this process runs in, could still give out."""
+def available_bytes(root: str = "/") -> int:
+    """The memory that this machine, or the cgroup (the container, the job) of this process, could still give out.
+
+    Args:
+        root: the folder below which `proc` and `sys` are.
+    """
     found = []
-    with suppress(OSError, ValueError, IndexError), open("/proc/meminfo", encoding="ascii") as file:
+    meminfo = os.path.join(root, "proc/meminfo")
+    with suppress(OSError, ValueError, IndexError), open(meminfo, encoding="ascii") as file:
         found += [1024 * int(line.split()[1]) for line in file if line.startswith("MemAvailable:")]
-    with suppress(OSError, ValueError):
-        found.append(_of_container())
+    allowed = free_memory_bytes(root)
+    if allowed is not None:
+        found.append(allowed)
     if not found:
         with suppress(OSError, ValueError):
             found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2)
@@ -94,15 +101,3 @@ def budget_error(
         f"and {unpacking} hold what is being decompressed. Give a larger memory_budget, a smaller shuffle_window or "
         "batch_size, or a cache_dir on a disk with more room"
     )
-
-
-def _of_container() -> int:
-    """What a memory cgroup still allows (version 2).
-
-    Raises:
-        OSError, ValueError: there is none, or it has no limit.
-    """
-    with open("/sys/fs/cgroup/memory.max", encoding="ascii") as file:
-        limit = int(file.read())
-    with open("/sys/fs/cgroup/memory.current", encoding="ascii") as file:
-        return max(0, limit - int(file.read()))

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import warnings
-
 from streamload.decode.dealing import EpochStart
 from streamload.trainer.passed_over import PassedOver
-from streamload.trainer.user_frames import frames_of_ours
+from streamload.users_line import warn_at_users_line
 from streamload.wording import counted
 
 __all__ = ["NothingLeft"]
@@ -46,9 +44,7 @@ class NothingLeft:
         self._may_say = False
         ranks = f" on each of {counted(world_size, 'rank')}" if world_size > 1 else ""
         have, need = f"has {counted(samples, 'sample')}", f"batch_size={self._batch_size}{ranks} takes {block:,}"
-        warnings.warn(
+        warn_at_users_line(
             f"drop_last=True drops the whole epoch, so there is no batch: it {have}, and one batch of {need}; "
-            "give a smaller batch_size, or drop_last=False",
-            UserWarning,
-            stacklevel=frames_of_ours(),
+            "give a smaller batch_size, or drop_last=False"
         )

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 
 from streamload.dataset.chain import LINK, MISSING_END
-from streamload.trainer.user_frames import frames_of_ours
+from streamload.users_line import warn_at_users_line
 from streamload.wording import counted
 
 __all__ = ["PassedOver"]
@@ -32,12 +31,10 @@ class PassedOver:
         if not links or self._links_told:
             return
         self._links_told = True
-        warnings.warn(
+        warn_at_users_line(
             f"{counted(links, 'link')} passed over in the shards read so far: a link in an archive has no bytes of its "
             "own, and `tar` makes links of symbolic links and of files that have several names; if they belong to "
             "samples, pack the shards with `tar --hard-dereference -h`",
-            UserWarning,
-            stacklevel=frames_of_ours(),
         )
 
     def explain_emptiness(self) -> None:
@@ -46,9 +43,7 @@ class PassedOver:
             return
         self._emptiness_told = True
         reasons = [f"{count:,} {reason}" for reason, count in self._skipped.items() if reason != MISSING_END]
-        warnings.warn(
+        warn_at_users_line(
             f"no sample is in the shards: all their members were passed over ({', '.join(reasons)}); "
             "the files of a sample are regular ones named KEY.FIELD, such as 0001.jpg and 0001.cls",
-            UserWarning,
-            stacklevel=frames_of_ours(),
         )
