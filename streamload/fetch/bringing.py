@@ -74,7 +74,7 @@ class Bringer:
         self._cache = cache
         self._events = events
         self._transfers = Transfers(self._source, self._write, self._on_done, self._on_failed, limits=limits)
-        self._openings = CacheOpenings(cache, storages)
+        self._openings = CacheOpenings(cache, storages, limits)
         self._bodies = PackedBodies(storages, self._openings, open_local, self._transfers.start)
         self._claims: set[asyncio.Task[None]] = set()
         self._unpackings: list[UnpackedParts] = []
@@ -105,7 +105,7 @@ class Bringer:
         elif self._cache is not None and (state.cached is not None or not state.cache_asked):
             claim = asyncio.create_task(self._claim(state, number))
             self._claims.add(claim)
-            claim.add_done_callback(partial(self._claimed, state, number))
+            claim.add_done_callback(partial(self._claimed, state, number, state.generation))
         else:
             self._transfers.start(_part(state, number))
 
@@ -130,7 +130,6 @@ class Bringer:
         for unpacking in self._unpackings:  # also those that are on their way: they ask for more
             await unpacking.close()
         await self._transfers.close()
-        self._openings.close()
 
     # -- downloads -------------------------------------------------------------------------------------------------
 
@@ -213,12 +212,15 @@ class Bringer:
         else:
             self._transfers.start(_part(state, number))
 
-    def _claimed(self, state: FetchedShard, number: int, claim: asyncio.Task[None]) -> None:
+    def _claimed(self, state: FetchedShard, number: int, generation: int, claim: asyncio.Task[None]) -> None:
         """Pass on what was raised, a mistake of ours too: nothing else would tell of it."""
         self._claims.discard(claim)
         error = None if claim.cancelled() else claim.exception()
         if isinstance(error, Exception):
-            self._events.failed(state, number, error)
+            if state.generation == generation:
+                self._events.failed(state, number, error)
+            else:
+                self._events.has_room()  # the part is fetched anew, or not wanted any more
 
     def _leave_cache(self, state: FetchedShard) -> None:
         if state.cached is not None:

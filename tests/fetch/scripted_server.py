@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -16,8 +17,9 @@ _ERROR = "<?xml version='1.0'?><Error><Code>{code}</Code><Message>told-secret</M
 class Script:
     """What to answer: `faults` are used up one by one, and then the answers are right.
 
-    A fault is `<status> <code>`, or one of `whole`, `other`, `short`, `cut`. An empty `etag` or `changed`, which is the
-    time of the last modification, is not sent.
+    A fault is `<status> <code>`, or one of `whole`, `other`, `short`, `cut`, `unended` (chunks without the mark that
+    ends them), `unsized` (half of it, and nothing tells how much it is), `packed` (although nobody asked for that). An
+    empty `etag` or `changed`, which is the time of the last modification, is not sent.
     """
 
     faults: list[str] = field(default_factory=list)
@@ -86,9 +88,15 @@ async def _answer(script: Script, head: str, writer: asyncio.StreamWriter) -> bo
         body = CONTENT
     if fault == "short":
         body = body[:-10]
-    lines.append(f"Content-Length: {len(body)}")
+    if fault == "packed":
+        body = gzip.compress(body, 1)
+        lines.append("Content-Encoding: gzip")
+    if fault != "unsized":
+        lines.append("Transfer-Encoding: chunked" if fault == "unended" else f"Content-Length: {len(body)}")
+    if fault == "unended":
+        body = f"{len(body):x}\r\n".encode() + body + b"\r\n"
     status = "206 Partial" if found and fault != "whole" else "200 OK"
-    sent = b"" if head.startswith("HEAD") else body[: len(body) // 2] if fault == "cut" else body
+    sent = b"" if head.startswith("HEAD") else body[: len(body) // 2] if fault in ("cut", "unsized") else body
     writer.write("\r\n".join([f"HTTP/1.1 {status}", *lines, "", ""]).encode() + sent)
     await writer.drain()
-    return fault != "cut"
+    return fault not in ("cut", "unended", "unsized")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from nobody import Nobody
 
 from streamload.errors import ShardNotFoundError
 from streamload.fetch.bringing import Bringer
+from streamload.fetch.cache.disk_cache import DiskCache
 from streamload.fetch.fetched_shard import FetchedShard
 from streamload.fetch.parts import PART_BYTES
 from streamload.fetch.storage.storages import Storages
@@ -47,16 +49,20 @@ class Waiting(Nobody):
         self.woken.set()
 
 
-@pytest.mark.parametrize("name", ["a.tar", "a.tar.gz"])
-def test_a_request_that_fails_when_nobody_wants_it_any_more_makes_room_for_another(name: str) -> None:
-    """Nothing else may be on its way that would ever wake whoever waits for that."""
+@pytest.mark.parametrize(("name", "cached"), [("a.tar", False), ("a.tar.gz", False), ("a.tar", True)])
+def test_a_request_that_fails_when_nobody_wants_it_any_more_makes_room_for_another(
+    tmp_path: Path, name: str, cached: bool
+) -> None:
+    """Nothing else may be on its way that would ever wake whoever waits for that. For a cache it is of the version."""
 
     async def run() -> None:
         url = f"s3://bucket/{name}"
         size_bytes = 2 * PART_BYTES
         storage = RefusingStorage()
-        waiting = Waiting(FetchedShard(0, url, Pin(size_bytes, None), compression_of(url), 0, size_bytes))
-        bringer = Bringer(storage, None, lambda _: -1, waiting)
+        pin = Pin() if cached else Pin(size_bytes, None)
+        cache = DiskCache(str(tmp_path), 1 << 30, part_bytes=PART_BYTES) if cached else None
+        waiting = Waiting(FetchedShard(0, url, pin, compression_of(url), 0, size_bytes))
+        bringer = Bringer(storage, cache, lambda _: -1, waiting)
         try:
             async with asyncio.timeout(DEADLINE_S):
                 bringer.bring(waiting.states[0], 0)

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+import random
+from collections.abc import Iterable
+from typing import ClassVar
+
 import pytest
+from fsspec.asyn import AsyncFileSystem
+from servers.faults import FaultServer, Script
+from servers.rclone import free_port
 
 from streamload.errors import ShardChangedError, StorageError, TransientStorageError
+from streamload.fetch.storage import filesystem as filesystem_storage
 from streamload.fetch.storage.errors import NoConnectionError
 from streamload.fetch.storage.patience import Patience
+from streamload.fetch.storage.storages import Storages
 from streamload.fetch.storage.whole_file import WholeFile
 
 URL = "s3://bucket/set/index.json"
+BUSY = TransientStorageError("busy")
+NOBODY = NoConnectionError("nobody there")
 
 
 def waits(error: StorageError) -> list[float]:
@@ -19,8 +31,14 @@ def waits(error: StorageError) -> list[float]:
     return found
 
 
+def goes_on(errors: Iterable[StorageError], patience: Patience | None = None) -> list[bool]:
+    """Whether there is another try after each of these failures."""
+    patience = patience or Patience()
+    return [patience.wait_s(error) is not None for error in errors]
+
+
 def test_what_may_pass_is_tried_ten_times_with_growing_waits() -> None:
-    found = waits(TransientStorageError("busy"))
+    found = waits(BUSY)
     assert len(found) == 9
     for number, wait_s in enumerate(found):
         longest_s = min(2.0, 0.1 * 2**number)
@@ -28,26 +46,86 @@ def test_what_may_pass_is_tried_ten_times_with_growing_waits() -> None:
 
 
 def test_what_cannot_be_reached_is_tried_three_times_and_what_will_not_pass_once() -> None:
-    assert len(waits(NoConnectionError("nobody there"))) == 2
+    assert len(waits(NOBODY)) == 2
     assert waits(StorageError("denied")) == []
 
 
+def test_a_server_that_is_started_again_is_waited_for() -> None:
+    """Whoever has answered, if only that it is busy, is no wrong address."""
+    assert goes_on([BUSY, BUSY, *[NOBODY] * 8]) == [True] * 9 + [False]
+    assert goes_on([NOBODY, NOBODY, BUSY, NOBODY, NOBODY, NOBODY]) == [True] * 6
+    known = Patience()
+    known.reached = True
+    assert goes_on([NOBODY] * 10, known) == [True] * 9 + [False]
+
+
+class Clock:
+    """Goes on by as much whenever it is told to."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.mark.parametrize(("try_s", "tries"), [(1.0, 10), (29.0, 3), (30.0, 2), (200.0, 2)])
+def test_silence_is_given_up_after_a_minute_and_one_long_try_has_a_second(try_s: float, tries: int) -> None:
+    clock = Clock()
+    patience, failed, go_on = Patience(clock=clock), 0, True
+    while go_on:
+        clock.now_s += try_s
+        failed += 1
+        go_on = patience.wait_s(BUSY) is not None
+    assert failed == tries
+
+
 def test_progress_renews_patience() -> None:
-    file = WholeFile(URL, 100)
+    file, clock = WholeFile(URL, 100), Clock()
+    file.patience = Patience(clock=clock)
     for _ in range(50):
-        assert file.patience.wait_s(TransientStorageError("broken")) is not None
+        for _ in range(2):
+            clock.now_s += 29.0
+            assert file.patience.wait_s(BUSY) is not None
         file.add(b"x")
+
+
+def test_a_file_that_begins_anew_again_and_again_is_given_up() -> None:
+    """What has come before is no progress."""
+    file, draw, tries = WholeFile(URL, 100), random.Random(0), 0
+    while file.patience.wait_s(BUSY) is not None:
+        file.begin_anew()
+        for _ in range(draw.randrange(90)):
+            file.add(b"x")
+        tries += 1
+        assert tries < 200
 
 
 def test_a_file_is_whole_when_all_of_it_has_come() -> None:
     file = WholeFile(URL, 6)
     file.answered(6, '"a"')
     file.add(b"abc")
+    assert file.can_go_on
     with pytest.raises(TransientStorageError, match="ended after 3 bytes"):
         file.whole()
     file.answered(6, None)  # an answer without a version says nothing
     file.add(b"def")
     assert (file.whole(), file.etag, file.reached) == (b"abcdef", '"a"', 6)
+
+
+def test_a_file_of_a_size_that_is_not_told_is_whole_when_its_answer_has_ended() -> None:
+    file = WholeFile(URL, 6)
+    file.answered(None, '"a"')
+    file.add(b"abc")
+    assert not file.is_whole
+    assert not file.can_go_on
+    file.begin_anew()
+    file.answered(None, '"b"')
+    file.add(b"abcdef")
+    file.ended()
+    assert file.whole() == b"abcdef"
+    with pytest.raises(StorageError, match="more than 6 bytes"):
+        file.add(b"g")
 
 
 def test_a_file_that_is_too_large_or_another_one_is_refused() -> None:
@@ -58,3 +136,78 @@ def test_a_file_that_is_too_large_or_another_one_is_refused() -> None:
         file.answered(6, '"a"')
         with pytest.raises(ShardChangedError):
             file.answered(size_bytes, etag)
+
+
+class Tries:
+    """Notes how each try has failed, and has the next one made at once."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.failures: list[type[StorageError]] = []
+        self._wait_s = Patience.wait_s
+        monkeypatch.setattr(Patience, "wait_s", lambda patience, error: self._fail(patience, error))
+
+    def _fail(self, patience: Patience, error: StorageError) -> float | None:
+        self.failures.append(type(error))
+        return None if self._wait_s(patience, error) is None else 0.0
+
+
+@pytest.mark.parametrize("through_fsspec", [False, True])
+def test_a_server_that_has_answered_once_is_waited_for(monkeypatch: pytest.MonkeyPatch, through_fsspec: bool) -> None:
+    """It may just be started again; a server that never was there is not waited for."""
+    storages = Storages({"block_size": 1} if through_fsspec else None)
+    with FaultServer({"a.tar": b"abc"}) as server:
+        url = f"{server.url}/a.tar"
+        assert storages.for_url(url).info(url).bytes == 3
+    tries = Tries(monkeypatch)
+    with pytest.raises(NoConnectionError):
+        storages.for_url(url).read_bytes(url, most_bytes=10)
+    assert tries.failures == [NoConnectionError] * 10
+    tries.failures.clear()
+    elsewhere = f"http://127.0.0.1:{free_port()}/a.tar"
+    with pytest.raises(NoConnectionError):
+        storages.for_url(elsewhere).read_bytes(elsewhere, most_bytes=10)
+    assert tries.failures == [NoConnectionError] * 3
+
+
+@pytest.mark.parametrize("through_fsspec", [False, True])
+def test_a_server_that_has_refused_once_is_there(monkeypatch: pytest.MonkeyPatch, through_fsspec: bool) -> None:
+    storages = Storages({"block_size": 1} if through_fsspec else None)
+    with FaultServer({}, Script()) as server:
+        url = f"{server.url}/index.json"
+        with pytest.raises(StorageError, match="no such shard"):
+            storages.for_url(url).read_bytes(url, most_bytes=10)
+    tries = Tries(monkeypatch)
+    with pytest.raises(NoConnectionError):
+        storages.for_url(url).read_bytes(url, most_bytes=10)
+    assert len(tries.failures) == 10
+
+
+class SilentFilesystem(AsyncFileSystem):
+    """Never answers; what was asked is kept, of all instances."""
+
+    protocol = "silent"
+    cachable = False
+    asked: ClassVar[list[str]] = []
+
+    async def _info(self, path: str, **_: object) -> dict[str, object]:
+        self.asked.append("info")
+        return await asyncio.sleep(1e6, {})
+
+    async def _cat_file(self, path: str, start: object = None, end: object = None, **_: object) -> bytes:
+        self.asked.append("cat_file")
+        return await asyncio.sleep(1e6, b"")
+
+
+def test_a_filesystem_that_is_silent_is_asked_again_and_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time-outs of fsspec's own are long, and met several times for one question."""
+    tries = Tries(monkeypatch)
+    for name in ("_INFO_S", "_SMALL_FILE_S"):
+        monkeypatch.setattr(filesystem_storage, name, 0.01)
+    storage = Storages(filesystem=SilentFilesystem(asynchronous=True)).for_url("silent://a.json")
+    for act, asked in ((storage.info, "info"), (lambda url: storage.read_bytes(url, most_bytes=9), "cat_file")):
+        SilentFilesystem.asked.clear()
+        tries.failures.clear()
+        with pytest.raises(TransientStorageError, match=r"no answer within 0.01 s"):
+            act("silent://a.json")
+        assert SilentFilesystem.asked == [asked] * 10
+        assert tries.failures == [TransientStorageError] * 10

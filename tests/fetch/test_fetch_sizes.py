@@ -18,7 +18,8 @@ from streamload.fetch.fetched_shard import FetchedShard
 from streamload.fetch.listing.finder import Finder
 from streamload.fetch.listing.sizes import look_at
 from streamload.fetch.parts import PART_BYTES
-from streamload.fetch.storage.protocol import UNKNOWN_BYTES, ShardInfo
+from streamload.fetch.storage.protocol import ShardInfo
+from streamload.fetch.storage.read_body import ReadBody
 from streamload.fetch.storage.storages import Storages
 from streamload.fetch.transfer.download import Pin
 
@@ -59,8 +60,33 @@ class MeetingStorages(Storages):
             with self._mutex:
                 self._here -= 1
 
+
+class MeetingRequests(Storages):
+    """The same for the first bytes of shards, in a loop; other ranges are never answered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: Counter[str] = Counter()
+        self.most_beside = 0
+        self._here = 0
+        self._all_here = asyncio.Event()
+
+    def for_url(self, url: str) -> Any:
+        return self
+
     async def open_range(self, url: str, start: int, end: int | None, *, etag: str | None) -> Any:
-        await asyncio.Event().wait()
+        if (start, end) != (0, 1):
+            await asyncio.Event().wait()
+        self.asked[url] += 1
+        self._here += 1
+        self.most_beside = max(self.most_beside, self._here)
+        all_here = self._all_here
+        if self._here == AT_ONCE:
+            self._all_here = asyncio.Event()
+            asyncio.get_running_loop().call_later(0.05, all_here.set)  # one more would be here by then
+        await all_here.wait()
+        self._here -= 1
+        return ReadBody(b"x", 2 * PART_BYTES, None)
 
 
 def numbered(url: str) -> ShardInfo:
@@ -108,8 +134,8 @@ def test_the_first_that_is_missing_is_named_whichever_is_told_first(*, named_alo
 
 
 def test_the_disk_cache_asks_about_shards_together_and_about_each_once(tmp_path: Any) -> None:
-    async def run() -> MeetingStorages:
-        storages = MeetingStorages(lambda url: ShardInfo(url, UNKNOWN_BYTES, 0))
+    async def run() -> MeetingRequests:
+        storages = MeetingRequests()
         cache = DiskCache(str(tmp_path), 1 << 30, part_bytes=PART_BYTES)
         states = [FetchedShard(number, url, Pin(), None, 0, None) for number, url in enumerate(URLS)]
         bringer = Bringer(storages, cache, lambda _: -1, Nobody(states))

@@ -9,6 +9,7 @@ from email.utils import formatdate
 import pytest
 from scripted_server import CONTENT, Script, serve
 from scripted_storage import Answer, ScriptedStorage
+from servers.faults import FaultServer
 from virtual_time import run_in_virtual_time
 
 from streamload.dataset.urls import expand_urls
@@ -95,6 +96,23 @@ def test_if_match_keeps_to_one_version(kind: str) -> None:
         assert '"v1"' in str(caught.value)
 
 
+@pytest.mark.parametrize("kind", ["http", "s3"])
+@pytest.mark.parametrize("pinned", [False, True])
+def test_an_object_that_is_only_too_short_is_not_said_to_be_another(kind: str, pinned: bool) -> None:
+    with FaultServer({"set/a.tar": b"abc", "bucket/set/a.tar": b"abc"}) as server:
+        storages, url = storages_of(kind, Script(port=int(server.url.rpartition(":")[2])))
+        etag = storages.for_url(url).info(url).etag if pinned else None
+
+        async def ask() -> None:
+            try:
+                await storages.for_url(url).open_range(url, 3, 9, etag=etag)
+            finally:
+                await storages.aclose()
+
+        with pytest.raises(ShardChangedError, match="ends before the bytes that were asked for"):
+            asyncio.run(ask())
+
+
 @pytest.mark.parametrize(
     ("fault", "error", "words"),
     [
@@ -138,6 +156,14 @@ def test_ranges_are_not_tried_again_in_secret_but_small_files_are() -> None:
     script = Script(["503 SlowDown", "500 InternalError"])
     assert asyncio.run(whole()) == CONTENT
     assert len(script.requests) == 3
+
+
+def test_advice_about_a_missing_shard_is_asked_for_once() -> None:
+    """It is nothing to wait for, and whoever closes a loader would have to."""
+    script = Script(["404 NoSuchKey", *["503 SlowDown"] * 9])
+    with pytest.raises(ShardNotFoundError, match="no such shard"):
+        read("s3", script)
+    assert len(script.requests) == 2
 
 
 def test_expired_credentials_are_renewed_once_for_all(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,12 +6,18 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
+import fsspec.asyn
 import pytest
 from matrix import exhaustive
 from places import Place, write_datasets
 from processes import alive, children, wait_until
 from servers.faults import FaultServer, Script
+
+from streamload import StreamLoader
+from streamload.errors import WorkerError
 
 SCRIPT = textwrap.dedent(
     """
@@ -77,3 +83,54 @@ def test_a_feeder_whose_storage_does_not_answer_ends_with_its_trainer() -> None:
         trainer.kill()
         trainer.wait()
         assert wait_until(lambda: not any(alive(process.pid) for process in started))
+
+
+STARTED = textwrap.dedent(
+    """
+    import sys
+    from streamload import StreamLoader
+
+    loader = StreamLoader(sys.argv[1], num_workers=2, cache_dir=sys.argv[2])
+    print("made", flush=True)
+    sys.stdin.readline()
+    next(iter(loader))
+    """
+)
+
+
+def test_a_feeder_that_asks_for_the_disk_cache_ends_with_its_trainer(tmp_path: Path) -> None:
+    """It asks which version there is, since the cache must know that, and is not answered."""
+    with FaultServer({"a.tar": b""}) as server:
+        command = [sys.executable, "-c", STARTED, f"{server.url}/a.tar", str(tmp_path / "cache")]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as trainer:
+            assert trainer.stdout is not None
+            assert trainer.stdin is not None
+            assert trainer.stdout.readline() == b"made\n"
+            server.play(Script(first_byte_s=100.0))
+            trainer.stdin.write(b"\n")
+            trainer.stdin.flush()
+            assert wait_until(lambda: server.report().requests > 0)
+            started = children("streamload.feeder") + children("decode.worker")
+            assert len(started) == 3
+            trainer.kill()
+        assert wait_until(lambda: not any(alive(process.pid) for process in started))
+
+
+@pytest.fixture(scope="module")
+def fsspec_loop() -> None:
+    """The thread of fsspec's own, which stays."""
+    fsspec.asyn.get_loop()
+
+
+@pytest.mark.usefixtures("fsspec_loop")
+@pytest.mark.parametrize("through_fsspec", [False, True])
+def test_a_loader_without_workers_closes_while_its_storage_is_silent(tmp_path: Path, through_fsspec: bool) -> None:
+    how: dict[str, Any] = {"filesystem": fsspec.filesystem("http")} if through_fsspec else {}
+    with FaultServer({"a.tar": b""}) as server:
+        with StreamLoader(f"{server.url}/a.tar", num_workers=0, cache_dir=tmp_path, timeout=0.5, **how) as loader:
+            server.play(Script(first_byte_s=8.0))
+            with pytest.raises(WorkerError, match="storage does not answer"):
+                next(iter(loader))
+        report = server.report()
+        assert report.requests
+        assert report.spans == [], "it has waited for the answer"

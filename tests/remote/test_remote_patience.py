@@ -69,10 +69,15 @@ def checked_labels(loader: StreamLoader) -> Iterator[int]:
             yield label
 
 
-@pytest.mark.parametrize(("packing", "workers"), [("indexed", 0), ("plain", 1)])
+@pytest.mark.parametrize(
+    ("packing", "workers", "cached"), [("indexed", 0, False), ("plain", 1, False), ("plain", 0, True)]
+)
 @pytest.mark.usefixtures("impatient")
-def test_a_server_that_never_answers(server: FaultServer, packing: str, workers: int) -> None:
-    with loader_of(server, packing, num_workers=workers) as loader:
+def test_a_server_that_never_answers(
+    server: FaultServer, tmp_path: Path, packing: str, workers: int, cached: bool
+) -> None:
+    cache_dir = tmp_path / "cache" if cached else None
+    with loader_of(server, packing, num_workers=workers, cache_dir=cache_dir) as loader:
         server.play(Script(silent_share=1.0))
         with pytest.raises(StorageError, match=r"requests in a row brought no byte.*without a byte") as caught:
             list(checked_labels(loader))

@@ -13,6 +13,7 @@ from servers.faults import FaultServer, Script
 
 from streamload import StreamLoader
 from streamload.errors import StorageError
+from streamload.fetch.storage.patience import Patience
 
 LABELS = list(range(90))
 
@@ -52,11 +53,23 @@ def test_an_epoch_begins_and_ends(server: FaultServer, faults: dict[str, Any], t
 
 
 @pytest.mark.parametrize("through_fsspec", [False, True])
-def test_a_server_that_is_not_there_is_given_up_soon(server: FaultServer, through_fsspec: bool) -> None:
-    """Three times, within half a second: mostly its name is wrong, and nobody likes to wait for that message."""
+@pytest.mark.usefixtures("server")  # which starts what stays
+def test_a_server_that_is_not_there_is_given_up_soon(monkeypatch: pytest.MonkeyPatch, through_fsspec: bool) -> None:
+    """Three tries, and half a second of waiting: mostly its name is wrong, and nobody likes to wait to be told."""
+    waits: list[float | None] = []
+    wait_s = Patience.wait_s
+
+    def noted(patience: Patience, error: StorageError) -> float | None:
+        waits.append(wait_s(patience, error))
+        return waits[-1]
+
+    monkeypatch.setattr(Patience, "wait_s", noted)
     how: dict[str, Any] = {"filesystem": fsspec.filesystem("http")} if through_fsspec else {}
     with pytest.raises(StorageError, match="no connection to the storage"):
         StreamLoader("http://127.0.0.1:1/a.tar", num_workers=0, **how)
+    assert len(waits) == 3
+    assert waits[2] is None
+    assert sum(wait or 0.0 for wait in waits) < 0.5
 
 
 def test_of_an_index_that_breaks_off_only_the_rest_is_asked_for(server: FaultServer, tmp_path: Path) -> None:

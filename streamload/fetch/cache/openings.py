@@ -3,57 +3,66 @@
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
 
 from streamload.fetch.cache.cached_shard import CachedShard
 from streamload.fetch.cache.disk_cache import DiskCache
-from streamload.fetch.cache.identify import identify
 from streamload.fetch.cache.shard_identity import ShardIdentity
-from streamload.fetch.listing.sizes import LOOKS_AT_ONCE
 from streamload.fetch.storage.storages import Storages
-from streamload.fetch.transfer.download import Pin
+from streamload.fetch.transfer.download import DownloadLimits, Pin, download
 
 __all__ = ["CacheOpenings"]
 
+_ASKED_AT_ONCE = 16
+
 
 class CacheOpenings:
-    """Opens shards in a disk cache, for a running loop, until `close`.
+    """Opens shards in a disk cache, for a running loop.
 
     The storage is asked for the versions of at most 16 shards at a time; it is not where they are known.
 
     Args:
         cache: the cache; None if there is none, and then no shard is in it.
         storages: asked for the version of a shard, which the cache must know.
+        limits: how patiently.
     """
 
-    def __init__(self, cache: DiskCache | None, storages: Storages) -> None:
+    def __init__(self, cache: DiskCache | None, storages: Storages, limits: DownloadLimits | None = None) -> None:
         self._cache = cache
         self._storages = storages
-        self._threads = ThreadPoolExecutor(LOOKS_AT_ONCE, "streamload-look")
+        self._limits = limits
+        self._asking = asyncio.Semaphore(_ASKED_AT_ONCE)
         self._opening = asyncio.Lock()
 
     async def open(self, url: str, pin: Pin) -> CachedShard | None:
         """A shard's file in the cache, which the caller closes.
 
-        Cancelling it leaves nothing open; that takes as long as the thread needs to come back, mostly no time.
+        Cancelling it leaves nothing open; that takes as long as the thread needs to come back, mostly no time, and no
+        time where the storage is asked.
 
         Returns:
-            The file; None if there is no cache, it does not take the shard, or its version is not to be had.
+            The file; None if there is no cache, or it does not take the shard.
 
         Raises:
             ShardChangedError: the storage has another version than the pinned one.
+            StorageError: its version is not to be had, and so none of its bytes either.
         """
-        if self._cache is None or (identity := await identify(url, pin, self._storages, self._threads)) is None:
+        if self._cache is None:
             return None
+        identity = await self._identity(url, pin)
         async with self._opening:  # they would only wait for each other on as many threads
             return await self._opened(self._cache, identity)
 
-    def close(self) -> None:
-        """Wait for the requests that are under way; nothing can be opened afterwards. Twice is fine.
+    async def _identity(self, url: str, pin: Pin) -> ShardIdentity:
+        """Which version it is. Where neither an index nor a listing has told it, the shard's first byte is asked for.
 
-        It blocks, since the interpreter may be about to exit, and then no thread could wait in the loop's place.
+        The answer tells as much as that to a HEAD. But some urls are signed for reading only; and it is asked for as
+        patiently as all other bytes, and given up as soon as nobody waits for it.
         """
-        self._threads.shutdown(cancel_futures=True)
+        if pin.total_bytes is None:
+            async with self._asking:
+                await download(self._storages.for_url(url), url, 0, 1, _drop, pin=pin, limits=self._limits)
+        assert pin.total_bytes is not None, "every answer tells it"
+        return ShardIdentity(url, pin.etag, pin.total_bytes)
 
     async def _opened(self, cache: DiskCache, identity: ShardIdentity) -> CachedShard | None:
         opening = asyncio.get_running_loop().run_in_executor(None, cache.open, identity)
@@ -69,3 +78,7 @@ class CacheOpenings:
         if shard is not None:
             shard.close()
         raise cancelled
+
+
+def _drop(_offset: int, _piece: bytes) -> None:
+    """It comes again with the rest of its part."""

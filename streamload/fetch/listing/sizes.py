@@ -9,9 +9,9 @@ from typing import Self
 from streamload.fetch.storage.protocol import ShardInfo
 from streamload.fetch.storage.storages import Storages
 
-__all__ = ["LOOKS_AT_ONCE", "Looks", "look_at"]
+__all__ = ["Looks", "look_at"]
 
-LOOKS_AT_ONCE = 16
+_LOOKS_AT_ONCE = 16
 """How many shards a storage is asked about at a time."""
 
 
@@ -41,7 +41,7 @@ class Looks:
         self._answers: dict[str, Future[ShardInfo]] = {}
 
     def __enter__(self) -> Self:
-        self._threads = ThreadPoolExecutor(LOOKS_AT_ONCE, "streamload-look")
+        self._threads = ThreadPoolExecutor(_LOOKS_AT_ONCE, "streamload-look")
         self._answers = {url: self._threads.submit(self._look, url) for url in self._urls}
         return self
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from time import monotonic
 from typing import Any, TypeVar
 
-from streamload.errors import ShardNotFoundError, StorageError, TransientStorageError
+from streamload.errors import ShardNotFoundError, StorageError
 from streamload.fetch.storage.errors import changed_error, close_matches, transient_error
 from streamload.fetch.storage.filesystem_errors import TellsErrors, filesystem_error
 from streamload.fetch.storage.filesystems import OpenFilesystem, open_filesystem, path_in, shard_info
-from streamload.fetch.storage.http_range import Wanted, open_http_range
+from streamload.fetch.storage.http_range import Wanted, open_http_range, read_http_on
 from streamload.fetch.storage.patience import Patience
 from streamload.fetch.storage.protocol import (
     UNKNOWN_BYTES,
@@ -25,15 +26,18 @@ from streamload.fetch.storage.protocol import (
     same_etag,
     without_secrets,
 )
+from streamload.fetch.storage.read_body import ReadBody
 from streamload.fetch.storage.s3fs_range import open_s3fs_range
 from streamload.fetch.storage.whole_file import WholeFile
 from streamload.wording import counted
 
 __all__ = ["FilesystemStorage"]
 
-_CHUNK_BYTES = 1 << 20
 _LOOK_AGAIN_S = 30.0
 """Where an answer does not tell its version, that is asked for so often; in between a change is not noticed."""
+
+_INFO_S, _SMALL_FILE_S = 30.0, 120.0
+"""How long one answer of an asynchronous filesystem may take, whose own time-outs are long, and met several times."""
 
 _RENAMING = frozenset(("file", "local", "sftp", "ssh", "smb", "hdfs", "webhdfs", "ftp"))
 """Protocols where a file appears while it is written, so that it has to be written under another name."""
@@ -58,6 +62,7 @@ class FilesystemStorage:
         self._opened: dict[str, OpenFilesystem] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._known: dict[str, tuple[ShardInfo, float]] = {}
+        self._reached: set[str] = set()
 
     def info(self, url: str) -> ShardInfo:
         """See `Storage.info`; a missing file comes with the names that are like it."""
@@ -96,9 +101,11 @@ class FilesystemStorage:
 
         async def read(opened: OpenFilesystem, path: str) -> bytes:
             if not _streams(opened):
-                content: bytes = await opened.call("cat_file", path)
+                content: bytes = await opened.call("cat_file", path, timeout_s=_SMALL_FILE_S)
                 file.answered(len(content), None)
                 return content
+            if not hasattr(opened.fs, "_call_s3"):
+                return await read_http_on(file, *await _http_request(opened, path))
             body = await _stream(opened, path, Wanted(url, file.reached, None, file.etag))
             file.answered(body.total_bytes, body.etag)
             async for piece in body.chunks():
@@ -138,23 +145,28 @@ class FilesystemStorage:
                 wanted.url,
                 f"the storage gave {counted(len(content), 'byte')} where {end - wanted.start:,} were asked for",
             )
-        return _ReadBody(content, known.bytes, known.etag)
+        return ReadBody(content, known.bytes, known.etag)
 
     def write(self, url: str, source: bytes | str) -> None:
-        """See `Storage.write`."""
+        """See `Storage.write`; all of it is written again where that may succeed.
+
+        Where a file appears while it is written, that is one of another name, the same one at each try.
+        """
+        name = secrets.token_hex(8)
 
         async def put(opened: OpenFilesystem, path: str) -> None:
-            protocols = opened.fs.protocol
-            renames = bool(_RENAMING.intersection([protocols] if isinstance(protocols, str) else protocols))
-            target = f"{path}.{secrets.token_hex(8)}.tmp" if renames else path
-            if renames:
+            if not _renames(opened):
+                await _put(opened, source, path)
+                return
+            written = f"{path}.{name}.tmp"
+            try:
                 await opened.call("makedirs", path.rpartition("/")[0], exist_ok=True)
-            if isinstance(source, bytes):
-                await opened.call("pipe_file", target, source)
-            else:
-                await opened.call("put_file", source, target)
-            if renames:
-                await opened.call("mv", target, path)
+                await _put(opened, source, written)
+                await opened.call("mv", written, path)
+            except BaseException:
+                with suppress(StorageError), TellsErrors(url):
+                    await opened.call("rm_file", written)
+                raise
 
         self._alone(url, put)
 
@@ -180,13 +192,17 @@ class FilesystemStorage:
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             self._loop, self._opened = loop, {}
-        key = _place(url) if self._filesystem is None else ""
+        key = self._key(url)
         opened = self._opened.get(key)
         if opened is None:
             opened, path = open_filesystem(url, self._options, self._filesystem)
             self._opened[key] = opened
             return opened, path
         return opened, path_in(opened.fs, url)
+
+    def _key(self, url: str) -> str:
+        """What urls have in common that the same filesystem reads."""
+        return _place(url) if self._filesystem is None else ""
 
     def _alone(
         self,
@@ -195,7 +211,8 @@ class FilesystemStorage:
         patience: Patience | None = None,
     ) -> _Result:
         """Do something on a loop that ends with it, again as long as it may succeed; on a thread, where a loop runs."""
-        patience = patience or Patience()
+        patience, place = patience or Patience(), self._key(url)
+        patience.reached |= place in self._reached
 
         async def once(opened: OpenFilesystem, path: str) -> _Result:
             with TellsErrors(url):
@@ -206,12 +223,16 @@ class FilesystemStorage:
             try:
                 while True:
                     try:
-                        return await once(opened, path)
-                    except TransientStorageError as exc:
+                        answer = await once(opened, path)
+                        patience.reached = True
+                        return answer
+                    except StorageError as exc:
                         if (wait_s := patience.wait_s(exc)) is None:
                             raise
                     await asyncio.sleep(wait_s)
             finally:
+                if patience.reached:
+                    self._reached.add(place)
                 await opened.aclose()
 
         return _run_alone(whole)
@@ -225,8 +246,26 @@ def _streams(opened: OpenFilesystem) -> bool:
 async def _stream(opened: OpenFilesystem, path: str, wanted: Wanted) -> RangeBody:
     if hasattr(opened.fs, "_call_s3"):
         return await open_s3fs_range(opened.fs, path, wanted)
-    session, headers = await opened.fs.set_session(), opened.fs.kwargs.get("headers")
-    return await open_http_range(session, str(opened.fs.encode_url(path)), wanted, headers=headers)
+    session, address, headers = await _http_request(opened, path)
+    return await open_http_range(session, address, wanted, headers=headers)
+
+
+async def _http_request(opened: OpenFilesystem, path: str) -> tuple[Any, str, Mapping[str, str] | None]:
+    """What fsspec asks a web server with, for what, and the headers that the user has given."""
+    return await opened.fs.set_session(), str(opened.fs.encode_url(path)), opened.fs.kwargs.get("headers")
+
+
+def _renames(opened: OpenFilesystem) -> bool:
+    """Whether a file is to be written under another name."""
+    protocols = opened.fs.protocol
+    return bool(_RENAMING.intersection([protocols] if isinstance(protocols, str) else protocols))
+
+
+async def _put(opened: OpenFilesystem, source: bytes | str, path: str) -> None:
+    if isinstance(source, bytes):
+        await opened.call("pipe_file", path, source)
+    else:
+        await opened.call("put_file", source, path)
 
 
 def _place(url: str) -> str:
@@ -246,7 +285,7 @@ def _run_alone(whole: Callable[[], Coroutine[Any, Any, _Result]]) -> _Result:
 async def _look(opened: OpenFilesystem, path: str) -> ShardInfo:
     url = opened.url(path)
     try:
-        found = await opened.call("info", path)
+        found = await opened.call("info", path, timeout_s=_INFO_S)
     except FileNotFoundError as exc:
         raise filesystem_error(url, exc) from None
     if found.get("type") == "directory":
@@ -292,20 +331,3 @@ async def _with_advice(opened: OpenFilesystem, path: str, error: ShardNotFoundEr
     names = [str(entry["name"]).rpartition("/")[2] for entry in entries]
     advice = close_matches(name, names, opened.url(folder))
     return ShardNotFoundError(f"no such shard: {advice}", url=error.url)
-
-
-class _ReadBody:
-    """A range that was read whole."""
-
-    def __init__(self, content: bytes, total_bytes: int, etag: str | None) -> None:
-        self.total_bytes = total_bytes
-        self.etag = etag
-        self._content = content
-
-    async def chunks(self) -> AsyncIterator[bytes]:
-        content, self._content = self._content, b""
-        for start in range(0, len(content), _CHUNK_BYTES):
-            yield content[start : start + _CHUNK_BYTES]
-
-    async def aclose(self) -> None:
-        self._content = b""

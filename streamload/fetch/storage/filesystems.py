@@ -11,6 +11,7 @@ from operator import methodcaller
 from typing import Any
 
 from streamload.errors import StorageError
+from streamload.fetch.storage.errors import transient_error
 from streamload.fetch.storage.options import options_of
 from streamload.fetch.storage.protocol import UNKNOWN_BYTES, ShardInfo, protocol_of, quoted, without_secrets
 
@@ -38,11 +39,28 @@ class OpenFilesystem:
     drops_slash: bool
     is_async: bool
 
-    async def call(self, method: str, *args: Any, **options: Any) -> Any:
-        """Call one of fsspec's methods: on the loop where the filesystem can, else on a thread."""
-        if self.is_async:
-            return await getattr(self.fs, f"_{method}")(*args, **options)
-        return await asyncio.to_thread(getattr(self.fs, method), *args, **options)
+    async def call(self, method: str, *args: Any, timeout_s: float | None = None, **options: Any) -> Any:
+        """Call one of fsspec's methods: on the loop where the filesystem can, else on a thread.
+
+        Args:
+            method: its name.
+            args: for it.
+            timeout_s: how long it may take on the loop; a thread has to wait for its answer.
+            options: for it.
+
+        Raises:
+            TransientStorageError: it took longer.
+        """
+        if not self.is_async:
+            return await asyncio.to_thread(getattr(self.fs, method), *args, **options)
+        deadline = asyncio.timeout(timeout_s)
+        try:
+            async with deadline:
+                return await getattr(self.fs, f"_{method}")(*args, **options)
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            raise transient_error(self.url(str(args[0])), f"no answer within {timeout_s:g} s") from None
 
     def url(self, path: str) -> str:
         """The url of a path."""

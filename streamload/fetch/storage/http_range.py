@@ -1,4 +1,4 @@
-"""A range of an object over plain HTTP by aiohttp, with every length and Content-Range checked."""
+"""Ranges and small files over plain HTTP by aiohttp, with every length and Content-Range checked."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 from streamload.errors import StorageError
 from streamload.fetch.storage.errors import changed_error, connection_error, status_error, transient_error
 from streamload.fetch.storage.protocol import EmptyBody, RangeBody, quoted, same_etag, version_of
+from streamload.fetch.storage.whole_file import WholeFile
 from streamload.wording import counted
 
 if TYPE_CHECKING:
     import aiohttp
 
-__all__ = ["Wanted", "covered_bytes", "open_http_range", "strong_etag"]
+__all__ = ["Wanted", "covered_bytes", "open_http_range", "read_http_on", "strong_etag"]
 
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)\Z")
 _NO_RANGE_OF_NOTHING = re.compile(r"bytes \*/0\Z")
@@ -100,6 +101,44 @@ async def open_http_range(
     return body
 
 
+async def read_http_on(
+    file: WholeFile, session: aiohttp.ClientSession, address: str, headers: Mapping[str, str] | None = None
+) -> bytes:
+    """Ask for what has not come of a small file, or for all of it where the server gives no part of it.
+
+    Args:
+        file: what has come; more of it afterwards, also where this raises.
+        session: what to ask with.
+        address: what to ask for, which may hold a signature.
+        headers: sent besides.
+
+    Raises:
+        TransientStorageError: it broke off.
+        StorageError: see `Storage.read_bytes`; it is too large, or has changed.
+    """
+    import aiohttp
+
+    if not file.can_go_on:
+        file.begin_anew()
+    wanted = Wanted(file.url, file.reached, None, file.etag)
+    asked = _range_headers(wanted) if file.reached else {"Accept-Encoding": "identity"}
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=30)
+    try:
+        async with session.get(address, headers={**(headers or {}), **asked}, timeout=timeout) as response:
+            if response.status not in (200, 206):
+                raise await _refusal(response, file.url)
+            _answered(file, wanted, response)
+            async for piece in response.content.iter_any():
+                file.add(piece)
+            file.ended()
+    except aiohttp.ClientConnectorError as exc:
+        raise connection_error(file.url, str(exc)) from None
+    except (aiohttp.ClientError, TimeoutError) as exc:
+        if not file.is_whole:  # else only the end mark is missing
+            raise transient_error(file.url, f"the answer broke off ({type(exc).__name__})") from None
+    return file.whole()
+
+
 def covered_bytes(wanted: Wanted, content_range: str | None) -> tuple[int, int]:
     """How many bytes an answer holds, and how many the whole object does, by the answer's Content-Range.
 
@@ -114,6 +153,24 @@ def covered_bytes(wanted: Wanted, content_range: str | None) -> tuple[int, int]:
     if (first, last + 1) != (wanted.start, end):
         raise transient_error(wanted.url, "the server sent another part of the object than was asked for")
     return end - first, total_bytes
+
+
+def _answered(file: WholeFile, wanted: Wanted, response: aiohttp.ClientResponse) -> None:
+    """Have a file take an answer, which holds all of it where it is none to a range."""
+    headers = response.headers
+    if response.status == 206 and file.reached:
+        total_bytes: int | None = covered_bytes(wanted, headers.get("Content-Range"))[1]
+    else:
+        file.begin_anew()
+        length = headers.get("Content-Length")
+        if length is None and "chunked" not in headers.get("Transfer-Encoding", "").lower():
+            raise StorageError(
+                "the server does not tell how long its answer is, so that one which breaks off cannot be told from a "
+                "whole one; read from a server that sends Content-Length",
+                url=file.url,
+            )
+        total_bytes = None if length is None or "Content-Encoding" in headers else int(length)
+    file.answered(total_bytes, version_of(headers.get("ETag"), _last_modified(headers), total_bytes or 0))
 
 
 async def _checked(

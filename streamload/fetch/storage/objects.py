@@ -7,7 +7,7 @@ import ssl
 import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,11 +21,13 @@ from streamload.fetch.storage.errors import (
     transient_error,
 )
 from streamload.fetch.storage.http_range import Wanted, open_http_range, strong_etag
-from streamload.fetch.storage.object_body import ObjectBody, body_error
+from streamload.fetch.storage.object_body import ObjectBody
+from streamload.fetch.storage.object_file import read_object_on
+from streamload.fetch.storage.object_meta import info_of, version_in
 from streamload.fetch.storage.object_stores import ObjectPlace, locate, make_store
 from streamload.fetch.storage.obstore_errors import is_whole_answer, storage_error
 from streamload.fetch.storage.options import ObjectConfig
-from streamload.fetch.storage.patience import Patience
+from streamload.fetch.storage.patience import TRIES, Patience
 from streamload.fetch.storage.protocol import (
     UNKNOWN_BYTES,
     EmptyBody,
@@ -34,7 +36,6 @@ from streamload.fetch.storage.protocol import (
     is_pattern,
     matches,
     same_etag,
-    version_of,
     without_secrets,
 )
 from streamload.fetch.storage.under_way import UnderWay
@@ -43,7 +44,6 @@ from streamload.fetch.storage.whole_file import WholeFile
 __all__ = ["ObjectStorage"]
 
 _SIGNED_FOR = timedelta(hours=1)
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _Result = TypeVar("_Result")
 
 
@@ -56,12 +56,15 @@ class ObjectStorage:
 
     Args:
         config: how the stores are made.
+        tries: how often a listing or a size is asked for in vain.
     """
 
-    def __init__(self, config: ObjectConfig) -> None:
+    def __init__(self, config: ObjectConfig, tries: int = TRIES) -> None:
         self._config = config
+        self._tries = tries
         self._stores: dict[tuple[str, bool], Any] = {}
         self._answers_200: set[str] = set()
+        self._reached: set[str] = set()
         self._under_way = UnderWay(_call_obstore)
         self._lock = threading.Lock()
 
@@ -77,7 +80,7 @@ class ObjectStorage:
             raise self._with_advice(url, exc) from None
         except StorageError as exc:
             raise self._explained(url, exc) from None
-        return _info(url, meta)
+        return info_of(url, meta)
 
     def absolute(self, url: str) -> str:
         """The url itself, with its protocol in lower case."""
@@ -107,7 +110,7 @@ class ObjectStorage:
             found = [match for prefix in prefixes for match in self._folders(place, prefix, last)]
             return [ShardInfo(f"{place.root}{match}", UNKNOWN_BYTES, 0) for match in sorted(found)]
         metas = [meta for prefix in prefixes for meta in self._objects(place, prefix, last)]
-        return sorted((_info(f"{place.root}{meta['path']}", meta) for meta in metas), key=lambda found: found.url)
+        return sorted((info_of(f"{place.root}{meta['path']}", meta) for meta in metas), key=lambda found: found.url)
 
     def is_folder(self, url: str) -> bool:
         """Whether some key continues this one behind a slash; see `Storage.is_folder`. A web server has none."""
@@ -119,7 +122,7 @@ class ObjectStorage:
     def read_bytes(self, url: str, *, most_bytes: int) -> bytes:
         """By one GET, and one more for the rest whenever it breaks off; see `Storage.read_bytes`."""
         file = WholeFile(url, most_bytes)
-        return self._retried(url, lambda store, key: _read_on(file, store, key), file.patience)
+        return self._retried(url, lambda store, key: read_object_on(file, store, key), file.patience)
 
     async def open_range(self, url: str, start: int, end: int | None, *, etag: str | None = None) -> RangeBody:
         """See `Storage.open_range`."""
@@ -132,9 +135,9 @@ class ObjectStorage:
 
         if place.root in self._answers_200:
             return await self._open_signed(place, wanted)
-        url, start, end, etag = wanted.url, wanted.start, wanted.end, wanted.etag
+        url, start, end = wanted.url, wanted.start, wanted.end
         options: Any = {"range": {"offset": start} if end is None else (start, end)}
-        if (strong := strong_etag(etag)) is not None:
+        if (strong := strong_etag(wanted.etag)) is not None:
             options["if_match"] = strong
         try:
             # No local name: an error that someone keeps would keep the store through it, and its connections.
@@ -143,22 +146,32 @@ class ObjectStorage:
             if is_whole_answer(exc) and self._config.family != "http":
                 self._answers_200.add(place.root)
                 return await self._open_signed(place, wanted)
-            error = storage_error(url, exc)
-            is_changed = type(error) is ShardChangedError
-            if is_changed or (is_whole_answer(exc) and start == 0):
-                size_bytes, now = await self._size_and_etag_now(place)
-                if size_bytes == start == 0 and same_etag(etag, now):
-                    return EmptyBody(now)
-            if is_changed and etag is not None and (now is None or not same_etag(etag, now)):
-                error = changed_error(url, etag, now)  # else it is only shorter than the range
-            raise error from None
-        total_bytes, now = result.meta["size"], _version(result.meta)
-        if not same_etag(etag, now):
-            raise changed_error(url, etag, now)
+            refusal = storage_error(url, exc)
+            if type(refusal) is ShardChangedError or (is_whole_answer(exc) and start == 0):
+                return await self._empty_or_refused(place, wanted, refusal)
+            raise refusal from None
+        total_bytes, now = result.meta["size"], version_in(result.meta)
+        if not same_etag(wanted.etag, now):
+            raise changed_error(url, wanted.etag, now)
         first, last = result.range
         if (first, last) != (start, total_bytes if end is None else min(end, total_bytes)):
             raise transient_error(url, "the server sent another part of the object than was asked for")
         return ObjectBody(url, result, (last - first, total_bytes), etag=now, under_way=self._under_way)
+
+    async def _empty_or_refused(self, place: ObjectPlace, wanted: Wanted, refusal: StorageError) -> EmptyBody:
+        """What the object is now, after a range of it was refused: there is none of an empty one.
+
+        Raises:
+            ShardChangedError: it is another version than the wanted one; names both.
+            StorageError: the refusal, which is right.
+        """
+        size_bytes, now = await self._size_and_etag_now(place)
+        if size_bytes == 0 and wanted.start == 0 and same_etag(wanted.etag, now):
+            return EmptyBody(now)
+        is_only_shorter = wanted.etag is None or (now is not None and same_etag(wanted.etag, now))
+        if is_only_shorter or type(refusal) is not ShardChangedError:
+            raise refusal from None
+        raise changed_error(wanted.url, wanted.etag, now) from None
 
     async def _open_signed(self, place: ObjectPlace, wanted: Wanted) -> RangeBody:
         """Read from a server that answers with status 200 and a right Content-Range, which obstore refuses."""
@@ -179,7 +192,7 @@ class ObjectStorage:
             meta = await self._under_way.add(obstore.head_async(self._store(place), place.key))
         except (obstore.exceptions.BaseError, OSError):
             return None, None
-        return meta["size"], _version(meta)
+        return meta["size"], version_in(meta)
 
     def write(self, url: str, source: bytes | str) -> None:
         """By one PUT, or in parts where it is large; either way whole or not at all. See `Storage.write`."""
@@ -272,11 +285,14 @@ class ObjectStorage:
         """
         import obstore
 
-        place, patience, renewed = locate(url), patience or Patience(), False
+        place, patience, renewed = locate(url), patience or Patience(self._tries), False
+        patience.reached |= place.root in self._reached
         while True:
             store = self._store(place, writes=writes)
             try:
-                return act(store, place.key)
+                answer = act(store, place.key)
+                patience.reached = True
+                return answer
             except (obstore.exceptions.BaseError, OSError, ValueError, TransientStorageError) as exc:
                 error = exc if isinstance(exc, TransientStorageError) else storage_error(url, exc)
                 if renews := isinstance(error, ExpiredCredentialsError) and not renewed:
@@ -287,6 +303,8 @@ class ObjectStorage:
                     raise error from None
             finally:
                 del store  # an error that someone keeps would keep its connections
+                if patience.reached:
+                    self._reached.add(place.root)
             time.sleep(wait_s)
 
     async def _retried_async(self, url: str, place: ObjectPlace, act: Callable[[], Awaitable[_Result]]) -> _Result:
@@ -302,26 +320,9 @@ class ObjectStorage:
             error = exc
         finally:
             del store
-        alone = ObjectStorage(self._config)  # with stores of its own, since it may outlast the others
+        # With stores of its own, since it may outlast the others; and asked once, since closing waits for its thread.
+        alone = ObjectStorage(self._config, tries=1)
         raise await asyncio.to_thread(alone._with_advice, url, error)
-
-
-def _read_on(file: WholeFile, store: Any, key: str) -> bytes:
-    """Ask for what has not come of a file. What obstore raises where it breaks off may pass."""
-    import obstore
-
-    options: Any = {"range": {"offset": file.reached}} if file.reached else {}
-    if file.reached and (strong := strong_etag(file.etag)) is not None:
-        options["if_match"] = strong
-    answer = obstore.get(store, key, options=options)
-    file.answered(answer.meta["size"], _version(answer.meta))
-    try:
-        for piece in answer.stream(min_chunk_size=1):
-            file.add(piece)
-    except (obstore.exceptions.BaseError, OSError) as exc:
-        if not file.is_whole:
-            raise body_error(file.url, exc) from None
-    return file.whole()
 
 
 def _call_obstore() -> object:
@@ -335,14 +336,3 @@ def _tls(client: Mapping[str, Any]) -> ssl.SSLContext | bool:
     if "root_certificate" in client:
         return ssl.create_default_context(cadata=client["root_certificate"].decode("ascii"))
     return not client.get("allow_invalid_certificates")
-
-
-def _info(url: str, meta: Mapping[str, Any]) -> ShardInfo:
-    changed: datetime = meta["last_modified"]
-    # Whole seconds, since a listing may be finer than the header of an answer.
-    mtime_ns = (changed - _EPOCH) // timedelta(seconds=1) * 1_000_000_000
-    return ShardInfo(url, meta["size"], mtime_ns, _version(meta))
-
-
-def _version(meta: Mapping[str, Any]) -> str | None:
-    return version_of(meta["e_tag"], meta["last_modified"], meta["size"])
