@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from streamload.fetch.storage.patterns import ANY_FOLDERS, fits, pattern_steps
@@ -28,11 +29,7 @@ class ObjectListing:
         prefixes, steps = self._prefixes(components)
         if steps[0] != ANY_FOLDERS:
             return [meta for prefix in prefixes for meta in self._objects(prefix, steps[0])]
-        return [
-            meta
-            for prefix in prefixes
-            for meta in self._below(prefix, lambda path, prefix=prefix: fits(_relative(path, prefix), steps))
-        ]
+        return [meta for prefix in prefixes for meta in self._below(prefix, partial(_fits_below, prefix, steps))]
 
     def folders(self, components: Sequence[str]) -> list[str]:
         """The folders (what keys have before a slash) that the components stand for, each once."""
@@ -63,6 +60,10 @@ class ObjectListing:
 
     def _objects(self, prefix: str, component: str) -> Sequence[Any]:
         return [meta for meta in self._level(prefix)["objects"] if matches(meta["path"], component)]
+
+
+def _fits_below(prefix: str, steps: Sequence[str], path: str) -> bool:
+    return fits(_relative(path, prefix), steps)
 
 
 def _relative(path: str, prefix: str) -> str:

@@ -161,7 +161,7 @@ class ObjectStorage:
         import obstore
 
         if self._config.config.get("skip_signature"):
-            address = place.unsigned_address(self._config.config.get("endpoint"))
+            address = place.unsigned_address(self._config)
         else:
             address = await self._under_way.add(obstore.sign_async(self._store(place), "GET", place.key, _SIGNED_FOR))
         session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=_tls(self._config.client)))
