@@ -237,7 +237,8 @@ class Finder:
 
     def _look_up_in(self, folder: str, urls: Sequence[str]) -> dict[str, ShardInfo]:
         """The same for several shards of a remote folder without an index, from one listing where there can be one."""
-        if protocol_of(folder) in WEB:
+        *caches, place = folder.split("::")
+        if protocol_of(place) in WEB and not any("://" in cache for cache in caches):
             return {url: ShardInfo(url, UNKNOWN_BYTES, 0) for url in urls}
         storage = self._storages.for_url(urls[0])
         try:

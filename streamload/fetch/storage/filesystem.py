@@ -24,6 +24,7 @@ from streamload.fetch.storage.protocol import (
     without_secrets,
 )
 from streamload.fetch.storage.s3fs_range import open_s3fs_range
+from streamload.fetch.storage.served_parts import ServedParts
 from streamload.fetch.storage.whole_file import WholeFile
 from streamload.wording import counted
 
@@ -56,6 +57,7 @@ class FilesystemStorage:
         self._opened: dict[str, OpenFilesystem] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._known: dict[str, tuple[ShardInfo, float]] = {}
+        self._served_parts = ServedParts()
 
     def info(self, url: str) -> ShardInfo:
         """See `Storage.info`; a missing file comes with the names that are like it."""
@@ -115,7 +117,7 @@ class FilesystemStorage:
         wanted = Wanted(url, start, end, etag)
         with TellsErrors(url):
             if _streams(opened):
-                return await _stream(opened, path, wanted)
+                return await self._served_parts.noted(_place(url), _stream(opened, path, wanted))
             return await self._read(opened, path, wanted)
 
     async def _read(self, opened: OpenFilesystem, path: str, wanted: Wanted) -> RangeBody:

@@ -36,6 +36,7 @@ from streamload.fetch.storage.protocol import (
     version_of,
     without_secrets,
 )
+from streamload.fetch.storage.served_parts import ServedParts
 from streamload.fetch.storage.under_way import UnderWay
 from streamload.fetch.storage.whole_file import WholeFile
 
@@ -62,6 +63,7 @@ class ObjectStorage:
         self._config = config
         self._stores: dict[tuple[str, bool], Any] = {}
         self._answers_200: set[str] = set()
+        self._served_parts = ServedParts()
         self._under_way = UnderWay(_call_obstore)
         self._lock = threading.Lock()
 
@@ -120,7 +122,8 @@ class ObjectStorage:
         """See `Storage.open_range`."""
         place = locate(url)
         wanted = Wanted(url, start, end, etag)
-        return await self._retried_async(url, place, lambda: self._open(place, wanted))
+        answer = self._retried_async(url, place, lambda: self._open(place, wanted))
+        return await self._served_parts.noted(place.root, answer)
 
     async def _open(self, place: ObjectPlace, wanted: Wanted) -> RangeBody:
         import obstore
