@@ -152,8 +152,12 @@ def test_shards_in_several_folders_with_an_index_in_each(place: str, rclone_s3: 
     ]
     shown = CliRunner().invoke(tools.app, ["ls", f"{root}/**/*.tar", *arguments])
     assert (shown.exit_code, shown.output.splitlines()[-1].split(",")[:2]) == (0, ["4 shards", " 18 samples"])
-    listing = list_shards(f"{root}/**/*.tar", None, Storages(options.get("storage_options"), options.get("filesystem")))
-    assert listing.counts == (3, 4, 6, 5)
+    in_order = ["day1/part000", "day1/part001", "day2/more/part000", "day2/part000"]
+    listed = [line.split()[0] for line in shown.output.splitlines()[1:-1]]
+    assert listed == [f"{root}/{name}-000000.tar" for name in in_order]
+    storages = Storages(options.get("storage_options"), options.get("filesystem"))
+    assert list_shards(f"{root}/**/*.tar", None, storages).counts == (3, 4, 6, 5)
+    assert list_shards(f"{root}/day2/**", None, storages).counts == (6, 5)
     with StreamLoader(f"{root}/**/*.tar", fields=("cls",), batch_size=4, num_workers=0, **options) as loader:
         assert sorted(label for (labels,) in loader for label in labels.tolist()) == sorted(
             [*range(7), *range(5), *range(6)]
