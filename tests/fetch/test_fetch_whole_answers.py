@@ -131,3 +131,10 @@ def test_the_advice_works(python_server: str, tmp_path: Path) -> None:
     assert find_shards(f"simplecache::{python_server}/*.tar", Storages(options)) == [
         f"simplecache::{python_server}/part00{number}-000000.tar" for number in range(2)
     ]
+
+
+def test_several_shards_behind_a_cache_are_not_looked_up_in_a_listing(folder: Path, tmp_path: Path) -> None:
+    options = {"simplecache": {"cache_storage": str(tmp_path)}}
+    with FaultServer(folder, Script(whole_share=1.0)) as server:
+        assert labels_of(f"simplecache::{server.url}", storage_options=options) == list(range(50))
+        assert "/" not in {path for _, path, _ in server.report().log}
