@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,8 @@ from streamload import StreamLoader
 from streamload.errors import StorageError, TransientStorageError
 from streamload.fetch.listing.finder import find_shards
 from streamload.fetch.storage.errors import WholeAnswerError
+from streamload.fetch.storage.protocol import EmptyBody
+from streamload.fetch.storage.served_parts import ServedParts
 from streamload.fetch.storage.storages import Storages
 from streamload.fetch.transfer.download import Downloaded, DownloadLimits, Pin, download
 
@@ -101,12 +104,27 @@ def test_the_storages_know_which_server_never_serves_parts(options: dict[str, An
 def test_a_proxy_that_now_and_then_does_not_serve_parts_is_read(options: dict[str, Any], folder: Path) -> None:
     with FaultServer(folder, Script(seed=1, whole_share=0.3)) as server:
         assert labels_of(server.url, **options) == list(range(50))
-        server.play(Script())
-        with StreamLoader(f"{server.url}/part000-000000.tar", 7, fields=("cls",), num_workers=0, timeout=60) as loader:
-            steps = iter(loader)
-            next(steps)
-            server.play(Script(seed=1, whole_share=0.7))
-            assert len(list(steps)) == 4
+
+
+def test_a_server_that_has_served_a_part_is_known_for_it() -> None:
+    served = ServedParts()
+
+    async def answer(error: Exception | None) -> EmptyBody:
+        if error is not None:
+            raise error
+        return EmptyBody(None)
+
+    async def never_parts(place: str) -> bool:
+        with pytest.raises(WholeAnswerError) as caught:
+            await served.noted(place, answer(WholeAnswerError("the whole object")))
+        return caught.value.never_parts
+
+    async def main() -> list[bool]:
+        before = await never_parts("http://one/")
+        await served.noted("http://one/", answer(None))
+        return [before, await never_parts("http://one/"), await never_parts("http://other/")]
+
+    assert asyncio.run(main()) == [True, False, True]
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from places import local, steps, write_datasets
 from streamload import StreamLoader
 
 PART_BYTES = 8 << 20
-SIZES = [[300_000] * 40, [300_000] * 60, [300_000] * 10]
+SIZES = [[300_000] * 40, [300_000] * 30, [300_000] * 10]
 
 
 class WatchedFiles(LocalFileSystem):
