@@ -31,6 +31,12 @@ __all__ = [
 
 _USER_INFO = re.compile(r"://[^/?#\s]+@")
 _SECRET_IN_QUERY = re.compile(r"(?<=[?&])([^=&#\s]+)=[^&#\s]*")
+_QUERY = re.compile(r"((?:\A|::)https?://[^?#]*)\?([^#]*)", re.IGNORECASE)
+_SIGNATURES = {
+    "signature": re.compile("awsaccesskeyid|expires|googleaccessid|key-pair-id|policy|signature"),
+    "sig": re.compile("sig|s[eiprstv]|s(?:dd|es|ip|pr|rt|cid|aoid|uoid)|sk(?:[estv]|oid|tid)"),
+}
+"""What stands beside a signature: of S3 and Cloud Storage in their older form and of CloudFront, and of Azure."""
 
 
 def without_secrets(url: str) -> str:
@@ -41,6 +47,29 @@ def without_secrets(url: str) -> str:
     if "://" not in url or ("?" not in url and "@" not in url):
         return url
     return _SECRET_IN_QUERY.sub(r"\1=...", _USER_INFO.sub("://...@", url))
+
+
+def without_signature(url: str) -> str:
+    """A web address without the parameters that sign it, which differ each time that it is signed, and no others.
+
+    For keys of caches, since the same object is found again by it. A signature says who may read and until when, and
+    does not choose what is read. A server may give these names another meaning all the same, so this is safe only in
+    a key that holds the ETag and the size of the answer too: then another object or version has another key. Names
+    that are not a signature's alone (`Expires`, `st`) are left out only beside a `Signature` or `sig`.
+
+    Args:
+        url: of any kind; all but `http://` and `https://`, also behind `::`, stay as they are.
+    """
+    return _QUERY.sub(_unsigned, url) if "?" in url else url
+
+
+def _unsigned(found: re.Match[str]) -> str:
+    address, query = found.groups()
+    fields = [(field.partition("=")[0].lower(), field) for field in query.split("&")]
+    names = {name for name, _ in fields}
+    signing = [re.compile("x-(?:amz|goog)-.*"), *(beside for name, beside in _SIGNATURES.items() if name in names)]
+    kept = [field for name, field in fields if not any(each.fullmatch(name) for each in signing)]
+    return f"{address}?{'&'.join(kept)}" if kept else str(address)
 
 
 class StreamloadError(Exception):

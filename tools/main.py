@@ -22,8 +22,8 @@ from streamload_tools.verify import damages, missing_shards
 from streamload.dataset.table import ShardTable
 from streamload.fetch.listing.finder import find_shards
 from streamload.fetch.listing.index_lookup import IndexLookup
-from streamload.fetch.listing.listing import list_shards
-from streamload.fetch.listing.shard import Shard
+from streamload.fetch.listing.listing import Listing, list_shards
+from streamload.fetch.storage.protocol import without_secrets
 from streamload.fetch.storage.storages import Storages
 from streamload.surroundings import available_processors
 
@@ -110,15 +110,16 @@ def ls_command(
         listing = list_shards(urls, index, storages)
         reader = Reader(storages, workers or available_processors())
         found = tables(listing, IndexLookup(index, storages), reader)
+        names = _shown_names(listing)
         if samples:
-            for shard, (_, table) in zip(listing.shards, found, strict=True):
-                for line in _sample_lines(shard, table):
+            for name, (_, table) in zip(names, found, strict=True):
+                for line in _sample_lines(name, table):
                     _print(line)
             return
         rows = [("SHARD", "BYTES", "SAMPLES", "FIELDS")]
         total_bytes = total_samples = 0
-        for shard, (shard_bytes, table) in zip(listing.shards, found, strict=True):
-            rows.append((shard.name, f"{shard_bytes:,}", f"{len(table):,}", " ".join(table.fields)))
+        for name, (shard_bytes, table) in zip(names, found, strict=True):
+            rows.append((name, f"{shard_bytes:,}", f"{len(table):,}", " ".join(table.fields)))
             total_bytes += shard_bytes
             total_samples += len(table)
         for line in _aligned(rows):
@@ -227,12 +228,18 @@ def _print(line: str) -> None:
     typer.echo(line.encode("utf-8", "backslashreplace").decode("utf-8"))
 
 
-def _sample_lines(shard: Shard, table: ShardTable) -> Iterator[str]:
+def _shown_names(listing: Listing) -> list[str]:
+    """The shards' names, or where one comes twice, in several folders, their urls."""
+    names = [shard.name for shard in listing.shards]
+    return names if len(set(names)) == len(names) else [without_secrets(shard.url) for shard in listing.shards]
+
+
+def _sample_lines(name: str, table: ShardTable) -> Iterator[str]:
     starts, sizes, numbers = table.sample_start.tolist(), table.member_size.tolist(), table.member_field.tolist()
     for sample, key in enumerate(table.keys()):
         members = range(starts[sample], starts[sample + 1])
         fields = "  ".join(f"{table.fields[numbers[member]]} {sizes[member]:,}" for member in members)
-        yield f"{shard.name}  {key}  {fields}"
+        yield f"{name}  {key}  {fields}"
 
 
 def _aligned(rows: list[tuple[str, str, str, str]]) -> Iterator[str]:

@@ -13,7 +13,7 @@ from streamload.dataset.compressed_names import is_compressed
 from streamload.dataset.scan_pruning import note_use, prune_once_a_day
 from streamload.dataset.table import ShardTable
 from streamload.dataset.table_file import TABLE_FORMAT, table_from_npz, table_to_npz
-from streamload.errors import DatasetIndexError
+from streamload.errors import DatasetIndexError, without_signature
 
 __all__ = ["ScanCache", "user_cache_folder"]
 
@@ -32,8 +32,10 @@ class ScanCache:
     """Tables by shard, on disk. It never fails: what cannot be read is absent, what cannot be written is left out.
 
     A table is found again for the same path, size, time of change (or ETag, where the storage has one) and strictness,
-    and by the same release's layout. Several processes may share a folder. It stays within a GiB, and what was not used
-    for 90 days goes: the first store of a process looks after that, at most once a day.
+    and by the same release's layout. A URL with an ETag is found again however it is signed, because the ETag tells
+    objects apart if what looks like a signature chooses among them. Several processes may share a folder. It stays
+    within a GiB, and what was not used for 90 days goes: the first store of a process looks after that, at most once a
+    day.
 
     Attributes:
         folder: where the tables are.
@@ -99,7 +101,10 @@ class ScanCache:
             )
 
     def _file(self, path: str, shard_bytes: int, version: int | str | None, strict: bool) -> str:
-        place = path if "://" in path else os.path.abspath(path)
+        if "://" in path:
+            place = without_signature(path) if isinstance(version, str) else path
+        else:
+            place = os.path.abspath(path)
         identity = repr((place, shard_bytes, version, strict, TABLE_FORMAT))
         digest = hashlib.blake2b(identity.encode("utf-8", "surrogateescape"), digest_size=20).hexdigest()
         return os.path.join(self.folder, f"{digest}.npz")

@@ -220,6 +220,36 @@ def test_globs_are_sorted_and_leave_out_what_is_hidden(place: Place) -> None:
     assert place.storage.list(f"{place.root}/none/*.tar") == []
 
 
+def test_two_asterisks_are_any_number_of_folders(place: Place) -> None:
+    if not place.lists:
+        return
+    for name in ("sub/side/d.tar", "sub/.dot/e.tar", "sub-1/f.tar", ".secret/g.tar"):
+        place.write(name, SMALL)
+
+    def found(pattern: str, *, folders: bool = False) -> list[str]:
+        return [
+            info.url.removeprefix(place.url("")) for info in place.storage.list(place.url(pattern), folders=folders)
+        ]
+
+    every = ["a 0.tar", "b-1.tar", "sub-1/f.tar", "sub/c.tar", "sub/side/d.tar"]
+    assert found("**/*.tar") == every
+    assert found("**/**/*.tar") == every
+    assert found("**") == sorted([*every, "note.txt"])
+    assert found("sub/**/*.tar") == ["sub/c.tar", "sub/side/d.tar"]
+    assert found("s*/**/[cdf].tar") == ["sub-1/f.tar", "sub/c.tar", "sub/side/d.tar"]
+    assert found("**/s*/**/d.tar") == ["sub/side/d.tar"]
+    assert found("**/side/*") == ["sub/side/d.tar"]
+    assert found("**/.dot/*.tar") == ["sub/.dot/e.tar"]
+    assert found(".s*/**/*.tar") == [".secret/g.tar"]
+    assert found("b**r") == ["b-1.tar"]
+    assert found("none/**/*.tar") == []
+    assert found("**", folders=True) == ["sub", "sub-1", "sub/side"]
+    assert found("**/si*", folders=True) == ["sub/side"]
+    assert found("*/**", folders=True) == ["sub/side"]
+    listed, looked_at = place.storage.list(place.url("**/b-1.tar"))[0], place.storage.info(place.url("b-1.tar"))
+    assert (listed.bytes, listed.etag) == (looked_at.bytes, looked_at.etag)
+
+
 def test_folders_are_told_from_files(place: Place) -> None:
     if place.lists:
         assert place.storage.is_folder(f"{place.root}/set")

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from urllib.parse import urlsplit
 
+from streamload.errors import without_signature
+
 __all__ = ["ShardIdentity", "key_in_name", "url_key"]
 
 _KEY_BYTES = 8
@@ -16,8 +18,13 @@ _TAIL_LETTERS = 48
 
 
 def url_key(url: str) -> str:
-    """A short digest of a URL, the same in every version of the shard: 16 hexadecimal digits."""
-    return hashlib.blake2b(url.encode("utf-8", "surrogateescape"), digest_size=_KEY_BYTES).hexdigest()
+    """A short digest of a URL, the same in every version of the shard: 16 hexadecimal digits.
+
+    A URL that is signed anew has the same key, so what was kept of it is known for what it is. The key says which
+    file may be given up first, and not what a file holds.
+    """
+    place = without_signature(url).encode("utf-8", "surrogateescape")
+    return hashlib.blake2b(place, digest_size=_KEY_BYTES).hexdigest()
 
 
 def key_in_name(name: str) -> str:
@@ -43,9 +50,12 @@ class ShardIdentity:
     def file_name(self) -> str:
         """The name of its file in a cache: the URL's key, a digest of all three, and for people the shard's name.
 
-        Of the URL only the last component of its path is readable, because queries may hold secrets.
+        Of the URL only the last component of its path is readable, because queries may hold secrets. How it is signed
+        is not part of the digest where there is an ETag, which tells objects apart if what looks like a signature
+        chooses among them; without one, only the whole URL does.
         """
-        identity = repr((self.url, self.etag, self.bytes)).encode("utf-8", "surrogateescape")
+        place = self.url if self.etag is None else without_signature(self.url)
+        identity = repr((place, self.etag, self.bytes)).encode("utf-8", "surrogateescape")
         digest = hashlib.blake2b(identity, digest_size=_DIGEST_BYTES).hexdigest()
         last = urlsplit(self.url).path.rpartition("/")[2]
         tail = re.sub(r"[^A-Za-z0-9._]", "_", last)[-_TAIL_LETTERS:]

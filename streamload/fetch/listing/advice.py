@@ -26,7 +26,8 @@ def folder_advice(storage: Storage, folder: str) -> str:
     inside = [found.url.rstrip("/") for found in storage.list(f"{escape(folder)}/*", folders=True)]
     with_shards = next((each for each in inside[:_MOST_LOOKED_INTO] if shards_in(storage, each)), None)
     if with_shards is not None:
-        return f"folders in it do: name one of them, such as {without_secrets(with_shards)!r}"
+        every = f"{without_secrets(folder)}/**/*.tar"
+        return f"folders in it do: name one of them, such as {without_secrets(with_shards)!r}, or all: {every!r}"
     if inside and protocol_of(folder) == "file":
         return f"if it is an ImageFolder (one folder a class), pack it first: shardify {folder} DESTINATION"
     if inside:

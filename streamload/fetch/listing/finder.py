@@ -28,6 +28,7 @@ from streamload.fetch.listing.shard_names import (
 from streamload.fetch.listing.sizes import Looks
 from streamload.fetch.storage.errors import close_matches
 from streamload.fetch.storage.local import local_path
+from streamload.fetch.storage.patterns import ANY_FOLDERS
 from streamload.fetch.storage.protocol import (
     UNKNOWN_BYTES,
     ShardInfo,
@@ -134,7 +135,8 @@ class Finder:
     def _matching(self, storage: Storage, pattern: str) -> Sequence[ShardInfo]:
         """What matches remotely. A folder without a pattern in its own name is listed whole, for what lies beside."""
         folder, name = folder_and_name(pattern)
-        if is_pattern(folder) or "::" in pattern or name.startswith(".") or protocol_of(pattern) in WEB:
+        alone = name.startswith(".") or name == ANY_FOLDERS
+        if is_pattern(folder) or "::" in pattern or alone or protocol_of(pattern) in WEB:
             return storage.list(pattern)
         wanted = re.compile(fnmatch.translate(name)).match
         return [found for found in self._in_folder(storage, folder) if wanted(shard_name(found.url))]
@@ -235,7 +237,8 @@ class Finder:
 
     def _look_up_in(self, folder: str, urls: Sequence[str]) -> dict[str, ShardInfo]:
         """The same for several shards of a remote folder without an index, from one listing where there can be one."""
-        if protocol_of(folder) in WEB:
+        *caches, place = folder.split("::")
+        if protocol_of(place) in WEB and not any("://" in cache for cache in caches):
             return {url: ShardInfo(url, UNKNOWN_BYTES, 0) for url in urls}
         storage = self._storages.for_url(urls[0])
         try:

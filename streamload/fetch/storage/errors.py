@@ -7,17 +7,19 @@ import re
 from collections.abc import Iterable
 
 from streamload.errors import ShardChangedError, ShardNotFoundError, StorageError, TransientStorageError
-from streamload.fetch.storage.protocol import without_secrets
+from streamload.fetch.storage.protocol import protocol_of, without_secrets
 
 __all__ = [
     "ExpiredCredentialsError",
     "NoConnectionError",
+    "WholeAnswerError",
     "changed_error",
     "close_matches",
     "connection_error",
     "is_unexplained_denial",
     "status_error",
     "transient_error",
+    "whole_answer_error",
 ]
 
 _THROTTLING = {"SlowDown", "Throttling", "ThrottlingException", "TooManyRequests", "RequestLimitExceeded", "ServerBusy"}
@@ -35,6 +37,7 @@ _WRONG_KEY = {
 _ENDPOINT = (
     "`endpoint_url` and `client_kwargs={'region_name': ...}` in storage_options, or AWS_ENDPOINT_URL and AWS_REGION"
 )
+_FILESYSTEMS = ("ftp", "sftp", "ssh", "smb", "webhdfs", "hdfs")
 _DENIED = "access is denied"
 _PLAIN_CODE = re.compile(r"[A-Za-z0-9.]{1,60}\Z")
 _ADDRESS = re.compile(r"https?://\S+|Cannot connect to host \S+ ssl:(?:<[^>]*>|\S+)")
@@ -53,6 +56,16 @@ class ExpiredCredentialsError(StorageError):
 
 class NoConnectionError(TransientStorageError):
     """The storage was not reached: no such host, or nothing that listens there."""
+
+
+class WholeAnswerError(TransientStorageError):
+    """The server answered a request for a part with the whole object, as some proxies do now and then.
+
+    Attributes:
+        never_parts: the same server has not answered with a part so far; set by the storage.
+    """
+
+    never_parts = False
 
 
 def status_error(url: str, status: int | None, code: str | None) -> StorageError:
@@ -117,16 +130,21 @@ def connection_error(url: str, what: str) -> StorageError:
             "your own certificate authority with client_kwargs={'verify': PEM_FILE}",
             url=url,
         )
+    where = "in the url, or `host` and `port` in storage_options" if protocol_of(url) in _FILESYSTEMS else _ENDPOINT
     if _NO_HOST.search(said):
-        return NoConnectionError(f"the host is not known; check its name: {_ENDPOINT}", url=url)
-    return NoConnectionError(
-        f"no connection to the storage; check that it runs, and host and port: {_ENDPOINT}", url=url
-    )
+        return NoConnectionError(f"the host is not known; check its name: {where}", url=url)
+    return NoConnectionError(f"no connection to the storage; check that it runs, and host and port: {where}", url=url)
 
 
 def transient_error(url: str, what: str) -> TransientStorageError:
     """The error for an answer that broke off or cannot be believed."""
     return TransientStorageError(f"{what}; try again later", url=without_secrets(url))
+
+
+def whole_answer_error(url: str) -> WholeAnswerError:
+    """The error for an answer that is the whole object where a part was asked for."""
+    what = "the server sent the whole object where a part was asked for"
+    return WholeAnswerError(f"{what}; try again later", url=without_secrets(url))
 
 
 def changed_error(url: str, was: str | None, now: str | None) -> ShardChangedError:

@@ -13,21 +13,20 @@ from typing import Any, TypeVar
 from streamload.errors import ShardNotFoundError, StorageError
 from streamload.fetch.storage.errors import changed_error, close_matches, transient_error
 from streamload.fetch.storage.filesystem_errors import TellsErrors, filesystem_error
+from streamload.fetch.storage.filesystem_listing import find_matches
 from streamload.fetch.storage.filesystems import OpenFilesystem, open_filesystem, path_in, shard_info
 from streamload.fetch.storage.http_range import Wanted, open_http_range, read_http_on
 from streamload.fetch.storage.patience import Patience
 from streamload.fetch.storage.protocol import (
-    UNKNOWN_BYTES,
     EmptyBody,
     RangeBody,
     ShardInfo,
-    is_pattern,
-    matches,
     same_etag,
     without_secrets,
 )
 from streamload.fetch.storage.read_body import ReadBody
 from streamload.fetch.storage.s3fs_range import open_s3fs_range
+from streamload.fetch.storage.served_parts import ServedParts
 from streamload.fetch.storage.whole_file import WholeFile
 from streamload.wording import counted
 
@@ -63,6 +62,7 @@ class FilesystemStorage:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._known: dict[str, tuple[ShardInfo, float]] = {}
         self._reached: set[str] = set()
+        self._served_parts = ServedParts()
 
     def info(self, url: str) -> ShardInfo:
         """See `Storage.info`; a missing file comes with the names that are like it."""
@@ -80,10 +80,10 @@ class FilesystemStorage:
         return url
 
     def list(self, pattern: str, *, folders: bool = False) -> list[ShardInfo]:
-        """What matches, by one listing of each folder that a component of the pattern stands for; `**` is `*`."""
+        """What matches, by one listing of each folder that a component of the pattern leads to."""
 
         async def find(opened: OpenFilesystem, path: str) -> Sequence[ShardInfo]:
-            return await _find(opened, path, folders=folders)
+            return await find_matches(opened, path, folders=folders)
 
         return [*self._alone(pattern, find)]
 
@@ -124,7 +124,7 @@ class FilesystemStorage:
         wanted = Wanted(url, start, end, etag)
         with TellsErrors(url):
             if _streams(opened):
-                return await _stream(opened, path, wanted)
+                return await self._served_parts.noted(_place(url), _stream(opened, path, wanted))
             return await self._read(opened, path, wanted)
 
     async def _read(self, opened: OpenFilesystem, path: str, wanted: Wanted) -> RangeBody:
@@ -291,32 +291,6 @@ async def _look(opened: OpenFilesystem, path: str) -> ShardInfo:
     if found.get("type") == "directory":
         raise StorageError("this is a folder, and a shard must be a file; check the path", url=without_secrets(url))
     return shard_info(url, found)
-
-
-async def _find(opened: OpenFilesystem, path: str, *, folders: bool) -> Sequence[ShardInfo]:
-    components = path.split("/")
-    first = next((number for number, part in enumerate(components) if is_pattern(part)), len(components) - 1)
-    prefixes = ["/".join(components[:first])]
-    for component in components[first:-1]:
-        prefixes = [
-            str(entry["name"]).rstrip("/")
-            for prefix in prefixes
-            for entry in await _level(opened, prefix, component, kind="directory")
-        ]
-    kind = "directory" if folders else "file"
-    found = [entry for prefix in prefixes for entry in await _level(opened, prefix, components[-1], kind=kind)]
-    if folders:
-        return [ShardInfo(url, UNKNOWN_BYTES, 0) for url in sorted(opened.url(str(entry["name"])) for entry in found)]
-    return sorted((shard_info(opened.url(entry["name"]), entry) for entry in found), key=lambda info: info.url)
-
-
-async def _level(opened: OpenFilesystem, folder: str, component: str, *, kind: str) -> Sequence[dict[str, Any]]:
-    """What in a folder matches one component of a pattern; nothing where there is no such folder."""
-    try:
-        entries = await opened.call("ls", folder, detail=True)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    return [entry for entry in entries if entry.get("type") == kind and matches(str(entry["name"]), component)]
 
 
 async def _with_advice(opened: OpenFilesystem, path: str, error: ShardNotFoundError) -> ShardNotFoundError:

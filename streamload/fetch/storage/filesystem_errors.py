@@ -15,8 +15,10 @@ _CONNECTING = (
     "ClientConnectorError",
     "ClientConnectorCertificateError",
     "ClientConnectorDNSError",
+    "ConnectionRefusedError",
     "EndpointConnectionError",
     "SSLError",
+    "gaierror",
 )
 _BROKEN = (
     "Timeout",
@@ -33,10 +35,15 @@ class TellsErrors:
     """A block in which whatever a filesystem raises becomes a StorageError; mistakes in our own code do not.
 
     The original is not kept as the cause, since its text may hold keys or signatures.
+
+    Args:
+        url: what is asked for.
+        besides: exceptions of these kinds pass as they are.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, besides: tuple[type[Exception], ...] = ()) -> None:
         self._url = url
+        self._passing = (StorageError, TypeError, AssertionError, *besides)
 
     def __enter__(self) -> None:
         pass
@@ -44,7 +51,7 @@ class TellsErrors:
     def __exit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if isinstance(exc, Exception) and not isinstance(exc, StorageError | TypeError | AssertionError):
+        if isinstance(exc, Exception) and not isinstance(exc, self._passing):
             raise filesystem_error(self._url, exc) from None
 
 

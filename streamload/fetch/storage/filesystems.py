@@ -12,6 +12,7 @@ from typing import Any
 
 from streamload.errors import StorageError
 from streamload.fetch.storage.errors import transient_error
+from streamload.fetch.storage.filesystem_errors import TellsErrors
 from streamload.fetch.storage.options import options_of
 from streamload.fetch.storage.protocol import UNKNOWN_BYTES, ShardInfo, protocol_of, quoted, without_secrets
 
@@ -64,8 +65,9 @@ class OpenFilesystem:
 
     def url(self, path: str) -> str:
         """The url of a path."""
-        if "://" in path:
-            return path
+        if "://" in path:  # as paths on web servers are
+            chain, link, _ = self.before.rpartition("::")
+            return f"{chain}{link}{path}{self.after}"
         path = path.rstrip("/")
         return f"{self.before}{path.lstrip('/') if self.drops_slash else path}{self.after}"
 
@@ -89,13 +91,20 @@ def open_filesystem(url: str, options: Mapping[str, Any], filesystem: Any) -> tu
         The filesystem, and the url's path in it.
 
     Raises:
-        StorageError: the package for this protocol is missing.
+        StorageError: the package for this protocol is missing, or its server cannot be reached or refuses: some
+            filesystems connect when they are made.
         ValueError: the filesystem does not take these options.
     """
     try:
-        fs, path, is_async = _opened(url, options, filesystem)
+        with TellsErrors(url, besides=(ImportError, ValueError, FileNotFoundError)):
+            fs, path, is_async = _opened(url, options, filesystem)
     except ImportError as exc:
         raise StorageError(f"this storage needs a package that is not there: {exc}", url=without_secrets(url)) from exc
+    except FileNotFoundError:
+        raise StorageError(
+            "this storage cannot be opened: a file that it needs is not there; check storage_options",
+            url=without_secrets(url),
+        ) from None
     except TypeError as exc:
         raise ValueError(f"storage_options do not fit {protocol_of(url)}://: {exc}") from None
     before, body, after = _pieces(url)

@@ -10,7 +10,13 @@ from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING
 
 from streamload.errors import StorageError
-from streamload.fetch.storage.errors import changed_error, connection_error, status_error, transient_error
+from streamload.fetch.storage.errors import (
+    changed_error,
+    connection_error,
+    status_error,
+    transient_error,
+    whole_answer_error,
+)
 from streamload.fetch.storage.protocol import EmptyBody, RangeBody, quoted, same_etag, version_of
 from streamload.fetch.storage.whole_file import WholeFile
 from streamload.wording import counted
@@ -147,7 +153,7 @@ def covered_bytes(wanted: Wanted, content_range: str | None) -> tuple[int, int]:
     """
     found = _CONTENT_RANGE.match(content_range or "")
     if found is None:
-        raise transient_error(wanted.url, "the server sent the whole object where a part was asked for")
+        raise whole_answer_error(wanted.url)
     first, last, total_bytes = (int(number) for number in found.groups())
     end = total_bytes if wanted.end is None else min(wanted.end, total_bytes)
     if (first, last + 1) != (wanted.start, end):

@@ -9,11 +9,12 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from urllib.parse import unquote
 
 from streamload.dataset.atomic import replace_file
 from streamload.errors import ShardChangedError, ShardNotFoundError, StorageError, TransientStorageError
+from streamload.fetch.storage.patterns import ANY_FOLDERS, pattern_steps
 from streamload.fetch.storage.protocol import UNKNOWN_BYTES, RangeBody, ShardInfo, is_pattern, protocol_of
 
 __all__ = ["LocalStorage", "local_path", "storage_for"]
@@ -45,19 +46,24 @@ class LocalStorage:
         return local_path(url)
 
     def list(self, pattern: str, *, folders: bool = False) -> list[ShardInfo]:
-        """What matches in the file system; see `Storage.list`. `**` is no more than `*`.
+        """What matches in the file system; see `Storage.list`.
 
-        What cannot be looked at, or is neither file nor folder, is listed with `UNKNOWN_BYTES`.
+        Symbolic links are followed, by `**` too, except back into a folder that they lie in. What cannot be looked
+        at, or is neither file nor folder, is listed with `UNKNOWN_BYTES`.
+
+        Raises:
+            StorageError: a folder cannot be listed, so what it holds would be missing.
         """
         path = local_path(pattern)
         if os.path.exists(path) and os.path.isdir(path) == folders:
             return [_listed(path)]  # a name that really holds a bracket or an asterisk
         head, *parts = _split(path)
+        *between, last = pattern_steps(parts)
         found = [head]
-        for part in parts[:-1]:
-            found = [match for folder in found for match in _matches(folder, part, folders=True)]
-        matches = sorted(match for folder in found for match in _matches(folder, parts[-1], folders=folders))
-        return [_listed(match) for match in matches]
+        for step in between:
+            found = [*dict.fromkeys(match for folder in found for match in _folders(folder, step))]
+        matches = (match for folder in found for match in _matches(folder, last, folders=folders))
+        return [_listed(match) for match in sorted(matches)]
 
     def is_folder(self, url: str) -> bool:
         """Whether the path is a folder, also behind a symbolic link."""
@@ -211,6 +217,26 @@ def _split(pattern: str) -> list[str]:
     return ["/".join(components[:first]) or "/", *(part for part in components[first:] if part)]
 
 
+def _folders(folder: str, step: str) -> Iterable[str]:
+    """The folders that one step of a pattern, which is not the last, leads to from a folder."""
+    return _below(folder) if step == ANY_FOLDERS else _matches(folder, step, folders=True)
+
+
+def _below(folder: str) -> Iterator[str]:
+    """A folder and all folders in it, at any depth, but for hidden ones."""
+    waiting: list[tuple[str, frozenset[tuple[int, int]]]] = [(folder, frozenset())]
+    while waiting:
+        folder, around = waiting.pop()
+        try:
+            found = os.stat(folder)
+        except OSError:
+            continue  # there is none, or no longer
+        if (found.st_dev, found.st_ino) not in around:
+            yield folder
+            around |= {(found.st_dev, found.st_ino)}
+            waiting += [(inside, around) for inside in _matches(folder, "*", folders=True)]
+
+
 def _matches(folder: str, component: str, *, folders: bool) -> list[str]:
     """What in a folder matches one component of a pattern; nothing where the folder is missing or is a file."""
     if not is_pattern(component):
@@ -223,12 +249,19 @@ def _matches(folder: str, component: str, *, folders: bool) -> list[str]:
             return [
                 os.path.join(folder, entry.name)
                 for entry in entries
-                if wanted(entry.name) and (hidden or not entry.name.startswith(".")) and entry.is_dir() == folders
+                if wanted(entry.name) and (hidden or not entry.name.startswith(".")) and _is_folder(entry) == folders
             ]
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as exc:
         raise _storage_error(folder, exc) from None
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link that leads to itself
+        return False
 
 
 def _storage_error(path: str, exc: OSError) -> StorageError:

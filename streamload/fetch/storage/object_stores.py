@@ -1,30 +1,21 @@
-"""Which store of obstore's a url belongs to, how it is made, and where its credentials come from."""
+"""Which store of obstore's a url belongs to, and how it is made."""
 
 from __future__ import annotations
 
-import importlib
+import contextlib
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import quote, unquote
 
 from streamload.errors import StorageError
+from streamload.fetch.storage.aws_settings import aws_settings
 from streamload.fetch.storage.options import CLIENT_OPTIONS, NO_RETRY, RETRY, ObjectConfig
 from streamload.fetch.storage.protocol import protocol_of, without_secrets
 
 __all__ = ["ObjectPlace", "locate", "make_store"]
 
-_AWS_VARIABLES = (
-    "AWS_ACCESS_KEY_ID",
-    "AWS_WEB_IDENTITY_TOKEN_FILE",
-    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
-    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
-)
-"""Where obstore finds credentials itself."""
-
-_RENEWED_AFTER = timedelta(minutes=10)
+_ENDPOINT_VARIABLE = "AWS_ENDPOINT_URL_S3"
 _WEB = ("http", "https")
 
 
@@ -44,9 +35,9 @@ class ObjectPlace:
     key: str
     account: str | None = None
 
-    def unsigned_address(self, endpoint: str | None) -> str:
+    def unsigned_address(self, config: ObjectConfig) -> str:
         """The object's address for requests without a signature."""
-        endpoint = endpoint or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+        endpoint = aws_settings(config, self.root)[0].config.get("endpoint")
         return f"{(endpoint or 'https://s3.amazonaws.com').rstrip('/')}/{self.bucket}/{quote(self.key)}"
 
 
@@ -96,8 +87,7 @@ def make_store(place: ObjectPlace, config: ObjectConfig, *, retries: bool) -> An
         if config.family == "az":
             account = {"account_name": place.account} if place.account else {}
             return stores.AzureStore(place.bucket, config=config.config | account, **options)
-        settings, provider = _aws_credentials(config, place.root)
-        return stores.S3Store(place.bucket, config=settings, credential_provider=provider, **options)
+        return _s3_store(stores, place, config, options)
     except (BaseError, ValueError) as exc:
         reason = str(exc).partition("\n")[0]
         raise StorageError(
@@ -105,45 +95,18 @@ def make_store(place: ObjectPlace, config: ObjectConfig, *, retries: bool) -> An
         ) from None
 
 
-def _aws_credentials(config: ObjectConfig, root: str) -> tuple[dict[str, Any], Callable[[], dict[str, Any]] | None]:
-    """The settings, and what gives credentials where obstore does not find them itself: in the files in `~/.aws`."""
-    settings = config.config
-    profile = config.profile or os.environ.get("AWS_PROFILE")
-    given = "access_key_id" in settings or settings.get("skip_signature")
-    if given or (config.profile is None and any(os.environ.get(name) for name in _AWS_VARIABLES)):
-        return settings, None
-    files = (
-        os.environ.get("AWS_SHARED_CREDENTIALS_FILE") or "~/.aws/credentials",
-        os.environ.get("AWS_CONFIG_FILE") or "~/.aws/config",
-    )
-    if profile is None and not any(os.path.exists(os.path.expanduser(file)) for file in files):
-        return settings, None
-    try:
-        botocore_session = importlib.import_module("botocore.session")
-    except ImportError as exc:
-        raise StorageError(
-            "credentials from ~/.aws need botocore: pip install 'streamload[s3]'", url=without_secrets(root)
-        ) from exc
-    session = botocore_session.Session(profile=profile)
-    if profile is not None and profile not in session.available_profiles:
-        raise StorageError(
-            f"there is no profile {profile!r} (of storage_options or AWS_PROFILE) in {files[0]} or {files[1]}",
-            url=without_secrets(root),
-        )
-    if "region" not in settings and (region := session.get_config_variable("region")):
-        settings = settings | {"region": region}
-    credentials = session.get_credentials()
-    if credentials is None:
-        return settings, None
-    return settings, lambda: _frozen(credentials)
+def _s3_store(stores: Any, place: ObjectPlace, config: ObjectConfig, options: dict[str, Any]) -> Any:
+    from obstore.exceptions import UnknownConfigurationKeyError
 
-
-def _frozen(credentials: Any) -> dict[str, Any]:
-    """Credentials as they are now; asked for again after a while, since botocore renews those that expire."""
-    found = credentials.get_frozen_credentials()
-    return {
-        "access_key_id": found.access_key,
-        "secret_access_key": found.secret_key,
-        "token": found.token,
-        "expires_at": datetime.now(UTC) + _RENEWED_AFTER,
+    config, credentials = aws_settings(config, place.root)
+    options = options | {
+        "credential_provider": credentials,
+        "client_options": CLIENT_OPTIONS | config.client,
     }
+    endpoint = config.config.get("endpoint")
+    if endpoint is not None and os.environ.get(_ENDPOINT_VARIABLE):
+        # Newer releases of obstore prefer the variable to the endpoint, older ones know neither it nor its setting.
+        with contextlib.suppress(UnknownConfigurationKeyError):
+            over = {_ENDPOINT_VARIABLE.lower(): endpoint}
+            return stores.S3Store(place.bucket, config=config.config | over, **options)
+    return stores.S3Store(place.bucket, config=config.config, **options)

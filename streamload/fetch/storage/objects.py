@@ -6,8 +6,9 @@ import asyncio
 import ssl
 import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,6 +24,7 @@ from streamload.fetch.storage.errors import (
 from streamload.fetch.storage.http_range import Wanted, open_http_range, strong_etag
 from streamload.fetch.storage.object_body import ObjectBody
 from streamload.fetch.storage.object_file import read_object_on
+from streamload.fetch.storage.object_listing import ObjectListing
 from streamload.fetch.storage.object_meta import info_of, version_in
 from streamload.fetch.storage.object_stores import ObjectPlace, locate, make_store
 from streamload.fetch.storage.obstore_errors import is_whole_answer, storage_error
@@ -33,17 +35,17 @@ from streamload.fetch.storage.protocol import (
     EmptyBody,
     RangeBody,
     ShardInfo,
-    is_pattern,
-    matches,
     same_etag,
     without_secrets,
 )
+from streamload.fetch.storage.served_parts import ServedParts
 from streamload.fetch.storage.under_way import UnderWay
 from streamload.fetch.storage.whole_file import WholeFile
 
 __all__ = ["ObjectStorage"]
 
 _SIGNED_FOR = timedelta(hours=1)
+_LISTED_AT_ONCE = 1000
 _Result = TypeVar("_Result")
 
 
@@ -65,6 +67,7 @@ class ObjectStorage:
         self._stores: dict[tuple[str, bool], Any] = {}
         self._answers_200: set[str] = set()
         self._reached: set[str] = set()
+        self._served_parts = ServedParts()
         self._under_way = UnderWay(_call_obstore)
         self._lock = threading.Lock()
 
@@ -88,7 +91,7 @@ class ObjectStorage:
         return f"{protocol.lower()}://{rest}"
 
     def list(self, pattern: str, *, folders: bool = False) -> list[ShardInfo]:
-        """What matches, by one listing of each folder that a component of the pattern stands for; `**` is `*`.
+        """What matches, by one listing of each folder that a component stands for; from `**` on, of all below.
 
         Raises:
             StorageError: the storage cannot list, as web servers cannot.
@@ -101,16 +104,11 @@ class ObjectStorage:
                 url=without_secrets(pattern),
             )
         components = [part for part in place.key.split("/") if part]
-        first = next((number for number, part in enumerate(components) if is_pattern(part)), len(components) - 1)
-        prefixes: Sequence[str] = ["/".join(components[:first])]
-        for component in components[first:-1]:
-            prefixes = [match for prefix in prefixes for match in self._folders(place, prefix, component)]
-        last = components[-1] if components else "*"
+        listing = ObjectListing(partial(self._level, place), partial(self._below, place))
         if folders:
-            found = [match for prefix in prefixes for match in self._folders(place, prefix, last)]
-            return [ShardInfo(f"{place.root}{match}", UNKNOWN_BYTES, 0) for match in sorted(found)]
-        metas = [meta for prefix in prefixes for meta in self._objects(place, prefix, last)]
-        return sorted((info_of(f"{place.root}{meta['path']}", meta) for meta in metas), key=lambda found: found.url)
+            return [ShardInfo(f"{place.root}{key}", UNKNOWN_BYTES, 0) for key in sorted(listing.folders(components))]
+        found = [info_of(f"{place.root}{meta['path']}", meta) for meta in listing.objects(components)]
+        return sorted(found, key=lambda info: info.url)
 
     def is_folder(self, url: str) -> bool:
         """Whether some key continues this one behind a slash; see `Storage.is_folder`. A web server has none."""
@@ -128,7 +126,8 @@ class ObjectStorage:
         """See `Storage.open_range`."""
         place = locate(url)
         wanted = Wanted(url, start, end, etag)
-        return await self._retried_async(url, place, lambda: self._open(place, wanted))
+        answer = self._retried_async(url, place, lambda: self._open(place, wanted))
+        return await self._served_parts.noted(place.root, answer)
 
     async def _open(self, place: ObjectPlace, wanted: Wanted) -> RangeBody:
         import obstore
@@ -179,7 +178,7 @@ class ObjectStorage:
         import obstore
 
         if self._config.config.get("skip_signature"):
-            address = place.unsigned_address(self._config.config.get("endpoint"))
+            address = place.unsigned_address(self._config)
         else:
             address = await self._under_way.add(obstore.sign_async(self._store(place), "GET", place.key, _SIGNED_FOR))
         session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=_tls(self._config.client)))
@@ -225,13 +224,14 @@ class ObjectStorage:
 
         return self._retried(place.root + prefix, lambda store, _: obstore.list_with_delimiter(store, prefix or None))
 
-    def _folders(self, place: ObjectPlace, prefix: str, component: str) -> Sequence[str]:
-        if not is_pattern(component):
-            return [f"{prefix}/{component}".lstrip("/")]
-        return [found for found in self._level(place, prefix)["common_prefixes"] if matches(found, component)]
+    def _below(self, place: ObjectPlace, prefix: str, wanted: Callable[[str], bool]) -> Any:
+        import obstore
 
-    def _objects(self, place: ObjectPlace, prefix: str, component: str) -> Sequence[Any]:
-        return [meta for meta in self._level(place, prefix)["objects"] if matches(meta["path"], component)]
+        def whole(store: Any, _: str) -> Any:
+            chunks = obstore.list(store, prefix or None, chunk_size=_LISTED_AT_ONCE)
+            return [meta for chunk in chunks for meta in chunk if wanted(meta["path"])]
+
+        return self._retried(place.root + prefix, whole)
 
     def _with_advice(self, url: str, error: ShardNotFoundError) -> ShardNotFoundError:
         """The error with the names that are like the missing one, from one listing of its folder."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from streamload.errors import ShardChangedError, StorageError
-from streamload.fetch.storage.errors import connection_error, status_error, transient_error
+from streamload.fetch.storage.errors import connection_error, status_error, transient_error, whole_answer_error
 from streamload.fetch.storage.protocol import without_secrets
 
 __all__ = ["is_whole_answer", "storage_error"]
@@ -44,7 +44,7 @@ def storage_error(url: str, exc: Exception) -> StorageError:
     if type(exc).__name__ in _BY_CLASS:
         return status_error(url, _BY_CLASS[type(exc).__name__], code)
     if is_whole_answer(exc):
-        return transient_error(url, "the server sent the whole object where a part was asked for")
+        return whole_answer_error(url)
     if _TOO_SHORT in text:
         return ShardChangedError(
             "the object ends before the bytes that were asked for, so it was changed", url=without_secrets(url)

@@ -10,7 +10,15 @@ from typing import Any
 
 from streamload.fetch.storage.option_kinds import check_kinds
 
-__all__ = ["CLIENT_OPTIONS", "NO_RETRY", "RETRY", "ObjectConfig", "object_config", "options_of"]
+__all__ = [
+    "CLIENT_OPTIONS",
+    "NO_RETRY",
+    "RETRY",
+    "ObjectConfig",
+    "client_settings",
+    "object_config",
+    "options_of",
+]
 
 RETRY: dict[str, Any] = {
     "max_retries": 10,
@@ -199,16 +207,29 @@ def _s3(given: dict[str, Any]) -> ObjectConfig | None:
         in_client("aws_secret_access_key"),
     )
     _take(config, "session_token", given.get("token"), in_client("aws_session_token"))
-    _take(config, "endpoint", given.get("endpoint_url"), client_kwargs.get("endpoint_url"))
+    region = client_kwargs.get("region_name")
     if "region_name" in client_kwargs:
-        config["region"] = client_kwargs["region_name"]
+        config["region"] = region
+    from_outside = _endpoint_of_environment(region)
+    _take(config, "endpoint", given.get("endpoint_url"), client_kwargs.get("endpoint_url"), from_outside)
     if given.get("anon"):
         config["skip_signature"] = True
     if given.get("requester_pays"):
         config["request_payer"] = True
-    endpoint = config.get("endpoint") or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
-    client = _client(endpoint, client_kwargs.get("verify"))
+    client = client_settings(config.get("endpoint"), client_kwargs.get("verify"))
     return ObjectConfig("s3", config, client, given.get("profile"))
+
+
+def _endpoint_of_environment(region: str | None) -> str | None:
+    """The endpoint that AWS's tools take from the environment, where they may.
+
+    Named rather than left to obstore, which may know less of these variables, and prefers one of them to an option.
+    """
+    named = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    if named and os.environ.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "").lower() == "true":
+        region = region or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
+        return f"https://s3.{region}.amazonaws.com"
+    return named
 
 
 def _gcs(given: dict[str, Any]) -> ObjectConfig | None:
@@ -221,7 +242,7 @@ def _gcs(given: dict[str, Any]) -> ObjectConfig | None:
     elif credentials not in (None, "google_default", "cloud"):
         return None
     _take(config, "base_url", given.get("endpoint_url"))
-    return ObjectConfig("gs", config, _client(config.get("base_url")))
+    return ObjectConfig("gs", config, client_settings(config.get("base_url")))
 
 
 def _azure(given: dict[str, Any]) -> ObjectConfig | None:
@@ -234,11 +255,11 @@ def _azure(given: dict[str, Any]) -> ObjectConfig | None:
     _take(config, "endpoint", given.get("endpoint_url"))
     if given.get("anon"):
         config["skip_signature"] = True
-    return ObjectConfig("az", config, _client(config.get("endpoint")))
+    return ObjectConfig("az", config, client_settings(config.get("endpoint")))
 
 
 def _http(given: dict[str, Any]) -> ObjectConfig | None:
-    client = _client("http://")
+    client = client_settings("http://")
     if given.get("headers"):
         client["default_headers"] = dict(given["headers"])
     return ObjectConfig("http", {}, client)
@@ -251,7 +272,16 @@ def _take(config: dict[str, Any], name: str, *values: object) -> None:
         config[name] = value
 
 
-def _client(endpoint: str | None, verify: object = None) -> dict[str, Any]:
+def client_settings(endpoint: str | None, verify: object = None) -> dict[str, Any]:
+    """Settings of obstore's HTTP client that follow from an endpoint, and from how its certificate is checked.
+
+    Args:
+        endpoint: the address, or None for the storage's own.
+        verify: False to trust any certificate; a file of certificates that are trusted.
+
+    Raises:
+        ValueError: the endpoint is no address.
+    """
     client: dict[str, Any] = {}
     if endpoint is not None and not endpoint.startswith(("http://", "https://")):
         raise ValueError(

@@ -6,6 +6,7 @@ import fnmatch
 import re
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import NamedTuple, Protocol
 from urllib.parse import urlsplit
 
@@ -111,7 +112,11 @@ class Storage(Protocol):
         ...
 
     def list(self, pattern: str, *, folders: bool = False) -> list[ShardInfo]:
-        """The files (or the folders) that a glob of `*`, `?`, `[...]` stands for, sorted; without hidden ones."""
+        """The files (or the folders) that a glob of `*`, `?`, `[...]` stands for, sorted by url, each once.
+
+        `**` as a whole component is any number of folders, none included. Names that begin with a dot are found by
+        components that do, and `**` enters no such folder.
+        """
         ...
 
     def is_folder(self, url: str) -> bool:
@@ -169,7 +174,12 @@ def matches(path: str, component: str) -> bool:
     name = path.rstrip("/").rpartition("/")[2]
     if name.startswith(".") and not component.startswith("."):
         return False
-    return re.match(fnmatch.translate(component), name) is not None
+    return _named(component).match(name) is not None
+
+
+@lru_cache(64)
+def _named(component: str) -> re.Pattern[str]:
+    return re.compile(fnmatch.translate(component))
 
 
 def protocol_of(url: str) -> str:

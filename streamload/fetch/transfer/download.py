@@ -9,13 +9,17 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from streamload.errors import ShardChangedError, StorageError, TransientStorageError
-from streamload.fetch.storage.protocol import RangeBody, same_etag
+from streamload.fetch.storage.errors import WholeAnswerError
+from streamload.fetch.storage.protocol import RangeBody, same_etag, without_secrets
 from streamload.wording import counted
 
 __all__ = ["DownloadLimits", "Downloaded", "Pin", "RangeStorage", "Watch", "download"]
 
 _JITTER = random.SystemRandom()
 """Not the global generator: where everything runs in the caller's process, that one is the user's."""
+
+_TRIES_OF_WHOLE_ANSWERS = 3
+"""Where a server has never answered with a part; a proxy that sometimes does not is asked as often as any other."""
 
 
 class RangeStorage(Protocol):
@@ -297,9 +301,25 @@ class _Download:
     async def _back_off(self) -> None:
         now_s = self._clock()
         left_s = self._progress_s + self._limits.give_up_timeout_s - now_s
-        if len(self._fruitless) >= self._limits.tries or left_s <= 0:
+        whole = [exc for exc in self._fruitless if isinstance(exc, WholeAnswerError)]
+        only_whole = len(whole) == len(self._fruitless)
+        tries = self._limits.tries
+        if only_whole and whole[-1].never_parts:
+            tries = min(tries, _TRIES_OF_WHOLE_ANSWERS)
+        if len(self._fruitless) >= tries or left_s <= 0:
+            if only_whole:
+                raise self._no_parts() from whole[-1]
             raise self._given_up(now_s) from self._fruitless[-1]
         await asyncio.sleep(min(left_s, self._limits.backoff_s(len(self._fruitless), _JITTER.random())))
+
+    def _no_parts(self) -> StorageError:
+        times = counted(len(self._fruitless), "request")
+        return StorageError(
+            f"this server does not serve parts of files (the answer to {times} in a row for one was a whole file); "
+            "use another one (nginx, caddy, rclone serve), or let fsspec fetch whole files: "
+            f"simplecache::{without_secrets(self._url)}",
+            url=self._url,
+        )
 
     def _given_up(self, now_s: float) -> StorageError:
         throttled = sum(exc.throttled for exc in self._fruitless)

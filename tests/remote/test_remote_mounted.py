@@ -1,0 +1,53 @@
+"""Shards of a network file system: read with a filesystem they are fetched in whole parts, not read where they lie."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from fsspec.implementations.local import LocalFileSystem
+from places import local, steps, write_datasets
+
+from streamload import StreamLoader
+
+PART_BYTES = 8 << 20
+SIZES = [[300_000] * 40, [300_000] * 30, [300_000] * 10]
+
+
+class WatchedFiles(LocalFileSystem):
+    """Local files, with a record of what is read of shards."""
+
+    cachable = False
+    read: ClassVar[list[tuple[str, int, int]]] = []
+
+    def cat_file(self, path: str, start: Any = None, end: Any = None, **kwargs: Any) -> bytes:
+        if path.endswith(".tar"):
+            self.read.append((path, start, end))
+        return super().cat_file(path, start, end, **kwargs)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("mounted")
+    write_datasets(folder, SIZES, [])
+    return folder
+
+
+@pytest.mark.parametrize("packing", ["indexed", "plain"])
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_the_batches_are_the_same_and_reads_are_of_whole_parts(packing: str, shuffle: bool, folder: Path) -> None:
+    urls = local(folder).urls(packing, range(len(SIZES)))
+    options: dict[str, Any] = {"batch_size": 5, "fields": ("npy", "cls"), "num_workers": 0, "shuffle": shuffle}
+    with StreamLoader(urls, seed=1, shuffle_window=20, **options) as loader:
+        expected = steps(loader)
+    WatchedFiles.read.clear()
+    with StreamLoader(urls, seed=1, shuffle_window=20, filesystem=WatchedFiles(), **options) as loader:
+        assert steps(loader) == expected
+    parts = [
+        (url, start, min(start + PART_BYTES, Path(url).stat().st_size))
+        for url in urls
+        for start in range(0, Path(url).stat().st_size, PART_BYTES)
+    ]
+    assert len(parts) > len(urls)
+    assert set(WatchedFiles.read) == set(parts), "all parts, and nothing but whole ones"
