@@ -23,6 +23,7 @@ from streamload.fetch.storage.storages import Storages
 from streamload.order.plan import OrderOptions
 from streamload.surroundings import found_rank, launched_tasks, local_ranks, processors_of_rank, rank_of_group
 from streamload.users_line import warn_at_users_line
+from streamload.wording import counted
 
 __all__ = ["Options", "Transform", "check_found_rank", "goes_by_found_rank", "rank_and_world_size"]
 
@@ -332,7 +333,7 @@ def goes_by_found_rank(rank: int | None, *, is_divided: bool) -> bool:
     launched = None if found_rank() is not None else launched_tasks()
     if launched is not None:
         warn_at_users_line(
-            f"this is one of {launched.tasks} tasks that {launched.launcher} has started, and each of them reads all "
+            f"this is one of {counted(launched.tasks, 'task')} that {launched.launcher} has started, and each of them reads all "
             "samples as rank 0 of 1: there is no process group, and RANK and WORLD_SIZE are not both set. "
             f'Make the loader after init_process_group, or give rank=int(os.environ["{launched.task_variable}"]) and '
             f"world_size={launched.tasks}; where each task is to read everything, rank=0 and world_size=1"

@@ -11,8 +11,8 @@ import pytest
 from servers.rclone import S3Server
 
 from streamload.errors import StorageError
-from streamload.fetch.storage.aws_settings import aws_settings
-from streamload.fetch.storage.object_stores import ObjectPlace
+from streamload.fetch.storage.buckets.aws_settings import aws_settings
+from streamload.fetch.storage.buckets.stores import ObjectPlace
 from streamload.fetch.storage.options import ObjectConfig, object_config
 from streamload.fetch.storage.storages import Storages
 

@@ -17,7 +17,7 @@ from servers.rclone import free_port
 
 from streamload.errors import StorageError, TransientStorageError
 from streamload.fetch.storage.errors import connection_error
-from streamload.fetch.storage.filesystem_errors import filesystem_error
+from streamload.fetch.storage.filesystems.fsspec_errors import filesystem_error
 from streamload.fetch.storage.storages import Storages
 
 KINDS = ["http", "s3", "fsspec-http", "s3fs"]

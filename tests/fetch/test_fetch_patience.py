@@ -13,8 +13,8 @@ from servers.faults import FaultServer, Script
 from servers.rclone import free_port
 
 from streamload.errors import ShardChangedError, StorageError, TransientStorageError
-from streamload.fetch.storage import filesystem as filesystem_storage
 from streamload.fetch.storage.errors import NoConnectionError
+from streamload.fetch.storage.filesystems import filesystem as filesystem_storage
 from streamload.fetch.storage.patience import Patience
 from streamload.fetch.storage.storages import Storages
 from streamload.fetch.storage.whole_file import WholeFile

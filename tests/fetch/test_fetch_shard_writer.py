@@ -21,7 +21,7 @@ from streamload import ShardWriter, StreamLoader
 from streamload.dataset.index import DatasetIndex
 from streamload.errors import StorageError
 from streamload.fetch.listing.listing import list_shards
-from streamload.fetch.storage.filesystem import FilesystemStorage
+from streamload.fetch.storage.filesystems.filesystem import FilesystemStorage
 from streamload.fetch.storage.storages import Storages
 
 

@@ -24,7 +24,7 @@ from streamload.errors import (
     TransientStorageError,
 )
 from streamload.fetch.listing.shard_names import refuse_repetitions
-from streamload.fetch.storage import filesystem
+from streamload.fetch.storage.filesystems import filesystem
 from streamload.fetch.storage.options import object_config, options_of
 from streamload.fetch.storage.protocol import without_secrets
 from streamload.fetch.storage.storages import Storages
@@ -167,7 +167,7 @@ def test_advice_about_a_missing_shard_is_asked_for_once() -> None:
 
 
 def test_expired_credentials_are_renewed_once_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    from streamload.fetch.storage import objects as object_storage
+    from streamload.fetch.storage.buckets import objects as object_storage
 
     made: list[str] = []
     make = object_storage.make_store

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 
-from streamload.fetch.storage.under_way import UnderWay
+from streamload.fetch.storage.buckets.under_way import UnderWay
 
 
 async def held_elsewhere(under_way: UnderWay, let_go: threading.Event) -> threading.Thread:

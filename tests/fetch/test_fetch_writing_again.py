@@ -12,7 +12,8 @@ from fsspec.implementations.local import LocalFileSystem
 from servers.upload_server import UploadServer
 
 from streamload.errors import StorageError, TransientStorageError
-from streamload.fetch.storage import object_stores, patience
+from streamload.fetch.storage import patience
+from streamload.fetch.storage.buckets import stores
 from streamload.fetch.storage.options import RETRY
 from streamload.fetch.storage.storages import Storages
 
@@ -137,7 +138,7 @@ def test_of_a_large_object_only_the_refused_part_is_sent_again(
 
 def test_only_obstore_makes_writes_again(uploads: UploadServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else those who read would do it once more as often: a hundred times."""
-    monkeypatch.setattr(object_stores, "RETRY", RETRY | {"max_retries": 1})
+    monkeypatch.setattr(stores, "RETRY", RETRY | {"max_retries": 1})
     uploads.refusals = 100
     with pytest.raises(TransientStorageError):
         storages_for(uploads).for_url("s3://b/a.json").write("s3://b/a.json", b"small")

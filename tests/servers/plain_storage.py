@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import obstore
 from obstore.store import HTTPStore
 
-from streamload.fetch.storage.obstore_errors import storage_error
+from streamload.fetch.storage.buckets.obstore_errors import storage_error
 from streamload.fetch.storage.protocol import quoted
 
 

@@ -25,7 +25,7 @@ from streamload import StreamLoader
 from streamload.dataset.index import DatasetIndex
 from streamload.errors import StorageError
 from streamload.fetch.listing.listing import list_shards
-from streamload.fetch.storage.objects import ObjectStorage
+from streamload.fetch.storage.buckets.objects import ObjectStorage
 from streamload.fetch.storage.storages import Storages
 
 

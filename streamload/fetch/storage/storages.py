@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from streamload.fetch.storage.filesystem import FilesystemStorage
+from streamload.fetch.storage.buckets.objects import ObjectStorage
+from streamload.fetch.storage.filesystems.filesystem import FilesystemStorage
 from streamload.fetch.storage.local import LocalStorage, local_path
-from streamload.fetch.storage.objects import ObjectStorage
 from streamload.fetch.storage.options import object_config, options_of
 from streamload.fetch.storage.protocol import Storage, protocol_of, without_secrets
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from streamload.fetch.storage.buckets.body import body_error
+from streamload.fetch.storage.buckets.meta import version_in
+from streamload.fetch.storage.buckets.obstore_errors import is_whole_answer
 from streamload.fetch.storage.http_range import strong_etag
-from streamload.fetch.storage.object_body import body_error
-from streamload.fetch.storage.object_meta import version_in
-from streamload.fetch.storage.obstore_errors import is_whole_answer
 from streamload.fetch.storage.whole_file import WholeFile
 
 __all__ = ["read_object_on"]

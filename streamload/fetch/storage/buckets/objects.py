@@ -13,7 +13,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from streamload.errors import ShardChangedError, ShardNotFoundError, StorageError, TransientStorageError
-from streamload.fetch.storage.after_fork import use_here
+from streamload.fetch.storage.buckets.after_fork import use_here
+from streamload.fetch.storage.buckets.body import ObjectBody
+from streamload.fetch.storage.buckets.listing import ObjectListing
+from streamload.fetch.storage.buckets.meta import info_of, version_in
+from streamload.fetch.storage.buckets.obstore_errors import is_whole_answer, storage_error
+from streamload.fetch.storage.buckets.small_file import read_object_on
+from streamload.fetch.storage.buckets.stores import ObjectPlace, locate, make_store
+from streamload.fetch.storage.buckets.under_way import UnderWay
 from streamload.fetch.storage.errors import (
     ExpiredCredentialsError,
     changed_error,
@@ -22,12 +29,6 @@ from streamload.fetch.storage.errors import (
     transient_error,
 )
 from streamload.fetch.storage.http_range import Wanted, open_http_range, strong_etag
-from streamload.fetch.storage.object_body import ObjectBody
-from streamload.fetch.storage.object_file import read_object_on
-from streamload.fetch.storage.object_listing import ObjectListing
-from streamload.fetch.storage.object_meta import info_of, version_in
-from streamload.fetch.storage.object_stores import ObjectPlace, locate, make_store
-from streamload.fetch.storage.obstore_errors import is_whole_answer, storage_error
 from streamload.fetch.storage.options import ObjectConfig
 from streamload.fetch.storage.patience import TRIES, Patience
 from streamload.fetch.storage.protocol import (
@@ -39,7 +40,6 @@ from streamload.fetch.storage.protocol import (
     without_secrets,
 )
 from streamload.fetch.storage.served_parts import ServedParts
-from streamload.fetch.storage.under_way import UnderWay
 from streamload.fetch.storage.whole_file import WholeFile
 
 __all__ = ["ObjectStorage"]

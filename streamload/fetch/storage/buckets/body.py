@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from streamload.errors import StorageError, TransientStorageError
+from streamload.fetch.storage.buckets.obstore_errors import storage_error
+from streamload.fetch.storage.buckets.under_way import UnderWay
 from streamload.fetch.storage.errors import transient_error
-from streamload.fetch.storage.obstore_errors import storage_error
-from streamload.fetch.storage.under_way import UnderWay
 from streamload.wording import counted
 
 __all__ = ["ObjectBody", "body_error"]

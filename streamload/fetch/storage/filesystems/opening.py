@@ -12,7 +12,7 @@ from typing import Any
 
 from streamload.errors import StorageError
 from streamload.fetch.storage.errors import transient_error
-from streamload.fetch.storage.filesystem_errors import TellsErrors
+from streamload.fetch.storage.filesystems.fsspec_errors import TellsErrors
 from streamload.fetch.storage.options import options_of
 from streamload.fetch.storage.protocol import UNKNOWN_BYTES, ShardInfo, protocol_of, quoted, without_secrets
 

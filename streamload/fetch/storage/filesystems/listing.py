@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from streamload.errors import StorageError
-from streamload.fetch.storage.filesystems import OpenFilesystem, shard_info
+from streamload.fetch.storage.filesystems.opening import OpenFilesystem, shard_info
 from streamload.fetch.storage.local import LocalStorage
 from streamload.fetch.storage.patterns import ANY_FOLDERS, pattern_steps
 from streamload.fetch.storage.protocol import UNKNOWN_BYTES, ShardInfo, is_pattern, matches, without_secrets

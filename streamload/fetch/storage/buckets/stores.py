@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from streamload.errors import StorageError
-from streamload.fetch.storage.aws_settings import aws_settings
+from streamload.fetch.storage.buckets.aws_settings import aws_settings
 from streamload.fetch.storage.options import CLIENT_OPTIONS, NO_RETRY, RETRY, ObjectConfig
 from streamload.fetch.storage.protocol import protocol_of, without_secrets
 

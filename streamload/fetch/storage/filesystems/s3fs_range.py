@@ -8,7 +8,7 @@ from typing import Any
 
 from streamload.errors import ShardChangedError, StorageError
 from streamload.fetch.storage.errors import changed_error, transient_error
-from streamload.fetch.storage.filesystem_errors import TellsErrors
+from streamload.fetch.storage.filesystems.fsspec_errors import TellsErrors
 from streamload.fetch.storage.http_range import Wanted, covered_bytes, strong_etag
 from streamload.fetch.storage.protocol import EmptyBody, RangeBody, quoted, same_etag
 from streamload.wording import counted

@@ -12,9 +12,11 @@ from typing import Any, TypeVar
 
 from streamload.errors import ShardNotFoundError, StorageError
 from streamload.fetch.storage.errors import changed_error, close_matches, transient_error
-from streamload.fetch.storage.filesystem_errors import TellsErrors, filesystem_error
-from streamload.fetch.storage.filesystem_listing import find_matches
-from streamload.fetch.storage.filesystems import OpenFilesystem, open_filesystem, path_in, shard_info
+from streamload.fetch.storage.filesystems.fsspec_errors import TellsErrors, filesystem_error
+from streamload.fetch.storage.filesystems.listing import find_matches
+from streamload.fetch.storage.filesystems.opening import OpenFilesystem, open_filesystem, path_in, shard_info
+from streamload.fetch.storage.filesystems.read_body import ReadBody
+from streamload.fetch.storage.filesystems.s3fs_range import open_s3fs_range
 from streamload.fetch.storage.http_range import Wanted, open_http_range, read_http_on
 from streamload.fetch.storage.patience import Patience
 from streamload.fetch.storage.protocol import (
@@ -24,8 +26,6 @@ from streamload.fetch.storage.protocol import (
     same_etag,
     without_secrets,
 )
-from streamload.fetch.storage.read_body import ReadBody
-from streamload.fetch.storage.s3fs_range import open_s3fs_range
 from streamload.fetch.storage.served_parts import ServedParts
 from streamload.fetch.storage.whole_file import WholeFile
 from streamload.wording import counted

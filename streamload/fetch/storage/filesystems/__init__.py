@@ -1,0 +1,1 @@
+"""Whatever fsspec knows, and a filesystem of the user's."""
