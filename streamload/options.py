@@ -333,8 +333,8 @@ def goes_by_found_rank(rank: int | None, *, is_divided: bool) -> bool:
     launched = None if found_rank() is not None else launched_tasks()
     if launched is not None:
         warn_at_users_line(
-            f"this is one of {counted(launched.tasks, 'task')} that {launched.launcher} has started, and each of them reads all "
-            "samples as rank 0 of 1: there is no process group, and RANK and WORLD_SIZE are not both set. "
+            f"this is one of {counted(launched.tasks, 'task')} that {launched.launcher} has started, and each of them "
+            "reads all samples as rank 0 of 1: there is no process group, and RANK and WORLD_SIZE are not both set. "
             f'Make the loader after init_process_group, or give rank=int(os.environ["{launched.task_variable}"]) and '
             f"world_size={launched.tasks}; where each task is to read everything, rank=0 and world_size=1"
         )
