@@ -10,7 +10,7 @@ from typing import ParamSpec, TypeVar
 
 from streamload.numpy_scalars import as_python
 
-__all__ = ["FOR_DATASET", "FOR_LOADER", "knows_other_names"]
+__all__ = ["FOR_DATASET", "FOR_LOADER", "FOR_WRITER", "knows_other_names"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -94,6 +94,37 @@ FOR_DATASET: Mapping[str, str] = {
     "input_dir": FOR_LOADER["input_dir"],
 }
 """The same for TarDataset."""
+
+_ENCODES = "fields are encoded by their extensions; for others write bytes"
+_COMPRESSES = (
+    "members may be compressed: `json.gz` takes what `json` takes; whole shards that are have no random access"
+)
+_REPRODUCIBLE = "shards hold no times and no owners, so that the same samples give the same bytes"
+
+FOR_WRITER: Mapping[str, str] = {
+    # WebDataset
+    "pattern": "the folder, or a path with %06d, comes first",
+    "maxcount": "max_count= is the most samples of a shard",
+    "maxsize": "max_bytes= is the most bytes of a shard",
+    "post": "a sample is published with its shard; go through the finished shards behind the `with` block",
+    "start_shard": "shards are numbered from 0; give a prefix= or a folder of its own to what is added",
+    "encoder": _ENCODES,
+    "compress": _COMPRESSES,
+    "mode": "shards are written anew; overwrite=True replaces those that exist",
+    **dict.fromkeys(("mtime", "user", "group", "keep_meta"), _REPRODUCIBLE),
+    "opener": "storage_options= or filesystem= says how a bucket is reached",
+    "stream": "the folder, or a path with %06d, comes first",
+    "verbose": "it says nothing while all goes well",
+    # LitData and MosaicML
+    "chunk_bytes": "max_bytes= is the most bytes of a shard",
+    "chunk_size": "max_count= is the most samples of a shard",
+    "size_limit": "max_bytes= is the most bytes of a shard",
+    "out": "the folder, or a path with %06d, comes first",
+    "output_dir": "the folder, or a path with %06d, comes first",
+    "columns": _ENCODES,
+    "compression": _COMPRESSES,
+}
+"""The same for ShardWriter."""
 
 
 def knows_other_names(hints: Mapping[str, str]) -> Callable[[Callable[P, R]], Callable[P, R]]:

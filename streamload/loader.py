@@ -19,10 +19,11 @@ from streamload.dataset.urls import expand_urls
 from streamload.decode.dealing import EpochStart
 from streamload.decode.tasks import OnError
 from streamload.errors import LoaderStateError, SampleError
+from streamload.found_rank import check_found_rank, goes_by_found_rank
 from streamload.loader_attributes import LoaderAttributes
 from streamload.loader_state import check_same_order, state_to_save
 from streamload.numpy_scalars import as_python
-from streamload.options import Executor, Options, Transform, check_found_rank, goes_by_found_rank, rank_and_world_size
+from streamload.options import Executor, Options, Transform, rank_and_world_size
 from streamload.order.plan import batches_per_rank
 from streamload.order.state import LoaderState, fingerprint
 from streamload.statistics import Meter, Statistics
@@ -42,8 +43,7 @@ class StreamLoader(LoaderAttributes, AsyncLoop):
 
     Each pass of a `for` loop is one epoch, and the next pass is the next epoch. The order of an epoch is a function of
     `seed`, the epoch's number and the dataset alone: it does not depend on workers, on timing, or on whether the shards
-    have an index. Every sample is delivered exactly once, or is named in an error or in `skipped`,
-    which keeps the newest 10,000; `statistics()` has their exact count.
+    have an index. Every sample is delivered exactly once, or is named in an error or in `skipped` (the newest 10,000).
 
     A feeder process and `num_workers` worker processes are started with the first pass and kept between passes; a pass
     that is left early (`break`, an exception) ends them. In the process that iterates, no thread is started. Within an
@@ -216,7 +216,7 @@ class StreamLoader(LoaderAttributes, AsyncLoop):
 
         Raises:
             LoaderClosedError: the loader was closed.
-            RuntimeError: the rank was found before there was a process group, which says another one.
+            RuntimeError: the rank that was found is not right: see `check_found_rank`.
         """
         if self._rank_was_found:
             check_found_rank(self.rank, self.world_size)

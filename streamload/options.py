@@ -21,11 +21,9 @@ from streamload.fetch.budget import default_budget
 from streamload.fetch.fetching import Fetching
 from streamload.fetch.storage.storages import Storages
 from streamload.order.plan import OrderOptions
-from streamload.surroundings import found_rank, launched_tasks, local_ranks, processors_of_rank, rank_of_group
-from streamload.users_line import warn_at_users_line
-from streamload.wording import counted
+from streamload.surroundings import found_rank, local_ranks, processors_of_rank
 
-__all__ = ["Options", "Transform", "check_found_rank", "goes_by_found_rank", "rank_and_world_size"]
+__all__ = ["Options", "Transform", "rank_and_world_size"]
 
 Executor = Literal["process", "thread"]
 
@@ -300,42 +298,3 @@ def rank_and_world_size(rank: int | None, world_size: int | None) -> tuple[int, 
     if rank >= world_size:
         raise ValueError(f"rank={rank} must be below world_size={world_size}; ranks are counted from 0")
     return rank, world_size
-
-
-def check_found_rank(rank: int, world_size: int) -> None:
-    """Refuse a rank that was found before there was a process group, if that says another one by now.
-
-    Raises:
-        RuntimeError: this process would read the samples of another one.
-    """
-    now = rank_of_group()
-    if now is not None and now != (rank, world_size):
-        raise RuntimeError(
-            f"the loader was made as rank {rank} of {world_size}, and torch.distributed says now that this is rank "
-            f"{now[0]} of {now[1]}; make the loader after init_process_group (with Lightning in train_dataloader), or "
-            "give rank= and world_size="
-        )
-
-
-def goes_by_found_rank(rank: int | None, *, is_divided: bool) -> bool:
-    """Whether a loader's samples depend on a rank that it was not given.
-
-    It warns at the user's line where there is none to be found although this is one of several tasks: each of them
-    would read everything. What the launcher says is not taken for the rank, since tasks beside each other need not be
-    one training.
-
-    Args:
-        rank: as it was given.
-        is_divided: whether a sampler names the samples of this rank alone.
-    """
-    if rank is not None or is_divided:
-        return False
-    launched = None if found_rank() is not None else launched_tasks()
-    if launched is not None:
-        warn_at_users_line(
-            f"this is one of {counted(launched.tasks, 'task')} that {launched.launcher} has started, and each of them "
-            "reads all samples as rank 0 of 1: there is no process group, and RANK and WORLD_SIZE are not both set. "
-            f'Make the loader after init_process_group, or give rank=int(os.environ["{launched.task_variable}"]) and '
-            f"world_size={launched.tasks}; where each task is to read everything, rank=0 and world_size=1"
-        )
-    return True

@@ -12,6 +12,7 @@ from streamload.cgroups import processor_quota
 __all__ = [
     "Launched",
     "available_processors",
+    "dataloader_worker",
     "found_rank",
     "launched_tasks",
     "local_ranks",
@@ -92,6 +93,13 @@ def found_rank() -> tuple[int, int] | None:
     if rank is not None and world_size is not None and rank.isdecimal() and world_size.isdecimal():
         return int(rank), int(world_size)
     return None
+
+
+def dataloader_worker() -> tuple[int, int] | None:
+    """The number of the worker of torch's DataLoader that this process is, and of how many; None if it is none."""
+    data = sys.modules.get("torch.utils.data")
+    info = None if data is None else data.get_worker_info()
+    return None if info is None else (info.id, info.num_workers)
 
 
 def launched_tasks() -> Launched | None:

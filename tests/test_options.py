@@ -99,7 +99,12 @@ WRONG: list[tuple[str, Any, type[Exception], str]] = [
     ("decode", {1: function}, TypeError, "must map an extension to a function; it has 1"),
     *[("transform", value, TypeError, "a mapping from fields to functions") for value in (3, "crop", [function])],
     ("transform", {"jpg": None}, TypeError, "must map a field to a function; it has 'jpg': None"),
-    ("transform", two_arguments, TypeError, "a tuple of its fields, or a dict if fields=None; but: missing"),
+    (
+        "transform",
+        two_arguments,
+        TypeError,
+        "a tuple of its fields, or a dict if fields=None (and with a random generator",
+    ),
     ("transform", no_argument, TypeError, "but: too many positional arguments"),
     ("transform", {"jpg": two_arguments}, TypeError, "transform['jpg']"),
     ("decode", {"jpg": two_arguments}, TypeError, "called with one argument, its bytes"),

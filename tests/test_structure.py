@@ -23,7 +23,7 @@ LEVELS = (
     ("dataset",),
     ("fetch", "batch"),
     ("decode",),
-    ("statistics", "options", "choosing"),
+    ("statistics", "options", "choosing", "found_rank"),
     ("feeder",),
     ("trainer",),
     ("remote_reader",),

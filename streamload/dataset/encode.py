@@ -6,12 +6,13 @@ extension is read back as. Nothing is pickled.
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import operator
 import sys
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, SupportsIndex, cast
 
@@ -34,6 +35,7 @@ from streamload.dataset.extensions import (
 __all__ = ["ENCODED_EXTENSIONS", "encode_field"]
 
 JPEG_QUALITY = 95
+_INT64_LIMIT = 1 << 63
 
 _PILLOW_MODES = {
     "JPEG": ("L", "RGB", "CMYK"),
@@ -52,9 +54,10 @@ def encode_field(field: str, value: object) -> bytes:
     Accepted, beside bytes-like objects for every extension: `str` for text (`txt`, `json`, `csv`, ...; a `str` for
     `json` is taken for finished JSON), `int` for `cls`, `cls2`, `count`, `index`, `id`, `inx` and `txt`, what JSON
     knows for `json` and `jsn`, a uint8 HW or HWC array or a Pillow image for `jpg`, `jpeg`, `jpe`, `jfif`, `png`,
-    `apng` and `webp`, an array for `npy`, a mapping of arrays for `npz` and `safetensors`, a torch tensor for `pt` and
-    `pth`, plain data for `msgpack`, `msg`, `mp` and `cbor`. By default the loader gives the same kind of value back,
-    but for integers in `txt`, which are text there.
+    `apng` and `webp`, an array for `npy`, a mapping of arrays for `npz` and `safetensors`, for `pt` and `pth` a torch
+    tensor, or plain containers with tensors and plain values in them, plain data for `msgpack`, `msg`, `mp` and `cbor`;
+    and for `x.gz` what `x` takes. By default the loader gives the same kind of value back, but for integers in `txt`,
+    which are text there.
 
     Args:
         field: the field's name; what follows its last dot is the extension.
@@ -69,7 +72,9 @@ def encode_field(field: str, value: object) -> bytes:
         return value
     if isinstance(value, bytearray | memoryview):
         return bytes(value)
-    extension = field.rsplit(".", 1)[-1]
+    inner, _, extension = field.rpartition(".")
+    if extension == "gz" and inner:
+        return gzip.compress(encode_field(inner, value), mtime=0)
     try:
         return _encoder(extension)(value)
     except _UnsuitableError as exc:
@@ -94,25 +99,32 @@ def _encoder(extension: str) -> Callable[[Any], bytes]:
 
 
 def _integer(value: object) -> bytes:
-    accepts = "takes an int, or bytes or a str that hold a decimal integer"
+    accepts = "takes an int of up to 64 bits, or bytes or a str that hold one in decimal digits"
     if isinstance(value, str):
         try:
-            int(value)
+            number = int(value)
         except ValueError:
             raise _UnsuitableError(f"{accepts}, and {value!r} is not one") from None
-        return value.encode("utf-8")
+        return _checked(number, value.encode("utf-8"))
     if isinstance(value, bool | np.bool_):
         raise _UnsuitableError(accepts)
     try:
-        return b"%d" % operator.index(cast("SupportsIndex", value))
+        number = operator.index(cast("SupportsIndex", value))
     except TypeError:
         raise _UnsuitableError(accepts) from None
+    return _checked(number, b"%d" % number)
+
+
+def _checked(number: int, written: bytes) -> bytes:
+    if not -_INT64_LIMIT <= number < _INT64_LIMIT:
+        raise ValueError(f"{number} has more than 64 bits, and could not be read back; store it as txt")
+    return written
 
 
 def _text(value: object) -> bytes:
     if isinstance(value, str):
         return value.encode("utf-8")
-    raise _UnsuitableError("takes a str")
+    raise _UnsuitableError("takes a str or bytes")
 
 
 def _txt(value: object) -> bytes:
@@ -148,7 +160,10 @@ def _image(form: str, value: object) -> bytes:
     elif isinstance(value, Image.Image):
         image = value
     else:
-        raise _UnsuitableError("takes a uint8 array of shape (height, width[, channels]) or a Pillow image")
+        raise _UnsuitableError(
+            "takes the bytes of an image file, a uint8 array of shape (height, width[, channels]) or a Pillow image; "
+            "of a sample without this field leave the field out"
+        )
     if image.mode not in _PILLOW_MODES[form]:
         raise ValueError(f"it cannot hold a {image.mode} image; convert it first, for example with .convert('RGB')")
     buffer = io.BytesIO()
@@ -193,9 +208,18 @@ def _is_tensor(value: object) -> bool:
     return torch is not None and isinstance(value, torch.Tensor)
 
 
+def _is_plain(value: object) -> bool:
+    """Whether `torch.load(weights_only=True)` gives it back: tensors and plain values, in plain containers."""
+    if type(value) is dict:
+        return all(_is_plain(key) and _is_plain(inner) for key, inner in value.items())
+    if type(value) in (list, tuple):
+        return all(map(_is_plain, cast("Iterable[object]", value)))
+    return value is None or type(value) in (bool, int, float, complex, str, bytes) or _is_tensor(value)
+
+
 def _pt(value: object) -> bytes:
-    if not _is_tensor(value):
-        raise _UnsuitableError("takes a torch tensor")
+    if not _is_plain(value):
+        raise _UnsuitableError("takes a torch tensor, or dicts, lists and tuples of tensors, numbers, strings and None")
     import torch
 
     buffer = io.BytesIO()

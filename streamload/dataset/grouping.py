@@ -86,7 +86,7 @@ def repeated_key(key: bytes, first_offset: int, offset: int, url: str) -> ShardF
     """The error for a key whose members do not stand together; the offsets are those of the samples' headers."""
     return ShardFormatError(
         f"the members of this sample do not stand together: they begin at offset {first_offset} and come again "
-        "behind another sample; re-pack the shard sorted by name",
+        "behind another sample; pack the shard again, sorted: `tar --sort=name -cf ...`",
         url=url,
         key=key.decode("utf-8", "surrogateescape"),
         offset=offset,

@@ -19,6 +19,7 @@ from streamload.dataset.table import ShardTable
 from streamload.dataset.tar_header import END_MARK, member_bytes, member_header
 from streamload.errors import StorageError, StreamloadError
 from streamload.numpy_scalars import as_python
+from streamload.users_line import warn_at_users_line
 from streamload.wording import counted
 
 __all__ = ["SamplesToShards"]
@@ -77,6 +78,7 @@ class SamplesToShards:
         self._published: list[tuple[IndexedShard, ShardTable]] = []
         self._shard: GrowingShard | None = None
         self._closed = False
+        self._is_unused = True
         self._destination = destination(folder)
         self.folder = self._destination.folder
         try:
@@ -117,6 +119,7 @@ class SamplesToShards:
         """
         if self._closed:
             raise ValueError("this ShardWriter is closed; make a new one, with another prefix or folder")
+        self._is_unused = False
         key = _checked_key(sample)
         members = _members(key, sample)
         sample_bytes = sum(member_bytes(header, len(payload)) for _, header, payload in members)
@@ -157,6 +160,10 @@ class SamplesToShards:
             self._destination.settle()
             if self._index and self._published:
                 self._destination.write_index(self._published)
+            if self._is_unused:
+                warn_at_users_line(
+                    f"no sample was written, so there is no shard; what was in {self.folder!r} before is there still"
+                )
         except OSError as exc:
             raise self._storage_error(exc) from exc
         finally:

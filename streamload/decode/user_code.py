@@ -41,7 +41,10 @@ def check_takes_one(name: str, function: Callable[..., Any], what: str) -> None:
     try:
         signature.bind(None, **({"rng": None} if takes_rng(function) else {}))
     except TypeError as error:
-        raise TypeError(f"{name}={function!r} is called with one argument, {what}; but: {error}") from None
+        raise TypeError(
+            f"{name}={function!r} is called with one argument, {what} (and with a random generator if it has a "
+            f"parameter named rng); but: {error}"
+        ) from None
 
 
 class TransformRaisedError(Exception):

@@ -79,7 +79,7 @@ def check_budget(
     of_lanes = f"{lanes_read} lanes x " if lanes_read > 1 else ""
     within = f"{of_lanes}{counted(min(window, -(-samples // lanes)), 'sample')} x {sample_bytes / 1e3:.1f} kB"
     raise ValueError(
-        f"memory_budget of {budget_bytes / 1e6:.0f} MB is too small for shuffle_window={window}: {within} = "
+        f"memory_budget of {_shown(budget_bytes)} is too small for shuffle_window={window}: {within} = "
         f"{held / 1e6:.0f} MB are held while they wait to be drawn, and {edges / 1e6:.0f} MB of parts at the edges. "
         f"Give a memory_budget of at least {(held + edges) / 1e6 * 1.05:.0f} MB, "
         f"a shuffle_window of at most {fitting}, "
@@ -92,8 +92,7 @@ def budget_error(
 ) -> StorageError:
     """The error to raise when nothing goes on within the budget: what takes it, and what to do."""
     budget, missing, needed, slots, unpacking = (
-        f"{size_bytes / 1e6:.0f} MB"
-        for size_bytes in (budget_bytes, missing_bytes, needed_bytes, slot_bytes, unpacking_bytes)
+        _shown(size_bytes) for size_bytes in (budget_bytes, missing_bytes, needed_bytes, slot_bytes, unpacking_bytes)
     )
     return StorageError(
         f"memory_budget of {budget} is too small: {missing} more are needed now, while {needed} of shards are held "
@@ -101,3 +100,7 @@ def budget_error(
         f"and {unpacking} hold what is being decompressed. Give a larger memory_budget, a smaller shuffle_window or "
         "batch_size, or a cache_dir on a disk with more room"
     )
+
+
+def _shown(size_bytes: float) -> str:
+    return f"{size_bytes / 1e6:.0f} MB" if size_bytes >= 1e6 or not size_bytes else f"{size_bytes / 1e3:.0f} kB"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from threading import RLock
 from time import perf_counter
 from typing import Any, Literal
 
@@ -89,10 +90,12 @@ class Pass(Iterator[Any]):
         self._skipped_before = delivery.n_skipped
         self._why = ""
         self._over: Literal["no", "finished", "closed"] = "no"
+        self._turns = RLock()
         standing.state = "running"
 
     def __next__(self) -> Any:
-        given = self.turn(self.receive)
+        with self._turns:  # several threads may share a pass: each batch goes to one of them
+            given = self.turn(self.receive)
         assert given is not None
         return given[0]
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import math
+from typing import Any
 
 import cbor2
 import msgpack
@@ -39,7 +41,7 @@ def test_bytes_pass_everywhere(field: str, value: object) -> None:
         ("cls", np.int64(7), b"7"),
         ("cls2", "7", b"7"),
         ("index", np.uint8(255), b"255"),
-        ("id", 10**20, b"100000000000000000000"),
+        ("id", -(2**63), b"-9223372036854775808"),
         ("inx", 0, b"0"),
         ("json", '{"finished": 1}', b'{"finished": 1}'),
         ("json", {"b": [1, None, "é"], "a": True}, '{"b":[1,null,"é"],"a":true}'.encode()),
@@ -141,3 +143,28 @@ def test_refuses_values_that_the_format_cannot_hold(field: str, value: object) -
 
 def test_json_is_what_other_readers_read() -> None:
     assert json.loads(encode_field("json", {"a": [1, 2]})) == {"a": [1, 2]}
+
+
+@pytest.mark.parametrize("value", [2**63, -(2**63) - 1, str(10**20)])
+def test_an_integer_that_could_not_be_read_back_is_refused(value: int | str) -> None:
+    with pytest.raises(ValueError, match="field 'cls' cannot be stored as .cls: .* has more than 64 bits"):
+        encode_field("cls", value)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("txt.gz", "héllo"), ("json.gz", {"a": [1]}), ("npy.gz", PIXELS), ("x.cls.gz", 7)]
+)
+def test_what_is_compressed_is_encoded_first(field: str, value: Any) -> None:
+    encoded = encode_field(field, value)
+    assert gzip.decompress(encoded) == encode_field(field.removesuffix(".gz"), value)
+    assert encode_field(field, value) == encoded, "no time is in it"
+    with pytest.raises(TypeError, match=r"\.gz takes bytes only"):
+        encode_field("gz", value)
+
+
+def test_torch_files_hold_plain_containers_of_tensors() -> None:
+    value = {"x": torch.ones(2), "y": [1, (2.5, None)], "z": "text"}
+    loaded = torch.load(io.BytesIO(encode_field("pt", value)), weights_only=True)
+    assert str(loaded) == str(value)
+    with pytest.raises(TypeError, match="takes a torch tensor, or dicts"):
+        encode_field("pt", {"x": PIXELS})

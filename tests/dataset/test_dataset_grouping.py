@@ -76,7 +76,7 @@ def test_a_repeated_field_is_an_error_at_its_second_member() -> None:
 
 def test_a_key_that_comes_again_is_an_error_with_both_places() -> None:
     archive = archive_of([b"z.jpg", b"a.jpg", b"b.jpg", b"a.cls", b"b.cls"])
-    with pytest.raises(ShardFormatError, match="sorted by name") as caught:
+    with pytest.raises(ShardFormatError, match="tar --sort=name") as caught:
         scan_shard(memoryview(archive.whole()), "shard.tar")
     assert caught.value.key == "a"
     assert caught.value.offset == archive.headers[3]

@@ -184,7 +184,7 @@ def test_overwriting_removes_nothing_before_the_first_new_shard(tmp_path: Path) 
     before = digest(tmp_path)
     with pytest.raises(KeyboardInterrupt):
         write(tmp_path, [SAMPLES[0], Interruption()], overwrite=True)
-    with ShardWriter(tmp_path, overwrite=True):
+    with pytest.warns(UserWarning, match="no sample was written"), ShardWriter(tmp_path, overwrite=True):
         pass
     assert digest(tmp_path) == before
 
@@ -261,3 +261,24 @@ def test_many_fields_are_refused_before_the_shard_breaks(tmp_path: Path) -> None
             writer.write({"__key__": "a", **{f"f{n}": b"" for n in range(65_537)}})
         writer.write(SAMPLES[0])
     assert read_back(writer.shards) == STORED[:1]
+
+
+def test_a_writer_that_was_given_nothing_says_so(shard_folder: Path) -> None:
+    with ShardWriter(shard_folder) as writer:
+        writer.write({"__key__": "old", "cls": 1})
+    with pytest.warns(
+        UserWarning, match="no sample was written, so there is no shard; what was in .* is there still"
+    ) as seen:
+        with ShardWriter(shard_folder, overwrite=True):
+            pass
+    assert seen[0].filename == __file__
+    assert [path.name for path in sorted(shard_folder.glob("*.tar"))] == ["shard-000000.tar"]
+
+
+@pytest.mark.parametrize(
+    ("keyword", "hint"),
+    [("maxcount", "max_count= is"), ("maxsize", "max_bytes= is"), ("maxbytes", "did you mean 'max_bytes'")],
+)
+def test_other_writers_keywords_are_refused_with_ours(shard_folder: Path, keyword: str, hint: str) -> None:
+    with pytest.raises(TypeError, match=f"ShardWriter has no keyword '{keyword}' \\({hint}"):
+        ShardWriter(shard_folder, **{keyword: 10})

@@ -15,6 +15,7 @@ from streamload.feeder.messages import Ready
 from streamload.feeder.pipeline import ReadyBatch
 from streamload.loop_thread import LoopThread
 from streamload.statistics import FeederTotals, Meter
+from streamload.trainer.passed_over import PassedOver
 from streamload.trainer.passes import Pass
 from streamload.trainer.standing import Standing
 
@@ -90,6 +91,7 @@ class Given:
     def __init__(self) -> None:
         self.skipped: list[SampleError] = []
         self.n_skipped = 0
+        self.passed_over = PassedOver()
 
     def build(self, batch: ReadyBatch, _: object) -> tuple[int, int]:
         return batch.end, 1

@@ -175,6 +175,8 @@ def _refuse_one_slash(url: str) -> None:
     found = _ONE_SLASH.match(url)
     if found is not None and found[1].lower() in {*_OBJECTS, *_IN_MEMORY, "hf"} and not os.path.exists(f"{found[1]}:"):
         meant = f"{found[0]}/{url[found.end() :]}"
+        if url[found.end() :].startswith(".streamload"):  # of the index in a folder that has no name
+            raise ValueError(f"{found[0]}/ names no bucket; give one, as in {found[0]}/bucket/train")
         raise ValueError(
             f"{without_secrets(url)!r} has one slash behind the colon; did you mean {without_secrets(meant)!r}? "
             "A pathlib.Path leaves a slash out, so give urls as strings"
