@@ -27,7 +27,7 @@ def check_found_rank(rank: int, world_size: int) -> None:
         raise RuntimeError(
             f"this is worker {worker[0]} of {worker[1]} of a torch DataLoader, and each of them would read all "
             "samples: iterate over the StreamLoader itself, which has workers of its own, or give the DataLoader "
-            "num_workers=0; or make the StreamLoader in the worker, with the share that it is to read as rank= and world_size="
+            "num_workers=0; or make the StreamLoader in the worker, with its share as rank= and world_size="
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ from make_shards import write_numbers
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from streamload import StreamLoader
+from streamload.errors import LoaderClosedError
 
 
 @pytest.fixture(scope="module")
@@ -67,3 +69,29 @@ def test_threads_that_share_a_pass_get_each_batch_once_and_all_of_them_end(sourc
                 thread.join(20)
             assert not any(thread.is_alive() for thread in threads)
     assert sorted(seen) == sorted(3 * list(range(50)))
+
+
+def test_a_loader_that_is_closed_while_another_thread_waits_for_a_batch_says_so(source: str) -> None:
+    errors: list[BaseException] = []
+
+    def take_all(batches: Iterator[Any]) -> None:
+        try:
+            list(batches)
+        except LoaderClosedError as error:
+            errors.append(error)
+
+    loader = StreamLoader(source, 1, fields=("cls",), transform={"cls": _slow}, num_workers=1)
+    batches = iter(loader)
+    next(batches)
+    thread = threading.Thread(target=take_all, args=(batches,), daemon=True)
+    thread.start()
+    time.sleep(0.2)
+    loader.close()
+    thread.join(20)
+    assert not thread.is_alive()
+    assert len(errors) == 1
+
+
+def _slow(value: int) -> int:
+    time.sleep(0.3)
+    return value

@@ -40,7 +40,8 @@ from streamload.fetch.listing.sizes import look_at
 from streamload.fetch.storage.protocol import UNKNOWN_BYTES
 from streamload.options import Options
 from streamload.trainer.checks import check_fields, check_window_fits
-from streamload.trainer.connection import Connection, FeederHere, FeederProcess
+from streamload.trainer.connection import Connection, FeederProcess
+from streamload.trainer.feeder_here import FeederHere
 
 __all__ = ["FeederLink"]
 
