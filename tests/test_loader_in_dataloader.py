@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -48,9 +49,11 @@ def test_each_sample_comes_once(source: str, divides: bool, workers: int) -> Non
     assert labels_of(Wrapped(source, divides=divides), workers) == list(range(50))
 
 
-def test_workers_that_would_each_read_everything_are_refused(source: str) -> None:
-    with pytest.raises(RuntimeError, match=r"worker \d of 2 of a torch DataLoader, and each of them would read all"):
-        labels_of(Wrapped(source, divides=False), 2)
+def test_workers_that_would_each_read_everything_are_refused(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.utils.data, "get_worker_info", lambda: SimpleNamespace(id=1, num_workers=2))
+    with StreamLoader(source, 5, fields=("cls",), num_workers=0) as loader:
+        with pytest.raises(RuntimeError, match="worker 1 of 2 of a torch DataLoader, and each of them would read all"):
+            iter(loader)
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -39,7 +39,7 @@ class Clock:
         self._vain = vain
         self._turn = LoopThread.turn
         monkeypatch.setattr(LoopThread, "turn", lambda loop, timeout_s: self._pass(loop))
-        monkeypatch.setattr("streamload.trainer.connection.monotonic", lambda: self.now_s)
+        monkeypatch.setattr("streamload.trainer.feeder_here.monotonic", lambda: self.now_s)
 
     def _pass(self, loop: LoopThread) -> None:
         self.turns += 1
