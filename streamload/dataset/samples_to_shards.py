@@ -78,7 +78,6 @@ class SamplesToShards:
         self._published: list[tuple[IndexedShard, ShardTable]] = []
         self._shard: GrowingShard | None = None
         self._closed = False
-        self._is_unused = True
         self._destination = destination(folder)
         self.folder = self._destination.folder
         try:
@@ -86,6 +85,7 @@ class SamplesToShards:
         except OSError as exc:
             raise self._storage_error(exc) from exc
         self._overwrite = overwrite
+        self._keeps_old = bool(existing)
         if existing and not overwrite:
             raise StorageError(
                 f"{self.folder!r} holds {counted(len(existing), 'shard')} of this name already, from "
@@ -119,7 +119,7 @@ class SamplesToShards:
         """
         if self._closed:
             raise ValueError("this ShardWriter is closed; make a new one, with another prefix or folder")
-        self._is_unused = False
+        self._keeps_old = False
         key = _checked_key(sample)
         members = _members(key, sample)
         sample_bytes = sum(member_bytes(header, len(payload)) for _, header, payload in members)
@@ -160,9 +160,9 @@ class SamplesToShards:
             self._destination.settle()
             if self._index and self._published:
                 self._destination.write_index(self._published)
-            if self._is_unused:
+            if self._keeps_old:
                 warn_at_users_line(
-                    f"no sample was written, so there is no shard; what was in {self.folder!r} before is there still"
+                    f"no sample was written, so the shards in {self.folder!r} to be overwritten are there still"
                 )
         except OSError as exc:
             raise self._storage_error(exc) from exc

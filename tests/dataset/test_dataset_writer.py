@@ -125,7 +125,6 @@ FIELD = st.sampled_from(["jpg", "seg.png", "cls", "txt", "a.b.c", "été", "0"])
     st.integers(7_000, 30_000),
     st.one_of(st.none(), st.integers(1, 4)),
 )
-@pytest.mark.filterwarnings("ignore:no sample was written")
 def test_what_is_written_is_read_back_within_the_bounds(
     samples: list[tuple[str, dict[str, bytes]]], max_bytes: int, max_count: int | None
 ) -> None:

@@ -267,7 +267,7 @@ def test_a_writer_that_was_given_nothing_says_so(shard_folder: Path) -> None:
     with ShardWriter(shard_folder) as writer:
         writer.write({"__key__": "old", "cls": 1})
     with pytest.warns(
-        UserWarning, match="no sample was written, so there is no shard; what was in .* is there still"
+        UserWarning, match="no sample was written, so the shards in .* to be overwritten are there still"
     ) as seen:
         with ShardWriter(shard_folder, overwrite=True):
             pass
