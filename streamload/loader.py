@@ -19,7 +19,6 @@ from streamload.dataset.urls import expand_urls
 from streamload.decode.dealing import EpochStart
 from streamload.decode.tasks import OnError
 from streamload.errors import LoaderStateError, SampleError
-from streamload.found_rank import check_found_rank, goes_by_found_rank
 from streamload.loader_attributes import LoaderAttributes
 from streamload.loader_state import check_same_order, state_to_save
 from streamload.numpy_scalars import as_python
@@ -27,6 +26,7 @@ from streamload.options import Executor, Options, Transform, rank_and_world_size
 from streamload.order.plan import batches_per_rank
 from streamload.order.state import LoaderState, fingerprint
 from streamload.statistics import Meter, Statistics
+from streamload.surroundings.found_rank import check_found_rank, goes_by_found_rank
 from streamload.trainer.async_pass import AsyncLoop
 from streamload.trainer.delivery import Delivery
 from streamload.trainer.feeder_link import FeederLink

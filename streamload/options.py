@@ -21,7 +21,7 @@ from streamload.fetch.budget import default_budget
 from streamload.fetch.fetching import Fetching
 from streamload.fetch.storage.storages import Storages
 from streamload.order.plan import OrderOptions
-from streamload.surroundings import found_rank, local_ranks, processors_of_rank
+from streamload.surroundings.launchers import found_rank, local_ranks, processors_of_rank
 
 __all__ = ["Options", "Transform", "rank_and_world_size"]
 

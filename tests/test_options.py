@@ -15,7 +15,7 @@ from torch.utils.data import DistributedSampler
 
 from streamload import StreamLoader
 from streamload.options import Options, rank_and_world_size
-from streamload.surroundings import available_processors
+from streamload.surroundings.launchers import available_processors
 
 GOOD: dict[str, Any] = {
     "batch_size": 8,

@@ -17,13 +17,13 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 LEVELS = (
-    ("errors", "wording", "byte_sizes", "numpy_scalars", "cgroups", "users_line"),
+    ("errors", "wording", "byte_sizes", "numpy_scalars", "users_line"),
     ("memory", "order", "images"),
     ("launch", "loop_thread", "dataloader_names", "surroundings"),
     ("dataset",),
     ("fetch", "batch"),
     ("decode",),
-    ("statistics", "options", "choosing", "found_rank"),
+    ("statistics", "options", "choosing"),
     ("feeder",),
     ("trainer",),
     ("remote_reader",),

@@ -25,7 +25,7 @@ from streamload.fetch.listing.index_lookup import IndexLookup
 from streamload.fetch.listing.listing import Listing, list_shards
 from streamload.fetch.storage.protocol import without_secrets
 from streamload.fetch.storage.storages import Storages
-from streamload.surroundings import available_processors
+from streamload.surroundings.launchers import available_processors
 
 __all__ = ["app", "main"]
 

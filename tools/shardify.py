@@ -21,7 +21,7 @@ from streamload.byte_sizes import parse_bytes
 from streamload.fetch.listing.shard_names import WEB
 from streamload.fetch.storage.protocol import protocol_of
 from streamload.fetch.storage.storages import Storages
-from streamload.surroundings import available_processors
+from streamload.surroundings.launchers import available_processors
 
 __all__ = ["app", "main"]
 

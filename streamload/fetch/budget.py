@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 
-from streamload.cgroups import free_memory_bytes
 from streamload.errors import StorageError
 from streamload.fetch.parts import PART_BYTES
+from streamload.surroundings.cgroups import free_memory_bytes
 from streamload.wording import counted
 
 __all__ = ["available_bytes", "budget_error", "bytes_for_parts", "check_budget", "default_budget"]

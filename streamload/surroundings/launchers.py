@@ -7,7 +7,7 @@ import re
 import sys
 from dataclasses import dataclass
 
-from streamload.cgroups import processor_quota
+from streamload.surroundings.cgroups import processor_quota
 
 __all__ = [
     "Launched",

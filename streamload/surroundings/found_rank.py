@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from streamload.surroundings import dataloader_worker, found_rank, launched_tasks, rank_of_group
+from streamload.surroundings.launchers import dataloader_worker, found_rank, launched_tasks, rank_of_group
 from streamload.users_line import warn_at_users_line
 from streamload.wording import counted
 
