@@ -68,7 +68,7 @@ class StreamLoader(LoaderAttributes, AsyncLoop):
         num_workers: worker processes; "auto" is this rank's share of the processors, 0 does all in the caller's thread.
         executor: "process", or "thread" for threads within the feeder.
         prefetch_batches: batches that are made ahead. More are under way, two for each worker, where a batch is made by
-            one worker (with a `collate_fn`, or small and fast ones, these within 64 MiB).
+            one worker (with a `collate_fn`, or many small and fast ones at once, up to 20 MiB).
         in_order: False gives batches as they are finished. Then there is no position: it cannot be saved, and a pass
             that ended with an error begins its epoch again.
         worker_init_fn: called with the worker's number in each worker when it starts.

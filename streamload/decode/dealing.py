@@ -219,7 +219,8 @@ class Dealer:
         if self._batcher.outstanding + size.run > size.outstanding:
             return None
         batches: list[RowBatch] = []
-        while len(batches) < size.run and (not batches or self._ahead.in_block):
+        run = size.run
+        while len(batches) < run and (not batches or self._ahead.in_block):
             try:
                 batch = self._open_batch()
             except StreamloadError:
@@ -229,6 +230,8 @@ class Dealer:
             if batch is None:
                 break
             batches.append(batch)
+            if len(batches) == 1:
+                run = _even(run, batch.source)
         if not batches:
             return None
         return self._task([(batch, 0, batch.rows) for batch in batches], whole=whole)
@@ -328,6 +331,13 @@ class Dealer:
         batch.restart(self._slots.take(self._learned.size_bytes))
         self._again.append(batch)
         self._begun_again()
+
+
+def _even(run: int, source: Source) -> int:
+    """How long runs are to be, `run` at most, for the rest of a block to be cut evenly: a short one costs as much."""
+    planned, number = source
+    left = planned.batches - number
+    return -(-left // -(-left // run))
 
 
 def _plan(order: OrderOptions, tables: Tables, start: EpochStart) -> EpochPlan:

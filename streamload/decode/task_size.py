@@ -10,10 +10,10 @@ __all__ = ["MAX_RUN_ROWS", "TaskSize", "task_size"]
 _TASK_S = 0.010
 _LONGEST_PART_S = 0.030
 _PARTS_A_WORKER = 2
-_RUN_BYTES = 64 << 20
-_RUN_BATCHES = 80
+_RUN_BYTES = 20 << 20
+_BATCHES_UNDER_WAY = 512
 
-MAX_RUN_ROWS = 8192
+MAX_RUN_ROWS = 16_384
 """The most rows of a run of batches; a block of the plan has so many."""
 
 
@@ -42,8 +42,8 @@ def task_size(
     Fast batches make a run, so that a message costs little beside the work.
 
     No worker may stand idle: each has a task in hand and one waiting, whatever that is in batches. So more than
-    `prefetch_batches` are under way where batches are small or made whole; runs of small ones are held to 64 MiB in
-    all, which also keeps them in the processor's cache.
+    `prefetch_batches` are under way where batches are small or made whole. A run is held to 20 MiB, so all that is
+    under way to 20 MiB for each task and two more.
 
     Args:
         row_s: seconds of a worker for one row; None where nothing is known yet: then a batch is cut for everyone.
@@ -62,9 +62,7 @@ def task_size(
         part_s = min(max(_TASK_S, batch_s / (_PARTS_A_WORKER * max(1, capacity // 2))), _LONGEST_PART_S)
         parts = min(batch_rows, math.ceil(batch_s / part_s))
     elif batch_s > 0:
-        by_bytes = _RUN_BYTES // (slot_bytes * tasks)
-        run = max(
-            1,
-            min(int(min(_TASK_S / batch_s, _RUN_BATCHES)), by_bytes, MAX_RUN_ROWS // batch_rows, _RUN_BATCHES // tasks),
-        )
+        by_number = _BATCHES_UNDER_WAY // tasks
+        by_time = int(min(_TASK_S / batch_s, by_number))
+        run = max(1, min(by_time, by_number, _RUN_BYTES // slot_bytes, MAX_RUN_ROWS // batch_rows))
     return TaskSize(parts, run, max(prefetch_batches, -(-run * tasks // parts)))

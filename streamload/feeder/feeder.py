@@ -107,7 +107,6 @@ class Feeder:
         self._late = LateTasks(None if near is None else near.fetcher)
         self._learned = Learned()
         self._totals = FeederTotals()
-        self._announced: set[int] = set()
         self._counting = False
         self._asked_to_tell = self._told_nothing = False
         self._epochs = Epochs(
@@ -296,13 +295,9 @@ class Feeder:
         for first in range(0, max(1, len(batches)), MAX_DESCRIPTORS):
             end = first + MAX_DESCRIPTORS
             part = batches[first:end]
-            opened = tuple(dict.fromkeys(batch.slot for batch in part if batch.slot not in self._announced))
-            descriptors = [self._slots.descriptor(slot) for slot in opened] if not self._in_process else []
-            self._announced.update(opened)
-            for batch in part:
-                self._slots.delivered(batch.slot)
+            opened = tuple(batch.slot for batch in part if self._slots.delivered(batch.slot, batch.size_bytes))
+            descriptors = [self._slots.descriptor(slot) for slot in opened]
             retired = tuple(self._slots.take_retired())
-            self._announced.difference_update(retired)
             self.pool.forget_slots(retired)
             self._note_totals()
             ready = Ready(

@@ -190,7 +190,7 @@ class Ready:
         start: the epoch and the position in its order from which it is run: batches of an epoch that was begun before
             it was asked for may turn out not to be wanted.
         batches: in order.
-        opened: slots that are new to the trainer; their descriptors come with the message.
+        opened: slots that are new to the trainer, or have grown; their descriptors come with the message.
         retired: slots that are to be dropped.
         last: whether all batches of the epoch have been sent now. Of an epoch that has not been asked for yet, that is
             said with a later message.

@@ -1,16 +1,15 @@
 """Slots: the memory of one batch, made once, filled by workers, read by the trainer, and used again.
 
-`SlotPool` is the side that makes slots (the feeder); `SlotReader` is the side that hands their memory to the user (the
-trainer). A slot goes round: taken from the pool, filled, delivered, read, and given back when the last array or tensor
-that views it has died.
+`SlotPool` is the side that makes slots (the feeder); the side that hands their memory to the user (the trainer) is in
+`slot_reader.py`. A slot goes round: taken from the pool, filled, delivered, read, and given back when the last array or
+tensor that views it has died.
 """
 
 from __future__ import annotations
 
 import os
-import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -18,16 +17,16 @@ import numpy as np
 from streamload.memory.mapped import Bytes, map_memory
 from streamload.memory.unnamed import new_memory
 
-__all__ = ["HeapSlots", "MappedSlots", "SlotMemory", "SlotPool", "SlotReader", "Slots", "round_up"]
+__all__ = ["HeapSlots", "MappedSlots", "SlotMemory", "SlotPool", "Slots", "round_up"]
 
 _PAGE_BYTES = 4096
-_MAX_FREE_SLOTS = 96
+_MAX_FREE_SLOTS = 640
 """More than the batches that are ever under way, so that slots go to and fro and are not made anew."""
 
 _MAX_KEPT_SLOTS = 64
 
 _LEAST_FREE_SLOTS = 8
-_FREE_BYTES = 64 << 20
+_FREE_BYTES = 128 << 20
 """Of large slots only a few are kept free: those that a user has released after keeping many."""
 
 
@@ -49,8 +48,8 @@ class Slots(Protocol):
     def take(self, size_bytes: int) -> int:
         """A free slot, or a new one of at least this size."""
 
-    def delivered(self, slot: int) -> None:
-        """The trainer has been told of this slot."""
+    def delivered(self, slot: int, size_bytes: int, /) -> bool:
+        """The trainer is told of this slot, of which a batch takes so much; whether it has yet to map so much."""
 
     def taken(self, batches: int) -> None:
         """The trainer has taken so many batches, in the order in which it was told of them."""
@@ -119,7 +118,7 @@ class SlotPool:
 
     A slot's way: `take` (free or new; workers fill it), `delivered` (announced to the trainer), `taken` (the loop has
     its batch), `released` (nobody views it any more; free again). The pool owns one descriptor of it all the way;
-    workers and the trainer get duplicates of their own.
+    workers get duplicates of their own, and the trainer one that it maps and closes: its descriptors are the user's.
 
     A user who keeps batches keeps their slots: then the pool makes new ones, and after `_MAX_KEPT_SLOTS` it gives the
     oldest away for good, so that no descriptor is held for them.
@@ -127,6 +126,9 @@ class SlotPool:
 
     def __init__(self) -> None:
         self._descriptors: dict[int, int] = {}
+        self._sizes: dict[int, int] = {}
+        self._mapped: dict[int, int] = {}
+        self._held_bytes = 0
         self._free: list[int] = []
         self._announced: deque[int] = deque()
         self._kept: OrderedDict[int, None] = OrderedDict()
@@ -136,10 +138,19 @@ class SlotPool:
     def take(self, size_bytes: int) -> int:
         """A free slot, or a new one of at least this size."""
         if self._free:
-            return self._free.pop()
-        slot, self._made = self._made, self._made + 1
-        self._descriptors[slot] = new_memory(round_up(size_bytes))
+            slot = self._free.pop()
+        else:
+            slot, self._made = self._made, self._made + 1
+            self._descriptors[slot] = new_memory(round_up(size_bytes))
+        self._note_size(slot, size_bytes)
         return slot
+
+    def _note_size(self, slot: int, size_bytes: int) -> None:
+        """A batch of this size is, or will be, in a slot: whoever fills it makes it larger where it is too small."""
+        more_bytes = round_up(size_bytes) - self._sizes.get(slot, 0)
+        if more_bytes > 0:
+            self._sizes[slot] = self._sizes.get(slot, 0) + more_bytes
+            self._held_bytes += more_bytes
 
     def descriptor(self, slot: int) -> int:
         """The slot's descriptor; it stays the pool's."""
@@ -149,9 +160,18 @@ class SlotPool:
         """Whether the slot is still in use here."""
         return slot in self._descriptors
 
-    def delivered(self, slot: int) -> None:
-        """The trainer has been told of this slot."""
+    def delivered(self, slot: int, size_bytes: int) -> bool:
+        """The trainer is told of this slot, of which a batch takes so much.
+
+        Returns:
+            Whether the slot's descriptor must go with that: the trainer has not mapped it, or not all that it takes.
+        """
         self._announced.append(slot)
+        self._note_size(slot, size_bytes)
+        if size_bytes <= self._mapped.get(slot, -1):
+            return False
+        self._mapped[slot] = size_bytes  # at least: it maps all there is
+        return True
 
     def taken(self, batches: int) -> None:
         """The trainer has taken so many batches, in the order in which it was told of them."""
@@ -174,12 +194,14 @@ class SlotPool:
         count = len(self._free)
         if count < _LEAST_FREE_SLOTS:
             return True
-        return count < _MAX_FREE_SLOTS and count * os.fstat(self._descriptors[slot]).st_size < _FREE_BYTES
+        return count < _MAX_FREE_SLOTS and count * self._sizes[slot] < _FREE_BYTES
 
     def discard(self, slot: int) -> None:
         """Never use this slot again; its memory lives on with whoever maps it."""
         self._kept.pop(slot, None)
         os.close(self._descriptors.pop(slot))
+        self._held_bytes -= self._sizes.pop(slot)
+        self._mapped.pop(slot, None)
         self._retired.append(slot)
 
     def discard_free(self) -> None:
@@ -194,59 +216,19 @@ class SlotPool:
 
     def held_bytes(self) -> int:
         """How much memory all slots take that are in use here."""
-        return sum(os.fstat(descriptor).st_size for descriptor in self._descriptors.values())
+        return self._held_bytes
 
     def close(self) -> None:
         """Close every descriptor; memory that is still mapped elsewhere stays."""
         for descriptor in self._descriptors.values():
             os.close(descriptor)
         self._descriptors.clear()
+        self._sizes.clear()
+        self._mapped.clear()
+        self._held_bytes = 0
         self._free.clear()
         self._announced.clear()
         self._kept.clear()
-
-
-class SlotReader:
-    """The trainer's side: lends the memory of delivered slots, and notes when the last view of one has died.
-
-    Args:
-        on_map: called with every newly mapped memory (to page-lock it).
-    """
-
-    def __init__(self, on_map: Callable[[Bytes], None] | None = None) -> None:
-        self._slots = MappedSlots()
-        self._known: dict[int, Bytes] = {}
-        self._on_map = on_map
-        self.released: list[int] = []
-        """The slots whose last view has died since the feeder was told last; the caller empties it."""
-
-    def add(self, slot: int, descriptor: int) -> None:
-        """Take over the descriptor of a slot that was not known yet."""
-        self._slots.add(slot, descriptor)
-
-    def lend(self, slot: int, size_bytes: int) -> Bytes:
-        """The slot's memory for one batch; when this array and all views of it are gone, the slot is `released`."""
-        memory = self._slots.at_least(slot, size_bytes)
-        if self._known.get(slot) is not memory:
-            self._known[slot] = memory
-            if self._on_map is not None:
-                self._on_map(memory)
-        # A memoryview in between gives this loan an identity of its own: NumPy would otherwise let views of it refer to
-        # the mapped array directly, and the loan would seem to end at once.
-        loan = np.frombuffer(memory.data, np.uint8)
-        weakref.finalize(loan, self.released.append, slot).atexit = False
-        return loan
-
-    def drop(self, slots: Sequence[int]) -> None:
-        """Forget slots that the feeder has given away; what the user still views stays valid."""
-        for slot in slots:
-            self._slots.drop(slot)
-            self._known.pop(slot, None)
-
-    def close(self) -> None:
-        """Forget every slot; what the user still views stays valid."""
-        self._slots.close()
-        self._known.clear()
 
 
 class HeapSlots:
@@ -268,16 +250,17 @@ class HeapSlots:
             self._memory[slot] = np.empty(size_bytes, np.uint8)
         return self._memory[slot]
 
-    def lend(self, slot: int, size_bytes: int) -> Bytes:
+    def lend(self, slot: int) -> Bytes:
         """The slot's memory, which is the reader's from now on."""
-        return self._memory.pop(slot)[:size_bytes]
+        return self._memory.pop(slot)
 
     def discard(self, slot: int) -> None:
         """Never use this slot again."""
         self._memory.pop(slot, None)
 
-    def delivered(self, slot: int) -> None:
-        """Nothing to keep: `lend` hands the memory over."""
+    def delivered(self, _slot: int, _size_bytes: int, /) -> bool:
+        """Nothing to keep or to map: `lend` hands the memory over."""
+        return False
 
     def taken(self, batches: int) -> None:
         """Nothing to keep either."""

@@ -16,7 +16,7 @@ from streamload.feeder.messages import Configure, Ready, Taken
 from streamload.launch import Child, launch
 from streamload.memory.channel import Channel
 from streamload.memory.mapped import Bytes
-from streamload.memory.slots import SlotReader
+from streamload.memory.slot_reader import SlotReader
 
 __all__ = ["Connection", "FeederProcess"]
 
@@ -76,8 +76,8 @@ class Connection(Protocol):
     def tell(self, *, asked: bool = False) -> None:
         """Tell the feeder now what it has not been told yet; if it has asked, also that there is nothing."""
 
-    def lend(self, slot: int, size_bytes: int) -> Bytes:
-        """The memory of a batch."""
+    def lend(self, slot: int) -> Bytes:
+        """The memory of a batch, as much as it takes at least."""
 
     def forget(self, slots: Sequence[int]) -> None:
         """Let go of slots that the feeder has given away, when all batches announced before have been lent."""
@@ -197,9 +197,9 @@ class FeederProcess:
         with suppress(ConnectionError):  # the next `receive` says that it is dead
             self._channel.send_all(messages)
 
-    def lend(self, slot: int, size_bytes: int) -> Bytes:
+    def lend(self, slot: int) -> Bytes:
         """The memory of a batch; when the last view of it is gone, the feeder may use the slot again."""
-        return self._slots.lend(slot, size_bytes)
+        return self._slots.lend(slot)
 
     def forget(self, slots: Sequence[int]) -> None:
         """Let go of slots that the feeder has given away; what the user still views of them stays valid."""

@@ -48,7 +48,7 @@ class Delivery:
         self.n_skipped = 0
         self.passed_over = PassedOver()
 
-    def build(self, batch: ReadyBatch, lend: Callable[[int, int], Bytes]) -> tuple[Any, int] | None:
+    def build(self, batch: ReadyBatch, lend: Callable[[int], Bytes]) -> tuple[Any, int] | None:
         """A batch for the loop.
 
         Args:
@@ -61,7 +61,7 @@ class Delivery:
         Raises:
             SampleError: a sample failed, and `on_error` or `max_errors` says that this is the end.
         """
-        memory = lend(batch.slot, batch.size_bytes)  # also of a batch of which nothing is left: so it is given back
+        memory = lend(batch.slot)  # also of a batch of which nothing is left: so it is given back
         rows = sum(part.rows for part in batch.parts)
         chosen: list[int] | None = None
         if batch.failed:

@@ -111,9 +111,9 @@ class FeederHere:
     def tell(self, *, asked: bool = False) -> None:
         """It knows already."""
 
-    def lend(self, slot: int, size_bytes: int) -> Bytes:
+    def lend(self, slot: int) -> Bytes:
         """The memory of a batch."""
-        return self._slots.lend(slot, size_bytes)
+        return self._slots.lend(slot)
 
     def forget(self, slots: Sequence[int]) -> None:
         """Nothing to do: slots are used once."""

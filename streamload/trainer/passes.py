@@ -203,7 +203,7 @@ class Pass(Iterator[Any]):
     def _let_go(self, batches: tuple[ReadyBatch, ...]) -> None:
         """Give back the batches of an epoch that was begun ahead and is not the one that is wanted."""
         for batch in batches:
-            self.connection.lend(batch.slot, batch.size_bytes)
+            self.connection.lend(batch.slot)
         self.connection.taken(len(batches))
 
     def receive(self) -> Any:

@@ -15,7 +15,8 @@ import torch
 from late_device import LateDevice
 
 from streamload.batch.device import CudaDevice, Mover, device_for, map_tensors
-from streamload.memory.slots import SlotPool, SlotReader
+from streamload.memory.slot_reader import SlotReader
+from streamload.memory.slots import SlotPool
 
 
 class Pair(NamedTuple):
@@ -88,7 +89,7 @@ def slots() -> Iterator[tuple[SlotPool, SlotReader]]:
 def lend(pool: SlotPool, reader: SlotReader, value: int) -> torch.Tensor:
     slot = pool.take(64)
     reader.add(slot, os.dup(pool.descriptor(slot)))
-    memory = reader.lend(slot, 64)
+    memory = reader.lend(slot)
     memory[:] = value
     return torch.from_numpy(memory[:8])
 

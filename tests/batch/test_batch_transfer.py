@@ -11,7 +11,8 @@ from mapped_memory import is_mapped
 
 from streamload.batch.transfer import cuda_registry, pinning
 from streamload.memory.mapped import map_memory
-from streamload.memory.slots import SlotPool, SlotReader
+from streamload.memory.slot_reader import SlotReader
+from streamload.memory.slots import SlotPool
 from streamload.memory.unnamed import new_memory
 
 
@@ -73,9 +74,9 @@ def test_each_slot_is_locked_once_however_often_it_goes_round() -> None:
             if slot not in known:
                 known.add(slot)
                 reader.add(slot, os.dup(pool.descriptor(slot)))
-            pool.delivered(slot)
+            pool.delivered(slot, 100)
             pool.taken(1)
-            tensor = torch.from_numpy(reader.lend(slot, 100))
+            tensor = torch.from_numpy(reader.lend(slot))
             assert tensor.data_ptr() in registry.locked
             del tensor
         pool.released(reader.released)
@@ -92,9 +93,11 @@ def test_a_slot_that_grows_is_locked_anew() -> None:
     pool, reader = SlotPool(), SlotReader(pinning(registry))
     slot = pool.take(100)
     reader.add(slot, os.dup(pool.descriptor(slot)))
-    kept = reader.lend(slot, 100)
+    kept = reader.lend(slot)
     assert list(registry.locked.values()) == [4096]
-    reader.lend(slot, 10_000)
+    os.ftruncate(pool.descriptor(slot), 12_288)
+    reader.add(slot, os.dup(pool.descriptor(slot)))
+    reader.lend(slot)
     assert list(registry.locked.values()) == [4096, 12288], "the old mapping lives on under the kept batch"
     del kept
     assert list(registry.locked.values()) == [12288]
@@ -108,7 +111,7 @@ def test_kept_batches_stay_locked_after_everything_was_closed() -> None:
     pool, reader = SlotPool(), SlotReader(pinning(registry))
     slot = pool.take(100)
     reader.add(slot, os.dup(pool.descriptor(slot)))
-    batch = torch.from_numpy(reader.lend(slot, 100).view(np.int32))
+    batch = torch.from_numpy(reader.lend(slot).view(np.int32))
     reader.close()
     pool.close()
     assert len(registry.locked) == 1

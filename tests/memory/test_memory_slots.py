@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from streamload.memory.mapped import Bytes
+from streamload.memory.slot_reader import SlotReader
 from streamload.memory.slots import (
     _MAX_FREE_SLOTS,
     _MAX_KEPT_SLOTS,
     HeapSlots,
     MappedSlots,
     SlotPool,
-    SlotReader,
     round_up,
 )
 from streamload.memory.unnamed import new_memory
@@ -40,10 +40,11 @@ def reader() -> Iterator[SlotReader]:
     reader.close()
 
 
-def hand_out(pool: SlotPool, slot: int) -> None:
-    """Announce a slot, and have the loop take its batch."""
-    pool.delivered(slot)
+def hand_out(pool: SlotPool, slot: int, size_bytes: int = 10) -> bool:
+    """Announce a slot, and have the loop take its batch; whether the descriptor must go with it."""
+    to_map = pool.delivered(slot, size_bytes)
     pool.taken(1)
+    return to_map
 
 
 def give(pool: SlotPool, reader: SlotReader, size_bytes: int = 100) -> int:
@@ -86,7 +87,7 @@ def test_a_released_slot_that_nobody_was_told_of_is_not_free(pool: SlotPool) -> 
 def test_a_slot_that_waits_for_the_loop_is_neither_free_nor_given_away(pool: SlotPool) -> None:
     slots = [pool.take(10) for _ in range(2 * _MAX_KEPT_SLOTS)]
     for slot in slots:
-        pool.delivered(slot)
+        pool.delivered(slot, 10)
     pool.released(slots)
     assert pool.take_retired() == []
     assert pool.take(10) not in slots
@@ -116,9 +117,9 @@ def test_a_user_who_keeps_batches_gets_the_oldest_slots_for_good(pool: SlotPool)
     assert not {pool.take(10) for _ in range(40)} & set(slots), "what was given away never comes back"
 
 
-@pytest.mark.parametrize(("size_bytes", "kept"), [(10, _MAX_FREE_SLOTS), (64 << 20, 8), (6 << 20, 11)])
+@pytest.mark.parametrize(("size_bytes", "kept"), [(10, _MAX_FREE_SLOTS), (64 << 20, 8), (6 << 20, 22)])
 def test_many_free_slots_are_not_hoarded(pool: SlotPool, size_bytes: int, kept: int) -> None:
-    slots = [pool.take(size_bytes) for _ in range(120)]
+    slots = [pool.take(size_bytes) for _ in range(_MAX_FREE_SLOTS + 24)]
     for slot in slots:
         hand_out(pool, slot)
         pool.released([slot])
@@ -221,6 +222,30 @@ def test_a_slot_that_is_added_again_is_the_new_one() -> None:
     filler.close()
 
 
+def test_the_trainer_is_to_map_a_slot_again_only_where_it_has_grown(pool: SlotPool) -> None:
+    slot = pool.take(10)
+    found = []
+    for size_bytes in (10, 10, 5, 5000, 10, 5000):
+        found.append(hand_out(pool, slot, size_bytes))
+        pool.released([slot])
+        assert pool.take(10) == slot
+    assert found == [True, False, False, True, False, False]
+
+
+def test_the_pool_knows_how_much_memory_all_slots_take(pool: SlotPool) -> None:
+    slots = [pool.take(5000), pool.take(10)]
+    assert pool.held_bytes() == 8192 + 4096
+    hand_out(pool, slots[1], 20_000)  # whoever filled it has made it larger
+    assert pool.held_bytes() == 8192 + 20_480
+    pool.released(slots)
+    assert pool.take(30_000) == slots[1], "as large as that it will be"
+    assert pool.held_bytes() == 8192 + 32_768
+    pool.discard(slots[1])
+    assert pool.held_bytes() == 8192
+    pool.close()
+    assert pool.held_bytes() == 0
+
+
 # -- the reader ----------------------------------------------------------------------------------------------------
 
 
@@ -254,7 +279,7 @@ def test_a_slot_is_released_when_the_last_view_dies_and_not_before(
     pool: SlotPool, reader: SlotReader, kind: str
 ) -> None:
     slot = give(pool, reader)
-    held = views_of(reader.lend(slot, 100))[kind]
+    held = views_of(reader.lend(slot))[kind]
     gc.collect()
     assert reader.released == []
     assert held is not None
@@ -266,7 +291,7 @@ def test_a_slot_is_released_when_the_last_view_dies_and_not_before(
 def test_each_loan_of_a_slot_is_released_on_its_own(pool: SlotPool, reader: SlotReader) -> None:
     slot = give(pool, reader)
     for round_number in range(1, 4):
-        batch = reader.lend(slot, 100)
+        batch = reader.lend(slot)
         assert reader.released == [slot] * (round_number - 1)
         del batch
         assert reader.released == [slot] * round_number
@@ -277,9 +302,11 @@ def test_a_loan_has_at_least_the_size_asked_for_and_shows_what_was_written(pool:
     filler = MappedSlots()
     filler.add(slot, os.dup(pool.descriptor(slot)))
     filler.at_least(slot, 100)[:3] = 1, 2, 3
-    assert reader.lend(slot, 100)[:3].tolist() == [1, 2, 3]
+    assert reader.lend(slot)[:3].tolist() == [1, 2, 3]
     filler.at_least(slot, 50_000)[49_999] = 9
-    loan = reader.lend(slot, 50_000)
+    assert hand_out(pool, slot, 50_000), "it has grown, so it must be mapped anew"
+    reader.add(slot, os.dup(pool.descriptor(slot)))
+    loan = reader.lend(slot)
     assert len(loan) >= 50_000
     assert loan[49_999] == 9
     filler.close()
@@ -291,17 +318,39 @@ def test_new_memory_is_announced_once_for_each_mapping(pool: SlotPool) -> None:
     slots = [give(pool, reader), give(pool, reader)]
     for _ in range(3):
         for slot in slots:
-            reader.lend(slot, 100)
+            reader.lend(slot)
     assert mapped == [4096, 4096]
-    reader.lend(slots[0], 10_000)  # it has grown, so it was mapped anew
+    os.ftruncate(pool.descriptor(slots[0]), 12_288)
+    reader.add(slots[0], os.dup(pool.descriptor(slots[0])))
+    for _ in range(2):
+        reader.lend(slots[0])
     assert mapped == [4096, 4096, 12288]
     reader.close()
+
+
+def test_the_reader_holds_no_descriptor(pool: SlotPool, reader: SlotReader) -> None:
+    folder = "/proc/self/fd"
+    if not os.path.exists(folder):
+        pytest.skip("looks at /proc")
+    slots = [pool.take(100) for _ in range(5)]
+    before = len(os.listdir(folder))
+    for slot in slots:
+        reader.add(slot, os.dup(pool.descriptor(slot)))
+    assert len(os.listdir(folder)) == before
+
+
+def test_a_descriptor_that_cannot_be_mapped_is_closed_too(reader: SlotReader) -> None:
+    descriptor = os.open("/", os.O_RDONLY)
+    with pytest.raises(OSError, match="cannot map"):
+        reader.add(0, descriptor)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)
 
 
 def test_what_the_user_views_survives_drop_and_close(pool: SlotPool) -> None:
     reader = SlotReader()
     slots = [give(pool, reader), give(pool, reader)]
-    batches = [reader.lend(slot, 100) for slot in slots]
+    batches = [reader.lend(slot) for slot in slots]
     for number, batch in enumerate(batches):
         batch[:100] = number + 1
     reader.drop([slots[0]])
@@ -315,7 +364,7 @@ def test_the_memory_of_a_dropped_slot_goes_with_its_last_view(pool: SlotPool, re
     if not os.path.exists(maps):
         pytest.skip("looks at /proc")
     slot = give(pool, reader, 77 * 4096)
-    batch = reader.lend(slot, 77 * 4096)
+    batch = reader.lend(slot)
     address = f"{batch.ctypes.data:x}-"
     reader.drop([slot])
     with open(maps) as file:
@@ -343,17 +392,17 @@ class RoundTrips(RuleBasedStateMachine):
         slot = self.pool.take(100)
         if slot not in self.known:
             self.filler.add(slot, os.dup(self.pool.descriptor(slot)))
-            self.reader.add(slot, os.dup(self.pool.descriptor(slot)))
             self.known.add(slot)
         self.made += 1
         size_bytes = 8 * size
         self.filler.at_least(slot, size_bytes)[:size_bytes].view(np.int64)[:] = self.made
-        hand_out(self.pool, slot)
+        if hand_out(self.pool, slot, size_bytes):
+            self.reader.add(slot, os.dup(self.pool.descriptor(slot)))
         retired = self.pool.take_retired()
         for gone in retired:
             self.filler.drop(gone)
         self.known.difference_update(retired)
-        self.kept.append((self.made, self.reader.lend(slot, size_bytes)[:size_bytes].view(np.int64)))
+        self.kept.append((self.made, self.reader.lend(slot)[:size_bytes].view(np.int64)))
         self.reader.drop(retired)
 
     @precondition(lambda self: self.kept)
@@ -397,9 +446,9 @@ def test_heap_slots_are_new_each_time_and_handed_over() -> None:
     assert first != second
     slots.at_least(first, 10)[:] = 1
     assert len(slots.at_least(second, 1000)) == 1000
-    batch = slots.lend(first, 4)
-    assert batch.tolist() == [1, 1, 1, 1]
-    slots.delivered(first)
+    batch = slots.lend(first)
+    assert batch.tolist() == [1] * 10
+    assert not slots.delivered(first, 10)
     slots.released([first])
     slots.discard(second)
     slots.discard(second)
