@@ -109,11 +109,13 @@ class Batcher(Generic[SourceT, PartT]):
     def take_complete(self) -> list[OpenBatch[SourceT, PartT]]:
         """The batches that can be given out now, each once."""
         ready = []
-        for batch in list(self._open.values()):
+        for batch in self._open.values():
             if batch.complete:
-                ready.append(self._open.pop(batch.number))
+                ready.append(batch)
             elif self._in_order:
                 break
+        for batch in ready:
+            del self._open[batch.number]
         return ready
 
     def take_all(self) -> list[OpenBatch[SourceT, PartT]]:

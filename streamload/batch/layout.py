@@ -280,10 +280,9 @@ def slot_views(layout: Layout, memory: Bytes, rows: int | None) -> list[NDArray[
         rows: how many rows of the capacity are meant; None where the layout has none.
     """
     views = []
+    lead = () if rows is None else (rows,)
     for leaf, start in zip(layout.arrays, layout.offsets()[0], strict=True):
-        lead = () if rows is None else (rows,)
-        end = start + leaf.row_bytes * (1 if rows is None else rows)
-        view: NDArray[Any] = memory[start:end].view(leaf.dtype).reshape(lead + leaf.shape)
+        view: NDArray[Any] = np.ndarray(lead + leaf.shape, leaf.dtype, memory, start)
         if leaf.axes:
             view = view.transpose(leaf.axes if rows is None else (0, *(axis + 1 for axis in leaf.axes)))
         views.append(view)

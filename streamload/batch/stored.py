@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["StoredRows", "by_shard"]
+from streamload.batch.row_shards import by_shard
+
+__all__ = ["StoredRows"]
 
 _ROW_BY_ROW_BYTES = 1024
 """From this size on a row is copied by itself; smaller ones are collected by one indexing operation for each shard."""
@@ -73,12 +75,3 @@ class StoredRows:
         for shard, start in zip(self.shards.tolist(), self.starts.tolist(), strict=True):
             begin, end = end, end + row_bytes
             written[begin:end] = memory[shard][start : start + row_bytes]
-
-
-def by_shard(shards: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
-    """The rows of each shard, ascending."""
-    order = np.argsort(shards, kind="stable")
-    edges = np.flatnonzero(np.diff(shards[order])) + 1
-    for rows in np.split(order, edges):
-        if len(rows):
-            yield int(shards[rows[0]]), rows

@@ -86,7 +86,7 @@ class PieceCollator:
         done, start = [], 0
         for piece in task.pieces:
             end = start + piece.rows
-            failed = {row - start: failure for row, failure in failures.items() if start <= row < end}
+            failed = {row - start: each for row, each in failures.items() if start <= row < end} if failures else {}
             part = rows if piece.rows == rows.count else rows.slice(start, end)
             if task.whole:
                 table = task.table
@@ -99,20 +99,20 @@ class PieceCollator:
 
     def _rows_of_batch(self, piece: Piece, rows: Rows, failed: Mapping[int, RowFailure], capacity: int) -> PieceDone:
         """Write rows in place, as the fixed layout has it; a row that failed holds the bytes of another one."""
-        failures = _in_batch(failed, piece)
-        good = next((row for row in range(rows.count) if row not in failed), None)
+        failures = _in_batch(failed, piece) if failed else ()
+        good = next((row for row in range(rows.count) if row not in failed), None) if failed else 0
         if good is None:
             return PieceDone(piece, failures=failures)
         try:
             layout = self._layout or describe_rows(rows.row(good)).with_capacity(capacity)
             if failed:
                 rows = rows.take([row if row not in failed else good for row in range(rows.count)])
-            memory = self._slots.at_least(piece.slot, layout.offsets()[1])
-            besides = write_rows(layout, rows, memory, piece.first_row)
+            size_bytes = layout.offsets()[1]
+            besides = write_rows(layout, rows, self._slots.at_least(piece.slot, size_bytes), piece.first_row)
             return PieceDone(
                 piece,
                 layout=None if self._layout else _dumps(layout),
-                size_bytes=layout.offsets()[1],
+                size_bytes=size_bytes,
                 besides=_dumps(besides) if besides else None,
                 failures=failures,
             )

@@ -11,7 +11,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from streamload.batch.stored import StoredRows, by_shard
+from streamload.batch.row_shards import by_shard, shards_of
+from streamload.batch.stored import StoredRows
 from streamload.dataset.table import MISSING
 from streamload.decode.array_files import NpyLayout
 from streamload.decode.column_decoding import decode_integers, shared_npy_layout
@@ -271,7 +272,7 @@ def _stored_arrays(column: Column, work: Work) -> StoredRows | None:
         layout = found
     if layout is None:
         return None
-    memory = {shard: memoryview(work.shards.memory(shard).data) for shard in dict.fromkeys(work.row_shards)}
+    memory = {shard: memoryview(work.shards.memory(shard).data) for shard in shards_of(work.task.table.shards)}
     return StoredRows(layout.dtype, layout.shape, work.task.table.shards, column.offsets + layout.start, memory)
 
 

@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from streamload.batch.stored import by_shard
+from streamload.batch.row_shards import by_shard
 from streamload.dataset.table import MISSING, ShardTable
 from streamload.decode.row_table import Column, ColumnKind, RowTable
 from streamload.decode.tasks import SAMPLE_NAMES

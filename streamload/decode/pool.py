@@ -12,6 +12,7 @@ from collections import Counter, deque
 from collections.abc import Collection, Iterable, Sequence
 from time import monotonic
 
+from streamload.batch.row_shards import shards_of
 from streamload.decode.failure import error_from
 from streamload.decode.fatal_rows import FatalRows
 from streamload.decode.pool_protocol import PoolEvents
@@ -186,7 +187,7 @@ class ProcessPool:
     def _give(self, worker: PoolWorker, task: Task) -> None:
         if isinstance(task, RowTask):
             task = self._fatal.known(task)
-        shards = [task.shard] if isinstance(task, ScanTask) else dict.fromkeys(task.table.shards.tolist())
+        shards = [task.shard] if isinstance(task, ScanTask) else shards_of(task.table.shards)
         self._spare_descriptors(worker, shards)
         for shard in shards:
             self._shards.need(shard)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from streamload.dataset.prefix_scan import ScannedPiece
 from streamload.dataset.table import ShardTable
@@ -118,8 +118,7 @@ class LayoutFixed:
     layout: bytes
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """Consecutive rows of a task that belong to one batch.
 
     Attributes:
@@ -264,8 +263,7 @@ class RowFailure:
     missing_field: bool = False
 
 
-@dataclass(frozen=True)
-class PieceDone:
+class PieceDone(NamedTuple):
     """What became of one piece.
 
     Attributes:

@@ -16,6 +16,7 @@ What happens when something fails:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from streamload.decode.dealing import Dealer, EpochStart, Learned, PipelineSettings, RowBatch, RowBatcher
 from streamload.decode.missing_field import with_fields
@@ -46,16 +47,14 @@ class FailedRow:
     key: str
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """Rows of a batch as one task made them: their values beside the slot, as a cloudpickle."""
 
     rows: int
     besides: bytes | None
 
 
-@dataclass(frozen=True)
-class ReadyBatch:
+class ReadyBatch(NamedTuple):
     """A batch for the trainer.
 
     Attributes:
@@ -199,7 +198,7 @@ class Epoch:
         for batch in complete:
             self._dealer.done(batch)
         ready = [self._ready(batch) for batch in complete]
-        return ready, min(max(1, self._dealer.outstanding // _MESSAGES_PER_WINDOW), _MOST_UNTOLD)
+        return ready, min(max(1, self._dealer.outstanding // _MESSAGES_PER_WINDOW), _MOST_UNTOLD) if ready else 1
 
     def drop(self, number: int) -> None:
         """A task is not under way any more, and has no answer; it need not be one of this epoch."""
@@ -232,16 +231,18 @@ class Epoch:
             self._pool.fix_layout(part.layout)
 
     def _ready(self, batch: RowBatch) -> ReadyBatch:
-        parts = sorted(batch.parts, key=lambda part: part.piece.first_row)
+        parts = batch.parts
+        if len(parts) > 1:
+            parts = sorted(parts, key=lambda part: part.piece.first_row)
         whole = parts[0].whole
         failures = [failure for part in parts for failure in part.failures]
         return ReadyBatch(
             slot=batch.slot,
-            size_bytes=max(part.size_bytes for part in parts),
+            size_bytes=max([part.size_bytes for part in parts]),
             layout=parts[0].layout if whole else self._learned.layout,
             rows=parts[0].rows if whole else batch.rows,
-            parts=tuple(Part(part.piece.rows, part.besides) for part in parts),
-            failed=tuple(self._located(failure) for failure in failures),
+            parts=tuple([Part(part.piece.rows, part.besides) for part in parts]),
+            failed=tuple([self._located(failure) for failure in failures]),
             dropped_already=whole,
             end=batch.end,
         )

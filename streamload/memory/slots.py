@@ -147,10 +147,10 @@ class SlotPool:
 
     def _note_size(self, slot: int, size_bytes: int) -> None:
         """A batch of this size is, or will be, in a slot: whoever fills it makes it larger where it is too small."""
-        more_bytes = round_up(size_bytes) - self._sizes.get(slot, 0)
-        if more_bytes > 0:
-            self._sizes[slot] = self._sizes.get(slot, 0) + more_bytes
-            self._held_bytes += more_bytes
+        noted_bytes = self._sizes.get(slot, 0)
+        if size_bytes > noted_bytes:
+            self._sizes[slot] = round_up(size_bytes)
+            self._held_bytes += self._sizes[slot] - noted_bytes
 
     def descriptor(self, slot: int) -> int:
         """The slot's descriptor; it stays the pool's."""

@@ -58,9 +58,9 @@ def test_where_one_ends_the_pass_nothing_behind_it_in_its_task_or_batch_is_tried
     assert again is not None
     assert again.untried == {1: "why", 2: "why", 3: "why"}
     (piece,) = task.pieces
-    behind = replace(task, number=1, pieces=(replace(piece, first_row=4),))
+    behind = replace(task, number=1, pieces=(piece._replace(first_row=4),))
     assert set(fatal.known(behind).untried) == {0, 1, 2, 3}
-    before = replace(task, number=2, pieces=(replace(piece, batch=piece.batch + 1),))
+    before = replace(task, number=2, pieces=(piece._replace(batch=piece.batch + 1),))
     assert fatal.known(before).untried == {}
 
 

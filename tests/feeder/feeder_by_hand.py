@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import replace
 from typing import Any
 
 from streamload.decode.dealing import PipelineSettings
@@ -151,7 +150,7 @@ class FeederByHand:
     def answer(self, task: RowTask, **changes: Any) -> None:
         """A task is done, and took long."""
         pieces = tuple(
-            replace(PieceDone(piece, layout=b"any", size_bytes=1, rows=piece.rows), **changes) for piece in task.pieces
+            PieceDone(piece, layout=b"any", size_bytes=1, rows=piece.rows)._replace(**changes) for piece in task.pieces
         )
         self.feeder.on_done(RowsDone(task.number, pieces, len(task.table), 1, WorkSeconds(decode=1.0)))
 
