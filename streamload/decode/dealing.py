@@ -266,7 +266,7 @@ class Dealer:
         if self._most_slot_bytes is None:
             return size
         most = max(1, self._most_slot_bytes // self._learned.size_bytes)
-        # A run waits for room for all of it, and up to an eighth of what is outstanding the loop has not told of yet.
+        # A run waits for room for all of it, and up to a fifth of what is outstanding the loop has not told of yet.
         return TaskSize(size.parts, min(size.run, max(1, most // 2)), min(size.outstanding, most))
 
     def _open_batch(self) -> RowBatch | None:

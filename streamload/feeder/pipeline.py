@@ -31,10 +31,10 @@ from streamload.statistics import FeederTotals
 
 __all__ = ["Epoch", "FailedRow", "Part", "ReadyBatch"]
 
-_MESSAGES_PER_WINDOW = 8
+_MESSAGES_PER_WINDOW = 5
 """How often the trainer tells what it has taken, while it takes as many batches as may be outstanding."""
 
-_MOST_UNTOLD = 32
+_MOST_UNTOLD = 64
 """Half of the slots that the pool keeps for a trainer that has not given them back yet."""
 
 

@@ -23,7 +23,7 @@ _PAGE_BYTES = 4096
 _MAX_FREE_SLOTS = 640
 """More than the batches that are ever under way, so that slots go to and fro and are not made anew."""
 
-_MAX_KEPT_SLOTS = 64
+_MAX_KEPT_SLOTS = 128
 
 _LEAST_FREE_SLOTS = 8
 _FREE_BYTES = 128 << 20
