@@ -28,7 +28,7 @@ from streamload.feeder.pipeline import Epoch, ReadyBatch
 from streamload.fetch.listing.listing import list_shards
 from streamload.fetch.tables import Tables
 from streamload.memory.mapped import map_memory
-from streamload.memory.slots import SlotPool
+from streamload.memory.slots import _MAX_KEPT_SLOTS, SlotPool
 from streamload.order.plan import OrderOptions, RankPlan, ShardCounts
 from streamload.statistics import FeederTotals
 
@@ -114,7 +114,8 @@ class Run:
         )
 
     def _deliver(self, ready: list[ReadyBatch], tell_after: int) -> None:
-        assert 1 <= tell_after <= 32, "one that never tells stops everything; one that tells late has slots given away"
+        assert tell_after >= 1, "one that never tells stops everything"
+        assert tell_after <= _MAX_KEPT_SLOTS // 2, "one that tells late has slots given away"
         for batch in ready:
             rows = sum(part.rows for part in batch.parts)
             written = self._written.pop(batch.slot)
