@@ -156,7 +156,7 @@ class FieldReader:
 
     def keeps_nothing(self, name: str) -> bool:
         """Whether a field's decoder makes something new of the bytes, as that of images does."""
-        return is_image(name) and decodes_as_built_in(name, self._decode)
+        return self._target(name) is _Target.REUSED
 
     def is_absent(self, column: Column, row: int) -> bool:
         """Whether the sample lacks the field, and may."""
@@ -193,9 +193,7 @@ class FieldReader:
 
     def _read_bytes(self, shards: ShardMemory, shard: int, start: int, size: int, name: str) -> Encoded:
         """What a shard has of a place; fewer bytes where it ends before."""
-        if name not in self._targets:
-            self._targets[name] = self._target_of(name)
-        match self._targets[name]:
+        match self._target(name):
             case _Target.REUSED:
                 view = self._reused_memory(size)
                 return view[: shards.read_into(view, shard, start)]
@@ -204,11 +202,15 @@ class FieldReader:
             case _:
                 return shards.read(shard, start, size)
 
-    def _target_of(self, name: str) -> _Target:
-        if self.keeps_nothing(name):
-            return _Target.REUSED
-        takes_over = is_array(name) and decodes_as_built_in(name, self._decode)
-        return _Target.BYTEARRAY if takes_over else _Target.BYTES
+    def _target(self, name: str) -> _Target:
+        """Asked twice for every value, so it is worked out once for every name."""
+        target = self._targets.get(name)
+        if target is None:
+            target = _Target.BYTES
+            if decodes_as_built_in(name, self._decode):
+                target = _Target.REUSED if is_image(name) else _Target.BYTEARRAY if is_array(name) else target
+            self._targets[name] = target
+        return target
 
     def _reused_memory(self, size_bytes: int) -> memoryview:
         """Memory that is used again for every image: taking it anew would cost more than reading into it."""

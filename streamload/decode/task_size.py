@@ -8,8 +8,7 @@ from dataclasses import dataclass
 __all__ = ["MAX_RUN_ROWS", "TaskSize", "task_size"]
 
 _TASK_S = 0.010
-_LONGEST_PART_S = 0.030
-_PARTS_A_WORKER = 2
+_LONGEST_PART_S = 0.100
 _RUN_BYTES = 20 << 20
 _BATCHES_UNDER_WAY = 512
 
@@ -35,11 +34,11 @@ class TaskSize:
 def task_size(
     row_s: float | None, batch_rows: int, slot_bytes: int, *, capacity: int, prefetch_batches: int, whole: bool
 ) -> TaskSize:
-    """Tasks of about ten milliseconds.
+    """Tasks of about ten milliseconds, or more where a batch takes long.
 
     A slow batch is cut, so that all workers are at the same one: it comes early, and a slow sample delays only its own
-    batch. Every task costs the feeder time, so parts may grow to 30 ms as long as each worker gets some of every batch.
-    Fast batches make a run, so that a message costs little beside the work.
+    batch. Every task costs time by itself, most of it in caches that have grown cold, so parts may grow to 100 ms as long
+    as each worker gets one of every batch. Fast batches make a run, so that a message costs little beside the work.
 
     No worker may stand idle: each has a task in hand and one waiting, whatever that is in batches. So more than
     `prefetch_batches` are under way where batches are small or made whole. A run is held to 20 MiB, so all that is
@@ -59,7 +58,7 @@ def task_size(
     if row_s is None:
         parts = 1 if whole else min(batch_rows, capacity)
     elif batch_s > _TASK_S and not whole:
-        part_s = min(max(_TASK_S, batch_s / (_PARTS_A_WORKER * max(1, capacity // 2))), _LONGEST_PART_S)
+        part_s = min(max(_TASK_S, batch_s / max(1, capacity // 2)), _LONGEST_PART_S)
         parts = min(batch_rows, math.ceil(batch_s / part_s))
     elif batch_s > 0:
         by_number = _BATCHES_UNDER_WAY // tasks

@@ -272,8 +272,8 @@ def rows_and_pieces(tasks: Sequence[RowTask]) -> set[tuple[int, int]]:
 
 
 def test_slow_batches_are_cut_among_the_workers(folder: Path) -> None:
-    """20 ms a row: a task is two rows, and all workers are at the same batch."""
-    run = Run(folder, row_s=0.02, learned=Learned(layout=b"known", size_bytes=100, row_s=0.02))
+    """50 ms a row: a task is two rows, and all workers are at the same batch."""
+    run = Run(folder, row_s=0.05, learned=Learned(layout=b"known", size_bytes=100, row_s=0.05))
     run.epoch.pump()
     assert [task.pieces[0].batch for task in run.pool.tasks if isinstance(task, RowTask)] == [0] * 4
     run.finish()

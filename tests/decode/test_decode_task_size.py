@@ -18,9 +18,9 @@ def size(
 @pytest.mark.parametrize(
     ("row_s", "batch_rows", "parts", "run"),
     [
-        (1e-3, 100, 4, 1),  # 100 ms for two workers: two parts for each, of 25 ms
-        (1e-3, 30, 3, 1),  # ten milliseconds at least
-        (1e-2, 128, 43, 1),  # thirty at most
+        (1e-3, 100, 2, 1),  # 100 ms for two workers: a part for each
+        (1e-3, 15, 2, 1),  # ten milliseconds at least
+        (1e-2, 128, 13, 1),  # a hundred at most
         (1.0, 8, 8, 1),  # a row at a time
         (1e-3, 10, 1, 1),
         (1e-3, 5, 1, 2),
@@ -35,7 +35,7 @@ def test_tasks_take_about_ten_milliseconds(row_s: float, batch_rows: int, parts:
 
 
 def test_many_workers_get_smaller_parts() -> None:
-    assert size(1e-3, 128, capacity=8).parts == 8
+    assert size(1e-3, 128, capacity=8).parts == 4
     assert size(1e-3, 128, capacity=64).parts == 13
 
 
