@@ -11,6 +11,7 @@ import re
 import zlib
 from dataclasses import dataclass
 
+from streamload.dataset.not_a_tar import what_else
 from streamload.errors import ShardFormatError
 
 __all__ = [
@@ -44,7 +45,6 @@ _CHECKED_RECORDS = (b"path", b"size")
 _LINE_FEED = ord("\n")
 _ZERO_PADDED_SUM = re.compile(rb"([0-7]{6}[0-7]?)[\0 ]{1,2}")
 _SPACE_PADDED_SUM = re.compile(rb" *([1-7][0-7]*)[\0 ]{1,2}")
-_COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"\xfd7zXZ": "xz", b"BZh": "bzip2"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,13 +133,8 @@ def _check_sum(block: bytes, url: str, offset: int) -> None:
     # would let one changed digit of the checksum itself pass.
     if block[257:262] != b"ustar" and stored == total - 256 * _high_bytes(block):
         return
-    compression = next((kind for magic, kind in _COMPRESSED.items() if block.startswith(magic)), None)
-    if offset == 0 and compression is not None:
-        raise ShardFormatError(
-            f"this is {compression} data, not a plain tar archive; decompress it, or name it by its compression",
-            url=url,
-            offset=offset,
-        )
+    if offset == 0 and (what := what_else(block)) is not None:
+        raise ShardFormatError(what, url=url, offset=offset)
     found = (
         "its checksum field is malformed" if stored is None else f"checksum {stored}, but its bytes add up to {total}"
     )

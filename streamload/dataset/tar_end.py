@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from streamload.dataset.archive_part import ArchivePart, NotArrivedError
+from streamload.dataset.not_a_tar import what_else
 from streamload.dataset.tar import BLOCK_BYTES, ZERO_BLOCK, looks_like_header
 from streamload.errors import ShardFormatError
 
@@ -42,6 +43,8 @@ def check_end(part: ArchivePart, position: int, url: str, *, strict: bool) -> bo
     """
     total = part.limit
     if total - position < BLOCK_BYTES and total != position:
+        if position == 0 and (what := what_else(part.read(0, total))) is not None:
+            raise ShardFormatError(what, url=url, offset=0)
         raise _cut_in_block(total, min(position, total), url)
     if total - position <= BLOCK_BYTES:
         if strict:

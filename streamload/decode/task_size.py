@@ -37,8 +37,8 @@ def task_size(
     """Tasks of about ten milliseconds, or more where a batch takes long.
 
     A slow batch is cut, so that all workers are at the same one: it comes early, and a slow sample delays only its own
-    batch. Every task costs time by itself, most of it in caches that have grown cold, so parts may grow to 100 ms as long
-    as each worker gets one of every batch. Fast batches make a run, so that a message costs little beside the work.
+    batch. Every task costs time by itself, most of it in caches that have grown cold, so parts may grow to 100 ms as
+    long as each worker gets one of every batch. Fast batches make a run: a message costs little beside its work.
 
     No worker may stand idle: each has a task in hand and one waiting, whatever that is in batches. So more than
     `prefetch_batches` are under way where batches are small or made whole. A run is held to 20 MiB, so all that is

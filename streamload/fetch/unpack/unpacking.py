@@ -19,6 +19,7 @@ from concurrent.futures import Executor
 from typing import TYPE_CHECKING
 
 from streamload.dataset.compressed_names import compression_name
+from streamload.dataset.not_a_tar import what_else
 from streamload.errors import ShardFormatError
 from streamload.fetch.unpack.packed_streams import (
     FAILURES,
@@ -195,6 +196,8 @@ class Unpacker:
         try:
             return stream.decompress(data, self._piece_bytes)
         except FAILURES as exc:
+            if start == 0 and (what := what_else(data, self._compression.value)) is not None:
+                raise self._error(what, 0) from exc
             name = _STREAM_NAMES[self._compression]
             raise self._error(
                 f"the shard is damaged: the {name} that starts at byte {self._stream_start} cannot be decompressed "
