@@ -32,11 +32,8 @@ class SlotReader:
         """The slots whose last view has died since the feeder was told last; the caller empties it."""
 
     def add(self, slot: int, descriptor: int) -> None:
-        """Map all of a slot that was not known yet, or has grown, and close its descriptor."""
-        try:
-            self._memory[slot] = map_memory(descriptor, os.fstat(descriptor).st_size, writable=True)
-        finally:
-            os.close(descriptor)
+        """Map all of a slot that was not known yet, or has grown; the descriptor stays the caller's."""
+        self._memory[slot] = map_memory(descriptor, os.fstat(descriptor).st_size, writable=True)
         self._new.add(slot)
 
     def lend(self, slot: int) -> Bytes:

@@ -129,7 +129,7 @@ class FeederProcess:
             return message
         began_s = monotonic()
         try:
-            return self._open(*self._channel.receive(timeout_s))
+            arrived = self._channel.receive(timeout_s)
         except TimeoutError:
             raise
         except (EOFError, OSError) as error:
@@ -138,6 +138,7 @@ class FeederProcess:
             raise WorkerError(f"the feeder process {self._how_it_ended()}") from error
         finally:
             self.waited_s += monotonic() - began_s
+        return self._open(*arrived)
 
     def receive_now(self) -> Any | None:
         """The feeder's next message if it is here already."""
@@ -154,9 +155,13 @@ class FeederProcess:
         return None
 
     def _open(self, message: Any, descriptors: list[int]) -> Any:
-        if isinstance(message, Ready):
-            for slot, descriptor in zip(message.opened, descriptors, strict=True):
-                self._slots.add(slot, descriptor)
+        try:
+            if isinstance(message, Ready):
+                for slot, descriptor in zip(message.opened, descriptors, strict=True):
+                    self._slots.add(slot, descriptor)
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
         return message
 
     def fileno(self) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 from collections import OrderedDict, UserDict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -88,7 +87,7 @@ def slots() -> Iterator[tuple[SlotPool, SlotReader]]:
 
 def lend(pool: SlotPool, reader: SlotReader, value: int) -> torch.Tensor:
     slot = pool.take(64)
-    reader.add(slot, os.dup(pool.descriptor(slot)))
+    reader.add(slot, pool.descriptor(slot))
     memory = reader.lend(slot)
     memory[:] = value
     return torch.from_numpy(memory[:8])

@@ -73,7 +73,7 @@ def test_each_slot_is_locked_once_however_often_it_goes_round() -> None:
         for slot in (pool.take(100), pool.take(5000)):
             if slot not in known:
                 known.add(slot)
-                reader.add(slot, os.dup(pool.descriptor(slot)))
+                reader.add(slot, pool.descriptor(slot))
             pool.delivered(slot, 100)
             pool.taken(1)
             tensor = torch.from_numpy(reader.lend(slot))
@@ -92,11 +92,11 @@ def test_a_slot_that_grows_is_locked_anew() -> None:
     registry = Registry()
     pool, reader = SlotPool(), SlotReader(pinning(registry))
     slot = pool.take(100)
-    reader.add(slot, os.dup(pool.descriptor(slot)))
+    reader.add(slot, pool.descriptor(slot))
     kept = reader.lend(slot)
     assert list(registry.locked.values()) == [4096]
     os.ftruncate(pool.descriptor(slot), 12_288)
-    reader.add(slot, os.dup(pool.descriptor(slot)))
+    reader.add(slot, pool.descriptor(slot))
     reader.lend(slot)
     assert list(registry.locked.values()) == [4096, 12288], "the old mapping lives on under the kept batch"
     del kept
@@ -110,7 +110,7 @@ def test_kept_batches_stay_locked_after_everything_was_closed() -> None:
     registry = Registry()
     pool, reader = SlotPool(), SlotReader(pinning(registry))
     slot = pool.take(100)
-    reader.add(slot, os.dup(pool.descriptor(slot)))
+    reader.add(slot, pool.descriptor(slot))
     batch = torch.from_numpy(reader.lend(slot).view(np.int32))
     reader.close()
     pool.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 from pathlib import Path
@@ -15,6 +16,7 @@ from make_shards import write_numbers
 from transforms import wait_a_little
 
 from streamload import ShardWriter, StreamLoader
+from streamload.memory import slot_reader
 
 
 def tree_bytes() -> int:
@@ -96,6 +98,24 @@ def test_slots_come_back_as_soon_as_their_batch_is_gone(tmp_path: Path, fields: 
     finally:
         gc.enable()
     assert 1 < seen < 30, "a hundred batches go round in a few slots"
+
+
+def test_memory_that_cannot_be_mapped_is_said_and_leaves_nothing_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write_numbers(tmp_path / "shards", [40])
+    before = len(os.listdir("/proc/self/fd"))
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise OSError(errno.ENOMEM, "cannot map 4096 bytes: Cannot allocate memory")
+
+    with StreamLoader(source, 4, fields=("cls",), num_workers=1) as loader:
+        monkeypatch.setattr(slot_reader, "map_memory", refuse)
+        with pytest.raises(OSError, match="cannot map"):
+            list(loader)
+        assert len(os.listdir("/proc/self/fd")) <= before
+        monkeypatch.undo()
+        assert sum(len(labels) for (labels,) in loader) == 40
 
 
 def slots_mapped() -> int:
