@@ -146,7 +146,7 @@ def test_xz_padding_that_is_no_multiple_of_four_is_an_error(padding_bytes: int) 
 
 
 @pytest.mark.parametrize("compression", ALL)
-@pytest.mark.parametrize("data", [b"x", b"<html>not found</html>", bytes(1024), mixed(5_000)])
+@pytest.mark.parametrize("data", [b"x", b"not found, and no web page", bytes(1024), mixed(5_000)])
 def test_what_is_not_compressed_at_all_is_an_error(compression: Compression, data: bytes) -> None:
     with pytest.raises(ShardFormatError, match=r"starts at byte 0") as caught:
         unpacked(compression, data)
