@@ -263,9 +263,9 @@ class Dealer:
         )
         most_run = max(1, self._most_run_rows // self._settings.order.batch_size)
         size = replace(size, run=min(size.run, most_run))
-        if self._most_slot_bytes is None:
-            return size
-        most = max(1, self._most_slot_bytes // self._learned.size_bytes)
+        most = self._slots.most_under_way
+        if self._most_slot_bytes is not None:
+            most = min(most, max(1, self._most_slot_bytes // self._learned.size_bytes))
         # A run waits for room for all of it, and up to a fifth of what is outstanding the loop has not told of yet.
         return TaskSize(size.parts, min(size.run, max(1, most // 2)), min(size.outstanding, most))
 

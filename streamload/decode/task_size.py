@@ -58,8 +58,8 @@ def task_size(
     if row_s is None:
         parts = 1 if whole else min(batch_rows, capacity)
     elif batch_s > _TASK_S and not whole:
-        part_s = min(max(_TASK_S, batch_s / max(1, capacity // 2)), _LONGEST_PART_S)
-        parts = min(batch_rows, math.ceil(batch_s / part_s))
+        one_for_each = min(max(1, capacity // 2), math.ceil(batch_s / _TASK_S))
+        parts = min(batch_rows, max(one_for_each, math.ceil(batch_s / _LONGEST_PART_S)))
     elif batch_s > 0:
         by_number = _BATCHES_UNDER_WAY // tasks
         by_time = int(min(_TASK_S / batch_s, by_number))

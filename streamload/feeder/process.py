@@ -88,7 +88,9 @@ class _Process:
         elif isinstance(message, LoadTables | ReadRanges):
             self._looking = asyncio.create_task(self._read(message))
         elif isinstance(message, Configure):
-            slots, listing = SlotPool(), message.listing or self._found
+            # Threads fill slots through descriptors of their own.
+            slots = SlotPool(descriptors_each=2 if message.executor == "thread" else 1)
+            listing = message.listing or self._found
             assert listing is not None, "it has found none"
             with Attempt() as attempt:
                 self._feeder = Feeder(

@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 
 from streamload.memory.mapped import Bytes, map_memory
-from streamload.memory.unnamed import new_memory
+from streamload.memory.unnamed import descriptor_limit, new_memory
 
 __all__ = ["HeapSlots", "MappedSlots", "SlotMemory", "SlotPool", "Slots", "round_up"]
 
@@ -23,7 +23,12 @@ _PAGE_BYTES = 4096
 _MAX_FREE_SLOTS = 640
 """More than the batches that are ever under way, so that slots go to and fro and are not made anew."""
 
+_SHARE_UNDER_WAY = 4
+_SHARE_KEPT = 8
+"""Of the descriptors that this process may have, which shards and connections want too."""
+
 _MAX_KEPT_SLOTS = 128
+_NO_BOUND = 1 << 30
 
 _LEAST_FREE_SLOTS = 8
 _FREE_BYTES = 128 << 20
@@ -43,7 +48,13 @@ class SlotMemory(Protocol):
 
 
 class Slots(Protocol):
-    """Whoever makes slots and knows where each of them is."""
+    """Whoever makes slots and knows where each of them is.
+
+    Attributes:
+        most_under_way: how many batches may have slots that the trainer has not taken.
+    """
+
+    most_under_way: int
 
     def take(self, size_bytes: int) -> int:
         """A free slot, or a new one of at least this size."""
@@ -122,9 +133,19 @@ class SlotPool:
 
     A user who keeps batches keeps their slots: then the pool makes new ones, and after `_MAX_KEPT_SLOTS` it gives the
     oldest away for good, so that no descriptor is held for them.
+
+    Args:
+        descriptors_each: how many of this process's descriptors every slot takes, whoever holds them.
+
+    Attributes:
+        most_under_way: see `Slots`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, descriptors_each: int = 1) -> None:
+        limit = descriptor_limit() // descriptors_each
+        self.most_under_way = max(2, limit // _SHARE_UNDER_WAY)
+        self._most_free = min(_MAX_FREE_SLOTS, self.most_under_way)
+        self._most_kept = min(_MAX_KEPT_SLOTS, limit // _SHARE_KEPT)
         self._descriptors: dict[int, int] = {}
         self._sizes: dict[int, int] = {}
         self._mapped: dict[int, int] = {}
@@ -142,12 +163,13 @@ class SlotPool:
         else:
             slot, self._made = self._made, self._made + 1
             self._descriptors[slot] = new_memory(round_up(size_bytes))
+            self._sizes[slot] = 0
         self._note_size(slot, size_bytes)
         return slot
 
     def _note_size(self, slot: int, size_bytes: int) -> None:
         """A batch of this size is, or will be, in a slot: whoever fills it makes it larger where it is too small."""
-        noted_bytes = self._sizes.get(slot, 0)
+        noted_bytes = self._sizes[slot]
         if size_bytes > noted_bytes:
             self._sizes[slot] = round_up(size_bytes)
             self._held_bytes += self._sizes[slot] - noted_bytes
@@ -170,14 +192,14 @@ class SlotPool:
         self._note_size(slot, size_bytes)
         if size_bytes <= self._mapped.get(slot, -1):
             return False
-        self._mapped[slot] = size_bytes  # at least: it maps all there is
+        self._mapped[slot] = round_up(size_bytes)  # at least: it maps all there is
         return True
 
     def taken(self, batches: int) -> None:
         """The trainer has taken so many batches, in the order in which it was told of them."""
         for _ in range(batches):
             self._kept[self._announced.popleft()] = None
-            if len(self._kept) > _MAX_KEPT_SLOTS:
+            if len(self._kept) > self._most_kept:
                 self.discard(next(iter(self._kept)))
 
     def released(self, slots: Sequence[int]) -> None:
@@ -194,7 +216,8 @@ class SlotPool:
         count = len(self._free)
         if count < _LEAST_FREE_SLOTS:
             return True
-        return count < _MAX_FREE_SLOTS and count * self._sizes[slot] < _FREE_BYTES
+        under_way = len(self._descriptors) - count - len(self._kept)  # so many will come and go again
+        return count < self._most_free and (count < under_way or count * self._sizes[slot] < _FREE_BYTES)
 
     def discard(self, slot: int) -> None:
         """Never use this slot again; its memory lives on with whoever maps it."""
@@ -233,6 +256,8 @@ class SlotPool:
 
 class HeapSlots:
     """Slots on the heap of the only process there is: maker, filler and reader in one. A slot is used once."""
+
+    most_under_way = _NO_BOUND
 
     def __init__(self) -> None:
         self._memory: dict[int, Bytes] = {}

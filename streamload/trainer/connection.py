@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import warnings
 import weakref
@@ -135,6 +136,8 @@ class FeederProcess:
         except (EOFError, OSError) as error:
             if self.closed:
                 raise LoaderClosedError("the loader was closed while a batch was waited for") from error
+            if isinstance(error, OSError) and error.errno == errno.EMFILE:
+                raise  # it is this process that has too many open files, and the error says so
             raise WorkerError(f"the feeder process {self._how_it_ended()}") from error
         finally:
             self.waited_s += monotonic() - began_s

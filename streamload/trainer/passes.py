@@ -134,12 +134,17 @@ class Pass(Iterator[Any]):
                 self._on_nothing()
             raise
         except BaseException as error:
+            if self._is_closed() and isinstance(error, Exception):  # by another thread: what was in use is gone
+                raise LoaderClosedError(f"this pass is over: {self._why}") from error
             # After an error of ours the loop may go on from where it stands; Ctrl-C is a way to leave it.
             self.close("it was ended by an error", state="ready" if isinstance(error, Exception) else "left")
             raise
         self._gave_at, self._asked_at = perf_counter(), None
         self._meter.loop_waited_s += self._gave_at - asked_at
         return batch
+
+    def _is_closed(self) -> bool:
+        return self._over == "closed"
 
     def _note_asked(self) -> float:
         if self._asked_at is None:

@@ -39,6 +39,12 @@ def test_many_workers_get_smaller_parts() -> None:
     assert size(1e-3, 128, capacity=64).parts == 13
 
 
+@given(workers=st.integers(1, 64), row_s=st.floats(1e-6, 0.1), rows=st.integers(1, 1000))
+def test_no_worker_gets_two_parts_of_a_batch_while_parts_are_short(workers: int, row_s: float, rows: int) -> None:
+    found = size(row_s, rows, capacity=2 * workers)
+    assert found.parts <= workers or row_s * rows / workers > 0.1 * (1 - 1e-9)
+
+
 def test_before_anything_is_known_a_batch_is_cut_for_every_worker() -> None:
     assert size(None, 128).parts == 4
     assert size(None, 2).parts == 2

@@ -13,10 +13,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from streamload.memory import slots
 from streamload.memory.mapped import Bytes
 from streamload.memory.slot_reader import SlotReader
 from streamload.memory.slots import (
-    _MAX_FREE_SLOTS,
     _MAX_KEPT_SLOTS,
     HeapSlots,
     MappedSlots,
@@ -117,16 +117,42 @@ def test_a_user_who_keeps_batches_gets_the_oldest_slots_for_good(pool: SlotPool)
     assert not {pool.take(10) for _ in range(40)} & set(slots), "what was given away never comes back"
 
 
-@pytest.mark.parametrize(("size_bytes", "kept"), [(10, _MAX_FREE_SLOTS), (64 << 20, 8), (6 << 20, 22)])
+@pytest.mark.parametrize(("size_bytes", "kept"), [(10, _MAX_KEPT_SLOTS), (64 << 20, 8), (6 << 20, 22)])
 def test_many_free_slots_are_not_hoarded(pool: SlotPool, size_bytes: int, kept: int) -> None:
-    slots = [pool.take(size_bytes) for _ in range(_MAX_FREE_SLOTS + 24)]
+    """Those that a user lets go of after keeping them."""
+    slots = [pool.take(size_bytes) for _ in range(_MAX_KEPT_SLOTS)]
     for slot in slots:
         hand_out(pool, slot)
-        pool.released([slot])
+    pool.released(slots)
     retired = pool.take_retired()
     assert len(retired) == len(slots) - kept
     again = [pool.take(size_bytes) for _ in range(kept)]
     assert sorted(again + retired) == slots
+
+
+@pytest.mark.parametrize(("limit", "each", "under_way", "kept"), [(256, 1, 64, 32), (1024, 2, 128, 64)])
+def test_slots_take_their_share_of_descriptors(
+    monkeypatch: pytest.MonkeyPatch, limit: int, each: int, under_way: int, kept: int
+) -> None:
+    monkeypatch.setattr(slots, "descriptor_limit", lambda: limit)
+    pool = SlotPool(each)
+    assert pool.most_under_way == under_way
+    lent = [pool.take(10) for _ in range(kept + 5)]
+    for slot in lent:
+        hand_out(pool, slot)
+    assert pool.take_retired() == lent[:5]
+    pool.close()
+
+
+def test_as_many_slots_stay_free_as_are_under_way(pool: SlotPool) -> None:
+    """Large ones that come back together are wanted again at once."""
+    under_way, back = [pool.take(8 << 20) for _ in range(60)], [pool.take(8 << 20) for _ in range(50)]
+    for slot in back:
+        hand_out(pool, slot)
+    pool.released(back)
+    assert pool.take_retired() == []
+    assert sorted(pool.take(8 << 20) for _ in back) == back
+    assert not set(back) & set(under_way)
 
 
 def test_the_pool_knows_which_slots_it_holds(pool: SlotPool) -> None:

@@ -1,0 +1,101 @@
+"""A process that may open few files: batches take no more of them than their share, in the feeder or in the trainer."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+
+import pytest
+from make_shards import write_numbers
+
+from streamload import StreamLoader
+from streamload.errors import LoaderClosedError
+
+SAMPLES = 4000
+
+SCRIPT = textwrap.dedent(
+    """
+    import json, sys
+    from streamload import StreamLoader
+
+    source, executor, kept_batches, SAMPLES = json.loads(sys.argv[1])
+    with StreamLoader(source, 2, True, fields=("cls",), num_workers=2, executor=executor, timeout=60) as loader:
+        for epoch in range(3):
+            kept, labels = [], []
+            for batch in loader:
+                kept = [*kept, batch][-kept_batches:]
+                labels += batch[0].tolist()
+            assert sorted(labels) == list(range(SAMPLES)), "each sample once"
+            for before in kept:
+                labels.remove(before[0][0].item())
+    print("fine")
+    """
+)
+
+
+@pytest.mark.parametrize("executor", ["process", "thread"])
+@pytest.mark.parametrize("kept", [1, 150])
+@pytest.mark.parametrize("limit", [256, 1024])
+def test_batches_take_their_share_of_descriptors_only(tmp_path: Path, executor: str, kept: int, limit: int) -> None:
+    source = write_numbers(tmp_path / "shards", [SAMPLES // 40] * 40)
+    ended = subprocess.run(
+        [sys.executable, "-c", SCRIPT, json.dumps([str(source), executor, kept, SAMPLES])],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit)),
+    )
+    assert (ended.stdout, ended.stderr) == ("fine\n", "")
+
+
+def test_a_trainer_that_has_too_many_open_files_is_told_so(tmp_path: Path) -> None:
+    """It was told that its feeder had closed the connection."""
+    source = write_numbers(tmp_path / "shards", [400])
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    opened: list[int] = []
+    with StreamLoader(source, 2, fields=("cls",), num_workers=1) as loader:
+        batches = iter(loader)
+        kept = [next(batches)]
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (100, hard))
+            with pytest.raises(OSError, match="Too many open files"):
+                while True:
+                    opened.append(os.open(os.devnull, os.O_RDONLY))
+            with pytest.raises(OSError, match="too many open files to take shared memory; raise the limit"):
+                kept += batches
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            for descriptor in opened:
+                os.close(descriptor)
+        assert len(kept) < 200
+
+
+def test_closing_while_another_thread_makes_a_batch_says_that_it_was_closed(tmp_path: Path) -> None:
+    """Without workers it was a KeyError."""
+    source = write_numbers(tmp_path / "shards", [2000], width=2000)
+    errors: list[BaseException] = []
+
+    def read(loader: StreamLoader, started: threading.Event) -> None:
+        try:
+            while True:
+                for _ in loader:
+                    started.set()
+        except LoaderClosedError as error:
+            errors.append(error)
+
+    for _ in range(10):
+        loader, started = StreamLoader(source, 20, fields=("npy",), num_workers=0), threading.Event()
+        thread = threading.Thread(target=read, args=(loader, started))
+        thread.start()
+        assert started.wait(30)
+        loader.close()
+        thread.join(30)
+        assert not thread.is_alive()
+    assert len(errors) == 10
