@@ -162,7 +162,7 @@ def test_a_worker_may_die_of_a_batch_that_was_made_again_and_delivered(server: F
 
     def longer(sample: Any) -> Any:
         crc, label = checksum(sample)
-        time.sleep(0.05 if label in (5, 6, 7) else 0)  # so that the next batch is cut
+        time.sleep(0.15 if label in (5, 6, 7) else 0)  # so that the next batch is cut into single rows
         if label == LARGE and not reading.exists():
             reading.touch()
             wait_for(delivered)
