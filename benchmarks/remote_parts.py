@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import statistics
 import sys
 import time
@@ -15,8 +14,7 @@ from remote_bucket import FAR_AWAY, NO_LIMIT, THIN, Bucket, Script, Traffic, buc
 from remote_reading import Question
 from running import RunFailedError, run_command
 from tables import table
-
-from streamload.fetch.budget import available_bytes
+from touched_memory import touch_memory
 
 PROGRAM = Path(__file__).with_name("remote_reading.py")
 TOUCHED_TIMES, TOUCHED_BYTES = 1.1, 2e9
@@ -99,17 +97,6 @@ def run(bucket: Bucket, script: Script, question: Question) -> Run:
         cpu=found["cpu"],
         seen=traffic(report, script),
     )
-
-
-def touch_memory(size_bytes: float) -> None:
-    """Have the host of a virtual machine back so much memory, as it has on a machine that is in use.
-
-    Memory that it does not back yet, or has taken back while it was free, costs whoever writes to it first a fault in
-    the host for every page: here all writing goes at 0.4 to 0.6 GB/s then, whoever does it.
-    """
-    with mmap.mmap(-1, min(int(size_bytes), available_bytes() // 2)) as memory:
-        for start in range(0, len(memory), mmap.PAGESIZE):
-            memory[start] = 1
 
 
 Runs = dict[str, list[Run]]

@@ -43,7 +43,7 @@ class Question:
             "neighbour" (another process does so: it takes as much of the processors, but not the GIL).
         batches: stop after so many.
         memory_budget: of streamload.
-        touched: whoever asks has had the memory backed that the reader will take; see `remote_parts.touch_memory`. If
+        touched: whoever asks has had the memory backed that the reader will take; see `touched_memory`. If
             False, memory has been left alone for a while; None makes no difference.
         passes_before: of streamload, not measured. With a budget smaller than the data all of them fetch it, but
             memory that no process has touched before costs the first one much of its time on a virtual machine.

@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 
 from streamload_tools.packing.planning import planned_parts, sample_bytes, shard_spans, table_sample_bytes
@@ -161,7 +162,7 @@ class _Run:
                     if result.table is not None:
                         packed[name].append(result)
                     if self.options.resizing is None and (self.options.skip_bad or not faults):
-                        self.staging.take(name, task.path, fingerprint(task), result)
+                        self.staging.take(name, task.path, partial(fingerprint, task), result)
                 else:
                     faults += result
         return packed, faults
@@ -184,7 +185,7 @@ class _Run:
 
     def _known(self, planned: Sequence[tuple[str, PackTask | JoinTask]]) -> dict[str, Finished]:
         """What needs no worker, by its path."""
-        found = {task.path: self.staging.known(task.path, fingerprint(task)) for _, task in planned}
+        found = {task.path: self.staging.known(task.path, partial(fingerprint, task)) for _, task in planned}
         return {path: finished for path, finished in found.items() if finished is not None}
 
     def join(self, pieces: dict[str, list[Finished]]) -> dict[str, list[Finished]]:
@@ -205,7 +206,7 @@ class _Run:
                 result = known[task.path] if task.path in known else next(results)
                 assert isinstance(result, Finished)
                 joined[name].append(result)
-                self.staging.take(name, task.path, fingerprint(task), result)
+                self.staging.take(name, task.path, partial(fingerprint, task), result)
                 if task.path in known:
                     progress.advance(1, 0 if result.table is None else result.table.shard_bytes)
                 for path, _ in task.pieces:

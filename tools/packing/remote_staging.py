@@ -11,7 +11,7 @@ import os
 import shutil
 import tempfile
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 
@@ -80,12 +80,12 @@ class RemoteStaging(Staging):
         tables = self.records.tables({key: (self._folder_of_key(key), shard) for key, shard in uploaded.items()})
         self._known = {key: (uploaded[key], finished) for key, finished in tables.items()}
 
-    def known(self, path: str, fingerprint: str) -> Finished | None:
+    def known(self, path: str, fingerprint: Callable[[], str]) -> Finished | None:
         """See `Staging.known`."""
         shard, finished = self._known.get(self._key(path), (None, None))
-        return finished if shard is not None and shard.task == fingerprint else None
+        return finished if shard is not None and shard.task == fingerprint() else None
 
-    def take(self, part: str, path: str, fingerprint: str, finished: Finished) -> None:
+    def take(self, part: str, path: str, fingerprint: Callable[[], str], finished: Finished) -> None:
         """See `Staging.take`: upload what is not there yet, when fewer than some uploads are under way.
 
         Raises:
@@ -95,8 +95,8 @@ class RemoteStaging(Staging):
         name = None if finished.table is None else NAMES.name(len(self._taken[part]))
         if name is not None:
             self._taken[part].append((key, name))
-        before = self._known.get(key)
-        if before is not None and before[0].task == fingerprint and before[0].name == name:
+        before, task = self._known.get(key), fingerprint()
+        if before is not None and before[0].task == task and before[0].name == name:
             self._etags[key] = before[0].etag
             return
         if not self._begun:
@@ -104,7 +104,7 @@ class RemoteStaging(Staging):
             self._make_way()
         while len(self._uploads) >= _UPLOADS_AT_ONCE:
             self._uploads.popleft().result()
-        self._uploads.append(self._threads.submit(self._upload, part, key, name, fingerprint, finished))
+        self._uploads.append(self._threads.submit(self._upload, part, key, name, task, finished))
 
     def publish(self, parts: Sequence[Part], classes: Sequence[str] | None) -> None:
         """Wait for the uploads, and write all that belongs to the shards, the indexes last.
@@ -164,13 +164,13 @@ class RemoteStaging(Staging):
         self._storage.delete(f"{folder}/{name}")
         self._storage.delete(table_path(remote_index_folder(folder), name))
 
-    def _upload(self, part: str, key: str, name: str | None, fingerprint: str, finished: Finished) -> None:
+    def _upload(self, part: str, key: str, name: str | None, task: str, finished: Finished) -> None:
         etag = None
         if name is not None and finished.table is not None:
             folder, table = self._folder(part), finished.table
             etag = upload_shard(self._storage, f"{folder}/{name}", finished.path, table.shard_bytes)
             write_remote_table(self._storage, remote_index_folder(folder), name, table)
-        self.records.keep(key, UploadedShard(fingerprint, name, etag, finished.faults))
+        self.records.keep(key, UploadedShard(task, name, etag, finished.faults))
         self._etags[key] = etag
         for path in (finished.path + DONE, finished.path + TABLE, finished.path):
             with suppress(FileNotFoundError):

@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -85,23 +85,23 @@ class Staging:
         found: dict[str, list[str]] | None = self.noted(_PUBLISHING)
         return found
 
-    def known(self, path: str, fingerprint: str) -> Finished | None:
+    def known(self, path: str, fingerprint: Callable[[], str]) -> Finished | None:
         """What has become of a task, if it need not even be given to a worker.
 
         Args:
             path: the tar file that it makes.
-            fingerprint: what stands for all that its content comes from.
+            fingerprint: makes what stands for all that its content comes from.
         """
         del path, fingerprint
         return None
 
-    def take(self, part: str, path: str, fingerprint: str, finished: Finished) -> None:
+    def take(self, part: str, path: str, fingerprint: Callable[[], str], finished: Finished) -> None:
         """Take over a shard, in the order of its part's shards; here it waits for its publishing where it is.
 
         Args:
             part: its name.
             path: the tar file of its task.
-            fingerprint: of the task.
+            fingerprint: makes that of the task.
             finished: the shard.
         """
         del part, path, fingerprint, finished
