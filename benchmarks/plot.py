@@ -28,7 +28,7 @@ def plot(results: Results, path: Path) -> None:
         bars = _bars(results, workload)
         colours = [COLOURS.get(loader, THEIRS) for loader, _, _ in bars]
         drawn = panel.barh([loader for loader, _, _ in bars], [share for _, share, _ in bars], color=colours)
-        labels = [f" {share:.2g} x   ({rate:,.0f}/s)" for _, share, rate in bars]
+        labels = [f" {share:.{2 if share >= 0.095 else 3}f} x   ({rate:,.0f}/s)" for _, share, rate in bars]
         for text in panel.bar_label(drawn, labels, fontsize=8, padding=2):
             text.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 0.5})
         panel.invert_yaxis()

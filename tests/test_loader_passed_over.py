@@ -102,12 +102,26 @@ def test_files_without_a_field_are_no_empty_loop_in_silence(tmp_path: Path) -> N
         assert len(dataset) == 0
 
 
-def test_an_empty_archive_has_lost_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("indexed", [False, True])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_empty_archives_are_no_empty_loop_in_silence(tmp_path: Path, workers: int, indexed: bool) -> None:
     with tarfile.open(tmp_path / "s.tar", "w"):
         pass
-    with StreamLoader(tmp_path / "s.tar", 2, num_workers=0) as loader:
-        assert list(loader) == []
-    with TarDataset(tmp_path / "s.tar") as dataset:
+    if indexed:
+        assert CliRunner().invoke(app, ["index", os.fspath(tmp_path / "s.tar")]).exit_code == 0
+    with StreamLoader(tmp_path / "s.tar", 2, num_workers=workers) as loader:
+        with pytest.warns(
+            UserWarning, match="^no sample is in the shards: they are whole tar files, but empty"
+        ) as said:
+            assert list(loader) == []
+        assert [warning.filename for warning in said] == [__file__]
+        assert list(loader) == []  # a second warning would be an error
+
+
+def test_an_empty_archive_by_number_is_told_of(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "s.tar", "w"):
+        pass
+    with pytest.warns(UserWarning, match="but empty"), TarDataset(tmp_path / "s.tar") as dataset:
         assert len(dataset) == 0
 
 

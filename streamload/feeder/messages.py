@@ -27,6 +27,7 @@ __all__ = [
     "Found",
     "FoundLabels",
     "LoadTables",
+    "Logged",
     "LookAt",
     "LookedAt",
     "NoAnswer",
@@ -210,6 +211,19 @@ class Ready:
 @dataclass(frozen=True)
 class TellTaken:
     """Nothing goes on here: say now, and not later together, which batches have been taken."""
+
+
+@dataclass(frozen=True)
+class Logged:
+    """The feeder has something for the user's log; it may come between any two messages, and answers nothing.
+
+    Attributes:
+        level: as `logging` has them.
+        text: all of it.
+    """
+
+    level: int
+    text: str
 
 
 @dataclass(frozen=True)

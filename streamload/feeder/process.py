@@ -15,6 +15,7 @@ from streamload.decode.pool import ProcessPool
 from streamload.decode.pool_protocol import Pool
 from streamload.feeder.class_names import read_class_names
 from streamload.feeder.feeder import Feeder
+from streamload.feeder.logged import log_in_trainer
 from streamload.feeder.messages import (
     Configure,
     Failed,
@@ -78,6 +79,7 @@ class _Process:
         self._reader: RangeReader | None = None
         self.ended = asyncio.Event()
         self._channel = AsyncChannel(sock, self._on_message, self.ended.set)
+        log_in_trainer(self._channel.send)
         self._watch_trainer()
 
     def _on_message(self, message: Any, _: list[int]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import warnings
 import weakref
@@ -13,7 +14,7 @@ from time import monotonic
 from typing import Any, Protocol
 
 from streamload.errors import LoaderClosedError, WorkerError
-from streamload.feeder.messages import Configure, Ready, Taken
+from streamload.feeder.messages import Configure, Logged, Ready, Taken
 from streamload.launch import Child, launch
 from streamload.memory.channel import Channel
 from streamload.memory.mapped import Bytes
@@ -21,6 +22,7 @@ from streamload.memory.slot_reader import SlotReader
 
 __all__ = ["Connection", "FeederProcess"]
 
+_log = logging.getLogger("streamload")
 _GRACE_S = 0.7
 
 
@@ -128,9 +130,16 @@ class FeederProcess:
         """The feeder's next message; waiting releases the GIL."""
         if (self._put_back or self._unsent) and (message := self.receive_now()) is not None:
             return message
+        deadline_s = None if timeout_s is None else monotonic() + timeout_s
+        while (message := self._open(*self._wait(deadline_s))) is None:
+            continue
+        return message
+
+    def _wait(self, deadline_s: float | None) -> tuple[Any, list[int]]:
+        """What arrives next, with its descriptors."""
         began_s = monotonic()
         try:
-            arrived = self._channel.receive(timeout_s)
+            return self._channel.receive(None if deadline_s is None else max(0.0, deadline_s - began_s))
         except TimeoutError:
             raise
         except (EOFError, OSError) as error:
@@ -141,23 +150,26 @@ class FeederProcess:
             raise WorkerError(f"the feeder process {self._how_it_ended()}") from error
         finally:
             self.waited_s += monotonic() - began_s
-        return self._open(*arrived)
 
     def receive_now(self) -> Any | None:
         """The feeder's next message if it is here already."""
         if self._put_back:
             return self._put_back.popleft()
         try:
-            arrived = self._channel.receive_now()
+            while (arrived := self._channel.receive_now()) is not None:
+                if (message := self._open(*arrived)) is not None:
+                    return message
         except EOFError as error:
             raise WorkerError(f"the feeder process {self._how_it_ended()}") from error
-        if arrived is not None:
-            return self._open(*arrived)
         if self._unsent:
             self.tell()
         return None
 
-    def _open(self, message: Any, descriptors: list[int]) -> Any:
+    def _open(self, message: Any, descriptors: list[int]) -> Any | None:
+        """The message, and its slots mapped; None if it is only for the log, where it is now."""
+        if isinstance(message, Logged):
+            _log.log(message.level, "%s", message.text)
+            return None
         try:
             if isinstance(message, Ready):
                 for slot, descriptor in zip(message.opened, descriptors, strict=True):

@@ -26,16 +26,17 @@ class NothingLeft:
 
     def is_possible(self, start: EpochStart) -> bool:
         """Whether a pass that begins there could have no batch for such a reason, and that is still to be said."""
-        return start.position == 0 and (self._may_say or self._passed_over.explains_emptiness)
+        return start.position == 0 and (self._may_say or not self._passed_over.emptiness_told)
 
-    def look_at(self, start: EpochStart, samples: int | None) -> None:
+    def look_at(self, start: EpochStart, samples: int | None, *, scanned: bool = False) -> None:
         """Warn where an epoch of so many samples, among the ranks of the pass, has no batch.
 
-        Nothing is said where the number is None, for not known yet; and of 0 only if members were passed over, as an
-        empty dataset has lost nothing.
+        Nothing is said where the number is None, for not known yet; and of 0 only when all shards have been scanned,
+        as it is known then whether there were members that belong to no sample.
         """
         if samples == 0 and start.position == 0:
-            self._passed_over.explain_emptiness()
+            if scanned:
+                self._passed_over.explain_emptiness()
             return
         world_size = start.world_size
         block = self._batch_size * world_size

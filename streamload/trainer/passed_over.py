@@ -12,17 +12,16 @@ __all__ = ["PassedOver"]
 
 
 class PassedOver:
-    """Says once each in a loader's life that links were passed over, and that nothing else was in the shards."""
+    """Says once each in a loader's life that links were passed over, and that no sample is in the shards.
+
+    Attributes:
+        emptiness_told: whether the latter has been said.
+    """
 
     def __init__(self) -> None:
         self._skipped: Mapping[str, int] = {}
         self._links_told = False
-        self._emptiness_told = False
-
-    @property
-    def explains_emptiness(self) -> bool:
-        """Whether members were passed over, and it has not been said yet that all of them were."""
-        return not self._emptiness_told and any(reason != MISSING_END for reason in self._skipped)
+        self.emptiness_told = False
 
     def look_at(self, skipped: Mapping[str, int]) -> None:
         """Take in how many members the scans have passed over so far, by reason, and warn of links among them."""
@@ -38,12 +37,18 @@ class PassedOver:
         )
 
     def explain_emptiness(self) -> None:
-        """Warn that no sample is in the shards, all of which have been scanned, if members were passed over."""
-        if not self.explains_emptiness:
+        """Warn that no sample is in the shards, all of which have been scanned."""
+        if self.emptiness_told:
             return
-        self._emptiness_told = True
+        self.emptiness_told = True
         reasons = [f"{count:,} {reason}" for reason, count in self._skipped.items() if reason != MISSING_END]
-        warn_at_users_line(
-            f"no sample is in the shards: all their members were passed over ({', '.join(reasons)}); "
-            "the files of a sample are regular ones named KEY.FIELD, such as 0001.jpg and 0001.cls",
-        )
+        if reasons:
+            warn_at_users_line(
+                f"no sample is in the shards: all their members were passed over ({', '.join(reasons)}); "
+                "the files of a sample are regular ones named KEY.FIELD, such as 0001.jpg and 0001.cls",
+            )
+        else:
+            warn_at_users_line(
+                "no sample is in the shards: they are whole tar files, but empty; see that they are the right ones, "
+                "and that what packed them had something to pack"
+            )

@@ -1,0 +1,56 @@
+"""What the feeder's process has to say goes where the user's own program logs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+
+import pytest
+from make_shards import write_numbers
+
+from streamload import StreamLoader
+
+
+def without_a_cache(folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Shards that have to be scanned, by a feeder that cannot keep what it finds, and says so."""
+    (folder / "a-file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "a-file"))
+    return write_numbers(folder / "shards", [3, 2], index=False)
+
+
+@pytest.mark.parametrize("options", [{"num_workers": 0}, {"num_workers": 1}, {"num_workers": 1, "executor": "thread"}])
+def test_the_users_handlers_have_it_and_stderr_has_not(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+    options: dict[str, object],
+) -> None:
+    with StreamLoader(without_a_cache(tmp_path, monkeypatch), 1, timeout=30, **options) as loader:
+        assert len(list(loader)) == 5
+    (record,) = caplog.records
+    assert (record.name, record.levelno) == ("streamload", logging.WARNING)
+    assert caplog.text.count("scans are not kept") == 1
+    assert capfd.readouterr().err == ""
+
+
+def test_it_comes_in_an_event_loop_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def samples() -> int:
+        async with StreamLoader(without_a_cache(tmp_path, monkeypatch), 1, num_workers=1, timeout=30) as loader:
+            return len([batch async for batch in loader])
+
+    assert asyncio.run(samples()) == 5
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+
+
+def test_who_silences_the_logger_is_obeyed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    caplog.set_level(logging.ERROR, "streamload")
+    with StreamLoader(without_a_cache(tmp_path, monkeypatch), 1, num_workers=1, timeout=30) as loader:
+        assert len(list(loader)) == 5
+    assert caplog.records == []
+    assert capfd.readouterr().err == ""
