@@ -324,7 +324,7 @@ class StreamLoader(LoaderAttributes, AsyncLoop):
     def _explain_nothing(self, start: EpochStart) -> None:
         """A pass has ended without a batch, so all shards have been scanned."""
         if self._nothing_left.is_possible(start):
-            self._nothing_left.look_at(start, self._choosing.samples_of(start, self._known_counts()), scanned=True)
+            self._nothing_left.look_at(start, self._choosing.samples_of(start, self._known_counts()), self._samples())
 
     def _running(self) -> Pass | None:
         return None if self._pass is None else self._pass()

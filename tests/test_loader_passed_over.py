@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from make_shards import write_numbers
 from streamload_tools.main import app
 from typer.testing import CliRunner
 
@@ -110,18 +111,32 @@ def test_empty_archives_are_no_empty_loop_in_silence(tmp_path: Path, workers: in
     if indexed:
         assert CliRunner().invoke(app, ["index", os.fspath(tmp_path / "s.tar")]).exit_code == 0
     with StreamLoader(tmp_path / "s.tar", 2, num_workers=workers) as loader:
-        with pytest.warns(
-            UserWarning, match="^no sample is in the shards: they are whole tar files, but empty"
-        ) as said:
+        with pytest.warns(UserWarning, match="^no sample is in the shards, so there is nothing to give") as said:
             assert list(loader) == []
         assert [warning.filename for warning in said] == [__file__]
         assert list(loader) == []  # a second warning would be an error
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_epoch_of_empty_shards_is_told_of_whatever_its_size_is_to_be(tmp_path: Path, workers: int) -> None:
+    with tarfile.open(tmp_path / "s.tar", "w"):
+        pass
+    with (
+        StreamLoader(tmp_path / "s.tar", 2, epoch_size=4, num_workers=workers) as loader,
+        pytest.warns(UserWarning, match="^no sample is in the shards"),
+    ):
+        assert list(loader) == []
+
+
+def test_a_sampler_that_chooses_nothing_has_lost_nothing(tmp_path: Path) -> None:
+    with StreamLoader(write_numbers(tmp_path, [3]), 2, sampler=[], num_workers=0) as loader:
+        assert list(loader) == []
+
+
 def test_an_empty_archive_by_number_is_told_of(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "s.tar", "w"):
         pass
-    with pytest.warns(UserWarning, match="but empty"), TarDataset(tmp_path / "s.tar") as dataset:
+    with pytest.warns(UserWarning, match="nothing to give"), TarDataset(tmp_path / "s.tar") as dataset:
         assert len(dataset) == 0
 
 

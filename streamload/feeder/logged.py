@@ -1,6 +1,6 @@
-"""What a feeder's process logs is logged in the trainer's, where the user's handlers are.
+"""What a feeder's process warns of is logged in the trainer's, where the user's handlers are.
 
-Without handlers of its own a process writes warnings to stderr, past the user's log files, formats and levels.
+A process without handlers of its own writes warnings to stderr, past the user's log files and formats.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ __all__ = ["log_in_trainer"]
 _log = logging.getLogger("streamload")
 
 
-def log_in_trainer(send: Callable[[Logged], None]) -> None:
-    """From now on, give what is logged in this process to `send`, in the running event loop, whoever logs it."""
-    _log.addHandler(_ToTrainer(asyncio.get_running_loop(), send))
-    _log.propagate = False
+def log_in_trainer(send: Callable[[Logged], None]) -> Callable[[], None]:
+    """From now on, give what is logged in this process to `send`, in the running event loop, and to nobody else.
 
+    Returns:
+        What ends that, for when nobody listens any more: what is logged then goes to stderr.
+    """
+    loop = asyncio.get_running_loop()
 
-class _ToTrainer(logging.Handler):
-    def __init__(self, loop: asyncio.AbstractEventLoop, send: Callable[[Logged], None]) -> None:
-        super().__init__()
-        self._loop, self._to = loop, send
+    def to_trainer(record: logging.LogRecord) -> bool:
+        loop.call_soon_threadsafe(send, Logged(record.levelno, record.getMessage()))
+        return False  # before any handler: threads may have imported the user's modules, which add some
 
-    def emit(self, record: logging.LogRecord) -> None:
-        self._loop.call_soon_threadsafe(self._to, Logged(record.levelno, record.getMessage()))
+    _log.addFilter(to_trainer)
+    return lambda: _log.removeFilter(to_trainer)

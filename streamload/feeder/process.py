@@ -79,7 +79,7 @@ class _Process:
         self._reader: RangeReader | None = None
         self.ended = asyncio.Event()
         self._channel = AsyncChannel(sock, self._on_message, self.ended.set)
-        log_in_trainer(self._channel.send)
+        self._log_here = log_in_trainer(self._channel.send)
         self._watch_trainer()
 
     def _on_message(self, message: Any, _: list[int]) -> None:
@@ -184,6 +184,7 @@ class _Process:
                 return
 
     async def close(self) -> None:
+        self._log_here()
         self._channel.close()
         if self._reader is not None:
             await self._reader.aclose()

@@ -168,7 +168,7 @@ class FeederProcess:
     def _open(self, message: Any, descriptors: list[int]) -> Any | None:
         """The message, and its slots mapped; None if it is only for the log, where it is now."""
         if isinstance(message, Logged):
-            _log.log(message.level, "%s", message.text)
+            _take_to_log(message)
             return None
         try:
             if isinstance(message, Ready):
@@ -245,8 +245,24 @@ class FeederProcess:
         return "has closed its connection" if status is None else self._child.how_it_ended(status)
 
 
+def _take_to_log(message: Logged) -> None:
+    _log.log(message.level, "%s", message.text)
+
+
+def _log_the_rest(channel: Channel) -> None:
+    """Log what the feeder has sent for that, and drop everything else that was not received."""
+    with suppress(EOFError, OSError):
+        while (arrived := channel.receive_now()) is not None:
+            message, descriptors = arrived
+            for descriptor in descriptors:
+                os.close(descriptor)
+            if isinstance(message, Logged):
+                _take_to_log(message)
+
+
 def _end(child: Child, channel: Channel, slots: SlotReader, owner: int) -> None:
     if os.getpid() == owner:
+        _log_the_rest(channel)
         channel.end_sending()  # a fork of this process may keep the socket open
     channel.close()
     slots.close()

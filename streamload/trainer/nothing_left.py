@@ -28,15 +28,18 @@ class NothingLeft:
         """Whether a pass that begins there could have no batch for such a reason, and that is still to be said."""
         return start.position == 0 and (self._may_say or not self._passed_over.emptiness_told)
 
-    def look_at(self, start: EpochStart, samples: int | None, *, scanned: bool = False) -> None:
-        """Warn where an epoch of so many samples, among the ranks of the pass, has no batch.
+    def look_at(self, start: EpochStart, samples: int | None, in_shards: int | None = None) -> None:
+        """Warn where an epoch has no batch.
 
-        Nothing is said where the number is None, for not known yet; and of 0 only when all shards have been scanned,
-        as it is known then whether there were members that belong to no sample.
+        Args:
+            start: of the pass.
+            samples: of its whole epoch, among its ranks; None, of which nothing is said, where that is not known yet.
+            in_shards: how many there are to choose from, once all shards have been scanned: only then is it known
+                whether members were passed over. A sampler may well choose none of many.
         """
-        if samples == 0 and start.position == 0:
-            if scanned:
-                self._passed_over.explain_emptiness()
+        if in_shards == 0:
+            self._passed_over.explain_emptiness()
+        if samples == 0 or in_shards == 0:
             return
         world_size = start.world_size
         block = self._batch_size * world_size

@@ -49,6 +49,6 @@ class PassedOver:
             )
         else:
             warn_at_users_line(
-                "no sample is in the shards: they are whole tar files, but empty; see that they are the right ones, "
-                "and that what packed them had something to pack"
+                "no sample is in the shards, so there is nothing to give; see that they are the right ones, and that "
+                "what packed them had something to pack"
             )
