@@ -14,6 +14,7 @@ from make_shards import write_numbers
 from torch.utils.data import DistributedSampler
 
 from streamload import StreamLoader
+from streamload.images import RandomResizedCrop
 from streamload.options import Options, rank_and_world_size
 from streamload.surroundings.launchers import available_processors
 
@@ -108,6 +109,12 @@ WRONG: list[tuple[str, Any, type[Exception], str]] = [
     ("transform", no_argument, TypeError, "but: too many positional arguments"),
     ("transform", {"jpg": two_arguments}, TypeError, "transform['jpg']"),
     ("decode", {"jpg": two_arguments}, TypeError, "called with one argument, its bytes"),
+    (
+        "transform",
+        {"jpg": RandomResizedCrop},
+        TypeError,
+        "its value; give one of them, as in RandomResizedCrop(...)",
+    ),
     ("collate_fn", two_arguments, TypeError, "called with one argument, the list of a batch's samples"),
     *[("fields", value, TypeError, 'a tuple of strings, such as ("jpg;png", "cls")') for value in ("jpg", 3, {"jpg"})],
     *[

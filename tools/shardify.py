@@ -128,6 +128,10 @@ def _fractions(text: str) -> dict[str, float]:
 def _place(dest: str, staging: str | None, storage_options: Sequence[str]) -> Place:
     options = parse_storage_options(storage_options)
     if "://" not in dest:
+        try:
+            Storages({}).is_local(dest)
+        except ValueError as exc:
+            raise UsageError(f"DEST: {exc}") from exc
         if staging is not None or options:
             raise UsageError("--staging and --storage-option are for a remote DEST, and this one is a local folder")
         return Place(dest, None, None)

@@ -15,13 +15,15 @@ from streamload.errors import CollateError, DecodeError, SampleError, Streamload
 __all__ = ["Attempt", "answer_failure", "error_from", "failure_here", "failure_of", "in_words", "sample_error"]
 
 _SAMPLE_ERRORS = {kind.__name__: kind for kind in (SampleError, DecodeError, TransformError, CollateError)}
+_PANICS = "pyo3_runtime"
 
 
 class Attempt:
     """A `with` block that keeps an exception instead of letting it pass, so that the caller can say where it happened.
 
     Attributes:
-        error: what the block raised, or None. Exits and interrupts (BaseException alone) pass.
+        error: what the block raised, or None. Exits and interrupts (BaseException alone) pass; but a panic of a library
+            in Rust, which is one too, is an error like others.
     """
 
     __slots__ = ("error",)
@@ -35,8 +37,12 @@ class Attempt:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> bool:
         if isinstance(error, Exception):
             self.error = error
-            return True
-        return False
+        elif error is not None and type(error).__module__ == _PANICS:
+            self.error = RuntimeError(
+                f"a library that is written in Rust has failed in itself ({error}); report it there"
+            )
+            self.error.__cause__ = error
+        return self.error is not None
 
 
 def in_words(error: BaseException) -> str:

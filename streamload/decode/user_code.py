@@ -32,8 +32,13 @@ def check_takes_one(name: str, function: Callable[..., Any], what: str) -> None:
         what: the argument that it is called with.
 
     Raises:
-        TypeError: it takes more arguments, or none.
+        TypeError: it takes more arguments, or none; or it is a class where one of its instances is meant.
     """
+    if _makes_functions(function):
+        raise TypeError(
+            f"{name}={function!r} is a class, and its instances are what is called with one argument, {what}; give one "
+            f"of them, as in {function.__name__}(...)"
+        )
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
@@ -45,6 +50,13 @@ def check_takes_one(name: str, function: Callable[..., Any], what: str) -> None:
             f"{name}={function!r} is called with one argument, {what} (and with a random generator if it has a "
             f"parameter named rng); but: {error}"
         ) from None
+
+
+def _makes_functions(function: object) -> bool:
+    """Whether it is a class whose instances can be called; `type` itself is a function to most people."""
+    if not isinstance(function, type) or issubclass(function, type):
+        return False
+    return any("__call__" in vars(each) for each in function.__mro__)
 
 
 class TransformRaisedError(Exception):

@@ -215,3 +215,12 @@ def test_an_attempt_keeps_exceptions_and_lets_exits_pass() -> None:
     assert attempt.error is None
     with pytest.raises(KeyboardInterrupt), Attempt():
         raise KeyboardInterrupt
+
+
+def test_a_panic_of_a_library_in_rust_is_an_error_like_others() -> None:
+    panic = type("PanicException", (BaseException,), {"__module__": "pyo3_runtime"})
+    with Attempt() as attempt:
+        raise panic("called unwrap on None")
+    assert isinstance(attempt.error, RuntimeError)
+    assert "written in Rust has failed in itself (called unwrap on None)" in str(attempt.error)
+    assert type(attempt.error.__cause__) is panic

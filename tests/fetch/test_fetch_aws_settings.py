@@ -12,7 +12,7 @@ from servers.rclone import S3Server
 
 from streamload.errors import StorageError
 from streamload.fetch.storage.buckets.aws_settings import aws_settings
-from streamload.fetch.storage.buckets.stores import ObjectPlace
+from streamload.fetch.storage.buckets.stores import ObjectPlace, locate, make_store
 from streamload.fetch.storage.options import ObjectConfig, object_config
 from streamload.fetch.storage.storages import Storages
 
@@ -177,3 +177,20 @@ def test_a_given_endpoint_is_asked_whatever_the_environment_says(
     for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
         monkeypatch.setenv(name, NOWHERE)
     assert Storages(rclone_s3.options).for_url("s3://given/a.tar").info("s3://given/a.tar").bytes == 1
+
+
+@pytest.mark.parametrize("name", ["AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"])
+def test_a_variable_that_is_set_to_nothing_is_not_set(
+    name: str, configure: Configure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configure("")
+    monkeypatch.setenv(name, "")
+    for given, endpoint in (
+        ({"region": "eu-west-9"}, "https://s3.eu-west-9.amazonaws.com"),
+        ({"endpoint": NOWHERE}, NOWHERE),
+    ):
+        config = ObjectConfig("s3", {"access_key_id": "a", "secret_access_key": "b", **given}, {})
+        store = make_store(locate("s3://bucket/a.tar"), config, retries=False)
+        assert store.config["endpoint"] == endpoint
+    configure(CONFIG)
+    assert settings({"profile": "r2"}).config["endpoint"] == of_botocore("r2")

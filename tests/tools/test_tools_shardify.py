@@ -334,3 +334,11 @@ def test_links_to_folders_are_followed_only_on_request(tmp_path: Path) -> None:
     assert f"note: passed over 1 link to a folder: '{source}/dog'; --follow-symlinks follows them" in err
     assert pack(source, tmp_path / "with", "--follow-symlinks")[0] == 0
     assert set(packed_samples(tmp_path / "with")) - set(packed_samples(tmp_path / "without")) == {"dog/0"}
+
+
+def test_a_url_with_one_slash_is_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    status, _, err = pack(images(tmp_path), "s3:/bucket/q")
+    assert status == 2
+    assert "'s3:/bucket/q' has one slash behind the colon; did you mean 's3://bucket/q'" in err
+    assert sorted(os.listdir(tmp_path)) == ["source"]

@@ -131,12 +131,14 @@ def connection_error(url: str, what: str) -> StorageError:
             url=url,
         )
     protocol = protocol_of(url)
-    where = "in the url, or `host` and `port` in storage_options" if protocol in _FILESYSTEMS else _ENDPOINT
-    if protocol in ("http", "https"):
-        where = "in the url"
+    where = f": {_ENDPOINT}"
+    if protocol in _FILESYSTEMS:
+        where = " in the url, or `host` and `port` in storage_options"
+    elif protocol in ("http", "https"):
+        where = " in the url"
     if _NO_HOST.search(said):
-        return NoConnectionError(f"the host is not known; check its name: {where}", url=url)
-    return NoConnectionError(f"no connection to the storage; check that it runs, and host and port: {where}", url=url)
+        return NoConnectionError(f"the host is not known; check its name{where}", url=url)
+    return NoConnectionError(f"no connection to the storage; check that it runs, and host and port{where}", url=url)
 
 
 def transient_error(url: str, what: str) -> TransientStorageError:

@@ -15,6 +15,7 @@ __all__ = [
     "NO_RETRY",
     "RETRY",
     "ObjectConfig",
+    "aws_endpoint",
     "client_settings",
     "object_config",
     "options_of",
@@ -227,9 +228,14 @@ def _endpoint_of_environment(region: str | None) -> str | None:
     """
     named = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
     if named and os.environ.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "").lower() == "true":
-        region = region or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
-        return f"https://s3.{region}.amazonaws.com"
+        return aws_endpoint(region)
     return named
+
+
+def aws_endpoint(region: str | None) -> str:
+    """AWS's own endpoint of a region, by default that of the environment."""
+    region = region or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
+    return f"https://s3.{region}.amazonaws.com"
 
 
 def _gcs(given: dict[str, Any]) -> ObjectConfig | None:

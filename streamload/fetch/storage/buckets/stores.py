@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import quote, unquote
 
 from streamload.errors import StorageError
 from streamload.fetch.storage.buckets.aws_settings import aws_settings
-from streamload.fetch.storage.options import CLIENT_OPTIONS, NO_RETRY, RETRY, ObjectConfig
+from streamload.fetch.storage.options import CLIENT_OPTIONS, NO_RETRY, RETRY, ObjectConfig, aws_endpoint
 from streamload.fetch.storage.protocol import protocol_of, without_secrets
 
 __all__ = ["ObjectPlace", "locate", "make_store"]
 
 _ENDPOINT_VARIABLE = "AWS_ENDPOINT_URL_S3"
+_ENDPOINT_VARIABLES = (_ENDPOINT_VARIABLE, "AWS_ENDPOINT_URL")
 _WEB = ("http", "https")
 
 
@@ -104,7 +105,11 @@ def _s3_store(stores: Any, place: ObjectPlace, config: ObjectConfig, options: di
         "client_options": CLIENT_OPTIONS | config.client,
     }
     endpoint = config.config.get("endpoint")
-    if endpoint is not None and os.environ.get(_ENDPOINT_VARIABLE):
+    if endpoint is None and "" in map(os.environ.get, _ENDPOINT_VARIABLES):
+        # To AWS's tools a variable that is set to nothing is not set; obstore takes it for an address, and panics.
+        endpoint = aws_endpoint(config.config.get("region"))
+        config = replace(config, config=config.config | {"endpoint": endpoint})
+    if endpoint is not None and _ENDPOINT_VARIABLE in os.environ:
         # Newer releases of obstore prefer the variable to the endpoint, older ones know neither it nor its setting.
         with contextlib.suppress(UnknownConfigurationKeyError):
             over = {_ENDPOINT_VARIABLE.lower(): endpoint}
