@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import count
 from typing import Any
 
 from streamload.dataset.index import DatasetIndex
@@ -108,7 +109,9 @@ class Feeder:
         self._learned = Learned()
         self._totals = FeederTotals()
         self._counting = False
-        self._asked_to_tell = self._told_nothing = False
+        self._questions = count(1)
+        self._question: int | None = None
+        self._told_nothing = False
         self._epochs = Epochs(
             self._begin,
             self._deliver,
@@ -128,7 +131,7 @@ class Feeder:
                         self.near.fetcher.foresight.begin(order, counts, message.epoch, message.position)
                     self._epochs.ask(message)
                 case Taken():
-                    self._asked_to_tell = self._told_nothing = not message.batches and not message.released
+                    self._note_told(message)
                     self._slots.taken(message.batches)
                     self._slots.released(message.released)
                     self._epochs.taken(message.batches)
@@ -285,13 +288,20 @@ class Feeder:
         # Until it says so itself, the loop may have let go of batches since it was last heard of.
         if self._counting or (self._epochs.waits and (self._told_nothing or self._in_process)):
             raise fetcher.too_small()
-        if not self._asked_to_tell:
-            self._asked_to_tell = True
-            self._send(TellTaken(), ())
+        if self._question is None:
+            self._question = next(self._questions)
+            self._send(TellTaken(self._question), ())
+
+    def _note_told(self, taken: Taken) -> None:
+        """Take in whether the trainer still has something to tell; an answer from before a delivery says nothing."""
+        if taken.batches or taken.released:
+            self._question, self._told_nothing = None, False
+        elif self._question is not None and taken.answers == self._question:
+            self._told_nothing = True
 
     def _deliver(self, start: EpochStart, batches: list[ReadyBatch], last: bool, tell_after: int) -> None:
         """Send batches, as many with one message as its descriptors allow."""
-        self._asked_to_tell = self._told_nothing = False  # of these it has not been asked
+        self._question, self._told_nothing = None, False  # of these it has not been asked
         for first in range(0, max(1, len(batches)), MAX_DESCRIPTORS):
             end = first + MAX_DESCRIPTORS
             part = batches[first:end]

@@ -165,10 +165,15 @@ class Configure:
 
 @dataclass(frozen=True)
 class Taken:
-    """The trainer has taken batches, and nobody there views these slots any more."""
+    """The trainer has taken batches, and nobody there views these slots any more.
+
+    Attributes:
+        answers: the number of the `TellTaken` that made it say so, if one did.
+    """
 
     batches: int
     released: tuple[int, ...]
+    answers: int | None = None
 
 
 @dataclass(frozen=True)
@@ -210,7 +215,13 @@ class Ready:
 
 @dataclass(frozen=True)
 class TellTaken:
-    """Nothing goes on here: say now, and not later together, which batches have been taken."""
+    """Nothing goes on here: say now, and not later together, which batches have been taken.
+
+    Attributes:
+        number: no other one has it, so that an answer is not taken for one to a later question.
+    """
+
+    number: int
 
 
 @dataclass(frozen=True)

@@ -76,8 +76,8 @@ class Connection(Protocol):
     def taken(self, batches: int, tell_after: int = 1, /) -> None:
         """Note that so many batches were taken; the feeder is told with the next message, or once there are enough."""
 
-    def tell(self, *, asked: bool = False) -> None:
-        """Tell the feeder now what it has not been told yet; if it has asked, also that there is nothing."""
+    def tell(self, *, answers: int | None = None) -> None:
+        """Tell the feeder now what it has not been told yet; in answer to a `TellTaken`, also that there is nothing."""
 
     def lend(self, slot: int) -> Bytes:
         """The memory of a batch, as much as it takes at least."""
@@ -205,12 +205,12 @@ class FeederProcess:
         if self._untold >= tell_after:
             self.tell()
 
-    def tell(self, *, asked: bool = False) -> None:
+    def tell(self, *, answers: int | None = None) -> None:
         """Tell the feeder now which batches were taken, which slots are free, and whatever else is still to be said."""
         messages, self._unsent = self._unsent, []
-        if self._untold or asked:
+        if self._untold or answers is not None:
             released = self._slots.released
-            messages.append(Taken(self._untold, tuple(released.pop() for _ in range(len(released)))))
+            messages.append(Taken(self._untold, tuple(released.pop() for _ in range(len(released))), answers))
             self._untold = 0
         if not messages:
             return

@@ -108,7 +108,7 @@ class FeederHere:
         """Tell the feeder that so many batches were taken. At once, because it costs a call only."""
         self._feeder.handle(Taken(batches, ()))
 
-    def tell(self, *, asked: bool = False) -> None:
+    def tell(self, *, answers: int | None = None) -> None:
         """It knows already."""
 
     def lend(self, slot: int) -> Bytes:

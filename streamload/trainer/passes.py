@@ -247,7 +247,7 @@ class Pass(Iterator[Any]):
                     self._let_go(message.batches)
                 self._delivery.passed_over.look_at(message.totals.skipped_members)
             case TellTaken():
-                self.connection.tell(asked=True)
+                self.connection.tell(answers=message.number)
             case Failed():
                 raise error_from(message.failure)
 

@@ -39,6 +39,29 @@ def test_where_nothing_goes_on_the_trainer_is_asked_after_each_delivery_what_it_
     with_feeder(url, body, batch_size=1, budget_bytes=ONE_PART_BYTES)
 
 
+def test_an_answer_from_before_a_delivery_does_not_count_for_what_was_delivered(url: str) -> None:
+    """The trainer had nothing to tell, and has since got a batch: asked no more, it would take it and not tell."""
+
+    async def body(by_hand: FeederByHand) -> None:
+        (task,) = await by_hand.begin(1)
+        await by_hand.settled()
+        assert by_hand.kinds() == ["TellTaken"]
+        by_hand.slots.more_bytes = -ONE_PART_BYTES
+        by_hand.answer(task)
+        assert by_hand.kinds() == ["TellTaken", "Ready"], "there is room, for all that is known"
+        by_hand.feeder.handle(Taken(0, (), answers=by_hand.sent[0].number))
+        by_hand.slots.more_bytes = ONE_PART_BYTES
+        await by_hand.settled()
+        assert by_hand.kinds() == ["TellTaken", "Ready", "TellTaken"]
+        by_hand.feeder.handle(Taken(1, (), answers=by_hand.sent[-1].number))
+        assert by_hand.kinds()[3:] == ["TellTaken"]
+        by_hand.feeder.handle(Taken(0, (), answers=by_hand.sent[-1].number))
+        assert by_hand.kinds()[4:] == ["Failed"]
+        assert "too small" in str(failure(by_hand))
+
+    with_feeder(url, body, batch_size=1, budget_bytes=ONE_PART_BYTES, works_ahead=True)
+
+
 def test_what_has_moved_and_does_not_fit_any_more_is_an_error(url: str) -> None:
     async def body(by_hand: FeederByHand) -> None:
         (task,) = await by_hand.begin(1)
