@@ -25,8 +25,12 @@ def say(line: str) -> None:
 
 
 @contextmanager
-def told_errors() -> Iterator[None]:
-    """Turn what a user can cause into a message and an exit status; anything else is a bug and stays as it is."""
+def told_errors(interrupted: str = "") -> Iterator[None]:
+    """Turn what a user can cause into a message and an exit status; anything else is a bug and stays as it is.
+
+    Args:
+        interrupted: what Ctrl-C leaves, unless the exception tells.
+    """
     try:
         yield
     except UsageError as exc:
@@ -36,8 +40,9 @@ def told_errors() -> Iterator[None]:
         say(f"error: {exc}{_advice(exc)}")
         raise typer.Exit(1) from exc
     except KeyboardInterrupt as exc:
-        say(f"interrupted: {str(exc) or 'nothing of what was under way is published'}{_advice(exc)}")
-        raise typer.Exit(130) from exc
+        left = str(exc) or interrupted
+        say(f"interrupted{': ' if left else ''}{left}{_advice(exc)}")
+        raise typer.Exit(130) from None
     except BrokenPipeError:
         raise  # whoever read standard output has gone, as in `streamload ls ... | head`; typer then ends without a word
     except OSError as exc:

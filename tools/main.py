@@ -82,7 +82,7 @@ def index_command(
 
     Shards may be compressed. If one of them is damaged, the index stays as it was.
     """
-    with told_errors():
+    with told_errors("the index stays as it was"):
         storages = Storages(parse_storage_options(storage_option or []))
         shards = find_shards(urls, storages)
         with open_progress("indexing", len(shards), "shards") as progress:

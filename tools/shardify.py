@@ -77,7 +77,7 @@ def shardify(
     packed, what was uploaded is removed again. With --overwrite, what is there is removed before the first upload.
     """
     del show_version
-    with told_errors():
+    with told_errors("nothing of what was under way is published"):
         _refuse_pairs(resize=resize, quality=quality, split=split, partition=partition)
         source_to_shards(
             source,

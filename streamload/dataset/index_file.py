@@ -186,9 +186,11 @@ def check_shard(entry: IndexedShard, actual_bytes: int, url: str, actual_etag: s
             url=url,
         )
     if actual_bytes != entry.bytes:
+        anew = "make the index anew with `streamload index`"
+        cut = f"it was cut, so fetch or pack it again; or it was written anew, then {anew}"
         raise DatasetIndexError(
-            f"the shard has {actual_bytes} bytes, and had {entry.bytes} when it was indexed, so it was re-packed or "
-            "cut; fetch it again, or make the index anew with `streamload index`",
+            f"the shard has {actual_bytes} bytes, and had {entry.bytes} when it was indexed: "
+            + (cut if actual_bytes < entry.bytes else f"it was written anew; {anew}"),
             url=url,
         )
 

@@ -62,12 +62,13 @@ class Scans:
         self._arriving: dict[int, _Arriving] = {}
         self._told_of: set[int] = set()
         self._turns = itertools.count()
+        self._given_out: set[int] = set()
         self.numbers: Iterator[int] = itertools.count()
 
     @property
     def under_way(self) -> bool:
-        """Whether a scan of bytes that had to come first has been given out and has not come back."""
-        return any(arriving.under_way for arriving in self._arriving.values())
+        """Whether a scan has been given out and has not come back."""
+        return bool(self._given_out)
 
     def ask_for(self, shards: Iterable[int]) -> None:
         """Have the counts of some shards found out.
@@ -124,7 +125,7 @@ class Scans:
     def next_task(self) -> ScanTask | None:
         """The next scan to do; None where there is none, or its bytes have not come."""
         if self._waiting:
-            return ScanTask(next(self.numbers), self._waiting.popleft(), self._strict)
+            return self._give_out(self._waiting.popleft())
         # Of those that wait for their turn to be brought, which may be thousands, there is nothing to scan.
         for shard in sorted(self._told_of, key=lambda shard: self._arriving[shard].turn):
             arriving = self._arriving[shard]
@@ -137,8 +138,13 @@ class Scans:
                 end = min(end, self._arrived(shard, start))
             if end >= least:
                 arriving.under_way = True
-                return ScanTask(next(self.numbers), shard, self._strict, start, end, total)
+                return self._give_out(shard, start, end, total)
         return None
+
+    def _give_out(self, shard: int, start: int = 0, available: int | None = None, total: int | None = None) -> ScanTask:
+        task = ScanTask(next(self.numbers), shard, self._strict, start, available, total)
+        self._given_out.add(task.number)
+        return task
 
     def on_done(self, done: ScanDone) -> None:
         """A scan has come back.
@@ -146,6 +152,7 @@ class Scans:
         Raises:
             ShardFormatError: the shard is damaged.
         """
+        self._given_out.discard(done.number)
         if done.failure is not None:
             self._forget(done.shard)
             raise error_from(done.failure)

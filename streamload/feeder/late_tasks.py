@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from streamload.decode.tasks import ScanTask, Task
+from streamload.decode.tasks import RowTask
 from streamload.fetch.fetcher import Fetcher
 from streamload.fetch.parts import parts_of_rows, shard_and_number
 
@@ -26,9 +26,9 @@ class LateTasks:
     def __len__(self) -> int:
         return len(self._parts)
 
-    def add(self, task: Task) -> None:
+    def add(self, task: RowTask) -> None:
         """Nobody waits for this one any more; its batch still holds what it reads. Twice is fine."""
-        if self._fetcher is None or isinstance(task, ScanTask) or task.number in self._parts:
+        if self._fetcher is None or task.number in self._parts:
             return
         keys = parts_of_rows(task.table.shards, task.table.places())
         held = [key for key in keys if shard_and_number(key)[0] in self._fetcher.fetched]

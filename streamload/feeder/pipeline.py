@@ -22,7 +22,7 @@ from streamload.decode.dealing import Dealer, EpochStart, Learned, PipelineSetti
 from streamload.decode.missing_field import with_fields
 from streamload.decode.pool_protocol import Pool
 from streamload.decode.scans import Scans
-from streamload.decode.tasks import PieceDone, RowFailure, RowsDone, RowTask, Task
+from streamload.decode.tasks import PieceDone, RowFailure, RowsDone, RowTask
 from streamload.feeder.late_tasks import LateTasks
 from streamload.fetch.near import Near
 from streamload.fetch.tables import Tables
@@ -123,7 +123,7 @@ class Epoch:
         self._learned = learned
         self._totals = totals
         self._late = late
-        self._tasks: dict[int, Task] = {}
+        self._tasks: dict[int, RowTask] = {}
         self._dealer = Dealer(
             settings,
             start,
@@ -165,14 +165,15 @@ class Epoch:
             task = self._dealer.next_task()
             if task is None:
                 break
-            self._tasks[task.number] = task
+            if isinstance(task, RowTask):
+                self._tasks[task.number] = task
             self._pool.submit(task)
         self._totals.plan_s += self._dealer.take_plan_s()
 
     def waits_for(self, number: int) -> bool:
         """Whether a task is being done for batches of this epoch, none of which is made again by another task."""
         task = self._tasks.get(number)
-        return isinstance(task, RowTask) and all(self.batcher.find(each.batch, each.slot) for each in task.pieces)
+        return task is not None and all(self.batcher.find(each.batch, each.slot) for each in task.pieces)
 
     def takes(self, done: RowsDone) -> bool:
         """Take in an answer, if it is to a task of this epoch."""

@@ -145,10 +145,11 @@ def check(
         compared.append((name, getattr(state, name), (choice or {}).get(name)))
     sampler = (choice or {}).get("sampler")
     compared.append(("sampler", _first_word(state.sampler), _first_word(sampler)))
-    compared.append(("dataset fingerprint", state.fingerprint, fingerprint))
     differences = [
         f"{name} was {saved!r} and is {current!r} now" for name, saved, current in compared if saved != current
     ]
+    if state.fingerprint != fingerprint:
+        differences.append("the dataset had other shards, by their names, sizes or order")
     if not differences:
         return
     remedies = []

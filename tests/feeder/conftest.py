@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 
 import pytest
@@ -12,11 +13,25 @@ from streamload import ShardWriter
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A shard of four samples and three parts."""
+def folder_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A shard of four samples and three parts; beside its index, and in `plain` without one."""
     folder = tmp_path_factory.mktemp("feeder")
     with ShardWriter(folder) as writer:
         for number in range(4):
             writer.write({"__key__": f"{number}", "bin": bytes(SAMPLE_BYTES)})
+    (folder / "plain").mkdir()
+    shutil.copy(folder / "shard-000000.tar", folder / "plain")
     with FaultServer(folder) as server:
-        yield f"{server.url}/shard-000000.tar"
+        yield server.url
+
+
+@pytest.fixture(scope="module")
+def url(folder_url: str) -> str:
+    """The shard with an index."""
+    return f"{folder_url}/shard-000000.tar"
+
+
+@pytest.fixture(scope="module")
+def plain_url(folder_url: str) -> str:
+    """The shard without."""
+    return f"{folder_url}/plain/shard-000000.tar"

@@ -7,7 +7,9 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from streamload.decode.dealing import PipelineSettings
-from streamload.decode.tasks import PieceDone, RowsDone, RowTask, Task, WorkSeconds
+from streamload.decode.open_shards import OpenShards
+from streamload.decode.tasks import PieceDone, RowsDone, RowTask, ScanTask, ShardOpened, Task, WorkSeconds
+from streamload.decode.worker import scan
 from streamload.feeder.feeder import Feeder
 from streamload.feeder.messages import Configure, EpochStart, Ready, Taken
 from streamload.feeder.pipeline import ReadyBatch
@@ -27,7 +29,9 @@ class PoolByHand:
     """Keeps every task; a worker of it dies with some of them when the test says so.
 
     Attributes:
-        tasks: all that were submitted.
+        tasks: all rows that were submitted.
+        scans: all scans.
+        full: takes nothing.
         returned: those that are to be done again.
         again: those that have been given to a worker again.
         busy: another worker has a task in hand.
@@ -37,17 +41,21 @@ class PoolByHand:
 
     def __init__(self, feeder: Feeder) -> None:
         self.tasks: list[RowTask] = []
+        self.scans: list[ScanTask] = []
+        self.full = False
         self.returned: list[Task] = []
         self.again: list[Task] = []
         self.refused = self.busy = False
         self._feeder = feeder
 
     def has_room(self) -> bool:
-        return not self.returned
+        return not self.returned and not self.full
 
     def submit(self, task: Task) -> None:
-        assert isinstance(task, RowTask)
-        self.tasks.append(task)
+        if isinstance(task, RowTask):
+            self.tasks.append(task)
+        else:
+            self.scans.append(task)
 
     @property
     def held_up(self) -> bool:
@@ -144,6 +152,10 @@ class FeederByHand:
     async def begin(self, tasks: int, epoch: int = 0) -> list[RowTask]:
         """Begin an epoch; its first so many tasks."""
         self.feeder.handle(EpochStart(epoch, 0, 0, 1))
+        return await self.dealt_out(tasks)
+
+    async def dealt_out(self, tasks: int) -> list[RowTask]:
+        """All tasks so far, when there are so many."""
         await self.until(lambda: len(self.pool.tasks) >= tasks)
         return self.pool.tasks
 
@@ -153,6 +165,28 @@ class FeederByHand:
             PieceDone(piece, layout=b"any", size_bytes=1, rows=piece.rows)._replace(**changes) for piece in task.pieces
         )
         self.feeder.on_done(RowsDone(task.number, pieces, len(task.table), 1, WorkSeconds(decode=1.0)))
+
+    def scan(self, task: ScanTask) -> None:
+        """Do a scan, of what has been fetched."""
+        opened = self.fetcher.open(task.shard)
+        shards = OpenShards()
+        shards.add(ShardOpened(task.shard, opened.url, opened.size_bytes), opened.descriptor)
+        done = scan(task, shards)
+        shards.close()
+        self.feeder.on_done(done)
+
+    async def work_until(self, condition: Callable[[], bool], *, answered: int, scanned: int) -> None:
+        """Do all tasks and scans, from those of these numbers on, and take what they give."""
+        async with asyncio.timeout(DEADLINE_S):
+            while not condition():
+                for number, task in enumerate(self.pool.tasks[answered:], answered + 1):
+                    self.answer(task)
+                    answered = number
+                for number, scanning in enumerate(self.pool.scans[scanned:], scanned + 1):
+                    self.scan(scanning)
+                    scanned = number
+                self.take_all()
+                await asyncio.sleep(0.001)
 
     def batches(self) -> list[ReadyBatch]:
         """Those that were delivered."""

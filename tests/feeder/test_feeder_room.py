@@ -62,6 +62,28 @@ def test_an_answer_from_before_a_delivery_does_not_count_for_what_was_delivered(
     with_feeder(url, body, batch_size=1, budget_bytes=ONE_PART_BYTES, works_ahead=True)
 
 
+def test_a_scan_that_had_to_wait_for_a_worker_is_not_waited_for_when_it_is_over(plain_url: str) -> None:
+    async def body(by_hand: FeederByHand) -> None:
+        await by_hand.begin(0)
+        by_hand.pool.full = True
+        await by_hand.until(lambda: by_hand.fetcher.arrived_from(0, 0)[0] > 0)
+        assert by_hand.pool.scans == []
+        by_hand.pool.full = False
+        by_hand.feeder.on_room()
+        by_hand.scan(by_hand.pool.scans[0])
+        (task,) = await by_hand.dealt_out(1)
+        by_hand.slots.more_bytes = 2 * ONE_PART_BYTES
+        by_hand.answer(task)
+        by_hand.take_all()
+        await by_hand.settled()
+        assert by_hand.fetcher.stuck
+        assert "Failed" not in by_hand.kinds(), "another scan is under way"
+        await by_hand.work_until(lambda: "Failed" in by_hand.kinds(), answered=1, scanned=1)
+        assert "too small" in str(failure(by_hand))
+
+    with_feeder(plain_url, body, batch_size=1, budget_bytes=2 * ONE_PART_BYTES)
+
+
 def test_what_has_moved_and_does_not_fit_any_more_is_an_error(url: str) -> None:
     async def body(by_hand: FeederByHand) -> None:
         (task,) = await by_hand.begin(1)

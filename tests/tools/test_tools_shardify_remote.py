@@ -104,7 +104,7 @@ def test_what_is_there_is_refused_or_replaced(tmp_path: Path, bucket: Place) -> 
     assert pack(source, tmp_path / "local", "--max-count", 7)[0] == 0
     assert without_etags(in_set(bucket)) == without_etags(files_below(tmp_path / "local"))
     status, _, err = packed(bucket, source, staging, "--split", "train=0.5,val=0.5")
-    assert (status, "another split" in err) == (2, True)
+    assert (status, "another --split" in err) == (2, True)
 
 
 def test_a_bad_file_leaves_nothing_or_is_left_out(tmp_path: Path, bucket: Place) -> None:

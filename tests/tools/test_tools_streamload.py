@@ -147,6 +147,26 @@ def test_python_m_streamload_is_the_command(dataset: Path) -> None:
     assert "Usage: streamload " in said("streamload", "--help")
 
 
+@pytest.mark.parametrize("command", ["shardify", "streamload"])
+@pytest.mark.parametrize("imported", ["streamload_tools.failures", "pydantic"])
+def test_ctrl_c_before_a_command_has_begun_is_one_line(command: str, imported: str, tmp_path: Path) -> None:
+    """While it is being imported, and while its arguments are being read."""
+    program = (
+        "import os, signal, sys\n"
+        "class OnTheWay:\n"
+        "    def find_spec(self, name, *_):\n"
+        f"        if name == '{imported}':\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, OnTheWay())\n"
+        f"from streamload_tools.commands import {command}\n"
+        f"{command}()\n"
+    )
+    arguments = ["ls"] * (command == "streamload") + [str(tmp_path)] * 2
+    ran = [sys.executable, "-c", program, *arguments]
+    done = subprocess.run(ran, capture_output=True, text=True, check=False, timeout=100)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted: nothing was done yet\n")
+
+
 def test_the_commands_start_without_torch() -> None:
     program = "import streamload_tools.main, streamload_tools.shardify, sys; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=100)

@@ -98,7 +98,8 @@ def _in_the_way(folder: str, existing: Sequence[str]) -> UsageError:
 
 def _of_another_split(folder: str) -> UsageError:
     return UsageError(
-        f"{folder!r} holds shards of another split, which would stay beside the new ones; remove them first"
+        f"{folder!r} holds shards of an earlier run with another --split, or none, which would stay beside the new "
+        "ones; remove them first"
     )
 
 

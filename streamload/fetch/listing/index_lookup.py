@@ -9,6 +9,7 @@ from urllib.parse import quote
 from streamload.dataset.index import INDEX_FILE, INDEX_FOLDER, DatasetIndex, IndexedShard, table_path
 from streamload.dataset.table import ShardTable
 from streamload.errors import DatasetIndexError, ShardNotFoundError, StorageError
+from streamload.fetch.storage.errors import NoConnectionError
 from streamload.fetch.storage.protocol import protocol_of, without_secrets
 from streamload.fetch.storage.storages import Storages
 
@@ -35,8 +36,12 @@ class IndexLookup:
         self._unreadable: list[StorageError] = []
         self._elsewhere = None if elsewhere is None else self._find_elsewhere(os.fspath(elsewhere))
 
-    def of_folder(self, folder: str) -> DatasetIndex | None:
+    def of_folder(self, folder: str, named: str | None = None) -> DatasetIndex | None:
         """The index for the shards in a folder, or None.
+
+        Args:
+            folder: the shards'.
+            named: what the user has named, for errors that concern all that is there; by default the folder.
 
         Raises:
             DatasetIndexError: it is broken.
@@ -45,12 +50,12 @@ class IndexLookup:
         if self._elsewhere is not None:
             return self._elsewhere
         if folder not in self._by_folder:
-            self._by_folder[folder] = self._beside(f"{folder.rstrip('/')}/{INDEX_FOLDER}")
+            self._by_folder[folder] = self._beside(f"{folder.rstrip('/')}/{INDEX_FOLDER}", named or folder)
         return self._by_folder[folder]
 
     def entry_of(self, folder: str, name: str) -> IndexedShard | None:
         """What the index for a folder says of one shard, or None. Raises what `of_folder` raises."""
-        index = self.of_folder(folder)
+        index = self.of_folder(folder, f"{folder}/{name}")
         return None if index is None else index.find(name)
 
     def table_of(self, folder: str, name: str) -> ShardTable | None:
@@ -74,9 +79,11 @@ class IndexLookup:
             ) from None
         return index.table(name, content)
 
-    def _beside(self, folder: str) -> DatasetIndex | None:
+    def _beside(self, folder: str, named: str) -> DatasetIndex | None:
         try:
             return self._read(folder)
+        except NoConnectionError as exc:
+            raise NoConnectionError(exc.message, url=without_secrets(named)) from exc
         except StorageError as exc:
             if type(exc) is not StorageError:
                 raise

@@ -266,7 +266,8 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 def _storage_error(path: str, exc: OSError) -> StorageError:
     if isinstance(exc, FileNotFoundError | NotADirectoryError):
-        return ShardNotFoundError(f"no such shard: {_what_is_there(path)}", url=path)
+        what = "shard" if "." in os.path.basename(path) else "shard or folder"
+        return ShardNotFoundError(f"no such {what}: {_what_is_there(path)}", url=path)
     if isinstance(exc, PermissionError):
         return StorageError("no permission to read this; check the rights of the file and its folders", url=path)
     return StorageError(f"cannot be read: {exc.strerror or exc}; check the disk and the path", url=path)

@@ -1,0 +1,35 @@
+"""The entry points `shardify` and `streamload`: Ctrl-C ends them with one line even before they have begun."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+
+__all__ = ["shardify", "streamload"]
+
+
+def shardify() -> None:
+    """Run `shardify` with the arguments of this process."""
+    _run("streamload_tools.shardify")
+
+
+def streamload() -> None:
+    """Run `streamload` with the arguments of this process."""
+    _run("streamload_tools.main")
+
+
+def _run(module: str) -> None:
+    try:
+        import_module(module).main()
+    except KeyboardInterrupt:
+        _say_interrupted()
+        raise SystemExit(130) from None
+    except SystemExit as end:
+        # typer ends like this, without a word, for Ctrl-C while it reads the arguments; `told_errors` names no cause.
+        if isinstance(getattr(end.__context__, "__cause__", None), KeyboardInterrupt):
+            _say_interrupted()
+        raise
+
+
+def _say_interrupted() -> None:
+    sys.stderr.write("interrupted: nothing was done yet\n")
