@@ -135,6 +135,7 @@ def least_budget_bytes(figures: DatasetFigures, *, window: int, ranks: int) -> i
             check_budget(
                 budget_bytes,
                 window=window,
+                batch_size=1,
                 samples=figures.samples,
                 data_bytes=figures.bytes,
                 lanes_read=1,

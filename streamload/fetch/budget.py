@@ -51,16 +51,26 @@ def bytes_for_parts(budget_bytes: int) -> int:
 
 
 def check_budget(
-    budget_bytes: int, *, window: int, samples: int, data_bytes: int, lanes_read: int, lanes: int, shards: int
+    budget_bytes: int,
+    *,
+    window: int,
+    batch_size: int,
+    samples: int,
+    data_bytes: int,
+    lanes_read: int,
+    lanes: int,
+    shards: int,
 ) -> None:
     """Refuse an order of which more must be held at once than fits.
 
     A part is held from the first of its samples that is drawn until the last, which is a window later. So what lies
-    within the window is held, and at each end of it a part that lies there only partly.
+    within the window is held, and at each end of it a part that lies there only partly; never more than there is. A
+    batch is made of all its samples at once.
 
     Args:
         budget_bytes: for everything.
         window: samples; 0 without shuffle.
+        batch_size: samples.
         samples: of the dataset.
         data_bytes: of the dataset.
         lanes_read: how many lanes this rank reads.
@@ -70,19 +80,45 @@ def check_budget(
     Raises:
         ValueError: it does not fit; the message has the arithmetic and what to do.
     """
+    if data_bytes <= budget_bytes:
+        return  # nothing has to go before it is used
     sample_bytes = data_bytes / max(1, samples)
-    held = min(window, -(-samples // lanes)) * lanes_read * sample_bytes
-    edges = 2 * lanes_read * min(PART_BYTES, data_bytes / max(1, shards))
+    part_bytes = min(PART_BYTES, data_bytes / max(1, shards))
+    if window:
+        _check_window(budget_bytes, window, -(-samples // lanes), sample_bytes, part_bytes, lanes_read)
+    _check_batch(budget_bytes, min(batch_size, samples), sample_bytes, part_bytes, lanes_read)
+
+
+def _check_window(
+    budget_bytes: int, window: int, lane_samples: int, sample_bytes: float, part_bytes: float, lanes_read: int
+) -> None:
+    """Refuse a window in each lane that does not fit, with a part at both of its ends."""
+    held = min(window, lane_samples) * lanes_read * sample_bytes
+    edges = 2 * lanes_read * part_bytes
     if held + edges <= budget_bytes:
         return
     fitting = max(1, int((budget_bytes - edges) / (lanes_read * sample_bytes)))
     of_lanes = f"{lanes_read} lanes x " if lanes_read > 1 else ""
-    within = f"{of_lanes}{counted(min(window, -(-samples // lanes)), 'sample')} x {sample_bytes / 1e3:.1f} kB"
+    within = f"{of_lanes}{counted(min(window, lane_samples), 'sample')} x {sample_bytes / 1e3:.1f} kB"
     raise ValueError(
         f"memory_budget of {_shown(budget_bytes)} is too small for shuffle_window={window}: {within} = "
         f"{held / 1e6:.0f} MB are held while they wait to be drawn, and {edges / 1e6:.0f} MB of parts at the edges. "
         f"Give a memory_budget of at least {(held + edges) / 1e6 * 1.05:.0f} MB, "
         f"a shuffle_window of at most {fitting}, "
+        "or a cache_dir on a disk with room"
+    )
+
+
+def _check_batch(budget_bytes: int, batch_size: int, sample_bytes: float, part_bytes: float, lanes_read: int) -> None:
+    """Refuse a batch that needs more of the shards at once than there may be: its samples, and a part of each lane."""
+    of_samples = batch_size * sample_bytes
+    needed = max(of_samples, min(batch_size, lanes_read) * part_bytes)
+    if needed <= budget_bytes:
+        return
+    raise ValueError(
+        f"memory_budget of {_shown(budget_bytes)} is too small for a batch of {counted(batch_size, 'sample')} x "
+        f"{sample_bytes / 1e3:.1f} kB: {_shown(needed)} of shards are needed at once. Give a memory_budget of at least "
+        f"{(needed + of_samples) / 1e6 * 1.05:.0f} MB, which has room for the batch itself too, a smaller batch_size, "
         "or a cache_dir on a disk with room"
     )
 

@@ -230,7 +230,7 @@ class Fetcher:
         if self._shards.to_close(shard, self.ledger) is None:
             return self._shards.too_many()
         held_bytes = 0 if self._bringer is None else self._bringer.held_bytes
-        needs = missing_bytes, self.ledger.needed_bytes, self._slot_bytes(), held_bytes
+        needs = missing_bytes, self.ledger.kept_from_next_bytes(), self._slot_bytes(), held_bytes
         return budget_error(self.ledger.budget_bytes, *needs)
 
     async def close(self) -> None:

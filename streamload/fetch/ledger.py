@@ -73,6 +73,10 @@ class PartLedger:
         """What is there or on its way and may not be given back, whoever needs the room."""
         return self.used_bytes - self._idle_bytes
 
+    def kept_from_next_bytes(self) -> int:
+        """What is there or on its way and may not be given back for the part that is fetched next."""
+        return self.used_bytes - sum(self._sizes[key] for key in self.dispensable())
+
     def is_present(self, key: int) -> bool:
         """Whether the part is there."""
         return key in self._present

@@ -9,6 +9,7 @@ from streamload.choosing.mixture import Portion
 from streamload.fetch.budget import check_budget
 from streamload.fetch.listing.fetched import fetched_shards
 from streamload.fetch.listing.listing import Listing
+from streamload.fetch.parts import PART_BYTES
 from streamload.fetch.unpack.unpacking import compression_of
 from streamload.options import Options
 from streamload.order.options import OrderOptions
@@ -40,21 +41,28 @@ def check_fields(portions: Mapping[str, Portion], listings: Sequence[Listing], o
 
 
 def check_window_fits(listing: Listing, order: OrderOptions, options: Options, world_size: int) -> None:
-    """Refuse a shuffle window that needs more memory at once than the budget allows, as far as the listing tells.
+    """Refuse a shuffle window or a batch that needs more memory at once than the budget allows, where that is known.
+
+    It is not where sizes are missing, and where only some fields of samples larger than a part are read.
 
     Raises:
         ValueError: says how much is needed, and the ways out.
     """
     fetched = fetched_shards(listing, options.storages)
-    if not fetched or listing.counts is None or options.cache_dir is not None or not order.shuffle:
+    if not fetched or listing.counts is None or options.cache_dir is not None:
         return
     sizes = [shard.bytes for shard in listing.shards]
     if min(sizes) < 0 or any(compression_of(listing.shards[shard].url) for shard in fetched):
         return
+    samples = sum(listing.counts)
+    read = listing.fields if options.fields is None else {name for entry in options.fields for name in entry.split(";")}
+    if sum(sizes) > samples * PART_BYTES and not set(listing.fields).issubset(read):
+        return  # what lies in other parts of a sample is not fetched
     check_budget(
         options.fetching().budget_bytes,
-        window=order.window,
-        samples=sum(listing.counts),
+        window=order.window if order.shuffle else 0,
+        batch_size=1 if order.choice is not None else order.batch_size,  # a choice may repeat samples
+        samples=samples,
         data_bytes=sum(sizes),
         lanes=order.lanes,
         lanes_read=order.lanes // world_size if order.lanes % world_size == 0 else order.lanes,

@@ -173,6 +173,7 @@ class Epochs(RuleBasedStateMachine):
         needed = self.in_use()
         unneeded = sum(size for key, size in self.there.items() if key not in needed)
         assert self.ledger.needed_bytes == self.ledger.used_bytes - unneeded
+        assert self.ledger.needed_bytes <= self.ledger.kept_from_next_bytes() <= self.ledger.used_bytes
 
     @invariant()
     def whatever_is_needed_is_there_or_will_come(self) -> None:

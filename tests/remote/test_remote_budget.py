@@ -114,6 +114,36 @@ def test_a_budget_that_the_window_does_not_fit_into_is_refused_with_the_arithmet
         loader_of(server, "indexed", memory_budget="60MB", shuffle_window=1000)
 
 
+def test_a_budget_that_a_batch_does_not_fit_into_is_refused_with_the_arithmetic(server: FaultServer) -> None:
+    order: dict[str, Any] = {"batch_size": 40, "shuffle": False}
+    with pytest.raises(ValueError, match=r"40 samples x 1002\.\d kB: 40 MB of shards are needed at once.*84 MB"):
+        loader_of(server, "indexed", memory_budget="39MB", **order)
+    with loader_of(server, "indexed", memory_budget="84MB", **order) as loader:
+        assert epoch_of(loader) == SAMPLES
+
+
+def test_a_dataset_within_the_budget_is_read_whatever_the_window(server: FaultServer) -> None:
+    with loader_of(server, "indexed", range(1), memory_budget="36MB", shuffle_window=1000) as loader:
+        assert epoch_of(loader) == SAMPLES[:30]
+
+
+def test_what_the_parts_of_one_batch_take_is_in_the_error(server: FaultServer) -> None:
+    """Its samples lie in four parts; three have come, and none of these can make room for the rest of the shard."""
+    with loader_of(server, "indexed", memory_budget="29MB", batch_size=28, shuffle=False) as loader:
+        with pytest.raises(StorageError, match=r"5 MB more are needed now, while 25 MB of shards are held"):
+            epoch_of(loader)
+
+
+def test_small_fields_of_large_samples_are_read_within_a_budget_for_these_alone(tmp_path: Path) -> None:
+    write_datasets(tmp_path / "data", [[20 * MB] * 3] * 2, [])
+    with FaultServer(tmp_path / "data") as server:
+        only: dict[str, Any] = {"fields": ("cls",), "collate_fn": lambda labels: [label for (label,) in labels]}
+        with loader_of(server, "indexed", range(2), memory_budget="64MB", shuffle_window=6, **only) as loader:
+            assert epoch_of(loader) == list(range(6))
+        with pytest.raises(ValueError, match="too small for shuffle_window=6"):
+            loader_of(server, "indexed", range(2), memory_budget="64MB", shuffle_window=6)
+
+
 @pytest.mark.parametrize("packing", ["plain", exhaustive(("gz",))])
 def test_without_an_index_it_is_an_error_as_soon_as_nothing_goes_on(server: FaultServer, packing: str) -> None:
     with loader_of(server, packing, memory_budget="60MB", shuffle_window=1000) as loader:

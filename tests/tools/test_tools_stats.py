@@ -106,6 +106,7 @@ def test_the_budget_is_the_least_that_a_loader_takes(dataset: Path, window: int,
     needed = least_budget_bytes(figures, window=window, ranks=ranks)
     order: dict[str, int] = {
         "window": window,
+        "batch_size": 1,
         "samples": figures.samples,
         "data_bytes": figures.bytes,
         "lanes_read": 1,

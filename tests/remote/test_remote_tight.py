@@ -1,0 +1,35 @@
+"""With little room a loader gives every sample, or says what is too small; it never waits for ever."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+import tight_runs
+from matrix import exhaustive
+from places import write_datasets
+from servers.faults import FaultServer, Script
+
+SEEDS = [*range(8), *(exhaustive((seed,)) for seed in range(8, 300))]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultServer]:
+    folder = tmp_path_factory.mktemp("tight")
+    for name, lengths in tight_runs.SHARDS.items():
+        write_datasets(folder / name, lengths, ["gz"])
+    with FaultServer(folder) as running:
+        yield running
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_run_with_little_room_ends(server: FaultServer, seed: int) -> None:
+    server.play(Script(seed=seed, first_byte_s=random.Random(seed).choice([0.0, 0.002, 0.02])))
+    command = [sys.executable, "-W", "ignore::FutureWarning", tight_runs.__file__, str(seed), server.url]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert ended.returncode == 0, (tight_runs.draw_run(seed), ended.stderr)
+    assert json.loads(ended.stdout) in ("all", "too small"), tight_runs.draw_run(seed)
