@@ -85,12 +85,25 @@ def check_budget(
     sample_bytes = data_bytes / max(1, samples)
     part_bytes = min(PART_BYTES, data_bytes / max(1, shards))
     if window:
-        _check_window(budget_bytes, window, -(-samples // lanes), sample_bytes, part_bytes, lanes_read)
-    _check_batch(budget_bytes, min(batch_size, samples), sample_bytes, part_bytes, lanes_read)
+        _check_window(
+            budget_bytes,
+            window,
+            lane_samples=-(-samples // lanes),
+            sample_bytes=sample_bytes,
+            part_bytes=part_bytes,
+            lanes_read=lanes_read,
+        )
+    _check_batch(
+        budget_bytes,
+        min(batch_size, samples),
+        sample_bytes=sample_bytes,
+        part_bytes=part_bytes,
+        lanes_read=lanes_read,
+    )
 
 
 def _check_window(
-    budget_bytes: int, window: int, lane_samples: int, sample_bytes: float, part_bytes: float, lanes_read: int
+    budget_bytes: int, window: int, *, lane_samples: int, sample_bytes: float, part_bytes: float, lanes_read: int
 ) -> None:
     """Refuse a window in each lane that does not fit, with a part at both of its ends."""
     held = min(window, lane_samples) * lanes_read * sample_bytes
@@ -109,7 +122,9 @@ def _check_window(
     )
 
 
-def _check_batch(budget_bytes: int, batch_size: int, sample_bytes: float, part_bytes: float, lanes_read: int) -> None:
+def _check_batch(
+    budget_bytes: int, batch_size: int, *, sample_bytes: float, part_bytes: float, lanes_read: int
+) -> None:
     """Refuse a batch that needs more of the shards at once than there may be: its samples, and a part of each lane."""
     of_samples = batch_size * sample_bytes
     needed = max(of_samples, min(batch_size, lanes_read) * part_bytes)
