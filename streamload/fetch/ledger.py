@@ -42,7 +42,6 @@ class PartLedger:
         self._rank: dict[int, int] = {}
         self._reserved: dict[int, deque[int]] = {}
         self._idle: set[int] = set()
-        self._idle_bytes = 0
         # The idle ones once more, by what they are there for: whoever needs room must not look at all of them.
         self._useless: OrderedDict[int, None] = OrderedDict()
         self._idle_kept: set[int] = set()
@@ -67,11 +66,6 @@ class PartLedger:
     def on_their_way(self) -> set[int]:
         """The keys of the parts that are on their way."""
         return set(self._coming)
-
-    @property
-    def needed_bytes(self) -> int:
-        """What is there or on its way and may not be given back, whoever needs the room."""
-        return self.used_bytes - self._idle_bytes
 
     def kept_from_next_bytes(self) -> int:
         """What is there or on its way and may not be given back for the part that is fetched next."""
@@ -325,13 +319,11 @@ class PartLedger:
     def _idle_if_unneeded(self, key: int) -> None:
         if key in self._present and key not in self._holds and key not in self._pins and key not in self._idle:
             self._idle.add(key)
-            self._idle_bytes += self._sizes[key]
             self._sort_in(key)
 
     def _not_idle(self, key: int) -> None:
         if key in self._idle:
             self._idle.discard(key)
-            self._idle_bytes -= self._sizes[key]
             self._sort_in(key)
 
     def _sort_in(self, key: int) -> None:

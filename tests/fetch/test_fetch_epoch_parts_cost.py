@@ -63,7 +63,7 @@ class Epoch:
         self.parts.done(keys)
 
     def needed_parts(self) -> int:
-        return self.ledger.needed_bytes // PART_BYTES
+        return self.ledger.kept_from_next_bytes() // PART_BYTES
 
 
 def test_a_part_is_kept_until_the_plan_has_passed_it() -> None:

@@ -168,7 +168,7 @@ def test_every_batch_gets_its_parts_within_any_budget_that_holds_one(
             assert ledger.are_present(each), "what is in use was given back"
         if dealt and (not planned or data.draw(st.booleans()) or not ledger.are_present(planned[0])):
             ledger.release(dealt.pop(0))
-    assert ledger.needed_bytes == 0
+    assert ledger.kept_from_next_bytes() == 0
     assert ledger.waiting == 0
 
 

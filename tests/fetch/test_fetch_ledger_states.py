@@ -172,8 +172,10 @@ class Epochs(RuleBasedStateMachine):
         assert self.ledger.on_their_way() == self.coming
         needed = self.in_use()
         unneeded = sum(size for key, size in self.there.items() if key not in needed)
-        assert self.ledger.needed_bytes == self.ledger.used_bytes - unneeded
-        assert self.ledger.needed_bytes <= self.ledger.kept_from_next_bytes() <= self.ledger.used_bytes
+        kept_bytes = self.ledger.kept_from_next_bytes()
+        assert self.ledger.used_bytes - unneeded <= kept_bytes <= self.ledger.used_bytes
+        if not self.ledger.waiting:
+            assert kept_bytes == self.ledger.used_bytes - unneeded
 
     @invariant()
     def whatever_is_needed_is_there_or_will_come(self) -> None:
@@ -205,7 +207,7 @@ class Epochs(RuleBasedStateMachine):
         self.coming.clear()
         assert self.ledger.next_wanted() is None
         assert self.ledger.waiting == 0
-        assert self.ledger.needed_bytes == 0
+        assert self.ledger.kept_from_next_bytes() == 0
         for key in [*self.ledger.take_costless(), *(self.ledger.room_for(BUDGET, 0) or ())]:
             self.drop(key)
         assert self.ledger.used_bytes == 0
