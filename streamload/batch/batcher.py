@@ -81,9 +81,9 @@ class Batcher(Generic[SourceT, PartT]):
         return outstanding
 
     @property
-    def incomplete(self) -> int:
-        """How many batches some rows have yet to come of."""
-        return sum(not batch.complete for batch in self._open.values())
+    def kept(self) -> int:
+        """How many batches have not been given out: some rows have yet to come of them, or of one before them."""
+        return len(self._open)
 
     @property
     def empty(self) -> bool:

@@ -53,6 +53,11 @@ class Epochs:
         """Whether the epoch that was asked for can only go on when something more has come near."""
         return self._asked is not None and self._asked.idle and not self._asked.ended
 
+    @property
+    def busy(self) -> bool:
+        """Whether any batch is being made; when it is, what it was made of may make room."""
+        return any(epoch is not None and epoch.busy for epoch in (self._asked, self._next))
+
     def ask(self, start: EpochStart) -> None:
         """The trainer wants this one.
 

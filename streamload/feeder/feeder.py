@@ -262,10 +262,10 @@ class Feeder:
             self._take_turn_soon()  # the epoch may have waited for just that, and nothing else may come
         while self.pool.has_room() and (task := self._scans.next_task()) is not None:
             self.pool.submit(task)
-        self._see_to_room()
         if self._counting and self._tables.counts.complete:
             self._counting = False
             self._send(Counted(tuple(self._tables.counts.values.tolist())), ())
+        self._see_to_room()
 
     def _see_to_room(self) -> None:
         """Go on fetching where batches were let go.
@@ -286,7 +286,8 @@ class Feeder:
         if self._late or not fetcher.stuck:
             return
         # Until it says so itself, the loop may have let go of batches since it was last heard of.
-        if self._counting or (self._epochs.waits and (self._told_nothing or self._in_process)):
+        hopeless = self._epochs.waits and (self._told_nothing or self._in_process)
+        if hopeless or (self._counting and not self._epochs.busy):
             raise fetcher.too_small()
         if self._question is None:
             self._question = next(self._questions)

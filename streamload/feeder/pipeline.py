@@ -149,11 +149,16 @@ class Epoch:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is being done, and the trainer has taken all that was.
+        """Whether nothing is being done, and the trainer has taken all that was given out."""
+        return not self.busy and self.batcher.outstanding == self.batcher.kept
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything is being done.
 
         What is to be done again, and waits for bytes that have moved to a worker, is not being done.
         """
-        return (not self._tasks or self._pool.held_up) and self.batcher.outstanding == self.batcher.incomplete
+        return bool(self._tasks) and not self._pool.held_up
 
     def pump(self) -> None:
         """Deal out all that can be dealt out now.

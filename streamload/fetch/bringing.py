@@ -109,6 +109,12 @@ class Bringer:
         else:
             self._transfers.start(_part(state, number))
 
+    def would_begin_again(self, state: FetchedShard, number: int) -> bool:
+        """Whether an unpacking that goes on is behind a part already, so that it would be ended to bring that part."""
+        unpacking = state.unpacking
+        goes_on = unpacking is not None and not (unpacking.ended or unpacking.over or unpacking.waits_for_room)
+        return goes_on and unpacking is not None and unpacking.next_number > number
+
     def parts_before(self, state: FetchedShard, number: int) -> range:
         """The parts of a compressed shard that unpacking goes through before it comes to this one."""
         unpacking = state.unpacking
@@ -206,8 +212,8 @@ class Bringer:
                 raise
             present = False  # closed meanwhile
         if state.generation != generation:
-            self._events.has_room()  # the part is fetched anew, or not wanted any more
-        elif present:
+            return  # the part is fetched anew, or not wanted any more
+        if present:
             self._events.arrived(state, number, 0)
         else:
             self._transfers.start(_part(state, number))
@@ -215,12 +221,10 @@ class Bringer:
     def _claimed(self, state: FetchedShard, number: int, generation: int, claim: asyncio.Task[None]) -> None:
         """Pass on what was raised, a mistake of ours too: nothing else would tell of it."""
         self._claims.discard(claim)
+        self._events.has_room()  # for another claim; and where it failed the part is fetched anew, or not wanted
         error = None if claim.cancelled() else claim.exception()
-        if isinstance(error, Exception):
-            if state.generation == generation:
-                self._events.failed(state, number, error)
-            else:
-                self._events.has_room()  # the part is fetched anew, or not wanted any more
+        if isinstance(error, Exception) and state.generation == generation:
+            self._events.failed(state, number, error)
 
     def _leave_cache(self, state: FetchedShard) -> None:
         if state.cached is not None:

@@ -10,7 +10,7 @@ from streamload.fetch.parts import PART_BYTES
 from streamload.surroundings.cgroups import free_memory_bytes
 from streamload.wording import counted
 
-__all__ = ["available_bytes", "budget_error", "bytes_for_parts", "check_budget", "default_budget"]
+__all__ = ["available_bytes", "budget_error", "budget_for", "bytes_for_parts", "check_budget", "default_budget"]
 
 _SHARE = 4
 _LEAST_BYTES = 64 << 20
@@ -48,6 +48,11 @@ def default_budget(local_ranks: int) -> int:
 def bytes_for_parts(budget_bytes: int) -> int:
     """What of a budget parts and slots may take: the requests themselves take some tens of megabytes."""
     return budget_bytes - min(_REQUESTS_BYTES, max(0, budget_bytes - _SMALL_BYTES) // 4)
+
+
+def budget_for(parts_bytes: int) -> int:
+    """The budget of which so much is for parts and slots: `bytes_for_parts` the other way round."""
+    return parts_bytes + min(_REQUESTS_BYTES, max(0, parts_bytes - _SMALL_BYTES) // 3)
 
 
 def check_budget(
@@ -93,13 +98,7 @@ def check_budget(
             part_bytes=part_bytes,
             lanes_read=lanes_read,
         )
-    _check_batch(
-        budget_bytes,
-        min(batch_size, samples),
-        sample_bytes=sample_bytes,
-        part_bytes=part_bytes,
-        lanes_read=lanes_read,
-    )
+    _check_batch(budget_bytes, min(batch_size, samples), sample_bytes, part_bytes)
 
 
 def _check_window(
@@ -122,19 +121,18 @@ def _check_window(
     )
 
 
-def _check_batch(
-    budget_bytes: int, batch_size: int, *, sample_bytes: float, part_bytes: float, lanes_read: int
-) -> None:
-    """Refuse a batch that needs more of the shards at once than there may be: its samples, and a part of each lane."""
-    of_samples = batch_size * sample_bytes
-    needed = max(of_samples, min(batch_size, lanes_read) * part_bytes)
-    if needed <= budget_bytes:
+def _check_batch(budget_bytes: int, batch_size: int, sample_bytes: float, part_bytes: float) -> None:
+    """Refuse a batch whose samples are more than there may be at once."""
+    batch_bytes = batch_size * sample_bytes
+    if batch_bytes <= budget_bytes:
         return
+    # With it, the batch that is made of it and one that the loop still has.
+    enough_bytes = budget_for(int(3 * batch_bytes + 2 * part_bytes))
     raise ValueError(
         f"memory_budget of {_shown(budget_bytes)} is too small for a batch of {counted(batch_size, 'sample')} x "
-        f"{sample_bytes / 1e3:.1f} kB: {_shown(needed)} of shards are needed at once. Give a memory_budget of at least "
-        f"{(needed + of_samples) / 1e6 * 1.05:.0f} MB, which has room for the batch itself too, a smaller batch_size, "
-        "or a cache_dir on a disk with room"
+        f"{sample_bytes / 1e3:.1f} kB: {_shown(batch_bytes)} of shards are needed at once. Give a memory_budget of "
+        f"{enough_bytes / 1e6 * 1.05:.0f} MB, which has room for what is made of them too, a smaller batch_size, or a "
+        "cache_dir on a disk with room"
     )
 
 

@@ -54,8 +54,11 @@ class FetchedShard:
 
     @property
     def waits_for_room(self) -> bool:
-        """Whether nothing of it comes before there is room for another part."""
-        return self.unpacking is not None and self.unpacking.waits_for_room
+        """Whether nothing of it comes before there is room for another part.
+
+        So it is with what is on its way of a compressed shard whose unpacking was ended to begin once more.
+        """
+        return self.compression is not None and (self.unpacking is None or self.unpacking.waits_for_room)
 
     def descriptor(self) -> int:
         """A copy of the descriptor, for whoever reads; the caller closes it."""

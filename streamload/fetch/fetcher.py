@@ -202,8 +202,11 @@ class Fetcher:
                 continue
             if not self._bringer.takes(state):
                 return
-            if state.compression is not None and self._want_before(state, number):
-                continue
+            if state.compression is not None:
+                if self._bringer.would_begin_again(state, number) and self.under_way(state):
+                    return  # what it is about to bring comes first, and may make room
+                if self._want_before(state, number):
+                    continue
             if not self._make_room(shard, end - start):
                 self._missing = shard, end - start
                 return

@@ -56,12 +56,13 @@ def check_window_fits(listing: Listing, order: OrderOptions, options: Options, w
         return
     samples = sum(listing.counts)
     read = listing.fields if options.fields is None else {name for entry in options.fields for name in entry.split(";")}
-    if sum(sizes) > samples * PART_BYTES and not set(listing.fields).issubset(read):
+    reads_all = set(listing.fields).issubset(read)
+    if sum(sizes) > samples * PART_BYTES and not reads_all:
         return  # what lies in other parts of a sample is not fetched
     check_budget(
         options.fetching().budget_bytes,
         window=order.window if order.shuffle else 0,
-        batch_size=1 if order.choice is not None else order.batch_size,  # a choice may repeat samples
+        batch_size=order.batch_size if reads_all and order.choice is None else 1,  # a choice may repeat samples
         samples=samples,
         data_bytes=sum(sizes),
         lanes=order.lanes,

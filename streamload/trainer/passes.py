@@ -247,6 +247,8 @@ class Pass(Iterator[Any]):
                     self._let_go(message.batches)
                 self._delivery.passed_over.look_at(message.totals.skipped_members)
             case TellTaken():
+                if self._mover is not None:
+                    self._mover.close()  # it is asked because nothing goes on without the memory that copies read
                 self.connection.tell(answers=message.number)
             case Failed():
                 raise error_from(message.failure)

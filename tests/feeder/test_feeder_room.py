@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 from feeder_by_hand import FeederByHand, with_feeder
 
 from streamload.decode.failure import error_from
 from streamload.decode.tasks import BytesMoved
 from streamload.errors import StorageError
-from streamload.feeder.messages import EpochStart, Failed, Taken
-from streamload.fetch.parts import PART_BYTES, part_key
+from streamload.feeder.messages import CountSamples, EpochStart, Failed, Taken
+from streamload.fetch.parts import PART_BYTES, part_key, parts_of_rows, shard_and_number
 
 ONE_PART_BYTES = 10_000_000
 """Room for one part and not for two."""
@@ -82,6 +83,72 @@ def test_a_scan_that_had_to_wait_for_a_worker_is_not_waited_for_when_it_is_over(
         assert "too small" in str(failure(by_hand))
 
     with_feeder(plain_url, body, batch_size=1, budget_bytes=2 * ONE_PART_BYTES)
+
+
+def test_counting_waits_for_the_batches_that_are_being_made(plain_url: str) -> None:
+    """What they are made of makes room for what is still to be scanned."""
+
+    async def body(by_hand: FeederByHand) -> None:
+        await by_hand.begin(0)
+        await by_hand.until(lambda: len(by_hand.pool.scans) > 0)
+        by_hand.scan(by_hand.pool.scans[0])
+        await by_hand.dealt_out(1)
+        by_hand.slots.more_bytes = 2 * ONE_PART_BYTES
+        await by_hand.settled()
+        for scanned in by_hand.pool.scans[1:]:
+            by_hand.scan(scanned)
+        await by_hand.settled()
+        assert by_hand.fetcher.stuck
+        by_hand.feeder.handle(CountSamples())
+        assert "Failed" not in by_hand.kinds()
+        by_hand.slots.more_bytes = 0
+        scans = len(by_hand.pool.scans)
+        await by_hand.work_until(lambda: "Counted" in by_hand.kinds(), answered=0, scanned=scans)
+
+    with_feeder(plain_url, body, batch_size=1, budget_bytes=2 * ONE_PART_BYTES)
+
+
+def test_what_is_known_is_counted_whatever_there_is_room_for(url: str) -> None:
+    async def body(by_hand: FeederByHand) -> None:
+        (task,) = await by_hand.begin(1)
+        by_hand.answer(task)
+        await by_hand.settled()
+        assert by_hand.fetcher.stuck
+        by_hand.feeder.handle(CountSamples())
+        assert "Counted" in by_hand.kinds()
+        assert "Failed" not in by_hand.kinds()
+
+    with_feeder(url, body, batch_size=1, budget_bytes=ONE_PART_BYTES, works_ahead=True)
+
+
+@pytest.mark.parametrize("complete_first", [False, True])
+def test_a_batch_that_is_complete_behind_one_that_is_held_up_does_not_keep_it_waiting(
+    url: str, complete_first: bool
+) -> None:
+    async def body(by_hand: FeederByHand) -> None:
+        first, *_ = await by_hand.begin(1)
+        by_hand.answer(first)
+        by_hand.take_all()
+        await by_hand.until(lambda: len(by_hand.pool.tasks) >= 3)
+        held_up, behind = by_hand.pool.tasks[1:3]
+        places = parts_of_rows(held_up.table.shards, held_up.table.places())
+        for _, number in map(shard_and_number, places):
+            by_hand.feeder.on_moved(BytesMoved(held_up.number, 0, number * PART_BYTES, (number + 1) * PART_BYTES))
+        by_hand.slots.more_bytes = ONE_PART_BYTES
+        if complete_first:
+            by_hand.answer(behind)
+        by_hand.pool.returned.append(held_up)  # a worker dies with it
+        by_hand.pool.resume()
+        if not complete_first:
+            by_hand.answer(behind)
+        await by_hand.settled()
+        for task in by_hand.pool.tasks[3:]:
+            by_hand.answer(task)
+        by_hand.take_all()
+        await by_hand.until(lambda: "Failed" in by_hand.kinds())
+        assert "too small" in str(failure(by_hand))
+
+    with_feeder(url, body, batch_size=1, budget_bytes=THREE_PARTS_BYTES)
 
 
 def test_what_has_moved_and_does_not_fit_any_more_is_an_error(url: str) -> None:

@@ -23,6 +23,7 @@ from streamload.fetch.listing.listing import Listing, list_shards
 from streamload.fetch.listing.shard import Shard
 from streamload.fetch.parts import PART_BYTES, part_key
 from streamload.fetch.storage.storages import Storages
+from streamload.fetch.transfer.transfers import Transfers
 
 URL = "s3://bucket/a.tar"
 ETAG = '"1"'
@@ -131,8 +132,9 @@ def test_what_was_on_its_way_into_the_cache_is_not_taken_for_what_is_in_memory(
             await fetching.until(lambda: len(gates) == 2)
             await asyncio.sleep(0.01)  # the first halves have been written to the disk
             refuse_from_now(monkeypatch)
+            before = fetching.wakes
             gates[0].set()
-            await fetching.until(lambda: fetching.wakes > 1)
+            await fetching.until(lambda: fetching.wakes > before)
             fetcher.pump()
             await fetching.until(lambda: len(gates) == 4)
             wakes = fetching.wakes
@@ -168,8 +170,9 @@ def test_a_part_that_another_process_fetches_is_fetched_here_when_the_cache_is_o
             await fetching.until(lambda: len(gates) == 1)
             await asyncio.sleep(0.05)  # the other part is being waited for
             refuse_from_now(monkeypatch)
+            before = fetching.wakes
             gates[0].set()
-            await fetching.until(lambda: fetching.wakes > 1)
+            await fetching.until(lambda: fetching.wakes > before)
             fetcher.pump()
             await fetching.until(lambda: len(gates) == 3)
             for gate in gates:
@@ -227,3 +230,37 @@ def test_a_shard_that_is_read_again_must_still_be_the_one_that_was_read_first() 
         asyncio.run(read_twice(urls, lambda: None))
         with pytest.raises(ShardChangedError):
             asyncio.run(read_twice(urls, lambda: server.play(Script(swap_at=0))))
+
+
+class GoesOn(Fetching):
+    """The same, and it goes on by itself."""
+
+    def wake(self) -> None:
+        super().wake()
+        asyncio.get_running_loop().call_soon(self.fetcher.pump)
+
+
+def test_one_part_after_the_other_is_found_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one wakes the fetcher before it is over, when there is no room yet for the second one."""
+    monkeypatch.setattr(Transfers, "room", lambda _: 1)
+
+    async def run() -> None:
+        fetching = GoesOn(tmp_path)
+        fetcher, gates = fetching.fetcher, fetching.storage.gates
+        try:
+            fetching.begin()
+            for number in (1, 2):
+                await fetching.until(lambda number=number: len(gates) == number)
+                gates[-1].set()
+            await fetching.until(lambda: fetcher.there(KEYS))
+            fetcher.ledger.release(KEYS)
+            fetcher.pump()
+            assert not fetcher.there(KEYS[:1])
+            fetching.begin()
+            await fetching.until(lambda: fetcher.there(KEYS))
+            assert len(gates) == 2
+            assert fetching.bytes_there() == CONTENT
+        finally:
+            await fetcher.close()
+
+    asyncio.run(run())

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from late_device import LateDevice
 from matrix import exhaustive
 from places import Place, write_datasets
 from processes import children
@@ -115,11 +116,11 @@ def test_a_budget_that_the_window_does_not_fit_into_is_refused_with_the_arithmet
 
 
 def test_a_budget_that_a_batch_does_not_fit_into_is_refused_with_the_arithmetic(server: FaultServer) -> None:
-    order: dict[str, Any] = {"batch_size": 40, "shuffle": False}
-    with pytest.raises(ValueError, match=r"40 samples x 1002\.\d kB: 40 MB of shards are needed at once.*84 MB"):
-        loader_of(server, "indexed", memory_budget="39MB", **order)
-    with loader_of(server, "indexed", memory_budget="84MB", **order) as loader:
-        assert epoch_of(loader) == SAMPLES
+    order: dict[str, Any] = {"batch_size": 36, "shuffle": False, "collate_fn": None}
+    with pytest.raises(ValueError, match=r"36 samples x 1002\.\d kB: 36 MB of shards are needed at once.* of 131 MB"):
+        loader_of(server, "indexed", memory_budget="35MB", **order)
+    with loader_of(server, "indexed", memory_budget="131MB", **order) as loader:  # less than the data
+        assert sorted(label for _, labels in loader for label in labels.tolist()) == SAMPLES
 
 
 def test_a_dataset_within_the_budget_is_read_whatever_the_window(server: FaultServer) -> None:
@@ -175,6 +176,25 @@ def test_batches_that_the_loop_has_let_go_of_in_the_meantime_take_no_room(tmp_pa
                 if number == 18:
                     kept.clear()
             assert number == 20
+
+
+def test_copies_that_are_late_let_go_of_their_batch_where_nothing_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They read its memory until somebody waits for them."""
+    monkeypatch.setattr("streamload.loader.device_for", lambda wanted: LateDevice() if wanted == "cuda" else None)
+    write_datasets(tmp_path / "data", [[MB] * 24] * 3, [])
+    with FaultServer(tmp_path / "data") as server:
+        tight: dict[str, Any] = {"memory_budget": "28MB", "prefetch_batches": 1, "batch_size": 8, "shuffle": False}
+        with loader_of(server, "indexed", range(3), **tight, device="cuda", collate_fn=None) as loader:
+            assert sum(len(labels) for _, labels in loader) == 72
+
+
+@pytest.mark.parametrize(("lanes", "world_size"), [(8, 3), (1, 1)])
+def test_a_batch_whose_samples_fit_is_not_refused(server: FaultServer, lanes: int, world_size: int) -> None:
+    order: dict[str, Any] = {"lanes": lanes, "world_size": world_size, "rank": 0, "batch_size": 8, "shuffle": False}
+    with loader_of(server, "indexed", memory_budget="64MB", **order) as loader:
+        assert len(epoch_of(loader)) == len(SAMPLES) // world_size
 
 
 def test_one_member_much_larger_than_a_part(tmp_path: Path) -> None:

@@ -78,6 +78,7 @@ class UnpackedParts:
     def grant(self, number: int) -> None:
         """There is room for a part."""
         self._grants.add(number)
+        self.waits_for_room = False  # if it was not for this one, that shows when the task has run
         self._granted.set()
 
     async def close(self) -> None:

@@ -1,0 +1,77 @@
+"""Compressed shards with little room: unpacking goes only forward, and what it brings may be in its own way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from places import PACKERS
+
+from streamload import ShardWriter, StreamLoader
+from streamload.errors import StorageError
+
+MB = 1_000_000
+SAMPLES = list(range(60))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A compressed shard of eight parts."""
+    found = tmp_path_factory.mktemp("packed")
+    with ShardWriter(found / "whole") as writer:
+        for number in SAMPLES:
+            writer.write({"__key__": f"{number:05d}", "bin": bytes([number]) * MB})
+    (whole,) = (found / "whole").glob("*.tar")
+    (found / "shard.tar.gz").write_bytes(PACKERS["gz"](whole.read_bytes()))
+    return found
+
+
+def loader_of(folder: Path, budget: int, **options: Any) -> StreamLoader:
+    return StreamLoader(
+        folder / "shard.tar.gz",
+        fields=("bin",),
+        collate_fn=labels_of,
+        memory_budget=budget * MB,
+        timeout=30,  # a wait without an end is an error
+        **options,
+    )
+
+
+def labels_of(samples: list[tuple[bytes]]) -> list[int]:
+    return [content[-1] for (content,) in samples]
+
+
+def epoch_of(loader: StreamLoader) -> list[int]:
+    return sorted(label for batch in loader for label in batch)
+
+
+@pytest.mark.parametrize("budget", [18, 20, 26, 30, 36, 45])
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_in_order_there_is_room_for_one_part_after_the_other(folder: Path, batch_size: int, budget: int) -> None:
+    with loader_of(folder, budget, batch_size=batch_size, num_workers=0) as loader:
+        assert epoch_of(loader) == SAMPLES
+
+
+ORDERS = [
+    {"batch_size": 2, "shuffle_window": 60, "num_workers": 0, "budget": 26, "prefetch_batches": 4, "seed": 0},
+    {"batch_size": 1, "shuffle_window": 20, "num_workers": 0, "budget": 22, "prefetch_batches": 1, "seed": 8},
+    {"batch_size": 2, "shuffle_window": 60, "num_workers": 0, "budget": 36, "prefetch_batches": 4, "seed": 11},
+    {"batch_size": 1, "shuffle_window": 60, "num_workers": 1, "budget": 30, "prefetch_batches": 4, "seed": 21},
+    {"batch_size": 5, "shuffle_window": 20, "num_workers": 1, "budget": 18, "prefetch_batches": 4, "seed": 30},
+    {"batch_size": 5, "shuffle_window": 60, "num_workers": 0, "budget": 55, "prefetch_batches": 4, "seed": 38},
+    {"batch_size": 1, "shuffle_window": 60, "num_workers": 0, "budget": 36, "prefetch_batches": 4, "seed": 46},
+]
+"""With each of these a part was needed once more that unpacking had passed, and a loader waited for ever."""
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=lambda order: f"seed{order['seed']}")
+def test_a_part_that_is_needed_once_more_comes_or_does_not_fit(folder: Path, order: dict[str, Any]) -> None:
+    epochs: list[list[int]] = []
+    too_small: list[str] = []
+    with loader_of(folder, **order, shuffle=True) as loader:
+        try:
+            epochs += [epoch_of(loader), epoch_of(loader)]
+        except StorageError as error:
+            too_small.append(str(error))
+    assert epochs == [SAMPLES] * 2 or "is too small" in too_small[0]
