@@ -32,4 +32,4 @@ def _run(module: str) -> None:
 
 
 def _say_interrupted() -> None:
-    sys.stderr.write("interrupted: nothing was done yet\n")
+    sys.stderr.write("interrupted\n")

@@ -112,8 +112,9 @@ class Bringer:
     def would_begin_again(self, state: FetchedShard, number: int) -> bool:
         """Whether an unpacking that goes on is behind a part already, so that it would be ended to bring that part."""
         unpacking = state.unpacking
-        goes_on = unpacking is not None and not (unpacking.ended or unpacking.over or unpacking.waits_for_room)
-        return goes_on and unpacking is not None and unpacking.next_number > number
+        if unpacking is None or unpacking.ended or unpacking.over or unpacking.waits_for_room:
+            return False
+        return unpacking.next_number > number
 
     def parts_before(self, state: FetchedShard, number: int) -> range:
         """The parts of a compressed shard that unpacking goes through before it comes to this one."""
