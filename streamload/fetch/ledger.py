@@ -69,6 +69,7 @@ class PartLedger:
 
     def kept_from_next_bytes(self) -> int:
         """What is there or on its way and may not be given back for the part that is fetched next."""
+        self.next_wanted()  # `dispensable` is for what that has looked at last
         return self.used_bytes - sum(self._sizes[key] for key in self.dispensable())
 
     def is_present(self, key: int) -> bool:
