@@ -155,22 +155,27 @@ def test_a_worker_that_dies_is_one_message(tmp_path: Path, monkeypatch: pytest.M
 
 def test_a_real_ctrl_c_to_the_whole_group(tmp_path: Path) -> None:
     source, dest = images(tmp_path), tmp_path / "dest"
-    os.mkfifo(tmp_path / "gate")
-    # The program stops at a pipe that nobody opens for writing, so that it is surely at work when the signal comes.
+    # It never ends by itself, so that it is surely at work when the signal comes. The sleeps are short because a signal
+    # that comes just before a system call that waits is seen only after it.
     program = (
-        "import sys, streamload_tools.packing.packing as p, streamload_tools.shardify as s\n"
-        "gate = sys.argv.pop()\n"
-        "p._Run.join = lambda *a: (print('at work', flush=True), open(gate))\n"
-        "s.main()\n"
+        "import time, streamload_tools.packing.packing as packing, streamload_tools.shardify as shardify\n"
+        "def join(*_):\n"
+        "    print('at work', flush=True)\n"
+        "    while True:\n"
+        "        time.sleep(0.01)\n"
+        "packing._Run.join = join\n"
+        "shardify.main()\n"
     )
-    options = ["--max-count", 5, "--workers", 2, "--resize", 4]
-    arguments = command(source, dest, *options, tmp_path / "gate", program=["-c", program])
+    arguments = command(source, dest, "--max-count", 5, "--workers", 2, "--resize", 4, program=["-c", program])
     pipe = subprocess.PIPE
     with subprocess.Popen(arguments, stdout=pipe, stderr=pipe, text=True, start_new_session=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "at work\n"
-        os.killpg(process.pid, signal.SIGINT)
-        out, err = process.communicate()
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "at work\n"
+            os.killpg(process.pid, signal.SIGINT)
+            out, err = process.communicate(timeout=60)
+        finally:
+            process.kill()
     assert process.returncode == 130
     assert "Traceback" not in err
     assert next(line for line in err.splitlines() if not line.startswith("packing")).startswith("interrupted: ")
