@@ -109,7 +109,7 @@ class StreamLoader(LoaderAttributes, AsyncLoop):
             of its batch ("replace", which keeps ranks in step). A transform's TypeError, NameError and the like are
             mistakes in the program and always raised; for samples that are to be skipped raise ValueError.
         max_errors: how many samples may be left out or replaced in the loader's life; None for any number.
-        strict: False lets shards pass that end without an end-of-archive mark; they are counted.
+        strict: False lets shards pass that end without an end-of-archive mark (they are counted) or with many zeros.
         verify: check every field against the checksum in the index.
 
     Raises:

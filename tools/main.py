@@ -17,7 +17,7 @@ from streamload_tools.sizes import counted, shown_bytes
 from streamload_tools.stats import as_json, as_lines, dataset_stats
 from streamload_tools.storage_options import StorageOption, parse_storage_options
 from streamload_tools.usage import PlainUsage
-from streamload_tools.verify import damages, missing_shards
+from streamload_tools.verify import damages, missing_shards, without_checksums
 
 from streamload.dataset.table import ShardTable
 from streamload.fetch.listing.finder import find_shards
@@ -151,7 +151,17 @@ def verify_command(
         if found:
             say(f"error: {counted(found, 'fault')} in {counted(len(shards), 'shard')}")
             raise typer.Exit(1)
-        typer.echo(f"{counted(len(shards), 'shard')} verified, no damage")
+        unchecked = without_checksums(shards, lookup)
+        typer.echo(f"{counted(len(shards), 'shard')} verified, no damage{_without_index(unchecked)}")
+
+
+def _without_index(shards: int) -> str:
+    if not shards:
+        return ""
+    return (
+        f"; {counted(shards, 'shard')} without an index, of which only the headers could be checked and not what is in "
+        "the files: make an index with `streamload index` while they are known to be right"
+    )
 
 
 @app.command("stats", cls=PlainUsage, short_help="Say what a dataset is, in numbers.")

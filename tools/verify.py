@@ -8,6 +8,7 @@ from glob import escape
 import numpy as np
 from streamload_tools.reading import Reader
 
+from streamload.dataset.compressed_names import compression_of
 from streamload.dataset.index import check_shard
 from streamload.dataset.table import ShardTable
 from streamload.errors import DatasetIndexError, ShardFormatError, ShardNotFoundError, StreamloadError
@@ -16,7 +17,7 @@ from streamload.fetch.listing.shard_names import WEB, folder_and_name, shard_nam
 from streamload.fetch.storage.protocol import protocol_of
 from streamload.fetch.storage.storages import Storages
 
-__all__ = ["damages", "differences", "missing_shards"]
+__all__ = ["damages", "differences", "missing_shards", "without_checksums"]
 
 
 def damages(url: str, lookup: IndexLookup, reader: Reader) -> list[StreamloadError]:
@@ -57,6 +58,11 @@ def missing_shards(shards: Sequence[str], lookup: IndexLookup, storages: Storage
                     "the index names this shard, but it is not there; restore it or rebuild the index",
                     url=f"{folder}/{entry.name}",
                 )
+
+
+def without_checksums(shards: Sequence[str], lookup: IndexLookup) -> int:
+    """How many of these shards neither an index nor their compression has checksums of, for what is in the files."""
+    return sum(compression_of(url) is None and lookup.of_folder(folder_and_name(url)[0]) is None for url in shards)
 
 
 def differences(url: str, table: ShardTable, known: ShardTable) -> Iterator[StreamloadError]:

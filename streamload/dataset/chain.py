@@ -57,7 +57,8 @@ class TarMembers:
         size: int64[M], payload bytes.
         skipped: where other members' headers start, each with the reason why it is none of these.
         missing_end: True if the end-of-archive mark is missing.
-        end_found: True if no further member follows; what lies behind the last one may still have to be checked.
+        end: where the archive's members end, which is where its end mark begins; None where more may follow. What lies
+            behind it may still have to be checked.
         reached: where reading has to go on: at the first header of a member that has not come as a whole with all
             its headers, or in the zeros of the end mark.
         needs: the end of the bytes that must be there to get further, or None if everything has been read and checked.
@@ -68,7 +69,7 @@ class TarMembers:
     size: NDArray[np.int64]
     skipped: list[tuple[int, str]]
     missing_end: bool
-    end_found: bool
+    end: int | None
     reached: int
     needs: int | None
 
@@ -130,7 +131,7 @@ class _Chain:
         self._odd_places: list[tuple[int, int]] = []
         self._skipped: list[tuple[int, str]] = []
         self._missing_end = False
-        self._end_found = False
+        self._end: int | None = None
         self._reached = part.start
 
     def read(self) -> TarMembers:
@@ -140,14 +141,12 @@ class _Chain:
             while position is not None:
                 position = self._read_run(position)
         except EndNotArrivedError as exc:
-            self._end_found, self._reached, needs = True, exc.reached, exc.needs
+            self._end, self._reached, needs = self._reached, exc.reached, exc.needs
         except NotArrivedError as exc:
             needs = exc.needs
         self._flush_odd()
         offset, size = np.concatenate(self._places, axis=1)
-        return TarMembers(
-            self._names, offset, size, self._skipped, self._missing_end, self._end_found, self._reached, needs
-        )
+        return TarMembers(self._names, offset, size, self._skipped, self._missing_end, self._end, self._reached, needs)
 
     def _read_run(self, position: int) -> int | None:
         """Read a run of headers from `position` on; where the next one starts, or None at the end."""
@@ -236,7 +235,7 @@ class _Chain:
         if check_end(self._part, position, self._url, strict=self._strict):
             self._missing_end = True
             self._skipped.append((position, MISSING_END))
-        self._end_found = True
+        self._end = position
         return None
 
     def _read_extension(self, header: TarHeader, position: int, extensions: _Extensions) -> int:

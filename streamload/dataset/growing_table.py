@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -14,25 +13,11 @@ from streamload.dataset.grouping import refuse_many_fields, repeated_key
 from streamload.dataset.prefix_scan import UNKNOWN_BYTES, ScannedPiece
 from streamload.dataset.table import ShardTable
 from streamload.dataset.tar import BLOCK_BYTES
+from streamload.dataset.tar_end import check_zeros_behind
 
-__all__ = ["GrowingTable", "join"]
+__all__ = ["GrowingTable"]
 
 _FIRST_ROOM = 1_024
-
-
-def join(pieces: Iterable[ScannedPiece], url: str) -> ShardTable:
-    """The table of a whole shard, as `scan_shard` makes it, from all of its pieces in their order.
-
-    Raises:
-        ShardFormatError: a key comes again behind another key.
-        ValueError: the pieces do not follow one another, or the last one is missing.
-    """
-    growing = GrowingTable(url)
-    for piece in pieces:
-        growing.add(piece)
-    if not growing.ended:
-        raise ValueError(f"the pieces end at {growing.resume}, before the end of the shard")
-    return growing.table
 
 
 class GrowingTable:
@@ -45,11 +30,13 @@ class GrowingTable:
         needs: the end of the bytes that the next scan needs; None when there is none.
     """
 
-    def __init__(self, url: str) -> None:
-        """Begin with no piece; `url` is the shard, for errors."""
+    def __init__(self, url: str, *, strict: bool = True) -> None:
+        """Begin with no piece; `url` is the shard, for errors, and `strict` as for `scan_shard`."""
         self.resume = 0
         self.needs: int | None = BLOCK_BYTES
         self._url = url
+        self._strict = strict
+        self._end: int | None = None
         self._keys: set[bytes] = set()
         self._fields: dict[str, int] = {}
         self._skipped: dict[str, int] = {}
@@ -72,8 +59,8 @@ class GrowingTable:
         """Take in the next piece; all samples so far.
 
         Raises:
-            ShardFormatError: a key comes again behind another key, or there are too many different fields. No more
-                pieces can be added then.
+            ShardFormatError: a key comes again behind another key, there are too many different fields, or more zeros
+                behind the end than any writer puts there. No more pieces can be added then.
             ValueError: the piece does not begin where the last one ended.
         """
         if piece.start != self.resume:
@@ -90,8 +77,12 @@ class GrowingTable:
         for reason, count in table.skipped.items():
             self._skipped[reason] = self._skipped.get(reason, 0) + count
         self.resume, self.needs = piece.resume, piece.needs
+        if self._end is None:
+            self._end = piece.end
         self.table = self._view(shard_bytes=table.shard_bytes, missing_end=table.missing_end)
         if self.ended:
+            if self._end is not None:
+                check_zeros_behind(self._end, table.shard_bytes, self._url, strict=self._strict)
             self._keys.clear()
             self.table = _without_room(self.table)
         return self.table

@@ -44,6 +44,7 @@ class ScannedPiece:
     table: ShardTable
     resume: int
     needs: int | None
+    end: int | None = None
 
     @property
     def ended(self) -> bool:
@@ -63,8 +64,9 @@ def scan_prefix(
     """Find the samples that are whole in bytes `start` to `available` of an uncompressed tar archive.
 
     Nothing outside of these bytes is looked at. All checks of `scan_shard` are made, each as soon as its bytes have
-    come; only a key that comes again in another piece is left to `GrowingTable`. Of several faults the one whose
-    bytes come first is raised, which with a whole shard need not be the one that `scan_shard` names.
+    come; `GrowingTable` makes those that concern several pieces: a key that comes again, and zeros behind the end. Of
+    several faults the one whose bytes come first is raised, which with a whole shard need not be the one that
+    `scan_shard` names.
 
     Args:
         data: maps the shard from its first byte to `available` at least.
@@ -82,7 +84,7 @@ def scan_prefix(
     octets = np.frombuffer(data, np.uint8) if len(data) else np.empty(0, np.uint8)
     members = read_chain_part(ArchivePart(octets, start, available, total), url, strict=strict)
     samples = group_part(members.names, members.offset - BLOCK_BYTES, url)
-    if members.end_found or not samples.keys:
+    if members.end is not None or not samples.keys:
         whole, member_end = len(samples.keys), len(members.names)
         resume = members.reached if members.needs is not None or total is None else total
     else:
@@ -92,7 +94,7 @@ def scan_prefix(
     skipped.update(reason for member, reason in samples.skipped.items() if member < member_end)
     shard_bytes = UNKNOWN_BYTES if total is None else total
     table = _table_of(members, samples, whole, shard_bytes, dict(skipped))
-    return ScannedPiece(start, table, resume, members.needs)
+    return ScannedPiece(start, table, resume, members.needs, members.end)
 
 
 def _end_of(members: TarMembers, member: int) -> int:

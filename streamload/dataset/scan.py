@@ -13,6 +13,7 @@ from streamload.dataset.chain import read_chain
 from streamload.dataset.grouping import Samples, group_members
 from streamload.dataset.table import MISSING, ShardTable
 from streamload.dataset.tar import BLOCK_BYTES
+from streamload.dataset.tar_end import check_zeros_behind
 
 __all__ = ["LABEL_FIELD", "crc32_of", "labels_of", "scan_shard"]
 
@@ -39,7 +40,8 @@ def scan_shard(
     Args:
         data: uint8[n], the whole shard, contiguous; usually a mapped file.
         url: the shard, for errors.
-        strict: False accepts a missing end-of-archive mark, which is then counted in `skipped`; nothing else.
+        strict: False accepts a missing end-of-archive mark, which is then counted in `skipped`, and an archive that is
+            followed by more zeros than tar writes; nothing else.
         crc32: compute the crc32 of every payload, which reads the whole shard.
         labels: read the labels; they are None if some sample has no `cls`, or one that is not a decimal integer.
 
@@ -50,6 +52,8 @@ def scan_shard(
     """
     octets = np.frombuffer(data, np.uint8) if len(data) else np.empty(0, np.uint8)
     members = read_chain(octets, url, strict=strict)
+    if members.end is not None:
+        check_zeros_behind(members.end, len(octets), url, strict=strict)
     samples = group_members(members.names, members.offset - BLOCK_BYTES, url)
     offset = members.offset[samples.member]
     size = members.size[samples.member]

@@ -7,9 +7,12 @@ from streamload.dataset.not_a_tar import what_else
 from streamload.dataset.tar import BLOCK_BYTES, ZERO_BLOCK, looks_like_header
 from streamload.errors import ShardFormatError
 
-__all__ = ["EndNotArrivedError", "check_end"]
+__all__ = ["EndNotArrivedError", "check_end", "check_zeros_behind"]
 
 _MARK_BYTES = 2 * BLOCK_BYTES
+_USUAL_RECORD_BYTES = 20 * BLOCK_BYTES
+_RECORD_BYTES = [BLOCK_BYTES << power for power in range(5, 16)]
+"""Longer records that somebody may have asked for, `tar -b 32` to `-b 32768`."""
 
 
 class EndNotArrivedError(NotArrivedError):
@@ -69,6 +72,32 @@ def check_end(part: ArchivePart, position: int, url: str, *, strict: bool) -> bo
     if total % BLOCK_BYTES:
         raise _cut_in_block(total, total, url)
     return False
+
+
+def check_zeros_behind(end: int, total: int, url: str, *, strict: bool) -> None:
+    """Refuse an archive that goes on with zeros where no writer puts so many, after all else has been checked.
+
+    Tar fills up its last record with zeros, 10,240 bytes unless told otherwise. Where a file that was given its size
+    at once was not written to its end, the rest of it is zeros too, and the archive would only seem to be shorter.
+
+    Args:
+        end: where the end-of-archive mark begins.
+        total: the size of the archive.
+        url: the shard, for errors.
+        strict: False accepts it.
+
+    Raises:
+        ShardFormatError: no record that divides the archive into whole ones is as long.
+    """
+    zeros = total - end
+    records = [_USUAL_RECORD_BYTES, *(size for size in _RECORD_BYTES if total % size == 0)]
+    if strict and zeros >= max(records) + _MARK_BYTES:
+        raise ShardFormatError(
+            f"the archive ends here, and the {zeros} bytes that follow are all zeros, so the shard was probably not "
+            "downloaded or copied to its end; fetch or pack it again, or pass strict=False if it is known to be whole",
+            url=url,
+            offset=end,
+        )
 
 
 def _check_zeros(part: ArchivePart, start: int, url: str) -> None:

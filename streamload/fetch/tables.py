@@ -159,10 +159,10 @@ class Tables:
         """Take in the next piece of a shard that is scanned as its bytes come.
 
         Raises:
-            ShardFormatError: a key comes again behind another key, or there are too many different fields.
+            ShardFormatError: see `GrowingTable.add`.
             ValueError: the piece does not begin where the one before it ended.
         """
-        growing = self._growing.setdefault(shard, GrowingTable(self.url(shard)))
+        growing = self._growing.setdefault(shard, GrowingTable(self.url(shard), strict=self._strict))
         table = growing.add(piece)
         self._columns.pop(shard, None)
         if growing.ended:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import random
+import shutil
+import subprocess
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -87,6 +90,37 @@ def test_a_cut_in_the_zeros_behind_the_end_mark_must_be_between_blocks() -> None
             assert error.offset == length // 512 * 512
         else:
             assert len(scan(content[:length])) == 10
+
+
+def test_more_zeros_than_tar_writes_are_an_error_where_the_archive_seems_to_end() -> None:
+    archive = plain_archive(40)
+    whole = archive.whole()
+    cut = archive.headers[20] + 512 + 100  # within a payload: what was not downloaded is zeros
+    error = error_of(whole[:cut] + bytes(len(whole) - cut))
+    assert "not downloaded or copied to its end" in error.message
+    assert error.offset == archive.headers[21]
+    assert f"the {len(whole) - archive.headers[21]} bytes that follow" in error.message
+    assert len(scan(whole[:cut] + bytes(len(whole) - cut), strict=False)) == 21
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 20, 32, 128, 4096])
+def test_the_zeros_of_a_whole_record_of_any_usual_length_are_none(blocks: int) -> None:
+    for members in range(1, 60):
+        content = plain_archive(members).whole()
+        assert len(scan(content + bytes(-len(content) % (blocks * 512)))) == members
+
+
+@pytest.mark.parametrize("zeros", [5_000, 200_000])
+@pytest.mark.parametrize("members", [0, 1, 30])
+def test_gnu_tar_of_any_record_is_read(tmp_path: Path, members: int, zeros: int) -> None:
+    if shutil.which("tar") is None:
+        pytest.skip("GNU tar is not installed")
+    for number in range(members):
+        (tmp_path / f"{number:02d}.bin").write_bytes(bytes(zeros))  # payloads of zeros are no end
+    for blocks in (1, 20, 64, 2048):
+        command = ["tar", "-b", str(blocks), "-cf", "shard.tar", *(f"{number:02d}.bin" for number in range(members))]
+        subprocess.run([*command, *([] if members else ["-T", "/dev/null"])], cwd=tmp_path, check=True)
+        assert len(scan((tmp_path / "shard.tar").read_bytes())) == members
 
 
 @EVERY
