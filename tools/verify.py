@@ -8,7 +8,7 @@ from glob import escape
 import numpy as np
 from streamload_tools.reading import Reader
 
-from streamload.dataset.compressed_names import compression_of
+from streamload.dataset.compressed_names import is_compressed
 from streamload.dataset.index import check_shard
 from streamload.dataset.table import ShardTable
 from streamload.errors import DatasetIndexError, ShardFormatError, ShardNotFoundError, StreamloadError
@@ -62,7 +62,7 @@ def missing_shards(shards: Sequence[str], lookup: IndexLookup, storages: Storage
 
 def without_checksums(shards: Sequence[str], lookup: IndexLookup) -> int:
     """How many of these shards neither an index nor their compression has checksums of, for what is in the files."""
-    return sum(compression_of(url) is None and lookup.of_folder(folder_and_name(url)[0]) is None for url in shards)
+    return sum(not is_compressed(url) and lookup.of_folder(folder_and_name(url)[0]) is None for url in shards)
 
 
 def differences(url: str, table: ShardTable, known: ShardTable) -> Iterator[StreamloadError]:
