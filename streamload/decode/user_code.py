@@ -7,6 +7,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
+from streamload.decode.torchvision_start import torchvision_start
 from streamload.images.placing import takes_out, takes_rng
 
 __all__ = ["PROGRAM_ERRORS", "TransformRaisedError", "UserFunction", "check_takes_one", "why_not_skipped"]
@@ -103,6 +104,7 @@ class UserFunction:
         self.takes_rng = takes_rng(function)
         self.uses_global_generators = bool(getattr(function, "uses_global_generators", not self.takes_rng))
         self.takes_out = takes_out(function)
+        self._torchvision = torchvision_start(function)
 
     @property
     def starts_from_encoded(self) -> bool:
@@ -118,12 +120,14 @@ class UserFunction:
             out: offered to a function that takes one; the result may be this very array.
 
         Raises:
-            TransformRaisedError: it raised; the `cause` is what.
+            TransformRaisedError: it raised, or would do nothing (see `torchvision_start`); the `cause` is what.
         """
         options = {"rng": rng} if self.takes_rng else {}
         if out is not None and self.takes_out:
             options["out"] = out
         with _IN_USER_CODE:
+            if self._torchvision is not None:
+                self._torchvision.check(value)
             return self._function(value, **options)
 
     def from_encoded(self, data: memoryview, rng: Any, out: Any = None) -> Any:
