@@ -58,6 +58,7 @@ def shardify(
     partition: option.Partition = None,
     path_column: option.PathColumn = None,
     label_column: option.LabelColumn = None,
+    labels_as_names: option.LabelsAsNames = False,
     keep_columns: option.KeepColumns = False,
     follow_symlinks: option.FollowSymlinks = False,
     skip_bad: option.SkipBad = False,
@@ -81,7 +82,12 @@ def shardify(
         _refuse_pairs(resize=resize, quality=quality, split=split, partition=partition)
         source_to_shards(
             source,
-            SourceOptions(labels, partition, TableColumns(path_column, label_column, keep_columns), follow_symlinks),
+            SourceOptions(
+                labels,
+                partition,
+                TableColumns(path_column, label_column, keep=keep_columns, as_names=labels_as_names),
+                follow_symlinks,
+            ),
             PackOptions(
                 max_bytes=_max_bytes(max_bytes),
                 max_count=max_count,

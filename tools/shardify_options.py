@@ -14,6 +14,7 @@ __all__ = [
     "KeepColumns",
     "LabelColumn",
     "Labels",
+    "LabelsAsNames",
     "MaxBytes",
     "MaxCount",
     "Overwrite",
@@ -90,6 +91,13 @@ Labels = Annotated[
 Partition = Annotated[str | None, typer.Option(help='With --labels, the splits as JSON: {"train": ["ID", ...], ...}.')]
 PathColumn = Annotated[str | None, typer.Option(help="A table's column of paths or IDs; default: by its name.")]
 LabelColumn = Annotated[str | None, typer.Option(help="A table's column of labels; default: by its name.")]
+LabelsAsNames = Annotated[
+    bool,
+    typer.Option(
+        "--labels-as-names",
+        help="A table's labels are names of classes, also where they are numbers, and are numbered in their order.",
+    ),
+]
 KeepColumns = Annotated[
     bool, typer.Option("--keep-columns", help="Store the table's other columns too, as the field json.")
 ]

@@ -54,8 +54,36 @@ def test_whole_numbers_stay_what_they_are_and_have_no_names(photos: Path, tmp_pa
     samples = packed_samples(tmp_path / "dest")
     assert {key: sample["cls"] for key, sample in samples.items()} == {"a": b"7", "deep/b": b"-3"}
     assert not (tmp_path / "dest" / "classes.json").exists()
-    assert numbered_labels(["01", "1"]) == ([0, 1], ("01", "1"))
-    assert numbered_labels([3, "a"]) == ([0, 1], ("3", "a"))
+    assert numbered_labels(["01", "1"], str) == ([0, 1], ("01", "1"))
+    assert numbered_labels([3, "a"], str) == ([0, 1], ("3", "a"))
+
+
+@pytest.mark.parametrize("odd", ["nan", "0.5", "1.0", "?", "inf", "03"])
+def test_one_label_that_is_no_whole_number_among_them_is_refused_by_its_line(
+    photos: Path, tmp_path: Path, odd: str
+) -> None:
+    (photos / "t.csv").write_text(f"path,label\na.jpg,11\ndeep/b.png,{odd}\n../other/c.jpg,2\n")
+    status, _, err = pack(photos / "t.csv", tmp_path / "dest")
+    assert status == 2
+    assert f"t.csv', line 3: the label is '{odd}', and most labels are numbers: correct it, or give --" in err
+    assert not (tmp_path / "dest").exists()
+    assert pack(photos / "t.csv", tmp_path / "dest", "--labels-as-names")[0] == 0
+    classes = sorted(["11", odd, "2"])
+    assert json.loads((tmp_path / "dest" / "classes.json").read_text())["classes"] == classes
+    assert packed_samples(tmp_path / "dest")["deep/b"]["cls"] == b"%d" % classes.index(odd)
+
+
+def test_targets_of_a_regression_are_no_classes(photos: Path, tmp_path: Path) -> None:
+    (photos / "t.csv").write_text("path,y\na.jpg,0.0\ndeep/b.png,0.5\n../other/c.jpg,1e-3\n")
+    status, _, err = pack(photos / "t.csv", tmp_path / "dest")
+    assert status == 2
+    assert "line 2: the label is '0.0'" in err
+    assert "as in regression, are written with streamload.ShardWriter" in err
+
+
+def test_names_that_look_like_numbers_with_a_zero_before_them_are_names() -> None:
+    assert numbered_labels(["001", "002", "010"], str) == ([0, 1, 2], ("001", "002", "010"))
+    assert numbered_labels([7, 8], str, as_names=True) == ([0, 1], ("7", "8"))
 
 
 def test_columns_can_be_named(photos: Path, tmp_path: Path) -> None:

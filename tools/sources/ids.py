@@ -70,7 +70,11 @@ def files_by_id(
     _refuse("file", f"without a label in {labels_file!r}", [name for name in by_id if name not in rows])
     _refuse("ID", f"of {labels_file!r} without a file in {source!r}", [name for name in rows if name not in by_id])
     names = sorted(by_id)
-    numbers, classes = numbered_labels([rows[name].label for name in names])
+    numbers, classes = numbered_labels(
+        [rows[name].label for name in names],
+        lambda position: f"{labels_file!r}: the label of {names[position]!r}",
+        as_names=columns.as_names,
+    )
     keyed = KeyedFiles(SAMPLE_FIELDS)
     files = tuple(
         keyed.file(by_id[name], os.path.relpath(by_id[name], source), number, rows[name].columns)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeGuard
 
@@ -138,25 +138,56 @@ def is_label(value: object) -> TypeGuard[str | int]:
     return isinstance(value, str | int) and not isinstance(value, bool) and value != ""
 
 
-def numbered_labels(labels: Sequence[str | int]) -> tuple[list[int], tuple[str, ...] | None]:
+def numbered_labels(
+    labels: Sequence[str | int], where: Callable[[int], str], *, as_names: bool = False
+) -> tuple[list[int], tuple[str, ...] | None]:
     """Labels as numbers, and the names of the classes if the labels are names.
 
     Whole numbers stay what they are, however they are written in the table. Anything else is a name, and classes are
     numbered in the order of their names, as in an ImageFolder.
 
+    Args:
+        labels: as they were read.
+        where: says where a label stands, by its position.
+        as_names: numbers are names too.
+
     Raises:
-        SourceError: a number has more than 64 bits.
+        SourceError: a number has more than 64 bits, or most labels are numbers and some are not whole ones; to take
+            all of them for names would give every class another number.
     """
-    if all(isinstance(label, int) or _is_number(label) for label in labels):
+    if not as_names and all(isinstance(label, int) or _is_number(label) for label in labels):
         numbers = [int(label) for label in labels]
         for number in numbers:
             if not _LEAST_LABEL <= number <= _LARGEST_LABEL:
                 raise SourceError(f"the label {number} is too large; a label has 64 bits, one of them for its sign")
         return numbers, None
     names = [str(label) for label in labels]
+    if not as_names:
+        _refuse_odd_number(names, where)
     classes = tuple(sorted(set(names)))
     number_of = {name: position for position, name in enumerate(classes)}
     return [number_of[name] for name in names], classes
+
+
+def _refuse_odd_number(labels: Sequence[str], where: Callable[[int], str]) -> None:
+    if 2 * sum(map(_is_any_number, labels)) <= len(labels):
+        return
+    position, odd = next((place, label) for place, label in enumerate(labels) if not _is_number(label))
+    raise SourceError(
+        f"{where(position)} is {odd!r}, and most labels are numbers: correct it, or give --labels-as-names if they are "
+        "the names of classes; numbers that are no classes, as in regression, are written with streamload.ShardWriter"
+    )
+
+
+def _is_any_number(text: str) -> bool:
+    """Whether text is a number, whole or not; digits behind a zero, as in `01`, are rather a name."""
+    if _is_number(text):
+        return True
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return not text.removeprefix("-").isdigit()
 
 
 def _is_number(text: str) -> bool:

@@ -44,11 +44,13 @@ class TableColumns:
         path: the name of the column of paths, or None to find it by its name.
         label: the same for the labels.
         keep: store the other columns, as JSON.
+        as_names: labels that are numbers are names of classes too.
     """
 
     path: str | None = None
     label: str | None = None
     keep: bool = False
+    as_names: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,11 @@ def files_of_table(table_path: str, columns: TableColumns) -> Source:
         OSError: it cannot be read.
     """
     table = read_table(table_path, columns)
-    labels, classes = numbered_labels([row.label for row in table.rows])
+    labels, classes = numbered_labels(
+        [row.label for row in table.rows],
+        lambda position: f"{table_path!r}, line {table.rows[position].line}: the label",
+        as_names=columns.as_names,
+    )
     folder, keyed = os.path.dirname(table_path), KeyedFiles(SAMPLE_FIELDS)
     files = [
         keyed.file(os.path.join(folder, row.path), row.path, label, row.columns)
