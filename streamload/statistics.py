@@ -64,6 +64,8 @@ class Statistics:
         stages: by name. "plan" (the feeder: order and index), "scan" (reading tar headers), "decode", "transform" and
             "collate" (the workers, added up; they wait for tasks), "loop" (the user's own code between two batches;
             its `waited_s` is what it waited for batches).
+        first_batch_s: what the loop waited for the very first batch, part of `stages["loop"].waited_s`; the verdict
+            leaves it out.
         skipped_members: members of shards that are no part of a sample, by reason, for shards scanned in this run.
         skipped_samples: samples that failed and were left out or replaced (`on_error`).
         restarted_workers: workers that died and were replaced.
@@ -76,6 +78,7 @@ class Statistics:
     batches: int
     payload_bytes: int
     stages: Mapping[str, Stage]
+    first_batch_s: float
     skipped_members: Mapping[str, int]
     skipped_samples: int
     restarted_workers: int
@@ -87,21 +90,21 @@ class Statistics:
     def verdict(self) -> str:
         """What limits this run, in one sentence, with what to do about it."""
         loop = self.stages["loop"]
-        total_s = loop.worked_s + loop.waited_s
-        if not self.batches or total_s <= 0:
+        waited_s = loop.waited_s - self.first_batch_s
+        total_s = loop.worked_s + waited_s
+        if not self.batches:
             return "nothing yet: no batch has been delivered"
         if total_s < (_SHORT_WITH_FEW_BATCHES_S if self.batches < _FEW_BATCHES else _SHORT_S):
             few = counted(self.batches, "batch")
             return (
                 f"nothing that shows yet: {few} in {total_s:.1f} s are too short a run to judge, as starting is in it"
             )
-        share = loop.waited_s / total_s
+        share = waited_s / total_s
         if share < 0.05:
             return f"the training loop: it waits for data {share:.1%} of its time"
         work = {name: self.stages[name].worked_s for name in ("scan", "decode", "transform", "collate")}
         busiest = max(work, key=lambda name: work[name])
-        waited_s = self.stages["decode"].waited_s
-        if waited_s > sum(work.values()):
+        if self.stages["decode"].waited_s > sum(work.values()):
             where = "fetching" if self.requests else "the feeder or the storage"
             return f"{where}: the loop waits {share:.1%} of its time, and the workers wait as well"
         return f"the workers: the loop waits {share:.1%} of its time, most of the work is {busiest}; use more workers"
@@ -134,7 +137,14 @@ class Meter:
     batches: int = 0
     loop_worked_s: float = 0.0
     loop_waited_s: float = 0.0
+    first_batch_s: float = 0.0
     totals: FeederTotals = field(default_factory=FeederTotals)
+
+    def gave(self, waited_s: float) -> None:
+        """The loop has got a batch, which is counted already, and has waited so long for it."""
+        self.loop_waited_s += waited_s
+        if self.batches == 1:
+            self.first_batch_s = waited_s
 
     def statistics(self, skipped_samples: int) -> Statistics:
         """The figures as the user gets them."""
@@ -152,6 +162,7 @@ class Meter:
             batches=self.batches,
             payload_bytes=totals.payload_bytes,
             stages=stages,
+            first_batch_s=self.first_batch_s,
             skipped_members=dict(totals.skipped_members),
             skipped_samples=skipped_samples,
             restarted_workers=totals.restarted_workers,

@@ -11,12 +11,13 @@ from streamload import ShardWriter, StreamLoader, TarDataset
 from streamload.statistics import FeederTotals, Meter
 
 
-def verdict(batches: int, worked_s: float, waited_s: float, **totals: Any) -> str:
+def verdict(batches: int, worked_s: float, waited_s: float, first_batch_s: float = 0.0, **totals: Any) -> str:
     meter = Meter(
         samples=8 * batches,
         batches=batches,
         loop_worked_s=worked_s,
         loop_waited_s=waited_s,
+        first_batch_s=first_batch_s,
         totals=FeederTotals(**totals),
     )
     return meter.statistics(skipped_samples=0).verdict
@@ -43,6 +44,26 @@ def test_a_run_is_judged_when_there_is_enough_of_it(
 def test_what_limits_a_long_run_is_named() -> None:
     assert verdict(500, 1.0, 9.0, decode_s=9.0, transform_s=2.0).startswith("the workers")
     assert verdict(500, 1.0, 9.0, workers_waited_s=9.0, requests=7).startswith("fetching")
+
+
+def test_the_wait_for_the_first_batch_is_no_reason_to_blame_anything() -> None:
+    assert verdict(240, 12.0, 0.9, first_batch_s=0.85, workers_waited_s=9.0).startswith(
+        "the training loop: it waits for "
+    )
+    assert verdict(240, 12.0, 0.9, first_batch_s=0.05, workers_waited_s=9.0).startswith("the feeder or the storage")
+    assert verdict(240, 1.0, 9.5, first_batch_s=9.4, workers_waited_s=9.0).startswith("nothing that shows yet")
+
+
+def test_what_the_first_batch_took_is_measured_once(tmp_path: Path) -> None:
+    with ShardWriter(tmp_path / "some") as writer:
+        for number in range(40):
+            writer.write({"__key__": str(number), "cls": number})
+    with StreamLoader(tmp_path / "some", 10, num_workers=1) as loader:
+        next(iter(loader))
+        first = loader.statistics()
+        assert first.first_batch_s == first.stages["loop"].waited_s > 0
+        list(loader)
+        assert loader.statistics().first_batch_s == first.first_batch_s
 
 
 def test_one_is_singular(tmp_path: Path) -> None:

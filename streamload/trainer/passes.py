@@ -140,7 +140,7 @@ class Pass(Iterator[Any]):
             self.close("it was ended by an error", state="ready" if isinstance(error, Exception) else "left")
             raise
         self._gave_at, self._asked_at = perf_counter(), None
-        self._meter.loop_waited_s += self._gave_at - asked_at
+        self._meter.gave(self._gave_at - asked_at)
         return batch
 
     def _is_closed(self) -> bool:
