@@ -107,7 +107,7 @@ class Options:
     def fetching(self) -> Fetching:
         """The part that concerns shards that have to be brought near."""
         budget = self.memory_budget
-        folder = None if self.cache_dir is None else os.path.abspath(os.path.expanduser(os.fspath(self.cache_dir)))
+        folder = self._cache_folder
         return Fetching(
             self.storages,
             default_budget(local_ranks()) if budget == "auto" else parse_bytes("memory_budget", budget),
@@ -115,12 +115,14 @@ class Options:
             0 if folder is None else self._cache_bytes(folder),
         )
 
+    @property
+    def _cache_folder(self) -> str | None:
+        return None if self.cache_dir is None else os.path.abspath(os.path.expanduser(os.fspath(self.cache_dir)))
+
     def _cache_bytes(self, folder: str) -> int:
         if self.cache_size is not None:
             return parse_bytes("cache_size", self.cache_size)
-        while not os.path.isdir(folder):
-            folder = os.path.dirname(folder)
-        return shutil.disk_usage(folder).free * 9 // 10
+        return shutil.disk_usage(_existing_part(folder)).free * 9 // 10
 
     def job(self, own_transforms: OwnTransforms = ()) -> Job:
         """The part that concerns what is made of a sample, with the transforms that datasets have of their own."""
@@ -262,6 +264,8 @@ class Options:
                 )
         if self.cache_dir is not None and not isinstance(self.cache_dir, str | os.PathLike):
             raise TypeError(f"cache_dir={self.cache_dir!r} must be the path of a folder, or None")
+        if self._cache_folder is not None:
+            _check_can_be_written("cache_dir", self._cache_folder)
 
 
 def _check_int(name: str, value: object, least: int, alternative: str = "") -> None:
@@ -298,3 +302,17 @@ def rank_and_world_size(rank: int | None, world_size: int | None) -> tuple[int, 
     if rank >= world_size:
         raise ValueError(f"rank={rank} must be below world_size={world_size}; ranks are counted from 0")
     return rank, world_size
+
+
+def _existing_part(folder: str) -> str:
+    """The folder itself, or the nearest one above it that is there."""
+    while not os.path.lexists(folder):
+        folder = os.path.dirname(folder)
+    return folder
+
+
+def _check_can_be_written(name: str, folder: str) -> None:
+    there = _existing_part(folder)
+    why = "no permission to write" if os.path.isdir(there) else "which is no folder"
+    if not os.path.isdir(there) or not os.access(there, os.W_OK | os.X_OK):
+        raise ValueError(f"{name}={folder!r} cannot be used: {there!r}, {why}; name a folder that can be written")

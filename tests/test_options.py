@@ -127,6 +127,7 @@ WRONG: list[tuple[str, Any, type[Exception], str]] = [
     *[("cache_size", value, ValueError, '"512MiB" or "20GB"') for value in (0, "nan", "1e400GB")],
     ("cache_size", "10GB", ValueError, "without cache_dir"),
     ("cache_dir", 3, TypeError, "the path of a folder"),
+    ("cache_dir", "/dev/null/cache", ValueError, "cannot be used: '/dev/null', which is no folder"),
 ]
 
 

@@ -13,12 +13,14 @@ from typing import BinaryIO
 from streamload_tools.failures import UsageError
 from streamload_tools.reading import Reader, ReadShard
 from streamload_tools.sizes import counted
+from streamload_tools.verify import missing_names
 
 from streamload.dataset.chain import LINK
 from streamload.dataset.index import INDEX_FOLDER, IndexedShard, write_index_files
 from streamload.dataset.index_file import table_path
 from streamload.dataset.table_file import table_to_npz
 from streamload.errors import StorageError
+from streamload.fetch.listing.index_lookup import IndexLookup
 from streamload.fetch.listing.shard_names import WEB, folder_and_name
 from streamload.fetch.storage.protocol import protocol_of, without_secrets
 from streamload.fetch.storage.storages import Storages
@@ -36,10 +38,12 @@ class Indexed:
     Attributes:
         samples: how many there are.
         links: hard and symbolic links, which were passed over.
+        gone: shards that the index had and that are not there any more; it has them no longer.
     """
 
     samples: int
     links: int
+    gone: tuple[str, ...]
 
 
 def index_shards(
@@ -76,9 +80,12 @@ def index_shards(
         reader = Reader(storages, workers)
         for url, read in reader.each(urls, reader.read, advance):
             spool.add(url, read)
+        lookup, gone = IndexLookup(None, storages), []
         for folder, inside in by_folder.items():
-            spool.write(folder, inside, storages)
-    return Indexed(spool.samples, spool.links)
+            dropped = [] if output else missing_names(folder_and_name(inside[0])[0], lookup, storages)
+            spool.write(folder, inside, storages, dropped)
+            gone += dropped
+    return Indexed(spool.samples, spool.links, tuple(gone))
 
 
 def _check(folder: str, urls: Sequence[str]) -> None:
@@ -115,14 +122,14 @@ class _Spool:
         self.samples += samples
         self.links += read.table.skipped.get(LINK, 0)
 
-    def write(self, folder: str, urls: Sequence[str], storages: Storages) -> None:
-        """Write one index; its list comes last."""
+    def write(self, folder: str, urls: Sequence[str], storages: Storages, gone: Sequence[str]) -> None:
+        """Write one index, without the entries of shards that are gone; its list comes last."""
         entries = [self._entries[url] for url in urls]
         fields = {name for url in urls for name in self._fields[url]}
         url_of = {entry.name: url for entry, url in zip(entries, urls, strict=True)}
         if storages.is_local(folder):
             place = storages.for_url(folder).absolute(folder)
-            write_index_files(place, entries, fields, lambda name: self._content(url_of[name]))
+            write_index_files(place, entries, fields, lambda name: self._content(url_of[name]), gone=gone)
             return
         folder = folder.rstrip("/")
         storage = storages.for_url(folder)
@@ -136,7 +143,7 @@ class _Spool:
                     for place, content in zip(places, contents, strict=True)
                 ]:
                     done.result()
-        merge_remote_index(storage, folder, entries, fields)
+        merge_remote_index(storage, folder, entries, fields, gone)
 
     def _content(self, url: str) -> bytes:
         start, size = self._places[url]

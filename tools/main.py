@@ -88,6 +88,11 @@ def index_command(
         with open_progress("indexing", len(shards), "shards") as progress:
             found = index_shards(shards, output, storages, workers or available_processors(), progress.advance)
         typer.echo(f"indexed {counted(len(shards), 'shard')}, {counted(found.samples, 'sample')}")
+        if found.gone:
+            say(
+                f"note: dropped {counted(len(found.gone), 'shard')} from the index, such as {found.gone[0]!r}, "
+                "for lack of a file of that name"
+            )
         if found.links:
             say(
                 f"warning: {counted(found.links, 'link')} passed over, for a link has no bytes of its own; if they "

@@ -17,7 +17,7 @@ from streamload.fetch.listing.shard_names import WEB, folder_and_name, shard_nam
 from streamload.fetch.storage.protocol import protocol_of
 from streamload.fetch.storage.storages import Storages
 
-__all__ = ["damages", "differences", "missing_shards", "without_checksums"]
+__all__ = ["damages", "differences", "missing_names", "missing_shards", "without_checksums"]
 
 
 def damages(url: str, lookup: IndexLookup, reader: Reader) -> list[StreamloadError]:
@@ -41,23 +41,31 @@ def damages(url: str, lookup: IndexLookup, reader: Reader) -> list[StreamloadErr
     return [] if known is None else list(differences(url, read.table, known))
 
 
+def missing_names(folder: str, lookup: IndexLookup, storages: Storages) -> list[str]:
+    """The names of shards that the index beside the shards of a folder has and that are not there.
+
+    Web servers do not tell; and where the index or the folder cannot be read, nothing is known.
+    """
+    try:
+        index = lookup.of_folder(folder)
+        if index is None or protocol_of(folder) in WEB:
+            return []
+        listed = storages.for_url(folder).list(f"{escape(folder)}/*")
+    except StreamloadError:
+        return []
+    there = {shard_name(found.url) for found in listed}
+    return [entry.name for entry in index.shards if entry.name not in there and not entry.name.startswith(".")]
+
+
 def missing_shards(shards: Sequence[str], lookup: IndexLookup, storages: Storages) -> Iterator[StreamloadError]:
-    """The shards that the indexes beside some shards name and that are not there; web servers do not tell."""
+    """The shards that the indexes beside some shards name and that are not there."""
     for folder in dict.fromkeys(folder_and_name(url)[0] for url in shards):
-        try:
-            index = lookup.of_folder(folder)
-            if index is None or protocol_of(folder) in WEB:
-                continue
-            listed = storages.for_url(folder).list(f"{escape(folder)}/*")
-        except StreamloadError:
-            continue  # `damages` has said so of every shard
-        there = {shard_name(found.url) for found in listed}
-        for entry in index.shards:
-            if entry.name not in there and not entry.name.startswith("."):
-                yield ShardNotFoundError(
-                    "the index names this shard, but it is not there; restore it or rebuild the index",
-                    url=f"{folder}/{entry.name}",
-                )
+        for name in missing_names(folder, lookup, storages):
+            yield ShardNotFoundError(
+                "the index names this shard, but it is not there; restore it, or drop it from the index with "
+                "`streamload index`",
+                url=f"{folder}/{name}",
+            )
 
 
 def without_checksums(shards: Sequence[str], lookup: IndexLookup) -> int:

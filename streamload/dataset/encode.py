@@ -172,6 +172,8 @@ def _image(form: str, value: object) -> bytes:
 
 
 def _array(value: object) -> np.ndarray[Any, np.dtype[Any]]:
+    if type(value).__module__ == "torch" and hasattr(value, "detach"):
+        value = value.detach().cpu().numpy()
     if not isinstance(value, np.ndarray | np.generic):
         raise _UnsuitableError(f"takes NumPy arrays, not {type(value).__name__}")
     array = np.asarray(value)

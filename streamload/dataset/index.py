@@ -10,7 +10,7 @@ import contextlib
 import fcntl
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from typing import BinaryIO
 
@@ -79,7 +79,12 @@ def write_index(
 
 
 def write_index_files(
-    folder: str, entries: Sequence[IndexedShard], fields: set[str], table_file: Callable[[str], bytes]
+    folder: str,
+    entries: Sequence[IndexedShard],
+    fields: set[str],
+    table_file: Callable[[str], bytes],
+    *,
+    gone: Collection[str] = (),
 ) -> DatasetIndex:
     """`write_index` from tables that are files already, of which one is held at a time.
 
@@ -88,6 +93,7 @@ def write_index_files(
         entries: the shards.
         fields: of all the tables.
         table_file: gives what `table_to_npz` made for a shard, by the shard's name.
+        gone: names of shards whose entries are dropped.
 
     Raises:
         ValueError, StorageError: as for `write_index`.
@@ -97,7 +103,7 @@ def write_index_files(
         for entry in entries:
             content = table_file(entry.name)
             replace_file(table_path(folder, entry.name), partial(_write_all, content))
-        return _merge(folder, entries, fields)
+        return _merge(folder, entries, fields, gone=gone)
 
 
 def index_shards(
@@ -220,7 +226,14 @@ def _write_list(index: DatasetIndex, *, durable: bool) -> None:
     replace_file(os.path.join(index.folder, INDEX_FILE), lambda file: file.write(content), durable=durable)
 
 
-def _merge(folder: str, entries: Sequence[IndexedShard], fields: set[str], *, durable: bool = True) -> DatasetIndex:
+def _merge(
+    folder: str,
+    entries: Sequence[IndexedShard],
+    fields: set[str],
+    *,
+    gone: Collection[str] = (),
+    durable: bool = True,
+) -> DatasetIndex:
     """Write the list of shards with some new entries, keeping those of other shards. A broken one is made anew."""
     old: DatasetIndex | None = None
     if os.path.exists(os.path.join(folder, INDEX_FILE)):
@@ -228,13 +241,17 @@ def _merge(folder: str, entries: Sequence[IndexedShard], fields: set[str], *, du
             old = DatasetIndex.load(folder)
         except DatasetIndexError as exc:
             _log.warning("making a new index, without the entries of the old one: %s", exc)
-    index = merged_index(folder, old, entries, fields)
+    index = merged_index(folder, old, entries, fields, gone)
     _write_list(index, durable=durable)
     return index
 
 
 def merged_index(
-    folder: str, old: DatasetIndex | None, entries: Sequence[IndexedShard], fields: set[str]
+    folder: str,
+    old: DatasetIndex | None,
+    entries: Sequence[IndexedShard],
+    fields: set[str],
+    gone: Collection[str] = (),
 ) -> DatasetIndex:
     """An index with some new entries and those that it had of other shards.
 
@@ -243,8 +260,9 @@ def merged_index(
         old: the index as it was, or None.
         entries: new, or in the stead of old ones.
         fields: of the new entries' tables.
+        gone: names of old entries that are dropped.
     """
-    by_name = {} if old is None else {entry.name: entry for entry in old.shards}
+    by_name = {} if old is None else {entry.name: entry for entry in old.shards if entry.name not in gone}
     if old is not None and by_name.keys() - {entry.name for entry in entries}:
         fields = fields | set(old.fields)
     by_name |= {entry.name: entry for entry in entries}

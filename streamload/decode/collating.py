@@ -133,16 +133,20 @@ class PieceCollator:
             if not chosen or self._job.on_error == "raise" or any(failure.fatal for failure in failures):
                 return PieceDone(piece, whole=True, failures=failures)
             rows = rows.take(chosen)
+        returned = False
         with Attempt() as attempt:
             if self._job.collate_fn is None:
                 return self._regular_batch(piece, rows, failures)
             self._seeds.seed(randomness, first[0] + _COLLATE_STREAM, *first[1:])
-            return self._lay_down(piece, self._job.collate_fn(rows.as_list()), failures)
+            batch = self._job.collate_fn(rows.as_list())
+            returned = True
+            return self._lay_down(piece, batch, failures)
         error = attempt.error
         assert error is not None
         difference = difference_between(rows) if self._job.collate_fn is None else ""
         if self._job.collate_fn is not None:
-            said = f"collate_fn raised {in_words(error)} (for the batch that begins with this sample)"
+            happened = "returned what cannot be sent to the training process:" if returned else "raised"
+            said = f"collate_fn {happened} {in_words(error)} (for the batch that begins with this sample)"
         else:
             said = f"the batch that begins with this sample cannot be collated: {difference or in_words(error)}"
         failure = RowFailure(

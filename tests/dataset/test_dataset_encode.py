@@ -127,6 +127,13 @@ def test_refuses_by_naming_field_and_type(field: str, value: object) -> None:
         encode_field(field, value)
 
 
+def test_a_tensor_is_stored_as_its_array() -> None:
+    for tensor in (torch.arange(6).reshape(2, 3), torch.ones(2, requires_grad=True)):
+        stored = np.load(io.BytesIO(encode_field("npy", tensor)), allow_pickle=False)
+        assert np.array_equal(stored, tensor.detach().numpy())
+        assert stored.dtype == tensor.detach().numpy().dtype
+
+
 def test_pickle_is_refused_with_the_reason() -> None:
     with pytest.raises(TypeError, match="runs code"):
         encode_field("pkl", {"a": 1})

@@ -202,7 +202,7 @@ def test_a_collate_fn_that_returns_what_cannot_be_sent_is_an_error_of_its_batch(
     (piece,) = run(work, shelf, shelf.task(("cls",), whole=True))[0].pieces
     (failure,) = piece.failures
     assert failure.kind == "CollateError"
-    assert "generator" in failure.message
+    assert "returned what cannot be sent to the training process: TypeError: cannot pickle 'gen" in failure.message
 
 
 def test_a_collate_fn_that_returns_itself_is_an_error_of_its_batch() -> None:

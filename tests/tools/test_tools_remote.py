@@ -88,6 +88,16 @@ def test_index_of_a_bucket_is_that_of_the_local_folder(dataset: Path, bucket: Pl
     assert run(streamload.app, "ls", "--samples", bucket.url, *bucket.options) == local
 
 
+def test_index_of_a_bucket_drops_shards_that_were_taken_away(dataset: Path, bucket: Place) -> None:
+    put(dataset, bucket)
+    assert run(streamload.app, "index", bucket.url, *bucket.options)[0] == 0
+    (bucket.folder / "shard-000001.tar").unlink()
+    status, _, err = run(streamload.app, "index", f"{bucket.url}/*.tar", *bucket.options)
+    assert status == 0
+    assert "note: dropped 1 shard from the index, such as 'shard-000001.tar'" in err
+    assert list_shards(bucket.url, storages=Storages(bucket.storage_options)).counts == (5, 2)
+
+
 def test_a_stream_finds_what_a_scan_of_the_whole_finds(tmp_path: Path, bucket: Place) -> None:
     folder = numbers(tmp_path / "numbers")
     shutil.copy(folder / "shard-000000.tar", bucket.folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -68,6 +69,28 @@ def test_index_takes_the_place_of_a_stale_one_and_adds_to_another(dataset: Path)
     assert run(streamload.app, "ls", dataset)[0] == 1
     assert run(streamload.app, "index", first)[0] == 0
     assert list_shards(dataset).counts == (2, 5, 2)
+
+
+def test_index_drops_shards_that_were_taken_away_and_says_so(dataset: Path) -> None:
+    (dataset / "shard-000001.tar").unlink()
+    for command in ("ls", "verify"):
+        status, out, err = run(streamload.app, command, dataset)
+        assert status == 1
+        assert "drop it from the index with `streamload index" in out + err
+    status, out, err = run(streamload.app, "index", dataset)
+    assert (status, out) == (0, "indexed 2 shards, 7 samples\n")
+    assert "note: dropped 1 shard from the index, such as 'shard-000001.tar', for lack of a file of that name" in err
+    assert list_shards(dataset).counts == (5, 2)
+    assert run(streamload.app, "verify", dataset)[0] == 0
+    assert "note" not in run(streamload.app, "index", dataset)[2]
+
+
+def test_index_elsewhere_keeps_what_it_has_of_other_folders(dataset: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    assert run(streamload.app, "index", dataset, "--output", elsewhere)[0] == 0
+    (dataset / "shard-000001.tar").unlink()
+    assert "note" not in run(streamload.app, "index", dataset / "shard-000000.tar", "--output", elsewhere)[2]
+    assert len(json.loads((elsewhere / "index.json").read_text())["shards"]) == 3
 
 
 def test_verify_finds_nothing_in_what_is_whole(dataset: Path) -> None:

@@ -195,7 +195,7 @@ class Finder:
         for url in urls:
             folder, name = folder_and_name(url)
             if folder not in self._plain_folders and self._storages.is_local(url):
-                found[url] = self._storages.for_url(url).info(url)
+                found[url] = self._local(url, folder, name)
                 continue
             entry = self._indexes.entry_of(folder, name) if self._indexes is not None else None
             if entry is not None:
@@ -214,6 +214,18 @@ class Finder:
                 else:
                     found |= self._look_up_in(folder, named)
         return found
+
+    def _local(self, url: str, folder: str, name: str) -> ShardInfo:
+        try:
+            return self._storages.for_url(url).info(url)
+        except ShardNotFoundError:
+            if self._indexes is None or self._indexes.entry_of(folder, name) is None:
+                raise
+            raise ShardNotFoundError(
+                "no such shard, though the index beside it names it; restore it, or drop it from the index with "
+                f"`streamload index {folder}`",
+                url=url,
+            ) from None
 
     def _counted(self, urls: Urls, error: ShardNotFoundError) -> ShardNotFoundError:
         """The error for the first missing shard; where braces name it among others that exist, with how many do."""

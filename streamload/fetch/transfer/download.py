@@ -10,7 +10,7 @@ from typing import Protocol
 
 from streamload.errors import ShardChangedError, StorageError, TransientStorageError
 from streamload.fetch.storage.errors import WholeAnswerError
-from streamload.fetch.storage.protocol import RangeBody, same_etag, without_secrets
+from streamload.fetch.storage.protocol import RangeBody, same_etag
 from streamload.wording import counted
 
 __all__ = ["DownloadLimits", "Downloaded", "Pin", "RangeStorage", "Watch", "download"]
@@ -316,8 +316,8 @@ class _Download:
         times = counted(len(self._fruitless), "request")
         return StorageError(
             f"this server does not serve parts of files (the answer to {times} in a row for one was a whole file); "
-            "use another one (nginx, caddy, rclone serve), or let fsspec fetch whole files: "
-            f"simplecache::{without_secrets(self._url)}",
+            "use another one (nginx, caddy, rclone serve), or let fsspec fetch whole files, by simplecache:: before "
+            "the urls of the shards",
             url=self._url,
         )
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from streamload.dataset.index import (
     INDEX_FILE,
@@ -41,15 +41,22 @@ def write_remote_table(storage: Storage, index_folder: str, name: str, table: Sh
 
 
 def merge_remote_index(
-    storage: Storage, index_folder: str, entries: Sequence[IndexedShard], fields: set[str]
+    storage: Storage,
+    index_folder: str,
+    entries: Sequence[IndexedShard],
+    fields: set[str],
+    gone: Collection[str] = (),
 ) -> DatasetIndex:
-    """Add shards, whose tables are there, to the list in an index; a broken list is made anew. Raises StorageError."""
+    """Add shards, whose tables are there, to the list in an index, and drop those that are gone.
+
+    A broken list is made anew. Raises StorageError.
+    """
     try:
         old = _read(storage, index_folder)
     except DatasetIndexError as exc:
         _log.warning("making a new index, without the entries of the old one: %s", exc)
         old = None
-    index = merged_index(index_folder, old, entries, fields)
+    index = merged_index(index_folder, old, entries, fields, gone)
     storage.write(f"{index_folder}/{INDEX_FILE}", index.to_json())
     return index
 
