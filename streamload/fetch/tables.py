@@ -10,6 +10,7 @@ from urllib.parse import quote
 import numpy as np
 from numpy.typing import NDArray
 
+from streamload.dataset.compressed_names import is_compressed
 from streamload.dataset.foreign_index import check_samples
 from streamload.dataset.growing_table import GrowingTable
 from streamload.dataset.index import INDEX_FILE, DatasetIndex, table_path
@@ -22,6 +23,7 @@ from streamload.fetch.listing.foreign_lookup import ForeignLookup
 from streamload.fetch.listing.index_lookup import MOST_INDEX_BYTES
 from streamload.fetch.listing.listing import Listing
 from streamload.fetch.listing.shard_names import WEB
+from streamload.fetch.spot_check import spot_check, was_touched
 from streamload.fetch.storage.protocol import UNKNOWN_BYTES, protocol_of
 from streamload.fetch.storage.storages import Storages
 from streamload.fetch.transfer.download import DownloadLimits, Pin, download
@@ -76,6 +78,7 @@ class Tables:
         self._columns: dict[int, dict[tuple[str, ...], NDArray[np.int64]]] = {}
         self._growing: dict[int, GrowingTable] = {}
         self._versions: dict[int, tuple[int, str | None]] = {}
+        self._compared: set[int] = set()
         self._indexed_bytes = 0
         self._held: frozenset[int] = frozenset()
         self.skipped: dict[str, int] = {}
@@ -100,7 +103,7 @@ class Tables:
         if folder is None:
             table = self._from_cache(shard) or self._from_foreign(shard)
         elif self._storages.is_local(folder):
-            table = self._index(folder).table(self._listing.shards[shard].name)
+            table = self._from_index(shard, folder)
         else:
             table = self._table(shard, folder, self._read(self._table_url(shard, folder)))
         if table is not None:
@@ -203,6 +206,16 @@ class Tables:
         if folder not in self._indexes:
             self._indexes[folder] = DatasetIndex.load(folder, None if self._storages.is_local(folder) else self._read)
         return self._indexes[folder]
+
+    def _from_index(self, shard: int, folder: str) -> ShardTable:
+        """A table from a local index. A local shard that was touched since is compared with it, once."""
+        listed, index = self._listing.shards[shard], self._index(folder)
+        table = index.table(listed.name)
+        if shard not in self._compared and self._storages.is_local(listed.url) and not is_compressed(listed.url):
+            if was_touched(listed.mtime_ns, index.shard(listed.name).mtime_ns, table_path(folder, listed.name)):
+                spot_check(listed.url, table)
+            self._compared.add(shard)
+        return table
 
     async def _load_index(self, folder: str) -> None:
         """Read the list of an index, once, however many of its tables are loaded at once."""
