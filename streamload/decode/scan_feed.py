@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from streamload.decode.scans import Scans
 from streamload.fetch.fetcher import Fetcher
-from streamload.fetch.parts import PART_BYTES, part_key
+from streamload.fetch.parts import PART_BYTES, part_key, shard_and_number
 from streamload.fetch.tables import Tables
 
 __all__ = ["ScanFeed"]
@@ -51,6 +51,23 @@ class ScanFeed:
         for shard in sorted(self._held.keys() - looked_at):
             found = self._look(shard, 0)[0] or found
         return found
+
+    def make_way(self) -> bool:
+        """Let go of what was brought for later, for a part that is needed sooner. No scan may be under way.
+
+        It is brought once more in its turn.
+
+        Returns:
+            Whether there is room now, or will be.
+        """
+        fetcher = self._fetcher
+        first = fetcher.ledger.next_wanted()
+        # What is first may be wanted for a scan itself: then those of the shards behind it make way.
+        keeps = None if first is None or fetcher.ledger.is_reserved(first) else shard_and_number(first)[0]
+        for shard in [shard for shard in self._held if shard != keeps]:
+            fetcher.ledger.release(part_key(shard, number) for number in self._held.pop(shard))
+        fetcher.slots_came_back()
+        return not fetcher.stuck or fetcher.make_way()
 
     def _look(self, shard: int, left: int) -> tuple[bool, int]:
         """Pass on what has come of a shard, and ask for more of it.

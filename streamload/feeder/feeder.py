@@ -287,9 +287,10 @@ class Feeder:
             return
         # Until it says so itself, the loop may have let go of batches since it was last heard of.
         hopeless = self._epochs.waits and (self._told_nothing or self._in_process)
-        if hopeless or (self._counting and not self._epochs.busy):
+        hopeless = hopeless or (self._counting and not self._epochs.busy)
+        if hopeless and not (self._feed is not None and self._feed.make_way()):
             raise fetcher.too_small()
-        if self._question is None:
+        if self._question is None and not hopeless:
             self._question = next(self._questions)
             self._send(TellTaken(self._question), ())
 

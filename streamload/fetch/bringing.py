@@ -44,6 +44,9 @@ class BringerEvents(Protocol):
     def failed(self, state: FetchedShard, number: int, error: Exception, /) -> None:
         """A part cannot be brought."""
 
+    def not_coming(self, state: FetchedShard, /) -> None:
+        """What is on its way of a shard will not come."""
+
     def left_cache(self, state: FetchedShard, /) -> None:
         """The disk cache takes no more of a shard; what was there of it is not any more."""
 
@@ -77,7 +80,7 @@ class Bringer:
         self._openings = CacheOpenings(cache, storages, limits)
         self._bodies = PackedBodies(storages, self._openings, open_local, self._transfers.start)
         self._claims: set[asyncio.Task[None]] = set()
-        self._unpackings: list[UnpackedParts] = []
+        self._unpackings: list[tuple[FetchedShard, UnpackedParts]] = []
 
     @property
     def at_once(self) -> int:
@@ -123,6 +126,26 @@ class Bringer:
             self.forget(state)  # it has been here before, or has failed: once more from the start
         return range(0 if state.unpacking is None else state.unpacking.next_number, number)
 
+    def make_way(self, needed: int | None) -> bool:
+        """End the unpackings that wait for room, but not that of the shard that is needed.
+
+        They begin again, from the start, when their turn comes.
+
+        Returns:
+            Whether there were any; what they hold goes soon, and then there is word of it.
+        """
+        others = [state for state, unpacking in self._unpackings if state.unpacking is unpacking and not unpacking.over]
+        waiting = [state for state in others if state.number != needed and state.waits_for_room]
+        for state in waiting:
+            self._events.not_coming(state)
+            self.forget(state)
+        return bool(waiting)
+
+    @property
+    def ends_some(self) -> bool:
+        """Whether unpackings have been told to end and still hold what they hold."""
+        return any(unpacking.ends for _, unpacking in self._unpackings)
+
     def forget(self, state: FetchedShard) -> None:
         """Nothing more of this shard is wanted. The loop need not be running."""
         if state.unpacking is not None:
@@ -134,7 +157,7 @@ class Bringer:
         for claim in self._claims:
             claim.cancel()
         await asyncio.gather(*self._claims, return_exceptions=True)
-        for unpacking in self._unpackings:  # also those that are on their way: they ask for more
+        for _, unpacking in self._unpackings:  # also those that are on their way: they ask for more
             await unpacking.close()
         await self._transfers.close()
 
@@ -241,8 +264,8 @@ class Bringer:
             granted = self._events.under_way(state)
             unpacker = Unpacker(state.compression, state.url)
             state.unpacking = UnpackedParts(self._bodies.open(state), unpacker, _Unpacked(self, state), granted)
-            self._unpackings = [each for each in self._unpackings if not each.over]
-            self._unpackings.append(state.unpacking)
+            self._unpackings = [each for each in self._unpackings if not each[1].over]
+            self._unpackings.append((state, state.unpacking))
         return state.unpacking
 
     def unpacked(self, state: FetchedShard, number: int, size_bytes: int) -> None:

@@ -19,6 +19,7 @@ _REQUESTS_BYTES = 112 << 20
 """About so much the feeder was seen to grow by with 32 requests on their way."""
 
 _GUESS_BYTES = 4 << 30
+_STEPS_FOR_A_MEAN = 4
 
 
 def available_bytes(root: str = "/") -> int:
@@ -65,6 +66,8 @@ def check_budget(
     lanes_read: int,
     lanes: int,
     shards: int,
+    ranks: int = 1,
+    drop_last: bool = False,
 ) -> None:
     """Refuse an order of which more must be held at once than fits.
 
@@ -75,12 +78,14 @@ def check_budget(
     Args:
         budget_bytes: for everything.
         window: samples; 0 without shuffle.
-        batch_size: samples.
+        batch_size: samples, of each rank.
         samples: of the dataset.
         data_bytes: of the dataset.
         lanes_read: how many lanes this rank reads.
         lanes: how many there are.
         shards: how many there are.
+        ranks: the world size.
+        drop_last: samples that fill no batch of all ranks are left out.
 
     Raises:
         ValueError: it does not fit; the message has the arithmetic and what to do.
@@ -98,7 +103,22 @@ def check_budget(
             part_bytes=part_bytes,
             lanes_read=lanes_read,
         )
-    _check_batch(budget_bytes, min(batch_size, samples), sample_bytes, part_bytes)
+    _check_batch(
+        budget_bytes, _samples_of_a_batch(samples, batch_size, ranks, drop_last=drop_last), sample_bytes, part_bytes
+    )
+
+
+def _samples_of_a_batch(samples: int, batch_size: int, ranks: int, *, drop_last: bool) -> float:
+    """How many samples of mean size are as large as the largest batch surely is.
+
+    Of few batches the last one may have all the large samples, or they may be those that are left out.
+    """
+    whole_steps, rest = divmod(samples, batch_size * ranks)
+    if whole_steps >= _STEPS_FOR_A_MEAN:
+        return batch_size
+    if drop_last:
+        return 0
+    return samples / ((whole_steps + (rest > 0)) * ranks)
 
 
 def _check_window(
@@ -115,13 +135,13 @@ def _check_window(
     raise ValueError(
         f"memory_budget of {_shown(budget_bytes)} is too small for shuffle_window={window}: {within} = "
         f"{held / 1e6:.0f} MB are held while they wait to be drawn, and {edges / 1e6:.0f} MB of parts at the edges. "
-        f"Give a memory_budget of at least {(held + edges) / 1e6 * 1.05:.0f} MB, "
+        f"Give a memory_budget of at least {budget_for(int((held + edges) * 1.05)) / 1e6:.0f} MB, "
         f"a shuffle_window of at most {fitting}, "
         "or a cache_dir on a disk with room"
     )
 
 
-def _check_batch(budget_bytes: int, batch_size: int, sample_bytes: float, part_bytes: float) -> None:
+def _check_batch(budget_bytes: int, batch_size: float, sample_bytes: float, part_bytes: float) -> None:
     """Refuse a batch whose samples are more than there may be at once."""
     batch_bytes = batch_size * sample_bytes
     if batch_bytes <= budget_bytes:
@@ -129,7 +149,7 @@ def _check_batch(budget_bytes: int, batch_size: int, sample_bytes: float, part_b
     # With it, the batch that is made of it and one that the loop still has.
     enough_bytes = budget_for(int(3 * batch_bytes + 2 * part_bytes))
     raise ValueError(
-        f"memory_budget of {_shown(budget_bytes)} is too small for a batch of {counted(batch_size, 'sample')} x "
+        f"memory_budget of {_shown(budget_bytes)} is too small for a batch of {batch_size:g} samples x "
         f"{sample_bytes / 1e3:.1f} kB: {_shown(batch_bytes)} of shards are needed at once. Give a memory_budget of "
         f"{enough_bytes / 1e6 * 1.05:.0f} MB, which has room for what is made of them too, a smaller batch_size, or a "
         "cache_dir on a disk with room"

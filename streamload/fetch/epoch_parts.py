@@ -145,7 +145,8 @@ class EpochParts:
         self._fetcher.freed()
 
     def _on_arrival(self, shard: int, key: int) -> None:
-        if shard in self._keeping:
+        # A part that went and was fetched once more may come when the plan is behind it, and no step of that let it go.
+        if shard in self._keeping and not self._is_passed(shard, shard_and_number(key)[1]):
             self._kept.setdefault(shard, set()).add(key)
             self._passed.pop(shard, None)
             self._fetcher.ledger.keep(key)

@@ -7,7 +7,7 @@ from functools import partial
 
 from streamload.errors import DatasetIndexError, StorageError
 from streamload.fetch.bringing import Bringer
-from streamload.fetch.budget import budget_error
+from streamload.fetch.budget import budget_error, budget_for
 from streamload.fetch.cache.disk_cache import DiskCache
 from streamload.fetch.cache.foresight import Foresight
 from streamload.fetch.failures import Failures
@@ -189,7 +189,8 @@ class Fetcher:
     def pump(self) -> None:
         """Start all that there is room for."""
         if self._bringer is None:
-            self._bringer = Bringer(self._storages, self._cache, self._open_local, self, self._limits)
+            open_local = lambda shard: open_listed(self._listing.shards[shard])  # noqa: E731
+            self._bringer = Bringer(self._storages, self._cache, open_local, self, self._limits)
         for costless in self.ledger.take_costless():
             self._drop(costless)
         self._missing = None
@@ -205,7 +206,8 @@ class Fetcher:
             if state.compression is not None:
                 if self._bringer.would_begin_again(state, number) and self.under_way(state):
                     return  # what it is about to bring comes first, and may make room
-                if self._want_before(state, number):
+                before = (part_key(shard, each) for each in self._bringer.parts_before(state, number))
+                if self.ledger.want_before(before, key):  # unpacking goes through these first, so they are next now
                     continue
             if not self._make_room(shard, end - start):
                 self._missing = shard, end - start
@@ -219,8 +221,15 @@ class Fetcher:
         """Whether what is wanted next does not fit, and nothing is on its way whose arrival could change that."""
         if self._missing is None or self._has_room(*self._missing):
             return False
+        if self._bringer is not None and self._bringer.ends_some:
+            return False
         on_the_way = {shard_and_number(key)[0] for key in self.ledger.on_their_way()}
         return all(self.state_of(shard).waits_for_room for shard in on_the_way)
+
+    def make_way(self) -> bool:
+        """End unpackings that wait for room, for a part of another shard that has none; whether there were any."""
+        needed = None if self._missing is None else self._missing[0]
+        return self._bringer is not None and self._bringer.make_way(needed)
 
     def slots_came_back(self) -> None:
         """Go on where that makes room for what did not fit."""
@@ -234,7 +243,7 @@ class Fetcher:
             return self._shards.too_many()
         held_bytes = 0 if self._bringer is None else self._bringer.held_bytes
         needs = missing_bytes, self.ledger.kept_from_next_bytes(), self._slot_bytes(), held_bytes
-        return budget_error(self.ledger.budget_bytes, *needs)
+        return budget_error(budget_for(self.ledger.budget_bytes), *needs)
 
     async def close(self) -> None:
         """Stop everything and let go of all memory. Twice is fine."""
@@ -286,16 +295,6 @@ class Fetcher:
                 self._bringer.forget(state)
             state.close()
 
-    def _want_before(self, state: FetchedShard, number: int) -> bool:
-        """Unpacking goes through all parts before this one, so these need room first.
-
-        Returns:
-            Whether there are such parts, which are next now.
-        """
-        assert self._bringer is not None
-        before = (part_key(state.number, each) for each in self._bringer.parts_before(state, number))
-        return self.ledger.want_before(before, part_key(state.number, number))
-
     # -- what the bringer says -------------------------------------------------------------------------------------
 
     def state_of(self, shard: int) -> FetchedShard:
@@ -328,6 +327,11 @@ class Fetcher:
         self.ledger.give_up(key)
         self._progress()
 
+    def not_coming(self, state: FetchedShard) -> None:
+        """See `BringerEvents`."""
+        for key in self.ledger.on_their_way() & self.ledger.parts_of(state.number):
+            self.ledger.dropped(key)
+
     def left_cache(self, state: FetchedShard) -> None:
         """See `BringerEvents`. What is still needed of the shard comes into memory, all of it once more."""
         state.generation = self._shards.new_generation()
@@ -344,6 +348,3 @@ class Fetcher:
     def has_room(self) -> None:
         """See `BringerEvents`."""
         self._wake()
-
-    def _open_local(self, shard: int) -> int:
-        return open_listed(self._listing.shards[shard])

@@ -89,6 +89,10 @@ class PartLedger:
         needs: tuple[Iterable[int], ...] = (self._holds, self._pins, self._reserved, self._on_the_way)
         return any(key in each for each in needs)
 
+    def is_reserved(self, key: int) -> bool:
+        """Whether a planned batch will need the part."""
+        return key in self._reserved
+
     def parts_of(self, shard: int) -> set[int]:
         """The keys of a shard's parts that are there or on their way."""
         return self._of_shard.get(shard, set())

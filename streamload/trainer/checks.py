@@ -55,17 +55,26 @@ def check_window_fits(listing: Listing, order: OrderOptions, options: Options, w
     if min(sizes) < 0 or any(compression_of(listing.shards[shard].url) for shard in fetched):
         return
     samples = sum(listing.counts)
-    read = listing.fields if options.fields is None else {name for entry in options.fields for name in entry.split(";")}
-    reads_all = set(listing.fields).issubset(read)
+    reads_all = set(listing.fields).issubset(_surely_read(listing, options))
     if sum(sizes) > samples * PART_BYTES and not reads_all:
         return  # what lies in other parts of a sample is not fetched
     check_budget(
         options.fetching().budget_bytes,
         window=order.window if order.shuffle else 0,
         batch_size=order.batch_size if reads_all and order.choice is None else 1,  # a choice may repeat samples
+        drop_last=order.drop_last,
         samples=samples,
         data_bytes=sum(sizes),
         lanes=order.lanes,
         lanes_read=order.lanes // world_size if order.lanes % world_size == 0 else order.lanes,
         shards=len(sizes),
+        ranks=world_size,
     )
+
+
+def _surely_read(listing: Listing, options: Options) -> set[str]:
+    """The fields that are read of every sample that has them; of alternatives, where only one of them exists."""
+    if options.fields is None:
+        return set(listing.fields)
+    alternatives = [set(entry.split(";")).intersection(listing.fields) for entry in options.fields]
+    return set().union(*(names for names in alternatives if len(names) == 1))

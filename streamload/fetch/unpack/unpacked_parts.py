@@ -23,7 +23,7 @@ class UnpackingEvents(Protocol):
         """Whether a part that is not there is to be kept: room was granted for it, or will be."""
 
     def waits(self) -> None:
-        """There is no room yet for the part that comes now."""
+        """There is no room yet for the part that comes now; or it was told to stop, and has let go of all."""
 
     def write(self, offset: int, data: bytes, /) -> None:
         """Some bytes of the unpacked shard, in order."""
@@ -66,7 +66,7 @@ class UnpackedParts:
         self._events = events
         self._grants = set(granted)
         self._granted = asyncio.Event()
-        self._cancelled = False
+        self._cancelled = self._closed = False
         self._task = asyncio.create_task(self._run(body, unpacker))
         self._task.add_done_callback(self._over)
 
@@ -81,13 +81,19 @@ class UnpackedParts:
         self.waits_for_room = False  # if it was not for this one, that shows when the task has run
         self._granted.set()
 
+    @property
+    def ends(self) -> bool:
+        """Whether it has been told to stop and still holds what it holds."""
+        return self._cancelled and not self.over
+
     async def close(self) -> None:
         """Stop; no event comes any more. Twice is fine."""
+        self._closed = True
         self.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 
     def cancel(self) -> None:
-        """Stop soon, without waiting for it."""
+        """Stop soon, without waiting for it; when that has happened, `waits` says that there is room."""
         self._cancelled = True
         self._task.cancel()
 
@@ -103,7 +109,9 @@ class UnpackedParts:
     def _over(self, task: asyncio.Task[None]) -> None:
         """Pass on what was raised, a mistake of ours too: nothing else would tell of it."""
         error = None if task.cancelled() else task.exception()
-        if isinstance(error, Exception) and not self._cancelled:
+        if self._cancelled and not self._closed:
+            self._events.waits()
+        elif isinstance(error, Exception) and not self._cancelled:
             self._events.failed(error)
 
     async def _write(self, offset: int, piece: bytes) -> None:
