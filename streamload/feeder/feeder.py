@@ -289,7 +289,7 @@ class Feeder:
         hopeless = self._epochs.waits and (self._told_nothing or self._in_process)
         hopeless = hopeless or (self._counting and not self._epochs.busy)
         if hopeless and not (self._feed is not None and self._feed.make_way()):
-            raise fetcher.too_small()
+            raise fetcher.too_small(counting=self._counting)
         if self._question is None and not hopeless:
             self._question = next(self._questions)
             self._send(TellTaken(self._question), ())

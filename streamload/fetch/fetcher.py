@@ -236,14 +236,14 @@ class Fetcher:
         if self._missing is not None and self._has_room(*self._missing):
             self._wake()
 
-    def too_small(self) -> StorageError:
-        """The error to raise for a budget within which nothing goes on."""
+    def too_small(self, *, counting: bool) -> StorageError:
+        """The error to raise for a budget within which nothing goes on, maybe because `len()` waits for all shards."""
         shard, missing_bytes = self._missing or (0, 0)
         if self._shards.to_close(shard, self.ledger) is None:
             return self._shards.too_many()
         held_bytes = 0 if self._bringer is None else self._bringer.held_bytes
         needs = missing_bytes, self.ledger.kept_from_next_bytes(), self._slot_bytes(), held_bytes
-        return budget_error(budget_for(self.ledger.budget_bytes), *needs)
+        return budget_error(budget_for(self.ledger.budget_bytes), *needs, counting=counting)
 
     async def close(self) -> None:
         """Stop everything and let go of all memory. Twice is fine."""

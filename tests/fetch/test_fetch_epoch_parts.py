@@ -167,3 +167,21 @@ def test_what_comes_of_a_shard_that_is_being_scanned_is_kept_and_of_no_other() -
     parts.ledger.hold([second])
     parts.ledger.release([second])
     assert list(parts.ledger.dispensable()) == [first, second], "now it depends on the last use only"
+
+
+def test_what_comes_once_more_when_the_plan_is_behind_it_is_not_kept() -> None:
+    """No step of the plan would ever let go of it, if that waits for the room."""
+    parts = Parts()
+    epoch = epoch_of(parts, Position(), Known(TABLE, None))
+    epoch.keep(0)
+    key = part_key(0, 0)
+    parts.ledger.reserve([key])
+    parts.want([key])
+    for told in parts.told:
+        told(0, key)
+    parts.ledger.cancel([key])
+    parts.ledger.expect_rows(1)
+    parts.ledger.hold([part_key(1, 0)])
+    parts.ledger.want([part_key(1, 0)])
+    parts.ledger.next_wanted()
+    assert list(parts.ledger.dispensable()) == [key]
