@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Protocol
@@ -21,6 +22,9 @@ from streamload.fetch.unpack.unpacked_parts import UnpackedParts
 from streamload.fetch.unpack.unpacking import Unpacker
 
 __all__ = ["Bringer", "BringerEvents"]
+
+
+_MOST_WAYS_MADE = 8
 
 
 class BringerEvents(Protocol):
@@ -79,6 +83,7 @@ class Bringer:
         self._transfers = Transfers(self._source, self._write, self._on_done, self._on_failed, limits=limits)
         self._openings = CacheOpenings(cache, storages, limits)
         self._bodies = PackedBodies(storages, self._openings, open_local, self._transfers.start)
+        self._ways_made: Counter[int | None] = Counter()
         self._claims: set[asyncio.Task[None]] = set()
         self._unpackings: list[tuple[FetchedShard, UnpackedParts]] = []
 
@@ -129,17 +134,21 @@ class Bringer:
     def make_way(self, needed: int | None) -> bool:
         """End the unpackings that wait for room, but not that of the shard that is needed.
 
-        They begin again, from the start, when their turn comes.
+        They begin again, from the start, when their turn comes. It is done some times only for a shard of which nothing
+        comes all the same, so that two of them cannot go on ending each other.
 
         Returns:
             Whether there were any; what they hold goes soon, and then there is word of it.
         """
         others = [state for state, unpacking in self._unpackings if state.unpacking is unpacking and not unpacking.over]
         waiting = [state for state in others if state.number != needed and state.waits_for_room]
+        if not waiting or self._ways_made[needed] >= _MOST_WAYS_MADE:
+            return False
+        self._ways_made[needed] += 1
         for state in waiting:
             self._events.not_coming(state)
             self.forget(state)
-        return bool(waiting)
+        return True
 
     @property
     def ends_some(self) -> bool:
@@ -189,6 +198,7 @@ class Bringer:
         except CacheOffError:
             self._leave_cache(state)
             return
+        self._ways_made.pop(state.number, None)
         self._events.arrived(state, part.number, 0 if state.cached is not None else done.end - done.start)
 
     def _on_failed(self, part: Part, error: BaseException) -> None:
@@ -270,6 +280,7 @@ class Bringer:
 
     def unpacked(self, state: FetchedShard, number: int, size_bytes: int) -> None:
         """See `UnpackingEvents.unpacked`."""
+        self._ways_made.pop(state.number, None)
         self._events.arrived(state, number, size_bytes)
 
     def has(self, state: FetchedShard, number: int) -> bool:

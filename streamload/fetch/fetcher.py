@@ -221,10 +221,9 @@ class Fetcher:
         """Whether what is wanted next does not fit, and nothing is on its way whose arrival could change that."""
         if self._missing is None or self._has_room(*self._missing):
             return False
-        if self._bringer is not None and self._bringer.ends_some:
-            return False
         on_the_way = {shard_and_number(key)[0] for key in self.ledger.on_their_way()}
-        return all(self.state_of(shard).waits_for_room for shard in on_the_way)
+        ends_some = self._bringer is not None and self._bringer.ends_some
+        return not ends_some and all(self.state_of(shard).waits_for_room for shard in on_the_way)
 
     def make_way(self) -> bool:
         """End unpackings that wait for room, for a part of another shard that has none; whether there were any."""
@@ -241,8 +240,8 @@ class Fetcher:
         shard, missing_bytes = self._missing or (0, 0)
         if self._shards.to_close(shard, self.ledger) is None:
             return self._shards.too_many()
-        held_bytes = 0 if self._bringer is None else self._bringer.held_bytes
-        needs = missing_bytes, self.ledger.kept_from_next_bytes(), self._slot_bytes(), held_bytes
+        unpacking_bytes = 0 if self._bringer is None else self._bringer.held_bytes
+        needs = missing_bytes, self.ledger.kept_from_next_bytes(), self._slot_bytes(), unpacking_bytes
         return budget_error(budget_for(self.ledger.budget_bytes), *needs, counting=counting)
 
     async def close(self) -> None:

@@ -29,6 +29,9 @@ class Nobody:
     def failed(self, state: FetchedShard, number: int, error: Exception) -> None:
         raise AssertionError(f"nobody wants it any more: {error}")
 
+    def not_coming(self, state: FetchedShard) -> None:
+        pass
+
     def left_cache(self, state: FetchedShard) -> None:
         raise AssertionError("the cache takes everything")
 

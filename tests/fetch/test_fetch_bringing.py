@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from nobody import Nobody
@@ -78,3 +78,51 @@ def test_a_request_that_fails_when_nobody_wants_it_any_more_makes_room_for_anoth
             await bringer.close()
 
     asyncio.run(run())
+
+
+class Paused(Nobody):
+    """Notes of which shards nothing comes any more."""
+
+    def __init__(self, states: list[FetchedShard]) -> None:
+        super().__init__(states)
+        self.given_up: list[int] = []
+
+    def not_coming(self, state: FetchedShard) -> None:
+        self.given_up.append(state.number)
+
+    def arrived(self, state: FetchedShard, number: int, size_bytes: int) -> None:
+        pass
+
+
+class PausedUnpacking:
+    """An unpacking that waits for room, and begins again at once when it is ended."""
+
+    over, ends, waits_for_room = False, False, True
+
+    def cancel(self) -> None:
+        pass
+
+
+def test_unpackings_make_way_for_another_shard_but_not_for_ever() -> None:
+    async def run() -> tuple[int, list[int]]:
+        gz = compression_of("a.tar.gz")
+        states = [FetchedShard(shard, f"s3://bucket/{shard}.tar.gz", Pin(), gz, 0, None) for shard in (0, 1)]
+        events = Paused(states)
+        bringer = Bringer(RefusingStorage(), None, lambda _: -1, events)
+        times = 0
+        while times < 100:
+            for state in states:
+                state.unpacking = cast("Any", PausedUnpacking())
+            bringer._unpackings = [(state, state.unpacking) for state in states if state.unpacking is not None]
+            if not bringer.make_way(1):
+                break
+            assert states[0].unpacking is None
+            assert states[1].unpacking is not None
+            times += 1
+        bringer.unpacked(states[1], 0, PART_BYTES)  # it goes on, so there is a reason to try again
+        assert bringer.make_way(1)
+        return times, events.given_up
+
+    times, given_up = asyncio.run(run())
+    assert 1 < times < 100
+    assert given_up == [0] * (times + 1)
