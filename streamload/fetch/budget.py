@@ -148,8 +148,9 @@ def _check_batch(budget_bytes: int, batch_size: float, sample_bytes: float, part
         return
     # With it, the batch that is made of it and one that the loop still has.
     enough_bytes = budget_for(int(3 * batch_bytes + 2 * part_bytes))
+    samples = counted(max(1, round(batch_size)), "sample")
     raise ValueError(
-        f"memory_budget of {_shown(budget_bytes)} is too small for a batch of {counted(max(1, round(batch_size)), 'sample')} x "
+        f"memory_budget of {_shown(budget_bytes)} is too small for a batch of {samples} x "
         f"{sample_bytes / 1e3:.1f} kB: {_shown(batch_bytes)} of shards are needed at once. Give a memory_budget of "
         f"{enough_bytes / 1e6 * 1.05:.0f} MB, which has room for what is made of them too, a smaller batch_size, or a "
         "cache_dir on a disk with room"
