@@ -189,8 +189,8 @@ class Fetcher:
     def pump(self) -> None:
         """Start all that there is room for."""
         if self._bringer is None:
-            open_local = lambda shard: open_listed(self._listing.shards[shard])  # noqa: E731
-            self._bringer = Bringer(self._storages, self._cache, open_local, self, self._limits)
+            listed = self._listing.shards
+            self._bringer = Bringer(self._storages, self._cache, lambda n: open_listed(listed[n]), self, self._limits)
         for costless in self.ledger.take_costless():
             self._drop(costless)
         self._missing = None
