@@ -265,7 +265,7 @@ class Options:
         if self.cache_dir is not None and not isinstance(self.cache_dir, str | os.PathLike):
             raise TypeError(f"cache_dir={self.cache_dir!r} must be the path of a folder, or None")
         if self._cache_folder is not None:
-            _check_can_be_written("cache_dir", self._cache_folder)
+            _check_can_be_used("cache_dir", self._cache_folder)
 
 
 def _check_int(name: str, value: object, least: int, alternative: str = "") -> None:
@@ -311,8 +311,13 @@ def _existing_part(folder: str) -> str:
     return folder
 
 
-def _check_can_be_written(name: str, folder: str) -> None:
+def _check_can_be_used(name: str, folder: str) -> None:
+    """Refuse what is no folder, or cannot be made; one that is there may be full already, and only to be read."""
     there = _existing_part(folder)
-    why = "no permission to write" if os.path.isdir(there) else "which is no folder"
-    if not os.path.isdir(there) or not os.access(there, os.W_OK | os.X_OK):
-        raise ValueError(f"{name}={folder!r} cannot be used: {there!r}, {why}; name a folder that can be written")
+    if not os.path.isdir(there):
+        why = "which is no folder"
+    elif os.access(there, (os.R_OK if there == folder else os.W_OK) | os.X_OK):
+        return
+    else:
+        why = "no permission"
+    raise ValueError(f"{name}={folder!r} cannot be used: {there!r}, {why}; name a folder that can be written")

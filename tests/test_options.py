@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -410,3 +411,10 @@ def test_a_loader_made_before_the_process_group_does_not_give_every_rank_the_sam
             iter(found)
         assert next(iter(given))[0].tolist() == [0, 1]
         assert next(iter(divided))[0].tolist() == [1, 3]
+
+
+def test_a_cache_that_may_only_be_read_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: not mode & os.W_OK)
+    assert options(cache_dir=tmp_path).fetching().cache_folder == os.fspath(tmp_path)
+    with pytest.raises(ValueError, match=rf"cannot be used: '{tmp_path}', no permission; name a folder"):
+        options(cache_dir=tmp_path / "new")
