@@ -30,6 +30,7 @@ import numpy as np
 from streamload.fetch.cache.cache_room import CachedFile, files_to_evict
 from streamload.fetch.cache.disk_cache import DiskCache
 from streamload.fetch.cache.next_use import OrderNextUse, numbers_by_key
+from streamload.fetch.cache.partial_shard import cached_bytes
 from streamload.fetch.cache.shard_identity import ShardIdentity
 from streamload.order.plan import OrderOptions, shards_in_order
 
@@ -150,7 +151,8 @@ def measure(shards: Shards, n_epochs: int) -> Iterator[int]:
     """The same read through a real cache in a folder of its own: the bytes hit in each epoch."""
     part_bytes = 64 << 10
     with tempfile.TemporaryDirectory(prefix="streamload-bench-") as folder:
-        cache = DiskCache(folder, shards.room, part_bytes=part_bytes)
+        checksums = sum(cached_bytes(size, part_bytes) - size for size in shards.sizes)  # not simulated
+        cache = DiskCache(folder, shards.room + checksums, part_bytes=part_bytes)
         for next_use, order in epochs_of(shards, n_epochs):
             cache.expect(next_use)
             yield sum(_read(cache, shards.identity(shard), part_bytes) for shard in order)
@@ -168,7 +170,7 @@ def _read(cache: DiskCache, identity: ShardIdentity, part_bytes: int) -> int:
         piece = data[part * part_bytes : (part + 1) * part_bytes]
         if asyncio.run(shard.claim(part)):
             shard.write(part * part_bytes, piece)
-            shard.finish(part)
+            shard.finish(part, asyncio.run(shard.checksum(part)))
             hit -= len(piece)
     if os.pread(shard.descriptor, identity.bytes, 0) != data:
         raise ValueError(f"{identity.url}: wrong bytes")

@@ -4,17 +4,14 @@
     python examples/train_lightning.py run
 
 Lightning saves the state of every loader that has `state_dict` and `load_state_dict`, and loads it where a checkpoint
-was made within an epoch. Two things are to be added, for checkpoints at an epoch's end: `set_epoch` where the loader is
-made, since for those that are made between two epochs Lightning loads no state; and a loader that goes on with the next
-epoch where the last batch of one was the last before the checkpoint, as Lightning does.
+was made within an epoch. `LightningLoader` also goes on rightly from checkpoints at an epoch's end.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import lightning
 import numpy as np
@@ -22,21 +19,10 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor, nn
 
-from streamload import ShardWriter, StreamLoader
+from streamload import ShardWriter
+from streamload.lightning import LightningLoader
 
 SAMPLES = 40
-
-
-class LightningLoader(StreamLoader):
-    """A loader that begins the next epoch if it is resumed where nothing is left of one."""
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on behind the state."""
-        super().load_state_dict(state)
-        global_batch_size = self.batch_size * self.world_size
-        samples = state.get("epoch_size", len(self.dataset))  # with a sampler: its length
-        if samples - state["position"] < (global_batch_size if self.drop_last else 1):
-            self.set_epoch(state["epoch"] + 1)
 
 
 class Shards(lightning.LightningDataModule):
@@ -46,12 +32,9 @@ class Shards(lightning.LightningDataModule):
         super().__init__()
         self._shards = shards
 
-    def train_dataloader(self) -> StreamLoader:
-        """Called on each rank. The epochs that were done are known here; `current_epoch` may still be one behind."""
-        assert self.trainer is not None
-        loader = LightningLoader(self._shards, batch_size=8, shuffle=True, fields=("npy", "cls"), num_workers=1)
-        loader.set_epoch(self.trainer.fit_loop.epoch_progress.current.processed)
-        return loader
+    def train_dataloader(self) -> LightningLoader:
+        """Called on each rank, where its number is known."""
+        return LightningLoader(self._shards, batch_size=8, shuffle=True, fields=("npy", "cls"), num_workers=1)
 
 
 class Model(lightning.LightningModule):

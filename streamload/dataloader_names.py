@@ -1,4 +1,4 @@
-"""Keywords that people know from other loaders: each is refused with the name of what to use here instead."""
+"""Keywords and methods that people know from other loaders: each is refused with what to use here instead."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import ParamSpec, TypeVar
 
 from streamload.numpy_scalars import as_python
 
-__all__ = ["FOR_DATASET", "FOR_LOADER", "FOR_WRITER", "knows_other_names"]
+__all__ = ["FOR_DATASET", "FOR_LOADER", "FOR_WRITER", "knows_other_names", "no_attribute"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -21,6 +21,11 @@ _RANKS = "ranks share the samples by themselves (rank= and world_size=, or torch
 _WINDOW = "shuffle=True shuffles shards, and samples within shuffle_window="
 _EPOCHS = "each pass over the loader is an epoch; epoch after epoch is a loop around it"
 _LENGTH = "len(loader) is counted from the shards; for shorter or longer epochs there is epoch_size="
+_FIELDS = (
+    "fields= names the fields as they are, with alternatives such as 'jpg;png', in your order; a function in "
+    "transform= may give a dict other keys"
+)
+_TRANSFORM = "transform= takes one function of a sample, or a mapping from fields to functions"
 _CACHE = "cache_dir= keeps shards on the disk, and cache_size= says how much, such as '200GB'"
 
 FOR_LOADER: Mapping[str, str] = {
@@ -49,8 +54,13 @@ FOR_LOADER: Mapping[str, str] = {
     "handler": 'on_error="skip" goes on behind samples that fail; damaged shards are always errors: find them with '
     "`streamload verify`",
     "select_files": "fields= names the fields to read",
-    "rename_files": "fields= names the fields as they are, with alternatives such as 'jpg;png', in your order; a "
-    "function in transform= may give a dict other keys",
+    **dict.fromkeys(("rename_files", "rename", "rename_keys", "extract_keys", "to_tuple"), _FIELDS),
+    **dict.fromkeys(("map", "map_dict", "map_tuple", "compose"), _TRANSFORM),
+    **dict.fromkeys(("with_epoch", "with_length", "slice"), _LENGTH),
+    "select": "batches have a fixed size: leave samples out when packing, choose them by sampler=, or draw those of "
+    "some classes by weights=",
+    "unbatched": "it gives whole batches; samples one by one are those of streamload.TarDataset",
+    "xdecode": "decode= says how fields are decoded",
     "empty_check": "a pattern that matches nothing is always an error",
     "collation_fn": "collate_fn= makes a batch of a list of samples",
     "length": _LENGTH,
@@ -77,17 +87,29 @@ FOR_LOADER: Mapping[str, str] = {
     "prefetch": "prefetch_batches= is the number of batches made ahead",
     "epoch": "set_epoch() chooses the epoch of the next pass",
     "window": "shuffle_window= is how far, in samples, a sample may move",
-    "transforms": "transform= takes one function of a sample, or a mapping from fields to functions",
+    "transforms": _TRANSFORM,
     "num_replicas": "world_size= is the number of ranks",
 }
 """What StreamLoader has in the stead of each; a name that it has itself is never looked up here."""
 
 _LOADS = "it belongs to torch's DataLoader, which takes this dataset"
+_LOOPS = "a dataset has samples by their number; batches and epochs are those of torch's DataLoader, or of StreamLoader"
+_SAMPLERS = (
+    "a sampler of torch's DataLoader says which samples come, and in which order; StreamLoader does so by itself"
+)
 
 FOR_DATASET: Mapping[str, str] = {
     **dict.fromkeys(("batch_size", "shuffle", "sampler", "num_workers", "collate_fn"), _LOADS),
     **dict.fromkeys(("drop_last", "pin_memory", "batch_sampler", "generator", "prefetch_factor"), _LOADS),
     "target_transform": 'transform= takes a mapping from fields to functions: {"jpg": f, "cls": g}',
+    # WebDataset
+    **dict.fromkeys(("rename_files", "rename", "rename_keys", "extract_keys", "to_tuple", "select_files"), _FIELDS),
+    **dict.fromkeys(("map", "map_dict", "map_tuple", "compose"), _TRANSFORM),
+    **dict.fromkeys(("batched", "unbatched", "with_epoch", "with_length", "repeat"), _LOOPS),
+    **dict.fromkeys(("select", "slice"), "torch.utils.data.Subset takes the numbers of the samples that you want"),
+    **dict.fromkeys(("shardshuffle", "resampled", "nodesplitter", "workersplitter", "detshuffle"), _SAMPLERS),
+    "handler": 'an error is raised for the sample that it is about; StreamLoader has on_error="skip"',
+    # others
     "cache_dir": "it reads shards where they lie; StreamLoader has a disk cache",
     "seed": "random numbers are torch's: torch.manual_seed, or the DataLoader's generator",
     "root": "urls= names the shards",
@@ -153,6 +175,21 @@ def knows_other_names(hints: Mapping[str, str]) -> Callable[[Callable[P, R]], Ca
         return checked
 
     return decorate
+
+
+def no_attribute(owner: type, name: str, hints: Mapping[str, str]) -> AttributeError:
+    """The error for an attribute that an object does not have; a method of other loaders is answered as a keyword is.
+
+    Args:
+        owner: the object's class, whose constructor has keywords.
+        name: the attribute's.
+        hints: for names of others what to use instead.
+    """
+    hint = hints.get(name, "")
+    if name in inspect.signature(owner).parameters:
+        hint = f"it is a keyword: {owner.__name__}(urls, {name}=...)"
+    said = f"{owner.__name__!r} object has no attribute {name!r}"
+    return AttributeError(f"{said} ({hint})" if hint else said)
 
 
 def _refusal(owner: str, unknown: Iterable[str], known: Iterable[str], hints: Mapping[str, str]) -> str:

@@ -12,6 +12,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from streamload.wording import printable
+
 __all__ = [
     "CollateError",
     "DatasetIndexError",
@@ -29,8 +31,19 @@ __all__ = [
     "WorkerError",
 ]
 
-_USER_INFO = re.compile(r"://[^/?#\s]+@")
+_LOGIN = re.compile(
+    r"(?<=://)(?:(?<=http://)|(?<=https://))[^/?#\s]+@"
+    r"|(?<=://)(?!\[)[^/?#\s:]*:(?!:|\d+(?:[/?#]|\Z))(?:[^/?#\s]*@|[^?#\s]*?@)",
+    re.IGNORECASE,
+)
+"""User and password before a host, and whatever stands there in a web address: that may be a token. What stands alone
+there elsewhere names something, as the container in `abfs://container@account/`."""
+
 _SECRET_IN_QUERY = re.compile(r"(?<=[?&])([^=&#\s]+)=[^&#\s]*")
+_SECRET_NAME = re.compile(
+    r"token|secret|passw|pwd|signature|credential|auth(?!or)|session|jwt|api[-_]?key|access[-_]?key|\A(?:key|sig|sas)\Z",
+    re.IGNORECASE,
+)
 _QUERY = re.compile(r"((?:\A|::)https?://[^?#]*)\?([^#]*)", re.IGNORECASE)
 _SIGNATURES = {
     "signature": re.compile("awsaccesskeyid|expires|googleaccessid|key-pair-id|policy|signature"),
@@ -46,7 +59,18 @@ def without_secrets(url: str) -> str:
     """
     if "://" not in url or ("?" not in url and "@" not in url):
         return url
-    return _SECRET_IN_QUERY.sub(r"\1=...", _USER_INFO.sub("://...@", url))
+    return _SECRET_IN_QUERY.sub(r"\1=...", _LOGIN.sub("...@", url))
+
+
+def without_credentials(url: str) -> str:
+    """The url as data that is kept beside samples: without what gives access, with all that tells shards apart.
+
+    User and password are left out, and of a web address's query what signs it and what is named as a secret is. All
+    other urls and paths stay as they are, which is why messages use `without_secrets`.
+    """
+    if "://" not in url or ("?" not in url and "@" not in url):
+        return url
+    return _QUERY.sub(_without_named_secrets, without_signature(_LOGIN.sub("", url)))
 
 
 def without_signature(url: str) -> str:
@@ -68,8 +92,16 @@ def _unsigned(found: re.Match[str]) -> str:
     fields = [(field.partition("=")[0].lower(), field) for field in query.split("&")]
     names = {name for name, _ in fields}
     signing = [re.compile("x-(?:amz|goog)-.*"), *(beside for name, beside in _SIGNATURES.items() if name in names)]
-    kept = [field for name, field in fields if not any(each.fullmatch(name) for each in signing)]
-    return f"{address}?{'&'.join(kept)}" if kept else str(address)
+    return _with_query(address, [field for name, field in fields if not any(each.fullmatch(name) for each in signing)])
+
+
+def _without_named_secrets(found: re.Match[str]) -> str:
+    address, query = found.groups()
+    return _with_query(address, [part for part in query.split("&") if not _SECRET_NAME.search(part.partition("=")[0])])
+
+
+def _with_query(address: str, fields: list[str]) -> str:
+    return f"{address}?{'&'.join(fields)}" if fields else address
 
 
 class StreamloadError(Exception):
@@ -97,7 +129,8 @@ class StreamloadError(Exception):
             for name, value in (("shard", self.url), ("sample", self.key), ("offset", self.offset))
             if value is not None
         ]
-        return f"{self.message} ({', '.join(place)})" if place else self.message
+        message = printable(self.message)
+        return f"{message} ({', '.join(place)})" if place else message
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self)!r})"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import inspect
 import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,16 +20,17 @@ from streamload.dataloader_names import FOR_LOADER, knows_other_names
 from streamload.dataset.urls import expand_urls
 from streamload.decode.dealing import EpochStart
 from streamload.decode.tasks import OnError
-from streamload.errors import LoaderStateError, SampleError
+from streamload.errors import LoaderStateError, SampleError, without_secrets
 from streamload.loader_attributes import LoaderAttributes
 from streamload.loader_state import check_same_order, state_to_save
 from streamload.numpy_scalars import as_python
-from streamload.options import Executor, Options, Transform, rank_and_world_size
+from streamload.options import DEFAULT_WINDOW, Executor, Options, Transform, rank_and_world_size
 from streamload.order.plan import batches_per_rank
 from streamload.order.state import LoaderState, fingerprint
 from streamload.statistics import Meter, Statistics
 from streamload.surroundings.found_rank import check_found_rank, goes_by_found_rank
 from streamload.trainer.async_pass import AsyncLoop
+from streamload.trainer.connection import Connection
 from streamload.trainer.delivery import Delivery
 from streamload.trainer.feeder_link import FeederLink
 from streamload.trainer.nothing_left import NothingLeft
@@ -45,27 +48,33 @@ class StreamLoader(LoaderAttributes, AsyncLoop):
     `seed`, the epoch's number and the dataset alone: it does not depend on workers, on timing, or on whether the shards
     have an index. Every sample is delivered exactly once, or is named in an error or in `skipped` (the newest 10,000).
 
-    A feeder process and `num_workers` worker processes are started with the first pass and kept between passes; a pass
-    that is left early (`break`, an exception) ends them. In the process that iterates, no thread is started. Within an
-    event loop, `async for` and `async with` do the same, and other coroutines run meanwhile.
+    A feeder process and `num_workers` worker processes are started with the first pass and kept until the loader is
+    closed, also where a pass is left early (`break`, an exception in the loop's body): then the rest of its epoch is
+    given up, and the next pass is the next epoch. An error of the loader's own, and Ctrl-C while a batch is waited for,
+    end them; the next pass starts others. In the process that iterates, no thread is started. Within an event loop,
+    `async for` and `async with` do the same, and other coroutines run meanwhile.
 
     Args:
         urls: paths, or patterns with braces (`train-{000000..000123}.tar`), `::` or globs, or a folder of shards; one
             or a list of them; or a `Mixture` of several datasets.
-        batch_size: samples in a batch, on each rank.
+        batch_size: samples in a batch, on each rank. More than there are gives one batch.
         shuffle: a new order each epoch: shards are permuted, and samples shuffled within `shuffle_window`.
         fields: the fields to read, with alternatives: `("jpg;png", "cls")` gives tuples; "__key__" and "__url__" may be
-            among them. None gives dicts of all fields, with "__key__" and "__url__".
+            among them. None gives dicts of all fields, with "__key__" and "__url__"; the samples of a batch must then
+            have the same fields, unless `transform` or `collate_fn` makes a batch of them.
         decode: True decodes by extension; a mapping from extensions to functions of bytes adds to that or replaces it;
             False leaves bytes. Pickles are never loaded by it.
         transform: a function of a sample, or a mapping from fields to functions of their values. One that has a
             parameter named `rng` gets a `numpy.random.Generator` there; for others `random`, `numpy.random` and torch
-            are seeded. Either way a sample's randomness depends on `seed`, the epoch and the sample alone.
+            are seeded. Either way a sample's randomness depends on `seed`, the epoch and the sample alone. Another
+            one may be set later (`loader.transform = f`); that, or one changed in place, is used from the next pass on.
         collate_fn: makes a batch of a list of samples; by default they are collated as by torch's `default_collate`.
         drop_last: drop the samples at the end of an epoch that fill no batch on every rank.
         pad: with several ranks, fill the last batch with the first samples of the order, so that all ranks have the
-            same number of batches and samples. False adds nothing: every sample exactly once, for evaluation.
-        num_workers: worker processes; "auto" is this rank's share of the processors, 0 does all in the caller's thread.
+            same number of batches and samples; and give another batch for one of which every sample has failed, see
+            `on_error`. False adds nothing: every sample exactly once, for evaluation.
+        num_workers: worker processes; "auto" is this rank's share of the processors, 0 does all in the caller's thread;
+            more than four for each processor are warned of.
         executor: "process", or "thread" for threads within the feeder.
         prefetch_batches: batches that are made ahead. More are under way, two for each worker, where a batch is made by
             one worker (with a `collate_fn`, or many small and fast ones at once, up to 20 MiB).
@@ -101,12 +110,17 @@ class StreamLoader(LoaderAttributes, AsyncLoop):
             `anon`, `endpoint_url`, `client_kwargs`). What is not given is found where other tools find it.
         filesystem: an fsspec filesystem to read everything with: `urls` and `index` are its paths, or urls of its own
             protocol; others are refused.
-        cache_dir: keep remote shards in this folder, which all ranks of a machine may share.
+        cache_dir: keep remote shards in this local folder, which all ranks of a machine may share if they are one
+            user's.
         cache_size: how large that may get, as a number of bytes or "200GB"; by default nine tenths of what is free.
         memory_budget: what shards and batches may take in memory, likewise; "auto" is a quarter of the free memory,
-            divided among the ranks of a machine. Local uncompressed shards take none of it.
+            divided among the ranks of a machine. Local uncompressed shards take none of it. What a sample is decoded to
+            in a worker is not counted, but one field that is compressed or repeats its values (`gz`, `npz`, `pt`) may
+            take at most so much more than its own bytes, and with "auto" 513 MiB.
         on_error: a sample that fails is raised ("raise"), left out of its batch ("skip"), or replaced by another sample
-            of its batch ("replace", which keeps ranks in step). A transform's TypeError, NameError and the like are
+            of its batch ("replace"). For a batch of which nothing is left, the next one of which something is comes
+            twice, behind the last one the first, so that ranks keep step and `len()` is true; with pad=False it is left
+            out, or an error with "replace". A transform's TypeError, NameError and the like are
             mistakes in the program and always raised; for samples that are to be skipped raise ValueError.
         max_errors: how many samples may be left out or replaced in the loader's life; None for any number.
         strict: False lets shards pass that end without an end-of-archive mark (they are counted) or with many zeros.
@@ -115,7 +129,8 @@ class StreamLoader(LoaderAttributes, AsyncLoop):
     Raises:
         TypeError, ValueError: a wrong argument; the message has its name, its value and what would be right.
         ShardNotFoundError: there is no such shard, or a pattern matches nothing.
-        DatasetIndexError: an index is damaged or does not belong to its shards.
+        DatasetIndexError: an index is damaged or does not belong to its shards, or whoever wrote these was interrupted.
+            From the first pass: the same label stands for different classes in several folders, by `classes.json`.
     """
 
     @knows_other_names(FOR_LOADER)
@@ -140,7 +155,7 @@ class StreamLoader(LoaderAttributes, AsyncLoop):
         pin_memory: bool | Literal["auto"] = "auto",
         device: Any = None,
         seed: int = 0,
-        shuffle_window: int = 10_000,
+        shuffle_window: int = DEFAULT_WINDOW,
         lanes: int | None = None,
         rank: int | None = None,
         world_size: int | None = None,
@@ -172,18 +187,45 @@ class StreamLoader(LoaderAttributes, AsyncLoop):
         self._link.choose(self._choosing)
         self._link.check(self._lanes, self.world_size)
         self._counts = self._listing.expected_counts
-        self._delivery = Delivery(on_error, max_errors)
+        self._delivery = Delivery(on_error, max_errors, fills_up=self._options.fills_up)
         self._dataset: str | None = None
         self._nothing_left = NothingLeft(drop_last, batch_size, self._delivery.passed_over)
         self._standing = Standing()
         self._pass: weakref.ref[Pass] | None = None
         self._meter = Meter()
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refuse what would have no effect: arguments of the constructor are fixed, but for `transform`."""
+        if hasattr(self, "_meter") and (name in _FIXED or (type(self) is StreamLoader and _is_misspelt(name))):
+            what = f"{name}= is an argument of the constructor: make a new loader" if name in _FIXED else "it has none"
+            raise AttributeError(
+                f"a StreamLoader's {name!r} cannot be set ({what}); only `transform` can, for the next pass",
+                name=name,
+                obj=self,
+            )
+        super().__setattr__(name, value)
+
+    @property
+    def transform(self) -> Transform | None:
+        """What the samples are transformed with; see the constructor's argument.
+
+        When another one is set, the next pass uses it: the next epoch, or the rest of one that an error has ended. The
+        pass that is under way is not changed.
+
+        Raises:
+            TypeError, ValueError: when it is set to what the constructor would refuse; nothing is changed then.
+        """
+        return self._options.transform
+
+    @transform.setter
+    def transform(self, transform: Transform | None) -> None:
+        self._options = self._link.change_transform(transform)
+
     def __repr__(self) -> str:
         shards, options = self._listing.shards, self._options
         standing = self._standing
         return (
-            f"<StreamLoader of {counted(len(shards), 'shard')} from {shards[0].url!r}, "
+            f"<StreamLoader of {counted(len(shards), 'shard')} from {without_secrets(shards[0].url)!r}, "
             f"batch_size={options.batch_size}, "
             f"rank {self.rank} of {self.world_size}, {counted(options.workers, 'worker')}, "
             f"epoch {standing.epoch}, position {standing.position}>"
@@ -218,25 +260,31 @@ class StreamLoader(LoaderAttributes, AsyncLoop):
             LoaderClosedError: the loader was closed.
             RuntimeError: the rank that was found is not right: see `check_found_rank`.
         """
+        return self._begin()
+
+    def _begin(self) -> Pass:
         if self._rank_was_found:
             check_found_rank(self.rank, self.world_size)
         self._end_pass("another pass of the same loader has begun; for two at once make two loaders")
+        self._link.take_changes()
         epoch, position = self._standing.next_start()
         counts = self._known_counts() if self._choosing.needs_counts else ()
         start = self._choosing.start(epoch, position, sum(counts))
         last_position = partial(self._last_position, start)
-        if position:
-            last_position()  # refuses a position that lies behind the end
+        if position and last_position() <= position:  # one that lies behind the end is refused
+            self._nothing_left.explain_resumed_end(epoch)
         self._nothing_left.look_at(start, self._choosing.samples_of(start, self._counts))
         connection = self._link.connect(self._lanes)
         begun_ahead = start.numbers is None and self._standing.goes_on_at(epoch, position)
         (connection.send_later if begun_ahead else connection.send)(start)
         self._standing = Standing(epoch, position)
         begun = Pass(
+            start,
             connection,
             self._delivery,
             self._standing,
             self._meter,
+            begin_again=partial(self._begin_again, start),
             last_position=last_position,
             on_nothing=partial(self._explain_nothing, start),
             timeout_s=self._options.timeout or None,
@@ -318,6 +366,11 @@ class StreamLoader(LoaderAttributes, AsyncLoop):
             self._counts = counts
         return self._counts
 
+    def _begin_again(self, start: EpochStart) -> Connection:
+        connection = self._link.connect(self._lanes)
+        connection.send(start)
+        return connection
+
     def _last_position(self, start: EpochStart) -> float:
         return self._choosing.last_position(start, self._counts, self._link.settings(self._lanes).order)
 
@@ -347,3 +400,12 @@ class StreamLoader(LoaderAttributes, AsyncLoop):
                 zip((shard.name for shard in self._listing.shards), self._link.sizes(), strict=True)
             )
         return self._dataset
+
+
+_NAMES = tuple(inspect.signature(StreamLoader).parameters)
+_FIXED = frozenset(_NAMES) - {"transform"}
+_ALIKE = 0.85
+
+
+def _is_misspelt(name: str) -> bool:
+    return name != "transform" and not name.startswith("_") and bool(difflib.get_close_matches(name, _NAMES, 1, _ALIKE))

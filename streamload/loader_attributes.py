@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from functools import cached_property
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
+from streamload.dataloader_names import FOR_LOADER, no_attribute
 from streamload.fetch.listing.listing import Listing
 from streamload.options import Options
 from streamload.remote_reader import find_classes
@@ -34,6 +35,12 @@ class LoaderAttributes:
             "a StreamLoader is the loader itself and takes the place of DataLoader: iterate over it (for batch in "
             "loader), or put a streamload.TarDataset, whose samples have numbers, into a DataLoader"
         )
+
+    if not TYPE_CHECKING:  # type checkers would believe that there is every attribute
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Nothing more than there is: this is here for methods that other loaders have."""
+            raise no_attribute(type(self), name, FOR_LOADER)
 
     @property
     def batch_size(self) -> int:

@@ -13,19 +13,32 @@ from typing import Any, Literal
 import cloudpickle
 
 from streamload.byte_sizes import parse_bytes
+from streamload.dataset.own_folder import refuse_url, why_not_own
+from streamload.decode.array_files import DECOMPRESSED_LIMIT_BYTES
 from streamload.decode.dealing import PipelineSettings
+from streamload.decode.failure import Attempt
+from streamload.decode.job_pickle import PickledJob, pickle_job
 from streamload.decode.missing_field import those_there_are
 from streamload.decode.tasks import SAMPLE_NAMES, Job, OnError, OwnTransforms, Transform
 from streamload.decode.user_code import check_takes_one
 from streamload.fetch.budget import default_budget
+from streamload.fetch.cache.disk_cache import shards_folder
 from streamload.fetch.fetching import Fetching
 from streamload.fetch.storage.storages import Storages
+from streamload.order.options import MAX_LANES, MAX_SAMPLES
 from streamload.order.plan import OrderOptions
 from streamload.surroundings.launchers import found_rank, local_ranks, processors_of_rank
+from streamload.users_line import warn_at_users_line
+from streamload.wording import counted
 
-__all__ = ["Options", "Transform", "rank_and_world_size"]
+__all__ = ["DEFAULT_WINDOW", "Options", "Transform", "rank_and_world_size"]
 
 Executor = Literal["process", "thread"]
+
+_MOST_BATCH_SIZE = 1 << 40
+_MOST_WORKERS_PER_PROCESSOR = 4
+DEFAULT_WINDOW = 10_000
+"""Samples: mixes about eleven shards of a thousand samples."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,12 +96,25 @@ class Options:
             return self.num_workers
         return processors_of_rank()
 
+    def _warn_of_workers(self) -> None:
+        """Each worker takes memory, and seconds of a processor to start."""
+        processors = processors_of_rank()
+        if self.num_workers != "auto" and self.num_workers > _MOST_WORKERS_PER_PROCESSOR * processors:
+            warn_at_users_line(
+                f"num_workers={self.num_workers}, and there {'is' if processors == 1 else 'are'} "
+                f"{counted(processors, 'processor')} for this process: so many workers take long to start, and are no "
+                "faster; leave num_workers out"
+            )
+
     def settled_for(self, urls: Sequence[str]) -> Options:
         """The options for these shards: "auto" means no workers where only this process can read them.
+
+        Warns, at the user's line, of far more workers than processors.
 
         Raises:
             ValueError: there are to be workers, and only this process can read some of the shards.
         """
+        self._warn_of_workers()
         only_here = [url for url in urls if self.storages.is_process_local(url)]
         if not only_here or self.num_workers == 0:
             return self
@@ -136,14 +162,24 @@ class Options:
             self.on_error,
             self.seed,
             own_transforms,
+            self._expansion_limit_bytes,
         )
 
-    def pickled_job(self, own_transforms: OwnTransforms = ()) -> bytes:
+    @property
+    def _expansion_limit_bytes(self) -> int:
+        """What one field may become beyond its own bytes: no more than a budget that the user has set."""
+        if self.memory_budget == "auto":  # of what is free now, on which it must not depend which samples fail
+            return DECOMPRESSED_LIMIT_BYTES
+        return min(DECOMPRESSED_LIMIT_BYTES, parse_bytes("memory_budget", self.memory_budget))
+
+    def pickled_job(self, own_transforms: OwnTransforms = ()) -> PickledJob:
         """The same, ready to travel.
 
         Raises:
             TypeError: a function holds something that cannot leave this process.
         """
+        with Attempt() as attempt:
+            return pickle_job(self.job(own_transforms))
         given = {name: getattr(self, name) for name in ("decode", "transform", "collate_fn", "worker_init_fn")}
         for name, function in [*given.items(), *(("transform", own) for _, own in own_transforms)]:
             try:
@@ -153,8 +189,13 @@ class Options:
                     f"{name}= cannot be sent to the workers, because something in it does not pickle ({error}); "
                     "make that inside the function, or use num_workers=0"
                 ) from error
-        pickled: bytes = cloudpickle.dumps(self.job(own_transforms))
-        return pickled
+        assert attempt.error is not None
+        raise attempt.error
+
+    @property
+    def fills_up(self) -> bool:
+        """Whether another batch comes in the place of one of which every sample has failed; see `pad`."""
+        return self.pad and self.on_error != "raise"
 
     def pipeline(self, lanes: int) -> PipelineSettings:
         """The part that concerns the order and how batches are made."""
@@ -175,6 +216,7 @@ class Options:
             whole_batches=self.collate_fn is not None or self.workers == 0,
             prefetch_batches=self.prefetch_batches,
             in_order=self.in_order,
+            fills_up=self.fills_up,
         )
 
     def check_fields_exist(self, existing: Sequence[str]) -> None:
@@ -197,13 +239,18 @@ class Options:
     def _check_numbers(self) -> None:
         single = "" if self.batch_size is not None else "(for single samples there is streamload.TarDataset)"
         _check_int("batch_size", self.batch_size, 1, single)
+        if self.batch_size > _MOST_BATCH_SIZE:
+            raise ValueError(
+                f"batch_size={self.batch_size!r} must be at most {_MOST_BATCH_SIZE:,}: samples are counted in 64 bits, "
+                "a batch of every rank at a time; any size above that of the dataset gives one batch of all of it"
+            )
         _check_int("prefetch_batches", self.prefetch_batches, 1)
         _check_int("seed", self.seed, 0)
-        _check_int("shuffle_window", self.shuffle_window, 1)
+        _check_int("shuffle_window", self.shuffle_window, 1, most=MAX_SAMPLES)
         if self.num_workers != "auto":
             _check_int("num_workers", self.num_workers, 0, 'or "auto"')
         if self.lanes is not None:
-            _check_int("lanes", self.lanes, 1, "or None")
+            _check_int("lanes", self.lanes, 1, "or None", most=MAX_LANES)
         if self.max_errors is not None:
             _check_int("max_errors", self.max_errors, 0, "or None")
         if isinstance(self.timeout, bool) or not isinstance(self.timeout, int | float) or not 0 <= self.timeout < inf:
@@ -264,15 +311,19 @@ class Options:
                 )
         if self.cache_dir is not None and not isinstance(self.cache_dir, str | os.PathLike):
             raise TypeError(f"cache_dir={self.cache_dir!r} must be the path of a folder, or None")
+        if self.cache_dir is not None:
+            refuse_url("cache_dir", self.cache_dir)
         if self._cache_folder is not None:
             _check_can_be_used("cache_dir", self._cache_folder)
 
 
-def _check_int(name: str, value: object, least: int, alternative: str = "") -> None:
+def _check_int(name: str, value: object, least: int, alternative: str = "", *, most: int | None = None) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name}={value!r} must be an integer of at least {least} {alternative}".rstrip())
     if value < least:
         raise ValueError(f"{name}={value!r} must be at least {least} {alternative}".rstrip())
+    if most is not None and value > most:
+        raise ValueError(f"{name}={value!r} must be at most {most:,} {alternative}".rstrip())
 
 
 def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
@@ -297,7 +348,7 @@ def rank_and_world_size(rank: int | None, world_size: int | None) -> tuple[int, 
         raise ValueError(f"rank={rank!r} and world_size={world_size!r} go together; give both or neither")
     if rank is None or world_size is None:
         rank, world_size = found_rank() or (0, 1)
-    _check_int("world_size", world_size, 1)
+    _check_int("world_size", world_size, 1, most=MAX_LANES)
     _check_int("rank", rank, 0)
     if rank >= world_size:
         raise ValueError(f"rank={rank} must be below world_size={world_size}; ranks are counted from 0")
@@ -312,7 +363,14 @@ def _existing_part(folder: str) -> str:
 
 
 def _check_can_be_used(name: str, folder: str) -> None:
-    """Refuse what is no folder, or cannot be made; one that is there may be full already, and only to be read."""
+    """Refuse what is no folder, cannot be made, or holds a cache that another user has prepared.
+
+    One that is there may be full already, and only to be read.
+    """
+    if (foreign := why_not_own(shards_folder(folder))) is not None:
+        raise ValueError(
+            f"{name}={folder!r} cannot be used: {foreign}, who could put other samples there; name a folder of your own"
+        )
     there = _existing_part(folder)
     if not os.path.isdir(there):
         why = "which is no folder"

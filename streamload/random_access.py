@@ -10,11 +10,13 @@ import threading
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from streamload.dataset.scan import labels_of, scan_shard
+from streamload.dataset.scan import labels_of, scan_file
 from streamload.dataset.scan_cache import ScanCache
 from streamload.dataset.table import ShardTable
 from streamload.decode.failure import sample_error
@@ -23,7 +25,7 @@ from streamload.decode.open_shards import OpenShards
 from streamload.decode.planned import locate
 from streamload.decode.row_table import RowTable
 from streamload.decode.tasks import RowFailure, RowTask, ShardOpened
-from streamload.errors import DatasetIndexError, SampleError
+from streamload.errors import DatasetIndexError, SampleError, ShardChangedError
 from streamload.fetch.listing.listing import Listing
 from streamload.fetch.reading import ByteRange, joined_ranges
 from streamload.fetch.resident import open_listed
@@ -85,9 +87,11 @@ class RowBytes:
         found = self.read_into(memoryview(own), shard, start)
         return own if found == size_bytes else own[:found]
 
-    def memory(self, shard: int) -> Bytes:
-        """A whole local shard; samples that are asked for one by one need no other."""
-        return self._opened[shard].memory(shard)
+    def gather(
+        self, shard: int, offsets: NDArray[np.int64], sizes: NDArray[np.int64]
+    ) -> tuple[Bytes, NDArray[np.int64]] | None:
+        """The bytes of many places of a local shard; samples that are asked for one by one need no other."""
+        return self._opened[shard].gather(shard, offsets, sizes)
 
     def url(self, shard: int) -> str:
         """Its url."""
@@ -155,9 +159,7 @@ class RandomAccess:
             for shard, table in self._all_tables():
                 labels = table.labels
                 if labels is None and self._is_local(shard):
-                    opened = self._opened(shard)
-                    labels = labels_of(opened.memory(shard), table)
-                    opened.unmap(shard)
+                    labels = labels_of(table, partial(self._gathered, shard))
                 if labels is None:
                     raise DatasetIndexError(
                         "there are no labels: not every sample has a decimal integer in a field `cls`, or the index "
@@ -188,7 +190,7 @@ class RandomAccess:
             read = dict(zip(wanted, self._reader().read(wanted), strict=True)) if wanted else {}
         return task, RowBytes(self._listing, opened, read)
 
-    def error(self, failure: RowFailure, fields: tuple[str, ...] | None) -> SampleError:
+    def error(self, failure: RowFailure, fields: tuple[str, ...] | None) -> SampleError | ShardChangedError:
         """The error for a sample that failed when these fields were wanted."""
         with self._lock:
             self._have_tables([failure.shard])
@@ -222,10 +224,20 @@ class RandomAccess:
             self._tables.put(shard, table)
         for shard in shards:
             if self._tables.at_hand(shard) is None and self._tables.find(shard) is None:
-                opened = self._opened(shard)
-                table = scan_shard(opened.memory(shard), self._tables.url(shard), strict=self._strict)
-                opened.unmap(shard)
+                opened, url = self._opened(shard), self._tables.url(shard)
+                table = scan_file(opened.descriptor(shard), opened.size_bytes(shard), url, strict=self._strict)
                 self._tables.add(shard, table)
+
+    def _gathered(
+        self, shard: int, offsets: NDArray[np.int64], sizes: NDArray[np.int64]
+    ) -> tuple[Bytes, NDArray[np.int64]]:
+        found = self._opened(shard).gather(shard, offsets, sizes)
+        if found is None:
+            raise ShardChangedError(
+                "the shard cannot be read where it was listed to have samples, so it was cut; fetch or pack it again",
+                url=self._tables.url(shard),
+            )
+        return found
 
     def _table(self, shard: int) -> ShardTable:
         table = self._tables.find(shard)
@@ -240,7 +252,7 @@ class RandomAccess:
         opened = self._open.get(shard)
         if opened is None:
             listed = self._listing.shards[shard]
-            opened = self._open[shard] = OpenShards()
+            opened = self._open[shard] = OpenShards(maps=False)
             try:
                 opened.add(ShardOpened(shard, listed.url, listed.bytes), open_listed(listed))
             except BaseException:

@@ -33,7 +33,7 @@ from streamload.fetch.reading import ByteRange, RangeReader
 from streamload.fetch.storage.storages import Storages
 from streamload.trainer.connection import FeederProcess
 
-__all__ = ["RemoteReader", "find_classes", "find_listing", "remote_reader"]
+__all__ = ["RemoteReader", "class_names_in", "find_classes", "find_listing", "remote_reader"]
 
 Answer = TypeVar("Answer")
 
@@ -135,7 +135,12 @@ def find_classes(listing: Listing, storages: Storages) -> list[str] | None:
     Raises:
         StreamloadError: as `read_class_names`.
     """
-    folders = tuple(dict.fromkeys(shard.folder for shard in listing.shards))
+    names = class_names_in(tuple(dict.fromkeys(shard.folder for shard in listing.shards)), storages)
+    return None if names is None else list(names)
+
+
+def class_names_in(folders: tuple[str, ...], storages: Storages) -> tuple[str, ...] | None:
+    """`read_class_names` where `find_classes` would read them. Raises what it raises."""
     if any(map(storages.is_process_local, folders)) or all(map(storages.is_local, folders)):
         names = read_class_names(folders, storages)
     else:
@@ -145,7 +150,7 @@ def find_classes(listing: Listing, storages: Storages) -> list[str] | None:
             names = found.names
         finally:
             process.close()
-    return None if names is None else list(names)
+    return names
 
 
 def _ask(process: FeederProcess, message: Any) -> Any:

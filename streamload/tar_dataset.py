@@ -8,8 +8,8 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from functools import cached_property
-from typing import Any, Self, overload
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, NoReturn, Self, overload
 
 import cloudpickle
 import numpy as np
@@ -17,10 +17,11 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from streamload.dataloader_names import FOR_DATASET, knows_other_names
+from streamload.choosing.mixture import Portion
+from streamload.dataloader_names import FOR_DATASET, knows_other_names, no_attribute
 from streamload.dataset.urls import Urls
 from streamload.decode.rows import RowMaker
-from streamload.errors import DatasetIndexError
+from streamload.errors import DatasetIndexError, without_secrets
 from streamload.fetch.listing.listing import Listing
 from streamload.fetch.unpack.unpacking import compression_of
 from streamload.loader import StreamLoader
@@ -28,7 +29,9 @@ from streamload.memory.slots import HeapSlots
 from streamload.options import Options, Transform
 from streamload.order.plan import RowBlock
 from streamload.random_access import RandomAccess
-from streamload.remote_reader import find_classes, find_listing
+from streamload.remote_reader import class_names_in, find_classes, find_listing
+from streamload.trainer.checks import check_classes, labelled_folders
+from streamload.trainer.no_effect import warn_of_unused_decoders
 from streamload.trainer.passed_over import PassedOver
 from streamload.wording import counted
 
@@ -73,7 +76,8 @@ class TarDataset(Dataset[Any]):
         TypeError, ValueError: a wrong argument, or a shard that is compressed as a whole.
         ShardNotFoundError: there is no such shard, or a pattern matches nothing.
         ShardFormatError: a shard without an index is damaged.
-        DatasetIndexError: an index is damaged, does not belong to its shards, or is missing where it is needed.
+        DatasetIndexError: an index is damaged, does not belong to its shards, or is missing where it is needed; or the
+            same label stands for different classes in several folders, by the `classes.json` beside the shards.
     """
 
     @knows_other_names(FOR_DATASET)
@@ -100,7 +104,20 @@ class TarDataset(Dataset[Any]):
             if not sum(counts):
                 passed_over.explain_emptiness()
             options.check_fields_exist(access.fields())
+            warn_of_unused_decoders(options, access.fields())
+        for folders in labelled_folders({"": Portion(urls, 1.0)}, [listing], options):
+            check_classes(partial(class_names_in, folders, options.storages))
         self._start(options, listing, np.cumsum(counts, dtype=np.int64))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refuse what would have no effect; the attributes of a subclass are its own."""
+        if type(self) is TarDataset and name in _FIXED:
+            raise AttributeError(
+                f"a TarDataset's {name!r} cannot be set: it is an argument of the constructor, so make a new dataset",
+                name=name,
+                obj=self,
+            )
+        super().__setattr__(name, value)
 
     def __len__(self) -> int:
         """The number of samples."""
@@ -169,6 +186,12 @@ class TarDataset(Dataset[Any]):
         """
         return find_classes(self._listing, self._options.storages)
 
+    if not TYPE_CHECKING:  # type checkers would believe that there is every attribute
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Nothing more than there is: this is here for methods that other datasets have."""
+            raise no_attribute(type(self), name, FOR_DATASET)
+
     def close(self) -> None:
         """Close what this process has opened. Twice is fine, and it is opened again where a sample is asked for."""
         if self._access is not None and self._access.process_id == os.getpid():
@@ -183,7 +206,7 @@ class TarDataset(Dataset[Any]):
     def __repr__(self) -> str:
         shards = self._listing.shards
         held = f"{counted(len(self), 'sample')} in {counted(len(shards), 'shard')}"
-        return f"<TarDataset of {held} from {shards[0].url!r}>"
+        return f"<TarDataset of {held} from {without_secrets(shards[0].url)!r}>"
 
     def __getstate__(self) -> bytes:
         own = {name: value for name, value in vars(self).items() if name not in _MADE_ANEW}
@@ -249,6 +272,9 @@ class TarDataset(Dataset[Any]):
         return self._access
 
 
+_FIXED = frozenset(inspect.signature(TarDataset).parameters)
+
+
 class _FromTorch:
     """A generator for each sample, from the state of torch's."""
 
@@ -269,8 +295,8 @@ def _check_access_at_random(listing: Listing, options: Options) -> None:
     for shard, index in zip(listing.shards, listing.index_of, strict=True):
         if compression_of(shard.url) is not None:
             raise ValueError(
-                f"urls names {shard.url!r}, which is compressed as a whole and can only be read from its start; "
-                "unpack it (or compress its members instead), or use StreamLoader"
+                f"urls names {without_secrets(shard.url)!r}, which is compressed as a whole and can only be read from "
+                "its start; unpack it (or compress its members instead), or use StreamLoader"
             )
         if index is None and not options.storages.is_local(shard.url):
             raise DatasetIndexError(

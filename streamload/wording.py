@@ -1,12 +1,15 @@
-"""Numbers of things, and lists of names, as people write them."""
+"""Numbers of things, and lists of names, as people write them; text that is safe to print."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
-__all__ = ["counted", "listed"]
+__all__ = ["counted", "listed", "printable"]
 
 _MOST_LISTED = 20
+_UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Control characters but for tabs and line feeds, line separators, changes of direction, and what is no UTF-8."""
 
 
 def counted(number: int, noun: str) -> str:
@@ -19,8 +22,13 @@ def counted(number: int, noun: str) -> str:
 
 
 def listed(names: Sequence[str]) -> str:
-    """`jpg, cls`; of very many the first 20, those without a dot before others, `and 1,234 more`."""
+    """`jpg, cls`; of very many the first 20, those without a dot before others, `and 1,234 more`; `printable`."""
     if len(names) <= _MOST_LISTED:
-        return ", ".join(names)
+        return printable(", ".join(names))
     shown = sorted(names, key=lambda name: "." in name)[:_MOST_LISTED]
-    return f"{', '.join(shown)} and {len(names) - _MOST_LISTED:,} more"
+    return f"{printable(', '.join(shown))} and {len(names) - _MOST_LISTED:,} more"
+
+
+def printable(text: str) -> str:
+    """Text that may hold names from archives, with escapes for what would act on a terminal or reorder the line."""
+    return _UNSAFE.sub(lambda found: found[0].encode("unicode_escape", "surrogatepass").decode("ascii"), text)

@@ -12,14 +12,23 @@ _PATIENCE_S = 20.0
 """Against hangs only: on a busy machine anything may take seconds."""
 
 
-def children(named: str = "") -> list[psutil.Process]:
-    """The processes that this one and its children have started, with this in their command line."""
+def children(module: str = "streamload") -> list[psutil.Process]:
+    """The processes that this one and its children have started as `python -m MODULE`, with this in the module's name.
+
+    Paths on the command line say nothing: a checkout's own may have any name in them.
+    """
     found = []
     for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):  # it has ended meanwhile
-            if named in " ".join(child.cmdline()):
+            if module in _module(child.cmdline()):
                 found.append(child)
     return found
+
+
+def _module(command: list[str]) -> str:
+    """What stands behind `-m`."""
+    behind = command.index("-m") + 1 if "-m" in command else len(command)
+    return command[behind] if behind < len(command) else ""
 
 
 def alive(pid: int) -> bool:

@@ -1,7 +1,8 @@
 """A program for torchrun: one epoch of a loader, with a step in common as in training; it notes what each rank gets.
 
 Rank r of w writes a line to `rank{r}of{w}.jsonl` for each step: the position behind it, and the labels of its batch.
-Rank 0 replaces `state.json` after each third step. A rank can be made to kill itself in the middle.
+Rank 0 replaces `state.json` after each third step. A rank can be made to kill itself in the middle,
+and samples can be made to fail.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from transforms import raise_on_bad
 
 from streamload import StreamLoader
 
@@ -28,10 +30,12 @@ def main() -> None:
     parser.add_argument("--global-batch-size", type=int, required=True)
     parser.add_argument("--kill-rank", type=int)
     parser.add_argument("--kill-at-step", type=int)
+    parser.add_argument("--raise-on-bad", action="store_true")
     arguments = parser.parse_args()
     dist.init_process_group("gloo")
     batch_size = arguments.global_batch_size // dist.get_world_size()
-    with StreamLoader(arguments.shards, batch_size, shuffle=True, fields=("cls",), **arguments.options) as loader:
+    options = {"fields": ("cls",), "transform": {"cls": raise_on_bad} if arguments.raise_on_bad else None}
+    with StreamLoader(arguments.shards, batch_size, shuffle=True, **options, **arguments.options) as loader:
         record(arguments, loader)
     dist.destroy_process_group()
 

@@ -31,6 +31,7 @@ def run_benchmark(folder: Path, *arguments: str) -> tuple[str, dict[str, Any]]:
 
 
 @needs_matplotlib
+@pytest.mark.exhaustive
 def test_the_loader_benchmark_measures_and_writes_tables_and_picture(tmp_path: Path) -> None:
     picture = tmp_path / "picture.png"
     text, results = run_benchmark(

@@ -93,6 +93,7 @@ def test_no_program_is_left_out() -> None:
         "From torch's DataLoader": 2,
         "Images and ragged boxes": 1,
         "Samples by their number": 1,
+        "What workers see of your program": 3,
         "From WebDataset": 2,
         "From LitData": 2,
     }
@@ -163,7 +164,7 @@ def test_ragged_boxes_come_as_the_collate_fn_made_them(folder: Path, monkeypatch
             number += 1
     assert number == 20
     # The same collate_fn with torch's own loader.
-    options = {"fields": ("jpg", "json"), "transform": {"json": names["targets"]}}
+    options = {"fields": ("jpg", "json"), "transform": {"jpg": names["as_tensor"], "json": names["targets"]}}
     with TarDataset("detection", **options) as dataset:
         theirs = list(DataLoader(dataset, batch_size=6, collate_fn=names["detection_batch"]))
     for (images, targets), (other_images, other_targets) in zip(steps, theirs, strict=True):
@@ -180,6 +181,24 @@ def test_the_dataset_in_torchs_loader(folder: Path, monkeypatch: pytest.MonkeyPa
     assert set(seen) <= ALL
     assert names["image"].shape == (16, 16, 3)
     names["dataset"].close()
+
+
+def test_progressive_resizing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps, _ = run("What workers see of your program", 0, folder, monkeypatch)
+    assert [tuple(images.shape) for images, _ in steps] == [(8, 16, 16, 3)] * 6 + [(8, 32, 32, 3)] * 6
+
+
+def test_one_draw_for_both_fields(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps, _ = run("What workers see of your program", 1, folder, monkeypatch)
+    assert len(steps) == 6
+    assert all(images.equal(masks) and images.shape == (8, 16, 16, 3) for images, masks in steps)
+
+
+def test_some_of_the_samples_in_full_batches(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps, _ = run("What workers see of your program", 2, folder, monkeypatch)
+    assert [len(labels) for _, labels in steps] == [8] * 4
+    seen = [(round(float(image.float().mean()) / 5), int(label)) for batch in steps for image, label in zip(*batch)]
+    assert sorted(seen) == sorted(pair for pair in ALL if pair[1] == 0)
 
 
 def test_the_table_has_every_keyword_of_dataloader() -> None:

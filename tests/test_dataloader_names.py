@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
+import pickle
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
+from make_shards import write_numbers
 from torch.utils.data import DataLoader
 
 from streamload import StreamLoader, TarDataset
@@ -91,6 +95,23 @@ def test_a_dataset_alone_is_answered_before_the_missing_urls() -> None:
         StreamLoader()
 
 
+WEBDATASETS = ("select", "decode", "to_tuple", "with_epoch", "shuffle", "map", "batched", "rename", "unbatched")
+
+
+def test_methods_of_webdataset_are_answered_as_its_keywords_are(tmp_path: Path) -> None:
+    """And still as an attribute that is not there, for those who ask whether it is."""
+    with StreamLoader(write_numbers(tmp_path, [4]), num_workers=0) as loader:
+        for name in WEBDATASETS:
+            said = FOR_LOADER.get(name, f"it is a keyword: StreamLoader(urls, {name}=...)")
+            with pytest.raises(AttributeError) as raised:
+                getattr(loader, name)(1)
+            assert str(raised.value) == f"'StreamLoader' object has no attribute {name!r} ({said})"
+        assert not hasattr(loader, "to_tuple")
+        assert getattr(loader, "wombat", 7) == 7
+        with pytest.raises(AttributeError, match=r"^'StreamLoader' object has no attribute '_wombat'$"):
+            loader._wombat
+
+
 def test_the_signature_stays_the_truth() -> None:
     assert "urls" in OURS
     assert not any(parameter.kind is parameter.VAR_KEYWORD for parameter in OURS.values())
@@ -102,3 +123,14 @@ def test_the_dataset_tells_what_is_torchs() -> None:
         with pytest.raises(TypeError, match=f"TarDataset has no keyword '{name}' \\("):
             TarDataset("/no/such/shard.tar", **{name: 1})
     assert not FOR_DATASET.keys() & inspect.signature(TarDataset).parameters.keys()
+
+
+def test_methods_of_webdataset_are_answered_by_a_dataset_too(tmp_path: Path) -> None:
+    with TarDataset(write_numbers(tmp_path, [4])) as dataset:
+        for name in (*WEBDATASETS, "repeat", "slice", "compose"):
+            said = FOR_DATASET.get(name, f"it is a keyword: TarDataset(urls, {name}=...)")
+            with pytest.raises(AttributeError) as raised:
+                getattr(dataset, name)(1)
+            assert str(raised.value) == f"'TarDataset' object has no attribute {name!r} ({said})"
+        assert getattr(dataset, "wombat", 7) == 7
+        assert len(pickle.loads(pickle.dumps(dataset))) == len(copy.copy(dataset)) == 4

@@ -13,6 +13,7 @@ import pytest
 from launched import Ended, torchrun
 from make_shards import write_numbers
 from servers.rclone import S3Server
+from transforms import is_bad
 
 from streamload import ShardWriter, StreamLoader
 
@@ -63,6 +64,7 @@ def padded(shards: str, whole: list[tuple[int, list[int]]], ranks: int) -> list[
     return [*whole[:-1], (end, last + order[: -len(last) % ranks])]
 
 
+@pytest.mark.exhaustive
 def test_two_ranks_on_a_bucket_with_very_uneven_shards(tmp_path: Path, rclone_s3: S3Server) -> None:
     shards = write_numbers(tmp_path / "shards", _UNEVEN)
     shutil.copytree(shards, rclone_s3.folder / "uneven")
@@ -73,6 +75,7 @@ def test_two_ranks_on_a_bucket_with_very_uneven_shards(tmp_path: Path, rclone_s3
     assert recorded(tmp_path / "run", 2) == padded(shards, whole, 2) == whole
 
 
+@pytest.mark.exhaustive
 def test_three_ranks_with_fewer_shards_than_workers(tmp_path: Path) -> None:
     shards = write_numbers(tmp_path / "shards", _TWO, index=False)
     ended = run(tmp_path / "run", shards, 3, 12, num_workers=2)
@@ -104,6 +107,19 @@ def test_a_killed_rank_and_a_restart_at_another_world_size(tmp_path: Path, rclon
     ended = run(tmp_path / "on1", shards, 1, 24)
     assert ended.status == 0, ended.output
     assert recorded(tmp_path / "on1", 1) == whole[6:]
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.exhaustive)])
+def test_ranks_keep_step_where_three_samples_in_ten_fail(tmp_path: Path, ranks: int) -> None:
+    """Many batches of one sample have none left, on each rank others; a rank with a step less would hang the others."""
+    shards = write_numbers(tmp_path / "shards", [40, 1, 7, 0, 13, 2])
+    ended = run(tmp_path / "run", shards, ranks, ranks, "--raise-on-bad", on_error="skip")
+    assert ended.status == 0, ended.output
+    found = recorded(tmp_path / "run", ranks)
+    assert [end for end, _ in found] == [min(63, ranks * step) for step in range(1, -(-63 // ranks) + 1)]
+    came = [sample for _, samples in found for sample in samples]
+    assert set(came) == {sample for sample in range(63) if not is_bad(sample)}
+    assert len(came) > len(set(came)) + 10
 
 
 def write_images(folder: Path, counts: list[int]) -> None:

@@ -10,6 +10,9 @@ import pytest
 from launched import run_python
 from make_shards import write_numbers
 
+from streamload import StreamLoader
+from streamload.lightning import LightningLoader
+
 _EXAMPLES = Path(__file__).parent.parent / "examples"
 _WITHOUT_TORCHVISION = """
 import importlib.metadata, runpy, sys
@@ -33,15 +36,6 @@ for arguments in sys.argv[2:]:
     main(arguments.split())
 """
 """Stops a run and goes on with it, with new objects but in one process, since importing a framework takes seconds."""
-
-_RESUMED = f"""{_WITHOUT_TORCHVISION}
-loader_of = runpy.run_path(sys.argv[1])["LightningLoader"]
-for behind in (4, 12, 13):
-    loader = loader_of(sys.argv[2], batch_size=8, epoch_size=100, fields=("cls",), num_workers=0)
-    state = loader.state_dict()
-    loader.load_state_dict(dict(state, position=min(8 * behind, 100)))
-    print(behind, loader.state_dict()["epoch"], sum(1 for _ in loader), flush=True)
-"""
 
 _STEPS_OF_AN_EPOCH = 5
 _EPOCHS = 3
@@ -92,20 +86,37 @@ def test_a_run_goes_on_with_the_rest_of_the_epoch(framework: str, kept: int, tmp
     assert len(others[-1]) == (5 if framework == "lightning" else 15 - kept)
 
 
-def test_lightnings_loader_knows_the_end_of_an_epoch_that_is_not_the_datasets(tmp_path: Path) -> None:
-    if find_spec("lightning") is None:
-        pytest.skip("lightning is not installed: pip install streamload[frameworks]")
-    shards = write_numbers(tmp_path / "shards", [25, 25])
-    ended = run_python("-c", _RESUMED, _EXAMPLES / "train_lightning.py", shards)
-    assert ended.status == 0, ended.output
-    assert ended.output.split("\n")[-4:-1] == ["4 0 9", "12 0 1", "13 1 13"]
+def test_a_loader_for_lightning_takes_the_number_of_an_epoch_behind_its_iterator(tmp_path: Path) -> None:
+    """As Lightning does it: a state is loaded, an iterator is made, and only then the epoch is told."""
+    shards = write_numbers(tmp_path / "shards", [10, 10])
+    with StreamLoader(shards, 8, True, fields=("cls",), epoch_size=16, num_workers=0) as plain:
+        whole = [[batch[0].tolist() for batch in plain] for _ in range(3)]
+    with LightningLoader(shards, 8, True, fields=("cls",), epoch_size=16, num_workers=0) as loader:
+        state = loader.state_dict()
+        for position, epoch, left in ((8, 0, whole[0][1:]), (16, 1, whole[1]), (0, 2, whole[2])):
+            loader.load_state_dict({**state, "position": position})
+            iterator = iter(loader)
+            loader.batch_sampler.sampler.set_epoch(epoch)
+            assert [batch[0].tolist() for batch in iterator] == left
+
+
+def test_a_resumed_pass_that_has_no_batch_says_so(tmp_path: Path) -> None:
+    with StreamLoader(write_numbers(tmp_path, [10]), 5, fields=("cls",), num_workers=0) as loader:
+        batches = iter(loader)
+        next(batches), next(batches)
+        loader.load_state_dict(loader.state_dict())
+        said = r"no batch.*last batch of epoch 0.*set_epoch\(1\).*LightningLoader"
+        with pytest.warns(UserWarning, match=said) as warned:
+            assert list(loader) == []
+        assert [warning.filename for warning in warned] == [__file__]
+        assert len(list(loader)) == 2
 
 
 def test_the_page_shows_what_the_examples_do() -> None:
     page = (_EXAMPLES.parent / "docs" / "frameworks.md").read_text()
     sources = [stripped(path.read_text()) for path in [*_EXAMPLES.glob("*.py"), *_EXAMPLES.glob("*/*.py")]]
     blocks = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    assert len(blocks) >= 9
+    assert len(blocks) >= 8
     for block in blocks:
         assert any(stripped(block) in source for source in sources), block
 

@@ -181,7 +181,7 @@ def test_leaving_the_loop_ends_the_pass(source: str) -> None:
             assert isinstance(batches, AsyncPass)
             await batches.aclose()
             await batches.aclose()
-            with pytest.raises(LoaderClosedError):
+            with pytest.raises(StopAsyncIteration):
                 await anext(batches)
             with pytest.raises(ZeroDivisionError):
                 async for _ in loader:

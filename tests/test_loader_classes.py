@@ -12,7 +12,7 @@ import pytest
 from make_shards import write_numbers
 from servers.rclone import S3Server
 
-from streamload import ShardWriter, StreamLoader, TarDataset
+from streamload import Mixture, Portion, ShardWriter, StreamLoader, TarDataset
 from streamload.errors import DatasetIndexError
 
 
@@ -36,6 +36,12 @@ def test_the_names_are_those_beside_the_shards(source: Path, workers: int) -> No
         name_classes(source, "other")
         assert loader.classes == ["bee", "cat"]
         assert pickle.loads(pickle.dumps(dataset)).classes == ["bee", "cat"]
+
+
+def test_deeply_nested_names_are_refused(source: Path) -> None:
+    (source / "classes.json").write_text('{"classes": ' + "[" * 100_000)
+    with StreamLoader(source, num_workers=0) as loader, pytest.raises(DatasetIndexError, match="as shardify writes it"):
+        _ = loader.classes
 
 
 def test_there_may_be_none(source: Path) -> None:
@@ -135,3 +141,48 @@ def test_weights_of_other_classes_are_refused(animals: Path, tmp_path: Path, wei
         name_classes(animals, "bee", "cat", "dog")
     with pytest.raises((ValueError, TypeError), match=message):
         StreamLoader(animals, **DRAWN, weights=weights, num_workers=0)
+
+
+@pytest.fixture
+def unlike(source: Path, tmp_path: Path) -> list[str]:
+    """Two folders whose label 0 stands for different classes."""
+    write_numbers(tmp_path / "more", [3])
+    name_classes(source, "cat", "dog")
+    name_classes(tmp_path / "more", "car", "dog")
+    return [str(source), str(tmp_path / "more")]
+
+
+@pytest.mark.parametrize("fields", [None, ("npy", "cls")])
+def test_labels_that_mean_different_classes_are_not_mixed(unlike: list[str], fields: tuple[str, ...] | None) -> None:
+    says = "different classes: 0 is 'car' here, and is 'cat' in .*data/classes.json.*--classes.*more/classes"
+    mixture = Mixture({"data": (unlike[0], 1), "more": (unlike[1], 1)})
+    for urls in (unlike, mixture):
+        with (
+            StreamLoader(urls, 4, fields=fields, num_workers=0) as loader,
+            pytest.raises(DatasetIndexError, match=says),
+        ):
+            next(iter(loader))
+    with pytest.raises(DatasetIndexError, match=says):
+        TarDataset(unlike, fields=fields)
+
+
+def test_labels_that_are_not_read_or_have_another_meaning_are_no_matter(unlike: list[str]) -> None:
+    own = Mixture({"data": (unlike[0], 1), "more": Portion(unlike[1], 1, transform=lambda sample: sample)})
+    for urls, fields in ((unlike, ("npy",)), (own, ("npy", "cls"))):
+        with StreamLoader(urls, 4, fields=fields, num_workers=0) as loader:
+            assert len(list(loader)) == 4
+    assert len(TarDataset(unlike, fields=("npy",))) == 13
+    (Path(unlike[1]) / "classes.json").unlink()
+    with StreamLoader(unlike, 4, num_workers=0) as loader:
+        assert len(list(loader)) == 4
+
+
+def test_labels_in_buckets_that_mean_different_classes(unlike: list[str], tmp_path: Path, rclone_s3: S3Server) -> None:
+    bucket = f"u{abs(hash(str(tmp_path))) % 10**10}"
+    urls = [
+        f"s3://{bucket}/{shutil.copytree(folder, rclone_s3.folder / bucket / Path(folder).name).name}"
+        for folder in unlike
+    ]
+    with StreamLoader(urls, 4, num_workers=1, storage_options=rclone_s3.options) as loader:
+        with pytest.raises(DatasetIndexError, match="0 is 'car' here"):
+            next(iter(loader))

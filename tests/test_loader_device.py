@@ -188,6 +188,7 @@ def test_no_room_on_the_device_for_the_batch_ahead(source: str, device: LateDevi
         assert [device.read(batch[1])[0] for batch in loader] == [10, 20, 30, 40, 50], "and it goes on from there"
 
 
+@pytest.mark.exhaustive
 def test_the_feeders_death_is_told_after_the_batch_ahead(source: str, device: LateDevice) -> None:
     with make(source, num_workers=1, batch_size=2, prefetch_batches=1, collate_fn=collate_late) as loader:
         batches = begin(loader, ready=2)

@@ -193,6 +193,10 @@ class ByHand:
     def ended(self) -> bool:
         return self.exhausted and not self.left
 
+    @property
+    def must_wrap(self) -> bool:
+        return False
+
     def pump(self) -> None:
         if self.failing:
             raise ShardNotFoundError("it is gone", url="a.tar")
@@ -218,6 +222,7 @@ class EpochsByHand:
     def __init__(self, failing: set[int]) -> None:
         self.said: list[str] = []
         self.begun: list[ByHand] = []
+        self.passes = 0
 
         def begin(start: EpochStart, _: object) -> Any:
             self.begun.append(ByHand(start, failing=start.epoch in failing))
@@ -229,7 +234,8 @@ class EpochsByHand:
         self.epochs = Epochs(begin, deliver, works_ahead=True)
 
     def run(self, epoch: int) -> None:
-        self.epochs.ask(EpochStart(epoch, 0, 0, 1))
+        self.passes += 1
+        self.epochs.ask(EpochStart(epoch, 0, 0, 1, number=self.passes))
         for _ in range(3):
             self.epochs.pump()
 

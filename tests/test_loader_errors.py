@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import io
 import json
 import os
 import pickle
@@ -13,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from make_shards import write_numbers
+from PIL import Image
 from transforms import raise_on_33
 
 from streamload import ShardWriter, StreamLoader, TarDataset
@@ -27,6 +30,7 @@ from streamload.errors import (
     TransformError,
     WorkerError,
 )
+from streamload.images import Resize
 from streamload.trainer import delivery
 
 WORKERS = pytest.mark.parametrize(
@@ -117,11 +121,11 @@ def test_a_batch_of_which_nothing_is_left(source: str, options: dict[str, Any]) 
 
     common: dict[str, Any] = {"fields": ("cls",), "transform": {"cls": transform}, **options}
     with StreamLoader(source, 10, **common, on_error="skip") as loader:
-        assert [batch[0].tolist()[0] for batch in loader] == [0, 10, 30, 40]
+        assert [batch[0].tolist()[0] for batch in loader] == [0, 10, 30, 30, 40]
         assert len(loader.skipped) == 10
     with (
-        StreamLoader(source, 10, **common, on_error="replace") as loader,
-        pytest.raises(SampleError, match="every sample"),
+        StreamLoader(source, 10, **common, on_error="replace", pad=False) as loader,
+        pytest.raises(SampleError, match="every sample of a batch .* the first of its 10 samples: .*ValueError: 20"),
     ):
         list(loader)
 
@@ -133,7 +137,7 @@ def test_the_first_samples_of_all_fail(source: str) -> None:
         return value
 
     with StreamLoader(
-        source, 10, fields=("cls",), transform={"cls": transform}, num_workers=2, on_error="skip"
+        source, 10, fields=("cls",), transform={"cls": transform}, num_workers=2, on_error="skip", pad=False
     ) as loader:
         assert sum((batch[0].tolist() for batch in loader), []) == list(range(15, 50))
 
@@ -224,11 +228,35 @@ def test_a_missing_field_is_an_error_of_its_sample(tmp_path: Path, options: dict
         ]
 
 
+@pytest.mark.parametrize("options", [{"num_workers": 0}, {"num_workers": 1}, {"num_workers": 0, "on_error": "skip"}])
+@pytest.mark.parametrize("lacking", ["a", "b"])
+def test_a_field_that_only_some_samples_of_a_batch_have(tmp_path: Path, lacking: str, options: dict[str, Any]) -> None:
+    """torch would drop it for the whole batch if the first sample lacks it, and raise a KeyError if another does."""
+    with ShardWriter(tmp_path / "s") as writer:
+        for key in ("a", "b", "c"):
+            writer.write({"__key__": key, "cls": 1, "json": [1], **({} if key == lacking else {"txt": key})})
+    having = "b" if lacking == "a" else "a"
+    with StreamLoader(tmp_path / "s", 3, **options) as loader:
+        with pytest.raises(CollateError) as caught:
+            next(iter(loader))
+        assert caught.value.key == lacking
+        assert caught.value.message == (
+            f"it has no field 'txt', which sample '{having}' of its batch has; name the fields that all samples have "
+            "in fields= (those of this batch have 'cls', 'json'), make the samples alike in transform=, or give a "
+            "collate_fn="
+        )
+    with StreamLoader(tmp_path / "s", 3, collate_fn=lambda rows: [set(row) for row in rows], **options) as loader:
+        assert [("txt" in row) for row in next(iter(loader))] == [key != lacking for key in "abc"]
+    with StreamLoader(tmp_path / "s", 1, num_workers=0) as loader:
+        assert [("txt" in batch) for batch in loader] == [key != lacking for key in "abc"], "each batch is alike"
+
+
 def test_an_alternative_is_proposed_for_a_missing_field(tmp_path: Path) -> None:
     def message(fields: tuple[str, ...]) -> str:
-        with StreamLoader(tmp_path / "s", 1, fields=fields, decode=False, on_error="skip", num_workers=0) as loader:
+        options: dict[str, Any] = {"fields": fields, "decode": False}
+        with StreamLoader(tmp_path / "s", 1, **options, on_error="skip", pad=False, num_workers=0) as loader:
             assert len(list(loader)) == 1
-        with TarDataset(tmp_path / "s", fields=fields, decode=False) as dataset:
+        with TarDataset(tmp_path / "s", **options) as dataset:
             with pytest.raises(SampleError) as caught:
                 dataset[0]
         (error,) = loader.skipped
@@ -452,3 +480,47 @@ def test_a_transform_that_ends_every_process_is_told_after_two_and_not_after_two
     assert raised.value.key == "000000"
     with open(tried, encoding="ascii") as file:
         assert [number for number in map(int, file) if number < 20] == [0, 0]
+
+
+def write_fields(folder: Path, field: str, contents: list[bytes]) -> str:
+    with ShardWriter(folder, max_count=100) as writer:
+        for number, content in enumerate(contents):
+            writer.write({"__key__": f"sample{number}", field: content})
+    return str(folder)
+
+
+def test_a_field_expands_no_further_than_the_budget(tmp_path: Path) -> None:
+    """Before the memory is taken, with the key, and not where nobody has set a budget."""
+    few, many = (gzip.compress(bytes(size_bytes)) for size_bytes in (1 << 20, 3 << 20))
+    source = write_fields(tmp_path / "shards", "bin.gz", [few, many])
+    with StreamLoader(source, 1, fields=("bin.gz",), num_workers=0, memory_budget="2MiB") as loader:
+        batches = iter(loader)
+        assert len(next(batches)[0][0]) == 1 << 20
+        with pytest.raises(DecodeError, match=r"unpacks to more than the limit of 2\d{6} bytes.*decode=") as caught:
+            next(batches)
+    assert caught.value.key == "sample1"
+    with StreamLoader(source, 1, fields=("bin.gz",), num_workers=0) as loader:
+        assert [len(values[0]) for (values,) in loader] == [1 << 20, 3 << 20]
+
+
+@pytest.mark.parametrize("form", ["JPEG", "PNG"])
+@pytest.mark.parametrize("shape", [(3, 60_000), (60_000, 3)])
+def test_a_resized_image_may_not_be_larger_than_a_decoded_one(
+    form: str, shape: tuple[int, int], tmp_path: Path
+) -> None:
+    image = io.BytesIO()
+    Image.fromarray(np.zeros((*shape, 3), np.uint8)).save(image, form)
+    source = write_fields(tmp_path / "shards", "jpg", [image.getvalue()])
+    with StreamLoader(source, 1, fields=("jpg",), transform={"jpg": Resize(300)}, num_workers=0) as loader:
+        with pytest.raises(SampleError, match=r"(300 x 6000000|6000000 x 300).*178956970 pixels.*max_size") as caught:
+            next(iter(loader))
+    assert caught.value.key == "sample0"
+    with StreamLoader(source, 1, fields=("jpg",), transform={"jpg": Resize((30, 40))}, num_workers=0) as loader:
+        assert next(iter(loader))[0].shape == (1, 30, 40, 3)
+
+
+def test_resizing_takes_no_more_on_the_way_than_an_image_may_have() -> None:
+    """Rows are resized first: a thin and high image would become wide before it becomes low."""
+    thin = np.zeros((2_000_000, 1, 3), np.uint8)
+    with pytest.raises(ValueError, match=r"2000000 x 1 pixels.*100 x 100.*178956970"):
+        Resize((100, 100))(thin)

@@ -151,6 +151,7 @@ def test_augmentation_depends_on_the_sample_alone(indexed: str, transform: Any) 
     assert augmented(indexed, transform, num_workers=0, seed=5) != expected
 
 
+@pytest.mark.exhaustive
 def test_torchs_generator_is_seeded_too(indexed: str) -> None:
     expected = augmented(indexed, transforms.with_torch, num_workers=0)
     assert len({row[-1] for row in expected}) == TOTAL

@@ -192,6 +192,14 @@ def test_no_state_out_of_order(source: str) -> None:
         loader.state_dict()
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_position_behind_the_end_belongs_to_no_epoch_of_this_dataset(source: str, workers: int) -> None:
+    with StreamLoader(source, 4, **{**OPTIONS, "num_workers": workers}) as loader:
+        loader.load_state_dict({**loader.state_dict(), "position": 10**9})
+        with pytest.raises(LoaderStateError, match=f"position 1000000000 lies outside the epoch's {TOTAL} samples"):
+            next(iter(loader))
+
+
 def test_nonsense_is_no_state(source: str) -> None:
     with StreamLoader(source, 10, **OPTIONS) as loader:
         for nonsense in ({}, {"kind": "streamload"}, {**loader.state_dict(), "position": -1}):

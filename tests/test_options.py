@@ -14,7 +14,7 @@ import pytest
 from make_shards import write_numbers
 from torch.utils.data import DistributedSampler
 
-from streamload import StreamLoader
+from streamload import Mixture, StreamLoader
 from streamload.images import RandomResizedCrop
 from streamload.options import Options, rank_and_world_size
 from streamload.surroundings.launchers import available_processors
@@ -77,6 +77,8 @@ def named(value: Any) -> str:
 
 WRONG: list[tuple[str, Any, type[Exception], str]] = [
     *[(name, 0, ValueError, "at least 1") for name in ("batch_size", "prefetch_batches", "shuffle_window", "lanes")],
+    ("lanes", 10**8, ValueError, "at most 1,048,576 or None"),
+    ("shuffle_window", 10**30, ValueError, "at most"),
     *[(name, -1, ValueError, "at least 0") for name in ("num_workers", "seed", "max_errors")],
     *[
         (name, value, TypeError, "must be an integer of at least")
@@ -129,6 +131,9 @@ WRONG: list[tuple[str, Any, type[Exception], str]] = [
     ("cache_size", "10GB", ValueError, "without cache_dir"),
     ("cache_dir", 3, TypeError, "the path of a folder"),
     ("cache_dir", "/dev/null/cache", ValueError, "cannot be used: '/dev/null', which is no folder"),
+    ("cache_dir", "s3://bucket/cache", ValueError, "is a url, and must be the path of a folder on a local disk"),
+    ("cache_dir", "gs:/bucket/cache", ValueError, "is a url, and must be the path"),  # as pathlib shortens it
+    ("cache_dir", "file:///cache", ValueError, "is a url, and must be the path"),
 ]
 
 
@@ -296,7 +301,7 @@ def test_numpys_numbers_are_taken_as_pythons(tmp_path: Path) -> None:
     numbers: dict[str, Any] = {
         name: np.int64(3) for name in ("batch_size", "seed", "shuffle_window", "epoch_size", "max_errors")
     }
-    numbers |= {"shuffle": np.True_, "timeout": np.float32(30), "memory_budget": np.uint64(1 << 30)}
+    numbers |= {"on_error": "skip", "shuffle": np.True_, "timeout": np.float32(30), "memory_budget": np.uint64(1 << 30)}
     numbers |= {"epoch_size": np.int64(12), "num_workers": np.int8(0), "rank": np.int64(1), "world_size": np.int64(2)}
     epoch: Any = np.int64(2)
     with StreamLoader(source, **numbers) as loader:
@@ -374,6 +379,7 @@ def test_torch_distributed_goes_before_the_environment(monkeypatch: pytest.Monke
         (2, 2, ValueError, "rank=2 must be below world_size=2; ranks are counted from 0"),
         (-1, 2, ValueError, "rank=-1 must be at least 0"),
         (0, 0, ValueError, "world_size=0 must be at least 1"),
+        (0, 10**9, ValueError, "world_size=1000000000 must be at most 1,048,576"),
         ("0", 1, TypeError, "rank='0' must be an integer"),
         (0, 1.0, TypeError, "world_size=1.0 must be an integer"),
         (True, 2, TypeError, "rank=True must be an integer"),
@@ -418,3 +424,45 @@ def test_a_cache_that_may_only_be_read_is_used(tmp_path: Path, monkeypatch: pyte
     assert options(cache_dir=tmp_path).fetching().cache_folder == os.fspath(tmp_path)
     with pytest.raises(ValueError, match=rf"cannot be used: '{tmp_path}', no permission; name a folder"):
         options(cache_dir=tmp_path / "new")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make folders of others")
+def test_a_cache_that_another_user_has_prepared_is_refused(tmp_path: Path) -> None:
+    prepared = tmp_path / "streamload-shards"
+    prepared.mkdir()
+    options(cache_dir=tmp_path)
+    os.chown(prepared, 12345, 12345)
+    with pytest.raises(ValueError, match=r"cache_dir=.*another user \(uid 12345\).*name a folder of your own"):
+        options(cache_dir=tmp_path)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"shuffle": True, "lanes": 2, "rank": 1, "world_size": 2},
+        {"weights": [1.0] * 50, "shuffle": True},
+        {"num_workers": 1, "executor": "thread"},
+        {"num_workers": 1, "executor": "thread", "sampler": [*range(50)]},
+    ],
+    ids=["plain", "lanes", "weights", "worker", "sampler"],
+)
+def test_a_batch_larger_than_the_dataset_costs_no_more_than_that(tmp_path: Path, options: dict[str, Any]) -> None:
+    source = write_numbers(tmp_path / "s", [20, 30])
+    expected = 50 // options.get("world_size", 1)
+    with StreamLoader(source, 1 << 40, fields=("cls", "npy"), **{"num_workers": 0, **options}) as loader:
+        assert [[len(labels) for labels, _ in loader] for _ in range(2)] == [[expected], [expected]]
+        assert len(loader) == 1
+    with StreamLoader(Mixture({"a": (source, 1.0)}), 1 << 40, fields=("cls",), num_workers=0) as loader:
+        assert [len(labels) for (labels,) in loader] == [50]
+    with pytest.raises(ValueError, match=r"batch_size=10{30} must be at most 1,099,511,627,776: .*64 bits"):
+        StreamLoader(source, 10**30)
+
+
+def test_far_more_workers_than_processors_are_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("streamload.options.processors_of_rank", lambda: 2)
+    source = write_numbers(tmp_path / "s", [2])
+    with pytest.warns(UserWarning, match="num_workers=9, and there are 2 processors") as caught:
+        StreamLoader(source, num_workers=9).close()
+    assert [warning.filename for warning in caught] == [__file__]
+    StreamLoader(source, num_workers=8).close()

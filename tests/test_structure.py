@@ -6,8 +6,10 @@ Each rule is a function of a `Tree`, so that the tests at the end can show it a 
 from __future__ import annotations
 
 import ast
+import io
 import subprocess
 import sys
+import tokenize
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +19,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 LEVELS = (
-    ("errors", "wording", "byte_sizes", "numpy_scalars", "users_line"),
+    ("wording", "byte_sizes", "numpy_scalars", "users_line", "log_records"),
+    ("errors",),
     ("memory", "order", "images"),
     ("launch", "loop_thread", "dataloader_names", "surroundings"),
     ("dataset",),
@@ -29,7 +32,7 @@ LEVELS = (
     ("remote_reader",),
     ("loader_attributes", "loader_state", "random_access"),
     ("loader",),
-    ("tar_dataset",),
+    ("tar_dataset", "lightning"),
     ("streamload",),
     ("streamload_tools",),
     ("__main__",),
@@ -37,7 +40,8 @@ LEVELS = (
 """The parts, lowest first. A module may import from its own part and from lower ones. `streamload` is the package's
 face with the public names; the command line may use everything, and `python -m streamload` is the command line."""
 
-MAX_FILE_LINES = 350
+MAX_FILE_LINES = 300
+"""Lines of code: neither docstrings, nor comments, nor empty lines, so that a class is not cut in two for its words."""
 MAX_FUNCTION_LINES = 60
 FORBIDDEN_NAMES = {"utils", "util", "common", "base", "helper", "helpers", "manager", "core", "impl", "misc"}
 
@@ -215,12 +219,12 @@ def misplaced_libraries(tree: Tree) -> list[str]:
 
 
 def too_long(tree: Tree) -> list[str]:
-    """Files and functions that nobody can take in at a glance; docstrings of functions don't count."""
+    """Files and functions that nobody can take in at a glance; docstrings don't count."""
     found = []
     for module in tree.values():
-        lines = len(module.text.splitlines())
-        if lines >= MAX_FILE_LINES:
-            found.append(f"{module.name} has {lines} lines")
+        lines = _code_lines(module)
+        if lines > MAX_FILE_LINES:
+            found.append(f"{module.name} has {lines} lines of code")
         for node in ast.walk(module.tree):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 lines = (node.end_lineno or node.lineno) - node.lineno + 1 - _docstring_lines(node)
@@ -245,6 +249,18 @@ def _calls(tree: ast.AST, names: set[str]) -> Iterator[ast.Call]:
             name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
             if name in names:
                 yield node
+
+
+def _code_lines(module: Module) -> int:
+    ignored = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
+    lines: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(module.text).readline):
+        if token.type not in ignored:
+            lines.update(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            lines.difference_update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    return len(lines)
 
 
 def _docstring_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
@@ -340,7 +356,7 @@ BROKEN: list[tuple[Callable[[Tree], list[str]], dict[str, str], str]] = [
         "trainer.connection:1 imports multiprocessing",
     ),
     (misplaced_libraries, {"feeder/feeder.py": "import os\nos.system('ls')"}, "feeder.feeder:2 calls os.system"),
-    (too_long, {"order/a.py": "x = 1\n" * MAX_FILE_LINES}, "order.a has 350 lines"),
+    (too_long, {"order/a.py": "x = 1\n" * (MAX_FILE_LINES + 1)}, "order.a has 301 lines of code"),
     (too_long, {"order/a.py": "def f():\n" + "    x = 1\n" * (MAX_FUNCTION_LINES - 1)}, "order.a:1 f has 60 lines"),
     (meaningless_names, {"order/utils.py": ""}, "streamload.order.utils"),
     (meaningless_names, {"core/plan.py": ""}, "streamload.core.plan"),
@@ -368,7 +384,10 @@ def test_a_tree_that_keeps_the_rules_passes_them(tmp_path: Path) -> None:
         "streamload/__init__.py": "def __getattr__(name):\n    return import_module(f'streamload.{name}')",
         "streamload/errors.py": "",
         "streamload/order/plan.py": "from streamload import errors\nfrom streamload.order import lanes",
-        "streamload/order/lanes.py": "",
+        "streamload/order/lanes.py": '"""\n'
+        + "words\n" * MAX_FILE_LINES
+        + '"""\n# a comment\n\n'
+        + "x = 1\n" * MAX_FILE_LINES,
         "streamload/batch/transfer.py": "import torch",
         "streamload/batch/collate.py": "def f():\n    import torch",
         "streamload/launch.py": "import subprocess",

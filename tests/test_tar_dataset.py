@@ -144,7 +144,7 @@ def test_numbers_slices_and_negative_numbers_are_those_of_a_list(numbers: str) -
 def test_shards_without_an_index_are_scanned_once(plain: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with TarDataset(plain) as dataset:
         assert labels_of(dataset) == list(range(TOTAL))
-    monkeypatch.setattr("streamload.random_access.scan_shard", None)
+    monkeypatch.setattr("streamload.random_access.scan_file", None)
     with TarDataset(plain) as again, pickle.loads(pickle.dumps(again)) as copy:
         assert labels_of(again) == labels_of(copy) == list(range(TOTAL))
 
@@ -434,6 +434,7 @@ def test_remote_shards_are_read_also_in_forked_workers(bucket: S3Server) -> None
         TarDataset("s3://by-number/plain", storage_options=bucket.options)
 
 
+@pytest.mark.exhaustive
 def test_an_answer_that_nobody_waited_for_is_not_taken_for_another(
     bucket: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -472,3 +473,13 @@ def test_neighbours_are_read_together() -> None:
     crossing = [(0, 0, 5 << 20), (0, 4 << 20, 9 << 20), (0, 5 << 20, 6 << 20)]
     joined = joined_ranges(crossing)
     assert joined == [ByteRange(0, 0, 5 << 20), ByteRange(0, 4 << 20, 9 << 20)]
+
+
+def test_arguments_of_the_constructor_cannot_be_set(numbers: str) -> None:
+    class Own(TarDataset):
+        fields = ("n",)
+
+    with TarDataset(numbers, fields=("cls",)) as dataset, Own(numbers) as own:
+        with pytest.raises(AttributeError, match="'transform' cannot be set.*make a new dataset"):
+            dataset.transform = {"cls": str}  # type: ignore[attr-defined]
+        own.transform = str  # type: ignore[attr-defined]

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from streamload.wording import counted, listed
+from streamload.errors import ShardFormatError
+from streamload.wording import counted, listed, printable
 
 ROOT = Path(__file__).resolve().parents[1]
 BY_HAND = re.compile(
@@ -45,6 +46,14 @@ def test_listed() -> None:
     assert listed(names) == ", ".join(names)
     assert listed([*names, "cls"]) == f"cls, {', '.join(names[:19])} and 1 more"
     assert listed(names * 100).endswith(", 19.png and 1,980 more")
+
+
+def test_no_name_acts_on_a_terminal() -> None:
+    assert printable("ünï 日本語 👩\u200d💻\ttab\nline") == "ünï 日本語 👩\u200d💻\ttab\nline"
+    assert printable("\x1b[2J\x07\r\x7f\x9b\u202e\u2028\udcff") == r"\x1b[2J\x07\r\x7f\x9b\u202e\u2028\udcff"
+    assert listed(["a\x1b[31m"]) == r"a\x1b[31m"
+    error = ShardFormatError("the field \x1b[31m", url="\x1b.tar", key="\x1b[2J")
+    assert str(error) == r"the field \x1b[31m (shard '\x1b.tar', sample '\x1b[2J')"
 
 
 def test_messages_are_counted() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import time
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -75,3 +77,36 @@ class Noting:
 
     def made(self) -> int:
         return len(Path(self.path).read_bytes().splitlines())
+
+
+def is_bad(value: int) -> bool:
+    """Whether a number is one of the three in ten on which `raise_on_bad` raises."""
+    return zlib.crc32(b"%d" % value) % 10 < 3
+
+
+def raise_on_bad(value: int) -> int:
+    if is_bad(value):
+        raise ValueError(value)
+    return value
+
+
+class Scaled:
+    """A transform that can be changed in place."""
+
+    def __init__(self, factor: int) -> None:
+        self.factor = factor
+
+    def __call__(self, value: int) -> int:
+        return value * self.factor
+
+
+class NeverTwiceTheSame:
+    """Pickles differ although nothing has changed."""
+
+    pickled = itertools.count()
+
+    def __reduce__(self) -> Any:
+        return NeverTwiceTheSame, (), {"number": next(NeverTwiceTheSame.pickled)}
+
+    def __call__(self, value: int) -> int:
+        return os.getpid()

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 import typer
 
 from streamload.errors import StreamloadError
+from streamload.wording import printable
 
 __all__ = ["UsageError", "say", "told_errors"]
 
@@ -20,8 +21,8 @@ class UsageError(Exception):
 
 
 def say(line: str) -> None:
-    """One line on standard error; names that are not UTF-8 are shown with escapes."""
-    typer.echo(line.encode("utf-8", "backslashreplace").decode("utf-8"), err=True)
+    """One line on standard error; `printable`."""
+    typer.echo(printable(line), err=True)
 
 
 @contextmanager

@@ -116,10 +116,10 @@ class _Spool:
         table_to_npz(read.table, content)
         self._places[url] = self._file.tell(), content.tell()
         self._file.write(content.getbuffer())
-        name, samples = folder_and_name(url)[1], len(read.table)
-        self._entries[url] = IndexedShard(name, read.bytes, samples, read.mtime_ns, read.etag)
+        name = folder_and_name(url)[1]
+        self._entries[url] = IndexedShard.of(name, read.table, read.mtime_ns, read.etag, size=read.bytes)
         self._fields[url] = read.table.fields
-        self.samples += samples
+        self.samples += len(read.table)
         self.links += read.table.skipped.get(LINK, 0)
 
     def write(self, folder: str, urls: Sequence[str], storages: Storages, gone: Sequence[str]) -> None:

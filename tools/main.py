@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 from streamload_tools.bench import Limits, bench, bench_lines
+from streamload_tools.decoding import undecodable
 from streamload_tools.failures import say, told_errors
 from streamload_tools.indexing import index_shards
 from streamload_tools.progress import open_progress
@@ -17,15 +18,17 @@ from streamload_tools.sizes import counted, shown_bytes
 from streamload_tools.stats import as_json, as_lines, dataset_stats
 from streamload_tools.storage_options import StorageOption, parse_storage_options
 from streamload_tools.usage import PlainUsage
-from streamload_tools.verify import damages, missing_shards, without_checksums
+from streamload_tools.verify import Checked, check, class_names, missing_shards, without_checksums
 
 from streamload.dataset.table import ShardTable
 from streamload.fetch.listing.finder import find_shards
 from streamload.fetch.listing.index_lookup import IndexLookup
 from streamload.fetch.listing.listing import Listing, list_shards
+from streamload.fetch.listing.shard_names import folder_and_name
 from streamload.fetch.storage.protocol import without_secrets
 from streamload.fetch.storage.storages import Storages
 from streamload.surroundings.launchers import available_processors
+from streamload.wording import printable
 
 __all__ = ["app", "main"]
 
@@ -136,23 +139,49 @@ def ls_command(
 
 @app.command("verify", cls=PlainUsage, short_help="Read every byte of shards and compare it with the index.")
 def verify_command(
-    urls: _Urls, *, index: _Index = None, workers: _Workers = None, storage_option: StorageOption = None
+    urls: _Urls,
+    *,
+    decode: Annotated[
+        bool, typer.Option("--decode", help="Decode every field of every sample too, as a loader does.")
+    ] = False,
+    index: _Index = None,
+    workers: _Workers = None,
+    storage_option: StorageOption = None,
 ) -> None:
-    """Read every byte of shards, strictly, and compare it with the index; exit status 1 if anything is damaged."""
+    """Read every byte of shards, strictly, and compare it with the index; exit status 1 if anything is damaged.
+
+    Labels must have names in classes.json, where there is one.
+    """
     with told_errors():
-        storages = Storages(parse_storage_options(storage_option or []))
+        options = parse_storage_options(storage_option or [])
+        storages, workers = Storages(options), workers or available_processors()
         shards = find_shards(urls, storages)
         lookup = IndexLookup(index, storages)
-        reader = Reader(storages, workers or available_processors())
-        found = 0
+        reader = Reader(storages, workers)
+        classes, faults = class_names(dict.fromkeys(folder_and_name(url)[0] for url in shards), storages)
+        found, whole, samples = len(faults), list[str](), 0
+        for fault in faults:
+            _print(str(fault))
         with open_progress("verifying", len(shards), "shards") as progress:
-            for _, wrong in reader.each(shards, lambda url: damages(url, lookup, reader), progress.advance):
-                for damage in wrong:
+
+            def checked(url: str) -> Checked:
+                return check(url, lookup, reader, classes.get(folder_and_name(url)[0]))
+
+            for url, result in reader.each(shards, checked, progress.advance):
+                for damage in result.damages:
                     found += 1
                     _print(str(damage))
+                if not result.damages:
+                    whole.append(url)
+                    samples += result.samples
         for damage in missing_shards(shards, lookup, storages) if index is None else ():
             found += 1
             _print(str(damage))
+        if decode and whole:
+            with open_progress("decoding", samples, "samples") as progress:
+                for error in undecodable(whole, index, options, workers, progress.advance):
+                    found += 1
+                    _print(str(error))
         if found:
             say(f"error: {counted(found, 'fault')} in {counted(len(shards), 'shard')}")
             raise typer.Exit(1)
@@ -239,8 +268,8 @@ def main() -> None:
 
 
 def _print(line: str) -> None:
-    """A line on standard output; keys that are not UTF-8 are shown with escapes."""
-    typer.echo(line.encode("utf-8", "backslashreplace").decode("utf-8"))
+    """A line on standard output; `printable`, since keys and fields are whatever an archive says."""
+    typer.echo(printable(line))
 
 
 def _shown_names(listing: Listing) -> list[str]:
@@ -254,7 +283,7 @@ def _sample_lines(name: str, table: ShardTable) -> Iterator[str]:
     for sample, key in enumerate(table.keys()):
         members = range(starts[sample], starts[sample + 1])
         fields = "  ".join(f"{table.fields[numbers[member]]} {sizes[member]:,}" for member in members)
-        yield f"{name}  {key}  {fields}"
+        yield f"{name}  {key}  {fields}".replace("\n", "\\n")
 
 
 def _aligned(rows: list[tuple[str, str, str, str]]) -> Iterator[str]:

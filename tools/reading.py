@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import mmap
 import os
 import threading
 from collections import deque
@@ -12,9 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TypeVar
 
-from streamload.dataset.scan import scan_shard
+from streamload.dataset.scan import scan_file
 from streamload.dataset.table import ShardTable
-from streamload.errors import ShardFormatError
+from streamload.errors import StorageError
 from streamload.fetch.listing.index_lookup import IndexLookup
 from streamload.fetch.listing.listing import Listing
 from streamload.fetch.storage.local import storage_for
@@ -124,7 +123,14 @@ def scanned_table(url: str, *, every_byte: bool = False, labels: bool = False) -
         StorageError: it cannot be opened.
         ShardFormatError: it is damaged.
     """
-    return scan_shard(memoryview(_mapped(url)), url, crc32=every_byte, labels=every_byte or labels)
+    descriptor = storage_for(url).open(url)
+    try:
+        size_bytes = os.fstat(descriptor).st_size
+        return scan_file(descriptor, size_bytes, url, crc32=every_byte, labels=every_byte or labels)
+    except OSError as exc:
+        raise StorageError(f"the shard cannot be read ({exc.strerror}); check the disk", url=url) from exc
+    finally:
+        os.close(descriptor)
 
 
 def tables(
@@ -157,14 +163,3 @@ def tables(
     indexed = {shard.url: folder is not None for shard, folder in zip(listing.shards, listing.index_of, strict=True)}
     for _, result in reader.each(list(shards), found, advance):
         yield result
-
-
-def _mapped(url: str) -> mmap.mmap:
-    """The whole shard. Not closed by hand: an error's traceback may still hold views of it, and goes with them."""
-    descriptor = storage_for(url).open(url)
-    try:
-        if os.fstat(descriptor).st_size == 0:
-            raise ShardFormatError("the shard is empty; fetch it again", url=url, offset=0)
-        return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
-    finally:
-        os.close(descriptor)

@@ -18,8 +18,11 @@ from streamload_tools.storage_options import StorageOption, parse_storage_option
 from streamload_tools.usage import PlainUsage
 
 from streamload.byte_sizes import parse_bytes
+from streamload.dataset.own_folder import refuse_url
+from streamload.errors import ShardNotFoundError
+from streamload.feeder.class_names import MOST_CLASSES_BYTES, parse_class_names
 from streamload.fetch.listing.shard_names import WEB
-from streamload.fetch.storage.protocol import protocol_of
+from streamload.fetch.storage.protocol import protocol_of, without_secrets
 from streamload.fetch.storage.storages import Storages
 from streamload.surroundings.launchers import available_processors
 
@@ -31,6 +34,8 @@ Examples:
 \b
   shardify photos shards                            photos/<class>/*.jpg
   shardify photos shards --split train=0.9,val=0.1  into shards/train and shards/val
+  shardify data shards                              data/train/<class> and data/val/<class>, the same
+  shardify val shards-val --classes shards/classes.json  labels as in shards
   shardify photos shards --resize 256               smaller images, for faster training
   shardify photos.csv shards                        a table with columns path and label
   shardify data shards --labels labels.json         data/<ID>.pt or .npy, {"<ID>": label, ...}
@@ -55,6 +60,7 @@ def shardify(
     quality: option.Quality = None,
     workers: option.Workers = None,
     labels: option.Labels = None,
+    classes: option.Classes = None,
     partition: option.Partition = None,
     path_column: option.PathColumn = None,
     label_column: option.LabelColumn = None,
@@ -87,6 +93,7 @@ def shardify(
                 partition,
                 TableColumns(path_column, label_column, keep=keep_columns, as_names=labels_as_names),
                 follow_symlinks,
+                None if classes is None else _classes(classes, storage_option or []),
             ),
             PackOptions(
                 max_bytes=_max_bytes(max_bytes),
@@ -131,8 +138,22 @@ def _fractions(text: str) -> dict[str, float]:
         raise UsageError(f"--split: {exc}") from exc
 
 
+def _classes(path: str, storage_options: Sequence[str]) -> tuple[str, ...]:
+    storages = Storages(parse_storage_options(storage_options))
+    try:
+        content = storages.for_url(path).read_bytes(path, most_bytes=MOST_CLASSES_BYTES)
+    except ShardNotFoundError as exc:
+        raise UsageError(f"--classes: {path!r} does not exist; give the classes.json of a packed dataset") from exc
+    return parse_class_names(content, path)
+
+
 def _place(dest: str, staging: str | None, storage_options: Sequence[str]) -> Place:
     options = parse_storage_options(storage_options)
+    if staging is not None:
+        try:
+            refuse_url("--staging", staging)
+        except ValueError as exc:
+            raise UsageError(str(exc)) from exc
     if "://" not in dest:
         try:
             Storages({}).is_local(dest)
@@ -147,7 +168,8 @@ def _place(dest: str, staging: str | None, storage_options: Sequence[str]) -> Pl
     if not dest.partition("://")[2].strip("/"):
         raise UsageError(f"DEST {dest!r} names no bucket or folder; give one, as in s3://bucket/train")
     if protocol_of(dest) in WEB:
-        raise UsageError(f"DEST is {dest!r}, but a web server cannot be written to; name a folder or a bucket")
+        shown = without_secrets(dest)
+        raise UsageError(f"DEST is {shown!r}, but a web server cannot be written to; name a folder or a bucket")
     return Place(dest.rstrip("/"), storages.for_url(dest), staging)
 
 

@@ -9,6 +9,7 @@ import typer
 
 __all__ = [
     "DEFAULT_QUALITY",
+    "Classes",
     "Dest",
     "FollowSymlinks",
     "KeepColumns",
@@ -47,8 +48,8 @@ Source = Annotated[
     str,
     typer.Argument(
         metavar="SOURCE",
-        help="A folder with one folder of images for each class; a .csv, .tsv or .jsonl of paths and labels; or, "
-        "with --labels, a folder of .pt, .npy or image files.",
+        help="A folder with one folder of images for each class, or with folders train and val of such folders; a "
+        ".csv, .tsv or .jsonl of paths and labels; or, with --labels, a folder of .pt, .npy or image files.",
     ),
 ]
 Dest = Annotated[
@@ -86,6 +87,13 @@ Labels = Annotated[
     typer.Option(
         help='For a folder of files named by ID: JSON, {"ID": label, ...}, or a table with columns id and label. '
         "Default: labels.json (.csv, .tsv, .jsonl) in SOURCE."
+    ),
+]
+Classes = Annotated[
+    str | None,
+    typer.Option(
+        help="The classes.json that numbers the classes, such as that of the training data, if SOURCE is packed apart "
+        "from it. Labels are then names of classes; one that is not in it is an error."
     ),
 ]
 Partition = Annotated[str | None, typer.Option(help='With --labels, the splits as JSON: {"train": ["ID", ...], ...}.')]

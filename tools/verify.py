@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from glob import escape
+from typing import NamedTuple
 
 import numpy as np
 from streamload_tools.reading import Reader
@@ -11,34 +12,103 @@ from streamload_tools.reading import Reader
 from streamload.dataset.compressed_names import is_compressed
 from streamload.dataset.index import check_shard
 from streamload.dataset.table import ShardTable
-from streamload.errors import DatasetIndexError, ShardFormatError, ShardNotFoundError, StreamloadError
+from streamload.errors import (
+    DatasetIndexError,
+    ShardFormatError,
+    ShardNotFoundError,
+    StorageError,
+    StreamloadError,
+)
+from streamload.feeder.class_names import CLASSES_FILE, read_class_names
 from streamload.fetch.listing.index_lookup import IndexLookup
 from streamload.fetch.listing.shard_names import WEB, folder_and_name, shard_name
 from streamload.fetch.storage.protocol import protocol_of
 from streamload.fetch.storage.storages import Storages
+from streamload.wording import counted
 
-__all__ = ["damages", "differences", "missing_names", "missing_shards", "without_checksums"]
+__all__ = [
+    "Checked",
+    "check",
+    "class_names",
+    "differences",
+    "missing_names",
+    "missing_shards",
+    "without_checksums",
+]
 
 
-def damages(url: str, lookup: IndexLookup, reader: Reader) -> list[StreamloadError]:
+class Checked(NamedTuple):
+    """A shard that was read from end to end.
+
+    Attributes:
+        samples: how many are in it.
+        damages: what is wrong with it.
+    """
+
+    samples: int
+    damages: Sequence[StreamloadError]
+
+
+def check(url: str, lookup: IndexLookup, reader: Reader, classes: Sequence[str] | None) -> Checked:
     """Read one shard from end to end; what is wrong with it.
 
     Args:
         url: the shard.
         lookup: where the index is found, if there is one.
         reader: reads it.
+        classes: the names of the classes by number, as `classes.json` beside it has them, or None.
     """
     folder, name = folder_and_name(url)
     try:
         read = reader.read(url)
-        index = lookup.of_folder(folder)
-        if index is None:
-            return []
-        check_shard(index.shard(name), read.bytes, url, read.etag)
-        known = lookup.table_of(folder, name)
     except StreamloadError as exc:
-        return [exc]
-    return [] if known is None else list(differences(url, read.table, known))
+        return Checked(0, [exc])
+    found: list[StreamloadError] = [] if classes is None else list(_nameless_labels(url, read.table, classes))
+    try:
+        index = lookup.of_folder(folder)
+        if index is not None:
+            check_shard(index.shard(name), read.bytes, url, read.etag)
+            known = lookup.table_of(folder, name)
+            found += () if known is None else differences(url, read.table, known)
+    except StreamloadError as exc:
+        found.append(exc)
+    return Checked(len(read.table), found)
+
+
+def class_names(folders: Iterable[str], storages: Storages) -> tuple[dict[str, tuple[str, ...]], list[StreamloadError]]:
+    """The names of the classes in the `classes.json` of each folder that has one, and what is wrong with these files.
+
+    Where it may not be read, it is taken for one that is not there.
+    """
+    found: dict[str, tuple[str, ...]] = {}
+    wrong: list[StreamloadError] = []
+    for folder in folders:
+        try:
+            names = read_class_names((folder,), storages)
+        except DatasetIndexError as exc:
+            wrong.append(exc)
+        except StorageError:
+            continue
+        else:
+            if names is not None:
+                found[folder] = names
+    return found, wrong
+
+
+def _nameless_labels(url: str, table: ShardTable, classes: Sequence[str]) -> Iterator[StreamloadError]:
+    """The first label that has no name, and how many there are."""
+    if table.labels is None:
+        return
+    nameless = np.flatnonzero((table.labels < 0) | (table.labels >= len(classes)))
+    if len(nameless):
+        first = int(nameless[0])
+        more = f" (and {counted(len(nameless) - 1, 'more sample')})" if len(nameless) > 1 else ""
+        yield DatasetIndexError(
+            f"the label {int(table.labels[first])}{more} has no name in {CLASSES_FILE}, which names "
+            f"{len(classes):,}; pack the shards again with one numbering (`shardify --classes`), or correct the file",
+            url=url,
+            key=table.key(first),
+        )
 
 
 def missing_names(folder: str, lookup: IndexLookup, storages: Storages) -> list[str]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy as np
 from streamload.batch.collate import Rows
 from streamload.batch.layout import describe_rows, is_tensor
 
-__all__ = ["difference_between"]
+__all__ = ["MissingKey", "difference_between", "find_missing_key"]
 
 _IMAGES = re.compile(r"uint8\[\d+, \d+, 3] uint8\[\d+, \d+, 3]$")
 _RESIZE = " (images with streamload.images.Resize((224, 224)), say)"
@@ -44,6 +45,67 @@ def difference_between(rows: Rows) -> str:
         f"its samples hold {outline}{_in(place)}, of which no tensor is made; "
         "convert it in transform=, leave it out of fields=, or give a collate_fn="
     )
+
+
+@dataclass(frozen=True, slots=True)
+class MissingKey:
+    """A sample lacks what another one of its batch has.
+
+    Attributes:
+        row: which one lacks it.
+        field: its name, if it is a field.
+        message: for an error of that sample.
+    """
+
+    row: int
+    field: str | None
+    message: str
+
+
+def find_missing_key(rows: Rows, names: Sequence[str] | None = None, fields: Collection[str] = ()) -> MissingKey | None:
+    """A key of some mapping in the samples that not all of them have.
+
+    torch's `default_collate` takes the first sample's keys: what others have besides would be lost without a word.
+
+    Args:
+        rows: the samples.
+        names: their own keys, where they are known.
+        fields: the stored fields, where the samples are dicts of them.
+    """
+    first = rows.row(0)
+    for number in range(1, rows.count):
+        found = _first_missing(first, rows.row(number), "", _LEVELS)
+        if found is not None:
+            place, key, first_has_it = found
+            lacks, has = (number, 0) if first_has_it else (0, number)
+            which = f"number {has}" if names is None else f"sample {names[has]!r}"
+            is_field = key in fields and not place
+            return MissingKey(
+                lacks,
+                str(key) if is_field else None,
+                f"it has no {'field' if is_field else 'key'} {key!r}{_in(place)}, which {which} of its batch has; "
+                f"{_wanted_fields(rows) if is_field else 'make them alike in transform='}, or give a collate_fn=",
+            )
+    return None
+
+
+def _first_missing(one: Any, other: Any, place: str, levels: int) -> tuple[str, Any, bool] | None:
+    """The first place where only one of two samples has a key, the key, and whether it is the first one."""
+    mine, theirs = _items(one), _items(other)
+    if isinstance(one, Mapping) and isinstance(other, Mapping) and mine.keys() != theirs.keys():
+        key = next(key for key in (*mine, *theirs) if key not in mine or key not in theirs)
+        return place, key, key in mine
+    if not levels or not mine or not theirs:
+        return None
+    found = (_first_missing(mine[key], theirs[key], f"{place}[{key!r}]", levels - 1) for key in mine if key in theirs)
+    return next((missing for missing in found if missing is not None), None)
+
+
+def _wanted_fields(rows: Rows) -> str:
+    common = [key for key in rows.row(0) if all(key in rows.row(number) for number in range(rows.count))]
+    fields = ", ".join(repr(key) for key in common if key not in ("__key__", "__url__"))
+    said = f" (those of this batch have {fields})" if fields else ""
+    return f"name the fields that all samples have in fields={said}, make the samples alike in transform="
 
 
 def _in(place: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from streamload.choosing.weights import Weights, by_label, checked_weights, labe
 from streamload.decode.dealing import EpochStart
 from streamload.fetch.labels import Labels
 from streamload.order.choice import Choice, Mixed, Sampled, Stretched, Weighted
-from streamload.order.options import OrderOptions, full_batches_and_last_rows
+from streamload.order.options import MAX_SAMPLES, OrderOptions, full_batches_and_last_rows
 from streamload.order.state import LoaderState
 from streamload.wording import counted
 
@@ -74,6 +74,7 @@ class Choosing:
         self._names: Sequence[str] | None = None
         self._weights_name = None if self._weights is None else named(self._weights)
         self._place = rank, world_size
+        self._passes = count(1)
         self._sampler = None if sampler is None else SamplerDraws(sampler, rank, world_size)
 
     @classmethod
@@ -216,7 +217,7 @@ class Choosing:
             LoaderStateError: the sampler does not give the order in which a loaded state stands.
         """
         numbers = None if self._sampler is None else self._sampler.draw(epoch, position, n_samples)
-        return EpochStart(epoch, position, *self.place, numbers)
+        return EpochStart(epoch, position, *self.place, numbers, next(self._passes))
 
     def resume(self, state: LoaderState) -> bool:
         """A state was loaded that belongs to this choice. Returns whether that changes what the order is told."""
@@ -249,6 +250,8 @@ def _check_together(weights: object, sampler: object, epoch_size: object, *, shu
             raise TypeError(f"epoch_size={epoch_size!r} must be an integer of at least 1, or None")
         if epoch_size < 1:
             raise ValueError(f"epoch_size={epoch_size!r} must be at least 1, or None")
+        if epoch_size > MAX_SAMPLES:
+            raise ValueError(f"epoch_size={epoch_size!r} must be at most {MAX_SAMPLES:,}, or None")
     if sampler is not None:
         for name, given in (("weights", weights), ("epoch_size", epoch_size)):
             if given is not None:

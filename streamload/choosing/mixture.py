@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from streamload.dataset.urls import Urls
+from streamload.errors import without_secrets
 from streamload.numpy_scalars import as_python
 
 __all__ = ["Mixture", "Portion", "portions_of"]
@@ -28,7 +29,7 @@ class Portion:
         TypeError, ValueError: the weight is no number above 0.
     """
 
-    urls: Urls
+    urls: Urls = field(repr=False)  # they may hold a login or a signature
     weight: float
     transform: Callable[..., Any] | Mapping[str, Callable[..., Any]] | None = None
     index: str | os.PathLike[str] | None = None
@@ -64,17 +65,20 @@ class Mixture:
 
     def __init__(self, datasets: Mapping[str, tuple[Urls, float] | Portion]) -> None:
         if not isinstance(datasets, Mapping) or not datasets:
-            raise TypeError(f"a Mixture is made of a mapping from names to (urls, weight), not of {datasets!r}")
+            given = without_secrets(repr(datasets))
+            raise TypeError(f"a Mixture is made of a mapping from names to (urls, weight), not of {given}")
         self.portions: dict[str, Portion] = {}
         for name, value in datasets.items():
             if not isinstance(name, str):
                 raise TypeError(f"the name {name!r} of a dataset must be a string")
+            shown = without_secrets(repr(name))  # a url where someone takes the name for one
             if not isinstance(value, tuple | list | Portion):
-                raise TypeError(f"dataset {name!r} must be (urls, weight) or a Portion, not {value!r}")
+                given = without_secrets(repr(value))
+                raise TypeError(f"dataset {shown} must be (urls, weight) or a Portion, not {given}")
             try:
                 self.portions[name] = value if isinstance(value, Portion) else Portion(*value)
             except (TypeError, ValueError) as error:
-                raise type(error)(f"dataset {name!r} must be (urls, weight) or a Portion: {error}") from error
+                raise type(error)(f"dataset {shown} must be (urls, weight) or a Portion: {error}") from error
 
     def __repr__(self) -> str:
         shares = ", ".join(f"{name}: {share:.3g}" for name, share in self.shares.items())

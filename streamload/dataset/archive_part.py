@@ -37,17 +37,20 @@ class ArchivePart:
         total: the size of the whole archive, or None where that is not known yet.
     """
 
-    def __init__(self, data: NDArray[np.uint8], start: int, available: int, total: int | None) -> None:
-        """Take the bytes from `data`, which maps the archive from its first byte up to `available` at least.
+    def __init__(
+        self, data: NDArray[np.uint8], start: int, available: int, total: int | None, *, first: int = 0
+    ) -> None:
+        """Take the bytes from `data`, which has those of the archive from `first` up to `available` at least.
 
         Raises:
             ValueError: the numbers make no sense: `start` is not a multiple of 512, or more bytes than `data` or the
                 archive have are said to be there.
         """
-        most = len(data) if total is None else min(total, len(data))
-        if start < 0 or start % BLOCK_BYTES or available > most:
+        end = first + len(data)
+        most = end if total is None else min(total, end)
+        if start < first or start % BLOCK_BYTES or available > most:
             raise ValueError(f"bytes {start} to {available} are no part of an archive of {most} bytes")
-        self.octets = data[start : max(start, available)]
+        self.octets = data[start - first : max(start, available) - first]
         self.start = start
         self.available = available
         self.total = total

@@ -11,7 +11,7 @@ from typing import BinaryIO
 __all__ = ["replace_file"]
 
 
-def replace_file(path: str, write: Callable[[BinaryIO], object], *, durable: bool = True) -> None:
+def replace_file(path: str, write: Callable[[BinaryIO], object], *, durable: bool = True, mode: int = 0o666) -> None:
     """Write a file under a hidden temporary name in its own folder, then move it to its place.
 
     Args:
@@ -19,6 +19,7 @@ def replace_file(path: str, write: Callable[[BinaryIO], object], *, durable: boo
         write: called once, with the open file to write to.
         durable: True waits until the bytes are on the disk before the move, so that a crash of the machine cannot
             leave a file with its name but without its bytes.
+        mode: who may read and write it, as far as the umask allows.
 
     Raises:
         OSError: the folder does not exist, cannot be written or is full. Whatever `write` raises comes through.
@@ -27,7 +28,7 @@ def replace_file(path: str, write: Callable[[BinaryIO], object], *, durable: boo
     folder, name = os.path.split(path)
     temporary = os.path.join(folder, f".{name}.{secrets.token_hex(8)}.tmp")
     # Not `tempfile`: its files are for the owner only, and these are for everyone whom the umask lets in.
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
         with open(descriptor, "wb") as file:
             write(file)

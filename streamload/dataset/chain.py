@@ -45,6 +45,7 @@ _REFUSED = {
     b"N": "an old GNU list of long names; re-pack the shard with a current tar",
 }
 _EXTENSIONS = {b"x": "pax header", b"L": "GNU long name", b"K": "GNU long link name"}
+_REPEATABLE = b"LK"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,12 +77,17 @@ class TarMembers:
 
 @dataclass(slots=True)
 class _Extensions:
-    """What the extension headers before a member say about it."""
+    """What the extension headers before a member say about it.
+
+    Attributes:
+        start_of: where the first header of each kind stands.
+        names: the different names that they give the member, in their order.
+        pax_size: the size of its payload, if a pax header has one.
+    """
 
     start_of: dict[bytes, int] = field(default_factory=dict)
-    pax_path: bytes | None = None
+    names: dict[bytes, None] = field(default_factory=dict)
     pax_size: int | None = None
-    long_name: bytes | None = None
 
 
 def read_chain(data: NDArray[np.uint8], url: str, *, strict: bool = True) -> TarMembers:
@@ -240,19 +246,23 @@ class _Chain:
 
     def _read_extension(self, header: TarHeader, position: int, extensions: _Extensions) -> int:
         """Take in a pax header or a GNU long name; where the next header starts."""
-        if header.typeflag in extensions.start_of:
-            self._refuse_orphans(extensions)
-        extensions.start_of[header.typeflag] = position
+        if extensions.start_of.setdefault(header.typeflag, position) != position and header.typeflag not in _REPEATABLE:
+            raise self._error(
+                f"two {_EXTENSIONS[header.typeflag]}s before one member, of which readers make different things; "
+                "re-pack the shard",
+                extensions.start_of[header.typeflag],
+            )
         payload, after = self._extension_payload(header, position)
         if header.typeflag == b"x":
             records = parse_records(payload, self._url, position)
             # An empty value takes back a global record (POSIX); there are none that we accept.
-            extensions.pax_path = records.get(b"path") or None
+            if records.get(b"path"):
+                extensions.names[records[b"path"]] = None
             extensions.pax_size = int(records[b"size"]) if records.get(b"size") else None
         else:
             name = parse_long_name(payload, self._url, position)
             if header.typeflag == b"L":
-                extensions.long_name = name
+                extensions.names[name] = None
         return after
 
     def _read_global(self, header: TarHeader, position: int, extensions: _Extensions) -> int:
@@ -262,17 +272,19 @@ class _Chain:
         refused = {b"path", b"size"} & parse_records(payload, self._url, position).keys()
         if refused:
             raise self._error(
-                f"a global pax header sets the {refused.pop().decode()} of all members; re-pack the shard", position
+                f"a global pax header sets the {min(refused).decode()} of all members that follow, which some readers "
+                "follow (Python's tarfile) and others do not (Go, bsdtar); re-pack the shard without it",
+                position,
             )
         return after
 
     def _extension_payload(self, header: TarHeader, position: int) -> tuple[bytes, int]:
-        size = self._checked_size(header.size, position)
-        if size > MAX_RECORDS_BYTES:
+        if header.size is not None and header.size > MAX_RECORDS_BYTES:  # whether or not all of it has come
             raise self._error(
-                f"an extension header of {size} bytes (at most {MAX_RECORDS_BYTES} are read); re-pack the shard",
+                f"an extension header of {header.size} bytes (at most {MAX_RECORDS_BYTES} are read); re-pack the shard",
                 position,
             )
+        size = self._checked_size(header.size, position)
         start = position + BLOCK_BYTES
         return self._part.read(start, size), start + padded(size)
 
@@ -289,9 +301,19 @@ class _Chain:
         if kind in _PASSED_OVER:
             self._skipped.append((position, _PASSED_OVER[kind]))
         else:
-            self._names.append(extensions.pax_path or extensions.long_name or header.name)
+            self._names.append(self._name(header, extensions))
             self._odd_places.append((start, size))
         return start + padded(size)
+
+    def _name(self, header: TarHeader, extensions: _Extensions) -> bytes:
+        if len(extensions.names) > 1:
+            one, other = (name[:100].decode("utf-8", "replace") for name in [*extensions.names][:2])
+            raise self._error(
+                f"the headers before this member give it two names, {one!r} and {other!r}, of which readers take "
+                "different ones; re-pack the shard",
+                min(extensions.start_of.values()),
+            )
+        return next(iter(extensions.names), header.name)
 
     def _checked_size(self, size: int | None, position: int) -> int:
         if size is None:

@@ -10,6 +10,7 @@ from streamload.dataset.index import INDEX_FOLDER, IndexedShard, write_index
 from streamload.dataset.numbered import NumberedName, remove_shards, remove_stale_entries
 from streamload.dataset.shard_file import GrowingShard, ShardFile
 from streamload.dataset.table import ShardTable
+from streamload.dataset.unfinished import SHARD_WRITER, UnfinishedSet, mark_finished, mark_unfinished
 
 __all__ = ["Destination", "LocalFolder"]
 
@@ -28,7 +29,12 @@ class Destination(Protocol):
         ...
 
     def clear(self, names: NumberedName, *, shards: bool) -> None:
-        """Remove all shards of this form and their entries in the index; or only entries whose shards are all gone."""
+        """Make way for shards of this form, and mark the folder as unfinished.
+
+        Args:
+            names: their form.
+            shards: remove all of them and their entries in the index; otherwise only entries whose shards are all gone.
+        """
         ...
 
     def create(self, name: str) -> GrowingShard:
@@ -45,6 +51,10 @@ class Destination(Protocol):
 
     def settle(self) -> None:
         """Wait until all that was published is there."""
+        ...
+
+    def finish(self, names: NumberedName) -> None:
+        """All of the shards of this form are there: the folder is not unfinished any more."""
         ...
 
     def close(self) -> None:
@@ -64,6 +74,7 @@ class LocalFolder:
 
     def clear(self, names: NumberedName, *, shards: bool) -> None:
         """See `Destination`."""
+        mark_unfinished(self.folder, UnfinishedSet(names, SHARD_WRITER))
         if shards:
             remove_shards(self.folder, names)
         else:
@@ -83,6 +94,10 @@ class LocalFolder:
 
     def settle(self) -> None:
         """See `Destination`."""
+
+    def finish(self, names: NumberedName) -> None:
+        """See `Destination`."""
+        mark_finished(self.folder, names)
 
     def close(self) -> None:
         """See `Destination`."""

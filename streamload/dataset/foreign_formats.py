@@ -25,6 +25,7 @@ from urllib.parse import urlsplit
 import numpy as np
 from numpy.typing import NDArray
 
+from streamload.dataset.table_file import MAX_COUNT
 from streamload.errors import DatasetIndexError
 from streamload.wording import counted
 
@@ -196,7 +197,7 @@ def _json(content: bytes) -> Any:
 
 
 def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_COUNT
 
 
 def _damaged(what: str, url: str) -> DatasetIndexError:

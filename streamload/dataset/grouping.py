@@ -15,10 +15,14 @@ from numpy.typing import NDArray
 
 from streamload.errors import ShardFormatError
 
-__all__ = ["Samples", "group_members", "group_part", "refuse_many_fields", "repeated_key"]
+__all__ = ["Samples", "group_members", "group_part", "refuse_many_fields", "refuse_many_key_bytes", "repeated_key"]
 
 _META = re.compile(rb"__[^/]*__($|/)")
+_RESERVED = re.compile(rb"__[^/]*__")
+"""Fields that loaders add to a sample, `__key__` for example, and that no member may replace."""
+
 _MOST_FIELDS = 1 << 16
+_MOST_KEY_BYTES = 256 << 20
 _NO_FIELD = -1
 _NO_STEM = b"\0"  # names have no NUL in them
 
@@ -53,10 +57,12 @@ def group_members(names: list[bytes], header_offset: NDArray[np.int64], url: str
         url: the shard, for errors.
 
     Raises:
-        ShardFormatError: a field comes twice in a sample, a key comes again behind another key, or there are more
-            than 65,536 different fields.
+        ShardFormatError: a field comes twice in a sample, a key comes again behind another key, there are more
+            than 65,536 different fields, or the keys have more than 256 MiB together.
     """
     samples = _group(names, url)
+    key_start = np.cumsum([0, *map(len, samples.keys)], dtype=np.int64)
+    refuse_many_key_bytes(key_start, header_offset[samples.member[samples.sample_start[:-1]]], url)
     _refuse_repeated_keys(samples, header_offset, url)
     _refuse_repeated_fields(samples, header_offset, url)
     return samples
@@ -65,7 +71,7 @@ def group_members(names: list[bytes], header_offset: NDArray[np.int64], url: str
 def group_part(names: list[bytes], header_offset: NDArray[np.int64], url: str) -> Samples:
     """As `group_members`, for members that follow one another in a shard, the first of which begins a sample.
 
-    A key that comes again is left to whoever knows the keys of the other parts.
+    What concerns all keys together is left to whoever knows those of the other parts.
     """
     samples = _group(names, url)
     _refuse_repeated_fields(samples, header_offset, url)
@@ -79,6 +85,24 @@ def refuse_many_fields(count: int, url: str) -> None:
             f"{count} different fields (at most {_MOST_FIELDS}); what follows the first dot of a file's "
             "name is its field, so numbers belong before that dot",
             url=url,
+        )
+
+
+def refuse_many_key_bytes(key_start: NDArray[np.int64], header_offset: NDArray[np.int64], url: str) -> None:
+    """Raise a ShardFormatError at the sample with which a shard's keys become more than a process should hold.
+
+    Args:
+        key_start: int64[S + 1], where the key of each sample begins among all of the shard, and where the last ends.
+        header_offset: int64[S], where each sample's first header starts.
+        url: the shard, for errors.
+    """
+    if key_start[-1] > _MOST_KEY_BYTES:
+        sample = int(np.searchsorted(key_start[1:], _MOST_KEY_BYTES, side="right"))
+        raise ShardFormatError(
+            f"up to here the samples' keys have more than {_MOST_KEY_BYTES} bytes together, and a shard's keys are "
+            "held in memory; give the samples shorter names, or pack them into several shards",
+            url=url,
+            offset=int(header_offset[sample]),
         )
 
 
@@ -108,7 +132,7 @@ def _group(names: list[bytes], url: str) -> Samples:
                 continue
         component = name.rfind(b"/") + 1
         dot = name.find(b".", component)
-        if dot <= component or name.startswith(b"__"):
+        if dot <= component or name.startswith(b"__") or name.endswith(b"__"):
             reason = _reason_to_skip(name, component, dot)
             if reason is not None:
                 reasons[member] = reason
@@ -135,7 +159,7 @@ def _group(names: list[bytes], url: str) -> Samples:
 class _FieldNumbers(dict[bytes, int]):
     """Numbers for extensions, given out as they are first asked for; spellings that differ in case share one.
 
-    What has a slash in it is no extension and has the number -1.
+    What has a slash in it is no extension, and what is reserved is no field; they have the number -1.
     """
 
     def __init__(self) -> None:
@@ -143,7 +167,7 @@ class _FieldNumbers(dict[bytes, int]):
         self.names: dict[str, int] = {}
 
     def __missing__(self, extension: bytes) -> int:
-        if b"/" in extension:
+        if b"/" in extension or _RESERVED.fullmatch(extension):
             return _NO_FIELD
         name = extension.decode("utf-8", "surrogateescape").lower()
         number = self[extension] = self.names.setdefault(name, len(self.names))
@@ -155,7 +179,7 @@ def _reason_to_skip(name: bytes, component: int, dot: int) -> str | None:
     if _META.match(name):
         return "meta"
     if dot > component:
-        return None
+        return "reserved field" if _RESERVED.fullmatch(name, dot + 1) else None
     if component == len(name) and name:
         return "directory"  # V7 marks one by the slash alone
     return "hidden" if dot == component else "no extension"

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streamload.dataset.grouping import refuse_many_fields, repeated_key
+from streamload.dataset.grouping import refuse_many_fields, refuse_many_key_bytes, repeated_key
 from streamload.dataset.prefix_scan import UNKNOWN_BYTES, ScannedPiece
 from streamload.dataset.table import ShardTable
 from streamload.dataset.tar import BLOCK_BYTES
@@ -37,6 +37,7 @@ class GrowingTable:
         self._url = url
         self._strict = strict
         self._end: int | None = None
+        self._cut = False
         self._keys: set[bytes] = set()
         self._fields: dict[str, int] = {}
         self._skipped: dict[str, int] = {}
@@ -59,13 +60,14 @@ class GrowingTable:
         """Take in the next piece; all samples so far.
 
         Raises:
-            ShardFormatError: a key comes again behind another key, there are too many different fields, or more zeros
-                behind the end than any writer puts there. No more pieces can be added then.
+            ShardFormatError: a key comes again behind another key, there are too many different fields or too long
+                keys, or more zeros behind the end than any writer puts there. No more pieces can be added then.
             ValueError: the piece does not begin where the last one ended.
         """
         if piece.start != self.resume:
             raise ValueError(f"a piece from {piece.start} on does not follow what ended at {self.resume}")
         table = piece.table
+        refuse_many_key_bytes(table.key_start + self._key_bytes.count, _sample_offsets(table), self._url)
         self._note_keys(table)
         numbers = self._numbers_of(table.fields)
         self._sample_start.extend(table.sample_start[1:] + self._offset.count)
@@ -78,11 +80,11 @@ class GrowingTable:
             self._skipped[reason] = self._skipped.get(reason, 0) + count
         self.resume, self.needs = piece.resume, piece.needs
         if self._end is None:
-            self._end = piece.end
+            self._end, self._cut = piece.end, piece.cut
         self.table = self._view(shard_bytes=table.shard_bytes, missing_end=table.missing_end)
         if self.ended:
             if self._end is not None:
-                check_zeros_behind(self._end, table.shard_bytes, self._url, strict=self._strict)
+                check_zeros_behind(self._end, table.shard_bytes, self._url, strict=self._strict, cut=self._cut)
             self._keys.clear()
             self.table = _without_room(self.table)
         return self.table
@@ -94,7 +96,7 @@ class GrowingTable:
         self._keys.update(keys)
         if len(self._keys) == before + len(keys):
             return
-        starts = (*_sample_offsets(self.table), *_sample_offsets(table))
+        starts = (*_sample_offsets(self.table).tolist(), *_sample_offsets(table).tolist())
         first_of: dict[bytes, int] = {}
         for key, start in zip([*_keys_of(self.table), *keys], starts, strict=True):
             first = first_of.setdefault(key, start)
@@ -148,10 +150,9 @@ def _keys_of(table: ShardTable) -> list[bytes]:
     return [joined[start:end] for start, end in pairwise(table.key_start.tolist())]
 
 
-def _sample_offsets(table: ShardTable) -> list[int]:
-    """Where the header of each sample's first member stands."""
-    starts: list[int] = (table.member_offset[table.sample_start[:-1]] - BLOCK_BYTES).tolist()
-    return starts
+def _sample_offsets(table: ShardTable) -> NDArray[np.int64]:
+    """int64[S], where the header of each sample's first member stands."""
+    return table.member_offset[table.sample_start[:-1]] - BLOCK_BYTES
 
 
 def _without_room(table: ShardTable) -> ShardTable:

@@ -14,8 +14,6 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from typing import BinaryIO
 
-import numpy as np
-
 from streamload.dataset.atomic import replace_file
 from streamload.dataset.index_file import (
     INDEX_FILE,
@@ -27,10 +25,11 @@ from streamload.dataset.index_file import (
     is_plain_name,
     table_path,
 )
-from streamload.dataset.scan import scan_shard
+from streamload.dataset.regular_file import open_regular, why_not_opened
+from streamload.dataset.scan import scan_file
 from streamload.dataset.table import ShardTable
 from streamload.dataset.table_file import table_to_npz
-from streamload.errors import DatasetIndexError, ShardNotFoundError, StorageError
+from streamload.errors import DatasetIndexError, ShardNotFoundError, StorageError, without_secrets
 from streamload.wording import counted
 
 __all__ = [
@@ -162,8 +161,9 @@ def _check_names(names: Sequence[str]) -> None:
 def _folder_beside(paths: Sequence[str]) -> str:
     folders = {os.path.dirname(path) for path in paths}
     if len(folders) > 1:
+        some = ", ".join(map(without_secrets, sorted(folders)[:3]))
         raise ValueError(
-            f"the shards lie in {len(folders)} folders ({', '.join(sorted(folders)[:3])}); index each folder by "
+            f"the shards lie in {len(folders)} folders ({some}); index each folder by "
             "itself, or name the folder for the index"
         )
     return os.path.join(folders.pop(), INDEX_FOLDER)
@@ -171,16 +171,14 @@ def _folder_beside(paths: Sequence[str]) -> str:
 
 def _scan(path: str) -> tuple[IndexedShard, ShardTable]:
     try:
-        with open(path, "rb") as file:
+        with open(open_regular(path), "rb") as file:
             status = os.fstat(file.fileno())
-            # An empty file cannot be mapped; the scan says what is wrong with it.
-            data = np.memmap(file, np.uint8, "r") if status.st_size else np.empty(0, np.uint8)
+            table = scan_file(file.fileno(), status.st_size, path, crc32=True, labels=True)
     except FileNotFoundError as exc:
         raise ShardNotFoundError("no such shard; check the path", url=path) from exc
     except OSError as exc:
-        raise StorageError(f"the shard cannot be read ({exc.strerror}); check its permissions", url=path) from exc
-    table = scan_shard(data, path, crc32=True, labels=True)
-    return IndexedShard(os.path.basename(path), status.st_size, len(table), status.st_mtime_ns), table
+        raise StorageError(f"the shard cannot be read: {why_not_opened(exc)}", url=path) from exc
+    return IndexedShard.of(os.path.basename(path), table, status.st_mtime_ns), table
 
 
 def _check_entry(entry: IndexedShard, table: ShardTable) -> None:

@@ -11,9 +11,10 @@ from io import BytesIO
 from typing import Any, NamedTuple
 
 from streamload.dataset.compressed_names import is_compressed
+from streamload.dataset.regular_file import open_regular, why_not_opened
 from streamload.dataset.table import ShardTable
-from streamload.dataset.table_file import table_from_npz
-from streamload.errors import DatasetIndexError
+from streamload.dataset.table_file import MAX_COUNT, table_crc32, table_from_npz
+from streamload.errors import DatasetIndexError, without_secrets
 from streamload.wording import counted
 
 __all__ = [
@@ -37,7 +38,8 @@ INDEX_FORMAT = 1
 """The version of `index.json`; another version is refused."""
 
 _KIND = "streamload-index"
-
+_INT64_MAX = (1 << 63) - 1
+_UINT32_MAX = (1 << 32) - 1
 
 _IN_NO_NAME = re.compile(r"[/\\\0]")
 
@@ -51,6 +53,7 @@ class IndexedShard(NamedTuple):
         samples: how many samples it holds.
         mtime_ns: when it was last changed, in nanoseconds since 1970; None where that was not recorded.
         etag: its version in the storage it was indexed in; None where that has none, or it was not recorded.
+        table_crc32: the checksum of its table's file; None in indexes of before there were any.
     """
 
     name: str
@@ -58,6 +61,21 @@ class IndexedShard(NamedTuple):
     samples: int
     mtime_ns: int | None
     etag: str | None = None
+    table_crc32: int | None = None
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        table: ShardTable,
+        mtime_ns: int | None = None,
+        etag: str | None = None,
+        *,
+        size: int | None = None,
+    ) -> IndexedShard:
+        """The entry of a shard with this table; `size` is that of its file where it is compressed."""
+        shard_bytes = table.shard_bytes if size is None else size
+        return cls(name, shard_bytes, len(table), mtime_ns, etag, table_crc32(table))
 
     def describes(self, table: ShardTable) -> bool:
         """Whether a table can be that of this shard."""
@@ -99,12 +117,14 @@ class DatasetIndex:
         if read is not None:
             return cls.from_json(read(path), folder)
         try:
-            with open(path, "rb") as file:
+            with open(open_regular(path), "rb") as file:
                 content = file.read()
-        except OSError as exc:
+        except FileNotFoundError as exc:
             raise DatasetIndexError(
-                f"the index cannot be read ({exc.strerror}); make it with `streamload index`", url=path
+                "the index cannot be read, since there is none; make it with `streamload index`", url=path
             ) from exc
+        except OSError as exc:
+            raise DatasetIndexError(f"the index cannot be read: {why_not_opened(exc)}", url=path) from exc
         return cls.from_json(content, folder)
 
     @classmethod
@@ -130,7 +150,7 @@ class DatasetIndex:
             "format": INDEX_FORMAT,
             "kind": _KIND,
             "fields": list(self.fields),
-            "shards": [_without_unknown_etag(entry._asdict()) for entry in self.shards],
+            "shards": [_without_unknown(entry._asdict()) for entry in self.shards],
         }
         return (json.dumps(document, indent=1) + "\n").encode("ascii")
 
@@ -147,7 +167,9 @@ class DatasetIndex:
         entry = self.find(name)
         if entry is None:
             raise DatasetIndexError(
-                f"the index in {self.folder!r} does not have this shard; add it with `streamload index`", url=name
+                f"the index in {without_secrets(self.folder)!r} does not have this shard; add it with "
+                "`streamload index`",
+                url=name,
             )
         return entry
 
@@ -163,7 +185,7 @@ class DatasetIndex:
         """
         entry = self.shard(name)
         path = table_path(self.folder, name)
-        table = table_from_npz(path if content is None else BytesIO(content), path)
+        table = table_from_npz(path if content is None else BytesIO(content), path, entry.table_crc32)
         if not entry.describes(table):
             raise DatasetIndexError(
                 f"{INDEX_FILE} has {counted(entry.samples, 'sample')} in {entry.bytes} bytes for this shard, and its "
@@ -225,14 +247,21 @@ def _checked(document: Any, path: str) -> tuple[tuple[str, ...], tuple[IndexedSh
     ):
         raise DatasetIndexError("the index is damaged; make it anew with `streamload index`", url=path)
     return tuple(fields), tuple(
-        IndexedShard(shard["name"], shard["bytes"], shard["samples"], shard["mtime_ns"], shard.get("etag"))
+        IndexedShard(
+            shard["name"],
+            shard["bytes"],
+            shard["samples"],
+            shard["mtime_ns"],
+            shard.get("etag"),
+            shard.get("table_crc32"),
+        )
         for shard in shards
     )
 
 
-def _without_unknown_etag(entry: dict[str, Any]) -> dict[str, Any]:
-    """An entry as it is written: an ETag that is not known is left out, as it was before there were any."""
-    return entry if entry["etag"] is not None else {name: value for name, value in entry.items() if name != "etag"}
+def _without_unknown(entry: dict[str, Any]) -> dict[str, Any]:
+    """An entry as it is written: an ETag or a checksum that is not known is left out, as before there were any."""
+    return {name: value for name, value in entry.items() if value is not None or name not in ("etag", "table_crc32")}
 
 
 def _is_entry(shard: object) -> bool:
@@ -241,8 +270,14 @@ def _is_entry(shard: object) -> bool:
     if not isinstance(shard.get("etag"), str | None):
         return False
     known = shard.get("mtime_ns", -1)
-    return _is_count(shard.get("bytes")) and _is_count(shard.get("samples")) and (known is None or _is_count(known))
+    if "table_crc32" in shard and not _is_count(shard["table_crc32"], _UINT32_MAX):
+        return False
+    return (
+        _is_count(shard.get("bytes"), MAX_COUNT)
+        and _is_count(shard.get("samples"), MAX_COUNT)
+        and (known is None or _is_count(known, _INT64_MAX))
+    )
 
 
-def _is_count(value: object) -> bool:
-    return type(value) is int and value >= 0
+def _is_count(value: object, most: int) -> bool:
+    return type(value) is int and 0 <= value <= most

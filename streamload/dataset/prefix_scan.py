@@ -18,6 +18,7 @@ from streamload.dataset.chain import TarMembers, read_chain_part
 from streamload.dataset.grouping import Samples, group_part
 from streamload.dataset.table import ShardTable
 from streamload.dataset.tar import BLOCK_BYTES, padded
+from streamload.dataset.tar_end import is_cut_in
 
 __all__ = ["UNKNOWN_BYTES", "ScannedPiece", "scan_prefix"]
 
@@ -38,6 +39,8 @@ class ScannedPiece:
             No scan needs what lies before.
         needs: the end of the bytes that must be there before the next call can get further, always more than were
             there; or None if there is nothing left to scan.
+        end: where the end-of-archive mark begins, if this piece has come upon it.
+        cut: whether zeros may have taken the place of the last payload's end; False where `end` is None.
     """
 
     start: int
@@ -45,6 +48,7 @@ class ScannedPiece:
     resume: int
     needs: int | None
     end: int | None = None
+    cut: bool = False
 
     @property
     def ended(self) -> bool:
@@ -94,7 +98,10 @@ def scan_prefix(
     skipped.update(reason for member, reason in samples.skipped.items() if member < member_end)
     shard_bytes = UNKNOWN_BYTES if total is None else total
     table = _table_of(members, samples, whole, shard_bytes, dict(skipped))
-    return ScannedPiece(start, table, resume, members.needs, members.end)
+    # The last sample stays for the piece that has come upon the end, so its payloads are there.
+    offset, size = table.member_offset, table.member_size
+    cut = members.end is not None and is_cut_in(lambda first, end: octets[first:end].tobytes(), offset, size)
+    return ScannedPiece(start, table, resume, members.needs, members.end, cut)
 
 
 def _end_of(members: TarMembers, member: int) -> int:

@@ -17,7 +17,7 @@ from streamload.dataset.scan import LABEL_FIELD
 from streamload.dataset.shard_file import GrowingShard, Member
 from streamload.dataset.table import ShardTable
 from streamload.dataset.tar_header import END_MARK, member_bytes, member_header
-from streamload.errors import StorageError, StreamloadError
+from streamload.errors import StorageError, StreamloadError, without_secrets
 from streamload.numpy_scalars import as_python
 from streamload.users_line import warn_at_users_line
 from streamload.wording import counted
@@ -34,7 +34,8 @@ class SamplesToShards:
     Bytes depend on the samples alone (no times, no owners), so the same samples give the same shards and the same
     index. A shard is there when it is complete or not at all, as its destination sees to.
     Leaving the `with` block by an exception discards the unfinished shard and writes no index; shards that were
-    published before stay. The tables for the index are kept in memory until `close()`: some 100 bytes a sample.
+    published before stay, in a folder that stays marked as unfinished. The tables for the index are kept in memory
+    until `close()`: some 100 bytes a sample.
     Not safe for several threads.
 
     Attributes:
@@ -88,7 +89,7 @@ class SamplesToShards:
         self._keeps_old = bool(existing)
         if existing and not overwrite:
             raise StorageError(
-                f"{self.folder!r} holds {counted(len(existing), 'shard')} of this name already, from "
+                f"{without_secrets(self.folder)!r} holds {counted(len(existing), 'shard')} of this name already, from "
                 f"{existing[0]!r} on; choose another folder or prefix, or pass overwrite=True to replace them",
                 url=os.path.join(self.folder, existing[0]),
             )
@@ -160,9 +161,12 @@ class SamplesToShards:
             self._destination.settle()
             if self._index and self._published:
                 self._destination.write_index(self._published)
+            if self._published:
+                self._destination.finish(self._names)
             if self._keeps_old:
                 warn_at_users_line(
-                    f"no sample was written, so the shards in {self.folder!r} to be overwritten are there still"
+                    f"no sample was written, so the shards in {without_secrets(self.folder)!r} to be overwritten are "
+                    "there still"
                 )
         except OSError as exc:
             raise self._storage_error(exc) from exc
@@ -184,8 +188,8 @@ class SamplesToShards:
         if getattr(self, "_shard", None) is not None:
             self._abandon()
             warnings.warn(
-                f"a ShardWriter for {self.folder!r} was dropped without close(): its last shard is discarded and no "
-                "index is written; use it in a with block",
+                f"a ShardWriter for {without_secrets(self.folder)!r} was dropped without close(): its last shard is "
+                "discarded and no index is written; use it in a with block",
                 stacklevel=2,
             )
 
@@ -202,7 +206,7 @@ class SamplesToShards:
         self._shard = None
         self.bytes += table.shard_bytes
         # No time of modification: it would make the bytes of the index differ from run to run.
-        entry = IndexedShard(name=shard.name, bytes=table.shard_bytes, samples=len(table), mtime_ns=None)
+        entry = IndexedShard.of(shard.name, table)
         self._published.append((entry, table))
 
     def _abandon(self) -> None:

@@ -7,17 +7,25 @@ import logging
 import os
 import sys
 import time
+import zlib
+from io import BytesIO
 
 from streamload.dataset.atomic import replace_file
 from streamload.dataset.compressed_names import is_compressed
+from streamload.dataset.own_folder import make_own_folder, why_not_own
 from streamload.dataset.scan_pruning import note_use, prune_once_a_day
 from streamload.dataset.table import ShardTable
 from streamload.dataset.table_file import TABLE_FORMAT, table_from_npz, table_to_npz
-from streamload.errors import DatasetIndexError, without_signature
+from streamload.errors import DatasetIndexError, without_secrets, without_signature
 
 __all__ = ["ScanCache", "user_cache_folder"]
 
 _log = logging.getLogger("streamload")
+
+_KEPT_FORMAT = (TABLE_FORMAT, 2)
+"""Of the files here: a table's file, and four bytes with the crc32 of that. Those of another format are not found."""
+
+_CRC32_BYTES = 4
 
 
 def user_cache_folder() -> str:
@@ -31,8 +39,9 @@ def user_cache_folder() -> str:
 class ScanCache:
     """Tables by shard, on disk. It never fails: what cannot be read is absent, what cannot be written is left out.
 
-    A table is found again for the same path, size, time of change (or ETag, where the storage has one) and strictness,
-    and by the same release's layout. A URL with an ETag is found again however it is signed, because the ETag tells
+    A table is found again for the same path, size, time of modification, inode and time of change (or ETag, where the
+    storage has one) and strictness, and by the same release's layout: `cp -p` and `rsync -t` keep the time of
+    modification and no other. A URL with an ETag is found again however it is signed, because the ETag tells
     objects apart if what looks like a signature chooses among them. Several processes may share a folder. It stays
     within a GiB, and what was not used for 90 days goes: the first store of a process looks after that, at most once a
     day.
@@ -47,6 +56,8 @@ class ScanCache:
         self.folder = user_cache_folder() if folder is None else folder
         self.enabled = True
         self._pruned = False
+        self._checked = False
+        self._looked_for: dict[str, tuple[int, int] | None] = {}
 
     def load(
         self, path: str, shard_bytes: int, mtime_ns: int | None, strict: bool, *, etag: str | None = None
@@ -60,17 +71,25 @@ class ScanCache:
             strict: as for `scan_shard`.
             etag: which version of an object it is, where the storage says so; then the time means nothing.
         """
-        if not self.enabled:
+        if not self._can_be_used():
             return None
-        file = self._file(path, shard_bytes, mtime_ns if etag is None else etag, strict)
-        if not os.path.exists(file):
-            return None
+        version = mtime_ns if etag is None else etag
+        found = self._looked_for[path] = _inode_and_change(path, version)
+        file = self._file(path, shard_bytes, version, strict, found)
         try:
-            table = table_from_npz(file, file)
-        except DatasetIndexError as exc:
-            _log.info("scanning %s again, since what was kept of the last scan is not readable: %s", path, exc)
+            with open(file, "rb") as opened:
+                content = opened.read()
+        except OSError:
+            return None
+        kept, crc32 = content[:-_CRC32_BYTES], int.from_bytes(content[-_CRC32_BYTES:], "little")
+        try:
+            table = table_from_npz(BytesIO(kept), file, crc32)
+        except (DatasetIndexError, MemoryError) as exc:
+            what = "scanning %s again, since what was kept of the last scan is not readable: %s"
+            _log.info(what, without_secrets(path), exc)
             return None
         note_use(file, time.time())
+        del self._looked_for[path]
         return table if is_compressed(path) or table.shard_bytes == shard_bytes else None
 
     def store(
@@ -83,28 +102,59 @@ class ScanCache:
         *,
         etag: str | None = None,
     ) -> None:
-        """Keep a table for later runs; the arguments are those of `load`."""
-        if not self.enabled:
+        """Keep a table for later runs; the arguments are those of `load`.
+
+        Where that was called before the shard was scanned, it is kept for the file that was there then: another one
+        that took its place since has another inode or time.
+        """
+        if not self._can_be_used():
             return
-        file = self._file(path, shard_bytes, mtime_ns if etag is None else etag, strict)
+        version = mtime_ns if etag is None else etag
+        found = self._looked_for.pop(path) if path in self._looked_for else _inode_and_change(path, version)
+        file = self._file(path, shard_bytes, version, strict, found)
         if not self._pruned:
             self._pruned = True
             prune_once_a_day(self.folder, time.time())
         try:
-            os.makedirs(self.folder, mode=0o700, exist_ok=True)
+            make_own_folder(self.folder)
+            content = BytesIO()
+            table_to_npz(table, content)
+            content.write(zlib.crc32(content.getbuffer()).to_bytes(_CRC32_BYTES, "little"))
             # Not durable: what a crash of the machine leaves behind is found damaged, and scanned again.
-            replace_file(file, lambda opened: table_to_npz(table, opened), durable=False)
+            replace_file(file, lambda opened: opened.write(content.getbuffer()), durable=False, mode=0o600)
         except OSError as exc:
-            self.enabled = False
-            _log.warning(
-                "scans are not kept for later runs, since %s cannot be written (%s)", self.folder, exc.strerror
-            )
+            self._turn_off(f"{self.folder} cannot be written ({exc.strerror or exc})")
 
-    def _file(self, path: str, shard_bytes: int, version: int | str | None, strict: bool) -> str:
+    def _can_be_used(self) -> bool:
+        """Whether tables may be loaded and stored; what another user has put there is not believed."""
+        if self.enabled and not self._checked:
+            self._checked = True
+            if (why := why_not_own(self.folder)) is not None:
+                self._turn_off(f"{why}; remove it, or set XDG_CACHE_HOME to a folder of your own")
+        return self.enabled
+
+    def _turn_off(self, why: str) -> None:
+        self.enabled = False
+        _log.warning("scans are not kept for later runs, since %s", why)
+
+    def _file(
+        self, path: str, shard_bytes: int, version: int | str | None, strict: bool, found: tuple[int, int] | None
+    ) -> str:
         if "://" in path:
             place = without_signature(path) if isinstance(version, str) else path
         else:
             place = os.path.abspath(path)
-        identity = repr((place, shard_bytes, version, strict, TABLE_FORMAT))
+        identity = repr((place, shard_bytes, version, strict, _KEPT_FORMAT, found))
         digest = hashlib.blake2b(identity.encode("utf-8", "surrogateescape"), digest_size=20).hexdigest()
         return os.path.join(self.folder, f"{digest}.npz")
+
+
+def _inode_and_change(path: str, version: int | str | None) -> tuple[int, int] | None:
+    """What tells a local file from another one of its size and time; None for what is no local file."""
+    if "://" in path or isinstance(version, str):
+        return None
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_ino, found.st_ctime_ns

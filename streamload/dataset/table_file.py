@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import json
+import zipfile
+import zlib
+from io import BytesIO
 from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
+from streamload.dataset.regular_file import open_regular, why_not_opened
 from streamload.dataset.table import ShardTable
 from streamload.errors import DatasetIndexError
 from streamload.wording import counted
 
-__all__ = ["TABLE_FORMAT", "table_from_npz", "table_to_npz"]
+__all__ = ["MAX_COUNT", "TABLE_FORMAT", "table_crc32", "table_from_npz", "table_to_npz"]
 
 TABLE_FORMAT = 1
 """The version of the file's layout; a file of another version is refused."""
+
+MAX_COUNT = 1 << 48
+"""No shard has more bytes or samples; so the sums over all shards of a dataset fit into 63 bits."""
 
 _DTYPES: dict[str, type[np.generic]] = {
     "member_offset": np.int64,
@@ -28,6 +35,7 @@ _DTYPES: dict[str, type[np.generic]] = {
     "labels": np.int64,
 }
 _OPTIONAL = ("member_crc32", "labels")
+_FILES = {f"{name}.npy": name for name in ("about", *_DTYPES)}
 
 
 class _TableError(Exception):
@@ -65,35 +73,76 @@ def table_to_npz(table: ShardTable, file: str | BinaryIO) -> None:
     np.savez(file, allow_pickle=False, **arrays)
 
 
-def table_from_npz(file: str | BinaryIO, url: str) -> ShardTable:
+def table_crc32(table: ShardTable) -> int:
+    """The checksum of the bytes that `table_to_npz` writes for a table."""
+    content = BytesIO()
+    table_to_npz(table, content)
+    return zlib.crc32(content.getbuffer())
+
+
+def table_from_npz(file: str | BinaryIO, url: str, crc32: int | None = None) -> ShardTable:
     """Read a table and check that it can be one: types, lengths, and that everything lies within the shard.
 
+    What it takes of memory is in proportion to the file: nothing in it is compressed, and of what is in it besides
+    nothing is read.
+
     Args:
-        file: a path or a file open for reading, with `seek`.
+        file: a path or a file open for reading.
         url: how errors name the file.
+        crc32: the checksum that the file must have; None where that is not known.
 
     Raises:
         DatasetIndexError: the file is missing, cannot be read, is damaged, of another version, or inconsistent.
+        MemoryError: there is not enough memory for it.
     """
     try:
         if not isinstance(file, str):
-            return _table_of(_arrays_in(file))
-        with open(file, "rb") as opened:  # given a path, `numpy.load` leaves it open where it is damaged
-            return _table_of(_arrays_in(opened))
+            return _table_of(_arrays_in(file.read(), crc32))
+        with open(open_regular(file), "rb") as opened:
+            return _table_of(_arrays_in(opened.read(), crc32))
     except FileNotFoundError as exc:
         raise DatasetIndexError("the index has no such file; make it anew with `streamload index`", url=url) from exc
     except _TableError as exc:
         raise DatasetIndexError(f"{exc}; make the index anew with `streamload index`", url=url) from exc
-    except Exception as exc:  # of many kinds, from zipfile, NumPy's header parser and json
+    except OSError as exc:
+        if exc.errno is None:  # said by NumPy of what is in the file
+            raise DatasetIndexError(
+                f"not a readable index file ({exc}); make the index anew with `streamload index`", url=url
+            ) from exc
+        raise DatasetIndexError(f"the index file cannot be read: {why_not_opened(exc)}", url=url) from exc
+    except MemoryError as exc:
+        raise MemoryError(f"no memory is left to read the index file {url!r}; free some, or use fewer workers") from exc
+    except Exception as exc:  # of many kinds, from zipfile, NumPy's parser of headers and json
         raise DatasetIndexError(
             f"not a readable index file ({type(exc).__name__}: {exc}); make the index anew with `streamload index`",
             url=url,
         ) from exc
 
 
-def _arrays_in(file: BinaryIO) -> dict[str, NDArray[Any]]:
-    with np.load(file, allow_pickle=False) as archive:
-        return {name: archive[name] for name in archive.files}
+def _arrays_in(content: bytes, crc32: int | None) -> dict[str, NDArray[Any]]:
+    if crc32 is not None and zlib.crc32(content) != crc32:
+        raise _TableError("its checksum is not the one in the list of shards, so it was changed or belongs to another")
+    with zipfile.ZipFile(BytesIO(content)) as archive:
+        entries = [entry for entry in archive.infolist() if entry.filename in _FILES]
+        if len({entry.filename for entry in entries}) != len(entries):
+            raise _TableError("it has two members of one name")
+        if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
+            raise _TableError("a member is compressed, which none of an index is")
+        if sum(entry.file_size for entry in entries) > len(content):
+            raise _TableError("its members are longer than the file")
+        return {_FILES[entry.filename]: _array_in(archive.read(entry)) for entry in entries}
+
+
+def _array_in(content: bytes) -> NDArray[Any]:
+    """The array in an npy file; as long as what is there, so no memory is taken for what a header claims."""
+    file = BytesIO(content)
+    version = np.lib.format.read_magic(file)
+    if version != (1, 0):
+        raise _TableError(f"a member is an npy file of version {version}")
+    shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+    if len(shape) != 1 or dtype.hasobject or shape[0] * dtype.itemsize != len(content) - file.tell():
+        raise _TableError(f"a member is said to be {dtype}{list(shape)}, and has {len(content)} bytes")
+    return np.frombuffer(content, dtype, shape[0], file.tell()) if shape[0] else np.empty(0, dtype)
 
 
 def _table_of(arrays: dict[str, NDArray[Any]]) -> ShardTable:
@@ -123,7 +172,7 @@ def _table_of(arrays: dict[str, NDArray[Any]]) -> ShardTable:
 
 
 def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_COUNT
 
 
 def _take(arrays: dict[str, NDArray[Any]], name: str, dtype: type[np.generic]) -> NDArray[Any]:

@@ -16,6 +16,7 @@ from streamload.errors import ShardFormatError
 
 __all__ = [
     "BLOCK_BYTES",
+    "MAX_NAME_BYTES",
     "MAX_RECORDS_BYTES",
     "ZERO_BLOCK",
     "TarHeader",
@@ -36,10 +37,13 @@ ZERO_BLOCK = bytes(BLOCK_BYTES)
 MAX_RECORDS_BYTES = 1 << 20
 """The longest extension payload (pax records, a GNU long name) that is believed."""
 
+MAX_NAME_BYTES = 64 << 10
+"""The longest name of a member; Linux opens paths of up to 4 KiB."""
+
 _SPACE = ord(" ")
 _INT64_MAX = (1 << 63) - 1
 _OCTAL = re.compile(rb"[0-7]+")
-_DECIMAL = re.compile(rb"[0-9]{1,19}")
+_DECIMAL = re.compile(rb"0*[0-9]{1,19}")
 _RECORD = re.compile(rb"([0-9]{1,19}) ([^=]+)=")
 _CHECKED_RECORDS = (b"path", b"size")
 _LINE_FEED = ord("\n")
@@ -107,7 +111,10 @@ def parse_header(block: bytes, url: str, offset: int) -> TarHeader:
             url=url,
             offset=offset,
         )
-    return TarHeader(block[156:157], _name_in_block(block), parse_size(block[124:136]))
+    typeflag, size = block[156:157], parse_size(block[124:136])
+    if typeflag == b"V" and not block[124:136].strip(b" \0"):
+        size = 0  # GNU tar leaves all numbers of a volume label blank
+    return TarHeader(typeflag, _name_in_block(block), size)
 
 
 def _name_in_block(block: bytes) -> bytes:
@@ -168,15 +175,25 @@ def _is_space_padded(block: bytes) -> bool:
 
 
 def parse_long_name(payload: bytes, url: str, offset: int) -> bytes:
-    """The name in the payload of a GNU 'L' or 'K' member, without the NULs that end it.
+    """The name in the payload of a GNU 'L' or 'K' member: what stands before its first NUL.
 
     Raises:
-        ShardFormatError: the payload is empty or goes on behind a NUL.
+        ShardFormatError: there is no name, or it is longer than `MAX_NAME_BYTES`.
     """
-    name = payload.rstrip(b"\0")
-    if not name or b"\0" in name:
-        raise ShardFormatError("malformed GNU long name; re-pack the shard", url=url, offset=offset)
+    name = payload.partition(b"\0")[0]
+    if not name:
+        raise ShardFormatError("an empty GNU long name; re-pack the shard", url=url, offset=offset)
+    _check_name_bytes(name, url, offset)
     return name
+
+
+def _check_name_bytes(name: bytes, url: str, offset: int) -> None:
+    if len(name) > MAX_NAME_BYTES:
+        raise ShardFormatError(
+            f"a name of {len(name)} bytes (at most {MAX_NAME_BYTES} are read); re-pack the shard with shorter names",
+            url=url,
+            offset=offset,
+        )
 
 
 def parse_records(payload: bytes, url: str, offset: int) -> dict[bytes, bytes]:
@@ -184,7 +201,7 @@ def parse_records(payload: bytes, url: str, offset: int) -> dict[bytes, bytes]:
 
     Raises:
         ShardFormatError: the payload is not a sequence of whole records, a record concerns a sparse file, or `path`
-            or `size` has an impossible value.
+            or `size` has an impossible value, or `path` is longer than `MAX_NAME_BYTES`.
     """
     records: dict[bytes, bytes] = {}
     start = 0
@@ -213,7 +230,11 @@ def _check_record(keyword: bytes, value: bytes, url: str, offset: int) -> None:
         )
     if keyword == b"path" and b"\0" in value:
         raise ShardFormatError("pax path with a NUL in it; re-pack the shard", url=url, offset=offset)
+    if keyword == b"path":
+        _check_name_bytes(value, url, offset)
     if keyword == b"size" and value and not (_DECIMAL.fullmatch(value) and int(value) <= _INT64_MAX):
         raise ShardFormatError(
-            f"pax size {value!r} is not a number of bytes; re-pack the shard", url=url, offset=offset
+            f"pax size {value[:40]!r} is not a number of bytes in decimal digits; re-pack the shard",
+            url=url,
+            offset=offset,
         )

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
 from streamload.dataset.archive_part import ArchivePart, NotArrivedError
 from streamload.dataset.not_a_tar import what_else
 from streamload.dataset.tar import BLOCK_BYTES, ZERO_BLOCK, looks_like_header
 from streamload.errors import ShardFormatError
 
-__all__ = ["EndNotArrivedError", "check_end", "check_zeros_behind"]
+__all__ = ["EndNotArrivedError", "check_end", "check_zeros_behind", "is_cut_in"]
 
 _MARK_BYTES = 2 * BLOCK_BYTES
 _USUAL_RECORD_BYTES = 20 * BLOCK_BYTES
-_RECORD_BYTES = [BLOCK_BYTES << power for power in range(5, 16)]
-"""Longer records that somebody may have asked for, `tar -b 32` to `-b 32768`."""
+_LONG_RECORDS = [1 << power for power in range(5, 16)]
+"""Blocks of a longer record that is usual too: `tar -b 32` to `-b 32768`."""
+
+_MOST_RECORD_BLOCKS = 32_768
+"""The longest record, 16 MiB, that is taken for one: `tar -b 32768`."""
 
 
 class EndNotArrivedError(NotArrivedError):
@@ -74,24 +82,46 @@ def check_end(part: ArchivePart, position: int, url: str, *, strict: bool) -> bo
     return False
 
 
-def check_zeros_behind(end: int, total: int, url: str, *, strict: bool) -> None:
+def is_cut_in(read: Callable[[int, int], bytes], offset: NDArray[np.int64], size: NDArray[np.int64]) -> bool:
+    """Whether zeros may have taken the place of the end of the last payload, or of everything.
+
+    A file that was given its size at once and not written to its end breaks off within a payload, nearly always: then
+    at least the payload's last block is zeros.
+
+    Args:
+        read: gives the bytes from one place, in which the offsets are counted, to another.
+        offset: int64[M], the first byte of each payload of a sample.
+        size: int64[M], the bytes of each.
+    """
+    if not len(offset):
+        return True
+    start, end = int(offset[-1]), int(offset[-1] + size[-1])
+    return end > start and not any(read(max(start, (end - 1) // BLOCK_BYTES * BLOCK_BYTES), end))
+
+
+def check_zeros_behind(end: int, total: int, url: str, *, strict: bool, cut: bool) -> None:
     """Refuse an archive that goes on with zeros where no writer puts so many, after all else has been checked.
 
-    Tar fills up its last record with zeros, 10,240 bytes unless told otherwise. Where a file that was given its size
-    at once was not written to its end, the rest of it is zeros too, and the archive would only seem to be shorter.
+    Tar fills up its last record with zeros: 10,240 bytes unless told otherwise, and `tar -b` takes any number of
+    blocks. Where a file that was given its size at once was not written to its end, the rest of it is zeros too, and
+    the archive would only seem to be shorter; so unusual records are believed only where the last payload is whole.
 
     Args:
         end: where the end-of-archive mark begins.
         total: the size of the archive.
         url: the shard, for errors.
         strict: False accepts it.
+        cut: as `is_cut_in` finds.
 
     Raises:
         ShardFormatError: no record that divides the archive into whole ones is as long.
     """
     zeros = total - end
-    records = [_USUAL_RECORD_BYTES, *(size for size in _RECORD_BYTES if total % size == 0)]
-    if strict and zeros >= max(records) + _MARK_BYTES:
+    if not strict or zeros < _USUAL_RECORD_BYTES + _MARK_BYTES:
+        return
+    least_blocks = (zeros - _MARK_BYTES) // BLOCK_BYTES + 1
+    records = _LONG_RECORDS if cut else range(least_blocks, _MOST_RECORD_BLOCKS + 1)
+    if not any(total % (blocks * BLOCK_BYTES) == 0 for blocks in records if blocks >= least_blocks):
         raise ShardFormatError(
             f"the archive ends here, and the {zeros} bytes that follow are all zeros, so the shard was probably not "
             "downloaded or copied to its end; fetch or pack it again, or pass strict=False if it is known to be whole",

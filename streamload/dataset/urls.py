@@ -14,7 +14,7 @@ from braceexpand import braceexpand
 
 from streamload.errors import without_secrets
 
-__all__ = ["MAX_URLS", "Urls", "expand_urls"]
+__all__ = ["MAX_URLS", "Urls", "chain_links", "expand_urls"]
 
 Urls = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -27,6 +27,9 @@ _ARCHIVES = frozenset(("zip", "tar", "libarchive"))
 
 _WRAPPERS = frozenset(("simplecache", "filecache", "blockcache", "cached", "dir", *_ARCHIVES))
 """Protocols of fsspec that stand alone before a `::`."""
+
+_LINK = re.compile(r"::(?![^\[\]/]*\])")
+"""Separates urls, and the links of a chain; what stands in brackets is part of an IPv6 address."""
 
 _PLAIN = re.compile(r"(?:[a-z0-9]+://[\w.-]+(?::\d+)?/)?[\w./-]+")
 """What stands for itself and does nothing, as most of the urls in long lists do: found out in one step."""
@@ -75,11 +78,16 @@ def expand_urls(urls: Urls) -> list[str]:
     return expanded
 
 
+def chain_links(url: str) -> list[str]:
+    """What `::` separates: the links of one of fsspec's chains, or the url alone. `http://[::1]/a.tar` is no chain."""
+    return _LINK.split(url) if "::" in url else [url]
+
+
 def _parts(written: str) -> list[str]:
     """What `::` separates, with fsspec's chains kept whole: `simplecache::s3://b/a.tar`, `zip://a.tar::s3://b/z.zip`."""
     parts: list[str] = []
     chain = ""
-    for piece in written.split("::"):
+    for piece in chain_links(written):
         if piece in _WRAPPERS or piece.split("://", 1)[0] in _ARCHIVES:
             chain += f"{piece}::"
         else:
@@ -175,5 +183,5 @@ def _count_braces(inside: str) -> int:
 
 
 def _shown(value: object) -> str:
-    text = repr(without_secrets(value) if isinstance(value, str) else value)
+    text = repr(without_secrets(value)) if isinstance(value, str) else without_secrets(repr(value))
     return text if len(text) <= 200 else f"{text[:200]}..."

@@ -21,8 +21,11 @@ from numpy.typing import NDArray
 
 __all__ = ["DECOMPRESSED_LIMIT_BYTES", "NpyLayout", "check_entries", "decode_npy", "decode_npz", "npy_layout"]
 
-DECOMPRESSED_LIMIT_BYTES = 1 << 30
-"""The most bytes that one compressed member may unpack to; more is taken for a bomb and refused."""
+DECOMPRESSED_LIMIT_BYTES = 513 << 20
+"""The most bytes that one field may have beyond those stored: a volume of 512 x 512 x 512 float32, with a header.
+
+An image at `PIXEL_LIMIT` takes as much. More is taken for a bomb and refused before the memory is taken.
+"""
 
 _MAGIC = b"\x93NUMPY"
 _HEADER_LIMIT_BYTES = 10_000  # as in NumPy: the parser of literals may need much time and memory for longer texts
@@ -125,36 +128,43 @@ def _parse_header(head: bytes) -> NpyLayout:
     return NpyLayout(shape, dtype, "F" if fortran else "C", start, end, start % dtype.alignment == 0)
 
 
-def decode_npz(data: memoryview) -> dict[str, Any]:
+def decode_npz(data: memoryview, limit_bytes: int = DECOMPRESSED_LIMIT_BYTES) -> dict[str, Any]:
     """The members of an npz file by name: arrays for `name.npy` (as `name`), bytes for any other.
 
     Raises:
         ValueError: `data` is not a whole zip archive, a checksum is wrong, a name occurs twice, a member is packed
-            in a way that `numpy.savez` does not use, or all together unpack to more than
-            `DECOMPRESSED_LIMIT_BYTES`.
+            in a way that `numpy.savez` does not use, or all together are more than `limit_bytes` longer than `data`.
     """
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             entries = archive.infolist()
-            check_entries(entries)
-            contents = {entry.filename: archive.open(entry).read(entry.file_size) for entry in entries}
+            check_entries(entries, len(data) + limit_bytes)
+            return {
+                entry.filename.removesuffix(".npy"): _member_value(
+                    entry.filename, archive.open(entry).read(entry.file_size)
+                )
+                for entry in entries
+            }
     except (zipfile.BadZipFile, zlib.error, OSError, EOFError, RuntimeError, struct.error) as exc:
         raise ValueError(f"not a whole npz file: {exc}") from exc
-    return {
-        name.removesuffix(".npy"): decode_npy(memoryview(content)) if name.endswith(".npy") else content
-        for name, content in contents.items()
-    }
 
 
-def check_entries(entries: Sequence[zipfile.ZipInfo]) -> None:
+def _member_value(name: str, content: bytes) -> NDArray[Any] | bytes:
+    return decode_npy(memoryview(content)) if name.endswith(".npy") else content
+
+
+def check_entries(entries: Sequence[zipfile.ZipInfo], limit_bytes: int) -> None:
     """Refuses a zip archive that would unpack to absurd memory or holds a name twice.
 
     Raises:
         ValueError: names what is wrong with the archive.
     """
     unpacked = sum(entry.file_size for entry in entries)
-    if unpacked > DECOMPRESSED_LIMIT_BYTES:
-        raise ValueError(f"the archive unpacks to {unpacked} bytes; the limit is {DECOMPRESSED_LIMIT_BYTES}")
+    if unpacked > limit_bytes:
+        raise ValueError(
+            f"the archive unpacks to {unpacked} bytes; the limit is {limit_bytes}. If it is no bomb, "
+            "store the values uncompressed as npy, or hand over a decoder for this field with decode={...}"
+        )
     if len({entry.filename for entry in entries}) != len(entries):
         raise ValueError("the archive holds two members with the same name")
     for entry in entries:

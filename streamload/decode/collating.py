@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import cloudpickle
 from numpy.typing import NDArray
 
+from streamload.batch.beside import InSlot, dump_values, store_values
 from streamload.batch.collate import MisfitError, Rows, choose_rows, torch_collate, write_rows
-from streamload.batch.differences import difference_between
+from streamload.batch.differences import difference_between, find_missing_key
 from streamload.batch.layout import (
     ArrayLeaf,
     Layout,
@@ -25,7 +25,7 @@ from streamload.batch.layout import (
 from streamload.dataset.table import MISSING
 from streamload.decode.failure import Attempt, failure_here, failure_of, in_words
 from streamload.decode.seeding import GlobalSeeds, RowRandomness
-from streamload.decode.tasks import Job, Piece, PieceDone, RowFailure, RowTask
+from streamload.decode.tasks import Failure, Job, Piece, PieceDone, RowFailure, RowTask
 from streamload.memory.slots import SlotMemory
 
 __all__ = ["PieceCollator"]
@@ -89,9 +89,7 @@ class PieceCollator:
             failed = {row - start: each for row, each in failures.items() if start <= row < end} if failures else {}
             part = rows if piece.rows == rows.count else rows.slice(start, end)
             if task.whole:
-                table = task.table
-                first = int(table.shards[start]), int(table.samples[start]), int(table.copies[start])
-                done.append(self._whole_batch(piece, part, failed, randomness, first))
+                done.append(self._whole_batch(task, start, piece, part, failed, randomness=randomness))
             else:
                 done.append(self._rows_of_batch(piece, part, failed, task.capacity))
             start = end
@@ -108,12 +106,13 @@ class PieceCollator:
             if failed:
                 rows = rows.take([row if row not in failed else good for row in range(rows.count)])
             size_bytes = layout.offsets()[1]
-            besides = write_rows(layout, rows, self._slots.at_least(piece.slot, size_bytes), piece.first_row)
+            values = write_rows(layout, rows, self._slots.at_least(piece.slot, size_bytes), piece.first_row)
+            besides, size_bytes = self._store(piece, values, size_bytes, may_use_slot=piece.complete)
             return PieceDone(
                 piece,
-                layout=None if self._layout else _dumps(layout),
+                layout=None if self._layout else dump_values(layout),
                 size_bytes=size_bytes,
-                besides=_dumps(besides) if besides else None,
+                besides=besides,
                 failures=failures,
             )
         except _IRREGULAR:
@@ -121,13 +120,17 @@ class PieceCollator:
 
     def _whole_batch(
         self,
+        task: RowTask,
+        start: int,
         piece: Piece,
         rows: Rows,
         failed: Mapping[int, RowFailure],
+        *,
         randomness: RowRandomness,
-        first: tuple[int, int, int],
     ) -> PieceDone:
+        """Collate a batch whose rows begin at row `start` of the task."""
         failures = _in_batch(failed, piece)
+        chosen: Sequence[int] = range(rows.count)
         if failed:
             chosen = choose_rows(rows.count, failed, self._job.on_error)
             if not chosen or self._job.on_error == "raise" or any(failure.fatal for failure in failures):
@@ -137,68 +140,80 @@ class PieceCollator:
         with Attempt() as attempt:
             if self._job.collate_fn is None:
                 return self._regular_batch(piece, rows, failures)
-            self._seeds.seed(randomness, first[0] + _COLLATE_STREAM, *first[1:])
+            table = task.table
+            first = int(table.samples[start]), int(table.copies[start])
+            self._seeds.seed(randomness, int(table.shards[start]) + _COLLATE_STREAM, *first)
             batch = self._job.collate_fn(rows.as_list())
             returned = True
             return self._lay_down(piece, batch, failures)
-        error = attempt.error
-        assert error is not None
-        difference = difference_between(rows) if self._job.collate_fn is None else ""
-        if self._job.collate_fn is not None:
-            happened = "returned what cannot be sent to the training process:" if returned else "raised"
-            said = f"collate_fn {happened} {in_words(error)} (for the batch that begins with this sample)"
+        assert attempt.error is not None
+        if self._job.collate_fn is None:
+            failure = self._unlike(task, [start + row for row in chosen], rows, attempt.error)
         else:
-            said = f"the batch that begins with this sample cannot be collated: {difference or in_words(error)}"
-        failure = RowFailure(
-            row=piece.first_row,
-            kind="CollateError",
-            message=said,
-            field=None,
-            fatal=True,
-            cause=None
-            if difference
-            else self._failure_of(error),  # torch's words say less, in a page of its own frames
-            shard=first[0],
-            sample=first[1],
-            offset=MISSING,
-        )
-        return PieceDone(piece, whole=True, failures=(*failures, failure))
+            happened = "returned what cannot be sent to the training process:" if returned else "raised"
+            said = f"collate_fn {happened} {in_words(attempt.error)} (for the batch that begins with this sample)"
+            failure = _batch_failure(task, start, said, cause=self._failure_of(attempt.error))
+        return PieceDone(piece, whole=True, failures=(*failures, replace(failure, row=piece.first_row)))
+
+    def _unlike(self, task: RowTask, task_rows: Sequence[int], rows: Rows, error: Exception) -> RowFailure:
+        """Why rows are no batch: that of the one that lacks what another has, or of the first; `error` is torch's."""
+        names = None if task.keys is None else [task.keys[row] for row in task_rows]
+        fields = () if self._job.fields is not None else [column.name for column in task.table.columns()]
+        missing = find_missing_key(rows, names, fields)
+        if missing is not None:
+            return _batch_failure(task, task_rows[missing.row], missing.message, field=missing.field)
+        difference = difference_between(rows)
+        said = f"the batch that begins with this sample cannot be collated: {difference or in_words(error)}"
+        # torch's words say less, in a page of its own frames
+        return _batch_failure(task, task_rows[0], said, cause=None if difference else self._failure_of(error))
 
     def _regular_batch(self, piece: Piece, rows: Rows, failures: tuple[RowFailure, ...]) -> PieceDone:
         """A batch whose rows are alike, if not like those of other batches; else torch decides what becomes of it."""
         try:
             layout = describe_rows(rows.row(0)).with_capacity(rows.count)
             size_bytes = layout.offsets()[1]
-            besides = write_rows(layout, rows, self._slots.at_least(piece.slot, size_bytes), 0)
+            values = write_rows(layout, rows, self._slots.at_least(piece.slot, size_bytes), 0)
+            besides, size_bytes = self._store(piece, values, size_bytes)
             return PieceDone(
                 piece,
                 whole=True,
-                layout=_dumps(layout),
+                layout=dump_values(layout),
                 size_bytes=size_bytes,
                 rows=rows.count,
-                besides=_dumps(besides) if besides else None,
+                besides=besides,
                 failures=failures,
             )
         except _IRREGULAR:
-            pass
+            if find_missing_key(rows) is not None:  # torch would take the first row's keys, and drop what others have
+                raise
         return self._lay_down(piece, torch_collate(rows), failures)
 
     def _lay_down(self, piece: Piece, batch: Any, failures: tuple[RowFailure, ...]) -> PieceDone:
         """Lay whatever a `collate_fn` returned into the slot."""
-        layout, arrays, besides = describe_batch(batch)
+        layout, arrays, values = describe_batch(batch)
         size_bytes = layout.offsets()[1]
         if arrays:
             memory = self._slots.at_least(piece.slot, size_bytes)
             for view, array in zip(slot_views(layout, memory, None), arrays, strict=True):
                 view[...] = array
+        besides, size_bytes = self._store(piece, values, size_bytes)
         return PieceDone(
             piece,
             whole=True,
-            layout=_dumps(layout),
+            layout=dump_values(layout),
             size_bytes=size_bytes,
-            besides=_dumps(besides) if besides else None,
+            besides=besides,
             failures=failures,
         )
+
+    def _store(
+        self, piece: Piece, values: list[Any], size_bytes: int, *, may_use_slot: bool = True
+    ) -> tuple[bytes | InSlot | None, int]:
+        """Store what is no array; returns where it is, and the bytes of the slot that are used then."""
+        if not values:
+            return None, size_bytes
+        stored = store_values(values, self._slots, piece.slot, size_bytes, may_use_slot=may_use_slot)
+        return stored, stored.start + stored.size_bytes if isinstance(stored, InSlot) else size_bytes
 
 
 def _child(tree: Node, child: int | str) -> Node | None:
@@ -209,14 +224,22 @@ def _child(tree: Node, child: int | str) -> Node | None:
     return None
 
 
+def _batch_failure(
+    task: RowTask, task_row: int, message: str, *, field: str | None = None, cause: Failure | None = None
+) -> RowFailure:
+    """A failure of a whole batch, for one of its rows."""
+    return RowFailure(
+        row=task_row,
+        kind="CollateError",
+        message=message,
+        field=field,
+        fatal=True,
+        cause=cause,
+        shard=int(task.table.shards[task_row]),
+        sample=int(task.table.samples[task_row]),
+        offset=MISSING,
+    )
+
+
 def _in_batch(failed: Mapping[int, RowFailure], piece: Piece) -> tuple[RowFailure, ...]:
     return tuple(replace(failure, row=piece.first_row + row) for row, failure in sorted(failed.items()))
-
-
-def _dumps(value: Any) -> bytes:
-    """A pickle; classes that only the user's script defines need cloudpickle, which is an order slower."""
-    try:
-        return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
-    except (pickle.PicklingError, AttributeError, TypeError):
-        pickled: bytes = cloudpickle.dumps(value)
-        return pickled

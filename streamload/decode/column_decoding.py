@@ -1,6 +1,6 @@
 """Decodes one field of many samples at once, for the kinds where a call per sample would cost more than the work.
 
-The mapped shard is read as overlapping windows, one beginning at every byte, so that a single indexing operation
+The bytes are read as overlapping windows, one beginning at every byte, so that a single indexing operation
 collects the bytes of all samples.
 """
 
@@ -12,9 +12,19 @@ from numpy.typing import NDArray
 from streamload.dataset.extensions import ARRAY, INTEGER
 from streamload.decode.array_files import NpyLayout, npy_layout
 
-__all__ = ["decode_integers", "shared_npy_layout"]
+__all__ = ["decode_integers", "may_be_integers", "may_share_layout", "shared_npy_layout"]
 
 _INT64_DIGITS = 18  # every number of so many digits fits an int64
+
+
+def may_be_integers(field: str, sizes: NDArray[np.int64]) -> bool:
+    """Whether a field of these sizes is worth reading for `decode_integers`."""
+    return field.rpartition(".")[2] in INTEGER and int(sizes.max(initial=0)) <= _INT64_DIGITS
+
+
+def may_share_layout(field: str, sizes: NDArray[np.int64]) -> bool:
+    """Whether a field of these sizes is worth reading for `shared_npy_layout`."""
+    return field.rpartition(".")[2] in ARRAY and bool((sizes == sizes[:1]).all())
 
 
 def decode_integers(
@@ -26,8 +36,8 @@ def decode_integers(
 
     Args:
         field: the field's full name; its last extension decides.
-        data: uint8[shard bytes], the mapped shard, contiguous. Only read.
-        offsets: int64[n], first byte of each sample's payload.
+        data: uint8[m], bytes that the payloads lie in, contiguous; a mapped shard, for example. Only read.
+        offsets: int64[n], first byte of each sample's payload in them.
         sizes: int64[n], payload bytes of each sample.
 
     Returns:

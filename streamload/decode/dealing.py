@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +22,9 @@ from streamload.fetch.near import Near
 from streamload.fetch.tables import Tables
 from streamload.memory.slots import Slots
 from streamload.memory.unnamed import descriptor_limit
-from streamload.order.choice import Mixed
+from streamload.order.choice import Mixed, Sampled
 from streamload.order.mixture_plan import MixturePlan
+from streamload.order.options import samples_of_epoch
 from streamload.order.plan import EpochPlan, OrderOptions, RankPlan
 
 __all__ = ["Dealer", "EpochStart", "Learned", "PipelineSettings", "RowBatch", "RowBatcher"]
@@ -53,6 +55,7 @@ class PipelineSettings:
         whole_batches: every batch is made by one task (a `collate_fn` wants them so).
         prefetch_batches: how many batches may be under way or waiting for the loop, at least.
         in_order: deliver them in order.
+        fills_up: another batch comes in the place of one of which every sample has failed.
     """
 
     order: OrderOptions
@@ -62,6 +65,7 @@ class PipelineSettings:
     whole_batches: bool
     prefetch_batches: int
     in_order: bool
+    fills_up: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +74,7 @@ class EpochStart:
 
     Attributes:
         numbers: int64[M], the epoch's samples, where a sampler names them.
+        number: of the pass, counted through a loader's life: an epoch may be begun several times.
     """
 
     epoch: int
@@ -77,6 +82,12 @@ class EpochStart:
     rank: int
     world_size: int
     numbers: NDArray[np.int64] | None = field(default=None, compare=False)
+    number: int = 0
+
+    @property
+    def identity(self) -> tuple[int, int, int]:
+        """What no other start has that is asked for or begun ahead: the pass, the epoch, and the position."""
+        return self.number, self.epoch, self.position
 
 
 @dataclass(slots=True)
@@ -87,12 +98,14 @@ class Learned:
         layout: of batches of rows.
         size_bytes: of a slot.
         irregular: some row did not fit the layout, so batches are collated one by one.
+        uncut: values that are no arrays are large, and are written to a slot by the one worker that makes the batch.
         row_s: seconds of a worker for one row.
     """
 
     layout: bytes | None = None
     size_bytes: int = 1
     irregular: bool = False
+    uncut: bool = False
     row_s: float | None = None
 
     def measure(self, done: RowsDone) -> None:
@@ -140,18 +153,11 @@ class Dealer:
         self._batcher = batcher
         self._learned = learned
         self._begun_again = begun_again
-        order = settings.order
-        plan = _plan(order, tables, start)
-        self._ahead = RowsAhead(
-            plan,
-            plan.shards_ahead(),
-            settings.fields,
-            verify=settings.verify,
-            tables=tables,
-            scans=scans,
-            pool=pool,
-            near=near,
-        )
+        self._start = start
+        self._plan_rows = partial(_plan_rows, settings, tables=tables, scans=scans, pool=pool, near=near)
+        self._ahead = self._plan_rows(start)
+        self._wrapped = False
+        self._tables = tables
         # Each row may lie in another shard, and a worker must be able to open all shards of its tasks.
         shards_at_once = max(1, descriptor_limit() // _SHARE_OF_DESCRIPTORS)
         self._most_run_rows = shards_at_once if len(tables.counts) > shards_at_once else MAX_RUN_ROWS
@@ -169,6 +175,12 @@ class Dealer:
         """
         return self._ahead.exhausted and self._dealing is None and not self._waits_for_first_row
 
+    def wrap_round(self) -> None:
+        """When every batch is complete: go on from the start of the epoch's order, batch by batch, until `close`."""
+        self._ahead.close()
+        self._ahead = self._plan_rows(replace(self._start, position=0), block_rows=1)
+        self._wrapped = True
+
     def next_task(self) -> RowTask | ScanTask | None:
         """What to do next; None where nothing can be dealt out now."""
         return self._scans.next_task() or self._rows_task() or self._scans.next_task()
@@ -176,6 +188,8 @@ class Dealer:
     def _rows_task(self) -> RowTask | None:
         if self._again:
             return self._made_again()
+        if self._wrapped:
+            return self._one_batch()
         if self._whole:
             return self._whole_batches()
         if self._learned.layout is None:
@@ -188,9 +202,14 @@ class Dealer:
         batch = self._again.popleft()
         return self._task([(batch, 0, batch.rows)], whole=True)
 
+    def _one_batch(self) -> RowTask | None:
+        """The next batch, when the one before is complete: most often no other is wanted."""
+        batch = self._open_batch() if self._batcher.empty else None
+        return None if batch is None else self._task([(batch, 0, batch.rows)], whole=True)
+
     @property
     def _whole(self) -> bool:
-        return self._settings.whole_batches or self._learned.irregular
+        return self._settings.whole_batches or self._learned.irregular or self._sampled_few
 
     def _first_rows(self) -> RowTask | None:
         """A single row, from which the layout of all is learned; nothing else is dealt out meanwhile."""
@@ -259,7 +278,7 @@ class Dealer:
             self._learned.size_bytes,
             capacity=self._pool.capacity,
             prefetch_batches=self._settings.prefetch_batches,
-            whole=self._whole,
+            whole=self._whole or self._learned.uncut,
         )
         most_run = max(1, self._most_run_rows // self._settings.order.batch_size)
         size = replace(size, run=min(size.run, most_run))
@@ -290,11 +309,28 @@ class Dealer:
             epoch=self._number,
             table=planned.table.rows(start, end),
             keys=None if planned.keys is None else planned.keys[start:end],
-            pieces=tuple(Piece(batch.number, batch.slot, a, b - a) for batch, a, b in batches),
-            capacity=self._settings.order.batch_size,
+            pieces=tuple(Piece(batch.number, batch.slot, a, b - a, b - a == batch.rows) for batch, a, b in batches),
+            capacity=self._capacity,
             whole=whole,
             moves=planned.large and self._reads_once(batches),
         )
+
+    @property
+    def _capacity(self) -> int:
+        """The rows of the largest batch of any epoch: `batch_size` may be far more than there are samples."""
+        order, counts = self._settings.order, self._tables.counts
+        if not counts.complete or isinstance(order.choice, Sampled):
+            return order.batch_size
+        return min(order.batch_size, self._rows_of_rank(samples_of_epoch(order, counts.total)))
+
+    @property
+    def _sampled_few(self) -> bool:
+        """Whether a sampler has named too few samples for one batch; it may name more in other epochs."""
+        numbers = self._start.numbers
+        return numbers is not None and self._rows_of_rank(len(numbers)) < self._settings.order.batch_size
+
+    def _rows_of_rank(self, samples: int) -> int:
+        return max(1, -(-samples // self._start.world_size))
 
     def _reads_once(self, batches: list[tuple[RowBatch, int, int]]) -> bool:
         """Whether no large field is read twice for the batches of a task, by this one or by others."""
@@ -338,6 +374,30 @@ def _even(run: int, source: Source) -> int:
     planned, number = source
     left = planned.batches - number
     return -(-left // -(-left // run))
+
+
+def _plan_rows(
+    settings: PipelineSettings,
+    start: EpochStart,
+    *,
+    tables: Tables,
+    scans: Scans,
+    pool: Pool,
+    near: Near | None,
+    block_rows: int | None = None,
+) -> RowsAhead:
+    plan = _plan(settings.order, tables, start)
+    return RowsAhead(
+        plan,
+        plan.shards_ahead(),
+        settings.fields,
+        verify=settings.verify,
+        tables=tables,
+        scans=scans,
+        pool=pool,
+        near=near,
+        block_rows=block_rows,
+    )
 
 
 def _plan(order: OrderOptions, tables: Tables, start: EpochStart) -> EpochPlan:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import io
 import json
-import zipfile
 import zlib
 from collections.abc import Callable, Mapping
+from functools import partial
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -29,13 +29,22 @@ from streamload.dataset.extensions import (
 )
 from streamload.decode.array_files import (
     DECOMPRESSED_LIMIT_BYTES,
-    check_entries,
     decode_npy,
     decode_npz,
 )
+from streamload.decode.torch_claims import check_claims
 from streamload.images.files import decode_image
 
-__all__ = ["DECODED_EXTENSIONS", "Decoder", "Encoded", "decoder_for", "decodes_as_built_in", "is_array", "is_image"]
+__all__ = [
+    "DECODED_EXTENSIONS",
+    "Decoder",
+    "Encoded",
+    "applies_to",
+    "decoder_for",
+    "decodes_as_built_in",
+    "is_array",
+    "is_image",
+]
 
 Encoded = memoryview | bytearray | bytes
 """The bytes of a field. A `bytearray` becomes its decoder's; `bytes` may be kept by anyone."""
@@ -48,7 +57,11 @@ _GZIP_CHUNK_BYTES = 1 << 14  # small, since zlib copies what is left of a chunk 
 _INT64_LIMIT = 1 << 63
 
 
-def decoder_for(field: str, decode: bool | Mapping[str, Callable[[bytes], Any]] = True) -> Decoder:
+def decoder_for(
+    field: str,
+    decode: bool | Mapping[str, Callable[[bytes], Any]] = True,
+    limit_bytes: int = DECOMPRESSED_LIMIT_BYTES,
+) -> Decoder:
     """The decoder of a field.
 
     Args:
@@ -57,12 +70,14 @@ def decoder_for(field: str, decode: bool | Mapping[str, Callable[[bytes], Any]] 
         decode: True for the built-in decoders, False for bytes, or a mapping from a full field name or a last
             extension to a function of `bytes`, which adds to the built-in decoders or takes their place. A full
             name goes before an extension.
+        limit_bytes: how much a field may decode to beyond the bytes that it has, where a few of them can stand for
+            many: `gz`, `npz` and `pt`. Images have a limit of their own.
 
     Raises:
         TypeError: `decode` is something else, or holds something that cannot be called.
     """
     if isinstance(decode, bool):
-        return _built_in(field, {}) if decode else bytes
+        return _built_in(field, {}, limit_bytes) if decode else bytes
     if not isinstance(decode, Mapping):
         raise TypeError(f"decode must be True, False or a mapping from extension to function, not {decode!r}")
     users = {}
@@ -70,7 +85,7 @@ def decoder_for(field: str, decode: bool | Mapping[str, Callable[[bytes], Any]] 
         if not isinstance(name, str) or not callable(function):
             raise TypeError(f"decode[{name!r}] must be a function of bytes under a field's name, not {function!r}")
         users[_normal(name)] = function
-    return _built_in(field, users)
+    return _built_in(field, users, limit_bytes)
 
 
 def decodes_as_built_in(field: str, decode: bool | Mapping[str, Callable[[bytes], Any]] = True) -> bool:
@@ -79,6 +94,12 @@ def decodes_as_built_in(field: str, decode: bool | Mapping[str, Callable[[bytes]
         return decode
     names = {_normal(name) for name in decode}
     return _normal(field) not in names and _last_extension(_normal(field)) not in names
+
+
+def applies_to(name: str, field: str) -> bool:
+    """True if a decoder that was given under this name, a field's or an extension, is used for a field."""
+    name, field = _normal(name), _normal(field)
+    return any(name in (each, _last_extension(each)) for each in (field, field.removesuffix(".gz")))
 
 
 def is_image(field: str) -> bool:
@@ -99,7 +120,7 @@ def _last_extension(field: str) -> str:
     return field.rpartition(".")[2]
 
 
-def _built_in(field: str, users: Mapping[str, Callable[[bytes], Any]]) -> Decoder:
+def _built_in(field: str, users: Mapping[str, Callable[[bytes], Any]], limit_bytes: int) -> Decoder:
     field = _normal(field)
     extension = _last_extension(field)
     for name in (field, extension):
@@ -107,19 +128,26 @@ def _built_in(field: str, users: Mapping[str, Callable[[bytes], Any]]) -> Decode
             function = users[name]
             return lambda data: function(bytes(data))
     if extension == "gz":
-        inner = _built_in(field.rpartition(".")[0], users)
-        return lambda data: inner(memoryview(decompress_gzip(data)))
+        inner_field = field.rpartition(".")[0]
+        inner = _built_in(inner_field, users, limit_bytes)
+        as_array = decodes_as_built_in(inner_field, users) and is_array(inner_field)
+        # An array takes over the memory; whatever else is decoded makes something new of it.
+        if as_array:
+            return lambda data: inner(decompress_gzip(data, limit_bytes))
+        return lambda data: inner(memoryview(decompress_gzip(data, limit_bytes)))
+    if extension in _EXPANDING:
+        return partial(_EXPANDING[extension], limit_bytes=limit_bytes)
     return _BY_EXTENSION.get(extension, bytes)
 
 
-def decompress_gzip(data: memoryview, limit_bytes: int = DECOMPRESSED_LIMIT_BYTES) -> bytes:
+def decompress_gzip(data: memoryview, limit_bytes: int = DECOMPRESSED_LIMIT_BYTES) -> bytearray:
     """The contents of a gzip file of one or several members; zeros behind the last are ignored.
 
     Raises:
-        ValueError: the file is damaged or cut off, or unpacks to more than `limit_bytes`.
+        ValueError: the file is damaged or cut off, or unpacks to more than `limit_bytes` beyond its own.
     """
-    parts: list[bytes] = []
-    unpacked_bytes = position = 0
+    unpacked, position = bytearray(), 0
+    limit_bytes += len(data)
     stream = zlib.decompressobj(_GZIP_WINDOW_BITS)
     while position < len(data):
         if stream.eof:
@@ -129,17 +157,18 @@ def decompress_gzip(data: memoryview, limit_bytes: int = DECOMPRESSED_LIMIT_BYTE
             stream = zlib.decompressobj(_GZIP_WINDOW_BITS)
         chunk = data[position : position + _GZIP_CHUNK_BYTES]
         try:
-            part = stream.decompress(chunk, limit_bytes - unpacked_bytes + 1)
+            unpacked += stream.decompress(chunk, limit_bytes - len(unpacked) + 1)
         except zlib.error as exc:
             raise ValueError(f"not a gzip file, or a damaged one: {exc}") from exc
         position += len(chunk) - len(stream.unused_data)
-        unpacked_bytes += len(part)
-        if unpacked_bytes > limit_bytes:
-            raise ValueError(f"the gzip file unpacks to more than the limit of {limit_bytes} bytes")
-        parts.append(part)
+        if len(unpacked) > limit_bytes:
+            raise ValueError(
+                f"the gzip file unpacks to more than the limit of {limit_bytes} bytes. If it is no bomb, store the "
+                "values uncompressed, or hand over a decoder for this field with decode={...}"
+            )
     if not stream.eof:
         raise ValueError(f"the gzip file is cut off after {len(data)} bytes; write the sample again")
-    return b"".join(parts)
+    return unpacked
 
 
 def decode_integer(data: memoryview) -> int:
@@ -172,18 +201,16 @@ def _decode_json(data: memoryview) -> Any:
         raise ValueError("the json document is nested too deeply to be read") from exc
 
 
-def _decode_torch(data: memoryview) -> Any:
+def _decode_torch(data: memoryview, limit_bytes: int) -> Any:
     import torch
 
-    stream = io.BytesIO(data)
+    content = bytes(data)
     try:
-        if zipfile.is_zipfile(stream):
-            with zipfile.ZipFile(stream) as archive:
-                check_entries(archive.infolist())
-        stream.seek(0)
-        return torch.load(stream, map_location="cpu", weights_only=True)
+        check_claims(content, limit_bytes)
+        return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except Exception as exc:  # damaged files make torch raise nearly anything
-        raise ValueError(f"torch.load(weights_only=True) cannot read it: {exc}") from exc
+        what = str(exc) if isinstance(exc, ValueError | RuntimeError) else f"{type(exc).__name__}: {exc}"
+        raise ValueError(f"torch.load(weights_only=True) cannot read it: {what}") from exc
 
 
 def _decode_safetensors(data: memoryview) -> Any:
@@ -225,12 +252,16 @@ _BY_EXTENSION: dict[str, Decoder] = {
     **dict.fromkeys(INTEGER, decode_integer),
     **dict.fromkeys(JSON, _decode_json),
     **dict.fromkeys(ARRAY, decode_npy),
-    **dict.fromkeys(ARRAYS, decode_npz),
-    **dict.fromkeys(TORCH, _decode_torch),
     **dict.fromkeys(SAFETENSORS, _decode_safetensors),
     **dict.fromkeys(MSGPACK, _decode_msgpack),
     **dict.fromkeys(CBOR, _decode_cbor),
 }
 
-DECODED_EXTENSIONS = frozenset(_BY_EXTENSION)
+_EXPANDING: dict[str, Callable[..., Any]] = {
+    **dict.fromkeys(ARRAYS, decode_npz),
+    **dict.fromkeys(TORCH, _decode_torch),
+}
+"""Those that also take `limit_bytes`."""
+
+DECODED_EXTENSIONS = frozenset(_BY_EXTENSION) | frozenset(_EXPANDING)
 """The extensions that become other values than bytes."""

@@ -10,11 +10,13 @@ from types import TracebackType
 import cloudpickle
 
 from streamload.decode.tasks import Failure, RowFailure
-from streamload.errors import CollateError, DecodeError, SampleError, StreamloadError, TransformError
+from streamload.errors import CollateError, DecodeError, SampleError, ShardChangedError, StreamloadError, TransformError
 
 __all__ = ["Attempt", "answer_failure", "error_from", "failure_here", "failure_of", "in_words", "sample_error"]
 
-_SAMPLE_ERRORS = {kind.__name__: kind for kind in (SampleError, DecodeError, TransformError, CollateError)}
+_ERRORS_OF_ROWS: dict[str, type[SampleError | ShardChangedError]] = {
+    kind.__name__: kind for kind in (SampleError, DecodeError, TransformError, CollateError, ShardChangedError)
+}
 _PANICS = "pyo3_runtime"
 
 
@@ -107,14 +109,14 @@ def error_from(failure: Failure) -> Exception:
     return error
 
 
-def sample_error(failure: RowFailure, url: str, key: str) -> SampleError:
+def sample_error(failure: RowFailure, url: str, key: str) -> SampleError | ShardChangedError:
     """The typed error for a row that failed, with what the user's code raised as its cause."""
-    kind = _SAMPLE_ERRORS[failure.kind]
+    kind = _ERRORS_OF_ROWS[failure.kind]
     offset = failure.offset if failure.offset >= 0 else None
     error = kind(failure.message, url=url, key=key, offset=offset)
     if failure.cause is not None:
         cause = error_from(failure.cause)
         at = "" if offset is None else f", offset {offset}"
-        cause.add_note(f"It was raised for shard {url!r}, sample {key!r}{at}.")
+        cause.add_note(f"It was raised for shard {error.url!r}, sample {key!r}{at}.")
         error.__cause__ = cause
     return error

@@ -1,4 +1,4 @@
-"""Reading one field of many samples: from the bytes of mapped shards to a column of values."""
+"""Reading one field of many samples: from the bytes of shards to a column of values."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from streamload.batch.row_shards import by_shard, shards_of
+from streamload.batch.row_shards import by_shard
 from streamload.batch.stored import StoredRows
 from streamload.dataset.table import MISSING
-from streamload.decode.array_files import NpyLayout
-from streamload.decode.column_decoding import decode_integers, shared_npy_layout
+from streamload.decode.array_files import DECOMPRESSED_LIMIT_BYTES, NpyLayout
+from streamload.decode.column_decoding import decode_integers, may_be_integers, may_share_layout, shared_npy_layout
 from streamload.decode.decoders import Decoder, Encoded, decoder_for, decodes_as_built_in, is_array, is_image
 from streamload.decode.failure import Attempt
 from streamload.decode.row_table import Column
@@ -53,8 +53,10 @@ class ShardMemory(Protocol):
     def read_own(self, shard: int, start: int, size_bytes: int) -> bytearray:
         """The same, in memory that the caller may change."""
 
-    def memory(self, shard: int) -> Bytes:
-        """The whole shard, read-only."""
+    def gather(
+        self, shard: int, offsets: NDArray[np.int64], sizes: NDArray[np.int64]
+    ) -> tuple[Bytes, NDArray[np.int64]] | None:
+        """The bytes of many places at once, and where each begins in them; None where one does not lie in the shard."""
 
     def url(self, shard: int) -> str:
         """Its url."""
@@ -130,13 +132,20 @@ class FieldReader:
     Args:
         decode: the user's choice of decoders.
         optional: a sample without the field gets `ABSENT` and not an error.
+        limit_bytes: how much a field may decode to beyond the bytes that it has, see `decoder_for`.
         single: some function of the user's sees the values one by one, so they must be what its decoder returns.
     """
 
     def __init__(
-        self, decode: bool | Mapping[str, Callable[[bytes], Any]], *, optional: bool, single: bool = False
+        self,
+        decode: bool | Mapping[str, Callable[[bytes], Any]],
+        *,
+        optional: bool,
+        limit_bytes: int = DECOMPRESSED_LIMIT_BYTES,
+        single: bool = False,
     ) -> None:
         self._decode = decode
+        self._limit_bytes = limit_bytes
         self._optional = optional
         self._single = single
         self._decoders: dict[str, Decoder] = {}
@@ -147,7 +156,7 @@ class FieldReader:
         """The decoder of a field."""
         decoder = self._decoders.get(name)
         if decoder is None:
-            decoder = self._decoders[name] = decoder_for(name, self._decode)
+            decoder = self._decoders[name] = decoder_for(name, self._decode, self._limit_bytes)
         return decoder
 
     def is_built_in(self, column: Column) -> bool:
@@ -186,7 +195,11 @@ class FieldReader:
         except (OSError, OverflowError) as error:
             raise RowError("SampleError", f"the field {column.name!r} cannot be read: {error}") from error
         if len(data) != size:
-            raise RowError("SampleError", f"the shard has become shorter: it ends in the field {column.name!r}")
+            raise RowError(
+                "ShardChangedError",
+                f"the shard became shorter while it was in use: it ends in the field {column.name!r}; make a new "
+                "loader, and give every version of a dataset a folder of its own",
+            )
         if column.crc32 is not None and zlib.crc32(data) != int(column.crc32[row]):
             raise RowError("DecodeError", f"the bytes of field {column.name!r} are damaged: their crc32 differs")
         return data
@@ -264,26 +277,39 @@ def field_of(column: Column, row: int) -> str:
 
 
 def _stored_arrays(column: Column, work: Work) -> StoredRows | None:
-    """Arrays that all have the same dtype and shape, left where they lie; None where that is not so."""
-    layout: NpyLayout | None = None
-    for shard, rows in by_shard(work.task.table.shards):
-        data = work.shards.memory(shard)
-        found = shared_npy_layout(column.alternatives[0], data, column.offsets[rows], column.sizes[rows])
-        if found is None or (layout is not None and found != layout):
-            return None
-        layout = found
-    if layout is None:
+    """Arrays that all have the same dtype and shape, copied once from where they lie; None where that is not so."""
+    name, shards = column.alternatives[0], work.task.table.shards
+    if not may_share_layout(name, column.sizes):
         return None
-    memory = {shard: memoryview(work.shards.memory(shard).data) for shard in shards_of(work.task.table.shards)}
-    return StoredRows(layout.dtype, layout.shape, work.task.table.shards, column.offsets + layout.start, memory)
+    layout: NpyLayout | None = None
+    memory: dict[int, memoryview] = {}
+    starts = np.empty(work.count, np.int64)
+    for shard, rows in by_shard(shards):
+        found = work.shards.gather(shard, column.offsets[rows], column.sizes[rows])
+        if found is None:
+            return None
+        data, places = found
+        layout_here = shared_npy_layout(name, data, places, column.sizes[rows])
+        if layout_here is None or (layout is not None and layout_here != layout):
+            return None
+        layout = layout_here
+        memory[shard] = memoryview(data.data)
+        starts[rows] = places + layout.start
+    return None if layout is None else StoredRows(layout.dtype, layout.shape, shards, starts, memory)
 
 
 def _integers(column: Column, work: Work) -> NDArray[np.int64] | None:
     """A column of integers, shard by shard; None where its kind or its bytes don't allow that."""
+    name = column.alternatives[0]
+    if not may_be_integers(name, column.sizes):
+        return None
     out = np.empty(work.count, np.int64)
     for shard, rows in by_shard(work.task.table.shards):
-        data = work.shards.memory(shard)
-        part = decode_integers(column.alternatives[0], data, column.offsets[rows], column.sizes[rows])
+        found = work.shards.gather(shard, column.offsets[rows], column.sizes[rows])
+        if found is None:
+            return None
+        data, places = found
+        part = decode_integers(name, data, places, column.sizes[rows])
         if part is None:
             return None
         out[rows] = part

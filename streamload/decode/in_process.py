@@ -11,11 +11,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from streamload.decode.failure import Attempt, in_words
+from streamload.decode.job_pickle import load_job, warn_of_lost
 from streamload.decode.open_shards import OpenShards
 from streamload.decode.pool_protocol import PoolEvents
 from streamload.decode.rows import RowMaker
 from streamload.decode.tasks import Job, RowsDone, ScanDone, ScanTask, ShardOpened, Task
-from streamload.decode.worker import load_job, scan
+from streamload.decode.worker import scan
 from streamload.errors import WorkerError
 from streamload.fetch.resident import ResidentShards
 from streamload.memory.mapped import Bytes
@@ -35,7 +36,7 @@ class _LocalShards:
         self._resident = shards
         self._known: dict[int, tuple[int, int]] = {}
         self._most_open = max(1, descriptor_limit() // _SHARE_OF_DESCRIPTORS)
-        self.open = OpenShards(retire)
+        self.open = OpenShards(retire, maps=False)
 
     def need(self, task: Task) -> set[int]:
         needed = _shards_of(task)
@@ -113,6 +114,15 @@ class CallerPool:
 
     def drop_unwanted(self) -> None:
         """Nothing to do: no task is done twice."""
+
+    def abandon_unwanted(self) -> None:
+        """Drop what was not begun: there is no memory for it any more."""
+        tasks, self._tasks = self._tasks, deque()
+        for task in tasks:
+            if self._events.is_wanted(task):
+                self._tasks.append(task)
+            else:
+                self._events.on_dropped(task)
 
     def resume(self) -> None:
         """Nothing to do here either."""
@@ -194,7 +204,7 @@ class ThreadPool:
 
     Args:
         workers: how many threads.
-        job: a cloudpickle of the `Job`.
+        job: the pickled `Job`.
         shards: opens shards.
         slots: where batches are written.
         events: told what happens, in the event loop that this is made in.
@@ -204,7 +214,9 @@ class ThreadPool:
         self, workers: int, *, job: bytes, shards: ResidentShards, slots: SlotPool, events: PoolEvents
     ) -> None:
         self.capacity = workers * _TASKS_AHEAD
-        self._job = load_job(job)
+        self._job, lost = load_job(job)
+        if lost:
+            warn_of_lost(lost)
         self._shards = _LocalShards(shards, self._retire)
         self._slots = _LockedSlots(slots)
         self._events = events
@@ -244,6 +256,9 @@ class ThreadPool:
 
     def drop_unwanted(self) -> None:
         """Nothing to do: no task is done twice."""
+
+    def abandon_unwanted(self) -> None:
+        """Nothing to do: a thread cannot be ended, and does what it was given."""
 
     def resume(self) -> None:
         """Nothing to do here either."""

@@ -1,7 +1,8 @@
 """The shards that a process has been given a descriptor of: read at a place, or mapped as a whole.
 
-Single fields are read: a mapping would count every page around them as this process's memory, and a shard that is cut
-while it is in use would kill the process. Only what is read of many rows at once, and scanning, maps a shard.
+A shard that is cut while it is in use kills whoever reads it from a mapping. So only worker processes map shards, which
+can be replaced, and only for what is read of many rows at once: a mapping would count every page around a single field
+as the process's memory.
 """
 
 from __future__ import annotations
@@ -11,8 +12,12 @@ import weakref
 from collections.abc import Callable
 from io import BytesIO
 
+import numpy as np
+from numpy.typing import NDArray
+
 from streamload.decode.tasks import ShardOpened
 from streamload.fetch.parts import LARGE_BYTES, PART_BYTES
+from streamload.memory.gathered import gather, read_fully
 from streamload.memory.mapped import Bytes, map_memory
 
 __all__ = ["Moved", "OpenShards"]
@@ -29,13 +34,15 @@ class OpenShards:
     Args:
         retire: takes a descriptor that another one stands for from now on; it is closed at once where nobody else can
             be reading from it.
+        maps: False in a process that must outlive whatever happens to the files: then bytes of many rows are copied.
 
     Attributes:
         on_moved: told of each piece of a large field when it has been read; None reads such fields like all others.
     """
 
-    def __init__(self, retire: Callable[[int], None] = os.close) -> None:
+    def __init__(self, retire: Callable[[int], None] = os.close, *, maps: bool = True) -> None:
         self._retire = retire
+        self._maps = maps
         self.on_moved: Moved | None = None
         self._descriptors: dict[int, int] = {}
         self._opened: dict[int, ShardOpened] = {}
@@ -57,13 +64,7 @@ class OpenShards:
         Raises:
             OSError: the storage cannot read them.
         """
-        descriptor, done = self._descriptors[shard], 0
-        while done < len(target):  # the kernel gives at most 2 GiB at once
-            count = os.preadv(descriptor, [target[done:]], start + done)
-            if count == 0:
-                break
-            done += count
-        return done
+        return read_fully(self._descriptors[shard], target, start)
 
     def read(self, shard: int, start: int, size_bytes: int) -> bytes:
         """The bytes of a place, fewer where the shard ends before; held once, unless there are more than 2 GiB.
@@ -112,7 +113,28 @@ class OpenShards:
             if at % PART_BYTES == 0:
                 on_moved(shard, max(start, at - PART_BYTES), at)
 
-    def memory(self, shard: int) -> Bytes:
+    def gather(
+        self, shard: int, offsets: NDArray[np.int64], sizes: NDArray[np.int64]
+    ) -> tuple[Bytes, NDArray[np.int64]] | None:
+        """The bytes of many places at once, and where each begins in them.
+
+        None where that is not possible: one does not lie in the shard, or cannot be read. To read them one by one says
+        what is wrong.
+        """
+        if not len(offsets) or offsets.min() < 0 or (sizes > self.size_bytes(shard) - offsets).any():
+            return None
+        try:
+            if self._maps:
+                return self._memory(shard), offsets
+            return gather(self._descriptors[shard], offsets, sizes)
+        except OSError:
+            return None
+
+    def descriptor(self, shard: int) -> int:
+        """A shard's descriptor, which stays this object's."""
+        return self._descriptors[shard]
+
+    def _memory(self, shard: int) -> Bytes:
         """The whole shard, read-only; mapped from the first call on."""
         opened, mapped = self._opened[shard], self._mapped.get(shard)
         if mapped is None or mapped[0] is not opened:  # a thread may map what another one opens anew meanwhile
@@ -121,12 +143,11 @@ class OpenShards:
         return mapped[1]
 
     def first_bytes(self, shard: int, size_bytes: int) -> Bytes:
-        """The first bytes of a shard of which no more may be there yet, read-only; mapped for this caller alone."""
-        return map_memory(self._descriptors[shard], size_bytes, writable=False)
+        """The first bytes of a shard of which no more may be there yet, read-only; mapped for this caller alone.
 
-    def unmap(self, shard: int) -> None:
-        """Undo the mapping, if there is one, when the last view of it is gone."""
-        self._mapped.pop(shard, None)
+        Such a shard lies in memory or in a file of our own, which nobody cuts.
+        """
+        return map_memory(self._descriptors[shard], size_bytes, writable=False)
 
     def url(self, shard: int) -> str:
         """Its url."""

@@ -8,6 +8,7 @@ and none is made between them, the pool gives up.
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Sequence
 from time import monotonic
@@ -15,6 +16,7 @@ from time import monotonic
 from streamload.batch.row_shards import shards_of
 from streamload.decode.failure import error_from
 from streamload.decode.fatal_rows import FatalRows
+from streamload.decode.job_pickle import warn_of_lost
 from streamload.decode.pool_protocol import PoolEvents
 from streamload.decode.pool_worker import PoolWorker
 from streamload.decode.tasks import (
@@ -36,6 +38,7 @@ from streamload.decode.tasks import (
 from streamload.errors import WorkerError
 from streamload.fetch.resident import ResidentShards
 from streamload.launch import WorkerChild, launch_worker
+from streamload.log_records import Logged
 from streamload.memory.slots import SlotPool
 from streamload.memory.unnamed import descriptor_limit
 
@@ -49,6 +52,8 @@ _DEATHS_OF_A_TASK = 3
 _GRACE_S = 0.3
 _GRACE_OF_THE_LOST_S = 2.0
 """A worker that has let go of its socket is on its way out; if it were killed then, why it ends would not be known."""
+_GRACE_OF_THE_UNWANTED_S = 1.0
+"""A task takes a tenth of that; to start a worker anew costs as much, and more where the user's code imports much."""
 _SHARE_OF_DESCRIPTORS = 4
 
 
@@ -58,12 +63,13 @@ class ProcessPool:
     Args:
         workers: how many.
         launched: those that have been started already; the others are started now.
-        job: a cloudpickle of the `Job`.
+        job: the pickled `Job`.
         import_path: `sys.path` of the trainer, where the user's modules are found.
         shards: opens shards for the workers.
         slots: whose descriptors the workers get.
         events: told what happens.
         ends_at_failure: whether the first sample that fails ends the pass.
+        log_levels: of the trainer's loggers.
     """
 
     def __init__(
@@ -76,17 +82,20 @@ class ProcessPool:
         slots: SlotPool,
         events: PoolEvents,
         ends_at_failure: bool = False,
+        log_levels: tuple[tuple[str, int], ...] = (),
         launched: Iterable[WorkerChild] = (),
     ) -> None:
         self.capacity = workers * _TASKS_AHEAD
         self._job = job
         self._import_path = import_path
+        self._log_levels = log_levels
         self._shards = shards
         self._slots = slots
         self._events = events
         self._layout: bytes | None = None
         self._returned: deque[Task] = deque()
         self._refused = False
+        self._warned = False
         self._deaths: Counter[tuple[int, int]] = Counter()
         self._fatal = FatalRows(ends_pass=ends_at_failure)
         self._failed_starts = 0
@@ -118,6 +127,21 @@ class ProcessPool:
         """See `Pool.drop_unwanted`; those behind one that is held up too, since it may wait for their room."""
         self._returned = deque(self._wanted(self._returned))
         self._refused = self._refused and bool(self._returned)
+
+    def abandon_unwanted(self) -> None:
+        """See `Pool.abandon_unwanted`: a worker that is still busy with such a task after a moment is replaced."""
+        self.drop_unwanted()
+        held = [task for worker in self._workers for task in worker.tasks.values()]
+        unwanted = {task.number for task in held if not self._events.is_wanted(task)}
+        if unwanted:
+            asyncio.get_running_loop().call_later(_GRACE_OF_THE_UNWANTED_S, self._replace_busy, unwanted)
+
+    def _replace_busy(self, unwanted: Collection[int]) -> None:
+        """Replace the workers that have one of these tasks in hand: it hangs, or is slow."""
+        for worker in list(self._workers):
+            if next(iter(worker.tasks), None) in unwanted:
+                worker.end(0.0)
+                self._replace(worker, self._wanted(worker.tasks.values()))
 
     def _wanted(self, tasks: Iterable[Task]) -> list[Task]:
         wanted = []
@@ -175,7 +199,7 @@ class ProcessPool:
 
     def _start(self, number: int, launched: WorkerChild | None = None) -> PoolWorker:
         worker = PoolWorker(number, launched or launch_worker(), self._on_message, self._on_lost)
-        worker.channel.send(WorkerSetup(number, self._job, self._import_path))
+        worker.channel.send(WorkerSetup(number, self._job, self._import_path, self._log_levels))
         if self._layout is not None:
             worker.channel.send(LayoutFixed(self._layout))
         return worker
@@ -214,7 +238,12 @@ class ProcessPool:
                 del worker.shards[shard]
             worker.channel.send(ForgetShards(tuple(others[:too_many])))
 
-    def _on_message(self, worker: PoolWorker, message: BytesMoved | RowsDone | ScanDone | WorkerStarted) -> None:
+    def _on_message(
+        self, worker: PoolWorker, message: BytesMoved | Logged | RowsDone | ScanDone | WorkerStarted
+    ) -> None:
+        if isinstance(message, Logged):
+            message.handle()  # which leads on to the trainer
+            return
         if isinstance(message, WorkerStarted):
             self._on_started(worker, message)
             return
@@ -239,6 +268,9 @@ class ProcessPool:
             self._events.on_broken(error)
             return
         worker.started = True
+        if message.lost and not self._warned:
+            warn_of_lost(message.lost)
+        self._warned = True
         self._failed_starts = 0
         self._max_failed_starts = _MAX_FAILED_RESTARTS  # it can be done, so what fails now is an accident
         self.resume()
@@ -263,9 +295,13 @@ class ProcessPool:
             if blamed is None:
                 return
             tasks[0] = blamed
+        self._events.on_restarted()
+        self._replace(worker, tasks)
+
+    def _replace(self, worker: PoolWorker, tasks: Sequence[Task]) -> None:
+        """Start another worker in place of one that has ended; these of its tasks are done again."""
         self._returned.extendleft(reversed(tasks))
         self._workers[self._workers.index(worker)] = self._start(worker.number)
-        self._events.on_restarted()
         self.resume()
 
     def _blame(self, worker: PoolWorker, task: Task, how: str) -> Task | None:

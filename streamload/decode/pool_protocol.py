@@ -60,6 +60,9 @@ class Pool(Protocol):
     def drop_unwanted(self) -> None:
         """Drop what is to be done again and is not wanted any more."""
 
+    def abandon_unwanted(self) -> None:
+        """An epoch was abandoned: see to it that its tasks don't keep those of the next one waiting for long."""
+
     def resume(self) -> None:
         """Something has come, or is not wanted any more: do again what `PoolEvents.may_redo` has held up."""
 

@@ -23,6 +23,7 @@ from streamload.decode.seeding import GlobalSeeds, RowRandomness
 from streamload.decode.tasks import SAMPLE_NAMES, Job, RowFailure, RowsDone, RowTask, WorkSeconds
 from streamload.decode.transforms import DatasetTransforms
 from streamload.decode.user_code import PROGRAM_ERRORS, TransformRaisedError, UserFunction, why_not_skipped
+from streamload.errors import without_credentials
 from streamload.memory.slots import SlotMemory
 from streamload.order.randomness import SampleRandomness
 
@@ -77,7 +78,9 @@ class RowMaker:
         self._job = job
         self._transforms = DatasetTransforms(job.transform, job.own_transforms)
         single = for_samples or self._transforms.any_on_sample or job.collate_fn is not None
-        self._reader = FieldReader(job.decode, optional=job.fields is None, single=single)
+        self._reader = FieldReader(
+            job.decode, optional=job.fields is None, limit_bytes=job.expansion_limit_bytes, single=single
+        )
         functions = self._transforms.functions
         self._seeds = GlobalSeeds(
             needed=not for_samples
@@ -251,7 +254,9 @@ class RowMaker:
         if name == "__key__":
             assert work.task.keys is not None
             return list(work.task.keys)
-        return [work.shards.url(number) for number in work.task.table.shards.tolist()]
+        shards = work.task.table.shards.tolist()
+        shown = {number: without_credentials(work.shards.url(number)) for number in dict.fromkeys(shards)}
+        return [shown[number] for number in shards]
 
     def _failed(self, work: Work, column: Column | None) -> Callable[[int, Exception], RowFailure]:
         def failed(row: int, error: Exception) -> RowFailure:
@@ -278,7 +283,8 @@ class RowMaker:
     ) -> RowFailure:
         where = column or (work.columns[0] if work.columns else None)
         in_program = kind == "TransformError" or (column is not None and not self._reader.is_built_in(column))
-        fatal = isinstance(cause, PROGRAM_ERRORS if in_program else ImportError)
+        changed = kind == "ShardChangedError"
+        fatal = changed or isinstance(cause, PROGRAM_ERRORS if in_program else ImportError)
         if fatal and in_program and cause is not None and self._job.on_error != "raise":
             message = f"{message}; {why_not_skipped(cause, self._job.on_error)}"
         # Of errors that are counted the frames would pile up, with all that is in them.

@@ -42,6 +42,7 @@ class RowsAhead:
         scans: finds out what the tables don't know.
         pool: told which shards are finished.
         near: brings what is not here; None where everything is.
+        block_rows: of each block of rows, and then only one block is planned at a time; None for what is fast.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class RowsAhead:
         scans: Scans,
         pool: Pool,
         near: Near | None,
+        block_rows: int | None = None,
     ) -> None:
         self._plan = plan
         self._scan_order = iter(shard_order)
@@ -69,7 +71,8 @@ class RowsAhead:
         self._blocks: deque[tuple[RowBlock, list[int]]] = deque()
         self._located: deque[tuple[PlannedRows, list[int]]] = deque()
         self._rows = 0
-        self._block_rows = _FIRST_ROWS  # so that the first batch comes soon
+        self._fixed_block_rows = block_rows
+        self._block_rows = block_rows or _FIRST_ROWS  # so that the first batch comes soon
         self._next_batch = 0
         self._finished: list[int] = []
         self._planned_all = False
@@ -153,7 +156,7 @@ class RowsAhead:
             return False
         if not self._located and not self._blocks:
             return True
-        near = self._near
+        near = None if self._fixed_block_rows else self._near
         return near is not None and len(self._blocks) < 2 and self._rows < _MOST_ROWS_AHEAD and near.fetcher.hungry()
 
     def _plan_block(self) -> bool:
@@ -163,7 +166,7 @@ class RowsAhead:
             if all(self._tables.counts.values[shard] < 0 for shard in missing) and self._plan.missing(1):
                 return False
         block = self._plan.take(self._block_rows)
-        self._block_rows = MAX_RUN_ROWS if self._near is None else _BLOCK_ROWS
+        self._block_rows = self._fixed_block_rows or (MAX_RUN_ROWS if self._near is None else _BLOCK_ROWS)
         finished = self._plan.finished()
         if block is None:
             self._planned_all = True

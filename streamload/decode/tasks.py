@@ -9,8 +9,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
+from streamload.batch.beside import InSlot
 from streamload.dataset.prefix_scan import ScannedPiece
 from streamload.dataset.table import ShardTable
+from streamload.decode.array_files import DECOMPRESSED_LIMIT_BYTES
 from streamload.decode.row_table import RowTable
 
 __all__ = [
@@ -53,6 +55,7 @@ class Job:
 
     Attributes:
         own_transforms: of the datasets of a mixture, see `DatasetTransforms`.
+        expansion_limit_bytes: how much a field may decode to beyond the bytes that it has, see `decoder_for`.
     """
 
     fields: tuple[str, ...] | None
@@ -63,22 +66,30 @@ class Job:
     on_error: OnError
     seed: int
     own_transforms: OwnTransforms = ()
+    expansion_limit_bytes: int = DECOMPRESSED_LIMIT_BYTES
 
 
 @dataclass(frozen=True)
 class WorkerSetup:
-    """The first message to a worker; `job` is a cloudpickle of a `Job`."""
+    """The first message to a worker; `job` is a pickled one (`job_pickle`), `log_levels` are those of the trainer."""
 
     worker: int
     job: bytes
     import_path: tuple[str, ...]
+    log_levels: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True)
 class WorkerStarted:
-    """A worker is ready to take tasks, or says why it cannot."""
+    """A worker is ready to take tasks, or says why it cannot.
+
+    Attributes:
+        failure: why it cannot.
+        lost: what the user's modules hold in the trainer and not here, in words.
+    """
 
     failure: Failure | None = None
+    lost: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -126,12 +137,14 @@ class Piece(NamedTuple):
         slot: where to write them.
         first_row: where in the batch they begin.
         rows: how many they are.
+        complete: they are all rows of the batch, so nobody else writes to its slot.
     """
 
     batch: int
     slot: int
     first_row: int
     rows: int
+    complete: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -243,7 +256,7 @@ class RowFailure:
         kind: the name of the error's class in `streamload.errors`.
         message: what the user reads first.
         field: the field concerned, where there is one.
-        fatal: a mistake in the program and not in the data; never skipped.
+        fatal: a mistake in the program, or a shard that was changed while in use; never skipped.
         cause: the exception behind it.
         shard: the number of its shard.
         sample: the number of its sample in the shard.
@@ -271,9 +284,9 @@ class PieceDone(NamedTuple):
         whole: it was collated as a whole batch.
         misfit: some row did not fit the layout; the batch must be done again as a whole.
         layout: a cloudpickle of the layout, for whole batches and for the first rows of all.
-        size_bytes: what the batch takes of its slot, for whole batches.
+        size_bytes: what the batch takes of its slot.
         rows: how many rows the batch has; None where the layout has none (a `collate_fn` made it).
-        besides: a cloudpickle of the values beside the slot.
+        besides: a pickle of the values that are no arrays, or where in the slot it lies.
         failures: the rows that failed.
     """
 
@@ -283,7 +296,7 @@ class PieceDone(NamedTuple):
     layout: bytes | None = None
     size_bytes: int = 0
     rows: int | None = None
-    besides: bytes | None = None
+    besides: bytes | InSlot | None = None
     failures: tuple[RowFailure, ...] = ()
 
 

@@ -10,23 +10,23 @@ import os
 import signal
 import socket
 import sys
+import threading
 from collections import deque
+from contextlib import suppress
 from functools import partial
 from time import perf_counter
 from typing import Any
 
-import cloudpickle
-
 from streamload.dataset.prefix_scan import scan_prefix
-from streamload.dataset.scan import scan_shard
+from streamload.dataset.scan import scan_file
 from streamload.decode.failure import Attempt, failure_of
+from streamload.decode.job_pickle import load_job
 from streamload.decode.open_shards import OpenShards
 from streamload.decode.rows import RowMaker
 from streamload.decode.tasks import (
     BytesMoved,
     ForgetShards,
     ForgetSlots,
-    Job,
     LayoutFixed,
     MoveNoted,
     RowTask,
@@ -40,12 +40,13 @@ from streamload.decode.tasks import (
 )
 from streamload.images.opencv import opencv
 from streamload.launch import PROGRESS_BYTES
+from streamload.log_records import Logged, forward_records, set_log_levels
 from streamload.memory.channel import Channel
 from streamload.memory.mapped import map_memory
 from streamload.memory.slots import MappedSlots
 from streamload.memory.unnamed import raise_descriptor_limit
 
-__all__ = ["load_job", "run", "scan"]
+__all__ = ["run", "scan"]
 
 
 def scan(task: ScanTask, shards: OpenShards, waited_s: float = 0.0) -> ScanDone:
@@ -54,7 +55,12 @@ def scan(task: ScanTask, shards: OpenShards, waited_s: float = 0.0) -> ScanDone:
     table = piece = None
     with Attempt() as attempt:
         if task.available is None:
-            table = scan_shard(shards.memory(task.shard), shards.url(task.shard), strict=task.strict)
+            table = scan_file(
+                shards.descriptor(task.shard),
+                shards.size_bytes(task.shard),
+                shards.url(task.shard),
+                strict=task.strict,
+            )
         else:
             piece = scan_prefix(
                 shards.first_bytes(task.shard, task.available),
@@ -64,16 +70,9 @@ def scan(task: ScanTask, shards: OpenShards, waited_s: float = 0.0) -> ScanDone:
                 total=task.total,
                 strict=task.strict,
             )
-    shards.unmap(task.shard)  # its pages would count as this process's memory
     seconds = WorkSeconds(scan=perf_counter() - started, waited=waited_s)
     failure = None if attempt.error is None else failure_of(attempt.error)
     return ScanDone(task.number, task.shard, table, failure, seconds, piece)
-
-
-def load_job(pickled: bytes) -> Job:
-    """The user's functions, in this process."""
-    job: Job = cloudpickle.loads(pickled)
-    return job
 
 
 class _Worker:
@@ -84,10 +83,14 @@ class _Worker:
         self._slots = MappedSlots()
         self._maker: RowMaker | None = None
         self._waiting: deque[tuple[Any, list[int]]] = deque()
+        self._sending = threading.RLock()
 
-    def start(self, setup: WorkerSetup) -> None:
+    def start(self, setup: WorkerSetup) -> tuple[str, ...]:
+        """Get ready; what comes back is what the user's modules hold elsewhere and not here, in words."""
         sys.path[:] = setup.import_path
-        job = load_job(setup.job)
+        set_log_levels(setup.log_levels)
+        forward_records(self._send_logged)
+        job, lost = load_job(setup.job)
         self._maker = RowMaker(job, self._slots)
         if self._maker.resizes_images:
             opencv()  # loading it takes longer than a task, so all workers do it now and not one after the other
@@ -95,6 +98,16 @@ class _Worker:
             torch.set_num_threads(1)
         if job.worker_init_fn is not None:
             job.worker_init_fn(setup.worker)
+        return lost
+
+    def send(self, message: Any) -> None:
+        """Tell the feeder; threads of the user's code log meanwhile."""
+        with self._sending:
+            self._channel.send(message)
+
+    def _send_logged(self, logged: Logged) -> None:
+        with suppress(OSError):  # the feeder is gone, and so is this process soon
+            self.send(logged)
 
     def serve(self) -> None:
         """Answer messages until the feeder is gone."""
@@ -105,7 +118,7 @@ class _Worker:
 
     def _moved(self, number: int, shard: int, start: int, end: int) -> None:
         """Tell the feeder, and let it free what has been read before more is: else both copies grow."""
-        self._channel.send(BytesMoved(number, shard, start, end))
+        self.send(BytesMoved(number, shard, start, end))
         while not isinstance((received := self._channel.receive())[0], MoveNoted):
             self._waiting.append(received)
 
@@ -115,10 +128,10 @@ class _Worker:
             case RowTask():
                 self._progress[1] = message.number
                 self._shards.on_moved = partial(self._moved, message.number) if message.moves else None
-                self._channel.send(self._maker.run(message, self._shards, self._progress, waited_s))
+                self.send(self._maker.run(message, self._shards, self._progress, waited_s))
             case ScanTask():
                 self._progress[0], self._progress[1] = -1, message.number
-                self._channel.send(scan(message, self._shards, waited_s))
+                self.send(scan(message, self._shards, waited_s))
             case ShardOpened():
                 self._shards.add(message, descriptors[0])
             case SlotOpened():
@@ -149,9 +162,10 @@ def run(socket_number: int, words_number: int, progress_number: int) -> None:
     worker = _Worker(channel, progress)
     try:
         setup, _ = channel.receive()
+        lost: tuple[str, ...] = ()
         with Attempt() as attempt:
-            worker.start(setup)
-        channel.send(WorkerStarted(None if attempt.error is None else failure_of(attempt.error)))
+            lost = worker.start(setup)
+        worker.send(WorkerStarted(None if attempt.error is None else failure_of(attempt.error), lost))
         worker.serve()
     except (EOFError, BrokenPipeError, ConnectionResetError):
         sys.stdout.flush()

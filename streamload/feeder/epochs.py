@@ -25,6 +25,9 @@ class Epochs:
     them go, and then nothing is made ahead until it goes on from one epoch to the next again. What fails in the next
     epoch takes effect when that is asked for, unless it is forgiven before.
 
+    A trainer may leave the epoch that it has asked for, or just ask for another one: then that is abandoned. What was
+    announced of it the trainer still takes; the rest is made by nobody, and no other one is begun unasked.
+
     Args:
         begin: makes an epoch, given the batcher of the one before.
         deliver: announces batches: which epoch's, the batches, whether that was all of the epoch that was asked for,
@@ -58,12 +61,20 @@ class Epochs:
         """Whether any batch is being made; when it is, what it was made of may make room."""
         return any(epoch is not None and epoch.busy for epoch in (self._asked, self._next))
 
+    @property
+    def newest(self) -> tuple[int, int, int] | None:
+        """The identity of the newest epoch that anything is done for: nothing is announced of an older one."""
+        newest = self._next if self._asked is None and self._next is not None else self._last
+        return None if newest is None else newest.start.identity
+
     def ask(self, start: EpochStart) -> None:
         """The trainer wants this one.
 
         Raises:
             StreamloadError: what was done of it already has failed.
         """
+        if self._asked is not None:
+            self.abandon(self._asked.start.number)
         self._in_step = self._last is None or start == _after(self._last.start)
         following, error = self._next, self._next_error
         self._next = self._next_error = None
@@ -74,6 +85,13 @@ class Epochs:
         self._asked = self._last = following or self._begin(start, before)
         if following is not None and error is not None:
             raise error
+
+    def abandon(self, number: int) -> None:
+        """The trainer does not want the rest of the epoch that it asked for as this pass, if that has not ended."""
+        if self._asked is not None and self._asked.start.number == number:
+            self._asked.abandon()
+            self._asked = None
+            self._in_step = False
 
     def stop(self) -> None:
         """Forget all of them."""
@@ -123,6 +141,9 @@ class Epochs:
         if self._asked is not None:
             self._announce(self._asked)
         if self._asked is not None:
+            if self._asked.must_wrap and self._next is not None:  # or the next one might leave it no room
+                self._next.abandon()
+                self._next = self._next_error = None
             self._asked.pump()
             if self._asked.ended:  # it had no batch that was still to come
                 self._announce(self._asked)
@@ -153,4 +174,4 @@ class Epochs:
 
 
 def _after(start: EpochStart) -> EpochStart:
-    return replace(start, epoch=start.epoch + 1, position=0)
+    return replace(start, epoch=start.epoch + 1, position=0, number=start.number + 1)

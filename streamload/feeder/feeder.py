@@ -22,6 +22,7 @@ from streamload.decode.tasks import BytesMoved, RowsDone, RowTask, ScanDone, Sca
 from streamload.feeder.epochs import Epochs
 from streamload.feeder.late_tasks import LateTasks
 from streamload.feeder.messages import (
+    AbandonEpoch,
     Configure,
     Counted,
     CountSamples,
@@ -94,7 +95,6 @@ class Feeder:
             storages=storages,
             trust_promises=order.lanes > 1 or order.choice is not None,
             indexes=indexes,
-            limits=configure.fetching.limits,
             budget_bytes=configure.fetching.budget_bytes,
         )
         self.near = near = self._make_near(configure.fetching, listing)
@@ -130,6 +130,10 @@ class Feeder:
                         order, counts = self._settings.order, self._tables.counts.values
                         self.near.fetcher.foresight.begin(order, counts, message.epoch, message.position)
                     self._epochs.ask(message)
+                    self.pool.abandon_unwanted()
+                case AbandonEpoch():
+                    self._epochs.abandon(message.number)
+                    self.pool.abandon_unwanted()
                 case Taken():
                     self._note_told(message)
                     self._slots.taken(message.batches)
@@ -213,7 +217,6 @@ class Feeder:
             slot_bytes=self._slots.held_bytes,
             wake=self._take_turn_soon,
             progress=self._take_turn_soon,
-            limits=fetching.limits,
             cache=None if folder is None else DiskCache(folder, fetching.cache_bytes, part_bytes=PART_BYTES),
         )
         return Near(fetcher, self._tables, wake=self._take_turn_soon, progress=self._take_turn_soon)
@@ -313,7 +316,7 @@ class Feeder:
             self.pool.forget_slots(retired)
             self._note_totals()
             ready = Ready(
-                (start.epoch, start.position),
+                start.identity,
                 tuple(part),
                 opened,
                 retired,
@@ -340,6 +343,7 @@ class Feeder:
             self._fail(attempt.error)
 
     def _fail(self, error: Exception) -> None:
+        failed_for = self._epochs.newest
         self._epochs.stop()
         self._counting = False
-        self._send(Failed(failure_of(error)), ())
+        self._send(Failed(failure_of(error), failed_for), ())

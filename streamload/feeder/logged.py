@@ -1,32 +1,20 @@
-"""What a feeder's process warns of is logged in the trainer's, where the user's handlers are.
-
-A process without handlers of its own writes warnings to stderr, past the user's log files and formats.
-"""
+"""What the feeder's process logs, and what its workers do, is logged in the trainer's."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 
-from streamload.feeder.messages import Logged
+from streamload.log_records import Logged, forward_records
 
 __all__ = ["log_in_trainer"]
 
-_log = logging.getLogger("streamload")
 
-
-def log_in_trainer(send: Callable[[Logged], None]) -> Callable[[], None]:
-    """From now on, give what is logged in this process to `send`, in the running event loop, and to nobody else.
-
-    Returns:
-        What ends that, for when nobody listens any more: what is logged then goes to stderr.
-    """
+def log_in_trainer(send: Callable[[Logged], None]) -> None:
+    """From now on, give what is logged in this process to `send`, in the running event loop, and to nobody else."""
     loop = asyncio.get_running_loop()
 
-    def to_trainer(record: logging.LogRecord) -> bool:
-        loop.call_soon_threadsafe(send, Logged(record.levelno, record.getMessage()))
-        return False  # before any handler: threads may have imported the user's modules, which add some
+    def to_trainer(logged: Logged) -> None:
+        loop.call_soon_threadsafe(send, logged)
 
-    _log.addFilter(to_trainer)
-    return lambda: _log.removeFilter(to_trainer)
+    forward_records(to_trainer)

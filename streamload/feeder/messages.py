@@ -17,6 +17,7 @@ from streamload.fetch.storage.storages import Storages
 from streamload.statistics import FeederTotals
 
 __all__ = [
+    "AbandonEpoch",
     "Configure",
     "CountSamples",
     "Counted",
@@ -27,7 +28,6 @@ __all__ = [
     "Found",
     "FoundLabels",
     "LoadTables",
-    "Logged",
     "LookAt",
     "LookedAt",
     "NoAnswer",
@@ -145,12 +145,13 @@ class Configure:
     Attributes:
         listing: the shards; None for those that this feeder has found last.
         settings: the pipeline's.
-        job: a cloudpickle of the `Job`.
+        job: the pickled `Job`, see `job_pickle`.
         workers: how many.
         executor: where they run.
         fetching: how shards that are not files of this machine, or are compressed, are brought near.
         import_path: the trainer's `sys.path`.
         ends_at_failure: whether the first sample that fails, in the epoch's order, ends the pass.
+        log_levels: of the trainer's loggers, for whoever runs the user's code.
     """
 
     listing: Listing | None
@@ -161,6 +162,7 @@ class Configure:
     fetching: Fetching
     import_path: tuple[str, ...]
     ends_at_failure: bool = False
+    log_levels: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -174,6 +176,17 @@ class Taken:
     batches: int
     released: tuple[int, ...]
     answers: int | None = None
+
+
+@dataclass(frozen=True)
+class AbandonEpoch:
+    """The loop has left this pass, so nothing more is wanted of its epoch.
+
+    Attributes:
+        number: of the pass.
+    """
+
+    number: int
 
 
 @dataclass(frozen=True)
@@ -193,8 +206,8 @@ class Ready:
     """Batches for the loop.
 
     Attributes:
-        start: the epoch and the position in its order from which it is run: batches of an epoch that was begun before
-            it was asked for may turn out not to be wanted.
+        start: `EpochStart.identity` of what they are batches of: those of an epoch that was begun before it was asked
+            for, or of one that was abandoned, may turn out not to be wanted.
         batches: in order.
         opened: slots that are new to the trainer, or have grown; their descriptors come with the message.
         retired: slots that are to be dropped.
@@ -204,7 +217,7 @@ class Ready:
         totals: so far.
     """
 
-    start: tuple[int, int]
+    start: tuple[int, int, int]
     batches: tuple[ReadyBatch, ...]
     opened: tuple[int, ...]
     retired: tuple[int, ...]
@@ -225,23 +238,16 @@ class TellTaken:
 
 
 @dataclass(frozen=True)
-class Logged:
-    """The feeder has something for the user's log; it may come between any two messages, and answers nothing.
+class Failed:
+    """The feeder cannot go on, and does nothing more.
 
     Attributes:
-        level: as `logging` has them.
-        text: all of it.
+        failure: why.
+        start: `EpochStart.identity` of what it has failed for; None where that is everything.
     """
 
-    level: int
-    text: str
-
-
-@dataclass(frozen=True)
-class Failed:
-    """The feeder cannot go on."""
-
     failure: Failure
+    start: tuple[int, int, int] | None = None
 
 
 @dataclass(frozen=True)

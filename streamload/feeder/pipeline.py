@@ -18,6 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from streamload.batch.beside import InSlot
 from streamload.decode.dealing import Dealer, EpochStart, Learned, PipelineSettings, RowBatch, RowBatcher
 from streamload.decode.missing_field import with_fields
 from streamload.decode.pool_protocol import Pool
@@ -34,6 +35,9 @@ __all__ = ["Epoch", "FailedRow", "Part", "ReadyBatch"]
 _MESSAGES_PER_WINDOW = 5
 """How often the trainer tells what it has taken, while it takes as many batches as may be outstanding."""
 
+_MOST_INLINE_BYTES = 1 << 20
+"""Of a batch's values beside its arrays in messages: more is written to its slot, which one worker then fills alone."""
+
 _MOST_UNTOLD = 64
 """Half of the slots that the pool keeps for a trainer that has not given them back yet."""
 
@@ -48,10 +52,10 @@ class FailedRow:
 
 
 class Part(NamedTuple):
-    """Rows of a batch as one task made them: their values beside the slot, as a cloudpickle."""
+    """Rows of a batch as one task made them: their values that are no arrays, see `PieceDone`."""
 
     rows: int
-    besides: bytes | None
+    besides: bytes | InSlot | None
 
 
 class ReadyBatch(NamedTuple):
@@ -66,6 +70,7 @@ class ReadyBatch(NamedTuple):
         failed: the rows that failed, in order. In a batch of rows their places hold other rows' bytes.
         dropped_already: the failed rows are not in the batch any more.
         end: the position of the epoch's order behind it.
+        extra: it comes only in the place of those before it of which nothing is left; its samples have their own turn.
     """
 
     slot: int
@@ -76,6 +81,12 @@ class ReadyBatch(NamedTuple):
     failed: tuple[FailedRow, ...]
     dropped_already: bool
     end: int
+    extra: bool = False
+
+    @property
+    def nothing_left(self) -> bool:
+        """Whether every sample of it has failed."""
+        return len(self.failed) >= sum(part.rows for part in self.parts)
 
 
 class Epoch:
@@ -117,6 +128,10 @@ class Epoch:
         self.start = start
         self.batcher = RowBatcher(in_order=settings.in_order, before=before)
         self._fields = settings.fields
+        self._fills_up = settings.fills_up
+        self._something_left = start.position > 0  # as far as is known
+        self._owes = False
+        self._wrapped = False
         self._tables = tables
         self._pool = pool
         self._slots = slots
@@ -144,8 +159,13 @@ class Epoch:
 
     @property
     def ended(self) -> bool:
-        """Whether every batch has been given out."""
-        return self.exhausted and self.batcher.empty
+        """Whether every batch has been given out, and one more where nothing was left of the last ones."""
+        return self.exhausted and self.batcher.empty and not self.must_wrap
+
+    @property
+    def must_wrap(self) -> bool:
+        """Whether nothing was left of the last batches, so that one from the start of the order comes for them."""
+        return self._owes and not self._wrapped and self.exhausted and self.batcher.empty
 
     @property
     def idle(self) -> bool:
@@ -168,6 +188,10 @@ class Epoch:
         """
         while self._pool.has_room():
             task = self._dealer.next_task()
+            if task is None and self.must_wrap:
+                self._wrapped = True
+                self._dealer.wrap_round()
+                continue
             if task is None:
                 break
             if isinstance(task, RowTask):
@@ -194,6 +218,10 @@ class Epoch:
                     self._dealer.make_again(batch)
             elif batch is not None:
                 self._note_layout(part)
+                if _needs_slot(part, batch):
+                    self._learned.uncut = True
+                    self._dealer.make_again(batch)
+                    continue
                 batch.parts.append(part)
                 batch.rows_done += part.piece.rows
         return True
@@ -204,6 +232,9 @@ class Epoch:
         for batch in complete:
             self._dealer.done(batch)
         ready = [self._ready(batch) for batch in complete]
+        if self._fills_up:
+            for each in ready:
+                self._note_left(each)
         return ready, min(max(1, self._dealer.outstanding // _MESSAGES_PER_WINDOW), _MOST_UNTOLD) if ready else 1
 
     def drop(self, number: int) -> None:
@@ -222,6 +253,15 @@ class Epoch:
     def close(self) -> None:
         """Nothing is fetched for this epoch any more. Twice is fine."""
         self._dealer.close()
+
+    def _note_left(self, batch: ReadyBatch) -> None:
+        """A batch is given out, for which the next one comes where nothing is left of it."""
+        if batch.nothing_left:
+            self._owes = self._something_left
+        else:
+            self._something_left, self._owes = True, False
+            if self._wrapped:
+                self._dealer.close()
 
     def _note_late(self) -> None:
         """A batch was begun again, so nobody waits for those of its tasks that are under way."""
@@ -251,6 +291,7 @@ class Epoch:
             failed=tuple([self._located(failure) for failure in failures]),
             dropped_already=whole,
             end=batch.end,
+            extra=self._wrapped,
         )
 
     def _located(self, failure: RowFailure) -> FailedRow:
@@ -258,3 +299,10 @@ class Epoch:
         assert table is not None
         failure = with_fields(failure, table, self._fields)
         return FailedRow(failure, self._tables.url(failure.shard), table.key(failure.sample))
+
+
+def _needs_slot(part: PieceDone, batch: RowBatch) -> bool:
+    """Whether the values that are no arrays are too large for messages: one worker makes such a batch."""
+    if part.whole or part.piece.complete or not isinstance(part.besides, bytes):
+        return False
+    return len(part.besides) * batch.rows > _MOST_INLINE_BYTES * part.piece.rows

@@ -40,6 +40,7 @@ from streamload.fetch.listing.sizes import look_at
 from streamload.fetch.reading import RangeReader
 from streamload.fetch.resident import ResidentShards
 from streamload.launch import EarlyWorkers
+from streamload.log_records import set_log_levels
 from streamload.memory.async_channel import AsyncChannel
 from streamload.memory.heap import keep_freed_memory
 from streamload.memory.slots import SlotPool
@@ -79,7 +80,7 @@ class _Process:
         self._reader: RangeReader | None = None
         self.ended = asyncio.Event()
         self._channel = AsyncChannel(sock, self._on_message, self.ended.set)
-        self._log_here = log_in_trainer(self._channel.send)
+        log_in_trainer(self._channel.send)
         self._watch_trainer()
 
     def _on_message(self, message: Any, _: list[int]) -> None:
@@ -153,6 +154,7 @@ class _Process:
     def _start_pool(self, configure: Configure, slots: SlotPool, feeder: Feeder, shards: ResidentShards) -> Pool:
         if configure.executor == "thread":
             assert self._threads is not None, "it was started for processes"
+            set_log_levels(configure.log_levels)
             return self._threads(configure.workers, job=configure.job, shards=shards, slots=slots, events=feeder)
         return ProcessPool(
             configure.workers,
@@ -162,6 +164,7 @@ class _Process:
             slots=slots,
             events=feeder,
             ends_at_failure=configure.ends_at_failure,
+            log_levels=configure.log_levels,
             launched=self._early.launched,
         )
 
@@ -184,7 +187,6 @@ class _Process:
                 return
 
     async def close(self) -> None:
-        self._log_here()
         self._channel.close()
         if self._reader is not None:
             await self._reader.aclose()

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Protocol
 
 from streamload.errors import DatasetIndexError
-from streamload.fetch.cache.cached_shard import CacheOffError
+from streamload.fetch.cache.cached_shard import CacheDamagedError, CachedShard, CacheOffError
 from streamload.fetch.cache.disk_cache import DiskCache
 from streamload.fetch.cache.openings import CacheOpenings
 from streamload.fetch.fetched_shard import FetchedShard
 from streamload.fetch.packed_bodies import PackedBodies
 from streamload.fetch.parts import part_edges
 from streamload.fetch.storage.storages import Storages
-from streamload.fetch.transfer.download import Downloaded, DownloadLimits
+from streamload.fetch.transfer.download import Downloaded
 from streamload.fetch.transfer.transfers import Part, Source, TransferCounts, Transfers
 from streamload.fetch.unpack.unpacked_parts import UnpackedParts
 from streamload.fetch.unpack.unpacking import Unpacker
@@ -66,7 +66,6 @@ class Bringer:
         cache: files on the disk to fetch into, or None.
         open_local: opens a local shard by its number; gives a descriptor.
         events: told what happens.
-        limits: how long downloads are patient.
     """
 
     def __init__(
@@ -75,13 +74,12 @@ class Bringer:
         cache: DiskCache | None,
         open_local: Callable[[int], int],
         events: BringerEvents,
-        limits: DownloadLimits | None = None,
     ) -> None:
         self._storages = storages
         self._cache = cache
         self._events = events
-        self._transfers = Transfers(self._source, self._write, self._on_done, self._on_failed, limits=limits)
-        self._openings = CacheOpenings(cache, storages, limits)
+        self._transfers = Transfers(self._source, self._write, self._on_done, self._on_failed, retries=storages.retries)
+        self._openings = CacheOpenings(cache, storages)
         self._bodies = PackedBodies(storages, self._openings, open_local, self._transfers.start)
         self._ways_made: Counter[int | None] = Counter()
         self._claims: set[asyncio.Task[None]] = set()
@@ -111,9 +109,7 @@ class Bringer:
         if state.compression is not None:
             self._unpacking(state).grant(number)
         elif self._cache is not None and (state.cached is not None or not state.cache_asked):
-            claim = asyncio.create_task(self._claim(state, number))
-            self._claims.add(claim)
-            claim.add_done_callback(partial(self._claimed, state, number, state.generation))
+            self._run(self._claim(state, number), state, number)
         else:
             self._transfers.start(_part(state, number))
 
@@ -192,14 +188,11 @@ class Bringer:
             self._events.has_room()
             return
         state.total_bytes = state.pin.total_bytes
-        try:
-            if state.cached is not None:
-                state.cached.finish(part.number)
-        except CacheOffError:
-            self._leave_cache(state)
+        if state.cached is not None:
+            self._run(self._finish(state, state.cached, part.number), state, part.number)
             return
         self._ways_made.pop(state.number, None)
-        self._events.arrived(state, part.number, 0 if state.cached is not None else done.end - done.start)
+        self._events.arrived(state, part.number, done.end - done.start)
 
     def _on_failed(self, part: Part, error: BaseException) -> None:
         if part.shard < 0:
@@ -228,6 +221,26 @@ class Bringer:
 
     # -- the disk cache --------------------------------------------------------------------------------------------
 
+    def _run(self, work: Coroutine[None, None, None], state: FetchedShard, number: int) -> None:
+        task = asyncio.create_task(work)
+        self._claims.add(task)
+        task.add_done_callback(partial(self._claimed, state, number, state.generation))
+
+    async def _finish(self, state: FetchedShard, cached: CachedShard, number: int) -> None:
+        """Record a part that has been written to the disk cache."""
+        generation = state.generation
+        try:
+            crc32 = await cached.checksum(number)
+            if state.generation != generation:
+                return  # its file is closed
+            cached.finish(number, crc32)
+        except CacheOffError:
+            if state.generation == generation:
+                self._leave_cache(state)
+            return
+        self._ways_made.pop(state.number, None)
+        self._events.arrived(state, number, 0)
+
     async def _claim(self, state: FetchedShard, number: int) -> None:
         """Find a part in the disk cache, or begin to fetch it into that."""
         generation = state.generation
@@ -238,8 +251,10 @@ class Bringer:
             state.cache_asked = True
         try:
             present = state.cached is not None and not await state.cached.claim(number)
-        except CacheOffError:
-            self._leave_cache(state)
+        except CacheOffError as off:
+            if state.generation == generation:
+                self._leave_cache(state)
+                state.cache_asked = not isinstance(off, CacheDamagedError)  # then it is fetched into another file
             return
         except RuntimeError:
             if state.generation == generation:

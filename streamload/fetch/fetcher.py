@@ -18,7 +18,6 @@ from streamload.fetch.listing.listing import Listing
 from streamload.fetch.parts import PART_BYTES, part_edges, part_key, parts_within, shard_and_number
 from streamload.fetch.resident import OpenShard, open_listed
 from streamload.fetch.storage.storages import Storages
-from streamload.fetch.transfer.download import DownloadLimits
 from streamload.fetch.transfer.transfers import TransferCounts
 from streamload.fetch.unpack.unpacking import compression_of
 
@@ -42,7 +41,6 @@ class Fetcher:
         wake: called when there is something to pump.
         progress: called in the loop when parts have come or failed.
         cache: files on the disk to fetch into instead of memory.
-        limits: how long downloads are patient.
         most_open: how many shards may be open at once; see `FetchedShards`.
 
     Attributes:
@@ -62,7 +60,6 @@ class Fetcher:
         wake: Callable[[], None],
         progress: Callable[[], None],
         cache: DiskCache | None = None,
-        limits: DownloadLimits | None = None,
         most_open: int | None = None,
     ) -> None:
         self.fetched = fetched
@@ -75,7 +72,6 @@ class Fetcher:
         self._wake = wake
         self._progress = progress
         self._cache = cache
-        self._limits = limits
         self._bringer: Bringer | None = None
         self._shards = FetchedShards(listing, most_open, cached=cache is not None)
         self._failures = Failures()
@@ -190,7 +186,7 @@ class Fetcher:
         """Start all that there is room for."""
         if self._bringer is None:
             listed = self._listing.shards
-            self._bringer = Bringer(self._storages, self._cache, lambda n: open_listed(listed[n]), self, self._limits)
+            self._bringer = Bringer(self._storages, self._cache, lambda n: open_listed(listed[n]), self)
         for costless in self.ledger.take_costless():
             self._drop(costless)
         self._missing = None

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from streamload.fetch.storage.storages import Storages
-from streamload.fetch.transfer.download import DownloadLimits
 
 __all__ = ["Fetching"]
 
@@ -19,11 +18,9 @@ class Fetching:
         budget_bytes: what they and the batches may take in memory.
         cache_folder: for a disk cache; None for none.
         cache_bytes: how large that may get.
-        limits: how long downloads are patient; None for the usual time.
     """
 
     storages: Storages
     budget_bytes: int
     cache_folder: str | None
     cache_bytes: int
-    limits: DownloadLimits | None = None

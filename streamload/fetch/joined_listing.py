@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from streamload.errors import without_secrets
 from streamload.fetch.listing.listing import Listing
 
 __all__ = ["joined_listing"]
@@ -19,7 +20,8 @@ def joined_listing(listings: Sequence[Listing]) -> Listing:
     seen: set[str] = set()
     for shard in shards:
         if shard.url in seen:
-            raise ValueError(f"the shard {shard.url!r} belongs to two datasets; name it in one of them")
+            url = without_secrets(shard.url)
+            raise ValueError(f"the shard {url!r} belongs to two datasets; name it in one of them")
         seen.add(shard.url)
     index_of = tuple(folder for listing in listings for folder in listing.index_of)
     fields = tuple(dict.fromkeys(name for listing in listings for name in listing.fields))

@@ -83,7 +83,9 @@ class RangeReader:
 
         async with self._at_once:
             storage = self._storages.for_url(listed.url)
-            done = await download(storage, listed.url, wanted.start, wanted.end, write, pin=pin)
+            done = await download(
+                storage, listed.url, wanted.start, wanted.end, write, pin=pin, retries=self._storages.retries
+            )
         return bytes(content[: done.end - wanted.start])
 
 

@@ -128,7 +128,7 @@ class StreamedTable:
         found = piece.table
         if self._every_byte and len(found):
             self._crc32.append(crc32_of(octets, found.member_offset, found.member_size))
-            labels = labels_of(octets, found)
+            labels = labels_of(found, lambda offset, _: (octets, offset))
             self._labels = None if labels is None or self._labels is None else [*self._labels, labels]
         self._memory.give_back(0, min(growing.resume, self._available))
         self._next_scan = max(growing.needs or 0, self._available + _STEP_BYTES)

@@ -26,7 +26,7 @@ from streamload.fetch.listing.shard_names import WEB
 from streamload.fetch.spot_check import spot_check, was_touched
 from streamload.fetch.storage.protocol import UNKNOWN_BYTES, protocol_of
 from streamload.fetch.storage.storages import Storages
-from streamload.fetch.transfer.download import DownloadLimits, Pin, download
+from streamload.fetch.transfer.download import Pin, download
 from streamload.order.plan import ShardCounts
 
 __all__ = ["Tables"]
@@ -62,7 +62,6 @@ class Tables:
         storages: Storages | None = None,
         trust_promises: bool = False,
         indexes: Mapping[str, DatasetIndex] | None = None,
-        limits: DownloadLimits | None = None,
         budget_bytes: int | None = None,
     ) -> None:
         self._listing = listing
@@ -71,7 +70,6 @@ class Tables:
         self._storages = Storages() if storages is None else storages
         self._cache = cache
         self._strict = strict
-        self._limits = limits
         self._indexes = dict(indexes or {})
         self._index_locks: dict[str, asyncio.Lock] = {}
         self._tables: OrderedDict[int, ShardTable] = OrderedDict()
@@ -208,12 +206,12 @@ class Tables:
         return self._indexes[folder]
 
     def _from_index(self, shard: int, folder: str) -> ShardTable:
-        """A table from a local index. A local shard that was touched since is compared with it, once."""
+        """A table from a local index. A local shard is compared with it, once; more of it if it was touched since."""
         listed, index = self._listing.shards[shard], self._index(folder)
         table = index.table(listed.name)
         if shard not in self._compared and self._storages.is_local(listed.url) and not is_compressed(listed.url):
-            if was_touched(listed.mtime_ns, index.shard(listed.name).mtime_ns, table_path(folder, listed.name)):
-                spot_check(listed.url, table)
+            indexed_ns, table_file = index.shard(listed.name).mtime_ns, table_path(folder, listed.name)
+            spot_check(listed.url, table, touched=was_touched(listed.mtime_ns, indexed_ns, table_file))
             self._compared.add(shard)
         return table
 
@@ -258,7 +256,9 @@ class Tables:
             content[offset : offset + len(piece)] = piece
 
         try:
-            await download(self._storages.for_url(url), url, 0, MOST_INDEX_BYTES, write, pin=Pin(), limits=self._limits)
+            await download(
+                self._storages.for_url(url), url, 0, MOST_INDEX_BYTES, write, pin=Pin(), retries=self._storages.retries
+            )
         except ShardNotFoundError:
             raise _no_file(url) from None
         return bytes(content)

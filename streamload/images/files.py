@@ -15,11 +15,13 @@ a picture with grey rows.
 
 from __future__ import annotations
 
+import ctypes
 import io
 import struct
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
+from functools import cache
 from threading import Lock
 from typing import TYPE_CHECKING
 
@@ -32,7 +34,7 @@ from streamload.images.placing import placed, writable_in_order
 if TYPE_CHECKING:
     from PIL.ImageFile import ImageFile
 
-__all__ = ["PIXEL_LIMIT", "decode_image", "decode_jpeg_part", "image_size", "readable_jpeg_header"]
+__all__ = ["PIXEL_LIMIT", "check_image", "decode_image", "decode_jpeg_part", "image_size", "readable_jpeg_header"]
 
 PIXEL_LIMIT = 178_956_970
 """The most pixels that an image may have, Pillow's own limit; the header is checked before memory is taken."""
@@ -70,8 +72,8 @@ def decode_image(
 
     Args:
         data: the encoded file.
-        min_height: if this or `min_width` is above 0, a JPEG is decoded at the smallest of the scales 1/8, 2/8,
-            3/8 and 4/8 that leaves at least so many rows (scales in between that and 1 cost more than the whole).
+        min_height: if this or `min_width` is above 0, a JPEG is decoded at the smallest of the scales 2/8, 3/8
+            and 4/8 that leaves at least so many rows (scales in between that and 1 cost more than the whole).
             Other formats are decoded whole.
         min_width: the same for columns.
         pixel_limit: images of more pixels (before scaling) are refused.
@@ -93,6 +95,24 @@ def decode_image(
         if decoded is not None:
             return placed(decoded, out)
     return placed(_decode_with_pillow(data, pixel_limit), out)
+
+
+def check_image(data: memoryview) -> None:
+    """Refuse what `decode_image` would refuse by the header; pixels are not decoded.
+
+    Raises:
+        ValueError: as `decode_image`.
+    """
+    if readable_jpeg_header(data) is not None:
+        return
+    with _open(data) as image:
+        _check_pixels(image.height, image.width, PIXEL_LIMIT)
+        try:
+            with _damage_is_error() if image.format in _WARNING_FORMATS else nullcontext():
+                _check_depth(image)
+        except _PILLOW_ERRORS as exc:
+            raise ValueError(f"the {image.format} image is damaged or cut off: {exc}; write the sample again") from exc
+        _check_range(image)
 
 
 def readable_jpeg_header(data: memoryview, pixel_limit: int = PIXEL_LIMIT) -> JpegHeader | None:
@@ -140,15 +160,18 @@ def _check_pixels(height: int, width: int, pixel_limit: int) -> None:
 
 
 def _check_jpeg_cost(data: memoryview, header: JpegHeader, pixel_limit: int) -> None:
-    height, width = header.height, header.width
-    _check_pixels(height, width, pixel_limit)
+    _check_pixels(header.height, header.width, pixel_limit)
     if header.progressive:
-        scans = bytes(data).count(b"\xff\xda")
-        if scans * height * width > _WHOLE_SCANS_LIMIT * pixel_limit:
-            raise ValueError(
-                f"the JPEG has about {scans} scans over {height} x {width} pixels, which would take absurdly long; "
-                "write it again with the usual 10 or so"
-            )
+        _check_scans(data, header.height, header.width, pixel_limit)
+
+
+def _check_scans(data: memoryview, height: int, width: int, pixel_limit: int) -> None:
+    scans = bytes(data).count(b"\xff\xda")
+    if scans * height * width > _WHOLE_SCANS_LIMIT * pixel_limit:
+        raise ValueError(
+            f"the JPEG has about {scans} scans over {height} x {width} pixels, which would take absurdly long; "
+            "write it again with the usual 10 or so"
+        )
 
 
 def _open(data: memoryview) -> ImageFile:
@@ -181,6 +204,7 @@ def _open(data: memoryview) -> ImageFile:
     elif head.startswith((b"GIF87a", b"GIF89a")):
         plugin = GifImagePlugin.GifImageFile
     elif head.startswith((b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")):
+        _silence_libtiff()
         plugin = TiffImagePlugin.TiffImageFile
     elif head.startswith(b"BM"):
         plugin = BmpImagePlugin.BmpImageFile
@@ -195,14 +219,32 @@ def _open(data: memoryview) -> ImageFile:
         raise ValueError(f"the header of the {plugin.format} image cannot be read: {exc}") from exc
 
 
+@cache
+def _silence_libtiff() -> None:
+    """Keep the libtiff that Pillow uses from printing on stderr what Pillow raises as well.
+
+    Pillow does so for libtiff's warnings and leaves its errors as they are. The function is looked up in the libraries
+    that Pillow's own module was linked with, so it is the right libtiff; where it is hidden the words stay.
+    """
+    from PIL import _imaging
+
+    with suppress(OSError, AttributeError):
+        set_handler = ctypes.CDLL(_imaging.__file__).TIFFSetErrorHandler
+        set_handler.argtypes, set_handler.restype = [ctypes.c_void_p], ctypes.c_void_p
+        set_handler(None)
+
+
 @contextmanager
 def _damage_is_error() -> Iterator[None]:
     """Turns what some of Pillow's plugins only warn about into errors."""
+    from PIL.Image import DecompressionBombWarning
+
     # Filters of warnings belong to the whole process, so two threads must not change them at once.
     with _warning_filters, warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # about metadata, which have no part in the pixels
         warnings.filterwarnings("error", "Truncated File Read|Corrupt EXIF data|Tag data larger than file", UserWarning)
-        warnings.filterwarnings("error", category=RuntimeWarning)  # among them DecompressionBombWarning
+        warnings.filterwarnings("error", category=RuntimeWarning)
+        warnings.filterwarnings("ignore", category=DecompressionBombWarning)  # `PIXEL_LIMIT` is that of all formats
         yield
 
 
@@ -224,6 +266,8 @@ def _webp_size(head: bytes) -> tuple[int, int]:
 def _decode_with_pillow(data: memoryview, pixel_limit: int) -> NDArray[np.uint8]:
     with _open(data) as image:
         _check_pixels(image.height, image.width, pixel_limit)
+        if image.info.get("progressive"):  # a JPEG of which simplejpeg cannot tell the header
+            _check_scans(data, image.height, image.width, pixel_limit)
         try:
             with _damage_is_error() if image.format in _WARNING_FORMATS else nullcontext():
                 _check_depth(image)
@@ -257,13 +301,17 @@ def _channel_bits(image: ImageFile) -> int:
     return 8
 
 
-def _to_rgb(image: ImageFile) -> NDArray[np.uint8]:
-    """A loaded image as an array, by the rules at the head of this module."""
+def _check_range(image: ImageFile) -> None:
     if image.mode in ("I", "F") or image.mode.startswith("I;"):
         raise ValueError(
             f"the {image.format} image has wide pixels (mode {image.mode}), whose range is not stated; "
             "hand over a decoder for this field with decode={...}"
         )
+
+
+def _to_rgb(image: ImageFile) -> NDArray[np.uint8]:
+    """A loaded image as an array, by the rules at the head of this module."""
+    _check_range(image)
     if image.mode == "P":
         # Straight to RGB, Pillow would warn about palettes with transparency; the colours are the same.
         return np.array(image.convert("RGBA").convert("RGB"))

@@ -20,8 +20,11 @@ __all__ = ["JpegHeader", "decode_jpeg", "is_jpeg", "jpeg_header", "smallest_scal
 Image = NDArray[np.uint8]
 
 _MAGIC = b"\xff\xd8\xff"
-_EXACT_SCALES = (1, 2, 3, 4)
-"""Eighths at which the inverse transform shrinks cheaply; 5/8 to 7/8 cost more than the whole."""
+_EXACT_SCALES = (2, 3, 4)
+"""Eighths at which the inverse transform shrinks cheaply; 5/8 to 7/8 cost more than the whole.
+
+1/8 is left out: it takes the mean of each block from values that were not cut to black and white, which shows.
+"""
 
 _BLOCK = 8
 _SEQUENTIAL_FRAMES = (0xC0, 0xC1)
@@ -30,7 +33,9 @@ _NO_FRAMES = (0xC4, 0xC8, 0xCC)
 _STANDALONE = (0x01, *range(0xD0, 0xD8))
 _RESTART_INTERVAL, _START_OF_SCAN = 0xDD, 0xDA
 _PADDED_END = "extraneous bytes before marker 0xd9"
-_DAMAGE = ("Corrupt JPEG", "Premature end", "Invalid SOS")
+_DAMAGE = ("Corrupt JPEG", "Premature end")
+_UNUSUAL_SCAN = "Invalid SOS parameters"
+_WHOLE_SPECTRUM = bytes([0, 63, 0])
 
 
 class JpegHeader(NamedTuple):
@@ -64,7 +69,7 @@ def jpeg_header(data: memoryview) -> JpegHeader | None:
 
     try:
         height, width, colour_space, _ = simplejpeg.decode_jpeg_header(data)
-    except ValueError:
+    except (ValueError, LookupError):  # LookupError: it has no name for the subsampling, such as that of 4:4:1
         return None
     return JpegHeader(height, width, colour_space, *_frame(data))
 
@@ -149,12 +154,35 @@ def decode_jpeg(
         simplejpeg.decode_jpeg(data, "RGB", buffer=target, **_scaling(target, eighths))
     except ValueError as exc:
         message = str(exc)
+        if _UNUSUAL_SCAN in message and (mended := _with_usual_scans(data)) is not None:
+            return decode_jpeg(mended, header, eighths=eighths, out=out)
         if _PADDED_END in message:
             return target  # only the first warning is told; this one comes after a whole picture: cameras pad
         if any(damage in message for damage in _DAMAGE):
             raise ValueError(f"the JPEG file is damaged or cut off ({message}); write the sample again") from exc
         return None
     return target
+
+
+def _with_usual_scans(data: memoryview) -> memoryview | None:
+    """A copy of a sequential JPEG in which every scan names the whole spectrum; None where all do.
+
+    Sequential decoding ignores what a scan's header says of the spectrum, and some encoders write zeros there.
+    libjpeg-turbo remarks on it, and since only its first remark is told, damage behind it would stay unseen.
+    """
+    mended, position = bytearray(data), 2
+    while (position := mended.find(b"\xff", position)) >= 0 and position + 5 <= len(mended):
+        marker = mended[position + 1]
+        if marker == 0xFF:
+            position += 1
+        elif marker == 0 or marker in _STANDALONE:  # 0: a byte of the picture
+            position += 2
+        else:
+            spectrum = position + 5 + 2 * mended[position + 4]
+            if marker == _START_OF_SCAN and spectrum + 3 <= len(mended):
+                mended[spectrum : spectrum + 3] = _WHOLE_SPECTRUM
+            position += 2 + (mended[position + 2] << 8 | mended[position + 3])
+    return None if mended == data else memoryview(mended)
 
 
 def _rows_to_tell(header: JpegHeader, eighths: int, rows: int) -> int:

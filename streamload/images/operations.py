@@ -11,10 +11,12 @@ A random operation has a parameter `rng`, a `numpy.random.Generator`; the worker
 has a parameter of this name. The same state of it gives the same bytes.
 
 An operation with a method `from_encoded(data, rng)` may be given the encoded file instead of the array, in memory that
-is used for another one afterwards. A JPEG is then
-decoded no further down than the crop. If it shrinks to half or less it is decoded at a smaller scale too; the result
-differs from that of the two steps, on photographs by about 1.3 of 255 in the mean over an image and by less than 5. In
-all other cases it is the same.
+is used for another one afterwards. A JPEG is then decoded no further down than the crop. If it shrinks to a fifth or
+less it is decoded at a smaller scale too; the result differs from that of the two steps. Measured on 17 photographs and
+textures and 2 pages of text, that is 1 of 255 in the mean over an image at most (1.03 in the worst of 1,652 cases) and
+15 for 999 of 1000 values. Noise and drawings in black and white differ by up to 4 in the mean, coloured stripes of two
+pixels by 5, and a board of squares of 8 pixels, which are the JPEG's own blocks, by 9. In all other cases it is the
+same.
 
 Every operation takes an array `out=` to write its result into; `placing` states the rules.
 """

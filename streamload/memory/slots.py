@@ -270,9 +270,11 @@ class HeapSlots:
         return slot
 
     def at_least(self, slot: int, size_bytes: int) -> Bytes:
-        """The slot's memory, made anew if it was smaller."""
-        if len(self._memory[slot]) < size_bytes:
+        """The slot's memory, made anew with what it holds if it was smaller."""
+        memory = self._memory[slot]
+        if len(memory) < size_bytes:
             self._memory[slot] = np.empty(size_bytes, np.uint8)
+            self._memory[slot][: len(memory)] = memory
         return self._memory[slot]
 
     def lend(self, slot: int) -> Bytes:

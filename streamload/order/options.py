@@ -4,17 +4,27 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from streamload.errors import LoaderStateError
 from streamload.order.choice import Choice, Sampled
 from streamload.order.slices import rank_bounds
 from streamload.wording import counted
 
 __all__ = [
+    "MAX_LANES",
+    "MAX_SAMPLES",
     "OrderOptions",
     "batches_per_rank",
     "full_batches_and_last_rows",
     "samples_of_epoch",
     "samples_per_rank",
 ]
+
+
+MAX_LANES = 1 << 20
+"""The most lanes; each costs memory in every process, and more than there are ranks bring nothing."""
+
+MAX_SAMPLES = 1 << 48
+"""No count of samples is larger, so that sums and products with a few others stay within 63 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +87,13 @@ def full_batches_and_last_rows(
     """The whole batches of every rank from `start` on, and the rows of one rank in the short batch that follows.
 
     Raises:
-        ValueError: `start` lies outside the epoch.
+        LoaderStateError: `start` lies outside the epoch.
     """
     if not 0 <= start <= n_samples:
-        raise ValueError(f"position {start} lies outside the epoch's {counted(n_samples, 'sample')}; start anew at 0")
+        raise LoaderStateError(
+            f"position {start} lies outside the epoch's {counted(n_samples, 'sample')}; pass a state as state_dict() "
+            "returned it, or start without one"
+        )
     full, left = divmod(n_samples - start, options.batch_size * world_size)
     return full, _last_batch_rows(options, left, rank, world_size)
 
@@ -89,7 +102,7 @@ def batches_per_rank(options: OrderOptions, n_samples: int, rank: int, world_siz
     """How many batches the rank's plan from `start` on gives.
 
     Raises:
-        ValueError: `start` lies outside the epoch.
+        LoaderStateError: `start` lies outside the epoch.
     """
     full, last_rows = full_batches_and_last_rows(options, n_samples, rank, world_size, start)
     return full + (last_rows > 0)
@@ -99,7 +112,7 @@ def samples_per_rank(options: OrderOptions, n_samples: int, rank: int, world_siz
     """How many rows the rank's plan from `start` on gives, those that fill up the last batch included.
 
     Raises:
-        ValueError: `start` lies outside the epoch.
+        LoaderStateError: `start` lies outside the epoch.
     """
     full, last_rows = full_batches_and_last_rows(options, n_samples, rank, world_size, start)
     return full * options.batch_size + last_rows

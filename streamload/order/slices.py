@@ -55,6 +55,8 @@ def slices_of_full_batches(
     Returns:
         Lanes and numbers in the lane of the rows, int64[m * batch_size] each, batch by batch, each lane-major.
     """
+    if not len(starts):  # a batch may be far larger than the dataset
+        return np.empty(0, np.int64), np.empty(0, np.int64)
     rows = rank * batch_size + np.arange(batch_size, dtype=np.int64)[np.newaxis, :]
     share, extra = divmod(batch_size * world_size, n_lanes)
     if n_lanes == 1:

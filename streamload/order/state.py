@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from streamload.errors import LoaderStateError
+from streamload.order.options import MAX_LANES, MAX_SAMPLES
 
 __all__ = ["LoaderState", "check", "fingerprint"]
 
@@ -23,6 +24,7 @@ _TYPES: dict[str, type] = {
     "fingerprint": str,
 }
 _OPTIONAL: dict[str, type] = {"epoch_size": int, "weights": str, "sampler": str, "mixture": str, "block": int}
+_MOST = {"lanes": MAX_LANES, **dict.fromkeys(("position", "window", "epoch_size", "block"), MAX_SAMPLES)}
 _WHAT_TO_DO = "pass what state_dict() returned, unchanged, or start without a state"
 
 
@@ -87,7 +89,7 @@ class LoaderState:
 
 
 def _checked(mapping: Mapping[str, Any], name: str, expected: type) -> Any:
-    """The value of a name, if it is there, of the expected type (a bool is no int) and not negative."""
+    """The value of a name, if it is there, of the expected type (a bool is no int), not negative and not absurd."""
     if name not in mapping:
         raise LoaderStateError(f"the state lacks {name!r}; {_WHAT_TO_DO}")
     value = mapping[name]
@@ -98,6 +100,8 @@ def _checked(mapping: Mapping[str, Any], name: str, expected: type) -> Any:
         )
     if isinstance(value, int) and value < 0:
         raise LoaderStateError(f"the state's {name!r} is {value} and cannot be negative; {_WHAT_TO_DO}")
+    if isinstance(value, int) and value > _MOST.get(name, value):
+        raise LoaderStateError(f"the state's {name!r} is more than {_MOST[name]:,}, which it cannot be; {_WHAT_TO_DO}")
     return value
 
 

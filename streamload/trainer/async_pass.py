@@ -22,7 +22,7 @@ class AsyncPass(AsyncIterator[Any]):
     """The iterator of an `async for` loop.
 
     Other coroutines run while it waits, and have a turn before each batch. To cancel one that waits for a batch loses
-    nothing: the next `__anext__` goes on. Dropped before its end, it takes the feeder's processes with it.
+    nothing: the next `__anext__` goes on.
 
     Args:
         begun: a pass; what it raises is raised here too, with StopAsyncIteration at its end.
@@ -46,16 +46,16 @@ class AsyncPass(AsyncIterator[Any]):
             self._awaited = False
 
     async def aclose(self) -> None:
-        """End the pass before its end, as leaving a `for` loop does. Calling it again is fine."""
-        self._pass.close("it was closed")
+        """End the pass before its end, as leaving a `for` loop does. Idempotent."""
+        self._pass.close()
 
     async def _next(self) -> Any:
         current = self._pass
-        descriptor = current.connection.fileno()
-        receive = current.receive if descriptor is None else current.connection.receive_now
+        receive = current.receive if current.connection.fileno() is None else current.receive_now
         deadline_s = None if current.timeout_s is None else monotonic() + current.timeout_s
         try:
             while (given := current.turn(receive)) is None:
+                descriptor = current.connection.fileno()
                 assert descriptor is not None
                 await self._message_or_end(descriptor, deadline_s)
         except StopIteration:  # which must not leave a coroutine
@@ -85,7 +85,7 @@ class AsyncLoop(ABC):
     """
 
     @abstractmethod
-    def __iter__(self) -> Pass:
+    def _begin(self) -> Pass:
         """Begin a pass."""
 
     @abstractmethod
@@ -109,7 +109,7 @@ class AsyncLoop(ABC):
         Raises:
             LoaderClosedError: the loader was closed.
         """
-        return AsyncPass(self.__iter__())
+        return AsyncPass(self._begin())
 
     async def aclose(self) -> None:
         """The same as `close`; other coroutines run while processes end. If it is cancelled, it closes at once."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from streamload.choosing.mixture import Portion
+from streamload.dataset.scan import LABEL_FIELD
+from streamload.errors import StorageError
 from streamload.fetch.budget import check_budget
 from streamload.fetch.listing.fetched import fetched_shards
 from streamload.fetch.listing.listing import Listing
@@ -14,7 +16,7 @@ from streamload.fetch.unpack.unpacking import compression_of
 from streamload.options import Options
 from streamload.order.options import OrderOptions
 
-__all__ = ["check_fields", "check_window_fits"]
+__all__ = ["check_classes", "check_fields", "check_window_fits", "labelled_folders"]
 
 
 def check_fields(portions: Mapping[str, Portion], listings: Sequence[Listing], options: Options) -> None:
@@ -38,6 +40,45 @@ def check_fields(portions: Mapping[str, Portion], listings: Sequence[Listing], o
             if not name:
                 raise
             raise type(error)(f"dataset {name!r}: {error}") from error
+
+
+def check_classes(read_names: Callable[[], object]) -> None:
+    """Refuse folders whose classes differ, by reading their names; a file that may not be read is not there.
+
+    Raises:
+        DatasetIndexError: they differ, or a `classes.json` is damaged.
+        StorageError: the storage cannot be reached.
+    """
+    try:
+        read_names()
+    except StorageError as exc:
+        if type(exc) is not StorageError:
+            raise  # else whoever may read objects but not list them is refused what is not there, too
+
+
+def labelled_folders(
+    portions: Mapping[str, Portion], listings: Sequence[Listing], options: Options
+) -> list[tuple[str, ...]]:
+    """The folders of shards whose labels are read as the same classes: groups of at least two, mostly one or none.
+
+    A dataset with a transform of its own is a group of its own, since it may give its labels another meaning.
+
+    Args:
+        portions: the datasets, by name.
+        listings: of each of them.
+        options: what is wanted of them.
+    """
+    groups: dict[str, list[str]] = {}
+    for (name, portion), listing in zip(portions.items(), listings, strict=True):
+        if options.fields is not None:
+            labelled = any(LABEL_FIELD in entry.split(";") for entry in options.fields)
+        else:
+            labelled = listing.counts is None or LABEL_FIELD in listing.fields
+        if labelled:
+            group = "" if portion.transform is None else f"of {name}"
+            groups.setdefault(group, []).extend(shard.folder for shard in listing.shards)
+    distinct = [tuple(dict.fromkeys(folders)) for folders in groups.values()]
+    return [folders for folders in distinct if len(folders) > 1]
 
 
 def check_window_fits(listing: Listing, order: OrderOptions, options: Options, world_size: int) -> None:

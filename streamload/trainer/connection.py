@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import errno
-import logging
 import os
 import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from threading import Lock, RLock
 from time import monotonic
 from typing import Any, Protocol
 
 from streamload.errors import LoaderClosedError, WorkerError
-from streamload.feeder.messages import Configure, Logged, Ready, Taken
+from streamload.feeder.messages import AbandonEpoch, Configure, Ready, Taken
 from streamload.launch import Child, launch
+from streamload.log_records import Logged
 from streamload.memory.channel import Channel
 from streamload.memory.mapped import Bytes
 from streamload.memory.slot_reader import SlotReader
 
 __all__ = ["Connection", "FeederProcess"]
 
-_log = logging.getLogger("streamload")
 _GRACE_S = 0.7
 
 
@@ -44,6 +44,9 @@ class Connection(Protocol):
 
     def send_later(self, message: Any) -> None:
         """Give the feeder a message that it need not know yet: with the next one, or before this waits for it."""
+
+    def abandon(self, number: int) -> None:
+        """Have the feeder do nothing more for a pass. At any moment and in any thread, and it waits for nothing."""
 
     def receive(self, timeout_s: float | None, /) -> Any:
         """The feeder's next message.
@@ -109,12 +112,14 @@ class FeederProcess:
         self._put_back: deque[Any] = deque()
         self.waited_s = 0.0
         self._used = False
-        self._unsent: list[Any] = []
+        self._unsent: deque[Any] = deque()
+        self._sending = Lock()
         self._untold = 0
         self._child = child = launch("streamload.feeder.start", workers, at_once)
         self._channel = Channel(child.socket)
+        self._receiving = RLock()
         self._owner = os.getpid()
-        self._end = weakref.finalize(self, _end, child, self._channel, self._slots, self._owner)
+        self._end = weakref.finalize(self, _end, child, self._channel, self._receiving, self._slots, self._owner)
 
     def send(self, message: Any) -> None:
         """Give the feeder a message; if it is dead, the next `receive` says so."""
@@ -125,6 +130,11 @@ class FeederProcess:
     def send_later(self, message: Any) -> None:
         """Give the feeder a message later: to wake it takes time, and on a busy machine it even takes our processor."""
         self._unsent.append(message)
+
+    def abandon(self, number: int) -> None:
+        """Have the feeder do nothing more for a pass."""
+        self._unsent.append(AbandonEpoch(number))
+        self._send_unsent()
 
     def receive(self, timeout_s: float | None) -> Any:
         """The feeder's next message; waiting releases the GIL."""
@@ -139,7 +149,8 @@ class FeederProcess:
         """What arrives next, with its descriptors."""
         began_s = monotonic()
         try:
-            return self._channel.receive(None if deadline_s is None else max(0.0, deadline_s - began_s))
+            with self._receiving:
+                return self._channel.receive(None if deadline_s is None else max(0.0, deadline_s - began_s))
         except TimeoutError:
             raise
         except (EOFError, OSError) as error:
@@ -156,7 +167,7 @@ class FeederProcess:
         if self._put_back:
             return self._put_back.popleft()
         try:
-            while (arrived := self._channel.receive_now()) is not None:
+            while (arrived := self._receive_now()) is not None:
                 if (message := self._open(*arrived)) is not None:
                     return message
         except EOFError as error:
@@ -165,10 +176,14 @@ class FeederProcess:
             self.tell()
         return None
 
+    def _receive_now(self) -> tuple[Any, list[int]] | None:
+        with self._receiving:
+            return self._channel.receive_now()
+
     def _open(self, message: Any, descriptors: list[int]) -> Any | None:
         """The message, and its slots mapped; None if it is only for the log, where it is now."""
         if isinstance(message, Logged):
-            _take_to_log(message)
+            message.handle_if_enabled()
             return None
         try:
             if isinstance(message, Ready):
@@ -207,15 +222,21 @@ class FeederProcess:
 
     def tell(self, *, answers: int | None = None) -> None:
         """Tell the feeder now which batches were taken, which slots are free, and whatever else is still to be said."""
-        messages, self._unsent = self._unsent, []
         if self._untold or answers is not None:
             released = self._slots.released
-            messages.append(Taken(self._untold, tuple(released.pop() for _ in range(len(released))), answers))
-            self._untold = 0
-        if not messages:
-            return
-        with suppress(ConnectionError):  # the next `receive` says that it is dead
-            self._channel.send_all(messages)
+            untold, self._untold = self._untold, 0
+            self._unsent.append(Taken(untold, tuple(released.pop() for _ in range(len(released))), answers))
+        self._send_unsent()
+
+    def _send_unsent(self) -> None:
+        """A pass may be dropped while this runs, also in another thread: who sends already sends its message too."""
+        while self._unsent and self._sending.acquire(blocking=False):
+            try:
+                messages = [self._unsent.popleft() for _ in range(len(self._unsent))]
+                with suppress(ConnectionError):  # the next `receive` says that it is dead
+                    self._channel.send_all(messages)
+            finally:
+                self._sending.release()
 
     def lend(self, slot: int) -> Bytes:
         """The memory of a batch; when the last view of it is gone, the feeder may use the slot again."""
@@ -245,10 +266,6 @@ class FeederProcess:
         return "has closed its connection" if status is None else self._child.how_it_ended(status)
 
 
-def _take_to_log(message: Logged) -> None:
-    _log.log(message.level, "%s", message.text)
-
-
 def _log_the_rest(channel: Channel) -> None:
     """Log what the feeder has sent for that, and drop everything else that was not received."""
     with suppress(EOFError, OSError):
@@ -257,12 +274,16 @@ def _log_the_rest(channel: Channel) -> None:
             for descriptor in descriptors:
                 os.close(descriptor)
             if isinstance(message, Logged):
-                _take_to_log(message)
+                message.handle_if_enabled()
 
 
-def _end(child: Child, channel: Channel, slots: SlotReader, owner: int) -> None:
+def _end(child: Child, channel: Channel, receiving: RLock, slots: SlotReader, owner: int) -> None:
     if os.getpid() == owner:
-        _log_the_rest(channel)
+        if receiving.acquire(blocking=False):  # else another thread waits there, and two would tear messages apart
+            try:
+                _log_the_rest(channel)
+            finally:
+                receiving.release()
         channel.end_sending()  # a fork of this process may keep the socket open
     channel.close()
     slots.close()

@@ -71,6 +71,9 @@ class FeederHere:
 
     send_later = send
 
+    def abandon(self, number: int) -> None:
+        """Nothing to do: it works only while it is asked for batches, and the next epoch's start abandons this one."""
+
     def receive(self, timeout_s: float | None, /) -> Any:
         """The feeder's next message, after as much work as that takes; the time-out is for what has to be fetched.
 

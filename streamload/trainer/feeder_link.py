@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -15,7 +17,8 @@ from streamload.choosing.mixture import Portion
 from streamload.dataset.urls import expand_urls
 from streamload.decode.dealing import PipelineSettings
 from streamload.decode.failure import error_from
-from streamload.decode.tasks import OwnTransforms
+from streamload.decode.job_pickle import PickledJob
+from streamload.decode.tasks import OwnTransforms, Transform
 from streamload.errors import LoaderClosedError, StreamloadError, WorkerError
 from streamload.feeder.class_names import read_class_names
 from streamload.feeder.messages import (
@@ -38,12 +41,16 @@ from streamload.fetch.labels import Labels, read_labels
 from streamload.fetch.listing.listing import Listing, list_shards
 from streamload.fetch.listing.sizes import look_at
 from streamload.fetch.storage.protocol import UNKNOWN_BYTES
+from streamload.log_records import log_levels
 from streamload.options import Options
-from streamload.trainer.checks import check_fields, check_window_fits
+from streamload.trainer.checks import check_classes, check_fields, check_window_fits, labelled_folders
 from streamload.trainer.connection import Connection, FeederProcess
 from streamload.trainer.feeder_here import FeederHere
+from streamload.trainer.no_effect import warn_of_no_effect
 
 __all__ = ["FeederLink"]
+
+_log = logging.getLogger("streamload")
 
 
 class FeederLink:
@@ -78,6 +85,12 @@ class FeederLink:
         self._unconfigured: FeederProcess | None = None
         self._knows_listing: FeederProcess | None = None
         self._closed = False
+        self._classes_agree = False
+        self._job: PickledJob | None = None
+        self._given: tuple[Any, ...] = ()
+        self._changed = False
+        self._changed_before: set[str] = set()
+        self._warned_of_changes = False
         self._sizes: tuple[int, ...] | None = None
         self._listings = self._find()
         self.listing = self._listings[0] if len(self._listings) == 1 else self._joined()
@@ -94,12 +107,57 @@ class FeederLink:
 
         Raises:
             LoaderClosedError: the loader was closed.
+            DatasetIndexError: labels of several folders are read, and the same label has different names in them.
+            StorageError: a `classes.json` cannot be read.
         """
         if self._closed:
             raise LoaderClosedError("the loader was closed; make a new one")
         if self._connection is None or self._connection.closed:
+            self._check_classes()
             self._connection = self._start(lanes)
         return self._connection
+
+    def change_transform(self, transform: Transform | None) -> Options:
+        """Have later passes use another transform; a pass that is under way is not changed.
+
+        Raises:
+            TypeError, ValueError: it makes no sense, or has functions for fields that no sample has.
+        """
+        options = replace(self._options, transform=transform)
+        check_fields(self._portions, self._listings, options)
+        self._options, self._changed = options, True
+        return options
+
+    def take_changes(self) -> None:
+        """End a feeder whose workers have other functions, or other states of the user's modules, than there are now.
+
+        To be called between two passes. What the feeder has begun ahead was made with the old ones.
+
+        Raises:
+            TypeError: a function now holds something that cannot leave this process.
+        """
+        if self._connection is None or self._connection.closed:
+            return
+        if self._changed or self._given != self._functions():
+            self.disconnect()
+            return
+        if self._job is None:  # without workers the functions are the user's own objects
+            return
+        now = self._options.pickled_job(self._own_transforms)
+        changes = now.changes_since(self._job)
+        if changes:  # some pickles are never twice the same, which says nothing
+            changes -= self._options.pickled_job(self._own_transforms).changes_since(now)
+        again, self._changed_before = changes & self._changed_before, changes
+        if changes:
+            _log.info("the workers are started anew, because this has changed: %s", ", ".join(sorted(changes)))
+            self.disconnect()
+        if again and not self._warned_of_changes:
+            self._warned_of_changes = True
+            _log.warning(
+                "the workers are started anew at each pass, because this changes each time: %s. If no transform needs "
+                "it, keep it out of the modules and objects of those",
+                ", ".join(sorted(again)),
+            )
 
     def count(self, lanes: int, *, in_pass: bool) -> tuple[int, ...]:
         """The samples of each shard; waits until all have been scanned.
@@ -146,8 +204,10 @@ class FeederLink:
             DatasetIndexError: it is damaged, or the folders of the shards have different ones.
             StorageError: it cannot be read.
         """
+        return self._class_names_in(tuple(dict.fromkeys(shard.folder for shard in self.listing.shards)))
+
+    def _class_names_in(self, folders: tuple[str, ...]) -> tuple[str, ...] | None:
         storages = self._options.storages
-        folders = tuple(dict.fromkeys(shard.folder for shard in self.listing.shards))
         if self._options.workers == 0 or all(map(storages.is_local, folders)):
             return read_class_names(folders, storages)
         connection = self._unconfigured = self._asked_before() or self._start_process()
@@ -169,7 +229,7 @@ class FeederLink:
         return self._sizes
 
     def check(self, lanes: int, world_size: int) -> None:
-        """Refuse what cannot be, as far as the listing tells; then no feeder is left.
+        """Refuse what cannot be, as far as the listing tells; then no feeder is left. Warn of what has no effect.
 
         Raises:
             ValueError: no shard has a wanted field, or more must be held in memory at once than the budget allows.
@@ -178,7 +238,8 @@ class FeederLink:
             check_fields(self._portions, self._listings, self._options)
             if len(self._listings) == 1:  # else what has to be held depends on the shares; the first batches tell
                 check_window_fits(self.listing, self.settings(lanes).order, self._options, world_size)
-        except (TypeError, ValueError):
+            warn_of_no_effect(self._options, self._listings)
+        except (TypeError, ValueError, Warning):
             self.close()
             raise
 
@@ -290,19 +351,36 @@ class FeederLink:
             raise error_from(message.failure)
         return message
 
+    def _check_classes(self) -> None:
+        """Refuse labels that mean different classes, once."""
+        if self._classes_agree:
+            return
+        try:
+            for folders in labelled_folders(self._portions, self._listings, self._options):
+                check_classes(partial(self._class_names_in, folders))
+        except StreamloadError:
+            self.disconnect()
+            raise
+        self._classes_agree = True
+
     def _start(self, lanes: int) -> Connection:
         options = self._options
+        job = options.pickled_job(self._own_transforms) if options.workers else None
+        self._job = None if job is None else replace(job, data=b"")  # it may be large
+        self._given = self._functions()
+        self._changed = False
         unconfigured = self._asked_before()
         known = unconfigured is not None and self._knows_listing is unconfigured
         configure = Configure(
             listing=None if known else self.listing,
             settings=self.settings(lanes),
-            job=options.pickled_job(self._own_transforms) if options.workers else b"",
+            job=b"" if job is None else job.data,
             workers=options.workers,
             executor=options.executor,
             fetching=options.fetching(),
             import_path=tuple(entry or os.getcwd() for entry in sys.path),
             ends_at_failure=options.on_error == "raise" and options.in_order,
+            log_levels=log_levels(),
         )
         self._unconfigured = None  # not sooner: what does not pickle has raised, and `close` ends it
         if options.workers == 0:
@@ -310,6 +388,11 @@ class FeederLink:
         connection = unconfigured or self._start_process(options.workers)
         connection.send(configure)
         return connection
+
+    def _functions(self) -> tuple[Any, ...]:
+        """What the user has given by field or extension, and may have changed since."""
+        given = (self._options.decode, self._options.transform, *(own for _, own in self._own_transforms))
+        return tuple(dict(each) for each in given if isinstance(each, Mapping))
 
     def _asked_before(self) -> FeederProcess | None:
         """A feeder that was started to be asked something, and has not been told yet what to do."""

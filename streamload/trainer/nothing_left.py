@@ -28,6 +28,14 @@ class NothingLeft:
         """Whether a pass that begins there could have no batch for such a reason, and that is still to be said."""
         return start.position == 0 and (self._may_say or not self._passed_over.emptiness_told)
 
+    def explain_resumed_end(self, epoch: int) -> None:
+        """Warn that a pass has no batch because it goes on behind the last one of its epoch."""
+        warn_at_users_line(
+            f"this pass has no batch: it goes on where a state was saved behind the last batch of epoch {epoch}, and "
+            f"the next pass is epoch {epoch + 1}; a loop that counts epochs by itself calls set_epoch({epoch + 1}) "
+            "first, and for Lightning there is streamload.lightning.LightningLoader"
+        )
+
     def look_at(self, start: EpochStart, samples: int | None, in_shards: int | None = None) -> None:
         """Warn where an epoch has no batch.
 

@@ -10,13 +10,15 @@ from time import perf_counter
 from typing import Any, Literal
 
 from streamload.batch.device import Mover
+from streamload.decode.dealing import EpochStart
 from streamload.decode.failure import Attempt, error_from
-from streamload.errors import LoaderClosedError, SampleError, StreamloadError, WorkerError
+from streamload.errors import LoaderClosedError, SampleError, WorkerError
 from streamload.feeder.messages import Failed, Ready, TellTaken
 from streamload.feeder.pipeline import ReadyBatch
 from streamload.statistics import Meter
 from streamload.trainer.connection import Connection
 from streamload.trainer.delivery import Delivery
+from streamload.trainer.filling import Filling
 from streamload.trainer.standing import Standing
 from streamload.wording import counted
 
@@ -33,12 +35,14 @@ class _Made:
 
 
 class Pass(Iterator[Any]):
-    """The iterator of a `for` loop. A pass that is dropped before its end takes the feeder's processes with it.
+    """The iterator of a `for` loop. Where it is dropped or closed before its end, the feeder gives up its epoch.
 
     Loops that count steps never ask for more than the last batch, so a pass that has given that one is at its end, too.
 
     Args:
-        connection: to a feeder that has been told to start the epoch.
+        start: which epoch, and from where.
+        connection: to a feeder that has been told to start it.
+        begin_again: connects to another feeder, and tells that to start it.
         delivery: builds the batches.
         standing: kept up to date for the loader.
         meter: adds up.
@@ -49,27 +53,30 @@ class Pass(Iterator[Any]):
         mover: moves batches to a device, one ahead of the loop if it is there already; or None.
 
     Attributes:
-        connection: the same.
+        connection: to the feeder that gives the batches.
         timeout_s: the same.
-        on_close: called when the pass is closed before its end, and before the connection is.
+        on_close: called when the pass ends before its epoch does.
     """
 
     def __init__(
         self,
+        start: EpochStart,
         connection: Connection,
         delivery: Delivery,
         standing: Standing,
         meter: Meter,
         *,
+        begin_again: Callable[[], Connection],
         last_position: Callable[[], float],
         on_nothing: Callable[[], None],
         timeout_s: float | None,
         in_order: bool,
         mover: Mover | None = None,
     ) -> None:
-        self._start = standing.epoch, standing.position
+        self._start = start.identity
         self._in_order = in_order
         self.connection = connection
+        self._begin_again = begin_again
         self._delivery = delivery
         self._standing = standing
         self._meter = meter
@@ -79,6 +86,7 @@ class Pass(Iterator[Any]):
         self.timeout_s = timeout_s
         self.on_close: Callable[[], None] | None = None
         self._pending: deque[ReadyBatch] = deque()
+        self._filling = Filling(delivery)
         self._ahead: _Made | None = None
         self._error_ahead: Exception | None = None
         self._all_came = False
@@ -91,11 +99,11 @@ class Pass(Iterator[Any]):
         self._why = ""
         self._over: Literal["no", "finished", "closed"] = "no"
         self._turns = RLock()
+        self._in_turn = False
         standing.state = "running"
 
     def __next__(self) -> Any:
-        with self._turns:  # several threads may share a pass: each batch goes to one of them
-            given = self.turn(self.receive)
+        given = self.turn(self.receive)
         assert given is not None
         return given[0]
 
@@ -109,10 +117,18 @@ class Pass(Iterator[Any]):
             The batch, in a tuple; or None where `receive` gave None.
 
         Raises:
-            StopIteration: the epoch is over.
-            LoaderClosedError: the pass was closed.
+            StopIteration: the epoch is over, or the user has closed the pass.
+            LoaderClosedError: the pass was ended by another one, or with its loader.
             StreamloadError, TimeoutError: no batch can be given; the next pass goes on from where the loop stands.
         """
+        with self._turns:  # several threads may share a pass: each batch goes to one of them
+            self._in_turn = True
+            try:
+                return self._turn(receive)
+            finally:
+                self._in_turn = False
+
+    def _turn(self, receive: Callable[[], Any]) -> tuple[Any] | None:
         if self._over == "finished":
             raise StopIteration
         if self.connection.closed:
@@ -137,7 +153,7 @@ class Pass(Iterator[Any]):
             if self._is_closed() and isinstance(error, Exception):  # by another thread: what was in use is gone
                 raise LoaderClosedError(f"this pass is over: {self._why}") from error
             # After an error of ours the loop may go on from where it stands; Ctrl-C is a way to leave it.
-            self.close("it was ended by an error", state="ready" if isinstance(error, Exception) else "left")
+            self._end_processes("it was ended by an error", "ready" if isinstance(error, Exception) else "left")
             raise
         self._gave_at, self._asked_at = perf_counter(), None
         self._meter.gave(self._gave_at - asked_at)
@@ -174,17 +190,18 @@ class Pass(Iterator[Any]):
         return (batch,)
 
     def _make(self) -> _Made | None:
-        """The first of the pending batches of which something is left."""
-        while self._pending:
+        """The next batch for the loop, if it is among the pending ones."""
+        while (filled := self._filling.take()) is None:
+            if not self._pending:
+                return None
             ready = self._pending.popleft()
             self.connection.taken(1, self._tell_after)
-            built = self._delivery.build(ready, self.connection.lend)
-            if built is None:
+            memory = self.connection.lend(ready.slot)  # also of one that is passed over: so it is given back
+            if not self._filling.put(ready, memory):
                 self._note_given(ready.end)
-                continue
-            batch, samples = built
-            return _Made(batch if self._mover is None else self._mover.begin(batch), samples, ready.end)
-        return None
+            del memory
+        batch = filled.batch if self._mover is None else self._mover.begin(filled.batch)
+        return _Made(batch, filled.samples, filled.end)
 
     def _note_given(self, end: int) -> None:
         if self._in_order:
@@ -206,7 +223,7 @@ class Pass(Iterator[Any]):
         self._error_ahead = attempt.error
 
     def _let_go(self, batches: tuple[ReadyBatch, ...]) -> None:
-        """Give back the batches of an epoch that was begun ahead and is not the one that is wanted."""
+        """Give back the batches of an epoch that was begun ahead, or abandoned, and is not the one that is wanted."""
         for batch in batches:
             self.connection.lend(batch.slot)
         self.connection.taken(len(batches))
@@ -221,6 +238,10 @@ class Pass(Iterator[Any]):
             return self.connection.receive(self._left_s())
         except TimeoutError as error:
             raise self.too_late() from error
+
+    def receive_now(self) -> Any | None:
+        """The feeder's next message if it is here already, else None."""
+        return self.connection.receive_now()
 
     def _left_s(self) -> float | None:
         """For how long the batch that was asked for may still be waited for, however many messages come before it."""
@@ -250,6 +271,11 @@ class Pass(Iterator[Any]):
                 if self._mover is not None:
                     self._mover.close()  # it is asked because nothing goes on without the memory that copies read
                 self.connection.tell(answers=message.number)
+            case Failed(start=(number, _, _) as start) if start != self._start and number <= self._start[0]:
+                # It has failed in work that nobody wants any more, and does no other.
+                self.connection.close()
+                self.connection = self._begin_again()
+                self._waited_before_s = self.connection.waited_s
             case Failed():
                 raise error_from(message.failure)
 
@@ -270,37 +296,68 @@ class Pass(Iterator[Any]):
         self._over, self._why = "closed", why
         self._standing.state = "ready" if self._gave_at is None else state
         self._pending.clear()
+        self._filling.clear()
         self._ahead = self._error_ahead = None
         if self.on_close is not None:
             self.on_close()
         return True
 
-    def close(self, why: str, state: Literal["ready", "left"] = "left") -> None:
-        """End the pass before its end, and the feeder's processes with it. Calling it again is fine."""
+    def close(self) -> None:
+        """End the pass before its end, as leaving the loop does: from now on it gives nothing. Idempotent.
+
+        So `yield from` and `contextlib.closing` close an iterator. Where another task or thread is waiting for a batch
+        of it, which might take that for the epoch's end, it raises LoaderClosedError instead.
+        """
+        if self._over == "no":
+            awaited = self.on_close is not None
+            self.end("it was closed")
+            self._over = "closed" if awaited else "finished"
+
+    def end(self, why: str) -> None:
+        """End the pass where it stands, for another one or because it was dropped. It waits for no sample.
+
+        The feeder abandons the rest of the epoch, and its processes stay for the next one. They are ended only where
+        someone is waiting for a batch of this pass, in another thread or further up in this one.
+        """
+        if self._over != "no":
+            return
+        if not self._turns.acquire(blocking=False):
+            self._end_processes(why)
+            return
+        try:
+            if self._in_turn:
+                self._end_processes(why)
+            elif self.connection.closed:  # in a fork, or when the interpreter ends: nothing is left to abandon
+                self.stop(why)
+            elif self._gave_at is not None and self._standing.position >= self._last_position():
+                self._finish()
+                if self.on_close is not None:
+                    self.on_close()
+            else:
+                self._abandon(why)
+        finally:
+            self._turns.release()
+
+    def _abandon(self, why: str) -> None:
+        """What was announced is put back for the next pass to let go of: this may run in the middle of anything."""
+        untaken, all_came = tuple(self._pending), self._all_came
+        self.stop(why)
+        if untaken:
+            totals = self._meter.totals
+            self.connection.put_back([Ready(self._start, untaken, (), (), last=False, tell_after=1, totals=totals)])
+        if not all_came:
+            self.connection.abandon(self._start[0])
+        if self._mover is not None:
+            self._mover.close()
+
+    def _end_processes(self, why: str, state: Literal["ready", "left"] = "left") -> None:
+        """End the pass before its end, and the feeder's processes with it."""
         if self.stop(why, state):
             try:
                 self.connection.close()
             finally:
                 if self._mover is not None:
                     self._mover.close()
-
-    def end(self, why: str) -> None:
-        """End the pass, for another one or because it was dropped; the processes stay if it has given all batches."""
-        if self._over == "no" and self._gave_at is not None and self._standing.position >= self._last_position():
-            try:
-                self._await_end()
-            except StreamloadError:  # a feeder that dies now has nothing more to give for this epoch
-                self.connection.close()
-            self._finish()
-            if self.on_close is not None:
-                self.on_close()
-        self.close(why)
-
-    def _await_end(self) -> None:
-        self._waited_before_s = self.connection.waited_s
-        while not self._all_came and not self.connection.closed:  # as it is in a fork: what comes is the parent's
-            self._handle(self.receive())
-        self._refuse_nothing()
 
     def _finish(self) -> None:
         self._over = "finished"

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from streamload.batch.collate import Rows
-from streamload.batch.differences import difference_between
+from streamload.batch.differences import difference_between, find_missing_key
 
 
 def said(*values: Any) -> str:
@@ -54,3 +54,26 @@ def test_samples_that_hold_themselves_come_to_an_end() -> None:
     endless.append(endless)
     assert said(endless, endless) == ""
     assert "not alike in [0]" in said(endless, [2.0, endless])
+
+
+@pytest.mark.parametrize(
+    ("values", "lacks", "expected"),
+    [
+        (({"a": 1}, {"a": 1, "b": 2}), 0, "it has no key 'b', which number 1 of its batch has"),
+        (({"a": 1, "b": 2}, {"a": 1}), 1, "it has no key 'b', which number 0 of its batch has"),
+        (
+            ([{"a": {"b": 1}}],) * 2 + ([{"a": {}}],),
+            2,
+            "it has no key 'b' in [0]['a'], which number 0 of its batch has",
+        ),
+    ],
+)
+def test_a_key_that_only_some_samples_have(values: tuple[Any, ...], lacks: int, expected: str) -> None:
+    found = find_missing_key(Rows(len(values), list(values)))
+    assert found is not None
+    assert (found.row, found.field, found.message.partition(";")[0]) == (lacks, None, expected)
+
+
+def test_no_key_is_missing_where_samples_differ_otherwise() -> None:
+    for values in (({"a": 1}, {"a": [1]}), ([{}], [1]), ({"a": 1}, {"a": None}), ([{"a": 1}], []), (1, {"a": 1})):
+        assert find_missing_key(Rows(2, list(values))) is None

@@ -19,6 +19,7 @@ from crafted_tar import (
     header,
     long_name,
     pax_mtime,
+    pax_record,
     payload_of,
     plain_archive,
 )
@@ -103,8 +104,13 @@ def test_more_zeros_than_tar_writes_are_an_error_where_the_archive_seems_to_end(
     assert len(scan(whole[:cut] + bytes(len(whole) - cut), strict=False)) == 21
 
 
-@pytest.mark.parametrize("blocks", [1, 2, 20, 32, 128, 4096])
-def test_the_zeros_of_a_whole_record_of_any_usual_length_are_none(blocks: int) -> None:
+def test_an_empty_archive_of_an_unusual_record_may_be_a_file_that_was_never_written() -> None:
+    assert "all zeros" in error_of(bytes(200 * 512)).message
+    assert "all zeros" in error_of(Archive().add(header(b".hidden", 1), b"h").whole(bytes(199 * 512))).message
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 20, 21, 32, 128, 200, 1000, 4096])
+def test_the_zeros_of_a_whole_record_of_any_length_are_none(blocks: int) -> None:
     for members in range(1, 60):
         content = plain_archive(members).whole()
         assert len(scan(content + bytes(-len(content) % (blocks * 512)))) == members
@@ -280,10 +286,39 @@ def test_an_extension_header_without_a_member_is_an_error(extension: tuple[bytes
     start = archive.headers[2]
     for end in (bytes(1024), b""):
         assert error_of(archive.whole(end), strict=False).offset == start
-    archive.add(*extension).add(header(b"z.bin", 0))
-    assert error_of(archive.whole()).offset == start
     archive = plain_archive(2).add(*extension).add(header(b"g", 0, typeflag=b"g")).add(header(b"z.bin", 0))
     assert error_of(archive.whole()).offset == start
+
+
+def test_extension_headers_that_contradict_each_other_are_refused() -> None:
+    """Python's tarfile, Go, bsdtar and GNU tar take different ones of them."""
+    path = pax_record(b"path", b"p.bin")
+    pax = header(b"x", len(path), typeflag=b"x"), path
+    for pair in ([long_name(0), long_name(1)], [long_name(0), pax], [pax, long_name(0)], [pax, pax_mtime(0)]):
+        archive = plain_archive(2).add(*pair[0]).add(*pair[1]).add(header(b"z.bin", 0))
+        error = error_of(archive.whole())
+        assert "readers" in error.message
+        assert error.offset == archive.headers[2]
+
+
+@pytest.mark.parametrize("name_bytes", [(64 << 10) + 1, 1 << 19])
+def test_names_that_no_file_has_are_refused(name_bytes: int) -> None:
+    name = b"n" * (name_bytes - 4) + b".bin"
+    path = pax_record(b"path", name)
+    for extension in (header(b"L", len(name), typeflag=b"L"), name), (header(b"x", len(path), typeflag=b"x"), path):
+        archive = plain_archive(2).add(*extension).add(header(b"z.bin", 0))
+        error = error_of(archive.whole())
+        assert f"a name of {name_bytes} bytes" in error.message
+        assert error.offset == archive.headers[2]
+    assert len(scan(Archive().add(header(b"L", 65536, typeflag=b"L"), name[-65536:]).add(header(b"z", 0)).whole())) == 1
+
+
+def test_keys_that_have_too_many_bytes_together_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("streamload.dataset.grouping._MOST_KEY_BYTES", 200)
+    archive = extended_archive(long_name, 3)
+    error = error_of(archive.whole())
+    assert error.offset == archive.headers[3]
+    assert "shorter names" in error.message
 
 
 @pytest.mark.parametrize(
@@ -299,6 +334,7 @@ def test_an_extension_header_without_a_member_is_an_error(extension: tuple[bytes
         b"-9 path=a\n",
         b"11 path=a\0b\n",
         b"11 size=-12\n",
+        b"10 size=+3\n",
         b"9 size=x\n",
         b"28 size=99999999999999999999\n",
         b"22 GNU.sparse.major=1\n",
@@ -318,10 +354,10 @@ def test_a_global_pax_header_may_not_set_names_or_sizes(record: bytes) -> None:
     archive = plain_archive(2).add(header(b"g", len(record), typeflag=b"g"), record).add(header(b"z.bin", 0))
     error = error_of(archive.whole())
     assert error.offset == archive.headers[2]
-    assert "global" in error.message
+    assert "some readers" in error.message
 
 
-@pytest.mark.parametrize("payload", [b"", b"\0\0", b"name.bin\0more"])
+@pytest.mark.parametrize("payload", [b"", b"\0\0", b"\0name.bin"])
 def test_malformed_gnu_long_names(payload: bytes) -> None:
     archive = Archive().add(header(b"L", len(payload), typeflag=b"L"), payload).add(header(b"z.bin", 0))
     assert error_of(archive.whole()).offset == 0

@@ -152,7 +152,7 @@ def test_names_and_sizes_from_extension_headers_and_odd_size_fields() -> None:
     archive.add(header(b"x", 8, typeflag=b"x"), b"8 path=\n").add(header(b"own.bin", 3), b"own")
     archive.add(header(b"K", 3, typeflag=b"K"), b"to\0").add(header(b"L", 9, typeflag=b"L"), b"long.bin\0")
     archive.add(header(b"lo", 2), b"ln")
-    archive.add(header(b"L", 9, typeflag=b"L"), b"less.bin\0")
+    archive.add(header(b"L", 8, typeflag=b"L"), b"mor.bin\0")
     archive.add(header(b"x", 16, typeflag=b"x"), b"16 path=mor.bin\n").add(header(b"m", 1), b"m")
     archive.add(header(b"wide.bin", b"000000000002"), b"wi")
     archive.add(header(b"spaced.bin", 2, magic=V7, space_padded=True), b"sp")
@@ -173,6 +173,41 @@ def test_names_and_sizes_from_extension_headers_and_odd_size_fields() -> None:
         ("gnu", {"bin": b"g"}),
         ("some/folder/posix", {"bin": b"p"}),
     ]
+
+
+def test_what_all_other_readers_read_alike_is_read(tmp_path: Path) -> None:
+    name = b"folder/" * 20 + b"twice.bin\0"
+    nul = b"folder/" * 20 + b"nul.bin\0behind.x"
+    target = b"elsewhere\0"
+    size = pax_record(b"size", b"0" * 21 + b"2")
+    archive = Archive()
+    for _ in range(2):
+        archive.add(header(b"L", len(name), typeflag=b"L", magic=GNU), name)
+    archive.add(header(b"short.bin", 2, magic=GNU), b"tw").add(header(b"L", len(nul), typeflag=b"L", magic=GNU), nul)
+    archive.add(header(b"short.bin", 2, magic=GNU), b"nu")
+    archive.add(header(b"x", len(size), typeflag=b"x"), size).add(header(b"sized.bin", 0), b"si")
+    for wrong in (b"one", b"another"):
+        archive.add(header(b"L", len(wrong), typeflag=b"L", magic=GNU), wrong)
+        archive.add(header(b"K", len(target), typeflag=b"K", magic=GNU), target)
+    archive.add(header(b"link", 0, typeflag=b"2", magic=GNU)).add(header(b"last.bin", 2), b"la")
+    shard = tmp_path / "shard.tar"
+    shard.write_bytes(archive.whole())
+    assert [payload for _, fields in ours(shard) for payload in fields.values()] == [b"tw", b"nu", b"si", b"la"]
+    assert ours(shard) == by_webdataset(shard)
+
+
+@pytest.mark.parametrize("tar_format", ["gnu", "oldgnu", "posix"])
+@pytest.mark.parametrize("option", ["--label=a label", "--blocking-factor=200", "--listed-incremental=snapshot"])
+def test_gnu_tars_other_archives(tar_format: str, option: str, tmp_path: Path) -> None:
+    version = subprocess.run(["tar", "--version"], capture_output=True, text=True, check=False, timeout=60)
+    if "GNU tar" not in version.stdout:
+        pytest.skip("tar is not GNU tar here")
+    (tmp_path / "files").mkdir()
+    for number in range(3):
+        (tmp_path / "files" / f"{number}.bin").write_bytes(b"%d" % number * 700)
+    command = ["tar", f"--format={tar_format}", option, "-cf", "s.tar", "files"]
+    subprocess.run(command, cwd=tmp_path, check=True, timeout=60)
+    assert sorted(ours(tmp_path / "s.tar")) == [(f"files/{n}", {"bin": b"%d" % n * 700}) for n in range(3)]
 
 
 def test_members_without_a_payload_of_their_own_are_counted() -> None:

@@ -37,6 +37,7 @@ def test_keys_and_fields() -> None:
         ("/c", ("jpg",)),
     ]
     assert grouped([b"a..x", b"b."]) == [("a", (".x",)), ("b", ("",))]
+    assert grouped([b"a.__x", b"a.x__", b"a.__x__.y"]) == [("a", ("__x", "x__", "__x__.y"))]
     assert grouped([b"a.b", b"a.b/c.d"]) == [("a", ("b",)), ("a.b/c", ("d",))]
     assert grouped(["é.ÄÖ".encode(), b"\xff.\xfe"]) == [("é", ("äö",)), ("\udcff", ("\udcfe",))]
 
@@ -53,6 +54,9 @@ def test_keys_and_fields() -> None:
         (b"__dir__/x.jpg", "meta"),
         (b"__a.x__", "meta"),
         (b"slash.d/", "directory"),
+        (b"x/a.__key__", "reserved field"),
+        (b"b.__KEY__", "reserved field"),
+        (b"dir/b.__url__", "reserved field"),
     ],
 )
 def test_each_reason(name: bytes, reason: str) -> None:

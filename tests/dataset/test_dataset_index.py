@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import io
 import json
 import os
 import random
+import tracemalloc
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -291,6 +293,10 @@ def _set(*path: str | int, value: Any) -> Callable[[Any], None]:
         (_set("shards", 0, "name", value=4), "damaged"),
         (_set("shards", 0, "bytes", value=-1), "damaged"),
         (_set("shards", 0, "bytes", value=1.5), "damaged"),
+        (_set("shards", 0, "bytes", value=1 << 63), "damaged"),
+        (_set("shards", 0, "samples", value=1 << 63), "damaged"),
+        (_set("shards", 0, "samples", value=1 << 49), "damaged"),
+        (_set("shards", 0, "mtime_ns", value=1 << 63), "damaged"),
         (_set("shards", 0, "samples", value=None), "damaged"),
         (_set("shards", 0, "samples", value=True), "damaged"),
         (_set("shards", 0, "mtime_ns", value="now"), "damaged"),
@@ -314,6 +320,41 @@ def test_what_is_no_list_is_refused(content: bytes, tmp_path: Path) -> None:
         DatasetIndex.load(str(tmp_path))
     with pytest.raises(DatasetIndexError, match="cannot be read"):
         DatasetIndex.load(str(tmp_path / "absent"))
+
+
+def test_a_lack_of_descriptors_or_memory_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    index = write_index(str(tmp_path), [entry_of("a.tar", 1)])
+
+    def fail(*_: object, **__: object) -> int:
+        raise MemoryError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(zipfile, "ZipFile", fail)
+        with pytest.raises(MemoryError, match="no memory is left to read the index file"):
+            index.table("a.tar")
+
+    def refuse(*_: object) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(os, "open", refuse)
+    for act in (lambda: index.table("a.tar"), lambda: DatasetIndex.load(str(tmp_path))):
+        with pytest.raises(DatasetIndexError, match=r"Too many open files; .*ulimit -n") as caught:
+            act()
+        assert "streamload index" not in caught.value.message
+
+
+def test_pipes_in_place_of_files_are_not_waited_for(tmp_path: Path) -> None:
+    index = write_index(str(tmp_path), [entry_of("a.tar", 1)])
+    for name in ("a.tar.npz", "index.json", "b.tar"):
+        (tmp_path / name).unlink(missing_ok=True)
+        os.mkfifo(tmp_path / name)
+    for act in (
+        lambda: index.table("a.tar"),
+        lambda: DatasetIndex.load(str(tmp_path)),
+        lambda: index_shards([str(tmp_path / "b.tar")]),
+    ):
+        with pytest.raises((DatasetIndexError, StorageError), match="not a regular file"):
+            act()
 
 
 def test_a_table_that_is_not_of_its_entry_is_refused(tmp_path: Path) -> None:
@@ -452,3 +493,51 @@ def test_two_writers_at_once_lose_no_entry(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(index_module, "_merge", merge_while_locked)
     write_index(str(tmp_path), [entry_of("a.tar", 1)])
     assert waiting == [1]
+
+
+def test_a_valid_table_of_other_contents_is_refused(tmp_path: Path) -> None:
+    """Of the same shard's size and number of samples, as an older file of the index would be."""
+    path = tmp_path / "a.tar"
+    path.write_bytes(shard_bytes(3, b"cls"))
+    index = index_shards([str(path)])
+    table, file = index.table("a.tar"), tmp_path / ".streamload" / "a.tar.npz"
+    before = (tmp_path / ".streamload" / "index.json").read_bytes()
+    table_to_npz(dataclasses.replace(table, member_offset=table.member_offset[::-1].copy()), str(file))
+    with pytest.raises(DatasetIndexError, match="its checksum is not the one.*streamload index") as caught:
+        DatasetIndex.load(tmp_path / ".streamload").table("a.tar")
+    assert caught.value.url == str(file)
+    index_shards([str(path)])
+    assert (tmp_path / ".streamload" / "index.json").read_bytes() == before, "the same bytes each time"
+    old = json.loads(before)
+    del old["shards"][0]["table_crc32"]  # as releases wrote it that had no checksums
+    (tmp_path / ".streamload" / "index.json").write_text(json.dumps(old))
+    assert same(DatasetIndex.load(tmp_path / ".streamload").table("a.tar"), table)
+
+
+def test_a_table_file_takes_no_more_memory_than_it_is_long() -> None:
+    plain = io.BytesIO(npz_of(scanned(5, crc32=True, labels=True)))
+    with np.load(plain) as archive:
+        arrays = dict(archive)
+    bomb = io.BytesIO()
+    with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, array in {**arrays, "labels": np.zeros(1 << 22, np.int64)}.items():
+            with archive.open(f"{name}.npy", "w") as member:
+                np.save(member, array)
+    besides = io.BytesIO()
+    with zipfile.ZipFile(besides, "w") as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w") as member:
+                np.save(member, array)
+        archive.writestr("more.npy", bytes(1 << 25), zipfile.ZIP_DEFLATED)
+    claim = io.BytesIO()
+    with zipfile.ZipFile(claim, "w") as archive:
+        with archive.open("about.npy", "w") as member:
+            np.lib.format.write_array_header_1_0(member, {"descr": "|u1", "fortran_order": False, "shape": (1 << 25,)})
+    tracemalloc.start()
+    try:
+        assert "compressed" in refused(bomb.getvalue())
+        assert "and has" in refused(claim.getvalue())
+        assert len(table_from_npz(io.BytesIO(besides.getvalue()), "")) == 5, "what it does not know is passed over"
+        assert tracemalloc.get_traced_memory()[1] < 1 << 23
+    finally:
+        tracemalloc.stop()

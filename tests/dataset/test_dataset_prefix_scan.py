@@ -57,6 +57,13 @@ SOUND = {name: archive.whole() for name, archive in dialects().items()} | {
     "only hidden": Archive().add(header(b".a", 5), b"12345").add(header(b".b", 0)).whole(),
     "empty": bytes(1024),
     "many zeros": plain_archive(4).whole(bytes(20_480)),
+    "too many zeros": Archive().add(header(b"a.bin", 700), b"a" * 10 + bytes(690)).whole(bytes(51_200)),
+    "zeros and nothing": Archive().add(header(b".a", 700), b"a" * 700).whole(bytes(51_200)),
+    "volume label": Archive().add(header(b"label", bytes(12), typeflag=b"V", magic=GNU)).whole(),
+    "one name twice": Archive().add(*long_name(1)).add(*long_name(1)).add(header(b"a.bin", 3), b"abc").whole(),
+    "two names": plain_archive(1).add(*long_name(1)).add(*long_name(2)).add(header(b"a.bin", 3), b"abc").whole(),
+    "two pax headers": plain_archive(1).add(*pax_mtime(1)).add(*pax_mtime(2)).add(header(b"a.bin", 3), b"abc").whole(),
+    "a long pax header": plain_archive(1).add(header(b"x", 1 << 30, typeflag=b"x"), bytes(2048)).whole(),
     "long": small_members(700).whole(),
 }
 
@@ -183,6 +190,22 @@ def test_one_damage_is_the_same_error(name: str, strict: bool, known: bool, data
         content += SOUND["ustar"]
     whole = bytes(content)
     check_same_outcome(whole, data.draw(cuts_of(whole)), strict=strict, known=known)
+
+
+def test_an_extension_header_that_is_too_long_is_refused_before_it_has_come() -> None:
+    content = Archive().add(header(b"x", 1 << 30, typeflag=b"x")).whole(b"")
+    for total in (None, 2 << 30):
+        with pytest.raises(ShardFormatError, match="an extension header of 1073741824 bytes") as caught:
+            scan_prefix(memoryview(content), URL, start=0, available=512, total=total)
+        assert caught.value.offset == 0
+
+
+def test_keys_with_too_many_bytes_are_the_same_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("streamload.dataset.grouping._MOST_KEY_BYTES", 40)
+    content = SOUND["long"][: 512 * 60] + bytes(1024)
+    assert not isinstance(outcome(content, None, strict=True), ShardTable)
+    for cut in range(0, len(content), 4096):
+        check_same_outcome(content, [cut])
 
 
 def test_every_header_of_a_long_shard_is_checked() -> None:

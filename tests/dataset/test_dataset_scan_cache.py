@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
+import io
 import logging
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from crafted_tar import Archive, header
 from streamload.dataset.scan import scan_shard
 from streamload.dataset.scan_cache import ScanCache, user_cache_folder
 from streamload.dataset.table import ShardTable
-from streamload.dataset.table_file import TABLE_FORMAT
+from streamload.dataset.table_file import table_to_npz
 
 
 def table_of(samples: int) -> ShardTable:
@@ -139,13 +140,59 @@ def test_an_object_is_known_by_its_etag_and_not_by_its_time(tmp_path: Path) -> N
     assert cache.load(url, SIZE, 17, True, etag="17") is None
 
 
-def test_what_was_kept_of_local_files_is_still_found(tmp_path: Path) -> None:
-    """The name of the file is a promise to earlier releases' caches."""
+def test_another_file_in_the_place_of_a_shard_is_another_shard(tmp_path: Path) -> None:
+    """`cp -p` and `rsync -t` keep name, size and time of modification."""
+    shard, times = tmp_path / "a.tar", (17, 17)
+    shard.write_bytes(bytes(SIZE))
+    os.utime(shard, ns=times)
+    cache = ScanCache(str(tmp_path / "cache"))
+    cache.store(str(shard), SIZE, 17, True, TABLE)
+    assert cache.load(str(shard), SIZE, 17, True) is not None
+    (tmp_path / "b.tar").write_bytes(bytes(SIZE))
+    os.utime(tmp_path / "b.tar", ns=times)
+    os.replace(tmp_path / "b.tar", shard)
+    assert cache.load(str(shard), SIZE, 17, True) is None
+    cache.store(str(shard), SIZE, 17, True, TABLE)
+    shard.write_bytes(b"x" * SIZE)  # in place
+    os.utime(shard, ns=times)
+    assert cache.load(str(shard), SIZE, 17, True) is None
+    os.replace(shard, tmp_path / "c.tar")  # while it is scanned another one takes its place
+    shard.write_bytes(bytes(SIZE))
+    os.utime(shard, ns=times)
+    cache.store(str(shard), SIZE, 17, True, TABLE)
+    assert cache.load(str(shard), SIZE, 17, True) is None
+
+
+def test_a_table_that_was_changed_is_absent(tmp_path: Path) -> None:
+    """Also where it still is a table of this shard's size."""
     cache = ScanCache(str(tmp_path))
-    cache.store("/data/a.tar", SIZE, 17, True, TABLE)
-    identity = repr(("/data/a.tar", SIZE, 17, True, TABLE_FORMAT))
-    digest = hashlib.blake2b(identity.encode(), digest_size=20).hexdigest()
-    assert [file.name for file in tmp_path.glob("*.npz")] == [f"{digest}.npz"]
+    cache.store("a.tar", SIZE, 17, True, TABLE)
+    (file,) = tmp_path.glob("*.npz")
+    content = file.read_bytes()
+    other = io.BytesIO()
+    table_to_npz(replace(TABLE, member_offset=TABLE.member_offset + 1), other)
+    assert len(other.getvalue()) < len(content)
+    for changed in (other.getvalue(), other.getvalue() + content[-4:], content[:-1] + bytes([content[-1] ^ 1])):
+        file.write_bytes(changed)
+        assert cache.load("a.tar", SIZE, 17, True) is None
+
+
+def test_files_are_for_their_owner_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = tmp_path / "made"
+    folder.mkdir()
+    folder.chmod(0o777)
+    ScanCache(str(folder)).store("a.tar", SIZE, 17, True, TABLE)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    (file,) = folder.glob("*.npz")
+    assert file.stat().st_mode & 0o777 == 0o600
+    if os.geteuid() != 0:
+        pytest.skip("only root can make folders of others")
+    os.chown(folder, 12345, 12345)
+    cache = ScanCache(str(folder))
+    assert cache.load("a.tar", SIZE, 17, True) is None
+    cache.store("b.tar", SIZE, 17, True, TABLE)
+    assert [path.name for path in folder.glob("*.npz")] == [file.name]
+    assert [record.message for record in caplog.records if "belongs to another user (uid 12345)" in record.message]
 
 
 def test_a_compressed_shard_is_found_again_by_its_own_size(tmp_path: Path) -> None:

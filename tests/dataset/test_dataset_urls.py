@@ -36,6 +36,12 @@ from streamload.dataset.urls import _count as count_urls
         (r"back\slash", [r"back\slash"]),
         ("{a..c}", ["a", "b", "c"]),
         ("{10..1..4}", ["10", "6", "2"]),
+        ("http://[::1]:8000/a.tar", ["http://[::1]:8000/a.tar"]),
+        ("http://[::1]/{a,b}.tar::c.tar", ["http://[::1]/a.tar", "http://[::1]/b.tar", "c.tar"]),
+        (
+            ["http://u:p@[fe80::1%25eth0]:80/[0-9].tar::d[ab].tar", "simplecache::http://[2001:db8::1]/x.tar"],
+            ["http://u:p@[fe80::1%25eth0]:80/[0-9].tar", "d[ab].tar", "simplecache::http://[2001:db8::1]/x.tar"],
+        ),
     ],
 )
 def test_expands(urls: str | os.PathLike[str] | list[str], expected: list[str]) -> None:

@@ -81,8 +81,10 @@ class Shelf:
     def size_bytes(self, shard: int) -> int:
         return len(self._shards[shard])
 
-    def memory(self, shard: int) -> NDArray[np.uint8]:
-        return np.frombuffer(self._shards[shard], np.uint8)
+    def gather(
+        self, shard: int, offsets: NDArray[np.int64], sizes: NDArray[np.int64]
+    ) -> tuple[NDArray[np.uint8], NDArray[np.int64]] | None:
+        return np.frombuffer(self._shards[shard], np.uint8), offsets
 
     def url(self, shard: int) -> str:
         return f"/data/{shard}.tar"

@@ -1,4 +1,7 @@
-"""Whatever samples are, their batch is what torch's `default_collate` makes of them, or is refused as there."""
+"""Whatever samples are, their batch is what torch's `default_collate` makes of them, or is refused as there.
+
+Only mappings of unlike keys are refused always, of which torch takes the first one's.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,8 @@ from same_batches import assert_same
 from tasks_by_hand import Shelf, batch_of, job, numbered, slots_for
 from torch.utils.data import default_collate
 
+from streamload.batch.collate import Rows
+from streamload.batch.differences import find_missing_key
 from streamload.decode.rows import RowMaker
 from streamload.decode.tasks import Piece, PieceDone, RowFailure, RowTask
 
@@ -155,7 +160,10 @@ def torchs(values: list[Any]) -> Any:
 def test_batches_of_any_samples_are_torchs(values: list[Any], cuts: list[int]) -> None:
     assume(all(value is not None for value in values))  # that is a transform without a `return`, and is told as that
     theirs, found = torchs(values), ours(values, cuts)
-    if isinstance(theirs, Exception):
+    if find_missing_key(Rows(len(values), values)) is not None:
+        assert isinstance(found, RowFailure), "torch raises or drops what the first sample does not have"
+        assert "it has no key" in found.message
+    elif isinstance(theirs, Exception):
         assert isinstance(found, RowFailure), f"torch refuses it ({theirs}), and we gave {found}"
         assert found.kind == "CollateError"
     else:

@@ -7,8 +7,11 @@ import io
 import os
 import pickle
 import sys
+import tracemalloc
 import zipfile
-from collections.abc import Callable
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -140,7 +143,7 @@ def npz_with(name: str, content: bytes, method: int = zipfile.ZIP_DEFLATED) -> b
     return file.getvalue()
 
 
-def test_npz_refuses_bombs_objects_damage_and_other_methods(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_npz_refuses_bombs_objects_damage_and_other_methods() -> None:
     objects = written(lambda file: np.savez(file, a=np.array([{}], object)))
     with pytest.raises(ValueError, match="Python objects"):
         decode("npz", objects)
@@ -152,9 +155,17 @@ def test_npz_refuses_bombs_objects_damage_and_other_methods(monkeypatch: pytest.
         decode("npz", stored.replace(b"hello there", b"hello where"))
     with pytest.raises(ValueError, match="npz"):
         decode("npz", stored[:-10])
-    monkeypatch.setattr(array_files, "DECOMPRESSED_LIMIT_BYTES", 1000)
-    with pytest.raises(ValueError, match="limit is 1000"):
-        decode("npz", npz_with("a", bytes(1001)))
+    bomb = npz_with("a", bytes(5000))
+    with pytest.raises(ValueError, match=f"limit is {1000 + len(bomb)}.*decode="):
+        decoder_for("npz", limit_bytes=1000)(memoryview(bomb))
+
+
+def test_what_hardly_expands_is_read_whatever_its_size() -> None:
+    array = np.frombuffer(os.urandom(5000), np.uint8)
+    stored, packed = io.BytesIO(), gzip.compress(npy_bytes(array))
+    np.savez(stored, array=array)
+    assert_same(decoder_for("npz", limit_bytes=100)(memoryview(stored.getvalue()))["array"], array)
+    assert_same(decoder_for("npy.gz", limit_bytes=200)(memoryview(packed)), array)
 
 
 def test_npz_refuses_a_name_that_occurs_twice() -> None:
@@ -223,6 +234,119 @@ def test_torch_files_load_and_never_execute(tmp_path: Any) -> None:
     for bad in (b"", b"nonsense", data[:-30]):
         with pytest.raises(ValueError, match="weights_only"):
             decode("pt", bad)
+    unknown = written(lambda file: torch.save(defaultdict(dict, a=1), file))
+    with pytest.raises(ValueError, match="collections.defaultdict"):  # in torch's words
+        decode("pt", unknown)
+
+
+def old_torch_file(pickled: bytes) -> bytes:
+    file = io.BytesIO()
+    torch = pytest.importorskip("torch")
+    torch.save(None, file, _use_new_zipfile_serialization=False)
+    none = b"\x80\x02N."
+    before, found, behind = file.getvalue().partition(none)
+    assert found
+    return before + pickled + behind
+
+
+@contextmanager
+def most_bytes_taken(limit_bytes: int) -> Iterator[None]:
+    """Python's own allocations stay below a limit."""
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] < limit_bytes
+    finally:
+        tracemalloc.stop()
+
+
+NUMBER = b"J" + (400 << 20).to_bytes(4, "little")
+CLAIMS = {
+    "bytearray": b"\x80\x02c__builtin__\nbytearray\n" + NUMBER + b"\x85R.",
+    "bytearray kept for later": b"\x80\x02" + NUMBER + b"q\0c__builtin__\nbytearray\nh\0\x85R.",
+    "storage": b"\x80\x02ctorch.storage\nUntypedStorage\n" + NUMBER + b"\x85\x81.",
+    "tensor": b"\x80\x02ctorch\nFloatTensor\n" + NUMBER + b"\x85R.",
+}
+
+
+@pytest.mark.parametrize("kind", CLAIMS)
+def test_torch_files_take_no_memory_for_a_mere_number(kind: str) -> None:
+    plain = written(lambda file: pytest.importorskip("torch").save(None, file))
+    decode("pt", plain)
+    for data in (CLAIMS[kind], old_torch_file(CLAIMS[kind]), with_pickle(plain, lambda _: CLAIMS[kind])):
+        with most_bytes_taken(20 << 20), pytest.raises(ValueError, match="of a mere size"):
+            decode("pt", data)
+
+
+@pytest.mark.parametrize("new", [True, False])
+def test_torch_files_may_not_expand_beyond_the_limit(new: bool) -> None:
+    torch = pytest.importorskip("torch")
+    views = {"small": torch.ones(1).expand(10, 3), "large": torch.ones(4, 1).expand(4, 100_000)}
+    for kind, allowed in (("small", True), ("large", False)):
+        data = written(lambda file, kind=kind: torch.save(views[kind], file, _use_new_zipfile_serialization=new))
+        assert decode("pt", data).shape == views[kind].shape
+        decoder = decoder_for("pt", limit_bytes=1 << 20)
+        if allowed:
+            assert torch.equal(decoder(memoryview(data)), views[kind])
+        else:
+            with pytest.raises(ValueError, match=r"expands from \d+ bytes to 1600000.*limit is 1048576"):
+                decoder(memoryview(data))
+
+
+@pytest.mark.parametrize("new", [True, False])
+def test_torch_files_whose_tensors_lie_beyond_what_is_stored_are_refused(new: bool) -> None:
+    torch = pytest.importorskip("torch")
+    plain = written(lambda file: torch.save(torch.zeros(77), file, _use_new_zipfile_serialization=new))
+    length, more = b"K\x4d", b"K\xc8"
+    for behind, says in (
+        (b"t" if new else b"N", "a storage of 800 bytes is announced"),
+        (b"\x85", "beyond its storage"),
+    ):
+        old, crafted = length + behind, more + behind
+        data = with_pickle(plain, lambda pickled, old=old, crafted=crafted: pickled.replace(old, crafted))
+        assert data != plain
+        with pytest.raises(ValueError, match=says):
+            decode("pt", data)
+
+
+def with_pickle(torch_file: bytes, change: Callable[[bytes], bytes]) -> bytes:
+    """The same file with another pickle of what was saved."""
+    if not zipfile.is_zipfile(io.BytesIO(torch_file)):
+        return change(torch_file)
+    out = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(torch_file)) as source, zipfile.ZipFile(out, "w") as target:
+        for name in source.namelist():
+            content = source.read(name)
+            target.writestr(name, change(content) if name.endswith("data.pkl") else content)
+    return out.getvalue()
+
+
+def test_torch_files_of_every_kind_still_load() -> None:
+    torch = pytest.importorskip("torch")
+    base = torch.arange(12.0).reshape(3, 4)
+    values = {
+        "view": base[1:, ::2],
+        "shared": [base, base.T],
+        "empty": torch.zeros(0, 5),
+        "scalar": torch.tensor(3),
+        "parameter": torch.nn.Parameter(torch.ones(2)),
+        "narrow": [torch.ones(3, dtype=dtype) for dtype in (torch.bfloat16, torch.bool, torch.complex64)],
+        "plain": {"a": (1, 2.5, None, True, 1j, "text", b"bytes", bytearray(b"more")), "size": torch.Size([2, 3])},
+        "large number": 1 << 40,
+        "set": {1, 2},
+        "ordered": OrderedDict(a=torch.ones(1)),
+        "sparse": torch.eye(3).to_sparse(),
+    }
+    new_only = torch.ones(3, dtype=torch.uint16)  # the older format has no such type
+    assert torch.equal(decode("pt", written(lambda file: torch.save(new_only, file))), new_only)
+    for new in (True, False):
+        got = decode("pt", written(lambda file, new=new: torch.save(values, file, _use_new_zipfile_serialization=new)))
+        assert list(got) == list(values)
+        assert torch.equal(got["view"], values["view"])
+        assert torch.equal(got["shared"][1], base.T)
+        assert got["plain"] == values["plain"]
+        assert torch.equal(got["sparse"].to_dense(), torch.eye(3))
+        assert [each.dtype for each in got["narrow"]] == [each.dtype for each in values["narrow"]]
 
 
 @pytest.mark.parametrize("field", ["pkl", "pickle", "pyd", "bin", "unknown", "x.pkl", "gz"])
@@ -281,10 +405,9 @@ def test_gzip_is_undone_before_the_inner_decoder() -> None:
 
 def test_gzip_refuses_bombs_cuts_and_damage() -> None:
     data = gzip.compress(os.urandom(40_000))
-    with pytest.raises(ValueError, match="limit of 1000"):
-        decompress_gzip(memoryview(gzip.compress(bytes(1001))), 1000)
-    with pytest.raises(ValueError, match="limit of 1000"):
-        decompress_gzip(memoryview(gzip.compress(bytes(600)) * 2), 1000)
+    for whole in (gzip.compress(bytes(1100)), gzip.compress(bytes(600)) * 2):
+        with pytest.raises(ValueError, match=f"limit of {1000 + len(whole)}"):
+            decompress_gzip(memoryview(whole), 1000)
     assert decompress_gzip(memoryview(gzip.compress(bytes(1000))), 1000) == bytes(1000)
     for size in (0, 1, 10, 20_000, len(data) - 1):
         with pytest.raises(ValueError, match="cut off"):

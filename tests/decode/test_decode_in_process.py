@@ -12,12 +12,12 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import numpy as np
 import pytest
 from tasks_by_hand import Shelf, batch_of, job, mapped_batch, numbered
 
 from streamload.decode.in_process import CallerPool, ThreadPool
+from streamload.decode.job_pickle import pickle_job
 from streamload.decode.tasks import BytesMoved, Job, RowsDone, RowTask, ScanDone, ScanTask, Task
 from streamload.errors import ShardNotFoundError, WorkerError
 from streamload.fetch.resident import ResidentShards
@@ -193,7 +193,7 @@ class Threads:
     def __init__(self, work: Job, shelf: Shelf, folder: Path, workers: int) -> None:
         self.notes, self.slots = Notes(), SlotPool()
         shards = Growing(shelf.write(folder), kept_bytes=0)
-        self.pool = ThreadPool(workers, job=cloudpickle.dumps(work), shards=shards, slots=self.slots, events=self.notes)
+        self.pool = ThreadPool(workers, job=pickle_job(work).data, shards=shards, slots=self.slots, events=self.notes)
 
     async def do(self, tasks: list[Any]) -> list[Any]:
         waiting = list(tasks)

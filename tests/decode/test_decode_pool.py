@@ -14,12 +14,12 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import numpy as np
 import pytest
 from tasks_by_hand import Shelf, job, mapped_batch, numbered
 
 from streamload.decode.failure import error_from
+from streamload.decode.job_pickle import pickle_job
 from streamload.decode.pool import ProcessPool
 from streamload.decode.tasks import BytesMoved, Job, RowsDone, RowTask, ScanDone, ScanTask, Task
 from streamload.errors import ShardFormatError, WorkerError
@@ -45,7 +45,7 @@ class Office:
         self.slots = SlotPool()
         self.pool = ProcessPool(
             workers,
-            job=cloudpickle.dumps(work),
+            job=pickle_job(work).data,
             import_path=tuple(sys.path),
             shards=ResidentShards(shards, kept_bytes=0),
             slots=self.slots,

@@ -112,13 +112,13 @@ def test_a_field_that_a_sample_lacks_is_no_part_of_its_dict() -> None:
     assert [sample["npy"].tolist() for sample in seen] == [[1], [2], [3]]
 
 
-def test_dicts_of_different_fields_are_left_to_torch() -> None:
-    """The fields that all have are read a column at a time all the same."""
+def test_dicts_of_different_fields_are_refused() -> None:
     shelf = Shelf([{"npy": npy([0, 1])}, {"npy": npy([2, 3]), "cls": b"1"}])
     done, _ = run(job(), shelf, shelf.task())
     assert done.pieces[0].misfit
-    batch = only_batch(job(), shelf, shelf.task(whole=True))
-    assert as_lists(batch) == {"__key__": ["key0", "key1"], "__url__": ["/data/0.tar"] * 2, "npy": [[0, 1], [2, 3]]}
+    done, _ = run(job(), shelf, shelf.task(whole=True))
+    (failure,) = done.pieces[0].failures
+    assert (failure.kind, "'cls'" in failure.message) == ("CollateError", True)
 
 
 def test_a_transform_of_a_field_is_not_called_where_a_dict_lacks_it() -> None:

@@ -13,16 +13,15 @@ from servers.faults import FaultServer, Script
 from servers.plain_storage import PlainStorage
 
 from streamload.errors import ShardChangedError, ShardNotFoundError, StorageError
-from streamload.fetch.transfer.download import Downloaded, DownloadLimits, Pin
+from streamload.fetch.storage.patience import Retries, RetryPolicy
+from streamload.fetch.transfer.download import Downloaded, Pin
 from streamload.fetch.transfer.transfers import Part, Source, TransferCounts, Transfers
 
 SEEDS = [0, 1, *(exhaustive((seed,)) for seed in range(2, 100))]
 SHARD_BYTES = 1_000_003
 PART_BYTES = 128 << 10
 SHARDS = {f"bucket/train-{n}.tar": random.Random(n).randbytes(SHARD_BYTES) for n in range(3)}
-PATIENT = DownloadLimits(
-    stall_timeout_s=5.0, give_up_timeout_s=20.0, tries=25, first_backoff_s=0.01, most_backoff_s=0.1
-)
+PATIENT = RetryPolicy(stall_timeout_s=5.0, give_up_timeout_s=20.0, tries=25, first_backoff_s=0.01, most_backoff_s=0.1)
 DEADLINE_S = 30.0
 
 
@@ -53,7 +52,7 @@ class Fetched:
             self.assert_right()
 
 
-async def fetch(url: str, part_bytes: int, limits: DownloadLimits, most: int) -> Fetched:
+async def fetch(url: str, part_bytes: int, limits: RetryPolicy, most: int) -> Fetched:
     """Every part of every shard once, with the shards' sizes not known before; ends with the first error."""
     storage = PlainStorage(url)
     sources = [Source(storage, f"{url}/{name}", Pin()) for name in SHARDS]
@@ -85,7 +84,7 @@ async def fetch(url: str, part_bytes: int, limits: DownloadLimits, most: int) ->
         fetched.errors.append(error)
         ended.set()
 
-    transfers = Transfers(sources.__getitem__, write, on_done, on_failed, limits=limits, most=most)
+    transfers = Transfers(sources.__getitem__, write, on_done, on_failed, retries=Retries(limits), most=most)
     start_more()
     async with asyncio.timeout(DEADLINE_S):
         await ended.wait()
@@ -101,7 +100,7 @@ class Network:
     server: FaultServer
 
     def fetch(
-        self, script: Script, *, part_bytes: int = PART_BYTES, limits: DownloadLimits = PATIENT, most: int = 8
+        self, script: Script, *, part_bytes: int = PART_BYTES, limits: RetryPolicy = PATIENT, most: int = 8
     ) -> Fetched:
         self.server.play(script)
         return asyncio.run(fetch(self.server.url, part_bytes, limits, most))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -79,3 +81,53 @@ def test_what_was_logged_before_the_end_is_not_lost(tmp_path: Path, caplog: pyte
         time.sleep(0.2)  # the last record is on its way: from the thread to the feeder's loop, from there to here
     # Some of them twice: the epoch after this one is begun ahead.
     assert {record.getMessage() for record in caplog.records} == {f"made {number}" for number in range(5)}
+
+
+def talkative(label: int) -> int:
+    log = logging.getLogger("mine.deep")
+    log.debug("debug of %d", label)
+    log.info("info of %d", label)
+    logging.info("root's info of %d", label)
+    if label == 1:
+        try:
+            raise ValueError("caught")
+        except ValueError:
+            log.exception("went on")
+    return label
+
+
+@pytest.mark.parametrize("options", [{"num_workers": 0}, {"num_workers": 1}, {"num_workers": 1, "executor": "thread"}])
+def test_a_transform_logs_as_it_would_in_the_users_process(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str], options: dict[str, Any]
+) -> None:
+    """At the levels of the user's loggers, by name, whoever runs it."""
+    caplog.set_level(logging.INFO, "mine")
+    shards = write_numbers(tmp_path / "shards", [2])
+    with StreamLoader(shards, 1, fields=("cls",), transform={"cls": talkative}, timeout=60, **options) as loader:
+        assert len(list(loader)) == 2
+    found = [record for record in caplog.records if record.name == "mine.deep"]
+    said = [(record.levelname, record.getMessage()) for record in found]
+    # That of the next epoch, which is begun ahead, may come too.
+    assert said[:3] == [("INFO", "info of 0"), ("INFO", "info of 1"), ("ERROR", "went on")]
+    assert {record.name for record in caplog.records} == {"mine.deep"}, "the root's level is a warning"
+    assert {record.funcName for record in found} == {"talkative"}
+    assert "ValueError: caught" in caplog.text
+    assert (found[0].process == os.getpid()) == (options["num_workers"] == 0)
+    assert capfd.readouterr().err == ""
+
+
+def test_what_is_logged_by_a_thread_of_the_users_code_comes_too(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def transform(label: int) -> int:
+        threads = [threading.Thread(target=logging.warning, args=("%d", number)) for number in range(20)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return label
+
+    shards = write_numbers(tmp_path / "shards", [1])
+    with StreamLoader(shards, 1, fields=("cls",), transform={"cls": transform}, num_workers=1, timeout=60) as loader:
+        assert len(list(loader)) == 1
+    assert {record.getMessage() for record in caplog.records} == {str(number) for number in range(20)}

@@ -11,6 +11,7 @@ import asyncio
 import os
 import random
 import sys
+import zlib
 
 import numpy as np
 
@@ -34,6 +35,13 @@ def content(identity: ShardIdentity) -> bytes:
     return np.random.default_rng(seed).bytes(identity.bytes)
 
 
+def file_of(identity: ShardIdentity) -> bytes:
+    """What a whole file holds: the shard, and the checksums of its parts."""
+    data = content(identity)
+    parts = (part_of(data, part) for part in range(-(-len(data) // PART_BYTES)))
+    return data + b"".join(zlib.crc32(part).to_bytes(4, "little") for part in parts)
+
+
 def part_of(data: bytes, part: int) -> bytes:
     return data[part * PART_BYTES : (part + 1) * PART_BYTES]
 
@@ -48,7 +56,7 @@ async def fill(shard: CachedShard, identity: ShardIdentity, pause_s: float = 0.0
             piece = part_of(data, part)
             shard.write(part * PART_BYTES, piece[:1000])
             shard.write(part * PART_BYTES + 1000, piece[1000:])
-            shard.finish(part)
+            shard.finish(part, zlib.crc32(piece))
             fetched.append(part)
     return fetched
 
@@ -100,7 +108,7 @@ async def _epochs(cache: DiskCache, n_shards: int, generator: random.Random, epo
                     os.write(log, f"{number} {part}\n".encode())
                     await asyncio.sleep(0.001)
                     shard.write(part * PART_BYTES, part_of(data, part))
-                    shard.finish(part)
+                    shard.finish(part, zlib.crc32(part_of(data, part)))
             if os.pread(shard.descriptor, shard_bytes := identities[number].bytes, 0) != data:
                 sys.exit(f"wrong bytes in shard {number} of {shard_bytes} bytes")
             shard.close()

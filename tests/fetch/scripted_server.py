@@ -83,7 +83,8 @@ async def _answer(script: Script, head: str, writer: asyncio.StreamWriter) -> bo
         return True
     if found and fault != "whole":
         shift = 1 if fault == "other" else 0
-        lines.append(f"Content-Range: bytes {start + shift}-{last + shift}/{len(CONTENT)}")
+        total = "*" if fault == "open" else len(CONTENT)
+        lines.append(f"Content-Range: bytes {start + shift}-{last + shift}/{total}")
     if fault == "whole":
         body = CONTENT
     if fault == "short":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from cache_filling import (
 )
 
 from streamload.fetch.cache import disk_cache, partial_shard
-from streamload.fetch.cache.cached_shard import CachedShard
+from streamload.fetch.cache.cached_shard import CacheDamagedError, CachedShard
 from streamload.fetch.cache.disk_cache import DiskCache
 from streamload.fetch.cache.file_locks import locked_file
 from streamload.fetch.cache.partial_shard import PartialFiles, PartialShard
@@ -30,6 +31,8 @@ from streamload.fetch.cache.shard_identity import ShardIdentity, key_in_name, ur
 
 N_PARTS = 8
 ONE = identity_of(0).bytes
+ROOM = ONE + 4 * N_PARTS
+"""What a shard takes with its checksums."""
 
 
 class Listed:
@@ -54,7 +57,7 @@ def folder(tmp_path: Path) -> str:
 
 @pytest.fixture
 def cache(folder: str) -> Iterator[DiskCache]:
-    made = DiskCache(folder, 100 * ONE, part_bytes=PART_BYTES)
+    made = DiskCache(folder, 100 * ROOM, part_bytes=PART_BYTES)
     yield made
     made.close()
 
@@ -63,6 +66,10 @@ def opened(cache: DiskCache, identity: ShardIdentity) -> CachedShard:
     shard = cache.open(identity)
     assert shard is not None
     return shard
+
+
+def checksum(part: int) -> int:
+    return zlib.crc32(part_of(content(identity_of(1)), part))
 
 
 def keep(cache: DiskCache, *identities: ShardIdentity) -> None:
@@ -108,7 +115,7 @@ def test_another_version_or_url_is_another_entry(cache: DiskCache, folder: str, 
 
 
 def test_an_old_version_goes_first(folder: str) -> None:
-    cache = DiskCache(folder, 3 * ONE, part_bytes=PART_BYTES)
+    cache = DiskCache(folder, 3 * ROOM, part_bytes=PART_BYTES)
     old, new = identity_of(1), identity_of(1, etag='"2"')
     keep(cache, old, identity_of(2), identity_of(3))
     cache.expect(Listed(new, identity_of(2), new, identity_of(3)))
@@ -122,10 +129,10 @@ def test_what_was_filled_in_part_is_gone_on_with(cache: DiskCache, folder: str) 
     shard = opened(cache, first)
     assert asyncio.run(shard.claim(3))
     shard.write(3 * PART_BYTES, part_of(content(first), 3))
-    shard.finish(3)
+    shard.finish(3, checksum(3))
     assert asyncio.run(shard.claim(4))  # and never finished
     shard.close()
-    other = DiskCache(folder, 100 * ONE, part_bytes=PART_BYTES)
+    other = DiskCache(folder, 100 * ROOM, part_bytes=PART_BYTES)
     shard = opened(other, first)
     assert [part for part in range(N_PARTS) if shard.has(part)] == [3]
     assert asyncio.run(fill(shard, first)) == [0, 1, 2, 4, 5, 6, 7]
@@ -138,7 +145,7 @@ def test_two_openings_fill_one_shard_and_fetch_each_part_once(cache: DiskCache, 
     async def both() -> list[list[int]]:
         return await asyncio.gather(*(fill(shard, identity_of(1), 0.003, step) for step, shard in zip((1, -1), shards)))
 
-    other = DiskCache(folder, 100 * ONE, part_bytes=PART_BYTES)
+    other = DiskCache(folder, 100 * ROOM, part_bytes=PART_BYTES)
     shards = [opened(cache, identity_of(1)), opened(other, identity_of(1))]
     fetched = asyncio.run(both())
     assert sorted(fetched[0] + fetched[1]) == list(range(N_PARTS))
@@ -162,7 +169,7 @@ def test_a_claim_waits_for_the_present_owner_in_this_process_too(cache: DiskCach
         shard.abandon(0)
         done, left = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         shard.write(0, part_of(content(identity_of(1)), 0))
-        shard.finish(0)
+        shard.finish(0, checksum(0))
         return [(await task) for task in (*done, *left)]
 
     shard = opened(cache, identity_of(1))
@@ -197,7 +204,8 @@ def test_a_part_that_arrives_just_before_its_lock_is_had_is_not_fetched(
 
     def late(part: int) -> bool:
         assert first.partial is not None
-        first.partial.set_present(part)
+        first.partial.write(0, part_of(content(identity_of(1)), 0))
+        first.partial.set_present(part, checksum(part))
         return try_claim(part)
 
     monkeypatch.setattr(partial, "try_claim", late)
@@ -224,7 +232,7 @@ def test_a_complete_file_whose_owner_died_gets_its_name_from_the_next(cache: Dis
     dead = PartialShard.create(PartialFiles(at, identity_of(1).file_name, tag, ONE, PART_BYTES))
     dead.write(0, content(identity_of(1)))
     for part in range(N_PARTS):
-        dead.set_present(part)
+        dead.set_present(part, checksum(part))
     dead.close()
     shard = opened(cache, identity_of(1))
     assert shard.complete
@@ -240,12 +248,12 @@ def test_half_of_a_pair_is_swept_away(cache: DiskCache, folder: str, kind: str) 
     for name in partial_names(folder):
         if name.endswith(kind):
             os.unlink(os.path.join(folder, FILE_NAMES_AT, "partial", name))
-    DiskCache(folder, ONE, part_bytes=PART_BYTES).close()
+    DiskCache(folder, ROOM, part_bytes=PART_BYTES).close()
     assert partial_names(folder) == set()
 
 
 def test_a_partial_file_needs_no_room_beside_itself(folder: str) -> None:
-    cache = DiskCache(folder, ONE + 4096, part_bytes=PART_BYTES)
+    cache = DiskCache(folder, ROOM + 4096, part_bytes=PART_BYTES)
     shard = opened(cache, identity_of(1))
     asyncio.run(fill_some(shard, identity_of(1)))
     shard.close()
@@ -267,14 +275,14 @@ def test_an_owner_that_was_stopped_is_not_waited_for_without_end(cache: DiskCach
 
     asyncio.run(run())
     other.write(0, part_of(content(identity_of(1)), 0))
-    other.finish(0)
+    other.finish(0, checksum(0))
     assert stopped.has(0)
     stopped.close()
     other.close()
 
 
 def test_the_furthest_next_use_goes_first(folder: str) -> None:
-    cache = DiskCache(folder, 3 * ONE, part_bytes=PART_BYTES)
+    cache = DiskCache(folder, 3 * ROOM, part_bytes=PART_BYTES)
     one, two, three, four = (identity_of(number) for number in (1, 2, 3, 4))
     cache.expect(Listed(one, two, three, four, two, four, three, one))
     keep(cache, one, two, three, four)
@@ -283,7 +291,7 @@ def test_the_furthest_next_use_goes_first(folder: str) -> None:
 
 
 def test_a_shard_that_is_needed_last_passes_the_cache_by(folder: str) -> None:
-    cache = DiskCache(folder, 2 * ONE, part_bytes=PART_BYTES)
+    cache = DiskCache(folder, 2 * ROOM, part_bytes=PART_BYTES)
     one, two, three = (identity_of(number) for number in (1, 2, 3))
     cache.expect(Listed(one, two, three, one, two, three))
     keep(cache, one, two)
@@ -294,7 +302,7 @@ def test_a_shard_that_is_needed_last_passes_the_cache_by(folder: str) -> None:
 
 
 def test_without_a_known_future_nothing_displaces_anything(folder: str) -> None:
-    cache = DiskCache(folder, 2 * ONE, part_bytes=PART_BYTES)
+    cache = DiskCache(folder, 2 * ROOM, part_bytes=PART_BYTES)
     keep(cache, identity_of(1), identity_of(2))
     assert cache.open(identity_of(3)) is None
     cache.expect(Listed(identity_of(3), identity_of(3)))
@@ -304,10 +312,10 @@ def test_without_a_known_future_nothing_displaces_anything(folder: str) -> None:
 
 
 def test_files_in_use_are_not_evicted(folder: str) -> None:
-    cache = DiskCache(folder, 2 * ONE, part_bytes=PART_BYTES)
+    cache = DiskCache(folder, 2 * ROOM, part_bytes=PART_BYTES)
     one, two, three = (identity_of(number) for number in (1, 2, 3))
     keep(cache, one, two)
-    other = DiskCache(folder, 2 * ONE, part_bytes=PART_BYTES)
+    other = DiskCache(folder, 2 * ROOM, part_bytes=PART_BYTES)
     shard = opened(other, one)
     copy = os.dup(shard.descriptor)  # as a worker has one
     shard.close()
@@ -323,7 +331,7 @@ def test_files_in_use_are_not_evicted(folder: str) -> None:
 
 
 def test_a_file_that_just_got_its_name_counts_as_in_use_while_it_is(folder: str) -> None:
-    cache = DiskCache(folder, ONE, part_bytes=PART_BYTES)
+    cache = DiskCache(folder, ROOM, part_bytes=PART_BYTES)
     shard = opened(cache, identity_of(1))
     asyncio.run(fill(shard, identity_of(1)))
     cache.flush()
@@ -337,7 +345,7 @@ def test_a_file_that_just_got_its_name_counts_as_in_use_while_it_is(folder: str)
 
 
 def test_partial_files_count_in_full_while_they_are_in_use(folder: str) -> None:
-    cache = DiskCache(folder, 2 * ONE, part_bytes=PART_BYTES)
+    cache = DiskCache(folder, 2 * ROOM, part_bytes=PART_BYTES)
     shards = [opened(cache, identity_of(number)) for number in (1, 2)]
     cache.expect(Listed(identity_of(3), identity_of(3)))
     assert cache.open(identity_of(3)) is None
@@ -345,16 +353,16 @@ def test_partial_files_count_in_full_while_they_are_in_use(folder: str) -> None:
     for shard in shards:
         shard.close()
     keep(cache, identity_of(3))
-    assert cached_bytes(folder) <= 2 * ONE + ONE  # those that are not in use have no blocks
+    assert cached_bytes(folder) <= 2 * ROOM + ROOM  # those that are not in use have no blocks
     cache.close()
 
 
 def test_idle_partial_files_are_evicted_with_their_states(folder: str) -> None:
-    cache = DiskCache(folder, ONE, part_bytes=PART_BYTES)
+    cache = DiskCache(folder, ROOM, part_bytes=PART_BYTES)
     shard = opened(cache, identity_of(1))
     asyncio.run(shard.claim(0))
     shard.write(0, part_of(content(identity_of(1)), 0))
-    shard.finish(0)
+    shard.finish(0, checksum(0))
     shard.close()
     assert len(partial_names(folder)) == 2
     cache.expect(Listed(identity_of(2), identity_of(2)))
@@ -367,7 +375,7 @@ def test_an_evicted_file_stays_readable_and_never_gets_a_name(cache: DiskCache, 
     shard = opened(cache, identity_of(1))
     for name in partial_names(folder):
         os.unlink(os.path.join(folder, FILE_NAMES_AT, "partial", name))
-    other = DiskCache(folder, 100 * ONE, part_bytes=PART_BYTES)
+    other = DiskCache(folder, 100 * ROOM, part_bytes=PART_BYTES)
     anew = opened(other, identity_of(1))
     assert asyncio.run(anew.claim(0))
     asyncio.run(fill(shard, identity_of(1)))
@@ -388,7 +396,7 @@ def test_partial_files_of_an_earlier_boot_are_discarded(
     shard.close()
     before = partial_names(folder)
     monkeypatch.setattr(disk_cache, "boot_tag", lambda: "another-boot")
-    other = DiskCache(folder, 100 * ONE, part_bytes=PART_BYTES)
+    other = DiskCache(folder, 100 * ROOM, part_bytes=PART_BYTES)
     assert partial_names(folder) == set()
     shard = opened(other, identity_of(1))
     assert not partial_names(folder) & before
@@ -402,7 +410,7 @@ def test_partial_files_that_another_machine_uses_are_left_to_it(
 ) -> None:
     shard = opened(cache, identity_of(1))
     monkeypatch.setattr(disk_cache, "boot_tag", lambda: "another-boot")
-    other = DiskCache(folder, 100 * ONE, part_bytes=PART_BYTES)
+    other = DiskCache(folder, 100 * ROOM, part_bytes=PART_BYTES)
     assert len(partial_names(folder)) == 2
     assert read_through(other, identity_of(1)) == N_PARTS
     asyncio.run(fill(shard, identity_of(1)))
@@ -416,7 +424,7 @@ async def fill_some(shard: CachedShard, identity: ShardIdentity) -> None:
     for part in (0, 5):
         assert await shard.claim(part)
         shard.write(part * PART_BYTES, part_of(content(identity), part))
-        shard.finish(part)
+        shard.finish(part, zlib.crc32(part_of(content(identity), part)))
 
 
 @pytest.mark.parametrize("harm", ["no state", "no data", "short state", "other header", "short data"])
@@ -440,16 +448,88 @@ def test_partial_files_that_do_not_fit_are_made_anew(cache: DiskCache, folder: s
 
 def test_processes_with_parts_of_other_sizes_do_not_mix(cache: DiskCache, folder: str) -> None:
     shard = opened(cache, identity_of(1))
-    other = DiskCache(folder, 100 * ONE, part_bytes=PART_BYTES * 2)
+    other = DiskCache(folder, 100 * ROOM, part_bytes=PART_BYTES * 2)
     assert other.open(identity_of(1)) is None
     asyncio.run(fill(shard, identity_of(1)))
     shard.close()
     cache.flush()
-    whole = opened(other, identity_of(1))
-    assert whole.complete
+    anew = opened(other, identity_of(1))
+    assert not anew.has(0), "checksums of other parts say nothing"
     with pytest.raises(IndexError):
-        whole.has(4)
+        anew.has(4)
     other.close()
+
+
+def flip(path: str, place: int) -> None:
+    with open(path, "r+b") as file:
+        file.seek(place)
+        found = file.read(1)
+        file.seek(place)
+        file.write(bytes([found[0] ^ 1]))
+
+
+def test_a_file_that_was_damaged_is_removed_and_fetched_again(
+    cache: DiskCache, folder: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    keep(cache, identity_of(1))
+    path = os.path.join(folder, FILE_NAMES_AT, identity_of(1).file_name)
+    flip(path, 3 * PART_BYTES + 5)
+    shard, late = opened(cache, identity_of(1)), opened(cache, identity_of(1))
+    assert not asyncio.run(shard.claim(2))
+    with pytest.raises(CacheDamagedError):
+        asyncio.run(shard.claim(3))
+    assert cached_names(folder) == set()
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert path in record.message
+    assert read_through(cache, identity_of(1)) == N_PARTS
+    cache.flush()
+    with pytest.raises(CacheDamagedError):
+        asyncio.run(late.claim(3))
+    assert cached_names(folder) == {identity_of(1).file_name}, "the sound file that has its name now stays"
+    assert read_through(cache, identity_of(1)) == 0
+
+
+def test_a_part_that_another_process_has_fetched_is_compared_too(cache: DiskCache, folder: str) -> None:
+    shard = opened(cache, identity_of(1))
+    asyncio.run(fill_some(shard, identity_of(1)))
+    (path,) = (name for name in partial_names(folder) if name.endswith(".part"))
+    flip(os.path.join(folder, FILE_NAMES_AT, "partial", path), 5)
+    other = DiskCache(folder, 100 * ROOM, part_bytes=PART_BYTES)
+    joined = opened(other, identity_of(1))
+    assert not asyncio.run(joined.claim(5))
+    with pytest.raises(CacheDamagedError):
+        asyncio.run(joined.claim(0))
+    assert partial_names(folder) == set()
+    joined.close()
+    assert read_through(other, identity_of(1)) == N_PARTS
+    shard.close()
+    other.close()
+
+
+def test_files_of_before_there_were_checksums_are_made_anew(cache: DiskCache, folder: str) -> None:
+    (Path(folder) / FILE_NAMES_AT / identity_of(1).file_name).write_bytes(content(identity_of(1)))
+    assert read_through(cache, identity_of(1)) == N_PARTS
+    cache.flush()
+    assert read_through(cache, identity_of(1)) == 0
+
+
+def test_files_are_for_their_owner_alone(folder: str) -> None:
+    os.makedirs(os.path.join(folder, FILE_NAMES_AT), mode=0o777)
+    os.chmod(os.path.join(folder, FILE_NAMES_AT), 0o777)
+    cache = DiskCache(folder, 100 * ROOM, part_bytes=PART_BYTES)
+    keep(cache, identity_of(1))
+    shard = opened(cache, identity_of(2))
+    modes = {
+        os.path.basename(path): os.stat(path).st_mode & 0o777
+        for at, folders, files in os.walk(folder)
+        for path in (os.path.join(at, name) for name in (*folders, *files))
+    }
+    assert modes.pop(FILE_NAMES_AT) == modes.pop("partial") == 0o700
+    assert set(modes.values()) == {0o600}
+    assert len(modes) == 4
+    shard.close()
+    cache.close()
 
 
 def test_a_whole_file_that_has_not_the_right_size_is_not_believed(cache: DiskCache, folder: str) -> None:
@@ -461,7 +541,7 @@ def test_a_whole_file_that_has_not_the_right_size_is_not_believed(cache: DiskCac
 def test_without_byte_locks_every_opening_fills_a_file_of_its_own(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk_cache, "boot_tag", lambda: None)
     monkeypatch.setattr("streamload.fetch.cache.file_locks.LOCKS_BYTES", False)
-    cache = DiskCache(folder, 3 * ONE, part_bytes=PART_BYTES)
+    cache = DiskCache(folder, 3 * ROOM, part_bytes=PART_BYTES)
     shards = [opened(cache, identity_of(1)), opened(cache, identity_of(1))]
     assert len(partial_names(folder)) == 4
     for shard in shards:
@@ -475,7 +555,7 @@ def test_without_byte_locks_every_opening_fills_a_file_of_its_own(folder: str, m
     assert cached_names(folder) == {identity_of(1).file_name, identity_of(3).file_name}
     left.close()
     cache.close()
-    DiskCache(folder, 3 * ONE, part_bytes=PART_BYTES).close()
+    DiskCache(folder, 3 * ROOM, part_bytes=PART_BYTES).close()
     assert partial_names(folder) == set()
 
 
@@ -492,7 +572,7 @@ def test_a_process_that_keeps_the_folders_lock_costs_the_others_only_the_cache(
 
 def test_closing_leaves_no_descriptor_and_no_thread(folder: str) -> None:
     before = set(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else set()
-    cache = DiskCache(folder, 100 * ONE, part_bytes=PART_BYTES)
+    cache = DiskCache(folder, 100 * ROOM, part_bytes=PART_BYTES)
     keep(cache, identity_of(1))
     left_open = [opened(cache, identity_of(number)) for number in (1, 2, 3)]
     asyncio.run(fill(left_open[2], identity_of(3)))

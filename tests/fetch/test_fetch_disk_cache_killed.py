@@ -11,7 +11,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from cache_filling import FILE_NAMES_AT, cached_names, content, identity_of, read_through
+from cache_filling import FILE_NAMES_AT, cached_names, file_of, identity_of, read_through
 from matrix import exhaustive
 
 from streamload.fetch.cache.disk_cache import DiskCache
@@ -20,7 +20,7 @@ PROGRAM = Path(__file__).with_name("cache_filling.py")
 N_PROCESSES = 4
 N_SHARDS = 24
 N_PARTS = 8
-ONE = identity_of(0).bytes
+ONE = identity_of(0).bytes + 4 * 8  # with its checksums
 KILLS = 10
 LONGEST_S = 60.0
 SEEDS = pytest.mark.parametrize("seed", [0, 1, *(exhaustive((seed,)) for seed in range(2, 6))])
@@ -92,7 +92,7 @@ def check_visible(folder: str) -> set[int]:
     numbers = {identity_of(number).file_name: number for number in range(N_SHARDS)}
     for name in cached_names(folder):
         with open(os.path.join(folder, FILE_NAMES_AT, name), "rb") as file:
-            assert file.read() == content(identity_of(numbers[name]))
+            assert file.read() == file_of(identity_of(numbers[name]))
     return {numbers[name] for name in cached_names(folder)}
 
 

@@ -11,7 +11,8 @@ from scripted_storage import Answer, ScriptedStorage
 from virtual_time import run_in_virtual_time
 
 from streamload.errors import ShardChangedError, ShardNotFoundError, StorageError, TransientStorageError
-from streamload.fetch.transfer.download import Downloaded, DownloadLimits, Pin, Watch, download
+from streamload.fetch.storage.patience import Retries, RetryPolicy
+from streamload.fetch.transfer.download import Downloaded, Pin, Watch, download
 
 CONTENT = random.Random(0).randbytes(1000)
 RESET = TransientStorageError("connection reset")
@@ -40,7 +41,7 @@ class Fetching:
                     end,
                     lambda offset, piece: self.written.append((offset, piece)),
                     pin=self.pin,
-                    limits=DownloadLimits(**limits),
+                    retries=Retries(RetryPolicy(**limits)),
                     watch=self.watch,
                 )
             finally:
@@ -108,7 +109,7 @@ def test_any_number_of_broken_bodies_is_continued_as_long_as_each_brings_bytes()
 
 
 def test_the_waits_between_fruitless_tries_double_up_to_a_bound() -> None:
-    limits = DownloadLimits(first_backoff_s=0.1, most_backoff_s=1.0)
+    limits = RetryPolicy(first_backoff_s=0.1, most_backoff_s=1.0)
     longest = [limits.backoff_s(count, 1.0) for count in range(1, 7)]
     assert longest == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.0, 1.0])
     assert [limits.backoff_s(count, 0.0) for count in range(1, 7)] == pytest.approx([s / 2 for s in longest])
@@ -150,6 +151,18 @@ def test_a_server_that_never_answers_is_an_error_within_the_time_out() -> None:
     assert fetching.took_s == pytest.approx(120.0)
     assert len(fetching.storage.asked) == 4
     assert "4 requests in a row brought no byte, over 120.0 s" in str(caught.value)
+
+
+def test_of_a_server_that_hangs_a_warning_says_so_long_before_it_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(StorageError):
+        Fetching(lambda _: Answer(wait_s=10**9)).get(0, 10)
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said == "s3://b/a.tar: no answer. Nothing has come from there for 5.0 s; it is tried for up to 115 s more"
+
+
+def test_of_a_slow_server_there_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+    Fetching(lambda _: Answer(wait_s=4.0, piece_s=4.0)).get(0, 100)
+    assert caplog.records == []
 
 
 def test_a_body_that_stalls_is_given_up_and_continued() -> None:

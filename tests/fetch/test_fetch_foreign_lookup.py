@@ -169,7 +169,7 @@ def test_a_bucket_costs_one_listing_and_what_is_read(
     storages = Storages(rclone_s3.options)
     listing = list_shards(f"s3://{folder.name}{pattern}", storages=storages)
     assert listing.expected_counts == COUNTS
-    assert sorted(requests) == ["get", "get", "list_with_delimiter"]
+    assert sorted(requests) == ["get", "get", "get", "list_with_delimiter"]
     asyncio.run(storages.aclose())
     url = f"s3://{folder.name}{pattern}"
     for options in ({}, {"lanes": 3}):

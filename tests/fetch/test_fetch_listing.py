@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import traceback
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -110,6 +111,9 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
         LocalStorage().info(str(tmp_path))
     with pytest.raises(StorageError, match="not a regular file"):
         LocalStorage().info(str(tmp_path / "pipe"))
+    for act in (LocalStorage().open, partial(LocalStorage().read_bytes, most_bytes=9)):
+        with pytest.raises(StorageError, match="not a regular file"):
+            act(str(tmp_path / "pipe"))
 
 
 def test_no_permission_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

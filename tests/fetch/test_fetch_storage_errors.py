@@ -65,6 +65,14 @@ def test_wrong_bytes_are_never_given_out(kind: str, fault: str) -> None:
         read(kind, Script([fault] * 20))
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_part_of_what_nobody_knows_the_length_of_is_refused(kind: str) -> None:
+    script = Script(["open"] * 20)
+    with pytest.raises(StorageError, match="how long the whole file is") as caught:
+        read(kind, script)
+    assert not isinstance(caught.value, TransientStorageError), "it would be asked for again"
+
+
 @pytest.mark.parametrize("kind", ["s3", "http"])
 def test_a_body_that_breaks_is_told_after_what_has_come(kind: str) -> None:
     async def until_it_breaks() -> bytes:

@@ -12,7 +12,8 @@ from scripted_storage import Answer, ScriptedStorage
 from virtual_time import run_in_virtual_time
 
 from streamload.errors import StorageError, TransientStorageError
-from streamload.fetch.transfer.download import Downloaded, DownloadLimits, Pin
+from streamload.fetch.storage.patience import Retries, RetryPolicy
+from streamload.fetch.transfer.download import Downloaded, Pin
 from streamload.fetch.transfer.transfers import Part, Source, TransferCounts, Transfers
 
 PART_BYTES = 100
@@ -28,7 +29,7 @@ class Epoch:
     script: Callable[[int], Answer]
     count: int
     most: int = 64
-    limits: DownloadLimits | None = None
+    policy: RetryPolicy | None = None
     memory: bytearray = field(init=False)
     done: list[Part] = field(default_factory=list)
     failed: list[tuple[Part, BaseException]] = field(default_factory=list)
@@ -69,7 +70,9 @@ class Epoch:
             self.failed.append((part, error))
             start_more()
 
-        transfers = Transfers(lambda _: source, self.write, on_done, on_failed, limits=self.limits, most=self.most)
+        transfers = Transfers(
+            lambda _: source, self.write, on_done, on_failed, retries=Retries(self.policy), most=self.most
+        )
         start_more()
         await ended.wait()
         self.took_s = loop.time() - began_s
@@ -153,8 +156,8 @@ def test_a_server_that_never_answers_is_told_of_within_the_time_out() -> None:
     def silent_at_the_end(number: int) -> Answer:
         return USUAL if number < 20 else Answer(wait_s=10**9)
 
-    limits = DownloadLimits(stall_timeout_s=2.0, give_up_timeout_s=5.0)
-    epoch = Epoch(silent_at_the_end, count=21, most=10, limits=limits)
+    policy = RetryPolicy(stall_timeout_s=2.0, give_up_timeout_s=5.0)
+    epoch = Epoch(silent_at_the_end, count=21, most=10, policy=policy)
     epoch.run()
     assert [part.number for part, _ in epoch.failed] == [20]
     assert isinstance(epoch.failed[0][1], StorageError)

@@ -12,11 +12,12 @@ from fsspec.implementations.local import LocalFileSystem
 from servers.upload_server import UploadServer
 
 from streamload.errors import StorageError, TransientStorageError
-from streamload.fetch.storage import patience
 from streamload.fetch.storage.buckets import stores
 from streamload.fetch.storage.options import RETRY
+from streamload.fetch.storage.patience import Retries, RetryPolicy
 from streamload.fetch.storage.storages import Storages
 
+SOON = RetryPolicy(tries=10, first_backoff_s=0.0, warn_after_s=0.0)
 CONTENT = os.urandom(1 << 16) * 176
 """More than two of the parts in which large objects are written, of 5 MiB."""
 
@@ -56,12 +57,6 @@ class BreakingFilesystem(LocalFileSystem):
             raise ConnectionResetError
 
 
-@pytest.fixture(autouse=True)
-def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next try comes without a wait."""
-    monkeypatch.setattr(patience, "_LONGEST_WAIT_S", 0.0)
-
-
 def given_as_bytes(content: bytes, _: Path) -> bytes | str:
     return content
 
@@ -78,7 +73,9 @@ Given = Callable[[bytes, Path], bytes | str]
 @pytest.mark.parametrize("keeps", [False, True])
 def test_a_filesystem_that_breaks_twice(tmp_path: Path, given: Given, keeps: bool) -> None:
     filesystem, target = BreakingFilesystem(2, keeps=keeps), tmp_path / "out" / "a.tar"
-    Storages(filesystem=filesystem).for_url(str(target)).write(str(target), given(CONTENT[:1000], tmp_path))
+    Storages(filesystem=filesystem, retries=Retries(SOON)).for_url(str(target)).write(
+        str(target), given(CONTENT[:1000], tmp_path)
+    )
     assert target.read_bytes() == CONTENT[:1000]
     assert os.listdir(target.parent) == ["a.tar"]
     assert len(filesystem.written) == 3
@@ -89,7 +86,7 @@ def test_a_filesystem_that_always_breaks_keeps_nothing_half_written(tmp_path: Pa
     target.parent.mkdir()
     target.write_bytes(b"as it was")
     with pytest.raises(TransientStorageError):
-        Storages(filesystem=filesystem).for_url(str(target)).write(str(target), b"new")
+        Storages(filesystem=filesystem, retries=Retries(SOON)).for_url(str(target)).write(str(target), b"new")
     assert target.read_bytes() == b"as it was"
     assert os.listdir(target.parent) == ["a.tar"]
     assert len(filesystem.written) == 10
@@ -98,7 +95,7 @@ def test_a_filesystem_that_always_breaks_keeps_nothing_half_written(tmp_path: Pa
 def test_of_a_filesystem_that_removes_nothing_one_file_stays_at_most(tmp_path: Path) -> None:
     filesystem, target = BreakingFilesystem(100, keeps=True), tmp_path / "out" / "a.tar"
     with pytest.raises(TransientStorageError):
-        Storages(filesystem=filesystem).for_url(str(target)).write(str(target), b"new")
+        Storages(filesystem=filesystem, retries=Retries(SOON)).for_url(str(target)).write(str(target), b"new")
     (left,) = os.listdir(target.parent)
     assert left.endswith(".tmp")
 
@@ -111,7 +108,8 @@ def uploads() -> Iterator[UploadServer]:
 
 def storages_for(server: UploadServer) -> Storages:
     return Storages(
-        {"key": "k", "secret": "s", "endpoint_url": server.url, "client_kwargs": {"region_name": "us-east-1"}}
+        {"key": "k", "secret": "s", "endpoint_url": server.url, "client_kwargs": {"region_name": "us-east-1"}},
+        retries=Retries(SOON),
     )
 
 
@@ -136,13 +134,26 @@ def test_of_a_large_object_only_the_refused_part_is_sent_again(
     assert len(uploads.refused) == 2
 
 
-def test_only_obstore_makes_writes_again(uploads: UploadServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else those who read would do it once more as often: a hundred times."""
+@pytest.mark.parametrize("given", [given_as_bytes, given_as_file])
+def test_what_obstore_gives_up_is_begun_anew_and_the_outage_told_once(
+    uploads: UploadServer,
+    tmp_path: Path,
+    given: Given,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Uploads are given up no sooner than reading is."""
     monkeypatch.setattr(stores, "RETRY", RETRY | {"max_retries": 1})
+    uploads.refusals = 7
+    storages_for(uploads).for_url("s3://b/a.json").write("s3://b/a.json", given(b"small", tmp_path))
+    assert uploads.objects == {"/b/a.json": b"small"}
+    assert len(uploads.refused) == 7
+    (record,) = caplog.records
+    assert "s3://b/a.json: the storage asks for fewer requests" in record.getMessage()
     uploads.refusals = 100
     with pytest.raises(TransientStorageError):
         storages_for(uploads).for_url("s3://b/a.json").write("s3://b/a.json", b"small")
-    assert len(uploads.refused) == 2
+    assert len(uploads.refused) == 7 + 2 * 10
 
 
 def test_an_object_store_that_denies_is_asked_once(uploads: UploadServer) -> None:

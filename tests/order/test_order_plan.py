@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from streamload.errors import LoaderStateError
 from streamload.order.plan import (
     OrderOptions,
     RankPlan,
@@ -192,12 +193,16 @@ def test_options_that_make_no_sense_are_refused(name):
         ({"rank": 2, "world_size": 2}, "rank=2 is not one of 2 ranks"),
         ({"rank": -1, "world_size": 2}, "rank=-1 is not one of 2 ranks"),
         ({"rank": 0, "world_size": 1, "start": -1}, "start=-1 is negative"),
-        ({"rank": 0, "world_size": 1, "start": 24}, "position 24 lies outside the epoch's 23 samples"),
     ],
 )
 def test_plans_that_make_no_sense_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         RankPlan(OPTIONS, ShardCounts.of([10, 13]), 0, **arguments)
+
+
+def test_a_start_beyond_the_end_is_a_state_that_does_not_belong_here():
+    with pytest.raises(LoaderStateError, match="position 24 lies outside the epoch's 23 samples"):
+        RankPlan(OPTIONS, ShardCounts.of([10, 13]), 0, rank=0, world_size=1, start=24)
 
 
 def test_no_shards_and_no_samples_make_an_empty_epoch():

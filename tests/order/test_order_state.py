@@ -47,6 +47,8 @@ def test_a_missing_name_is_named(name):
         ("window", -1, "'window' is -1 and cannot be negative"),
         ("lanes", -1, "'lanes' is -1 and cannot be negative"),
         ("lanes", 0, "'lanes' is 0 and must be at least 1"),
+        ("lanes", 10**8, "'lanes' is more than 1,048,576, which it cannot be"),
+        *[(name, 10**500, f"{name!r} is more than") for name in ("position", "window", "lanes")],
         ("format", 2, "format 2 and this version of streamload reads format 1"),
         ("kind", "other", "not a state of a StreamLoader"),
     ],

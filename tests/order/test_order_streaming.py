@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from streamload.errors import LoaderStateError
 from streamload.order import plan as plan_module
 from streamload.order.plan import OrderOptions, RankPlan, ShardCounts, shards_in_order
 
@@ -148,7 +149,7 @@ def test_a_start_beyond_the_end_is_refused_when_the_end_is_known():
     plan = RankPlan(OPTIONS, known, 0, 0, 1, start=50)
     known.set(0, 10)
     known.set(1, 10)
-    with pytest.raises(ValueError, match="position 50 lies outside the epoch's 20 samples"):
+    with pytest.raises(LoaderStateError, match="position 50 lies outside the epoch's 20 samples"):
         plan.missing()
 
 

@@ -132,6 +132,7 @@ def test_what_the_parts_of_one_batch_take_is_in_the_error(server: FaultServer) -
             epoch_of(loader)
 
 
+@pytest.mark.exhaustive
 def test_small_fields_of_large_samples_are_read_within_a_budget_for_these_alone(tmp_path: Path) -> None:
     write_datasets(tmp_path / "data", [[20 * MB] * 3] * 2, [])
     with FaultServer(tmp_path / "data") as server:
@@ -194,6 +195,7 @@ def test_a_batch_whose_samples_fit_is_not_refused(server: FaultServer, lanes: in
         assert len(epoch_of(loader)) == len(SAMPLES) // world_size
 
 
+@pytest.mark.exhaustive
 def test_one_member_much_larger_than_a_part(tmp_path: Path) -> None:
     write_datasets(tmp_path / "data", [[100_000] * 10 + [40 * MB] + [100_000] * 10] * 2, [])
     with FaultServer(tmp_path / "data") as server:

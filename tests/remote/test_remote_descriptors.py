@@ -69,6 +69,7 @@ def test_shards_that_are_needed_one_after_the_other(server: FaultServer, packing
     assert said(server.url, packing, num_workers=workers, shuffle_window=30) == ["True", "True"]
 
 
+@pytest.mark.exhaustive
 def test_with_a_disk_cache(server: FaultServer, tmp_path: Path) -> None:
     options = {"num_workers": 1, "shuffle_window": 30, "cache_dir": str(tmp_path / "cache")}
     assert said(server.url, "indexed", **options) == ["True", "True"]

@@ -243,14 +243,14 @@ def test_the_feeders_death_is_an_error_and_the_loop_goes_on(server: FaultServer)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_loop_that_is_left_ends_everything(server: FaultServer, workers: int) -> None:
+def test_a_loop_that_is_left_and_begun_again(server: FaultServer, workers: int) -> None:
     server.play(Script(bytes_per_s=3e6))
     with loader_of(urls_of(server), num_workers=workers) as loader:
         for _ in loader:
             break
-        assert wait_until(lambda: not children("streamload"))
         server.play(Script())
         assert labels_of(loader) == LABELS
+    assert wait_until(lambda: not children())
 
 
 SCRIPT = """

@@ -150,6 +150,7 @@ def test_bytes_that_moved_are_fetched_once_more_for_a_batch_that_is_made_again(s
     assert found == RIGHT
 
 
+@pytest.mark.exhaustive
 def test_a_worker_may_die_of_a_batch_that_was_made_again_and_delivered(server: FaultServer, tmp_path: Path) -> None:
     """What its task needs is nowhere any more, and nobody has a use for it: nothing may wait for that."""
     reading, delivered = tmp_path / "reading", tmp_path / "delivered"

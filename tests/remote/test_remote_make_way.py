@@ -53,7 +53,7 @@ def test_unpacking_ahead_makes_way(server: FaultServer, budget: int) -> None:
 
 
 @pytest.mark.parametrize("budget", [30, exhaustive((40,))])
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.exhaustive)])
 def test_the_unpackings_of_several_lanes_take_turns(server: FaultServer, budget: int, workers: int) -> None:
     options: dict[str, Any] = {"lanes": 4, "num_workers": workers}
     assert sorted(slow_epoch(server, "zst", batch_size=1, memory_budget=budget * MB, **options)) == SAMPLES

@@ -19,15 +19,14 @@ from servers.faults import FaultServer, Script
 from streamload import StreamLoader
 from streamload.errors import StorageError
 from streamload.fetch.fetching import Fetching
-from streamload.fetch.transfer.download import DownloadLimits
+from streamload.fetch.storage.patience import Retries, RetryPolicy
+from streamload.fetch.storage.storages import Storages
 from streamload.options import Options
 
 SHARDS = range(6)
 SIZES = [[20_000] * 30 for _ in SHARDS]
 LABELS = list(range(180))
-IMPATIENT = DownloadLimits(
-    stall_timeout_s=0.3, give_up_timeout_s=0.9, tries=3, first_backoff_s=0.01, most_backoff_s=0.02
-)
+IMPATIENT = RetryPolicy(stall_timeout_s=0.3, give_up_timeout_s=0.9, tries=3, first_backoff_s=0.01, most_backoff_s=0.02)
 
 
 @pytest.fixture(scope="module")
@@ -44,15 +43,21 @@ def server(running: FaultServer) -> FaultServer:
     return running
 
 
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loaders that give up soon."""
+def have_policy(monkeypatch: pytest.MonkeyPatch, policy: RetryPolicy) -> None:
+    """From now on loaders make requests again in this way."""
     usual = Options.fetching
 
     def fetching(options: Options) -> Fetching:
-        return dataclasses.replace(usual(options), limits=IMPATIENT)
+        storages = Storages(options.storage_options, options.filesystem, Retries(policy))
+        return dataclasses.replace(usual(options), storages=storages)
 
     monkeypatch.setattr(Options, "fetching", fetching)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loaders that give up soon."""
+    have_policy(monkeypatch, IMPATIENT)
 
 
 def loader_of(server: FaultServer, packing: str, **options: Any) -> StreamLoader:
@@ -114,8 +119,12 @@ def later_on(folder: Path, port: int) -> FaultServer:
     return FaultServer(folder, port=port)
 
 
-@pytest.mark.parametrize("kind", ["http", "s3", "fsspec-http"])
-def test_a_server_that_is_killed_and_started_again(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "workers"), [("http", 1), ("s3", 0), ("fsspec-http", 0)])
+def test_a_server_that_is_killed_and_started_again(
+    kind: str, workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The outage is told of once, in the training process, however many parts wait for its end."""
+    have_policy(monkeypatch, RetryPolicy(warn_after_s=0.5))
     write_datasets(tmp_path, SIZES, [])
     with FaultServer(tmp_path, Script(bytes_per_s=1e6)) as server:
         s3 = {"key": "k", "secret": "s", "endpoint_url": server.url, "client_kwargs": {"region_name": "us-east-1"}}
@@ -125,7 +134,8 @@ def test_a_server_that_is_killed_and_started_again(kind: str, tmp_path: Path) ->
             "fsspec-http": (server.url, {"block_size": 1}),
         }[kind]
         urls = Place(root).urls("plain", SHARDS)
-        with StreamLoader(urls, 9, fields=("npy", "cls"), num_workers=0, storage_options=options, timeout=60) as loader:
+        usual: dict[str, Any] = {"fields": ("npy", "cls"), "storage_options": options, "timeout": 60}
+        with StreamLoader(urls, 9, num_workers=workers, **usual) as loader:
             labels = checked_labels(loader)
             got = [next(labels)]
             server.kill()
@@ -135,6 +145,10 @@ def test_a_server_that_is_killed_and_started_again(kind: str, tmp_path: Path) ->
                 started.result().close()
             assert loader.statistics().failed_requests
     assert got == LABELS
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said.startswith(f"{root}/plain/part")
+    assert "no connection to the storage" in said or "the answer broke off" in said
+    assert "it is tried for up to" in said
 
 
 def half_an_epoch_and_then(server: FaultServer, script: Script, loader: StreamLoader) -> None:

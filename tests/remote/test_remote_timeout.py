@@ -10,6 +10,7 @@ from places import Place, write_datasets
 from servers.faults import FaultServer
 
 from streamload import StreamLoader
+from streamload.decode.dealing import EpochStart
 from streamload.errors import SampleError, WorkerError
 from streamload.feeder.messages import Ready
 from streamload.feeder.pipeline import ReadyBatch
@@ -91,24 +92,32 @@ class Given:
     def __init__(self) -> None:
         self.skipped: list[SampleError] = []
         self.n_skipped = 0
+        self.fills_up = False
         self.passed_over = PassedOver()
 
-    def build(self, batch: ReadyBatch, _: object) -> tuple[int, int]:
-        return batch.end, 1
+    def judge(self, _: ReadyBatch) -> range:
+        return range(1)
+
+    def build(self, batch: ReadyBatch, *_: object) -> int:
+        return batch.end
 
 
 def test_messages_without_a_batch_do_not_extend_it_and_each_batch_has_all_of_it() -> None:
+    start = EpochStart(0, 0, 0, 1)
+
     def ready(*ends: int, last: bool = False) -> Ready:
         batches = tuple(ReadyBatch(0, 0, None, 1, (), (), False, end) for end in ends)
-        return Ready((0, 0), batches, (), (), last, 1, FeederTotals())
+        return Ready(start.identity, batches, (), (), last, 1, FeederTotals())
 
     connection: Any = Scripted(ready(), ready(), ready(1), ready(), ready(2), ready(last=True))
     delivery: Any = Given()
     begun = Pass(
+        start,
         connection,
         delivery,
         Standing(),
         Meter(),
+        begin_again=lambda: connection,
         last_position=lambda: 2,
         on_nothing=lambda: None,
         timeout_s=1.0,

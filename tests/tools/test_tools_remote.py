@@ -126,8 +126,9 @@ def test_compressed_shards_are_indexed_listed_verified_and_loaded(tmp_path: Path
     status, out, _ = run(streamload.app, "ls", url, *options)
     assert status == 0
     assert out.splitlines()[1].split()[:3] == ["shard-000000.tar.gz", f"{index.shards[0].bytes:,}", "600"]
+    storage_options = bucket.storage_options if remote else None
     with StreamLoader(
-        url, 50, fields=("cls", "bin"), storage_options=bucket.storage_options, num_workers=0, pin_memory=False
+        url, 50, fields=("cls", "bin"), storage_options=storage_options, num_workers=0, pin_memory=False
     ) as loader:
         assert len(loader) == 13
         for _ in range(2):

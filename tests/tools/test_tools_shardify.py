@@ -231,9 +231,9 @@ def test_an_image_larger_than_a_shard_names_itself(tmp_path: Path) -> None:
 
 
 def test_folders_that_look_like_splits_are_pointed_out(tmp_path: Path) -> None:
-    image_folder(tmp_path / "source", "train/cat/0.jpg", "val/cat/0.jpg")
+    image_folder(tmp_path / "source", "train/0.jpg", "val/0.jpg")
     _, _, err = pack(tmp_path / "source", tmp_path / "dest")
-    assert "if these are splits, pack each of them by itself" in err
+    assert "if these are splits, pack each of them by itself, all but the first with --classes" in err
 
 
 def test_a_single_class_is_pointed_out_where_its_folders_may_be_the_classes(tmp_path: Path) -> None:

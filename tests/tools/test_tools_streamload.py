@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tarfile
 from importlib.metadata import version
 from pathlib import Path
 
@@ -48,6 +49,17 @@ def test_ls_lists_samples(dataset: Path) -> None:
     size = (dataset.parent / "source" / "bee" / "0.jpg").stat().st_size
     assert out.splitlines()[0] == f"shard-000000.tar  bee/0  jpg {size:,}  cls 1"
     assert len(out.splitlines()) == 5
+
+
+def test_ls_prints_no_control_characters(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        archive.addfile(tarfile.TarInfo("key\x1b[2J\nline.f\x1b[31m"))
+    for options in ((), ("--samples",)):
+        status, out, _ = run(streamload.app, "ls", *options, tmp_path)
+        assert status == 0
+        assert "\x1b" not in out
+        assert r"f\x1b[31m" in out
+    assert r"key\x1b[2J\nline" in out
 
 
 def test_index_makes_what_shardify_made(dataset: Path, tmp_path: Path) -> None:

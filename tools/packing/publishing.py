@@ -18,12 +18,15 @@ from streamload.dataset.atomic import replace_file
 from streamload.dataset.index import INDEX_FOLDER, IndexedShard, write_index
 from streamload.dataset.numbered import NumberedName, remove_entries
 from streamload.dataset.shard_file import sync_folder
+from streamload.dataset.unfinished import SHARDIFY, UnfinishedSet, mark_finished, mark_path, mark_unfinished
 
 __all__ = ["CLASSES", "NAMES", "Part", "classes_content", "publish"]
 
 NAMES = NumberedName("shard-", 6, ".tar")
 CLASSES = "classes.json"
-_HALF_WRITTEN = re.compile(r"\.(classes\.json|index\.json|shard-\d{6,}\.tar\.npz)\.[0-9a-f]{16}\.tmp")
+_HALF_WRITTEN = re.compile(
+    r"\.(classes\.json|index\.json|\.streamload-unfinished\.json|shard-\d{6,}\.tar\.npz)\.[0-9a-f]{16}\.tmp"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,57 +72,68 @@ def publish(
     Raises:
         OSError, StreamloadError: something cannot be written; to be called again with the same arguments.
     """
-    for part in parts:
-        folder = os.path.join(destination, part.name) if part.name else destination
+    places = [(part, os.path.join(destination, part.name) if part.name else destination) for part in parts]
+    changed = [(part, folder) for part, folder in places if part.shards or _holds_shards(folder)]
+    # One step for all of them, then the next: whoever reads several of them at once must not take some for the whole.
+    for _, folder in changed:
+        os.makedirs(folder, exist_ok=True)
+        mark_unfinished(folder, UnfinishedSet(NAMES, SHARDIFY), durable=sync)
         if again:
             _remove_half_written(folder)
             _remove_half_written(os.path.join(folder, INDEX_FOLDER))
-        if part.shards:
-            _publish_into(folder, part.shards, classes, sync)
-        else:
-            _withdraw(folder)
+    for _, folder in changed:
+        remove_entries(folder, NAMES)
+    for part, folder in changed:
+        _move_shards(folder, part.shards, sync)
+    for part, folder in changed:
+        _write_classes(os.path.join(folder, CLASSES), classes if part.shards else None, sync)
+    for part, folder in changed:
+        _write_index(folder, part.shards, sync)
+    for part, folder in changed:
+        mark_finished(folder, NAMES, durable=sync)
+        if not part.shards:
+            _remove_empty(folder)
         if sync and os.path.isdir(folder):
             sync_folder(folder)
     if sync:
         _sync_way_to(destination)
 
 
-def _publish_into(folder: str, shards: Sequence[Finished], classes: Sequence[str] | None, sync: bool) -> None:
-    os.makedirs(folder, exist_ok=True)
-    remove_entries(folder, NAMES)
+def _holds_shards(folder: str) -> bool:
+    """Whether there are shards of an earlier run, or there were some when a run was stopped."""
+    return bool(NAMES.existing(folder)) or os.path.exists(mark_path(folder))
+
+
+def _move_shards(folder: str, shards: Sequence[Finished], sync: bool) -> None:
+    """Shards to their places, in the stead of those that have their names; then none of another number is left."""
     names = [NAMES.name(number) for number in range(len(shards))]
-    for name in set(NAMES.existing(folder)) - set(names):
-        os.unlink(os.path.join(folder, name))
     places = [os.path.join(folder, name) for name in names]
     if sync:
         _sync_shards(shards, places)
     for place, shard in zip(places, shards, strict=True):
         if os.path.exists(shard.path):  # else it was moved before
             os.replace(shard.path, place)
-    _write_classes(os.path.join(folder, CLASSES), classes, sync)
+    for name in set(NAMES.existing(folder)) - set(names):
+        os.unlink(os.path.join(folder, name))
     if sync:
         sync_folder(folder)  # before the index, which names what is in it
+
+
+def _write_index(folder: str, shards: Sequence[Finished], sync: bool) -> None:
     entries = [
-        (IndexedShard(name, shard.table.shard_bytes, len(shard.table), None), shard.table)
-        for name, shard in zip(names, shards, strict=True)
+        (IndexedShard.of(NAMES.name(number), shard.table), shard.table)
+        for number, shard in enumerate(shards)
         if shard.table is not None
     ]
-    write_index(os.path.join(folder, INDEX_FOLDER), entries, durable=sync)
+    if entries:
+        write_index(os.path.join(folder, INDEX_FOLDER), entries, durable=sync)
 
 
-def _withdraw(folder: str) -> None:
-    """Remove the shards of an earlier run, what belongs to them, and the folder if nothing else is in it."""
-    if not os.path.isdir(folder):
-        return
-    remove_entries(folder, NAMES)
-    if names := NAMES.existing(folder):
-        with suppress(FileNotFoundError):
-            os.unlink(os.path.join(folder, CLASSES))
-        for name in names:
-            os.unlink(os.path.join(folder, name))
-        for empty in (os.path.join(folder, INDEX_FOLDER), folder):
-            with suppress(OSError):
-                os.rmdir(empty)
+def _remove_empty(folder: str) -> None:
+    """Remove the folder of a part that holds nothing, unless something else is in it."""
+    for empty in (os.path.join(folder, INDEX_FOLDER), folder):
+        with suppress(OSError):
+            os.rmdir(empty)
 
 
 def _sync_shards(shards: Sequence[Finished], places: Sequence[str]) -> None:

@@ -1,7 +1,8 @@
 """Packing into a bucket: shards grow in a local folder and are uploaded when finished; records say how far it is.
 
-Objects cannot be renamed, so shards get their names before all of them are there; what makes them a dataset, the index,
-comes last. What cannot be resumed is removed again.
+Objects cannot be renamed, so shards get their names before all of them are there; until then each folder has the mark
+of an unfinished set, which readers refuse. What makes them a dataset, the index, comes last, and then the mark goes.
+What cannot be resumed is removed again.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from streamload_tools.packing.staging import Run, Staging, has_finished, locked_
 from streamload_tools.sizes import shown_bytes
 
 from streamload.dataset.index import IndexedShard, table_path
+from streamload.dataset.unfinished import SHARDIFY, UnfinishedSet
 from streamload.errors import StorageError
 from streamload.fetch.storage.protocol import Storage
 from streamload.fetch.writing.remote_folder import existing_names, upload_shard
@@ -32,6 +34,7 @@ from streamload.fetch.writing.remote_index import (
     remove_remote_entries,
     write_remote_table,
 )
+from streamload.fetch.writing.remote_mark import mark_remote_finished, mark_remote_unfinished
 
 __all__ = ["RemoteStaging", "remote_staging"]
 
@@ -126,12 +129,13 @@ class RemoteStaging(Staging):
         for part in parts:
             tables = [shard.table for shard in part.shards if shard.table is not None]
             entries = [
-                IndexedShard(name, table.shard_bytes, len(table), None, self._etags[key])
+                IndexedShard.of(name, table, etag=self._etags[key])
                 for (key, name), table in zip(self._taken[part.name], tables, strict=True)
             ]
             if entries:
                 fields = {field for table in tables for field in table.fields}
                 merge_remote_index(self._storage, remote_index_folder(self._folder(part.name)), entries, fields)
+        self._finish()
 
     def stop(self) -> None:
         """Begin no more uploads, and wait for those that are under way. Twice is fine."""
@@ -139,26 +143,35 @@ class RemoteStaging(Staging):
 
     def withdraw(self) -> None:
         """Remove all that was uploaded, and the records. Raises StorageError."""
-        for split in self._splits if self._begun or self._known else ():
-            folder = self._folder(split)
-            remove_remote_entries(self._storage, remote_index_folder(folder), NAMES.matches)
-            for name in existing_names(self._storage, folder, NAMES):
-                self._remove_shard(folder, name)
+        if self._begun or self._known:
+            for split in self._splits:
+                folder = self._folder(split)
+                remove_remote_entries(self._storage, remote_index_folder(folder), NAMES.matches)
+                for name in existing_names(self._storage, folder, NAMES):
+                    self._remove_shard(folder, name)
+            self._finish()
         self.records.remove()
 
     def _make_way(self) -> None:
-        """Remove the shards of an earlier dataset, and their entries in the indexes first."""
-        kept = {(self._folder_of_key(key), shard.name) for key, (shard, _) in self._known.items()}
+        """Mark the folders, and remove the shards of an earlier dataset, and their entries in the indexes first."""
+        # One step for all of them, then the next: whoever reads several must not take some for the whole.
         for split in self._splits:
-            folder = self._folder(split)
-            existing = existing_names(self._storage, folder, NAMES)
+            mark_remote_unfinished(self._storage, self._folder(split), UnfinishedSet(NAMES, SHARDIFY))
+        kept = {(self._folder_of_key(key), shard.name) for key, (shard, _) in self._known.items()}
+        there = {folder: existing_names(self._storage, folder, NAMES) for folder in map(self._folder, self._splits)}
+        for folder, existing in there.items():
             if not any(place == folder for place, _ in kept):
                 remove_remote_entries(self._storage, remote_index_folder(folder), NAMES.matches)
                 if existing:
                     self._storage.delete(f"{folder}/{CLASSES}")
+        for folder, existing in there.items():
             for name in existing:
                 if (folder, name) not in kept:
                     self._remove_shard(folder, name)
+
+    def _finish(self) -> None:
+        for split in self._splits:
+            mark_remote_finished(self._storage, self._folder(split), NAMES)
 
     def _remove_shard(self, folder: str, name: str) -> None:
         self._storage.delete(f"{folder}/{name}")

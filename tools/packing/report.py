@@ -12,6 +12,8 @@ from streamload_tools.sizes import counted, shown_bytes, shown_time
 from streamload_tools.sources.loading import Fault
 from streamload_tools.sources.source import ARRAY_FIELDS, Source
 
+from streamload.errors import without_secrets
+
 __all__ = ["tell_faults", "tell_notes", "tell_result"]
 
 _FAULTS_SHOWN = 20
@@ -50,7 +52,8 @@ def tell_result(parts: Sequence[Part], dest: str, source: Source, skipped: int, 
     if not arrays:
         typer.echo("  from streamload.images import RandomResizedCrop")
     transform = "" if arrays else f', transform={{"{field}": RandomResizedCrop(224)}}'
-    typer.echo(f'  StreamLoader({folder!r}, batch_size=64, shuffle=True, fields=("{field}", "cls"){transform})')
+    where = without_secrets(folder)
+    typer.echo(f'  StreamLoader({where!r}, batch_size=64, shuffle=True, fields=("{field}", "cls"){transform})')
 
 
 def _counts(parts: Sequence[Part]) -> str:

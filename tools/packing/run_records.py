@@ -17,8 +17,9 @@ from streamload_tools.packing.records import Finished
 from streamload_tools.sources.listing import Listing
 from streamload_tools.sources.loading import Fault
 
-from streamload.dataset.index import INDEX_FOLDER, table_path
+from streamload.dataset.index import table_path
 from streamload.dataset.table_file import table_from_npz
+from streamload.dataset.unfinished import PACKING
 from streamload.errors import DatasetIndexError, ShardNotFoundError, StorageError
 from streamload.fetch.listing.index_lookup import MOST_INDEX_BYTES
 from streamload.fetch.storage.protocol import Storage
@@ -26,8 +27,8 @@ from streamload.fetch.writing.remote_index import remote_index_folder
 
 __all__ = ["PackingRecords", "UploadedShard"]
 
-_RECORDS = f"{INDEX_FOLDER}/packing"
-_RUN, _LISTING = "run.json", "source.npz"
+_RECORDS, _RUN = PACKING.rsplit("/", 1)
+_LISTING = "source.npz"
 _FORMAT = 1
 _AT_ONCE = 16
 _MOST_RECORD_BYTES = 64 << 20

@@ -20,7 +20,7 @@ from streamload_tools.packing.staging import Run, Staging, is_being_published, s
 from streamload_tools.packing.targets import Start, check_local, check_places, check_remote, refuse_shards
 from streamload_tools.sources.kinds import SourceOptions, open_source
 from streamload_tools.sources.listing import Listing, list_files
-from streamload_tools.sources.source import ARRAY_FIELDS, Source, SourceError
+from streamload_tools.sources.source import ARRAY_FIELDS, Source, SourceError, other_kinds_advice
 
 from streamload.fetch.storage.protocol import Storage
 from streamload.wording import counted
@@ -62,6 +62,10 @@ def source_to_shards(
         raise UsageError(str(exc)) from exc
     if options.resizing is not None and any(file.field in ARRAY_FIELDS for file in found.files):
         raise UsageError("--resize is for images, and the source holds arrays or tensors too")
+    if options.fractions is not None and found.parts is not None:
+        raise UsageError(
+            f"{source!r} is divided into {', '.join(found.parts)} already; leave out --split, or give one of them"
+        )
     tell_notes(found)
     splits = list(options.fractions or found.parts or [""])
     if place.storage is None:
@@ -114,14 +118,16 @@ def _packed(found: Source, listing: Listing, options: PackOptions, staging: Stag
         staging.abandon()
         are, s = ("is", "") if len(faults) == 1 else ("are", "s")
         kind = f"no whole image{s}" if found.noun == "image" else "damaged or of another kind"
+        advice = other_kinds_advice([fault.path for fault in faults]) or "repair or remove them"
         say(
             f"error: {len(faults):,} of {counted(len(found.files), 'file')} {are} {kind}, so nothing was published; "
-            "repair or remove them, or leave them out with --skip-bad"
+            f"{advice}, or leave them out with --skip-bad"
         )
         raise typer.Exit(1)
     if not _not_empty(parts):
         staging.abandon()
-        say(f"error: no {found.noun} is left to pack, so nothing was published")
+        kinds = other_kinds_advice([fault.path for fault in faults])
+        say(f"error: no {found.noun} is left to pack, so nothing was published{f'; {kinds}' if kinds else ''}")
         raise typer.Exit(1)
     return parts, len(faults)
 

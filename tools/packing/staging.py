@@ -18,6 +18,7 @@ from streamload_tools.packing.records import DONE, Finished
 from streamload_tools.sources.listing import Listing
 
 from streamload.dataset.atomic import replace_file
+from streamload.dataset.unfinished import STAGING
 
 __all__ = [
     "STAGING",
@@ -32,7 +33,6 @@ __all__ = [
     "staging_folder",
 ]
 
-STAGING = ".shardify-unfinished"
 _OPTIONS = "run.json"
 _LISTING = "source.npz"
 _PUBLISHING = "publishing"

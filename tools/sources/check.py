@@ -7,6 +7,7 @@ import warnings
 import zipfile
 
 from streamload.decode.array_files import npy_layout
+from streamload.images.files import check_image
 
 __all__ = ["fault_of", "fault_of_image"]
 
@@ -29,14 +30,26 @@ def fault_of_image(data: bytes) -> str | None:
 
     Whatever its name says, the content decides: JPEG, PNG, WebP, BMP, GIF and TIFF are known by their signatures. A
     JPEG's header is parsed and the end of its image must be there behind the start of its scan; of the others Pillow
-    checks the structure (for PNG every chunk's checksum). Pixels are not decoded.
+    checks the structure (for PNG every chunk's checksum). What loaders refuse by the header, such as 16 bits a channel,
+    is a fault too. Pixels are not decoded.
     """
     if not data:
         return "it is empty"
     if data.startswith(b"\xff\xd8\xff"):
-        return _fault_of_jpeg(data)
+        return _fault_of_jpeg(data) or _refusal(data)
     kind = _kind(data)
-    return "its content is not an image of a known kind" if kind is None else _fault_for_pillow(data, kind)
+    if kind is None:
+        return "its content is not an image of a known kind"
+    return _fault_for_pillow(data, kind) or _refusal(data)
+
+
+def _refusal(data: bytes) -> str | None:
+    """Why a loader would refuse a whole image."""
+    try:
+        check_image(memoryview(data))
+    except ValueError as exc:
+        return f"loaders refuse it: {exc} (ShardWriter packs it as it is)"
+    return None
 
 
 def _kind(data: bytes) -> str | None:
@@ -56,6 +69,8 @@ def _fault_of_jpeg(data: bytes) -> str | None:
 
     try:
         height, width, _, _ = simplejpeg.decode_jpeg_header(data)
+    except LookupError:  # it has no name for the subsampling, such as that of 4:4:1
+        return _fault_for_pillow(data, "JPEG")
     except ValueError as exc:
         return f"its JPEG header cannot be read: {exc}"
     scan = _scan_offset(data)

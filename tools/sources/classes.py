@@ -20,12 +20,15 @@ from streamload_tools.sources.source import (
     SourceError,
     SourceFile,
     field_of,
+    numbers_of_classes,
+    other_kinds_advice,
 )
 
-__all__ = ["find_images", "visible_files"]
+__all__ = ["SPLITS", "find_images", "visible_files"]
 
 _NAMED = 5
-_SPLITS = frozenset({"train", "training", "val", "valid", "validation", "test"})
+SPLITS = ("train", "training", "val", "valid", "validation", "test")
+"""What folders are called that are rather splits than classes."""
 
 
 @dataclass(slots=True)
@@ -46,15 +49,17 @@ class _PassedOver:
         return notes
 
 
-def find_images(source: str, *, follow_links: bool = False) -> Source:
+def find_images(source: str, *, follow_links: bool = False, known: tuple[str, ...] | None = None) -> Source:
     """List an ImageFolder without opening a file.
 
     Args:
         source: the folder of the class folders.
         follow_links: go into folders behind links too, except where a link leads back to a folder above it.
+        known: the names of the classes by number, where they are given; otherwise they are those of the folders.
 
     Raises:
-        SourceError: it has images outside of every class, no class, or classes without any file.
+        SourceError: it has images outside of every class, no class, a class that is not known, or classes without any
+            file.
         OSError: a folder cannot be listed.
     """
     passed = _PassedOver()
@@ -69,14 +74,18 @@ def find_images(source: str, *, follow_links: bool = False) -> Source:
     keyed = KeyedFiles(IMAGE_FIELDS)
     above = frozenset({_identity(source)})
     prefix = os.path.join(source, "")
-    for label, name in enumerate(classes):
+    numbers = numbers_of_classes(classes, known or classes, lambda _: f"a class folder in {source!r}")
+    for label, name in zip(numbers, classes, strict=True):
         for path in sorted(_files_below(os.path.join(source, name), above, follow_links, passed)):
             files.append(keyed.file(path, path[len(prefix) :], label))
     if not files:
         raise SourceError(
             f"no class folder in {source!r} holds a file; there is nothing to pack" + _hint_of_links(passed)
         )
-    return Source(tuple(files), tuple(classes), notes=tuple(_notes(source, classes, files, len(others), passed)))
+    labels = {file.label for file in files}
+    empty = [name for label, name in zip(numbers, classes, strict=True) if label not in labels]
+    notes = _notes(source, classes, files, empty=empty, strays=len(others), passed=passed)
+    return Source(tuple(files), known or tuple(classes), notes=tuple(notes))
 
 
 def visible_files(folder: str, *, follow_links: bool) -> tuple[list[str], list[str]]:
@@ -108,8 +117,11 @@ def _check_layout(source: str, classes: list[str], others: list[str], passed: _P
             + ", or give their labels with --labels FILE"
         )
     if not classes:
+        advice = other_kinds_advice(others)
         raise SourceError(
-            f"{source!r} holds no class folder; it needs one folder of images for each class" + _hint_of_links(passed)
+            f"{source!r} holds no class folder; it needs one folder of images for each class"
+            + _hint_of_links(passed)
+            + (f"; {advice}" if advice else "")
         )
 
 
@@ -117,22 +129,26 @@ def _hint_of_links(passed: _PassedOver) -> str:
     return f" (it holds links to folders, such as {passed.links[0]!r}: add --follow-symlinks)" if passed.links else ""
 
 
-def _notes(source: str, classes: list[str], files: Sequence[SourceFile], strays: int, passed: _PassedOver) -> list[str]:
+def _notes(
+    source: str, classes: list[str], files: Sequence[SourceFile], *, empty: list[str], strays: int, passed: _PassedOver
+) -> list[str]:
     notes = []
     if passed.hidden or strays:
         hidden = counted(passed.hidden, "hidden name")
         notes.append(f"passed over {hidden}, and {counted(strays, 'file')} outside of the class folders")
     notes += passed.notes()
-    empty = sorted(set(range(len(classes))) - {file.label for file in files})
     if empty:
         are = (
             "class folder is empty and keeps its number"
             if len(empty) == 1
             else "class folders are empty and keep their numbers"
         )
-        notes.append(f"{len(empty):,} {are}: {_some([classes[label] for label in empty])}")
-    if _SPLITS.issuperset(classes):
-        notes.append(f"the classes are {', '.join(classes)}; if these are splits, pack each of them by itself")
+        notes.append(f"{len(empty):,} {are}: {_some(empty)}")
+    if set(SPLITS).issuperset(classes):
+        notes.append(
+            f"the classes are {', '.join(classes)}; if these are splits, pack each of them by "
+            "itself, all but the first with --classes FIRST/classes.json"
+        )
     if len(classes) == 1:
         folder = os.path.join(source, classes[0])
         below = {os.path.dirname(os.path.relpath(file.path, folder)) for file in files} - {""}

@@ -23,6 +23,7 @@ from streamload_tools.sources.source import (
     field_of,
     is_label,
     numbered_labels,
+    other_kinds_advice,
 )
 from streamload_tools.sources.table import TABLE_EXTENSIONS, Row, TableColumns, read_table
 
@@ -32,7 +33,13 @@ _NAMED = 5
 
 
 def files_by_id(
-    source: str, labels_file: str, partition_file: str | None, columns: TableColumns, *, follow_links: bool
+    source: str,
+    labels_file: str,
+    partition_file: str | None,
+    columns: TableColumns,
+    *,
+    follow_links: bool,
+    classes: tuple[str, ...] | None = None,
 ) -> Source:
     """The files of a folder that have a label, in the order of their IDs.
 
@@ -44,6 +51,7 @@ def files_by_id(
         partition_file: JSON, `{"train": ["ID", ...], ...}`, or None.
         columns: which columns of a table mean what.
         follow_links: go into folders behind links too.
+        classes: the names of the classes by number, where they are given.
 
     Raises:
         SourceError: a file has no label or two files one ID, an ID has no file, or one of the mappings is no such
@@ -66,14 +74,16 @@ def files_by_id(
             raise SourceError(f"{by_id[known]!r} and {path!r} have one ID, {known!r}; remove or rename one of them")
         by_id[known] = path
     if not by_id:
-        raise SourceError(f"{source!r} holds no .pt, .npy or image file; there is nothing to pack")
+        advice = other_kinds_advice(strays) or "there is nothing to pack"
+        raise SourceError(f"{source!r} holds no .pt, .npy or image file; {advice}")
     _refuse("file", f"without a label in {labels_file!r}", [name for name in by_id if name not in rows])
     _refuse("ID", f"of {labels_file!r} without a file in {source!r}", [name for name in rows if name not in by_id])
     names = sorted(by_id)
-    numbers, classes = numbered_labels(
+    numbers, names_of_classes = numbered_labels(
         [rows[name].label for name in names],
         lambda position: f"{labels_file!r}: the label of {names[position]!r}",
         as_names=columns.as_names,
+        classes=classes,
     )
     keyed = KeyedFiles(SAMPLE_FIELDS)
     files = tuple(
@@ -83,7 +93,7 @@ def files_by_id(
     if strays:
         notes.append(f"passed over {counted(len(strays), 'file')} without a sample, such as {strays[0]!r}")
     parts = None if partition_file is None else _parts(partition_file, names)
-    return Source(files, classes, "file", tuple(notes), parts)
+    return Source(files, names_of_classes, "file", tuple(notes), parts)
 
 
 def _labels(path: str, columns: TableColumns) -> dict[str, Row]:

@@ -7,6 +7,7 @@ import os
 from dataclasses import dataclass, field
 
 from streamload_tools.sources.classes import find_images
+from streamload_tools.sources.folder_splits import images_of_splits, split_folders
 from streamload_tools.sources.ids import files_by_id
 from streamload_tools.sources.source import SAMPLE_FIELDS, Source, SourceError, field_of
 from streamload_tools.sources.table import TABLE_EXTENSIONS, TableColumns, files_of_table
@@ -25,18 +26,21 @@ class SourceOptions:
         partition: the file that maps splits to IDs, or None.
         columns: which columns of a table mean what.
         follow_links: whether to go into folders behind links.
+        classes: the names of the classes by number, where they are given.
     """
 
     labels: str | None = None
     partition: str | None = None
     columns: TableColumns = field(default_factory=TableColumns)
     follow_links: bool = False
+    classes: tuple[str, ...] | None = None
 
 
 def open_source(source: str, options: SourceOptions) -> Source:
     """List a source: a table of files, a folder of files with IDs and labels, or an ImageFolder.
 
-    A folder that holds a `labels.json` (or `.csv`, `.tsv`, `.jsonl`) is one of files with IDs without being told.
+    An ImageFolder may lie in one folder for each split. A folder that holds a `labels.json` (or `.csv`, `.tsv`,
+    `.jsonl`) is one of files with IDs without being told.
 
     Raises:
         SourceError: there is no such source, or it cannot be packed as it is; the message says what to do.
@@ -54,16 +58,26 @@ def open_source(source: str, options: SourceOptions) -> Source:
             raise SourceError(
                 "--labels and --partition belong to a folder of files; a table has its labels in a column"
             )
-        return files_of_table(source, options.columns)
+        return files_of_table(source, options.columns, options.classes)
     labels = options.labels if options.labels is not None else _labels_inside(source)
     if labels is not None:
         for file in filter(None, (labels, options.partition)):
             if not os.path.isfile(file):
                 raise SourceError(f"{file!r} does not exist{_guess(file)}")
-        return files_by_id(source, labels, options.partition, options.columns, follow_links=options.follow_links)
+        return files_by_id(
+            source,
+            labels,
+            options.partition,
+            options.columns,
+            follow_links=options.follow_links,
+            classes=options.classes,
+        )
     if options.partition is not None:
         raise SourceError("--partition lists IDs of files; give their labels too, with --labels FILE")
-    return find_images(source, follow_links=options.follow_links)
+    splits = split_folders(source, follow_links=options.follow_links)
+    if splits:
+        return images_of_splits(source, splits, follow_links=options.follow_links, known=options.classes)
+    return find_images(source, follow_links=options.follow_links, known=options.classes)
 
 
 def _labels_inside(folder: str) -> str | None:

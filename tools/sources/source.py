@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeGuard
 
+from streamload.wording import counted
+
 __all__ = [
     "ARRAY_FIELDS",
     "IMAGE_FIELDS",
@@ -19,6 +21,8 @@ __all__ = [
     "field_of",
     "is_label",
     "numbered_labels",
+    "numbers_of_classes",
+    "other_kinds_advice",
     "safe_key",
 ]
 
@@ -32,6 +36,7 @@ ARRAY_FIELDS = {"npy": "npy", "pt": "pt", "pth": "pth"}
 SAMPLE_FIELDS = IMAGE_FIELDS | ARRAY_FIELDS
 """Both."""
 
+_NAMED = 5
 _LEAST_LABEL, _LARGEST_LABEL = -(1 << 63), (1 << 63) - 1
 _LABEL_DIGITS = len(str(_LARGEST_LABEL))  # Python refuses to make a number of very many
 _UNSAFE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
@@ -111,6 +116,19 @@ def field_of(path: str, fields: Mapping[str, str]) -> str | None:
     return fields.get(os.path.splitext(path)[1][1:].lower())
 
 
+def other_kinds_advice(paths: Sequence[str]) -> str | None:
+    """What to do with files of kinds that are not packed, such as sound or text; None where there is no such file."""
+    extensions = {os.path.splitext(path)[1][1:].lower() for path in paths} - SAMPLE_FIELDS.keys() - {""}
+    if not extensions:
+        return None
+    kinds = ", ".join(f".{extension}" for extension in sorted(extensions)[:_NAMED])
+    fields = ", ".join(f'"{extension}": its bytes' for extension in sorted(extensions)[:2])
+    return (
+        f"shardify packs images, .npy and .pt files, and not {kinds}; pack other samples with ShardWriter: with "
+        f'streamload.ShardWriter(DEST) as writer: writer.write({{"__key__": "0001", {fields}, "cls": 0}})'
+    )
+
+
 def safe_key(relative: str, fields: Mapping[str, str]) -> str:
     """A path as a key: without its extension, no dot in its last component, and nothing that a tar cannot name.
 
@@ -138,8 +156,28 @@ def is_label(value: object) -> TypeGuard[str | int]:
     return isinstance(value, str | int) and not isinstance(value, bool) and value != ""
 
 
+def numbers_of_classes(names: Sequence[str], classes: Sequence[str], where: Callable[[int], str]) -> list[int]:
+    """The number of each name of a class, by classes that have their numbers already.
+
+    Raises:
+        SourceError: a name is not among them; `where` says which it is, by its position.
+    """
+    number_of = {name: number for number, name in enumerate(classes)}
+    for position, name in enumerate(names):
+        if name not in number_of:
+            raise SourceError(
+                f"{where(position)} is {name!r}, which --classes does not have ({counted(len(classes), 'class')}); "
+                "correct it, or give a classes.json that has all classes, such as that of all data packed together"
+            )
+    return [number_of[name] for name in names]
+
+
 def numbered_labels(
-    labels: Sequence[str | int], where: Callable[[int], str], *, as_names: bool = False
+    labels: Sequence[str | int],
+    where: Callable[[int], str],
+    *,
+    as_names: bool = False,
+    classes: tuple[str, ...] | None = None,
 ) -> tuple[list[int], tuple[str, ...] | None]:
     """Labels as numbers, and the names of the classes if the labels are names.
 
@@ -150,11 +188,14 @@ def numbered_labels(
         labels: as they were read.
         where: says where a label stands, by its position.
         as_names: numbers are names too.
+        classes: the names by number, where they are given; labels are then names, also where they are numbers.
 
     Raises:
-        SourceError: a number has more than 64 bits, or most labels are numbers and some are not whole ones; to take
-            all of them for names would give every class another number.
+        SourceError: a name is not among the given ones; a number has more than 64 bits; or most labels are numbers and
+            some are not whole ones, and to take all of them for names would give every class another number.
     """
+    if classes is not None:
+        return numbers_of_classes([str(label) for label in labels], classes, where), classes
     if not as_names and all(isinstance(label, int) or _is_number(label) for label in labels):
         numbers = [int(label) for label in labels]
         for number in numbers:
@@ -164,9 +205,8 @@ def numbered_labels(
     names = [str(label) for label in labels]
     if not as_names:
         _refuse_odd_number(names, where)
-    classes = tuple(sorted(set(names)))
-    number_of = {name: position for position, name in enumerate(classes)}
-    return [number_of[name] for name in names], classes
+    found = tuple(sorted(set(names)))
+    return numbers_of_classes(names, found, where), found
 
 
 def _refuse_odd_number(labels: Sequence[str], where: Callable[[int], str]) -> None:

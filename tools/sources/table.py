@@ -79,8 +79,13 @@ class Table:
     label_column: str
 
 
-def files_of_table(table_path: str, columns: TableColumns) -> Source:
+def files_of_table(table_path: str, columns: TableColumns, known: tuple[str, ...] | None = None) -> Source:
     """The files that a table names; paths are relative to the table's folder. No file is opened.
+
+    Args:
+        table_path: the table.
+        columns: which of its columns mean what.
+        known: the names of the classes by number, where they are given.
 
     Raises:
         SourceError: the table cannot be understood; the message names the line.
@@ -91,6 +96,7 @@ def files_of_table(table_path: str, columns: TableColumns) -> Source:
         [row.label for row in table.rows],
         lambda position: f"{table_path!r}, line {table.rows[position].line}: the label",
         as_names=columns.as_names,
+        classes=known,
     )
     folder, keyed = os.path.dirname(table_path), KeyedFiles(SAMPLE_FIELDS)
     files = [

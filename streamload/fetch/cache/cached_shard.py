@@ -7,22 +7,28 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from streamload.fetch.cache.partial_shard import PartialShard
+from streamload.fetch.cache.partial_shard import PartialShard, stored_crc32, true_crc32
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-__all__ = ["CacheOffError", "CachedShard", "ShardEvents"]
+__all__ = ["CacheDamagedError", "CacheOffError", "CachedShard", "ShardEvents"]
 
 _SHORTEST_RETRY_S = 0.002
 _LONGEST_RETRY_S = 0.05
 _PATIENCE_S = 30.0
 
+_Read = TypeVar("_Read")
+
 
 class CacheOffError(Exception):
     """The cache cannot take any more; the shard's missing parts must go elsewhere. Never seen by a user."""
+
+
+class CacheDamagedError(CacheOffError):
+    """The file holds other bytes than were fetched, and was removed; all of the shard must be fetched once more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +38,13 @@ class ShardEvents:
     Attributes:
         completed: all parts are present, and perhaps nobody has moved the file to its place yet.
         failed: the disk refused something.
+        damaged: it holds other bytes than were fetched.
         closed: it was closed.
     """
 
     completed: Callable[[CachedShard], None]
     failed: Callable[[OSError], None]
+    damaged: Callable[[CachedShard], None]
     closed: Callable[[CachedShard], None]
 
 
@@ -44,7 +52,8 @@ class CachedShard:
     """A shard's file, and who fetches which part of it.
 
     A part is `part_bytes` long, as the cache was told, but for the last. The use of a part is: `claim` it; if that
-    gives True, fetch it, `write` all of its bytes, then `finish` it, or `abandon` it if it could not be fetched.
+    gives True, fetch it, `write` all of its bytes, then `finish` it with its `checksum`, or `abandon` it if it could
+    not be fetched. What was there already is compared with its checksum when it is first claimed.
 
     Whatever was finished stays readable through `descriptor` until that is closed: when another process evicts the
     file, when it moves to its final name, and when the cache turns itself off. The one exception is a disk that fails
@@ -55,6 +64,14 @@ class CachedShard:
 
     Used by one thread; only `write` may be called from others, also for several parts at once.
 
+    Args:
+        descriptor: of its file.
+        shard_bytes: the shard's size.
+        part_bytes: that of a part.
+        partial: what is being filled; None if the file was whole when it was opened.
+        events: told what happens.
+        patience_s: how long to wait for another process's part.
+
     Attributes:
         descriptor: read-only if the file was whole when it was opened, else for reading and writing; this object
             closes it.
@@ -63,15 +80,20 @@ class CachedShard:
     def __init__(
         self,
         descriptor: int,
-        n_parts: int,
+        shard_bytes: int,
+        part_bytes: int,
         partial: PartialShard | None,
         events: ShardEvents,
+        *,
         patience_s: float = _PATIENCE_S,
     ) -> None:
         self.descriptor = descriptor
         self.partial = partial
         """What is being filled; None if the file was whole when it was opened."""
-        self._n_parts = n_parts
+        self._shard_bytes = shard_bytes
+        self._part_bytes = part_bytes
+        self._n_parts = -(-shard_bytes // part_bytes)
+        self._compared: set[int] = set()
         self._events = events
         self._patience_s = patience_s
         self._claimed: set[int] = set()
@@ -108,6 +130,7 @@ class CachedShard:
 
         Raises:
             CacheOffError: it is not present, and the cache takes nothing any more.
+            CacheDamagedError: it is present, and is not what was fetched.
             RuntimeError: the shard was closed.
         """
         retry_s = _SHORTEST_RETRY_S
@@ -122,8 +145,23 @@ class CachedShard:
                 continue
             await asyncio.sleep(retry_s)
             retry_s = min(2 * retry_s, _LONGEST_RETRY_S)
+        if part not in self._compared:
+            if not await self._is_sound(part):
+                self._events.damaged(self)
+                raise CacheDamagedError
+            self._compared.add(part)
         self.announce()
         return False
+
+    async def checksum(self, part: int) -> int:
+        """The crc32 of a part as it lies there, found on a thread.
+
+        Raises:
+            CacheOffError: the disk refused to read it, and the cache is off from now on.
+            RuntimeError: the shard was closed.
+        """
+        edges = self._edges(part)
+        return await self._on_thread(lambda descriptor: true_crc32(descriptor, *edges))
 
     def write(self, offset: int, data: Buffer) -> None:
         """Write some bytes of a claimed part at their place in the shard. It may block while the disk is busy.
@@ -138,15 +176,16 @@ class CachedShard:
             self._events.failed(exc)
             raise CacheOffError from exc
 
-    def finish(self, part: int) -> None:
-        """All bytes of a claimed part are written: show it to everyone.
+    def finish(self, part: int, crc32: int) -> None:
+        """All bytes of a claimed part are written, with this checksum: show it to everyone.
 
         Raises:
             CacheOffError: as for `write`.
         """
         partial = self._to_fill()
         try:
-            partial.set_present(part)
+            partial.set_present(part, crc32)
+            self._compared.add(part)
         except OSError as exc:
             self._events.failed(exc)
             raise CacheOffError from exc
@@ -191,6 +230,29 @@ class CachedShard:
             self._announced = True
             self._events.completed(self)
 
+    async def _is_sound(self, part: int) -> bool:
+        size, edges = self._shard_bytes, self._edges(part)
+
+        def compare(descriptor: int) -> bool:
+            return true_crc32(descriptor, *edges) == stored_crc32(descriptor, size, part)
+
+        return await self._on_thread(compare)
+
+    def _edges(self, part: int) -> tuple[int, int]:
+        start = part * self._part_bytes
+        return start, min(start + self._part_bytes, self._shard_bytes)
+
+    async def _on_thread(self, read: Callable[[int], _Read]) -> _Read:
+        """Read from the file on a thread, which has a descriptor of its own: this one may be closed meanwhile."""
+        if self.descriptor < 0:
+            raise RuntimeError("the shard was closed")
+        reading = asyncio.get_running_loop().run_in_executor(None, _read_and_close, os.dup(self.descriptor), read)
+        found = await asyncio.shield(reading)  # a thread that is cancelled before it begins would close nothing
+        if isinstance(found, OSError):
+            self._events.failed(found)
+            raise CacheOffError from found
+        return found
+
     def _holds(self, asked: Callable[[PartialShard], bool]) -> bool:
         if self.withdrawn or self.partial is None:
             return not self.withdrawn
@@ -213,3 +275,12 @@ class CachedShard:
         except OSError as exc:
             self._events.failed(exc)
             raise CacheOffError from exc
+
+
+def _read_and_close(descriptor: int, read: Callable[[int], _Read]) -> _Read | OSError:
+    try:
+        return read(descriptor)
+    except OSError as exc:
+        return exc
+    finally:
+        os.close(descriptor)

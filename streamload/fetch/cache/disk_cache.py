@@ -3,14 +3,16 @@
 What is promised, whatever process dies at whatever instant:
 
 - A file under a final name is whole and right. It gets the name by one rename, after its bytes were made durable.
+- What a disk does to it afterwards is found: each part is compared with its checksum when a process first uses it. A
+  file that is damaged, or was made by a release without checksums, is removed, and fetched again.
 - The final and the partial files together count for at most `size_bytes`. A partial file counts in full from the
   moment at which it is made, as long as it is in use, so processes that fill files at the same time cannot together
   exceed the bound; when nobody uses it, it counts for the blocks that it has.
 - A file in use is not evicted: its space would not come free.
 - Making and removing files happens under the folder's lock. Nobody holds it while waiting for anything but the disk.
 
-The folder belongs to one user, and one machine fills a file at a time: on a network file system that several
-machines share, each fills files of its own, and whole ones serve all.
+The folder belongs to one user, who alone may read and write it, and one machine fills a file at a time: on a network
+file system that several machines share, each fills files of its own, and whole ones serve all.
 """
 
 from __future__ import annotations
@@ -24,14 +26,15 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from threading import Lock
 
+from streamload.dataset.own_folder import make_own_folder
 from streamload.fetch.cache.cache_room import CachedFile, files_to_evict, with_old_versions_last
 from streamload.fetch.cache.cached_shard import CachedShard, ShardEvents
 from streamload.fetch.cache.file_locks import LockBusyError, is_in_use, locked_file, mark_in_use
 from streamload.fetch.cache.next_use import NextUse, Unforeseen
-from streamload.fetch.cache.partial_shard import PartialFiles, PartialShard, boot_tag, private_tag
+from streamload.fetch.cache.partial_shard import PartialFiles, PartialShard, boot_tag, cached_bytes, private_tag
 from streamload.fetch.cache.shard_identity import ShardIdentity, key_in_name
 
-__all__ = ["DiskCache"]
+__all__ = ["DiskCache", "shards_folder"]
 
 _log = logging.getLogger("streamload")
 
@@ -62,7 +65,7 @@ class DiskCache:
     """
 
     def __init__(self, folder: str, size_bytes: int, *, part_bytes: int) -> None:
-        self._folder = os.path.join(folder, "streamload-shards")
+        self._folder = shards_folder(folder)
         self._partial_folder = os.path.join(self._folder, "partial")
         self._lock_file = os.path.join(self._folder, "lock")
         self._size_bytes = size_bytes
@@ -72,12 +75,14 @@ class DiskCache:
         self._writable = self._readable = True
         self._closed = False
         self._mutex = Lock()
-        self._shards: set[CachedShard] = set()
+        self._shards: dict[CachedShard, str] = {}
+        """Those that are open, with the paths of their files."""
         self._publisher: ThreadPoolExecutor | None = None
         self._publishing: list[Future[None]] = []
-        self._events = ShardEvents(self._publish_later, self._turn_off, self._forget)
+        self._events = ShardEvents(self._publish_later, self._turn_off, self._remove_damaged, self._forget)
         try:
-            os.makedirs(self._partial_folder, mode=0o700, exist_ok=True)
+            for made in (self._folder, self._partial_folder):
+                make_own_folder(made)
             with locked_file(self._lock_file, _OPEN_PATIENCE_S):
                 self._remove_abandoned()
         except LockBusyError:
@@ -102,7 +107,7 @@ class DiskCache:
         self._next_use.begin(identity.file_name)
         try:
             shard = self._open_whole(identity) if self._readable else None
-            if shard is None and self._writable and 0 < identity.bytes <= self._size_bytes:
+            if shard is None and self._writable and 0 < self._file_bytes(identity) <= self._size_bytes:
                 with locked_file(self._lock_file, _OPEN_PATIENCE_S):
                     shard = self._open_whole(identity) or self._open_partial(identity)
         except LockBusyError:
@@ -112,7 +117,7 @@ class DiskCache:
             return None
         if shard is not None:
             with self._mutex:
-                self._shards.add(shard)
+                self._shards[shard] = os.path.join(self._folder, identity.file_name)
                 late = self._closed
             if late:  # by another thread, while this one opened it
                 shard.close()
@@ -150,15 +155,15 @@ class DiskCache:
             return None
         try:
             found = os.fstat(descriptor)
-            if not stat.S_ISREG(found.st_mode) or found.st_size != identity.bytes:
-                os.unlink(path)  # the cache has not made it
+            if not stat.S_ISREG(found.st_mode) or found.st_size != self._file_bytes(identity):
+                os.unlink(path)  # the cache has not made it, or a release has whose files have no checksums
                 os.close(descriptor)
                 return None
             mark_in_use(descriptor)
         except OSError:
             os.close(descriptor)
             raise
-        return CachedShard(descriptor, self._n_parts(identity), None, self._events)
+        return CachedShard(descriptor, identity.bytes, self._part_bytes, None, self._events)
 
     def _open_partial(self, identity: ShardIdentity) -> CachedShard | None:
         """Join what is being filled, or begin. The folder's lock is held."""
@@ -172,10 +177,27 @@ class DiskCache:
             partial = PartialShard.join(files) or PartialShard.create(files)
         if partial is None:
             return None  # it has parts of another size
-        return CachedShard(partial.descriptor, self._n_parts(identity), partial, self._events)
+        return CachedShard(partial.descriptor, identity.bytes, self._part_bytes, partial, self._events)
 
-    def _n_parts(self, identity: ShardIdentity) -> int:
-        return -(-identity.bytes // self._part_bytes)
+    def _file_bytes(self, identity: ShardIdentity) -> int:
+        return cached_bytes(identity.bytes, self._part_bytes)
+
+    def _remove_damaged(self, shard: CachedShard) -> None:
+        """Remove a shard's file, which others may go on reading: what they use of it they have compared."""
+        with self._mutex:
+            path = self._shards.get(shard)
+        if path is None:
+            return
+        _log.warning(
+            "%s in the disk cache does not hold what was fetched, so it is removed and fetched again; check the disk",
+            path,
+        )
+        with suppress(OSError):
+            if shard.partial is not None:
+                shard.partial.remove()
+            named, opened = os.stat(path), os.fstat(shard.descriptor)
+            if (named.st_dev, named.st_ino) == (opened.st_dev, opened.st_ino):
+                os.unlink(path)
 
     # -- room ------------------------------------------------------------------------------------------------------
 
@@ -185,7 +207,7 @@ class DiskCache:
         present = [file for file in self._files() if file.path != files.data]
         chosen = files_to_evict(
             with_old_versions_last(present, key_in_name, files.name),
-            files.shard_bytes,
+            files.file_bytes,
             self._size_bytes,
             self._next_use.position(files.name),
             lambda file: not is_in_use(file.path),
@@ -280,7 +302,12 @@ class DiskCache:
 
     def _forget(self, shard: CachedShard) -> None:
         with self._mutex:
-            self._shards.discard(shard)
+            self._shards.pop(shard, None)
+
+
+def shards_folder(cache_dir: str) -> str:
+    """The folder in a `cache_dir` that holds the files of a cache."""
+    return os.path.join(cache_dir, "streamload-shards")
 
 
 def _listed(folder: str) -> Iterator[tuple[str, str, os.stat_result]]:

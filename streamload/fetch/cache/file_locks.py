@@ -102,7 +102,7 @@ def locked_file(path: str, patience_s: float) -> Iterator[None]:
         LockBusyError: another one has kept it all the time.
         OSError: the file cannot be made, or the file system has no locks.
     """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         deadline = time.monotonic() + patience_s
         while not try_lock(descriptor, 0):

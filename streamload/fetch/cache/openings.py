@@ -8,7 +8,7 @@ from streamload.fetch.cache.cached_shard import CachedShard
 from streamload.fetch.cache.disk_cache import DiskCache
 from streamload.fetch.cache.shard_identity import ShardIdentity
 from streamload.fetch.storage.storages import Storages
-from streamload.fetch.transfer.download import DownloadLimits, Pin, download
+from streamload.fetch.transfer.download import Pin, download
 
 __all__ = ["CacheOpenings"]
 
@@ -23,13 +23,11 @@ class CacheOpenings:
     Args:
         cache: the cache; None if there is none, and then no shard is in it.
         storages: asked for the version of a shard, which the cache must know.
-        limits: how patiently.
     """
 
-    def __init__(self, cache: DiskCache | None, storages: Storages, limits: DownloadLimits | None = None) -> None:
+    def __init__(self, cache: DiskCache | None, storages: Storages) -> None:
         self._cache = cache
         self._storages = storages
-        self._limits = limits
         self._asking = asyncio.Semaphore(_ASKED_AT_ONCE)
         self._opening = asyncio.Lock()
 
@@ -60,7 +58,7 @@ class CacheOpenings:
         """
         if pin.total_bytes is None:
             async with self._asking:
-                await download(self._storages.for_url(url), url, 0, 1, _drop, pin=pin, limits=self._limits)
+                await download(self._storages.for_url(url), url, 0, 1, _drop, pin=pin, retries=self._storages.retries)
         assert pin.total_bytes is not None, "every answer tells it"
         return ShardIdentity(url, pin.etag, pin.total_bytes)
 

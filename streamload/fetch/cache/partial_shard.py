@@ -1,7 +1,8 @@
 """A shard that is being filled in a cache's folder, part by part, by one process or by several.
 
-Two files: the shard itself, sparse until its parts come, and its state, which is a header and one byte for each part
-(0 absent, 1 present). The byte is set after the part's data was written, so within one boot of the machine, where all
+Two files: the shard itself, sparse until its parts come, with the crc32 of each part behind its last byte, and its
+state, which is a header and one byte for each part (0 absent, 1 present). The byte is set after the part's data and
+checksum were written, so within one boot of the machine, where all
 processes see the same pages, a set byte is true however its process ended. A crash of the machine may lose pages and
 keep the byte; therefore the names hold the boot's identity, and files of another boot are not looked at.
 
@@ -16,6 +17,7 @@ from __future__ import annotations
 import os
 import secrets
 import struct
+import zlib
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,11 +28,13 @@ from streamload.fetch.cache.file_locks import LOCKS_BYTES, mark_in_use, try_lock
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-__all__ = ["PartialFiles", "PartialShard", "boot_tag", "private_tag"]
+__all__ = ["PartialFiles", "PartialShard", "boot_tag", "cached_bytes", "private_tag", "stored_crc32", "true_crc32"]
 
 _HEADER = struct.Struct("<8sQQ")
 _MAGIC = b"strmld\x00\x01"
 _PRESENT = b"\x01"
+_CRC32 = struct.Struct("<I")
+_PIECE_BYTES = 1 << 20
 _OPEN = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
@@ -86,6 +90,11 @@ class PartialFiles:
         return -(-self.shard_bytes // self.part_bytes)
 
     @property
+    def file_bytes(self) -> int:
+        """The size of the file with the shard's bytes."""
+        return cached_bytes(self.shard_bytes, self.part_bytes)
+
+    @property
     def header(self) -> bytes:
         """What the state begins with."""
         return _HEADER.pack(_MAGIC, self.shard_bytes, self.part_bytes)
@@ -124,8 +133,8 @@ class PartialShard:
         opened: list[int] = []
         try:
             for path in (files.data, files.state):
-                opened.append(os.open(path, _OPEN | os.O_CREAT | os.O_EXCL, 0o666))
-            os.ftruncate(opened[0], files.shard_bytes)
+                opened.append(os.open(path, _OPEN | os.O_CREAT | os.O_EXCL, 0o600))
+            os.ftruncate(opened[0], files.file_bytes)
             write_all(opened[1], 0, files.header + bytes(files.n_parts))
             mark_in_use(opened[0])
         except BaseException:
@@ -148,7 +157,7 @@ class PartialShard:
                 opened.append(os.open(path, _OPEN))
             state_bytes = len(files.header) + files.n_parts
             fits = (
-                os.fstat(opened[0]).st_size == files.shard_bytes
+                os.fstat(opened[0]).st_size == files.file_bytes
                 and os.fstat(opened[1]).st_size == state_bytes
                 and os.pread(opened[1], len(files.header), 0) == files.header
             )
@@ -201,13 +210,15 @@ class PartialShard:
         """
         write_all(self.descriptor, offset, data)
 
-    def set_present(self, part: int) -> None:
-        """All of the part's bytes are written.
+    def set_present(self, part: int, crc32: int) -> None:
+        """All of the part's bytes are written, and have this checksum.
 
         Raises:
             OSError: it cannot be recorded.
         """
-        write_all(self._state, self._place(part), _PRESENT)
+        place = self._place(part)
+        write_all(self.descriptor, self.files.shard_bytes + part * _CRC32.size, _CRC32.pack(crc32))
+        write_all(self._state, place, _PRESENT)
 
     def has_its_name(self) -> bool:
         """Whether the file of this name still is this one, and not gone or made anew; also when this is closed."""
@@ -248,6 +259,26 @@ class PartialShard:
         # Whatever is missing, should someone have cut the file, is absent.
         found = os.pread(self._state, self.files.n_parts, _HEADER.size)
         self._present = found.ljust(self.files.n_parts, b"\x00")
+
+
+def cached_bytes(shard_bytes: int, part_bytes: int) -> int:
+    """The size of the file that holds a shard and the checksums of its parts."""
+    return shard_bytes + -(-shard_bytes // part_bytes) * _CRC32.size
+
+
+def stored_crc32(descriptor: int, shard_bytes: int, part: int) -> int | None:
+    """The checksum that a part had when it was fetched; None where the file ends before it. Raises OSError."""
+    found = os.pread(descriptor, _CRC32.size, shard_bytes + part * _CRC32.size)
+    return int(_CRC32.unpack(found)[0]) if len(found) == _CRC32.size else None
+
+
+def true_crc32(descriptor: int, start: int, end: int) -> int:
+    """The checksum of what a file holds from one place to another, or to its end. Raises OSError."""
+    crc32 = 0
+    while start < end and (piece := os.pread(descriptor, min(_PIECE_BYTES, end - start), start)):
+        crc32 = zlib.crc32(piece, crc32)
+        start += len(piece)
+    return crc32
 
 
 def write_all(descriptor: int, offset: int, data: Buffer) -> None:

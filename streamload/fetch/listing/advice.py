@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from glob import escape
 
-from streamload.errors import ShardNotFoundError
+from streamload.dataset.unfinished import PACKING, SHARDIFY_ADVICE, STAGING
+from streamload.errors import ShardNotFoundError, StorageError
 from streamload.fetch.listing.shard_names import is_shard_name
-from streamload.fetch.storage.protocol import ShardInfo, Storage, protocol_of, without_secrets
+from streamload.fetch.storage.protocol import ShardInfo, Storage, escaped, protocol_of, without_secrets
 from streamload.wording import counted
 
 __all__ = ["braces_error", "folder_advice", "shards_in"]
@@ -18,12 +18,14 @@ _MOST_LOOKED_INTO = 16
 
 def shards_in(storage: Storage, folder: str) -> Sequence[ShardInfo]:
     """The shards that lie in a folder, by one listing of it."""
-    return [found for found in storage.list(f"{escape(folder)}/*") if is_shard_name(found.url)]
+    return [found for found in storage.list(f"{escaped(folder)}/*") if is_shard_name(found.url)]
 
 
 def folder_advice(storage: Storage, folder: str) -> str:
     """What may have been meant by a folder that holds no shards; looks at what lies in it."""
-    inside = [found.url.rstrip("/") for found in storage.list(f"{escape(folder)}/*", folders=True)]
+    if _is_being_packed(storage, folder):
+        return SHARDIFY_ADVICE
+    inside = [found.url.rstrip("/") for found in storage.list(f"{escaped(folder)}/*", folders=True)]
     with_shards = next((each for each in inside[:_MOST_LOOKED_INTO] if shards_in(storage, each)), None)
     if with_shards is not None:
         every = f"{without_secrets(folder)}/**/*.tar"
@@ -36,6 +38,15 @@ def folder_advice(storage: Storage, folder: str) -> str:
             f"{without_secrets(folder)}-shards"
         )
     return "check the path"
+
+
+def _is_being_packed(storage: Storage, folder: str) -> bool:
+    if protocol_of(folder) == "file":
+        return storage.is_folder(f"{folder}/{STAGING}")
+    try:
+        return storage.info(f"{folder}/{PACKING}").bytes > 0
+    except StorageError:
+        return False
 
 
 def braces_error(pattern: str, named: int, there: int, error: ShardNotFoundError) -> ShardNotFoundError:

@@ -7,11 +7,10 @@ import logging
 import os
 import re
 from collections.abc import Collection, Sequence
-from glob import escape
 from urllib.parse import quote
 
-from streamload.dataset.index import IndexedShard
-from streamload.dataset.urls import Urls, expand_urls
+from streamload.dataset.index import DatasetIndex, IndexedShard
+from streamload.dataset.urls import Urls, chain_links, expand_urls
 from streamload.errors import DatasetIndexError, ShardNotFoundError, StorageError
 from streamload.fetch.listing.advice import braces_error, folder_advice, shards_in
 from streamload.fetch.listing.foreign_lookup import ForeignLookup
@@ -33,6 +32,7 @@ from streamload.fetch.storage.protocol import (
     UNKNOWN_BYTES,
     ShardInfo,
     Storage,
+    escaped,
     is_pattern,
     protocol_of,
     without_secrets,
@@ -54,8 +54,14 @@ def find_shards(urls: Urls, storages: Storages | None = None) -> list[str]:
     Raises:
         TypeError, ValueError, ShardNotFoundError, StorageError: as `list_shards`, except that a shard that is named
             without a pattern is not looked for.
+        DatasetIndexError: whoever wrote the shards was interrupted, or is still at work.
     """
-    return Finder(Storages() if storages is None else storages, None).names(urls)
+    storages = Storages() if storages is None else storages
+    lookup = IndexLookup(None, storages)
+    found = Finder(storages, None).names(urls)
+    for url in found:
+        lookup.refuse_unfinished(*folder_and_name(url))
+    return found
 
 
 class Finder:
@@ -136,22 +142,31 @@ class Finder:
         """What matches remotely. A folder without a pattern in its own name is listed whole, for what lies beside."""
         folder, name = folder_and_name(pattern)
         alone = name.startswith(".") or name == ANY_FOLDERS
-        if is_pattern(folder) or "::" in pattern or alone or protocol_of(pattern) in WEB:
+        if is_pattern(folder) or len(chain_links(pattern)) > 1 or alone or protocol_of(pattern) in WEB:
             return storage.list(pattern)
         wanted = re.compile(fnmatch.translate(name)).match
         return [found for found in self._in_folder(storage, folder) if wanted(shard_name(found.url))]
 
     def _in_folder(self, storage: Storage, folder: str) -> Sequence[ShardInfo]:
         if folder not in self._listed:
-            self._listed[folder] = storage.list(f"{escape(folder)}/*")
+            self._listed[folder] = storage.list(f"{escaped(folder)}/*")
         return self._listed[folder]
 
+    def _known(self, folder: str) -> DatasetIndex | None:
+        """The index of a folder that stands for all of its shards; without one, they must be complete."""
+        known = None if self._indexes is None else self._indexes.of_folder(folder)
+        if known is None and self._indexes is not None:
+            self._indexes.refuse_unfinished(folder)  # before they are listed, for a writer may be at work
+        return known
+
     def _in_local_folder(self, storage: Storage, folder: str) -> Sequence[ShardInfo | str]:
+        known = self._known(folder)
         tars = shards_in(storage, folder)
-        known = self._indexes.of_folder(folder) if self._indexes is not None else None
-        if known is not None:
+        if known is not None and self._indexes is not None:
             named = sorted(shard.name for shard in known.shards)
             forgotten = sorted({os.path.basename(tar.url) for tar in tars}.difference(named))
+            for name in forgotten:
+                self._indexes.refuse_unfinished(folder, name)
             if forgotten:
                 raise DatasetIndexError(
                     f"the folder holds {counted(len(forgotten), 'shard')} that its index does not know, from "
@@ -167,7 +182,7 @@ class Finder:
         return tars
 
     def _in_remote_folder(self, storage: Storage, folder: str) -> Sequence[ShardInfo]:
-        known = self._indexes.of_folder(folder) if self._indexes is not None else None
+        known = self._known(folder)
         if known is not None:
             web = protocol_of(folder) in WEB
             return [
@@ -223,7 +238,7 @@ class Finder:
                 raise
             raise ShardNotFoundError(
                 "no such shard, though the index beside it names it; restore it, or drop it from the index with "
-                f"`streamload index {folder}`",
+                f"`streamload index {without_secrets(folder)}`",
                 url=url,
             ) from None
 
@@ -249,7 +264,7 @@ class Finder:
 
     def _look_up_in(self, folder: str, urls: Sequence[str]) -> dict[str, ShardInfo]:
         """The same for several shards of a remote folder without an index, from one listing where there can be one."""
-        *caches, place = folder.split("::")
+        *caches, place = chain_links(folder)
         if protocol_of(place) in WEB and not any("://" in cache for cache in caches):
             return {url: ShardInfo(url, UNKNOWN_BYTES, 0) for url in urls}
         storage = self._storages.for_url(urls[0])

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Sequence
 from urllib.parse import quote
 
 from streamload.dataset.index import INDEX_FILE, INDEX_FOLDER, DatasetIndex, IndexedShard, table_path
 from streamload.dataset.table import ShardTable
+from streamload.dataset.unfinished import UnfinishedSet, unfinished_error, unfinished_sets
 from streamload.errors import DatasetIndexError, ShardNotFoundError, StorageError
 from streamload.fetch.storage.errors import NoConnectionError
 from streamload.fetch.storage.protocol import protocol_of, without_secrets
 from streamload.fetch.storage.storages import Storages
+from streamload.fetch.writing.remote_mark import read_mark
 
 __all__ = ["MOST_INDEX_BYTES", "IndexLookup"]
 
@@ -22,7 +25,10 @@ MOST_INDEX_BYTES = 4 << 30
 
 
 class IndexLookup:
-    """The indexes of the folders that shards lie in, each read once: one request for each remote folder."""
+    """The indexes of the folders that shards lie in, each read once: one request for each remote folder.
+
+    Where a shard is in no index, one more request for its folder tells whether its writer has finished.
+    """
 
     def __init__(self, elsewhere: str | os.PathLike[str] | None = None, storages: Storages | None = None) -> None:
         """Prepare to look beside the shards, or read the one index that lies elsewhere.
@@ -33,6 +39,7 @@ class IndexLookup:
         """
         self._storages = Storages() if storages is None else storages
         self._by_folder: dict[str, DatasetIndex | None] = {}
+        self._unfinished: dict[str, Sequence[UnfinishedSet]] = {}
         self._unreadable: list[StorageError] = []
         self._elsewhere = None if elsewhere is None else self._find_elsewhere(os.fspath(elsewhere))
 
@@ -57,6 +64,35 @@ class IndexLookup:
         """What the index for a folder says of one shard, or None. Raises what `of_folder` raises."""
         index = self.of_folder(folder, f"{folder}/{name}")
         return None if index is None else index.find(name)
+
+    def refuse_unfinished(self, folder: str, name: str | None = None) -> None:
+        """Refuse a shard, or the folder as a whole, if whoever wrote it was interrupted or is still at work.
+
+        Only for shards that no index beside them knows: an index is written when all of its shards are there, and its
+        entries are removed before any of them is.
+
+        Args:
+            folder: the shards'.
+            name: of one shard; None stands for all that a folder may hold.
+
+        Raises:
+            DatasetIndexError: it is so, or the mark that says so is damaged.
+            StorageError: the storage cannot be read.
+        """
+        if folder not in self._unfinished:
+            self._unfinished[folder] = self._marked(folder)
+        for found in self._unfinished[folder]:
+            if name is None or found.shards.matches(name):
+                raise unfinished_error(found, folder)
+
+    def _marked(self, folder: str) -> Sequence[UnfinishedSet]:
+        try:
+            content = read_mark(self._storages.for_url(folder), folder)
+        except StorageError as exc:
+            if type(exc) is not StorageError:
+                raise
+            return ()  # as for an index: what is not there is refused to those who may not list
+        return () if content is None else unfinished_sets(content, folder)
 
     def table_of(self, folder: str, name: str) -> ShardTable | None:
         """The table of one shard, or None where there is no index for its folder.

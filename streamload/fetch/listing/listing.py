@@ -70,9 +70,9 @@ def list_shards(
     Braces and `::` are expanded in the order in which they are written; the matches of a glob and the shards of a
     folder are sorted. A folder stands for the shards in its index, or for its tar files where it has none.
 
-    A remote folder costs one request for its index, and one listing where it has none; what an index says of a remote
-    shard is taken from it, and a shard that was changed since shows when it is read. Web servers cannot list: the
-    sizes of their shards are `UNKNOWN_BYTES` where no index has them.
+    A remote folder costs one request for its index, and where it has none one for the mark of an interrupted writer
+    and one listing; what an index says of a remote shard is taken from it, and a shard that was changed since shows
+    when it is read. Web servers cannot list: the sizes of their shards are `UNKNOWN_BYTES` where no index has them.
 
     Args:
         urls: a string or path, or a list of them: shards, patterns, folders.
@@ -86,7 +86,8 @@ def list_shards(
             names a shard twice.
         ShardNotFoundError: a shard is missing, or a pattern or a folder stands for nothing.
         StorageError: a shard cannot be looked at.
-        DatasetIndexError: an index is broken, or does not belong to its shards.
+        DatasetIndexError: an index is broken, or does not belong to its shards; or whoever wrote the shards was
+            interrupted, or is still at work.
     """
     storages = Storages() if storages is None else storages
     indexes = IndexLookup(index, storages)
@@ -98,6 +99,8 @@ def list_shards(
     for shard in shards:
         known = indexes.of_folder(shard.folder)
         entry = indexes.entry_of(shard.folder, shard.name)
+        if entry is None:
+            indexes.refuse_unfinished(shard.folder, shard.name)
         index_of.append(known.folder if known is not None and entry is not None else None)
         counts.append(None if entry is None else entry.samples)
         if known is not None and entry is not None:

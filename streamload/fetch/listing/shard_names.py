@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from urllib.parse import unquote
 
+from streamload.dataset.urls import chain_links
 from streamload.fetch.storage.protocol import protocol_of, without_secrets
 
 __all__ = [
@@ -32,7 +33,7 @@ def folder_and_name(url: str) -> tuple[str, str]:
         return folder or "/", name
     web = protocol_of(url) in WEB
     folder = url.split("?", 1)[0] if web else url
-    chain = folder.split("::") if "::" in folder else [folder]
+    chain = chain_links(folder)
     first = next((number for number, part in enumerate(chain) if "://" in part), 0)
     chain[first], _, name = chain[first].rpartition("/")
     return "::".join(chain) or "/", unquote(name) if web and "%" in name else name

@@ -19,6 +19,7 @@ __all__ = [
     "is_unexplained_denial",
     "status_error",
     "transient_error",
+    "unknown_length_error",
     "whole_answer_error",
 ]
 
@@ -36,6 +37,12 @@ _WRONG_KEY = {
 }
 _ENDPOINT = (
     "`endpoint_url` and `client_kwargs={'region_name': ...}` in storage_options, or AWS_ENDPOINT_URL and AWS_REGION"
+)
+_WEB = ("http", "https")
+_LOGIN = "as in https://USER:PASSWORD@HOST/, or `headers` in storage_options)"
+_KEYS = (
+    "`key` and `secret` in storage_options, or the environment that your other tools use), or `anon=True` for a public "
+    "bucket"
 )
 _FILESYSTEMS = ("ftp", "sftp", "ssh", "smb", "webhdfs", "hdfs")
 _DENIED = "access is denied"
@@ -105,11 +112,8 @@ def status_error(url: str, status: int | None, code: str | None) -> StorageError
     if status == 408 or code in ("RequestTimeout", "InternalError") or (status is not None and status >= 500):
         return TransientStorageError(f"the storage failed ({shown}); try again later", url=url)
     if status in (401, 403):
-        return StorageError(
-            f"{_DENIED} ({shown}); give credentials that may read this (`key` and `secret` in "
-            "storage_options, or the environment that your other tools use), or `anon=True` for a public bucket",
-            url=url,
-        )
+        how = _LOGIN if protocol_of(url) in _WEB else _KEYS
+        return StorageError(f"{_DENIED} ({shown}); give credentials that may read this ({how}", url=url)
     return StorageError(f"the storage refused the request ({shown}); check the url and storage_options", url=url)
 
 
@@ -126,19 +130,27 @@ def connection_error(url: str, what: str) -> StorageError:
     said, url = _ADDRESS.sub("", what), without_secrets(url)
     if _NO_TLS.search(said) and not _BROKE_OFF.search(said):
         return StorageError(
-            "the server's certificate is not trusted, or it does not speak TLS; check https:// in the endpoint, name "
-            "your own certificate authority with client_kwargs={'verify': PEM_FILE}",
+            "the server's certificate is not trusted, or it does not speak TLS; check https:// in the "
+            f"{'url' if protocol_of(url) in _WEB else 'endpoint'}, or name the file of your own certificate authority "
+            f"{_own_authority(url)}",
             url=url,
         )
     protocol = protocol_of(url)
     where = f": {_ENDPOINT}"
     if protocol in _FILESYSTEMS:
         where = " in the url, or `host` and `port` in storage_options"
-    elif protocol in ("http", "https"):
+    elif protocol in _WEB:
         where = " in the url"
     if _NO_HOST.search(said):
         return NoConnectionError(f"the host is not known; check its name{where}", url=url)
     return NoConnectionError(f"no connection to the storage; check that it runs, and host and port{where}", url=url)
+
+
+def _own_authority(url: str) -> str:
+    """How a server is trusted whose certificate is signed by someone else than the usual ones."""
+    if protocol_of(url) in (*_WEB, "s3", "s3a"):
+        return "by storage_options={'client_kwargs': {'verify': PEM_FILE}}"
+    return "in SSL_CERT_FILE, before the program is started"
 
 
 def transient_error(url: str, what: str) -> TransientStorageError:
@@ -150,6 +162,15 @@ def whole_answer_error(url: str) -> WholeAnswerError:
     """The error for an answer that is the whole object where a part was asked for."""
     what = "the server sent the whole object where a part was asked for"
     return WholeAnswerError(f"{what}; try again later", url=without_secrets(url))
+
+
+def unknown_length_error(url: str) -> StorageError:
+    """The error for a part of an object whose length the server does not tell (RFC 9110 allows `bytes 0-9/*`)."""
+    return StorageError(
+        "the server sends a part without saying how long the whole file is (`Content-Range: bytes .../*`), so nobody "
+        "can tell whether all of it has come; read from a server that does, or copy the file",
+        url=without_secrets(url),
+    )
 
 
 def changed_error(url: str, was: str | None, now: str | None) -> ShardChangedError:

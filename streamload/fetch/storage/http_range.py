@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import datetime
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from streamload.errors import StorageError
 from streamload.fetch.storage.errors import (
@@ -15,6 +16,7 @@ from streamload.fetch.storage.errors import (
     connection_error,
     status_error,
     transient_error,
+    unknown_length_error,
     whole_answer_error,
 )
 from streamload.fetch.storage.protocol import EmptyBody, RangeBody, quoted, same_etag, version_of
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["Wanted", "covered_bytes", "open_http_range", "read_http_on", "strong_etag"]
 
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)\Z")
+_RANGE_OF_UNKNOWN = re.compile(r"bytes \d+-\d+/\*\Z")
 _NO_RANGE_OF_NOTHING = re.compile(r"bytes \*/0\Z")
 _CODE = re.compile(r"<Code>([^<]*)</Code>")
 _ERROR_BYTES = 64 << 10
@@ -39,6 +42,15 @@ def _range_headers(wanted: Wanted) -> dict[str, str]:
     if (strong := strong_etag(wanted.etag)) is not None:
         headers["If-Match"] = strong
     return headers
+
+
+def _request(besides: Mapping[str, Any] | None, headers: Mapping[str, str]) -> dict[str, Any]:
+    """The arguments of one of aiohttp's requests."""
+    import aiohttp
+
+    besides = besides or {}
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=30)
+    return {**besides, "headers": {**(besides.get("headers") or {}), **headers}, "timeout": timeout}
 
 
 def strong_etag(etag: str | None) -> str | None:
@@ -68,7 +80,7 @@ async def open_http_range(
     address: str,
     wanted: Wanted,
     *,
-    headers: Mapping[str, str] | None = None,
+    besides: Mapping[str, Any] | None = None,
     on_close: Callable[[], Awaitable[None]] | None = None,
 ) -> RangeBody:
     """Ask for a range; see `Storage.open_range`.
@@ -79,19 +91,19 @@ async def open_http_range(
         session: what to ask with.
         address: what to ask for, which may hold a signature.
         wanted: the range.
-        headers: sent besides.
+        besides: more arguments of aiohttp's requests, as `headers` and `ssl`.
         on_close: awaited when the body was read or given up, or could not be had.
     """
     import aiohttp
 
-    timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=30)
     done = False
     try:
-        asked = session.get(address, headers={**(headers or {}), **_range_headers(wanted)}, timeout=timeout)
+        asked = session.get(address, **_request(besides, _range_headers(wanted)))
         response = await asked
         try:
             if response.status == 412:
-                raise changed_error(wanted.url, wanted.etag, await _etag_now(session, address, timeout))
+                now = await _etag_now(session.head(address, **_request(besides, {})))
+                raise changed_error(wanted.url, wanted.etag, now)
             body = await _checked(response, wanted, on_close)
             done = True
         finally:
@@ -108,7 +120,7 @@ async def open_http_range(
 
 
 async def read_http_on(
-    file: WholeFile, session: aiohttp.ClientSession, address: str, headers: Mapping[str, str] | None = None
+    file: WholeFile, session: aiohttp.ClientSession, address: str, besides: Mapping[str, Any] | None = None
 ) -> bytes:
     """Ask for what has not come of a small file, or for all of it where the server gives no part of it.
 
@@ -116,7 +128,7 @@ async def read_http_on(
         file: what has come; more of it afterwards, also where this raises.
         session: what to ask with.
         address: what to ask for, which may hold a signature.
-        headers: sent besides.
+        besides: more arguments of aiohttp's requests, as `headers` and `ssl`.
 
     Raises:
         TransientStorageError: it broke off.
@@ -128,9 +140,8 @@ async def read_http_on(
         file.begin_anew()
     wanted = Wanted(file.url, file.reached, None, file.etag)
     asked = _range_headers(wanted) if file.reached else {"Accept-Encoding": "identity"}
-    timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=30)
     try:
-        async with session.get(address, headers={**(headers or {}), **asked}, timeout=timeout) as response:
+        async with session.get(address, **_request(besides, asked)) as response:
             if response.status not in (200, 206):
                 raise await _refusal(response, file.url)
             _answered(file, wanted, response)
@@ -150,7 +161,10 @@ def covered_bytes(wanted: Wanted, content_range: str | None) -> tuple[int, int]:
 
     Raises:
         TransientStorageError: there is none, or it is of another range than the one that was asked for.
+        StorageError: it leaves open how long the object is.
     """
+    if _RANGE_OF_UNKNOWN.match(content_range or ""):
+        raise unknown_length_error(wanted.url)
     found = _CONTENT_RANGE.match(content_range or "")
     if found is None:
         raise whole_answer_error(wanted.url)
@@ -217,8 +231,8 @@ async def _refusal(response: aiohttp.ClientResponse, url: str) -> StorageError:
     return status_error(url, response.status, code[1] if code else None)
 
 
-async def _etag_now(session: aiohttp.ClientSession, address: str, timeout: aiohttp.ClientTimeout) -> str | None:
-    async with session.head(address, timeout=timeout) as response:
+async def _etag_now(asked: AbstractAsyncContextManager[aiohttp.ClientResponse]) -> str | None:
+    async with asked as response:
         return quoted(response.headers.get("ETag")) if response.status == 200 else None
 
 

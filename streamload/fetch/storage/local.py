@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 from urllib.parse import unquote
 
 from streamload.dataset.atomic import replace_file
+from streamload.dataset.regular_file import open_regular, why_not_opened
 from streamload.errors import ShardChangedError, ShardNotFoundError, StorageError, TransientStorageError
 from streamload.fetch.storage.patterns import ANY_FOLDERS, pattern_steps
 from streamload.fetch.storage.protocol import UNKNOWN_BYTES, RangeBody, ShardInfo, is_pattern, protocol_of
@@ -70,10 +71,10 @@ class LocalStorage:
         return os.path.isdir(local_path(url))
 
     def open(self, url: str) -> int:
-        """A read-only descriptor, closed on exec; see `Storage.open`."""
+        """A read-only descriptor of a regular file, closed on exec; see `Storage.open`."""
         path = local_path(url)
         try:
-            return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            return open_regular(path)
         except OSError as exc:
             raise _storage_error(path, exc) from None
 
@@ -81,7 +82,7 @@ class LocalStorage:
         """See `Storage.read_bytes`."""
         path = local_path(url)
         try:
-            with open(path, "rb") as file:
+            with open(open_regular(path), "rb") as file:
                 content = file.read(most_bytes + 1)
         except OSError as exc:
             raise _storage_error(path, exc) from None
@@ -270,7 +271,7 @@ def _storage_error(path: str, exc: OSError) -> StorageError:
         return ShardNotFoundError(f"no such {what}: {_what_is_there(path)}", url=path)
     if isinstance(exc, PermissionError):
         return StorageError("no permission to read this; check the rights of the file and its folders", url=path)
-    return StorageError(f"cannot be read: {exc.strerror or exc}; check the disk and the path", url=path)
+    return StorageError(f"cannot be read: {why_not_opened(exc)}", url=path)
 
 
 def _what_is_there(path: str) -> str:

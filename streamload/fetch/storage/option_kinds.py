@@ -50,9 +50,9 @@ def check_kinds(family: str, given: Mapping[str, object]) -> None:
     headers, client = given.get("headers"), given.get("client_kwargs")
     for name, value in headers.items() if isinstance(headers, Mapping) else ():
         _check_string(f"storage_options['headers'][{name!r}]", value)
-    if family != "s3" or not isinstance(client, Mapping):
+    if family not in ("s3", "http") or not isinstance(client, Mapping):
         return
-    for name, value in client.items():
+    for name, value in client.items() if family == "s3" else ():
         if name in _CLIENT_STRINGS and value is not None:
             _check_string(f"storage_options['client_kwargs'][{name!r}]", value)
     verify = client.get("verify")

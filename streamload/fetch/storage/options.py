@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
+from streamload.errors import without_secrets
 from streamload.fetch.storage.option_kinds import check_kinds
 
 __all__ = [
@@ -17,16 +19,19 @@ __all__ = [
     "ObjectConfig",
     "aws_endpoint",
     "client_settings",
+    "filesystem_options",
     "object_config",
     "options_of",
+    "tls_context",
 ]
 
 RETRY: dict[str, Any] = {
     "max_retries": 10,
     "backoff": {"init_backoff": timedelta(seconds=0.1), "max_backoff": timedelta(seconds=2), "base": 2},
-    "retry_timeout": timedelta(seconds=60),
+    "retry_timeout": timedelta(seconds=30),
 }
-"""How obstore writes again what a storage did not take; of a large object, only the part."""
+"""How obstore writes again what a storage did not take, of a large object only the part; to `patience.py` that is one
+try."""
 
 NO_RETRY: dict[str, Any] = RETRY | {"max_retries": 0}
 """For reading and listing: whoever does it must see what fails, to send fewer requests where there are too many."""
@@ -64,7 +69,7 @@ _AZURE = frozenset(
         "connection_string",
     ]
 )
-_HTTP = frozenset(("headers",))
+_HTTP = frozenset(("headers", "client_kwargs"))
 _ONLY_FSSPEC = {
     "s3": frozenset(
         [
@@ -110,7 +115,6 @@ _ONLY_FSSPEC = {
             "cache_options",
             "asynchronous",
             "loop",
-            "client_kwargs",
             "get_client",
             "encoded",
             "auth",
@@ -151,6 +155,23 @@ def options_of(protocol: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """The options for one protocol: those that are for all, and those in a dict of the protocol's name over them."""
     plain = {name: value for name, value in options.items() if not _is_nested(name, value)}
     return plain | dict(options.get(protocol) or {} if _is_nested(protocol, options.get(protocol)) else {})
+
+
+def filesystem_options(protocol: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options for one protocol as fsspec takes them: of `client_kwargs`, aiohttp does not know `verify`."""
+    given = options_of(protocol, options)
+    client_kwargs = dict(given.get("client_kwargs") or {})
+    if _FAMILY.get(protocol, protocol) != "http" or "verify" not in client_kwargs:
+        return given
+    settings = client_settings(None, client_kwargs.pop("verify"))
+    return given | {"client_kwargs": client_kwargs, "ssl": tls_context(settings)}
+
+
+def tls_context(client: Mapping[str, Any]) -> ssl.SSLContext | bool:
+    """How aiohttp is to check certificates, by the settings of obstore's client."""
+    if "root_certificate" in client:
+        return ssl.create_default_context(cadata=client["root_certificate"].decode("ascii"))
+    return not client.get("allow_invalid_certificates")
 
 
 def object_config(protocol: str, options: Mapping[str, Any]) -> ObjectConfig | None:
@@ -265,7 +286,10 @@ def _azure(given: dict[str, Any]) -> ObjectConfig | None:
 
 
 def _http(given: dict[str, Any]) -> ObjectConfig | None:
-    client = client_settings("http://")
+    client_kwargs = given.get("client_kwargs") or {}
+    if client_kwargs.keys() - {"verify"}:
+        return None
+    client = client_settings("http://", client_kwargs.get("verify"))
     if given.get("headers"):
         client["default_headers"] = dict(given["headers"])
     return ObjectConfig("http", {}, client)
@@ -291,7 +315,8 @@ def client_settings(endpoint: str | None, verify: object = None) -> dict[str, An
     client: dict[str, Any] = {}
     if endpoint is not None and not endpoint.startswith(("http://", "https://")):
         raise ValueError(
-            f"endpoint_url={endpoint!r} (of storage_options or AWS_ENDPOINT_URL) must begin with https:// or http://"
+            f"endpoint_url={without_secrets(endpoint)!r} (of storage_options or AWS_ENDPOINT_URL) must begin with "
+            "https:// or http://"
         )
     if endpoint is not None and endpoint.startswith("http://"):
         client["allow_http"] = True

@@ -7,9 +7,11 @@ import re
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from functools import lru_cache
+from glob import escape
 from typing import NamedTuple, Protocol
 from urllib.parse import urlsplit
 
+from streamload.dataset.urls import chain_links
 from streamload.errors import without_secrets
 
 __all__ = [
@@ -18,8 +20,10 @@ __all__ = [
     "RangeBody",
     "ShardInfo",
     "Storage",
+    "escaped",
     "is_pattern",
     "matches",
+    "place_of",
     "protocol_of",
     "quoted",
     "same_etag",
@@ -34,6 +38,7 @@ _SETTLED_S = 60.0
 """What was changed more recently may be changed again within the second; and some servers always say that it is now."""
 
 _GLOB = re.compile(r"[*?\[]")
+_IPV6_HOST = re.compile(r"://(?:[^/]*@)?\[[^\[\]/]*\]")
 _PROTOCOL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
 
@@ -166,7 +171,13 @@ def is_pattern(url: str) -> bool:
     """Whether a url holds `*`, `?` or `[`; of an http url only `*` counts, since the others have another meaning."""
     if url.startswith(("http://", "https://")):
         return "*" in url and "*" in urlsplit(url).path
-    return _GLOB.search(url) is not None
+    return _GLOB.search(_IPV6_HOST.sub("", url)) is not None
+
+
+def escaped(url: str) -> str:
+    """The pattern that stands for one url only; a host in brackets stays as it is."""
+    host = _IPV6_HOST.search(url)
+    return escape(url) if host is None else url[: host.end()] + escape(url[host.end() :])
 
 
 def matches(path: str, component: str) -> bool:
@@ -186,6 +197,11 @@ def protocol_of(url: str) -> str:
     """The lower-cased protocol before `://`, or `file` for a path."""
     found = _PROTOCOL.match(url)
     return found[1].lower() if found else "file"
+
+
+def place_of(url: str) -> str:
+    """What urls of one filesystem have in common: protocol and host, and the whole folder where they are chained."""
+    return url.rpartition("/")[0] if len(chain_links(url)) > 1 else "/".join(url.split("/", 3)[:3])
 
 
 def quoted(etag: str | None) -> str | None:

@@ -7,10 +7,12 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from streamload.dataset.urls import chain_links
 from streamload.fetch.storage.buckets.objects import ObjectStorage
 from streamload.fetch.storage.filesystems.filesystem import FilesystemStorage
 from streamload.fetch.storage.local import LocalStorage, local_path
 from streamload.fetch.storage.options import object_config, options_of
+from streamload.fetch.storage.patience import Retries
 from streamload.fetch.storage.protocol import Storage, protocol_of, without_secrets
 
 __all__ = ["Storages"]
@@ -34,12 +36,15 @@ class Storages:
         storage_options: in fsspec's spellings, for all protocols or in a dict for each protocol.
         filesystem: an fsspec filesystem to read everything with: its own paths, and urls of its own protocol, as its
             own methods take them. All other urls are refused, `file://` too unless it is the filesystem's.
+        retries: how requests are made again, by all who read and write with these storages.
 
     Raises:
         TypeError: `storage_options` is not a dict with strings as keys, or `filesystem` not a filesystem.
     """
 
-    def __init__(self, storage_options: Mapping[str, Any] | None = None, filesystem: Any = None) -> None:
+    def __init__(
+        self, storage_options: Mapping[str, Any] | None = None, filesystem: Any = None, retries: Retries | None = None
+    ) -> None:
         if storage_options is not None and not isinstance(storage_options, Mapping):
             raise TypeError(f"storage_options must be a dict, not {type(storage_options).__name__}")
         for name in storage_options or ():
@@ -49,6 +54,7 @@ class Storages:
             raise TypeError(f"filesystem must be one of fsspec's, not {type(filesystem).__name__}")
         self._options = dict(storage_options or {})
         self._filesystem = filesystem
+        self.retries = retries or Retries()
         self._local = LocalStorage()
         self._by_protocol: dict[str, Storage] = {}
 
@@ -90,7 +96,7 @@ class Storages:
         if self._filesystem is not None:
             return False
         explicit = url.startswith(("file:", "/"))
-        if explicit or protocol_of(url) != "file" or "::" in url:
+        if explicit or protocol_of(url) != "file" or len(chain_links(url)) > 1:
             return explicit
         _refuse_one_slash(url)
         return True
@@ -103,22 +109,22 @@ class Storages:
                 return True
             fs = getattr(fs, "fs", None)
         return self._filesystem is None and any(
-            protocol_of(f"{part}://" if "://" not in part else part) in _IN_MEMORY for part in url.split("::")
+            protocol_of(f"{part}://" if "://" not in part else part) in _IN_MEMORY for part in chain_links(url)
         )
 
     def copy(self) -> Storages:
         """Storages of the same kind without their connections, for another loop."""
-        return Storages(self._options, self._filesystem)
+        return Storages(self._options, self._filesystem, self.retries)
 
     async def aclose(self) -> None:
         """Close the connections that belong to the running loop."""
         for storage in self._by_protocol.values():
             await storage.aclose()
 
-    def __getstate__(self) -> tuple[dict[str, Any], Any]:
-        return self._options, self._filesystem
+    def __getstate__(self) -> tuple[dict[str, Any], Any, Retries]:
+        return self._options, self._filesystem, self.retries
 
-    def __setstate__(self, state: tuple[dict[str, Any], Any]) -> None:
+    def __setstate__(self, state: tuple[dict[str, Any], Any, Retries]) -> None:
         Storages.__init__(self, *state)
 
     def _place(self, url: str) -> str:
@@ -126,16 +132,16 @@ class Storages:
         protocol = protocol_of(url)
         # What follows the question mark of a web address is not part of a path, as obstore takes it.
         queried = protocol in _WEB and "?" in url
-        return "fsspec" if self._filesystem is not None or "::" in url or queried else protocol
+        return "fsspec" if self._filesystem is not None or len(chain_links(url)) > 1 or queried else protocol
 
     def _make(self, place: str, url: str) -> Storage:
         if place in _OBJECTS:
             config = object_config(place, options_of(place, self._options))
             if config is not None:
-                return ObjectStorage(config)
+                return ObjectStorage(config, self.retries)
         elif place != "fsspec":
             _check_protocol(place, url)
-        return FilesystemStorage(self._options, self._filesystem)
+        return FilesystemStorage(self._options, self._filesystem, self.retries)
 
 
 def _protocols(filesystem: Any) -> frozenset[str]:
@@ -145,9 +151,9 @@ def _protocols(filesystem: Any) -> frozenset[str]:
 
 def _refuse_foreign(filesystem: Any, url: str) -> None:
     """Refuse a url of another protocol, which a filesystem would take for one of its paths."""
-    if protocol_of(url) == "file" and "::" not in url and not url.startswith("file:"):
+    if protocol_of(url) == "file" and len(chain_links(url)) == 1 and not url.startswith("file:"):
         return  # a path
-    name = protocol_of(url.rpartition("::")[2])
+    name = protocol_of(chain_links(url)[-1])
     taking = [filesystem]
     while _CACHING & _protocols(taking[-1]):
         taking.append(taking[-1].fs)  # a cache takes the urls of what it caches

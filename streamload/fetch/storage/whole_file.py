@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from streamload.errors import StorageError
 from streamload.fetch.storage.errors import changed_error, transient_error
-from streamload.fetch.storage.patience import Patience
+from streamload.fetch.storage.patience import Patience, Retries
 from streamload.fetch.storage.protocol import same_etag, without_secrets
 
 __all__ = ["WholeFile"]
@@ -16,17 +16,17 @@ class WholeFile:
     Args:
         url: of the file.
         most_bytes: it may not be larger.
+        patience: with the requests for it.
 
     Attributes:
         url: of the file.
         etag: the version that is read; None before the first answer, or where the storage has none.
-        patience: with the requests for it.
     """
 
-    def __init__(self, url: str, most_bytes: int) -> None:
+    def __init__(self, url: str, most_bytes: int, patience: Patience | None = None) -> None:
         self.url = url
         self.etag: str | None = None
-        self.patience = Patience()
+        self.patience = patience or Retries().begin(url)
         self._most_bytes = most_bytes
         self._total_bytes: int | None = None
         self._content = bytearray()

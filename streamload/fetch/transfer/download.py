@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import random
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from streamload.errors import ShardChangedError, StorageError, TransientStorageError
 from streamload.fetch.storage.errors import WholeAnswerError
+from streamload.fetch.storage.patience import Retries
 from streamload.fetch.storage.protocol import RangeBody, same_etag
 from streamload.wording import counted
 
-__all__ = ["DownloadLimits", "Downloaded", "Pin", "RangeStorage", "Watch", "download"]
-
-_JITTER = random.SystemRandom()
-"""Not the global generator: where everything runs in the caller's process, that one is the user's."""
+__all__ = ["Downloaded", "Pin", "RangeStorage", "Watch", "download"]
 
 _TRIES_OF_WHOLE_ANSWERS = 3
 """Where a server has never answered with a part; a proxy that sometimes does not is asked as often as any other."""
@@ -28,34 +26,6 @@ class RangeStorage(Protocol):
     async def open_range(self, url: str, start: int, end: int | None, *, etag: str | None) -> RangeBody:
         """Ask for the bytes `[start, end)` of the object, if it is still the one with this etag."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class DownloadLimits:
-    """How long a download is patient. There is no time-out on the whole: a slow download that goes on is one.
-
-    Attributes:
-        stall_timeout_s: a request that brings no byte for so long is given up, and the next one is sent.
-        give_up_timeout_s: without a single byte for so long, over all tries and the waits between them, the download
-            fails.
-        tries: so many requests in a row without a byte, and the download fails.
-        first_backoff_s: the longest wait after the first of them; it doubles with each.
-        most_backoff_s: the longest wait of all.
-    """
-
-    stall_timeout_s: float = 30.0
-    give_up_timeout_s: float = 120.0
-    tries: int = 12
-    first_backoff_s: float = 0.1
-    most_backoff_s: float = 10.0
-
-    def backoff_s(self, fruitless: int, luck: float) -> float:
-        """How long to wait after so many requests in a row (at least one) without a byte; `luck` is in [0, 1).
-
-        Between half of the longest wait and all of it, so that those who were refused together come back apart.
-        """
-        longest_s = min(self.most_backoff_s, self.first_backoff_s * 2.0 ** min(fruitless - 1, 60))
-        return longest_s * (1.0 + luck) / 2.0
 
 
 @dataclass(slots=True)
@@ -148,7 +118,7 @@ async def download(
     write: Callable[[int, bytes], None],
     *,
     pin: Pin,
-    limits: DownloadLimits | None = None,
+    retries: Retries | None = None,
     watch: Watch | None = None,
 ) -> Downloaded:
     """Fetch the bytes `[start, end)` of a shard and hand each piece to `write(offset, piece)` as it arrives.
@@ -164,7 +134,7 @@ async def download(
         end: exclusive; cut to the shard's end, which the first answer tells where the pin does not know it.
         write: called in the loop; what it raises ends the download.
         pin: the version of the shard; shared by all downloads of it.
-        limits: patience.
+        retries: how requests are made again.
         watch: is told how the download goes.
 
     Raises:
@@ -175,7 +145,7 @@ async def download(
     """
     watch = watch or Watch()
     watch.position = start
-    one = _Download(storage, url, write, start=start, end=end, pin=pin, limits=limits or DownloadLimits(), watch=watch)
+    one = _Download(storage, url, write, start=start, end=end, pin=pin, retries=retries or Retries(), watch=watch)
     return await one.run()
 
 
@@ -195,7 +165,7 @@ class _Download:
         start: int,
         end: int,
         pin: Pin,
-        limits: DownloadLimits,
+        retries: Retries,
         watch: Watch,
     ) -> None:
         self._storage = storage
@@ -204,13 +174,14 @@ class _Download:
         self._end = end
         self._write = write
         self._pin = pin
-        self._limits = limits
+        self._policy = retries.policy
         self._watch = watch
-        self._clock = asyncio.get_running_loop().time
+        self._loop = asyncio.get_running_loop()
+        self._clock = self._loop.time
+        self._patience = retries.begin(url, self._clock, reached=True)  # by whoever listed it
+        self._warning: asyncio.TimerHandle | None = None
         self._requests = 0
         self._throttled = 0
-        self._progress_s = self._clock()
-        self._fruitless: list[TransientStorageError] = []
 
     async def run(self) -> Downloaded:
         while not self._requests or self._watch.position < self._stop():
@@ -224,11 +195,8 @@ class _Download:
             except TransientStorageError as exc:
                 self._watch.failed(self._clock(), exc)
                 self._throttled += exc.throttled
-                if self._watch.position > before:
-                    self._fruitless.clear()  # and on from here at once
-                else:
-                    self._fruitless.append(exc)
-                    await self._back_off()
+                if self._watch.position == before:  # else on from here at once
+                    await self._back_off(exc)
         return Downloaded(self._start, self._stop(), self._requests, self._throttled)
 
     def _stop(self) -> int:
@@ -240,9 +208,9 @@ class _Download:
         self._requests += 1
         sent_s = self._clock()
         self._watch.sent(sent_s, self._stop() - self._watch.position)
-        limits, body = self._limits, None
-        patience_s = min(limits.stall_timeout_s, self._progress_s + limits.give_up_timeout_s - sent_s)
-        deadline = asyncio.timeout(patience_s)
+        body, stall_timeout_s = None, self._policy.stall_timeout_s
+        deadline = asyncio.timeout(min(stall_timeout_s, self._patience.left_s))
+        self._warn_when_silent()
         try:
             async with deadline:
                 body = await self._open()
@@ -252,11 +220,18 @@ class _Download:
         except TimeoutError:
             if not deadline.expired():
                 raise
-            raise _StalledError(f"no byte for {limits.stall_timeout_s:g} s", url=self._url) from None
+            raise _StalledError(f"no byte for {stall_timeout_s:g} s", url=self._url) from None
         finally:
+            if self._warning is not None:
+                self._warning.cancel()
             if body is not None:
                 await body.aclose()
         self._watch.completed(self._clock())
+
+    def _warn_when_silent(self) -> None:
+        """Say so if nothing comes for long; a request that hangs fails much later."""
+        if left_s := self._patience.warn_of_silence():
+            self._warning = self._loop.call_later(max(left_s, 0.01), self._warn_when_silent)
 
     async def _open(self) -> RangeBody:
         try:
@@ -286,10 +261,10 @@ class _Download:
                     "before it, does not keep to ranges",
                     url=self._url,
                 )
-            self._progress_s = self._clock()
-            deadline.reschedule(self._progress_s + self._limits.stall_timeout_s)
+            now_s = self._patience.progressed()
+            deadline.reschedule(now_s + self._policy.stall_timeout_s)
             if watch.answered_s is None:
-                watch.answered(self._progress_s, stop - watch.position)
+                watch.answered(now_s, stop - watch.position)
             self._write(watch.position, piece)
             watch.position += piece_bytes
             watch.received_bytes += piece_bytes
@@ -298,22 +273,17 @@ class _Download:
                 f"an answer ended {counted(stop - watch.position, 'byte')} too early", url=self._url
             )
 
-    async def _back_off(self) -> None:
-        now_s = self._clock()
-        left_s = self._progress_s + self._limits.give_up_timeout_s - now_s
-        whole = [exc for exc in self._fruitless if isinstance(exc, WholeAnswerError)]
-        only_whole = len(whole) == len(self._fruitless)
-        tries = self._limits.tries
-        if only_whole and whole[-1].never_parts:
-            tries = min(tries, _TRIES_OF_WHOLE_ANSWERS)
-        if len(self._fruitless) >= tries or left_s <= 0:
-            if only_whole:
-                raise self._no_parts() from whole[-1]
-            raise self._given_up(now_s) from self._fruitless[-1]
-        await asyncio.sleep(min(left_s, self._limits.backoff_s(len(self._fruitless), _JITTER.random())))
+    async def _back_off(self, failure: TransientStorageError) -> None:
+        failures = [*self._patience.failures, failure]
+        only_whole = all(isinstance(each, WholeAnswerError) for each in failures)
+        never_parts = only_whole and isinstance(failure, WholeAnswerError) and failure.never_parts
+        wait_s = self._patience.wait_s(failure, _TRIES_OF_WHOLE_ANSWERS if never_parts else math.inf)
+        if wait_s is None:
+            raise (self._no_parts() if only_whole else self._given_up()) from failure
+        await asyncio.sleep(wait_s)
 
     def _no_parts(self) -> StorageError:
-        times = counted(len(self._fruitless), "request")
+        times = counted(len(self._patience.failures), "request")
         return StorageError(
             f"this server does not serve parts of files (the answer to {times} in a row for one was a whole file); "
             "use another one (nginx, caddy, rclone serve), or let fsspec fetch whole files, by simplecache:: before "
@@ -321,13 +291,14 @@ class _Download:
             url=self._url,
         )
 
-    def _given_up(self, now_s: float) -> StorageError:
-        throttled = sum(exc.throttled for exc in self._fruitless)
-        stalled = sum(isinstance(exc, _StalledError) for exc in self._fruitless)
-        failed = len(self._fruitless) - throttled - stalled
+    def _given_up(self) -> StorageError:
+        failures = self._patience.failures
+        throttled = sum(isinstance(exc, TransientStorageError) and exc.throttled for exc in failures)
+        stalled = sum(isinstance(exc, _StalledError) for exc in failures)
+        failed = len(failures) - throttled - stalled
         happened = (
             (throttled, "refused because there were too many"),
-            (stalled, f"without a byte for up to {self._limits.stall_timeout_s:g} s"),
+            (stalled, f"without a byte for up to {self._policy.stall_timeout_s:g} s"),
             (failed, "failed"),
         )
         advice = max(
@@ -336,9 +307,9 @@ class _Download:
             (failed, "check whether the server is healthy, and run again"),
         )[1]
         return StorageError(
-            f"cannot be read: {counted(len(self._fruitless), 'request')} in a row brought no byte, over "
-            f"{now_s - self._progress_s:.1f} s ({', '.join(f'{count} {how}' for count, how in happened if count)}; the "
-            f"last: {self._fruitless[-1].message}); {advice}",
+            f"cannot be read: {counted(len(failures), 'request')} in a row brought no byte, over "
+            f"{self._patience.spent_s:.1f} s ({', '.join(f'{count} {how}' for count, how in happened if count)}; the "
+            f"last: {failures[-1].message}); {advice}",
             url=self._url,
             offset=self._watch.position,
         )

@@ -10,8 +10,9 @@ from functools import partial
 from typing import Any
 
 from streamload.errors import TransientStorageError
+from streamload.fetch.storage.patience import Retries
 from streamload.fetch.transfer.concurrency import Concurrency
-from streamload.fetch.transfer.download import Downloaded, DownloadLimits, Pin, RangeStorage, Watch, download
+from streamload.fetch.transfer.download import Downloaded, Pin, RangeStorage, Watch, download
 from streamload.fetch.transfer.stragglers import Stragglers, download_with_second
 
 __all__ = ["Part", "Source", "TransferCounts", "Transfers"]
@@ -77,7 +78,7 @@ class Transfers:
             called twice for the same bytes, and never after the part's `on_done`, `on_failed` or `close`.
         on_done: a part has been written whole. Its `requests` and `throttled` are of the download that ended first.
         on_failed: it cannot be: a StorageError, or what `write` has raised.
-        limits: the patience of each download.
+        retries: how requests are made again.
         most: an upper bound of the parts beside each other, at least 1.
     """
 
@@ -88,14 +89,14 @@ class Transfers:
         on_done: Callable[[Part, Downloaded], None],
         on_failed: Callable[[Part, BaseException], None],
         *,
-        limits: DownloadLimits | None = None,
+        retries: Retries | None = None,
         most: int = _MOST,
     ) -> None:
         self._source = source
         self._write = write
         self._on_done = on_done
         self._on_failed = on_failed
-        self._limits = limits or DownloadLimits()
+        self._retries = retries or Retries()
         self._steering = _Steering(asyncio.get_running_loop(), most)
         self._closed = False
 
@@ -117,7 +118,7 @@ class Transfers:
         """Begin to fetch a part. Raises RuntimeError after `close`."""
         if self._closed:
             raise RuntimeError("these transfers are closed")
-        running = _Running(part, self._source(part.shard), self._write, self._limits, self._steering)
+        running = _Running(part, self._source(part.shard), self._write, self._retries, self._steering)
         task = asyncio.create_task(download_with_second(running.ask, running.late))
         self._steering.running[task] = running
         self._steering.stragglers.started()
@@ -175,21 +176,21 @@ class _Steering:
 class _Running:
     """A part on its way: one download of it or, where the latest one takes too long, one more."""
 
-    __slots__ = ("_limits", "_part", "_source", "_steering", "_watches", "_write", "late")
+    __slots__ = ("_part", "_retries", "_source", "_steering", "_watches", "_write", "late")
 
     def __init__(
         self,
         part: Part,
         source: Source,
         write: Callable[[Part, int, bytes], None],
-        limits: DownloadLimits,
+        retries: Retries,
         steering: _Steering,
     ) -> None:
         self.late = asyncio.Event()
         self._part = part
         self._source = source
         self._write = write
-        self._limits = limits
+        self._retries = retries
         self._steering = steering
         self._watches: list[Watch] = []
 
@@ -200,8 +201,8 @@ class _Running:
         self._steering.counts.second += bool(self._watches)
         self._watches.append(watch)
         storage, url, pin = self._source.storage, self._source.url, self._source.pin
-        end, limits = self._part.end, self._limits
-        return watch, download(storage, url, start, end, self._receive, pin=pin, limits=limits, watch=watch)
+        end, retries = self._part.end, self._retries
+        return watch, download(storage, url, start, end, self._receive, pin=pin, retries=retries, watch=watch)
 
     def late_at(self) -> float | None:
         """When the latest download will be late; None where it cannot be, or another is about to be asked for."""

@@ -36,6 +36,7 @@ class CachedBody:
         self._total_bytes = total_bytes
         self._start = start
         self._coming: dict[int, asyncio.Future[None]] = {}
+        self._finishing: set[asyncio.Task[None]] = set()
 
     async def chunks(self) -> AsyncGenerator[bytes]:
         """Its bytes.
@@ -55,8 +56,9 @@ class CachedBody:
                 while self.position < end:
                     yield await self._piece(end)
         finally:
-            ahead.cancel()
-            await asyncio.gather(ahead, return_exceptions=True)
+            for task in (ahead, *self._finishing):
+                task.cancel()
+            await asyncio.gather(ahead, *self._finishing, return_exceptions=True)
 
     def write(self, _: Part, offset: int, data: bytes) -> None:
         """Bytes of a part have come. Raises CacheOffError: they cannot be kept."""
@@ -64,8 +66,13 @@ class CachedBody:
 
     def done(self, part: Part, _: Downloaded) -> None:
         """All of a part has come."""
+        task = asyncio.create_task(self._finish(part))
+        self._finishing.add(task)
+        task.add_done_callback(self._finishing.discard)
+
+    async def _finish(self, part: Part) -> None:
         try:
-            self._cached.finish(part.number)
+            self._cached.finish(part.number, await self._cached.checksum(part.number))
         except CacheOffError as error:
             self._end(part, error)
         else:

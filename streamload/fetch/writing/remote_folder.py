@@ -7,14 +7,14 @@ import os
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from glob import escape
 
 from streamload.dataset.index import IndexedShard, check_entries
 from streamload.dataset.numbered import NumberedName
 from streamload.dataset.shard_file import GrowingShard, Member
 from streamload.dataset.table import ShardTable
+from streamload.dataset.unfinished import SHARD_WRITER, UnfinishedSet
 from streamload.errors import StorageError, StreamloadError
-from streamload.fetch.storage.protocol import Storage, protocol_of, without_secrets
+from streamload.fetch.storage.protocol import Storage, escaped, protocol_of, without_secrets
 from streamload.fetch.storage.storages import Storages
 from streamload.fetch.writing.remote_index import (
     merge_remote_index,
@@ -22,6 +22,7 @@ from streamload.fetch.writing.remote_index import (
     remove_remote_entries,
     write_remote_table,
 )
+from streamload.fetch.writing.remote_mark import mark_remote_finished, mark_remote_unfinished
 
 __all__ = ["RemoteFolder", "existing_names", "upload_shard"]
 
@@ -65,6 +66,7 @@ class RemoteFolder:
 
     def clear(self, names: NumberedName, *, shards: bool) -> None:
         """See `Destination`."""
+        mark_remote_unfinished(self._storage, self.folder, UnfinishedSet(names, SHARD_WRITER))
         existing = self.existing(names)
         if shards or not existing:
             remove_remote_entries(self._storage, self._index_folder, names.matches)
@@ -85,6 +87,10 @@ class RemoteFolder:
         upload, self._upload = self._upload, None
         if upload is not None:
             upload.result()
+
+    def finish(self, names: NumberedName) -> None:
+        """See `Destination`."""
+        mark_remote_finished(self._storage, self.folder, names)
 
     def write_index(self, entries: Sequence[tuple[IndexedShard, ShardTable]]) -> None:
         """See `Destination`; the tables were uploaded with their shards. Entries get the ETags of the objects."""
@@ -175,7 +181,7 @@ class _UploadedShard(GrowingShard):
 
 def existing_names(storage: Storage, folder: str, names: NumberedName) -> list[str]:
     """The shards of a form in a remote folder, sorted; one listing. Raises StorageError."""
-    listed = [info.url.rpartition("/")[2] for info in storage.list(f"{escape(folder)}/*")]
+    listed = [info.url.rpartition("/")[2] for info in storage.list(f"{escaped(folder)}/*")]
     return sorted(filter(names.matches, listed))
 
 

@@ -28,7 +28,9 @@ class ShardWriter(SamplesToShards):
 
     Bytes depend on the samples alone (no times, no owners), so the same samples give the same shards and the same
     index. Leaving the `with` block by an exception discards the unfinished shard and writes no index; shards that were
-    published before stay. The tables for the index are kept in memory until `close()`: some 100 bytes a sample.
+    published before stay, and readers refuse them as incomplete until they are written again with `overwrite=True` (or
+    the mark `.streamload-unfinished.json` is removed). The tables for the index are kept in memory until `close()`:
+    some 100 bytes a sample.
     Not safe for several threads, and only one process at a time may write to a remote folder.
     """
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
 import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -29,8 +28,8 @@ from streamload.fetch.storage.errors import (
     transient_error,
 )
 from streamload.fetch.storage.http_range import Wanted, open_http_range, strong_etag
-from streamload.fetch.storage.options import ObjectConfig
-from streamload.fetch.storage.patience import TRIES, Patience
+from streamload.fetch.storage.options import ObjectConfig, tls_context
+from streamload.fetch.storage.patience import Patience, Retries, RetryPolicy
 from streamload.fetch.storage.protocol import (
     UNKNOWN_BYTES,
     EmptyBody,
@@ -52,21 +51,21 @@ _Result = TypeVar("_Result")
 class ObjectStorage:
     """Objects by `s3://bucket/key`, `gs://bucket/key`, `az://container/key` or `https://host/path`.
 
-    There are two obstore stores (pools of connections) for each bucket or host, made when they are first needed: one
-    for writing, that makes requests again, and one that does not, because those who read do it. Where credentials have
+    There are two obstore stores (pools of connections) for each bucket or host, made when they are first needed. That
+    for writing makes requests again, for only it can send a part of a large object again; what it gives up is begun
+    anew here, as whatever else fails in passing. Where credentials have
     expired the store is made anew once for all who met it, and their requests are made again.
 
     Args:
         config: how the stores are made.
-        tries: how often a listing or a size is asked for in vain.
+        retries: how requests are made again.
     """
 
-    def __init__(self, config: ObjectConfig, tries: int = TRIES) -> None:
+    def __init__(self, config: ObjectConfig, retries: Retries | None = None) -> None:
         self._config = config
-        self._tries = tries
+        self._retries = retries or Retries()
         self._stores: dict[tuple[str, bool], Any] = {}
         self._answers_200: set[str] = set()
-        self._reached: set[str] = set()
         self._served_parts = ServedParts()
         self._under_way = UnderWay(_call_obstore)
         self._lock = threading.Lock()
@@ -119,7 +118,7 @@ class ObjectStorage:
 
     def read_bytes(self, url: str, *, most_bytes: int) -> bytes:
         """By one GET, and one more for the rest whenever it breaks off; see `Storage.read_bytes`."""
-        file = WholeFile(url, most_bytes)
+        file = WholeFile(url, most_bytes, self._retries.begin(url))
         return self._retried(url, lambda store, key: read_object_on(file, store, key), file.patience)
 
     async def open_range(self, url: str, start: int, end: int | None, *, etag: str | None = None) -> RangeBody:
@@ -181,7 +180,7 @@ class ObjectStorage:
             address = place.unsigned_address(self._config)
         else:
             address = await self._under_way.add(obstore.sign_async(self._store(place), "GET", place.key, _SIGNED_FOR))
-        session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=_tls(self._config.client)))
+        session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=tls_context(self._config.client)))
         return await open_http_range(session, address, wanted, on_close=session.close)
 
     async def _size_and_etag_now(self, place: ObjectPlace) -> tuple[int | None, str | None]:
@@ -285,26 +284,23 @@ class ObjectStorage:
         """
         import obstore
 
-        place, patience, renewed = locate(url), patience or Patience(self._tries), False
-        patience.reached |= place.root in self._reached
+        place, patience, renewed = locate(url), patience or self._retries.begin(url), False
         while True:
             store = self._store(place, writes=writes)
             try:
                 answer = act(store, place.key)
-                patience.reached = True
+                patience.progressed()
                 return answer
             except (obstore.exceptions.BaseError, OSError, ValueError, TransientStorageError) as exc:
                 error = exc if isinstance(exc, TransientStorageError) else storage_error(url, exc)
                 if renews := isinstance(error, ExpiredCredentialsError) and not renewed:
                     renewed = True
                     self._renew(place, store)
-                wait_s = 0.0 if renews else None if writes else patience.wait_s(error)
+                wait_s = 0.0 if renews else patience.wait_s(error)
                 if wait_s is None:
                     raise error from None
             finally:
                 del store  # an error that someone keeps would keep its connections
-                if patience.reached:
-                    self._reached.add(place.root)
             time.sleep(wait_s)
 
     async def _retried_async(self, url: str, place: ObjectPlace, act: Callable[[], Awaitable[_Result]]) -> _Result:
@@ -321,7 +317,7 @@ class ObjectStorage:
         finally:
             del store
         # With stores of its own, since it may outlast the others; and asked once, since closing waits for its thread.
-        alone = ObjectStorage(self._config, tries=1)
+        alone = ObjectStorage(self._config, Retries(RetryPolicy(tries=1)))
         raise await asyncio.to_thread(alone._with_advice, url, error)
 
 
@@ -329,10 +325,3 @@ def _call_obstore() -> object:
     from obstore.store import MemoryStore
 
     return MemoryStore()
-
-
-def _tls(client: Mapping[str, Any]) -> ssl.SSLContext | bool:
-    """How aiohttp is to check certificates, by the settings of obstore's client."""
-    if "root_certificate" in client:
-        return ssl.create_default_context(cadata=client["root_certificate"].decode("ascii"))
-    return not client.get("allow_invalid_certificates")

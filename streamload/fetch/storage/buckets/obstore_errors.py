@@ -5,7 +5,13 @@ from __future__ import annotations
 import re
 
 from streamload.errors import ShardChangedError, StorageError
-from streamload.fetch.storage.errors import connection_error, status_error, transient_error, whole_answer_error
+from streamload.fetch.storage.errors import (
+    connection_error,
+    status_error,
+    transient_error,
+    unknown_length_error,
+    whole_answer_error,
+)
 from streamload.fetch.storage.protocol import without_secrets
 
 __all__ = ["is_whole_answer", "storage_error"]
@@ -14,6 +20,7 @@ _STATUS = re.compile(r"status(?: code)?: (\d{3})")
 _CODE = re.compile(r"<Code>([^<]*)</Code>")
 _TOO_SHORT = "Wanted range starting at"
 _NOT_PARTIAL = ("non-partial response", "RangeNotSupported")
+_UNKNOWN_LENGTH = re.compile(r"CONTENT_RANGE header: \"?bytes \d+-\d+/\*")
 _WRONG_RANGE = re.compile(r"Requested \d+\.\.\d+, got \d+\.\.\d+|Content-Range|UnexpectedRange")
 _BROKEN = re.compile(r"kind: (?:Timeout|Interrupted|Request|Decode|Unknown)|body error|TimedOut|IncompleteMessage")
 _ASKS_THE_CLOUD = re.compile(r"//169\.254\.169\.254|//metadata\.google\.internal|//metadata/computeMetadata")
@@ -49,6 +56,8 @@ def storage_error(url: str, exc: Exception) -> StorageError:
         return ShardChangedError(
             "the object ends before the bytes that were asked for, so it was changed", url=without_secrets(url)
         )
+    if _UNKNOWN_LENGTH.search(text):
+        return unknown_length_error(url)
     if _WRONG_RANGE.search(text):
         return transient_error(url, "the server sent another part of the object than was asked for")
     if "kind: Connect" in text or "tcp connect" in text or "dns error" in text:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from base64 import b64encode
 from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import quote, unquote
@@ -82,7 +83,7 @@ def make_store(place: ObjectPlace, config: ObjectConfig, *, retries: bool) -> An
     }
     try:
         if config.family == "http":
-            return stores.HTTPStore(place.root, **options)
+            return _web_store(stores, place.root, options)
         if config.family == "gs":
             return stores.GCSStore(place.bucket, config=config.config, **options)
         if config.family == "az":
@@ -90,10 +91,26 @@ def make_store(place: ObjectPlace, config: ObjectConfig, *, retries: bool) -> An
             return stores.AzureStore(place.bucket, config=config.config | account, **options)
         return _s3_store(stores, place, config, options)
     except (BaseError, ValueError) as exc:
-        reason = str(exc).partition("\n")[0]
+        reason = without_secrets(str(exc).partition("\n")[0])
         raise StorageError(
             f"this storage cannot be set up ({reason}); check storage_options", url=without_secrets(place.root)
         ) from None
+
+
+def _web_store(stores: Any, root: str, options: dict[str, Any]) -> Any:
+    """With the user and password of the url as the header that obstore does not make of them.
+
+    A redirect to another host is followed without it, as without any header of this name.
+    """
+    protocol, _, place = root.partition("://")
+    login, at, host = place.rpartition("@")
+    headers = options["client_options"].get("default_headers", {})
+    if at and "authorization" not in map(str.lower, headers):
+        user, _, password = map(unquote, login.partition(":"))
+        basic = b64encode(f"{user}:{password}".encode()).decode("ascii")
+        headers = headers | {"Authorization": f"Basic {basic}"}
+        options = options | {"client_options": options["client_options"] | {"default_headers": headers}}
+    return stores.HTTPStore(f"{protocol}://{host}", **options)
 
 
 def _s3_store(stores: Any, place: ObjectPlace, config: ObjectConfig, options: dict[str, Any]) -> Any:

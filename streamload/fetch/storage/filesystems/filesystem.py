@@ -18,11 +18,12 @@ from streamload.fetch.storage.filesystems.opening import OpenFilesystem, open_fi
 from streamload.fetch.storage.filesystems.read_body import ReadBody
 from streamload.fetch.storage.filesystems.s3fs_range import open_s3fs_range
 from streamload.fetch.storage.http_range import Wanted, open_http_range, read_http_on
-from streamload.fetch.storage.patience import Patience
+from streamload.fetch.storage.patience import Patience, Retries
 from streamload.fetch.storage.protocol import (
     EmptyBody,
     RangeBody,
     ShardInfo,
+    place_of,
     same_etag,
     without_secrets,
 )
@@ -53,15 +54,16 @@ class FilesystemStorage:
     Args:
         options: `storage_options`.
         filesystem: what to read with; None finds it by the url.
+        retries: how requests are made again.
     """
 
-    def __init__(self, options: Mapping[str, Any], filesystem: Any = None) -> None:
+    def __init__(self, options: Mapping[str, Any], filesystem: Any = None, retries: Retries | None = None) -> None:
         self._options = options
         self._filesystem = filesystem
         self._opened: dict[str, OpenFilesystem] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._known: dict[str, tuple[ShardInfo, float]] = {}
-        self._reached: set[str] = set()
+        self._retries = retries or Retries()
         self._served_parts = ServedParts()
 
     def info(self, url: str) -> ShardInfo:
@@ -97,7 +99,7 @@ class FilesystemStorage:
 
     def read_bytes(self, url: str, *, most_bytes: int) -> bytes:
         """See `Storage.read_bytes`."""
-        file = WholeFile(url, most_bytes)
+        file = WholeFile(url, most_bytes, self._retries.begin(url))
 
         async def read(opened: OpenFilesystem, path: str) -> bytes:
             if not _streams(opened):
@@ -124,7 +126,7 @@ class FilesystemStorage:
         wanted = Wanted(url, start, end, etag)
         with TellsErrors(url):
             if _streams(opened):
-                return await self._served_parts.noted(_place(url), _stream(opened, path, wanted))
+                return await self._served_parts.noted(place_of(url), _stream(opened, path, wanted))
             return await self._read(opened, path, wanted)
 
     async def _read(self, opened: OpenFilesystem, path: str, wanted: Wanted) -> RangeBody:
@@ -202,7 +204,7 @@ class FilesystemStorage:
 
     def _key(self, url: str) -> str:
         """What urls have in common that the same filesystem reads."""
-        return _place(url) if self._filesystem is None else ""
+        return place_of(url) if self._filesystem is None else ""
 
     def _alone(
         self,
@@ -211,8 +213,7 @@ class FilesystemStorage:
         patience: Patience | None = None,
     ) -> _Result:
         """Do something on a loop that ends with it, again as long as it may succeed; on a thread, where a loop runs."""
-        patience, place = patience or Patience(), self._key(url)
-        patience.reached |= place in self._reached
+        patience = patience or self._retries.begin(url)
 
         async def once(opened: OpenFilesystem, path: str) -> _Result:
             with TellsErrors(url):
@@ -224,15 +225,13 @@ class FilesystemStorage:
                 while True:
                     try:
                         answer = await once(opened, path)
-                        patience.reached = True
+                        patience.progressed()
                         return answer
                     except StorageError as exc:
                         if (wait_s := patience.wait_s(exc)) is None:
                             raise
                     await asyncio.sleep(wait_s)
             finally:
-                if patience.reached:
-                    self._reached.add(place)
                 await opened.aclose()
 
         return _run_alone(whole)
@@ -246,13 +245,13 @@ def _streams(opened: OpenFilesystem) -> bool:
 async def _stream(opened: OpenFilesystem, path: str, wanted: Wanted) -> RangeBody:
     if hasattr(opened.fs, "_call_s3"):
         return await open_s3fs_range(opened.fs, path, wanted)
-    session, address, headers = await _http_request(opened, path)
-    return await open_http_range(session, address, wanted, headers=headers)
+    session, address, besides = await _http_request(opened, path)
+    return await open_http_range(session, address, wanted, besides=besides)
 
 
-async def _http_request(opened: OpenFilesystem, path: str) -> tuple[Any, str, Mapping[str, str] | None]:
-    """What fsspec asks a web server with, for what, and the headers that the user has given."""
-    return await opened.fs.set_session(), str(opened.fs.encode_url(path)), opened.fs.kwargs.get("headers")
+async def _http_request(opened: OpenFilesystem, path: str) -> tuple[Any, str, Mapping[str, Any]]:
+    """What fsspec asks a web server with, for what, and what it says besides, as headers."""
+    return await opened.fs.set_session(), str(opened.fs.encode_url(path)), opened.fs.kwargs
 
 
 def _renames(opened: OpenFilesystem) -> bool:
@@ -266,11 +265,6 @@ async def _put(opened: OpenFilesystem, source: bytes | str, path: str) -> None:
         await opened.call("pipe_file", path, source)
     else:
         await opened.call("put_file", source, path)
-
-
-def _place(url: str) -> str:
-    """What urls of one filesystem have in common: protocol and host, and the whole folder where they are chained."""
-    return url.rpartition("/")[0] if "::" in url else "/".join(url.split("/", 3)[:3])
 
 
 def _run_alone(whole: Callable[[], Coroutine[Any, Any, _Result]]) -> _Result:

@@ -10,10 +10,11 @@ from datetime import UTC, datetime
 from operator import methodcaller
 from typing import Any
 
+from streamload.dataset.urls import chain_links
 from streamload.errors import StorageError
 from streamload.fetch.storage.errors import transient_error
 from streamload.fetch.storage.filesystems.fsspec_errors import TellsErrors
-from streamload.fetch.storage.options import options_of
+from streamload.fetch.storage.options import filesystem_options
 from streamload.fetch.storage.protocol import UNKNOWN_BYTES, ShardInfo, protocol_of, quoted, without_secrets
 
 __all__ = ["OpenFilesystem", "open_filesystem", "path_in", "shard_info"]
@@ -119,12 +120,12 @@ def _opened(url: str, options: Mapping[str, Any], filesystem: Any) -> tuple[Any,
     if filesystem is not None:
         fs, is_async = _on_loop(filesystem)
         return fs, path_in(fs, url), is_async
-    if "::" in url:
+    if len(chain_links(url)) > 1:
         fs, path = fsspec.url_to_fs(url, **options)
         return fs, path, False
     protocol = protocol_of(url)
     made_by = fsspec.get_filesystem_class(protocol)
-    settings = methodcaller("_get_kwargs_from_urls", url)(made_by) | options_of(protocol, options)
+    settings = methodcaller("_get_kwargs_from_urls", url)(made_by) | filesystem_options(protocol, options)
     if made_by.async_impl:
         settings |= {"asynchronous": True, "skip_instance_cache": True}
     return made_by(**settings), path_in(made_by, url), made_by.async_impl
@@ -165,7 +166,7 @@ def _on_loop(filesystem: Any) -> tuple[Any, bool]:
 
 def _pieces(url: str) -> tuple[str, str, str]:
     """A url as what stands before its path, the path, and what stands behind it."""
-    segments = url.split("::")
+    segments = chain_links(url)
     first = next((number for number, segment in enumerate(segments) if "://" in segment), None)
     if first is None:
         return "", url, ""

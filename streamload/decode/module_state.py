@@ -1,0 +1,345 @@
+"""What the user's modules hold by now, carried to the processes that run the user's functions.
+
+Functions and classes of importable modules are pickled by reference, so a worker imports their modules anew, and would
+see what these hold after the import: not what the program has set since (`cfg.SIZE = 48`). So the values of the modules
+that a job can reach travel with it. A worker compares them with those of its own import, and takes over only what
+differs: whatever has an identity (sentinels, registries, locks) stays its own unless the program has changed it.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib
+import io
+import os
+import sys
+import sysconfig
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import EnumMeta
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from random import Random
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+import cloudpickle
+import numpy as np
+
+from streamload.decode.failure import Attempt
+
+__all__ = ["Attribute", "Left", "ModuleState", "StatePickler", "set_state", "state_of"]
+
+MAX_VALUE_BYTES = 16 << 20
+"""Pickled. Larger values are left to the module's own import: each worker would get a copy, needed or not."""
+
+_INSTALLED = {"site-packages", "dist-packages"}
+_LIBRARY = tuple({os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib")})
+_OURS = {"streamload", "streamload_tools"}
+_MISSING = object()
+
+
+@dataclass(frozen=True)
+class Left:
+    """A value that does not travel.
+
+    Attributes:
+        kind: its type, so that a worker can tell whether its own is one of these too.
+        why: it does not.
+    """
+
+    kind: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Attribute:
+    """What a module holds under a name, or a class that is defined in it, or an object there that does not pickle.
+
+    Attributes:
+        module: the module's name.
+        owner: where in the module the class or the object is found, with dots; "" for the module.
+        name: the attribute's.
+        value: its number among the values; those that are one object have one number.
+    """
+
+    module: str
+    owner: str
+    name: str
+    value: int
+
+    def __str__(self) -> str:
+        return ".".join(filter(None, (self.module, self.owner, self.name)))
+
+
+@dataclass(frozen=True)
+class ModuleState:
+    """The state of some modules.
+
+    Attributes:
+        attributes: sorted by module.
+        values: their pickles, or why there are none.
+    """
+
+    attributes: tuple[Attribute, ...]
+    values: tuple[bytes | Left, ...]
+
+
+class StatePickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """A cloudpickle that notes which of the user's modules it refers to.
+
+    Args:
+        file: takes the bytes.
+
+    Attributes:
+        needed: the names of modules that are imported when the bytes are loaded.
+        reached: those of modules that may be used later.
+    """
+
+    def __init__(self, file: Any) -> None:
+        super().__init__(file)
+        self.needed: set[str] = set()
+        self.reached: set[str] = set()
+
+    def reducer_override(self, value: Any) -> Any:
+        """As cloudpickle's."""
+        if isinstance(value, ModuleType):
+            _note(value.__name__, self.needed)
+        elif isinstance(value, FunctionType | type):
+            _note(value.__module__, self.needed if _is_importable(value) else self.reached)
+            if isinstance(value, FunctionType):
+                _note_imports(value, value.__code__, self.reached)
+        return super().reducer_override(value)
+
+
+class _ValuePickler(StatePickler):
+    """Refuses what would be something else where it is loaded."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, io.IOBase):
+            raise TypeError("it is an open file")
+        if isinstance(value, Random | np.random.Generator | np.random.RandomState):
+            raise TypeError("a generator's state would be the same in all workers")
+        if isinstance(value, type) and _is_users(value.__module__) and not _is_importable(value):
+            raise TypeError("its class is defined within a function")
+        if (torch := sys.modules.get("torch")) is not None:
+            if isinstance(value, torch.Generator):
+                raise TypeError("a generator's state would be the same in all workers")
+            if isinstance(value, torch.Tensor) and (value.device.type != "cpu" or value.nbytes > MAX_VALUE_BYTES):
+                raise TypeError("it is on a device, or large")
+        return super().reducer_override(value)
+
+
+class _Bounded(io.BytesIO):
+    def write(self, data: Any) -> int:
+        if self.tell() + memoryview(data).nbytes > MAX_VALUE_BYTES:
+            raise ValueError(f"it takes more than {MAX_VALUE_BYTES >> 20} MiB")
+        return super().write(data)
+
+
+def state_of(modules: set[str]) -> tuple[ModuleState, bytes]:
+    """The state of the user's modules, and of those that they can reach.
+
+    Args:
+        modules: their names.
+
+    Returns:
+        The state; and a digest of the code of their own functions, which differs after a module was reloaded.
+    """
+    reached, waiting = set(modules), sorted(modules)
+    attributes: list[Attribute] = []
+    values: list[bytes | Left] = []
+    numbers: dict[int, int] = {}
+    code = hashlib.blake2b()
+    while waiting:
+        name, further = waiting.pop(), set[str]()
+        module = sys.modules.get(name)
+        held = deque(() if module is None else _attributes(module))
+        while held:
+            owner, attribute, value = held.popleft()
+            if isinstance(value, ModuleType):
+                _note(value.__name__, further)
+            elif _is_own(value, owner, attribute, name):
+                _note_imports(value, value.__code__, further)
+                code.update(f"{owner}.{attribute}={hash(value.__code__)};".encode())
+            else:
+                if id(value) not in numbers:
+                    numbers[id(value)] = len(values)
+                    values.append(_described(value, further))
+                    if isinstance(values[-1], Left) and _is_users(type(value).__module__):
+                        held += _attributes_of_object(f"{owner}.{attribute}" if owner else attribute, value)
+                attributes.append(Attribute(name, owner, attribute, numbers[id(value)]))
+        waiting += sorted(further - reached)
+        reached |= further
+    return ModuleState(tuple(attributes), tuple(values)), code.digest()
+
+
+def set_state(state: ModuleState, roots: Sequence[str]) -> list[str]:
+    """Give the user's modules in this process the values of another one's, where these differ.
+
+    Modules that are imported later get theirs behind their import.
+
+    Args:
+        state: what `state_of` gave there.
+        roots: imported now, since the user's functions are about to be.
+
+    Returns:
+        What differs and could not be taken over, in words.
+    """
+    for name in roots:
+        with Attempt():  # what needs the module says why it cannot be imported
+            importlib.import_module(name)
+    taker = _Taker(state)
+    names = dict.fromkeys(attribute.module for attribute in state.attributes)
+    late = {name for name in names if name not in sys.modules}
+    if late:
+        sys.meta_path.insert(0, _LateModules(late, taker.take))
+    for name in names:
+        if name not in late:
+            taker.take(name)
+    return taker.lost
+
+
+class _Taker:
+    """Takes over what differs; values that are one object there are one object here."""
+
+    def __init__(self, state: ModuleState) -> None:
+        self._state = state
+        self._loaded: dict[int, Any] = {}
+        self.lost: list[str] = []
+
+    def take(self, name: str) -> None:
+        """Set the attributes of a module that has been imported."""
+        for attribute in self._state.attributes:
+            if attribute.module == name:
+                with Attempt():  # a class that is not here, or an attribute that cannot be set, is as it was imported
+                    self._set(attribute)
+
+    def _set(self, attribute: Attribute) -> None:
+        holder: Any = sys.modules[attribute.module]
+        for name in filter(None, attribute.owner.split(".")):
+            holder = getattr(holder, name)
+        here = vars(holder).get(attribute.name, _MISSING)
+        there = self._state.values[attribute.value]
+        mine = _described(here, set())
+        if isinstance(there, Left):
+            # What is missing or None here is an error where it is used, or made there, as connections often are.
+            if here is not _MISSING and here is not None and (isinstance(mine, bytes) or mine.kind != there.kind):
+                self.lost.append(f"{attribute} ({there.kind}: {there.why})")
+        elif here is _MISSING or mine != there:
+            if attribute.value not in self._loaded:
+                self._loaded[attribute.value] = cloudpickle.loads(there)
+            setattr(holder, attribute.name, self._loaded[attribute.value])
+
+
+class _LateModules(MetaPathFinder):
+    """Calls back behind the import of some modules.
+
+    Args:
+        names: theirs.
+        on_import: called with the name.
+    """
+
+    def __init__(self, names: set[str], on_import: Callable[[str], None]) -> None:
+        self._names = names
+        self._on_import = on_import
+
+    def find_spec(self, fullname: str, _path: Any = None, _target: Any = None) -> ModuleSpec | None:
+        """The spec that the other finders give, with a loader that calls back; None for all other modules."""
+        if fullname not in self._names:
+            return None
+        self._names.discard(fullname)
+        spec = find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def then_call_back(module: ModuleType) -> None:
+                execute(module)
+                self._on_import(fullname)
+
+            spec.loader.exec_module = then_call_back  # type: ignore[method-assign]
+        return spec
+
+
+def _attributes(module: ModuleType) -> Iterator[tuple[str, str, Any]]:
+    """For a module, and the classes that are defined in it: the class's name or "", and each attribute."""
+    holders: list[tuple[str, Any]] = [("", module)]
+    while holders:
+        owner, holder = holders.pop()
+        for name, value in list(vars(holder).items()):
+            if name.startswith("__") and name.endswith("__"):
+                continue
+            if isinstance(value, type) and value.__module__ == module.__name__:
+                if value.__qualname__ == (f"{owner}.{name}" if owner else name) and not isinstance(value, EnumMeta):
+                    holders.append((value.__qualname__, value))
+            elif not owner or isinstance(value, FunctionType) or not hasattr(type(value), "__get__"):
+                yield owner, name, value
+
+
+def _attributes_of_object(place: str, value: Any) -> Iterator[tuple[str, str, Any]]:
+    """Of an object that has something in it which cannot travel, such as a lock: each attribute by itself."""
+    for name, each in list(getattr(value, "__dict__", {}).items()):
+        if isinstance(name, str):
+            yield place, name, each
+
+
+def _is_own(value: Any, owner: str, name: str, module: str) -> bool:
+    """Whether it is a function that the module's import makes, so that it is the same everywhere."""
+    if not isinstance(value, FunctionType) or value.__globals__.get("__name__") != module:
+        return False
+    return value.__qualname__ in (f"{owner}.{name}" if owner else name, "<lambda>")
+
+
+def _described(value: Any, modules: set[str]) -> bytes | Left:
+    """A value's pickle; modules that it refers to are noted."""
+    file = _Bounded()
+    pickler = _ValuePickler(file)
+    with Attempt() as attempt:
+        pickler.dump(value)
+    modules |= pickler.needed | pickler.reached
+    return file.getvalue() if attempt.error is None else Left(_kind(value), str(attempt.error))
+
+
+def _kind(value: Any) -> str:
+    return type(value).__name__
+
+
+def _note(name: str | None, modules: set[str]) -> None:
+    if name is not None and name not in modules and _is_users(name):
+        modules.add(name)
+
+
+def _note_imports(function: FunctionType, code: CodeType, modules: set[str]) -> None:
+    """Note the modules that a function imports when it is called."""
+    package = function.__globals__.get("__package__")
+    for name in code.co_names:
+        for full in (name, f"{package}.{name}") if package else (name,):
+            if full in sys.modules:
+                _note(full, modules)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            _note_imports(function, constant, modules)
+
+
+def _is_importable(value: FunctionType | type) -> bool:
+    found: Any = sys.modules.get(value.__module__)
+    for name in value.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found is value
+
+
+def _is_users(name: str) -> bool:
+    """Whether a module is the user's own: neither ours, nor installed, nor Python's. `__main__` travels by value."""
+    if name == "__main__" or name.partition(".")[0] in _OURS:
+        return False
+    file = getattr(sys.modules.get(name), "__file__", None)
+    return isinstance(file, str) and _is_users_file(file)
+
+
+@functools.cache
+def _is_users_file(file: str) -> bool:
+    path = os.path.abspath(file)
+    return not path.startswith(_LIBRARY) and _INSTALLED.isdisjoint(path.split(os.sep))

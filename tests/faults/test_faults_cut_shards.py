@@ -1,0 +1,140 @@
+"""Local shards that somebody cuts while they are read: an error that says so, and no process that must live dies."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from make_shards import write_numbers
+from numpy.typing import NDArray
+
+from streamload import ShardWriter, StreamLoader, TarDataset
+from streamload.dataset.scan import scan_file, scan_shard
+from streamload.errors import ShardChangedError
+from streamload.memory import gathered
+
+
+def mapped_here(folder: str) -> list[str]:
+    """The files below a folder that this process has mapped."""
+    lines = Path("/proc/self/maps").read_text().splitlines() if os.path.exists("/proc/self/maps") else []
+    return [line for line in lines if folder in line]
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> str:
+    """One shard of 400 samples, which takes several tasks."""
+    return write_numbers(tmp_path / "s", [400], width=2000)
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("fields", [("npy",), ("cls",)])
+def test_a_shard_that_is_cut_in_use_ends_the_pass(source: str, fields: tuple[str, ...], shuffle: bool) -> None:
+    (shard,) = Path(source).glob("*.tar")
+    with StreamLoader(source, 40, fields=fields, shuffle=shuffle, on_error="skip", num_workers=0) as loader:
+        batches = iter(loader)
+        next(batches)
+        assert mapped_here(source) == []
+        os.truncate(shard, 4096)
+        with pytest.raises(ShardChangedError, match="shorter while it was in use.*make a new loader") as caught:
+            list(batches)
+        assert caught.value.url == str(shard)
+        assert caught.value.key is not None
+
+
+def test_a_feeder_with_threads_outlives_a_shard_that_is_cut(source: str, tmp_path: Path) -> None:
+    (shard,) = Path(source).glob("*.tar")
+    cut = tmp_path / "cut"
+
+    def wait(number: int) -> int:
+        deadline = time.monotonic() + 20.0
+        while number >= 40 and not cut.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return number
+
+    options: dict[str, Any] = {"num_workers": 1, "executor": "thread", "transform": {"cls": wait}}
+    with StreamLoader(source, 40, fields=("npy", "cls"), **options) as loader:
+        batches = iter(loader)
+        next(batches)
+        os.truncate(shard, 4096)
+        cut.touch()
+        with pytest.raises(ShardChangedError, match="shorter while it was in use"):
+            list(batches)
+
+
+def test_a_dataset_maps_no_shard_and_says_that_one_was_cut(tmp_path: Path) -> None:
+    source = write_numbers(tmp_path / "s", [50], index=False)
+    (shard,) = Path(source).glob("*.tar")
+    with TarDataset(source, fields=("npy", "cls")) as dataset:
+        assert dataset.labels.tolist() == list(range(50))
+        assert int(dataset[49][1]) == 49
+        assert mapped_here(source) == []
+        os.truncate(shard, 4096)
+        with pytest.raises(ShardChangedError, match="shorter"):
+            dataset[49]
+        del dataset.labels
+        with pytest.raises(ShardChangedError, match="was cut"):
+            print(dataset.labels)
+
+
+@pytest.mark.parametrize("cut", [0, 512, 5000])
+def test_a_shard_that_is_cut_while_it_is_scanned(source: str, cut: int) -> None:
+    (shard,) = Path(source).glob("*.tar")
+    size = shard.stat().st_size
+    os.truncate(shard, cut)
+    descriptor = os.open(shard, os.O_RDONLY)
+    try:
+        with pytest.raises(ShardChangedError, match="shorter while it was read"):
+            scan_file(descriptor, size, str(shard))
+    finally:
+        os.close(descriptor)
+
+
+def test_scanning_a_file_finds_what_scanning_its_memory_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows end in headers, in payloads, in extension headers and in the end mark; large members are passed over."""
+    with ShardWriter(tmp_path / "a-%06d.tar", index=False) as writer:
+        for number in range(60):
+            key = f"{'long' * 40}{number}" if number % 7 == 3 else f"{number}"
+            payload = bytes(300_000 if number % 20 == 5 else number * 97)
+            writer.write({"__key__": key, "bin": payload, "cls": number})
+    (path,) = tmp_path.glob("*.tar")
+    content = path.read_bytes() + bytes(7 * 512)
+    path.write_bytes(content)
+    wanted = scan_shard(content, "a.tar", strict=False, crc32=True, labels=True)
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        for window in (512, 1536, 4096, 1 << 20):
+            monkeypatch.setattr("streamload.dataset.scan._WINDOW_BYTES", window)
+            found = scan_file(descriptor, len(content), "a.tar", strict=False, crc32=True, labels=True)
+            for name in wanted.__slots__:
+                assert np.array_equal(getattr(found, name), getattr(wanted, name)), name
+    finally:
+        os.close(descriptor)
+
+
+def test_places_are_gathered_in_any_order_and_number(tmp_path: Path) -> None:
+    content = np.random.default_rng(0).bytes(200_000)
+    (tmp_path / "f").write_bytes(content)
+    descriptor = os.open(tmp_path / "f", os.O_RDONLY)
+
+    def places(offsets: list[int], sizes: list[int]) -> list[bytes] | None:
+        found = gathered.gather(descriptor, np.array(offsets), np.array(sizes))
+        if found is None:
+            return None
+        memory, starts = found
+        return [memory[start : start + size].tobytes() for start, size in zip(starts.tolist(), sizes, strict=True)]
+
+    try:
+        random = np.random.default_rng(1)
+        for count in (1, 2, 50):
+            offsets: NDArray[np.int64] = random.integers(0, 199_000, count)
+            sizes = random.integers(0, 1000, count)
+            wanted = [content[o : o + s] for o, s in zip(offsets.tolist(), sizes.tolist(), strict=True)]
+            assert places(offsets.tolist(), sizes.tolist()) == wanted
+        assert places([7, 0, 7], [10, 200_000, 10]) == [content[7:17], content, content[7:17]]
+        assert places([0, 199_999], [1, 2]) is None
+    finally:
+        os.close(descriptor)

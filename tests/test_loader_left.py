@@ -1,0 +1,308 @@
+"""A pass that is left, closed or dropped: it behaves as Python's iterators do, and its processes stay for the next."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from launched import run_python
+from make_shards import write_numbers
+from processes import children, wait_until
+from transforms import Noting, raise_on_33
+
+from streamload import StreamLoader
+from streamload.decode.failure import failure_of
+from streamload.errors import LoaderClosedError, StorageError
+from streamload.feeder.messages import Failed
+from streamload.memory.channel import Channel
+
+TOTAL = 60
+EVERYWHERE = pytest.mark.parametrize("workers", [0, 1])
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_numbers(tmp_path_factory.mktemp("left") / "shards", [25, 35])
+
+
+def make(source: str, workers: int = 1, **options: Any) -> StreamLoader:
+    common = {"batch_size": 10, "shuffle": True, "shuffle_window": 20, "fields": ("cls",), "num_workers": workers}
+    return StreamLoader(source, **{**common, **options})
+
+
+def numbers(batches: Any) -> list[int]:
+    return [number for batch in batches for number in batch[0].tolist()]
+
+
+@pytest.fixture(scope="module")
+def epochs(source: str) -> list[list[int]]:
+    """The order of the first epochs."""
+    with make(source, 0) as loader:
+        return [numbers(loader) for _ in range(8)]
+
+
+def pids() -> set[int]:
+    return {child.pid for child in children()}
+
+
+# -- as Python's iterators -----------------------------------------------------------------------------------------
+
+
+@EVERYWHERE
+def test_an_iterator_is_closed_as_a_generator_is(source: str, epochs: list[list[int]], workers: int) -> None:
+    def delegating(loader: StreamLoader) -> Iterator[Any]:
+        yield from loader
+
+    with make(source, workers) as loader:
+        generator = delegating(loader)
+        assert next(generator)[0].tolist() == epochs[0][:10]
+        generator.close()
+        with contextlib.closing(iter(loader)) as batches:
+            assert next(batches)[0].tolist() == epochs[1][:10]
+        for _ in range(2):
+            with pytest.raises(StopIteration):
+                next(batches)
+            batches.close()
+        assert loader.state_dict()["position"] == 10
+        assert numbers(delegating(loader)) == epochs[2]
+        exhausted = iter(loader)
+        assert numbers(exhausted) == epochs[3]
+        exhausted.close()
+        assert numbers(loader) == epochs[4]
+
+
+def test_what_ends_a_pass_from_outside_is_still_an_error_of_it(source: str) -> None:
+    with make(source, 0) as loader:
+        older = iter(loader)
+        next(older)
+        last = iter(loader)
+        with pytest.raises(LoaderClosedError, match="another pass"):
+            next(older)
+        older.close()
+        with pytest.raises(LoaderClosedError, match="another pass"):
+            next(older)
+    with pytest.raises(LoaderClosedError, match="the loader was closed"):
+        next(last)
+
+
+def test_an_asynchronous_iterator_is_closed_as_an_asynchronous_generator_is(source: str) -> None:
+    async def loop() -> None:
+        async with make(source) as loader:
+            async with contextlib.aclosing(aiter(loader)) as batches:
+                await anext(batches)
+            with pytest.raises(StopAsyncIteration):
+                await anext(batches)
+            assert len([batch async for batch in loader]) == TOTAL // 10
+
+    asyncio.run(loop())
+
+
+AT_EXIT = """
+import sys, threading
+from streamload import StreamLoader
+
+def begun(workers=0):
+    batches = iter(StreamLoader(sys.argv[1], 10, fields=("cls",), num_workers=workers))
+    next(batches)
+    return batches
+
+def delegating():
+    yield from begun()
+
+def looping():
+    for batch in begun(0 if sys.argv[2] == "auto" else 1):
+        yield batch
+
+in_global = begun("auto" if sys.argv[2] == "auto" else 1)
+cycle = [begun()]
+cycle.append(cycle)
+first, second = delegating(), looping()
+next(first), next(second)
+waiting = threading.Event()
+
+def in_thread():
+    batches = begun()
+    waiting.set()
+    threading.Event().wait()
+
+threading.Thread(target=in_thread, daemon=True).start()
+waiting.wait()
+del cycle
+"""
+
+
+@pytest.mark.parametrize("workers", ["auto", pytest.param("1", marks=pytest.mark.exhaustive)])
+def test_iterators_that_are_held_when_the_program_ends(source: str, workers: str) -> None:
+    """In a global, a cycle, generators' frames, and another thread. What they leave behind, every test looks for."""
+    ended = run_python("-c", AT_EXIT, source, workers)
+    assert (ended.status, ended.output) == (0, "")
+
+
+# -- what stays ----------------------------------------------------------------------------------------------------
+
+
+def as_list(samples: list[Any]) -> list[Any]:
+    return samples
+
+
+@pytest.mark.parametrize("options", [{}, {"executor": "thread"}, {"collate_fn": as_list}, {"workers": 0}])
+def test_passes_that_are_left_anywhere_go_on_with_the_next_epoch_on_the_same_processes(
+    source: str, epochs: list[list[int]], options: dict[str, Any]
+) -> None:
+    started: set[int] = set()
+    with make(source, **options) as loader:
+        for epoch, count in enumerate([1, 5, 3, 6, 2]):
+            batches = iter(loader)
+            got = [next(batches) for _ in range(count)]
+            flat = [sample[0] for batch in got for sample in batch] if "collate_fn" in options else numbers(got)
+            assert flat == epochs[epoch][: 10 * count]
+            started |= pids()
+            del batches
+        loader.set_epoch(1)
+        for _ in range(3):  # the same one again: batches of the pass before are not taken for those of this one
+            loader.set_epoch(1)
+            batch = next(iter(loader))
+            assert ([sample[0] for sample in batch] if "collate_fn" in options else numbers([batch])) == epochs[1][:10]
+        assert pids() == started
+
+
+def test_passes_that_are_left_out_of_order(source: str) -> None:
+    with make(source, 2, in_order=False) as loader:
+        started: set[int] = set()
+        for _ in range(4):
+            next(iter(loader))
+            started |= pids()
+        assert sorted(numbers(loader)) == list(range(TOTAL))
+        assert pids() == started
+
+
+def test_a_pass_that_an_error_in_the_loop_keeps_alive_is_ended_by_the_next(
+    source: str, epochs: list[list[int]]
+) -> None:
+    with make(source) as loader:
+        try:
+            for _ in loader:
+                raise KeyError("the user's own")
+        except KeyError as error:
+            kept = error  # with its traceback, and so with the iterator
+        started = pids()
+        assert numbers(loader) == epochs[1]
+        assert pids() == started
+        assert kept.__traceback__ is not None
+        del kept
+
+
+def test_no_more_is_made_for_a_pass_that_was_left(source: str, tmp_path: Path) -> None:
+    noting = Noting(tmp_path / "made", pause_s=0.002)
+    with make(source, transform={"cls": noting}, prefetch_batches=4) as loader:
+        loader.set_epoch(0)
+        next(iter(loader))
+        time.sleep(0.1)  # for the tasks under way
+        made = noting.made()
+        time.sleep(0.2)
+        assert noting.made() == made < TOTAL
+        assert sorted(numbers(loader)) == list(range(TOTAL))
+
+
+@EVERYWHERE
+def test_an_error_of_an_epoch_that_was_left_is_not_the_next_ones(
+    source: str, epochs: list[list[int]], workers: int
+) -> None:
+    """The feeder meets it before it hears that the pass was left."""
+    failure = failure_of(StorageError("it does not answer", url="a.tar"))
+    with make(source, workers) as loader:
+        next(iter(loader))
+        batches = iter(loader)
+        batches.connection.put_back([Failed(failure, (1, 0, 0))])
+        assert numbers(batches) == epochs[1]
+        batches = iter(loader)
+        batches.connection.put_back([Failed(failure, (3, 2, 0))])
+        with pytest.raises(StorageError, match="does not answer"):
+            next(batches)
+        assert numbers(loader) == epochs[2]
+
+
+@EVERYWHERE
+def test_a_bad_sample_of_an_epoch_that_was_left_is_not_the_next_ones(source: str, workers: int) -> None:
+    with make(source, workers, shuffle=False, transform={"cls": raise_on_33}, on_error="skip", max_errors=1) as loader:
+        for _ in range(3):
+            next(iter(loader))
+        assert loader.skipped == []
+        assert len(numbers(loader)) == TOTAL - 1
+
+
+def test_a_transform_that_hangs_holds_up_neither_who_leaves_nor_the_next_pass(source: str, tmp_path: Path) -> None:
+    class HangsOnce:
+        def __init__(self, flag: Path) -> None:
+            self.flag = flag
+
+        def __call__(self, value: int) -> int:
+            if value >= 10 and not self.flag.exists():
+                self.flag.touch()
+                time.sleep(1000)
+            return value
+
+    flag = tmp_path / "hung"
+    with make(source, shuffle=False, transform={"cls": HangsOnce(flag)}) as loader:
+        for _ in loader:
+            assert wait_until(flag.exists)
+            break
+        feeder = {child.pid for child in children("streamload.feeder")}
+        assert numbers(loader) == list(range(TOTAL))
+        assert {child.pid for child in children("streamload.feeder")} == feeder
+        assert loader.statistics().restarted_workers == 0, "none has died"
+
+
+def test_a_pass_in_which_another_thread_waits_ends_with_its_processes(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def held_up(value: int) -> int:
+        while not flag.exists():
+            time.sleep(0.005)
+        return value
+
+    flag, raised = tmp_path / "go on", []
+
+    def wait() -> None:
+        try:
+            next(batches)
+        except LoaderClosedError as error:
+            raised.append(error)
+
+    with make(source, transform={"cls": held_up}) as loader:
+        batches = iter(loader)
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        time.sleep(0.1)
+        with monkeypatch.context() as patched:
+            patched.setattr(Channel, "receive_now", lambda _: pytest.fail("two threads read from one channel"))
+            following = iter(loader)
+        flag.touch()
+        waiting.join()
+        assert len(raised) == 1
+        assert sorted(numbers(following)) == list(range(TOTAL))
+
+
+def test_a_pass_that_is_found_to_be_garbage_while_something_is_sent(source: str, epochs: list[list[int]]) -> None:
+    with make(source) as loader:
+        for epoch in range(3):
+            cycle: list[Any] = [iter(loader)]
+            cycle.append(cycle)
+            assert next(cycle[0])[0].tolist() == epochs[epoch][:10]
+            del cycle
+            send = loader._link._connection._channel.send_all
+
+            def send_all(messages: Any, send: Any = send) -> None:
+                gc.collect()
+                send(messages)
+
+            loader._link._connection._channel.send_all = send_all  # type: ignore[method-assign, union-attr]
+            assert len(loader) == TOTAL // 10
+        assert numbers(loader) == epochs[3]

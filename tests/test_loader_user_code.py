@@ -1,0 +1,296 @@
+"""The user's functions and modules in the workers: what travels there, and when a change takes effect."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from make_shards import write_numbers
+from transforms import NeverTwiceTheSame, Scaled
+
+from streamload import Mixture, Portion, StreamLoader, TarDataset
+
+MakeModule = Callable[[str, str], ModuleType]
+
+PLACES = [{"num_workers": 1}, {"num_workers": 1, "executor": "thread"}, {"num_workers": 0}]
+SETTINGS = """
+import threading
+class Frozen:
+    size = 16
+class Settings:
+    def __init__(self): self.size = 16
+class Guarded(Settings):
+    def __init__(self, inner=None): self.size, self.lock, self.inner = 16, threading.Lock(), inner
+SIZE = 16
+SHARED = Settings()
+GUARDED = Guarded(Guarded())
+UNSET = object()
+LOCK = threading.Lock()
+CHOSEN = "a"
+def step(value): return value
+"""
+FUNCTIONS = """
+import user_settings
+from user_settings import Frozen, SHARED, UNSET
+def numbers(value, unset=UNSET):
+    import user_late
+    from user_package.inner import DEEP
+    assert unset is user_settings.UNSET and user_settings.SHARED is SHARED and user_settings.LOCK
+    guarded = user_settings.GUARDED
+    with guarded.lock, guarded.inner.lock:
+        sizes = [guarded.size, guarded.inner.size, user_settings.SIZE, Frozen.size, SHARED.size, user_late.LATE, DEEP]
+    return [value, *sizes, user_settings.step(value)]
+def size(value):
+    return user_settings.SIZE
+"""
+
+
+@pytest.fixture
+def make_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeModule]:
+    """Makes and imports modules of a user's, which are gone afterwards."""
+    monkeypatch.syspath_prepend(tmp_path / "project")
+    before = set(sys.modules)
+
+    def make(name: str, text: str) -> ModuleType:
+        path = tmp_path / "project" / f"{name.replace('.', '/')}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        importlib.invalidate_caches()
+        return importlib.import_module(name)
+
+    yield make
+    for name in set(sys.modules) - before:
+        if name.startswith("user_"):
+            del sys.modules[name]
+
+
+@pytest.fixture
+def source(shard_folder: Path) -> str:
+    return write_numbers(shard_folder, [6])
+
+
+def loader_of(source: Any, function: Any, **others: Any) -> StreamLoader:
+    given = {"batch_size": 3, "fields": ("cls",), "transform": {"cls": function}, "num_workers": 1, **others}
+    return StreamLoader(source, **given)
+
+
+def values(loader: StreamLoader) -> list[Any]:
+    return [value for (batch,) in loader for value in batch.tolist()]
+
+
+# -- what travels --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_modules_of_the_user_hold_in_workers_what_the_program_has_set(
+    source: str, make_module: MakeModule, place: dict[str, Any]
+) -> None:
+    settings = make_module("user_settings", SETTINGS)
+    late, inner = make_module("user_late", "LATE = 16"), make_module("user_package.inner", "DEEP = 16")
+    functions = make_module("user_functions", FUNCTIONS)
+    settings.SIZE = settings.Frozen.size = settings.SHARED.size = late.LATE = inner.DEEP = 48
+    settings.GUARDED.size = settings.GUARDED.inner.size = 48  # beside locks, which stay behind
+    settings.step = lambda value: -value
+    with loader_of(source, functions.numbers, **place) as loader:
+        (batch,) = next(iter(loader))
+    assert [column.tolist() for column in batch] == [[0, 1, 2], *[[48] * 3] * 7, [0, -1, -2]]
+
+
+def test_what_cannot_be_carried_over_is_said(
+    source: str, make_module: MakeModule, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = make_module("user_settings", SETTINGS)
+    functions = make_module("user_functions", FUNCTIONS)
+    with loader_of(source, functions.size) as loader:
+        assert values(loader) == [16] * 6
+    assert caplog.text == "", "a lock that the module makes itself is no loss"
+    settings.CHOSEN = threading.Lock()
+    with loader_of(source, functions.size) as loader:
+        values(loader)
+    assert "user_settings.CHOSEN (lock: cannot pickle" in caplog.text
+    assert "worker_init_fn" in caplog.text
+
+
+def test_classes_of_the_user_stay_what_they_are(source: str, make_module: MakeModule) -> None:
+    functions = make_module(
+        "user_functions",
+        "class Wrapped:\n    kind = 1\n    def __init__(self, value): self.value = value\n"
+        "def batch(samples): return [Wrapped(value) for (value,) in samples]\n",
+    )
+    functions.Wrapped.kind = 2
+    with StreamLoader(source, 3, fields=("cls",), collate_fn=functions.batch, num_workers=1) as loader:
+        assert all(type(each) is functions.Wrapped for batch in loader for each in batch)
+
+
+# -- when a change takes effect ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", PLACES[::2])
+def test_another_transform_is_used_from_the_next_pass_on(source: str, place: dict[str, Any]) -> None:
+    with loader_of(source, Scaled(1), **place) as loader:
+        batches = iter(loader)
+        next(batches)
+        loader.transform = {"cls": Scaled(2)}
+        assert next(batches)[0].tolist() == [3, 4, 5], "a pass that is under way is not changed"
+        assert list(batches) == []
+        assert values(loader) == [0, 2, 4, 6, 8, 10]
+        assert isinstance(loader.transform, dict)
+        loader.transform["cls"].factor = 3
+        assert values(loader) == [0, 3, 6, 9, 12, 15]
+        assert loader.state_dict()["epoch"] == 3
+
+
+def test_a_mapping_that_is_changed_in_place_is_noticed_without_workers(source: str) -> None:
+    given = {"cls": Scaled(1)}
+    with StreamLoader(source, 3, fields=("cls",), transform=given, num_workers=0) as loader:
+        assert values(loader) == [0, 1, 2, 3, 4, 5]
+        given["cls"] = Scaled(4)
+        assert values(loader) == [0, 4, 8, 12, 16, 20]
+
+
+def test_a_wrong_transform_is_refused_and_changes_nothing(source: str) -> None:
+    with loader_of(source, Scaled(2), num_workers=0) as loader:
+        for wrong in (5, {"jpg": Scaled(3)}, {"cls": lambda: 3}):
+            with pytest.raises((TypeError, ValueError), match="transform"):
+                loader.transform = wrong  # type: ignore[assignment]
+        assert values(loader) == [0, 2, 4, 6, 8, 10]
+
+
+def test_progressive_resizing(shard_folder: Path) -> None:
+    source = write_numbers(shard_folder, [8], width=64)
+    shapes = []
+    with StreamLoader(source, 4, shuffle=True, fields=("npy",), num_workers=1) as loader:
+        for size in (16, 32):
+            loader.transform = {"npy": lambda array, size=size: array[:size]}
+            shapes += [tuple(arrays.shape) for (arrays,) in loader]
+    assert shapes == [(4, 16)] * 2 + [(4, 32)] * 2
+
+
+def test_module_state_and_a_mixtures_transforms_that_change_are_noticed(
+    source: str, tmp_path: Path, make_module: MakeModule
+) -> None:
+    settings, own = make_module("user_settings", SETTINGS), Scaled(10)
+    functions = make_module("user_functions", FUNCTIONS)
+    make_module("user_late", "LATE = 16")
+    other = write_numbers(tmp_path / "other", [6])
+    mixture = Mixture({"a": (source, 0.5), "b": Portion(other, 0.5, transform={"cls": own})})
+    with loader_of(mixture, functions.size, batch_size=2, shuffle=True, epoch_size=4) as loader:
+        assert values(loader).count(16) == 2
+        settings.SIZE, own.factor = 7, 0
+        assert sorted(values(loader)) == [0, 0, 7, 7]
+
+
+class Steady:
+    """Holds what transforms hold, and tells which process calls it."""
+
+    names = frozenset(f"name {number}" for number in range(20))
+
+    def __init__(self) -> None:
+        self.array, self.tensor, self.words = np.ones(9), torch.ones(9), {f"word {number}" for number in range(20)}
+        self.layers = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
+
+    def __call__(self, value: int) -> int:
+        return os.getpid()
+
+
+def in_main(text: str) -> Any:
+    """What a notebook's cell makes of it."""
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(text, names)
+    return names["made"]
+
+
+NOTEBOOK = """
+import os
+words = {str(number) for number in range(20)}
+class Table:
+    def __init__(self): self.words = words
+table = Table()
+def closure(scale): return lambda value: os.getpid() * scale if table.words and words else 0
+made = closure(1)
+"""
+
+
+@pytest.mark.parametrize("transform", [Steady(), NeverTwiceTheSame(), in_main(NOTEBOOK)])
+def test_workers_are_kept_where_nothing_has_changed(
+    source: str, transform: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "streamload")
+    with loader_of(source, transform) as loader:
+        assert len({pid for _ in range(3) for pid in values(loader)}) == 1
+    assert caplog.text == ""
+
+
+def test_what_changes_at_each_pass_is_warned_of(
+    source: str, make_module: MakeModule, caplog: pytest.LogCaptureFixture
+) -> None:
+    training = make_module("user_training", "losses = []\ndef same(value): return value")
+    with loader_of(source, training.same) as loader:
+        for _ in range(4):
+            training.losses += values(loader)[:1]
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 1
+    assert "anew at each pass" in said[0]
+    assert "user_training.losses" in said[0]
+
+
+# -- attributes ----------------------------------------------------------------------------------------------------
+
+
+def test_attributes_without_effect_are_refused(source: str) -> None:
+    with loader_of(source, Scaled(1), num_workers=0) as loader:
+        for name in ("shuffle", "batch_size", "fields", "rank", "seed", "transforms", "shufle", "batchsize"):
+            with pytest.raises(AttributeError, match=rf"{name!r} cannot be set.*`transform`"):
+                setattr(loader, name, 3)
+        loader.note = "of the user's"  # type: ignore[attr-defined]
+        assert values(loader) == list(range(6))
+
+
+# -- arguments without effect --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"max_errors": 5}, "max_errors=5 has no effect with on_error='raise'"),
+        ({"shuffle_window": 100}, "shuffle_window=100 has no effect without shuffle"),
+        ({"storage_options": {"key": "secret"}}, "storage_options= has no effect"),
+        ({"cache_dir": "cache"}, "cache_dir='cache' has no effect"),
+        ({"decode": {"clss": int}}, r"decode has a function for 'clss'.*they are cls; did you mean 'cls'\?"),
+        ({"decode": {"jpeg": int}}, "decode has a function for 'jpeg'"),
+        ({"decode": {"np": int}, "fields": None, "transform": None}, "'np'.*did you mean 'npy'"),
+    ],
+)
+def test_arguments_without_effect_are_warned_of(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.warns(UserWarning, match=message) as warned:
+        loader_of(source, Scaled(1), **{"num_workers": 0, **given}).close()
+    assert len(warned) == 1
+    assert warned[0].filename == __file__
+
+
+def test_a_misspelt_decoder_of_a_tar_dataset_is_warned_of(source: str) -> None:
+    with pytest.warns(UserWarning, match="did you mean 'cls'"):
+        TarDataset(source, decode={"clss": int}).close()
+
+
+def test_arguments_that_serve_other_runs_too_are_not(source: str) -> None:
+    for given in (
+        {"decode": {"cls": int, "jpg": int}},
+        {"decode": {".CLS": int}},
+        {"storage_options": {}, "memory_budget": "1GB"},
+        {"max_errors": 5, "on_error": "skip"},
+        {"shuffle": True, "shuffle_window": 100},
+    ):
+        loader_of(source, Scaled(1), num_workers=0, **given).close()

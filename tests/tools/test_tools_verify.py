@@ -1,0 +1,55 @@
+"""`streamload verify`: the names of the classes, and whether samples can be decoded."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from image_folders import image_bytes, run
+from streamload_tools import main
+
+from streamload import ShardWriter
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Two shards of images, two of which cannot be decoded, with the labels 0 to 5."""
+    with ShardWriter(tmp_path / "data", max_count=3) as writer:
+        for number in range(6):
+            image = image_bytes(number)
+            writer.write({"__key__": f"s{number}", "jpg": image[:200] if number in (1, 4) else image, "cls": number})
+    return tmp_path / "data"
+
+
+def test_samples_that_cannot_be_decoded_are_named(folder: Path) -> None:
+    assert run(main.app, "verify", folder)[0] == 0
+    status, out, err = run(main.app, "verify", folder, "--decode", "--workers", 1)
+    first, second = out.splitlines()
+    assert (status, "2 faults in 2 shards" in err) == (1, True)
+    for line, shard, key in ((first, "shard-000000.tar", "s1"), (second, "shard-000001.tar", "s4")):
+        assert shard in line
+        assert f"sample {key!r}, offset " in line
+    assert "decoding: 6 of 6 samples" in err
+
+
+@pytest.mark.exhaustive
+def test_a_damaged_shard_is_not_decoded_and_the_others_are(folder: Path) -> None:
+    with (folder / "shard-000000.tar").open("r+b") as file:
+        file.write(b"x")
+    status, out, _ = run(main.app, "verify", folder, "--decode", "--workers", 1)
+    assert (status, "s1" in out, "s4" in out) == (1, False, True)
+
+
+def test_labels_have_names_in_classes_json(folder: Path) -> None:
+    classes = folder / "classes.json"
+    classes.write_text(json.dumps({"classes": ["bee", "cat", "cow", "dog"]}))
+    status, out, _ = run(main.app, "verify", folder)
+    assert (status, len(out.splitlines())) == (1, 1)
+    assert "the label 4 (and 1 more sample) has no name in classes.json, which names 4" in out
+    assert "shard-000001.tar" in out
+    classes.write_text(json.dumps({"classes": ["a", "b", "c", "d", "e", "f"]}))
+    assert run(main.app, "verify", folder)[0] == 0
+    classes.write_text("{}")
+    status, out, _ = run(main.app, "verify", folder)
+    assert (status, "classes.json" in out, "as shardify writes it" in out) == (1, True, True)
