@@ -128,6 +128,17 @@ def _ours(tree: Tree, target: str) -> str | None:
     return pieces[0]
 
 
+def importers(tree: Tree) -> dict[str, set[str]]:
+    """Who imports each module of ours."""
+    found: dict[str, set[str]] = {}
+    for name, module in tree.items():
+        for item in module.imports:
+            target = _ours(tree, item.target)
+            if target is not None and target != name:
+                found.setdefault(target, set()).add(name)
+    return found
+
+
 # -- the rules: each returns what breaks it ------------------------------------------------------------------------
 
 
@@ -222,7 +233,7 @@ def too_long(tree: Tree) -> list[str]:
     """Files and functions that nobody can take in at a glance; docstrings don't count."""
     found = []
     for module in tree.values():
-        lines = _code_lines(module)
+        lines = code_lines(module)
         if lines > MAX_FILE_LINES:
             found.append(f"{module.name} has {lines} lines of code")
         for node in ast.walk(module.tree):
@@ -251,7 +262,8 @@ def _calls(tree: ast.AST, names: set[str]) -> Iterator[ast.Call]:
                 yield node
 
 
-def _code_lines(module: Module) -> int:
+def code_lines(module: Module) -> int:
+    """Lines that are neither docstrings, nor comments, nor blank."""
     ignored = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
     lines: set[int] = set()
     for token in tokenize.generate_tokens(io.StringIO(module.text).readline):
