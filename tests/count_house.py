@@ -1,7 +1,7 @@
 """Counts how large the house is: `python tests/count_house.py [FOLDER]`, a checkout of any commit.
 
-Prints lines of code (without docstrings, comments and blank lines), modules, modules with a single importer, those of them
-that are short, messages between processes, and Protocols.
+Prints lines of code (without docstrings, comments and blank lines), modules, those with a single importer, those of
+them that are short, messages between processes, and Protocols.
 """
 
 from __future__ import annotations
