@@ -110,17 +110,3 @@ def test_a_resumed_pass_that_has_no_batch_says_so(tmp_path: Path) -> None:
             assert list(loader) == []
         assert [warning.filename for warning in warned] == [__file__]
         assert len(list(loader)) == 2
-
-
-def test_the_page_shows_what_the_examples_do() -> None:
-    page = (_EXAMPLES.parent / "docs" / "frameworks.md").read_text()
-    sources = [stripped(path.read_text()) for path in [*_EXAMPLES.glob("*.py"), *_EXAMPLES.glob("*/*.py")]]
-    blocks = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    assert len(blocks) >= 8
-    for block in blocks:
-        assert any(stripped(block) in source for source in sources), block
-
-
-def stripped(code: str) -> str:
-    """Code without its indentation."""
-    return "\n".join(line.strip() for line in code.strip().splitlines())

@@ -1,0 +1,280 @@
+"""Every program and command of the README and of the pages in `docs/` runs as it stands, and every link has a target.
+
+A page's blocks run in their order, in a folder of its own, in this process where they can: starting an interpreter that
+imports torch takes longer than most blocks. The README's run as a user types them: in an empty folder, each block by a
+new interpreter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib.util
+import inspect
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from PIL import Image
+from servers.rclone import free_port
+from streamload_tools.main import app
+from torch.utils.data import DataLoader
+from typer.testing import CliRunner
+
+from streamload import StreamLoader
+
+ROOT = Path(__file__).parent.parent
+PAGES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in [ROOT / "README.md", *ROOT.glob("docs/*.md")]}
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+PROSE = {"docs/design.md", "docs/performance.md"}
+EXCERPTS = "docs/frameworks.md"
+SERVED = "127.0.0.1:8333"
+PHOTOS = 48
+COMMANDS = {**os.environ, "PATH": f"{os.path.dirname(sys.executable)}{os.pathsep}{os.environ['PATH']}"}
+
+Photo = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What one Python block did: what its `train_step` was given, and the variables that it left."""
+
+    code: str
+    steps: list[tuple[Any, Any]]
+    names: dict[str, Any]
+
+    def photos(self) -> list[Photo]:
+        """Which photographs the steps had, by their grey, and their labels."""
+        found: list[Photo] = []
+        for images, labels in self.steps:
+            assert tuple(images.shape[1:]) == (16, 16, 3)
+            greys = torch.as_tensor(images).float().mean((1, 2, 3)) / 5
+            found += zip(greys.round().int().tolist(), torch.as_tensor(labels).tolist(), strict=True)
+        return found
+
+
+ALL: set[Photo] = {(number, int(number % 3 == 0)) for number in range(PHOTOS)}
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the reader of a page has: `photos` of two classes, each of another grey, packed as the README does it."""
+    folder = tmp_path_factory.mktemp("reader")
+    for number in range(PHOTOS):
+        path = folder / "photos" / ("cat", "dog")[number % 3 == 0] / f"{number:03d}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((40, 48, 3), 5 * number, np.uint8)).save(path, quality=95)
+    (command,) = [code for language, code in BLOCK.findall(PAGES["README.md"]) if language == "bash"]
+    shell(command, folder)
+    return folder
+
+
+def shell(code: str, folder: Path) -> None:
+    """Run a block of commands. What it starts in the background continues until `servers_end`."""
+    lines = code.splitlines()
+    if all(line.startswith("streamload ") for line in lines):
+        for line in lines:
+            assert CliRunner().invoke(app, shlex.split(line)[1:]).exit_code == 0, line
+        return
+    done = subprocess.run(["bash", "-euc", code], cwd=folder, env=COMMANDS, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, f"{code}\n{done.stdout}\n{done.stderr}"
+    if " &\n" in code:
+        address = re.search(r"127\.0\.0\.1:(\d+)", code)
+        assert address is not None
+        until = time.monotonic() + 20
+        while True:
+            with contextlib.suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", int(address[1]))):
+                return
+            assert time.monotonic() < until, code
+            time.sleep(0.05)
+
+
+@contextlib.contextmanager
+def servers_end(folder: Path) -> Iterator[None]:
+    """End the servers that the blocks of a page have started in a folder."""
+    try:
+        yield
+    finally:
+        for process in psutil.process_iter(["name"]):
+            with contextlib.suppress(psutil.Error):
+                if process.name() == "rclone" and process.cwd().startswith(os.fspath(folder)):
+                    process.send_signal(signal.SIGKILL)
+
+
+def program(page: str, code: str) -> Ran:
+    """Run a Python block in this process; loaders that it leaves open are closed."""
+    steps: list[tuple[Any, Any]] = []
+    names: dict[str, Any] = {"__name__": "__main__", "train_step": lambda *step: steps.append(step)}
+    exec(compile(code, page, "exec"), names)
+    for value in names.values():
+        if hasattr(value, "close") and type(value).__module__.startswith("streamload"):
+            value.close()
+    return Ran(code, steps, names)
+
+
+def test_the_pages_are_known() -> None:
+    without = {page for page in PAGES if not BLOCK.search(PAGES[page])}
+    assert without == PROSE
+    assert {language for text in PAGES.values() for language, _ in BLOCK.findall(text)} == {"python", "bash"}
+
+
+def test_the_readmes_blocks_run_in_an_empty_folder(tmp_path: Path) -> None:
+    for language, code in BLOCK.findall(PAGES["README.md"]):
+        if language == "bash":
+            shell(code, tmp_path)
+            continue
+        done = subprocess.run(
+            [sys.executable, "-W", "error", "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=100
+        )
+        assert done.returncode == 0, f"{code}\n{done.stdout}\n{done.stderr}"
+        assert "Traceback" not in done.stderr
+    assert "of the validation images right" in done.stdout
+
+
+@pytest.mark.parametrize("page", sorted({*PAGES} - PROSE - {EXCERPTS, "README.md"}))
+def test_a_pages_blocks_run(page: str, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    copied = ("photos",) if page == "docs/coming-from.md" else ("photos", "shards")  # it packs them in its own way
+    for name in copied:
+        shutil.copytree(packed / name, tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    served = f"127.0.0.1:{free_port()}"  # others may run the same test on this machine
+    ran: list[Ran] = []
+    with servers_end(tmp_path):
+        for language, code in BLOCK.findall(PAGES[page].replace(SERVED, served)):
+            if language == "bash":
+                shell(code, tmp_path)
+            elif "import litdata" not in code and "from litdata" not in code:
+                ran.append(program(page, code))
+    CHECKS.get(page, lambda _: None)(ran)
+    ran.clear()
+    gc.collect()
+
+
+def coming_from(ran: list[Ran]) -> None:
+    """Before and now are the same samples."""
+    torchs, now, boxes, by_number, resizing, masks, webdataset, tar, packed = ran
+    for loops in (torchs, now, webdataset, tar):
+        assert [len(labels) for _, labels in loops.steps] == [8] * 12
+        seen = loops.photos()
+        assert Counter(seen) == dict.fromkeys(ALL, 2)
+        assert seen[:PHOTOS] != seen[PHOTOS:] != sorted(seen[PHOTOS:])
+    assert [len(targets) for _, targets in boxes.steps] == [6, 6, 6, 2]
+    found = [target["boxes"] for _, targets in boxes.steps for target in targets]
+    assert [len(each) for each in found] == [number % 4 for number in range(20)]
+    assert all(each.dtype == torch.float32 and each.shape[1] == 4 for each in found)
+    assert all(images.shape[1:] == (3, 32, 48) for images, _ in boxes.steps)
+    assert len(by_number.photos()) == PHOTOS
+    assert set(by_number.photos()) <= ALL
+    assert [tuple(images.shape) for images, _ in resizing.steps] == [(8, 16, 16, 3)] * 6 + [(8, 32, 32, 3)] * 6
+    assert len(masks.steps) == 6
+    assert all(images.equal(same) and images.shape == (8, 16, 16, 3) for images, same in masks.steps)
+    assert sorted(packed.photos()) == sorted(ALL)
+    assert json.loads(json.dumps(packed.names["state"])) == packed.names["state"]
+
+
+CHECKS: dict[str, Callable[[list[Ran]], None]] = {"docs/coming-from.md": coming_from}
+
+
+def test_litdatas_program(packed: Path, tmp_path: Path) -> None:
+    """In a process of its own, since it leaves files behind; and with few processes, since each takes it seconds."""
+    if importlib.util.find_spec("litdata") is None:
+        pytest.skip("litdata is not installed")
+    (program,) = [code for _, code in BLOCK.findall(PAGES["docs/coming-from.md"]) if "from litdata" in code]
+    for ours, quick in (("num_workers=1", 'num_workers=1, start_method="fork"'), ("num_workers=2", "num_workers=0")):
+        assert program.count(ours) == 1
+        program = program.replace(ours, quick)
+    shutil.copytree(packed / "photos", tmp_path / "photos")
+    (tmp_path / "program.py").write_text(
+        "seen = []\n"
+        "def train_step(images, labels):\n"
+        "    seen.extend(zip((images.float().mean((1, 2, 3)) / 5).round().int().tolist(), labels.tolist()))\n"
+        f"{program}\n"
+        "    import json; print('seen', json.dumps(seen), 'state', json.dumps(state))\n"
+    )
+    places = {"HOME": str(tmp_path), "TMPDIR": str(tmp_path), "DATA_OPTIMIZER_CACHE_FOLDER": str(tmp_path / "work")}
+    done = subprocess.run(
+        [sys.executable, "program.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env={**os.environ, **places},
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    seen = re.search(r"^seen (.*) state ", done.stdout, re.MULTILINE)
+    assert seen is not None
+    assert sorted(map(tuple, json.loads(seen[1]))) == sorted(ALL)
+
+
+def test_the_page_of_frameworks_shows_what_the_examples_do() -> None:
+    examples = [stripped(path.read_text()) for path in (ROOT / "examples").rglob("*.py")]
+    blocks = [code for _, code in BLOCK.findall(PAGES[EXCERPTS])]
+    assert len(blocks) >= 8
+    for block in blocks:
+        assert any(stripped(block) in example for example in examples), block
+
+
+def stripped(code: str) -> str:
+    """Code without its indentation."""
+    return "\n".join(line.strip() for line in code.strip().splitlines())
+
+
+def test_the_table_has_every_keyword_of_dataloader() -> None:
+    table = PAGES["docs/coming-from.md"].split("### Every keyword of DataLoader")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| `(\w+)` \| (.*) \|$", table, re.MULTILINE)
+    assert [name for name, _ in rows] == list(inspect.signature(DataLoader).parameters)
+    ours = inspect.signature(StreamLoader).parameters
+    for name, counterpart in rows:
+        if name in ours:
+            assert f"`{name}`" in counterpart
+
+
+@pytest.mark.parametrize(
+    ("options", "processes"),
+    [({"num_workers": 0}, 0), ({"num_workers": 2}, 3), ({"num_workers": 2, "executor": "thread"}, 1)],
+)
+def test_how_many_processes_a_loader_has(packed: Path, options: dict[str, Any], processes: int) -> None:
+    def own() -> int:
+        return len(set(psutil.Process().children(recursive=True)) - before)
+
+    before = set(psutil.Process().children(recursive=True))
+    with StreamLoader(packed / "shards" / "val", 8, fields=("cls",), **options) as loader:
+        assert own() == 0
+        assert len(list(loader)) == 1
+        assert own() == processes
+    assert own() == 0
+
+
+def test_every_link_has_a_target() -> None:
+    for page, text in PAGES.items():
+        for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)", text):
+            path = (ROOT / page).parent / target if target else ROOT / page
+            assert path.exists(), f"{page}: {target}"
+            if anchor:
+                assert anchor in anchors(path.read_text()), f"{page}: {target}#{anchor}"
+
+
+def anchors(text: str) -> set[str]:
+    """What the headings of a page are called in links."""
+    headings = re.findall(r"^#+ (.*)$", BLOCK.sub("", text), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_the_readme_is_short() -> None:
+    assert len(PAGES["README.md"].splitlines()) <= 200
