@@ -251,6 +251,8 @@ def test_attributes_without_effect_are_refused(source: str) -> None:
         for name in ("shuffle", "batch_size", "fields", "rank", "seed", "transforms", "shufle", "batchsize"):
             with pytest.raises(AttributeError, match=rf"{name!r} cannot be set.*`transform`"):
                 setattr(loader, name, 3)
+        with pytest.raises(AttributeError, match=r"'epoch' cannot be set.*set_epoch\(\) chooses"):
+            loader.epoch = 3  # type: ignore[attr-defined]
         loader.note = "of the user's"  # type: ignore[attr-defined]
         assert values(loader) == list(range(6))
 
