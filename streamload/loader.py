@@ -191,8 +191,7 @@ class StreamLoader(LoaderAttributes, AsyncLoop):
         self._delivery = Delivery(on_error, max_errors, fills_up=self._options.fills_up)
         self._dataset: str | None = None
         self._nothing_left = NothingLeft(drop_last, batch_size, self._delivery.passed_over)
-        self._standing = Standing()
-        self._beginning = RLock()
+        self._standing, self._beginning = Standing(), RLock()
         self._pass: weakref.ref[Pass] | None = None
         self._meter = Meter()
 
