@@ -8,6 +8,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from threading import RLock
 from types import TracebackType
 from typing import Any, Literal
 
@@ -190,14 +191,17 @@ class StreamLoader(LoaderAttributes, AsyncLoop):
         self._delivery = Delivery(on_error, max_errors, fills_up=self._options.fills_up)
         self._dataset: str | None = None
         self._nothing_left = NothingLeft(drop_last, batch_size, self._delivery.passed_over)
-        self._standing = Standing()
+        self._standing, self._beginning = Standing(), RLock()
         self._pass: weakref.ref[Pass] | None = None
         self._meter = Meter()
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Refuse what would have no effect: arguments of the constructor are fixed, but for `transform`."""
-        if hasattr(self, "_meter") and (name in _FIXED or (type(self) is StreamLoader and _is_misspelt(name))):
-            what = f"{name}= is an argument of the constructor: make a new loader" if name in _FIXED else "it has none"
+        """Refuse what would have no effect: arguments are fixed, but for `transform`; other loaders' names are none."""
+        own = type(self) is StreamLoader  # a subclass may have attributes of its own
+        if hasattr(self, "_meter") and (name in _FIXED or (own and (name in FOR_LOADER or _is_misspelt(name)))):
+            what = FOR_LOADER.get(name, "it has none")
+            if name in _FIXED:
+                what = f"{name}= is an argument of the constructor: make a new loader"
             raise AttributeError(
                 f"a StreamLoader's {name!r} cannot be set ({what}); only `transform` can, for the next pass",
                 name=name,
@@ -263,6 +267,10 @@ class StreamLoader(LoaderAttributes, AsyncLoop):
         return self._begin()
 
     def _begin(self) -> Pass:
+        with self._beginning:  # several threads may do so at once: the pass of the last one stays
+            return self._begin_pass()
+
+    def _begin_pass(self) -> Pass:
         if self._rank_was_found:
             check_found_rank(self.rank, self.world_size)
         self._end_pass("another pass of the same loader has begun; for two at once make two loaders")

@@ -105,11 +105,11 @@ def test_an_asynchronous_iterator_is_closed_as_an_asynchronous_generator_is(sour
 
 
 AT_EXIT = """
-import sys, threading
+import sys, threading, time
 from streamload import StreamLoader
 
-def begun(workers=0):
-    batches = iter(StreamLoader(sys.argv[1], 10, fields=("cls",), num_workers=workers))
+def begun(workers=0, **options):
+    batches = iter(StreamLoader(sys.argv[1], 10, fields=("cls",), num_workers=workers, **options))
     next(batches)
     return batches
 
@@ -132,8 +132,16 @@ def in_thread():
     waiting.set()
     threading.Event().wait()
 
-threading.Thread(target=in_thread, daemon=True).start()
-waiting.wait()
+def blocked():
+    batches = begun(1, transform={"cls": lambda label: time.sleep(600) if label == 10 else label})
+    waiting.set()
+    next(batches)
+
+for function in (in_thread, blocked):
+    waiting.clear()
+    threading.Thread(target=function, daemon=True).start()
+    waiting.wait()
+time.sleep(0.1)
 del cycle
 """
 
@@ -288,6 +296,31 @@ def test_a_pass_in_which_another_thread_waits_ends_with_its_processes(
         waiting.join()
         assert len(raised) == 1
         assert sorted(numbers(following)) == list(range(TOTAL))
+
+
+@EVERYWHERE
+def test_threads_that_begin_passes_at_once(source: str, workers: int) -> None:
+    """The pass of one of them stays; the other's is over, as it is where one thread begins another pass."""
+    together, ended = threading.Barrier(2), list[type[Exception] | None]()
+
+    def loop() -> None:
+        together.wait()
+        try:
+            numbers(loader)
+        except LoaderClosedError as error:
+            ended.append(type(error))
+        else:
+            ended.append(None)
+
+    for _ in range(4):
+        with make(source, workers) as loader:
+            threads = [threading.Thread(target=loop) for _ in range(2)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+    assert len(ended) == 8
+    assert ended.count(None) >= 4, "one may have come to its end before the other began"
 
 
 def test_a_pass_that_is_found_to_be_garbage_while_something_is_sent(source: str, epochs: list[list[int]]) -> None:

@@ -131,6 +131,50 @@ def test_classes_of_the_user_stay_what_they_are(source: str, make_module: MakeMo
         assert all(type(each) is functions.Wrapped for batch in loader for each in batch)
 
 
+PARTS = """
+import threading
+from contextvars import ContextVar
+TABLE = {"size": 16, "lock": threading.Lock(), "inner": {"size": 16, "lock": threading.Lock()}}
+STEPS = [threading.Lock(), 16]
+CONTEXT = ContextVar("CONTEXT", default=16)
+LOCAL = threading.local()
+class Methods:
+    @staticmethod
+    def static(): return 16
+    @classmethod
+    def of_class(cls): return 16
+def sizes(value):
+    methods = [Methods.static(), Methods.of_class(), getattr(LOCAL, "size", 16), CONTEXT.get()]
+    with TABLE["lock"], TABLE["inner"]["lock"], STEPS[0]:
+        return [TABLE["size"], TABLE["inner"]["size"], *STEPS[1:], *methods]
+"""
+
+
+def test_parts_of_what_does_not_pickle_travel_and_what_cannot_is_said(
+    source: str, make_module: MakeModule, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In dicts and lists with locks, context variables, what is local to a thread; and replaced static methods."""
+    parts = make_module("user_parts", PARTS)
+    with loader_of(source, parts.sizes) as loader:
+        assert {size.item() for (columns,) in loader for column in columns for size in column} == {16}
+    assert caplog.text == "", "nothing was set"
+    parts.TABLE["size"] = parts.TABLE["inner"]["size"] = parts.STEPS[1] = parts.LOCAL.size = 48
+    parts.STEPS.append(48)
+    context = parts.CONTEXT.set(48)
+    parts.Methods.static, parts.Methods.of_class = staticmethod(lambda: 48), classmethod(lambda cls: 48)
+    with loader_of(source, parts.sizes) as loader:
+        assert {size.item() for (columns,) in loader for column in columns for size in column} == {48}
+    assert caplog.text == ""
+    parts.TABLE["further"] = threading.Lock()
+    parts.CONTEXT.reset(context)
+    parts.CONTEXT.set(threading.Lock())
+    with loader_of(source, int) as loader:
+        loader.transform = {"cls": lambda value: 16 if parts.TABLE else value}
+        assert values(loader) == [16] * 6
+    for name in ("TABLE.further", "CONTEXT.value"):
+        assert f"user_parts.{name} (lock: cannot pickle" in caplog.text
+
+
 # -- when a change takes effect ------------------------------------------------------------------------------------
 
 
@@ -251,6 +295,8 @@ def test_attributes_without_effect_are_refused(source: str) -> None:
         for name in ("shuffle", "batch_size", "fields", "rank", "seed", "transforms", "shufle", "batchsize"):
             with pytest.raises(AttributeError, match=rf"{name!r} cannot be set.*`transform`"):
                 setattr(loader, name, 3)
+        with pytest.raises(AttributeError, match=r"'epoch' cannot be set.*set_epoch\(\) chooses"):
+            loader.epoch = 3  # type: ignore[attr-defined]
         loader.note = "of the user's"  # type: ignore[attr-defined]
         assert values(loader) == list(range(6))
 

@@ -8,6 +8,7 @@ import pickle
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from make_shards import write_numbers
@@ -78,6 +79,26 @@ def test_what_a_dataset_shows(server: SmallWebServer) -> None:
     with dataset:
         assert dataset[0] == (f"http://{server.address}{name}",)
         assert SECRET not in repr(dataset)
+
+
+URL = f"http://me:{SECRET}@host/a.tar"
+
+
+@pytest.mark.parametrize(
+    "datasets", [URL, [URL], {URL: 1.0}, {"a": URL}, {URL: (URL, -1.0)}, {URL: (URL, URL)}, {(URL,): (URL, 1.0)}]
+)
+def test_what_a_mixture_is_refused_with(datasets: Any) -> None:
+    with pytest.raises((TypeError, ValueError)) as refused:
+        Mixture(datasets)
+    assert SECRET not in "".join(traceback.format_exception(refused.value))
+
+
+def test_a_mixture_named_by_urls() -> None:
+    mixture = Mixture({URL: (URL, 1.0)})
+    assert SECRET not in repr(mixture)
+    with pytest.raises(ValueError, match="index=") as refused:
+        StreamLoader(mixture, 2, index=URL)
+    assert SECRET not in str(refused.value)
 
 
 @pytest.mark.parametrize("command", [["ls"], ["ls", "--samples"], ["verify"], ["stats"]])

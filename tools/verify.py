@@ -78,7 +78,7 @@ def check(url: str, lookup: IndexLookup, reader: Reader, classes: Sequence[str] 
 def class_names(folders: Iterable[str], storages: Storages) -> tuple[dict[str, tuple[str, ...]], list[StreamloadError]]:
     """The names of the classes in the `classes.json` of each folder that has one, and what is wrong with these files.
 
-    Where it may not be read, it is taken for one that is not there.
+    Where it may not be read, it is taken for one that is not there. A name that stands for two labels is wrong.
     """
     found: dict[str, tuple[str, ...]] = {}
     wrong: list[StreamloadError] = []
@@ -92,7 +92,17 @@ def class_names(folders: Iterable[str], storages: Storages) -> tuple[dict[str, t
         else:
             if names is not None:
                 found[folder] = names
+                wrong += _names_of_two_labels(names, f"{folder}/{CLASSES_FILE}")
     return found, wrong
+
+
+def _names_of_two_labels(names: Sequence[str], url: str) -> Iterator[DatasetIndexError]:
+    """The first name that comes twice."""
+    first: dict[str, int] = {}
+    for label, name in enumerate(names):
+        if first.setdefault(name, label) != label:
+            yield DatasetIndexError(f"the name {name!r} stands for two labels, {first[name]} and {label}", url=url)
+            return
 
 
 def _nameless_labels(url: str, table: ShardTable, classes: Sequence[str]) -> Iterator[StreamloadError]:

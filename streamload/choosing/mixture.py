@@ -37,7 +37,8 @@ class Portion:
     def __post_init__(self) -> None:
         object.__setattr__(self, "weight", as_python(self.weight))
         if isinstance(self.weight, bool) or not isinstance(self.weight, int | float):
-            raise TypeError(f"weight={self.weight!r} must be a number above 0")
+            given = without_secrets(repr(self.weight))  # urls and weight the wrong way round
+            raise TypeError(f"weight={given} must be a number above 0")
         if not 0 < self.weight < math.inf:
             raise ValueError(f"weight={self.weight!r} must be a number above 0; leave out what is not to be read")
 
@@ -69,9 +70,9 @@ class Mixture:
             raise TypeError(f"a Mixture is made of a mapping from names to (urls, weight), not of {given}")
         self.portions: dict[str, Portion] = {}
         for name, value in datasets.items():
-            if not isinstance(name, str):
-                raise TypeError(f"the name {name!r} of a dataset must be a string")
             shown = without_secrets(repr(name))  # a url where someone takes the name for one
+            if not isinstance(name, str):
+                raise TypeError(f"the name {shown} of a dataset must be a string")
             if not isinstance(value, tuple | list | Portion):
                 given = without_secrets(repr(value))
                 raise TypeError(f"dataset {shown} must be (urls, weight) or a Portion, not {given}")
@@ -82,7 +83,7 @@ class Mixture:
 
     def __repr__(self) -> str:
         shares = ", ".join(f"{name}: {share:.3g}" for name, share in self.shares.items())
-        return f"<Mixture of {shares}>"
+        return f"<Mixture of {without_secrets(shares)}>"
 
     @property
     def shares(self) -> dict[str, float]:
@@ -101,6 +102,7 @@ def portions_of(urls: Urls | Mixture, index: str | os.PathLike[str] | None) -> d
         return {"": Portion(urls, 1.0, index=index)}
     if index is not None:
         raise ValueError(
-            f"index={index!r} and a Mixture don't go together; give each dataset its own: Portion(..., index=)"
+            f"index={without_secrets(repr(index))} and a Mixture don't go together; give each dataset its own: "
+            "Portion(..., index=)"
         )
     return urls.portions

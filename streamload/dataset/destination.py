@@ -8,7 +8,7 @@ from typing import Protocol
 
 from streamload.dataset.index import INDEX_FOLDER, IndexedShard, write_index
 from streamload.dataset.numbered import NumberedName, remove_shards, remove_stale_entries
-from streamload.dataset.shard_file import GrowingShard, ShardFile
+from streamload.dataset.shard_file import GrowingShard, ShardFile, remove_abandoned
 from streamload.dataset.table import ShardTable
 from streamload.dataset.unfinished import SHARD_WRITER, UnfinishedSet, mark_finished, mark_unfinished
 
@@ -75,6 +75,7 @@ class LocalFolder:
     def clear(self, names: NumberedName, *, shards: bool) -> None:
         """See `Destination`."""
         mark_unfinished(self.folder, UnfinishedSet(names, SHARD_WRITER))
+        remove_abandoned(self.folder, names.matches)
         if shards:
             remove_shards(self.folder, names)
         else:

@@ -6,11 +6,14 @@ needs no second look at the bytes.
 
 from __future__ import annotations
 
+import fcntl
 import itertools
 import os
+import re
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from io import BufferedWriter, FileIO
 
 import numpy as np
@@ -18,10 +21,11 @@ import numpy as np
 from streamload.dataset.table import ShardTable
 from streamload.dataset.tar_header import END_MARK, member_bytes, padding
 
-__all__ = ["GrowingShard", "Member", "ShardFile", "sync_folder"]
+__all__ = ["GrowingShard", "Member", "ShardFile", "remove_abandoned", "sync_folder"]
 
 _BUFFER_BYTES = 1 << 20
 _MAX_FIELDS = 1 << 16
+_HIDDEN = re.compile(r"\.(.+)\.\d+-\d+\.partial")
 _numbers = itertools.count()
 
 Member = tuple[str, bytes, bytes]
@@ -119,7 +123,7 @@ class ShardFile(GrowingShard):
     """A shard in a folder, at `<folder>/.<name>.<process>-<number>.partial` until `publish()`.
 
     The hidden name ends in `.partial`, so no glob, no listing and no other loader takes it for a shard even when its
-    writer was killed.
+    writer was killed. The writer holds a lock on it, which the kernel takes from the dead.
     """
 
     def __init__(self, path: str) -> None:
@@ -128,7 +132,9 @@ class ShardFile(GrowingShard):
         self.path = path
         self._folder = folder or "."
         self._hidden = os.path.join(self._folder, f".{name}.{os.getpid()}-{next(_numbers)}.partial")
-        super().__init__(name, os.open(self._hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
+        descriptor = os.open(self._hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        _lock(descriptor)
+        super().__init__(name, descriptor)
 
     def publish(self, *, replace: bool, durable: bool = True) -> ShardTable:
         """Write the end mark, bring everything to the disk, give the file its name.
@@ -164,6 +170,39 @@ class ShardFile(GrowingShard):
             file.raw.close()  # past the buffer: flushing to a full disk would fail once more
         finally:
             os.unlink(self._hidden)
+
+
+def remove_abandoned(folder: str, matches: Callable[[str], bool]) -> None:
+    """Remove the hidden files of writers that were killed, as far as their locks tell.
+
+    Args:
+        folder: where they lie.
+        matches: whether a shard of this name is one of those that are written there now.
+
+    Raises:
+        OSError: the folder cannot be listed.
+    """
+    for hidden in os.listdir(folder):
+        found = _HIDDEN.fullmatch(hidden)
+        if found is None or not matches(found[1]):
+            continue
+        path = os.path.join(folder, hidden)
+        with suppress(OSError):  # it may be gone by now, or another user's
+            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+            try:
+                if _lock(descriptor):
+                    os.unlink(path)
+            finally:
+                os.close(descriptor)
+
+
+def _lock(descriptor: int) -> bool:
+    """Lock a file until its descriptor is closed; False where another one holds it, or the file system has no locks."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def sync_folder(folder: str) -> None:

@@ -15,8 +15,10 @@ import io
 import os
 import sys
 import sysconfig
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import EnumMeta
 from importlib.abc import MetaPathFinder
@@ -40,6 +42,10 @@ _INSTALLED = {"site-packages", "dist-packages"}
 _LIBRARY = tuple({os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib")})
 _OURS = {"streamload", "streamload_tools"}
 _MISSING = object()
+_FUNCTIONS = (FunctionType, staticmethod, classmethod)
+_MOST_PARTS = 1000
+_VALUE = "value"
+"""What stands for the name of that which a ContextVar holds."""
 
 
 @dataclass(frozen=True)
@@ -57,12 +63,12 @@ class Left:
 
 @dataclass(frozen=True)
 class Attribute:
-    """What a module holds under a name, or a class that is defined in it, or an object there that does not pickle.
+    """What a module holds under a name, or a class that is defined in it, or a value there that does not pickle.
 
     Attributes:
         module: the module's name.
-        owner: where in the module the class or the object is found, with dots; "" for the module.
-        name: the attribute's.
+        owner: where in the module the class or the value is found, with dots; "" for the module.
+        name: the attribute's, a dict's key, or a list's index.
         value: its number among the values; those that are one object have one number.
     """
 
@@ -162,15 +168,16 @@ def state_of(modules: set[str]) -> tuple[ModuleState, bytes]:
             owner, attribute, value = held.popleft()
             if isinstance(value, ModuleType):
                 _note(value.__name__, further)
-            elif _is_own(value, owner, attribute, name):
-                _note_imports(value, value.__code__, further)
-                code.update(f"{owner}.{attribute}={hash(value.__code__)};".encode())
+            elif (function := _own_function(value, owner, attribute, name)) is not None:
+                _note_imports(function, function.__code__, further)
+                code.update(f"{owner}.{attribute}={hash(function.__code__)};".encode())
             else:
                 if id(value) not in numbers:
                     numbers[id(value)] = len(values)
                     values.append(_described(value, further))
-                    if isinstance(values[-1], Left) and _is_users(type(value).__module__):
-                        held += _attributes_of_object(f"{owner}.{attribute}" if owner else attribute, value)
+                    if isinstance(values[-1], Left):
+                        place = f"{owner}.{attribute}" if owner else attribute
+                        held += ((place, inner, each) for inner, each in _parts(value))
                 attributes.append(Attribute(name, owner, attribute, numbers[id(value)]))
         waiting += sorted(further - reached)
         reached |= further
@@ -221,18 +228,20 @@ class _Taker:
     def _set(self, attribute: Attribute) -> None:
         holder: Any = sys.modules[attribute.module]
         for name in filter(None, attribute.owner.split(".")):
-            holder = getattr(holder, name)
-        here = vars(holder).get(attribute.name, _MISSING)
+            holder = _part(holder, name)
+        here = _part(holder, attribute.name)
         there = self._state.values[attribute.value]
         mine = _described(here, set())
         if isinstance(there, Left):
             # What is missing or None here is an error where it is used, or made there, as connections often are.
-            if here is not _MISSING and here is not None and (isinstance(mine, bytes) or mine.kind != there.kind):
+            is_unlike = isinstance(mine, bytes) or mine.kind != there.kind
+            is_nothing = here is None or (here is _MISSING and not isinstance(holder, dict | list | ContextVar))
+            if is_unlike and not is_nothing:
                 self.lost.append(f"{attribute} ({there.kind}: {there.why})")
         elif here is _MISSING or mine != there:
             if attribute.value not in self._loaded:
                 self._loaded[attribute.value] = cloudpickle.loads(there)
-            setattr(holder, attribute.name, self._loaded[attribute.value])
+            _set_part(holder, attribute.name, self._loaded[attribute.value])
 
 
 class _LateModules(MetaPathFinder):
@@ -275,22 +284,52 @@ def _attributes(module: ModuleType) -> Iterator[tuple[str, str, Any]]:
             if isinstance(value, type) and value.__module__ == module.__name__:
                 if value.__qualname__ == (f"{owner}.{name}" if owner else name) and not isinstance(value, EnumMeta):
                     holders.append((value.__qualname__, value))
-            elif not owner or isinstance(value, FunctionType) or not hasattr(type(value), "__get__"):
+            elif not owner or isinstance(value, _FUNCTIONS) or not hasattr(type(value), "__get__"):
                 yield owner, name, value
 
 
-def _attributes_of_object(place: str, value: Any) -> Iterator[tuple[str, str, Any]]:
-    """Of an object that has something in it which cannot travel, such as a lock: each attribute by itself."""
-    for name, each in list(getattr(value, "__dict__", {}).items()):
-        if isinstance(name, str):
-            yield place, name, each
+def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    """Of a value that has something in it which cannot travel, such as a lock: each part that may, by its name."""
+    if isinstance(value, ContextVar):
+        if (held := value.get(_MISSING)) is not _MISSING:
+            yield _VALUE, held
+        return
+    parts: Any = ()
+    if isinstance(value, dict | list):
+        parts = () if len(value) > _MOST_PARTS else value.items() if isinstance(value, dict) else enumerate(value)
+    elif isinstance(value, threading.local) or _is_users(type(value).__module__):
+        parts = getattr(value, "__dict__", {}).items()
+    for name, each in list(parts):
+        if isinstance(value, list) or (isinstance(name, str) and "." not in name):
+            yield str(name), each
 
 
-def _is_own(value: Any, owner: str, name: str, module: str) -> bool:
-    """Whether it is a function that the module's import makes, so that it is the same everywhere."""
-    if not isinstance(value, FunctionType) or value.__globals__.get("__name__") != module:
-        return False
-    return value.__qualname__ in (f"{owner}.{name}" if owner else name, "<lambda>")
+def _part(holder: Any, name: str) -> Any:
+    """The part of this name, or `_MISSING`."""
+    if isinstance(holder, ContextVar):
+        return holder.get(_MISSING)
+    if isinstance(holder, list):
+        return holder[int(name)] if int(name) < len(holder) else _MISSING
+    return (holder if isinstance(holder, dict) else vars(holder)).get(name, _MISSING)
+
+
+def _set_part(holder: Any, name: str, value: Any) -> None:
+    if isinstance(holder, ContextVar):
+        holder.set(value)
+    elif isinstance(holder, list):
+        holder[int(name) : int(name) + 1] = [value]
+    elif isinstance(holder, dict):
+        holder[name] = value
+    else:
+        setattr(holder, name, value)
+
+
+def _own_function(value: Any, owner: str, name: str, module: str) -> FunctionType | None:
+    """The function, if it is one that the module's import makes, so that it is the same everywhere."""
+    function = value.__func__ if isinstance(value, staticmethod | classmethod) else value
+    if not isinstance(function, FunctionType) or function.__globals__.get("__name__") != module:
+        return None
+    return function if function.__qualname__ in (f"{owner}.{name}" if owner else name, "<lambda>") else None
 
 
 def _described(value: Any, modules: set[str]) -> bytes | Left:

@@ -217,10 +217,10 @@ class ProcessPool:
             self._shards.need(shard)
             version = self._shards.version(shard)
             if worker.shards.get(shard) != version:
-                worker.shards[shard] = version
                 opened = self._shards.open(shard)
                 message = ShardOpened(shard, opened.url, opened.size_bytes)
                 worker.channel.send(message, [opened.descriptor], close=True)
+                worker.shards[shard] = version  # not sooner: one that cannot be opened is asked for again
             worker.shards[shard] = worker.shards.pop(shard)  # the last one to be closed
         for piece in () if isinstance(task, ScanTask) else task.pieces:
             if piece.slot not in worker.slots:

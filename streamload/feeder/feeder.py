@@ -45,6 +45,7 @@ from streamload.fetch.resident import ResidentShards
 from streamload.fetch.tables import Tables
 from streamload.memory.channel import MAX_DESCRIPTORS
 from streamload.memory.slots import Slots
+from streamload.memory.unnamed import naming_the_limit
 from streamload.order.choice import Sampled
 from streamload.statistics import FeederTotals
 
@@ -346,4 +347,4 @@ class Feeder:
         failed_for = self._epochs.newest
         self._epochs.stop()
         self._counting = False
-        self._send(Failed(failure_of(error), failed_for), ())
+        self._send(Failed(failure_of(naming_the_limit(error)), failed_for), ())

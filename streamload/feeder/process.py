@@ -44,6 +44,7 @@ from streamload.log_records import set_log_levels
 from streamload.memory.async_channel import AsyncChannel
 from streamload.memory.heap import keep_freed_memory
 from streamload.memory.slots import SlotPool
+from streamload.memory.unnamed import naming_the_limit
 
 __all__ = ["run"]
 
@@ -106,7 +107,7 @@ class _Process:
                     indexes=self._indexes,
                 )
             if attempt.error is not None:
-                self._send(Failed(failure_of(attempt.error)), ())
+                self._send(Failed(failure_of(naming_the_limit(attempt.error))), ())
             elif self._feeder is not None and self._feeder.near is not None:
                 keep_freed_memory()
         elif self._feeder is not None:
@@ -171,7 +172,7 @@ class _Process:
     def _on_exception(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """A mistake of ours in a callback: without this the trainer would wait for ever."""
         error = context.get("exception") or RuntimeError(context["message"])
-        self._send(Failed(failure_of(error)), ())
+        self._send(Failed(failure_of(naming_the_limit(error))), ())
 
     def _send(self, message: Any, descriptors: Sequence[int]) -> None:
         self._channel.send(message, descriptors)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 from contextlib import suppress
 
-__all__ = ["descriptor_limit", "new_memory", "raise_descriptor_limit"]
+from streamload.errors import WorkerError
+
+__all__ = ["descriptor_limit", "naming_the_limit", "new_memory", "raise_descriptor_limit"]
 
 _MACOS_LIMIT = 10_240
 _NO_LIMIT = 1 << 20
@@ -36,6 +39,18 @@ def descriptor_limit() -> int:
 
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return _NO_LIMIT if soft == resource.RLIM_INFINITY else min(soft, _NO_LIMIT)
+
+
+def naming_the_limit(error: BaseException) -> BaseException:
+    """The error; for one of too many open files a WorkerError, which says how many this process may have."""
+    if not isinstance(error, OSError) or error.errno != errno.EMFILE:
+        return error
+    named = WorkerError(
+        f"too many open files: this process may have only {descriptor_limit():,}; raise the limit (`ulimit -n`), or "
+        "close files and loaders that are not needed"
+    )
+    named.__cause__ = error
+    return named
 
 
 def raise_descriptor_limit() -> None:

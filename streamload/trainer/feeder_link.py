@@ -42,6 +42,7 @@ from streamload.fetch.listing.listing import Listing, list_shards
 from streamload.fetch.listing.sizes import look_at
 from streamload.fetch.storage.protocol import UNKNOWN_BYTES
 from streamload.log_records import log_levels
+from streamload.memory.unnamed import naming_the_limit
 from streamload.options import Options
 from streamload.trainer.checks import check_classes, check_fields, check_window_fits, labelled_folders
 from streamload.trainer.connection import Connection, FeederProcess
@@ -404,4 +405,7 @@ class FeederLink:
         options = self._options
         registry = self._registry() if options.pin_memory else None
         workers = options.workers if options.executor == "process" else 0
-        return FeederProcess(workers, None if registry is None else pinning(registry), at_once=workers_at_once)
+        try:
+            return FeederProcess(workers, None if registry is None else pinning(registry), at_once=workers_at_once)
+        except OSError as error:
+            raise naming_the_limit(error) from error

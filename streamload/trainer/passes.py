@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from threading import RLock
+from threading import Event, RLock, current_thread, main_thread
 from time import perf_counter
 from typing import Any, Literal
 
@@ -150,6 +150,8 @@ class Pass(Iterator[Any]):
                 self._on_nothing()
             raise
         except BaseException as error:
+            if self._is_cut_off_by_exit():
+                Event().wait()  # for the end, as daemon threads do in C code: nobody is left to be told
             if self._is_closed() and isinstance(error, Exception):  # by another thread: what was in use is gone
                 raise LoaderClosedError(f"this pass is over: {self._why}") from error
             # After an error of ours the loop may go on from where it stands; Ctrl-C is a way to leave it.
@@ -161,6 +163,11 @@ class Pass(Iterator[Any]):
 
     def _is_closed(self) -> bool:
         return self._over == "closed"
+
+    def _is_cut_off_by_exit(self) -> bool:
+        """Whether this is a daemon thread whose connection the interpreter has closed, as it ends."""
+        ends = current_thread().daemon and not main_thread().is_alive()
+        return ends and self.connection.closed and not self._is_closed()
 
     def _note_asked(self) -> float:
         if self._asked_at is None:

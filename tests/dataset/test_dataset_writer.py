@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import tarfile
 import tempfile
 from pathlib import Path
@@ -151,3 +152,27 @@ def test_a_sample_that_just_fits_fits_and_one_byte_less_of_room_does_not(tmp_pat
     assert len(two.shards) == 1
     two = write(tmp_path / "one", [{**sample, "__key__": "a"}, {**sample, "__key__": "b"}], max_bytes=2 * 5632 + 1023)
     assert len(two.shards) == 2
+
+
+KILLED = """
+import os, signal, sys
+from streamload import ShardWriter
+writer = ShardWriter(sys.argv[1])
+writer.write({"__key__": "a", "txt": "a"})
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_a_killed_writer_left_is_removed_and_what_others_write_is_not(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], check=False)
+    (left,) = tmp_path.glob(".shard-*.partial")
+    with ShardWriter(tmp_path, prefix="other") as other:
+        other.write({"__key__": "a", "txt": "a"})
+    assert left.exists(), "it is of another set"
+    with pytest.raises(KeyError), ShardWriter(tmp_path) as held:
+        held.write({"__key__": "a", "txt": "a"})
+        with ShardWriter(tmp_path) as writer:
+            writer.write({"__key__": "b", "txt": "b"})
+        assert not left.exists()
+        assert len(list(tmp_path.glob(".shard-*.partial"))) == 1, "its writer lives"
+        raise KeyError

@@ -22,7 +22,7 @@ from streamload.decode.failure import error_from
 from streamload.decode.job_pickle import pickle_job
 from streamload.decode.pool import ProcessPool
 from streamload.decode.tasks import BytesMoved, Job, RowsDone, RowTask, ScanDone, ScanTask, Task
-from streamload.errors import ShardFormatError, WorkerError
+from streamload.errors import ShardFormatError, ShardNotFoundError, WorkerError
 from streamload.fetch.listing.shard import Shard
 from streamload.fetch.resident import ResidentShards
 from streamload.launch import child_environment
@@ -431,6 +431,24 @@ def test_a_replaced_worker_knows_the_layout(shelf: Shelf, tmp_path: Path) -> Non
             assert not answer.pieces[0].misfit
 
     in_office(job(fields=FIELDS), shelf.write(tmp_path), body, workers=1)
+
+
+def test_a_shard_that_could_not_be_opened_is_opened_for_the_next_task(shelf: Shelf, tmp_path: Path) -> None:
+    """The worker was believed to have it."""
+    shards = shelf.write(tmp_path)
+
+    async def body(office: Office) -> None:
+        tasks = office.tasks(shelf, 15)
+        await office.until(office.pool.has_room)
+        path = Path(shards[0].url)
+        path.rename(tmp_path / "away")
+        with pytest.raises(ShardNotFoundError):
+            office.pool.submit(tasks[0])
+        (tmp_path / "away").rename(path)
+        check(office, await office.do(tasks))
+        assert office.restarted == 0
+
+    in_office(job(fields=FIELDS), shards, body, workers=1)
 
 
 def test_after_forgetting_shards_and_slots_they_can_be_used_again(shelf: Shelf, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from launched import run_python
 from make_shards import write_numbers
 from matrix import exhaustive
 
@@ -59,6 +60,30 @@ def test_batches_take_their_share_of_descriptors_only(tmp_path: Path, executor: 
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit)),
     )
     assert (ended.stdout, ended.stderr) == ("fine\n", "")
+
+
+TOO_FEW = """
+import resource, sys
+import torch
+from streamload import StreamLoader
+from streamload.errors import WorkerError
+
+source, limit = sys.argv[1], int(sys.argv[2])
+with StreamLoader(source, 3, fields=("cls",), num_workers=2) as loader:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+    try:
+        list(loader)
+    except WorkerError as error:
+        print(error)
+"""
+
+
+@pytest.mark.parametrize("limit", [10, 20])
+def test_a_limit_too_small_for_the_processes_is_named(tmp_path: Path, limit: int) -> None:
+    """By the trainer, which cannot start a feeder, and by the feeder, which cannot hand out shards."""
+    source = write_numbers(tmp_path / "shards", [50, 50])
+    ended = run_python("-c", TOO_FEW, source, str(limit))
+    assert f"too many open files: this process may have only {limit}; raise the limit (`ulimit -n`)" in ended.output
 
 
 def test_a_trainer_that_has_too_many_open_files_is_told_so(tmp_path: Path) -> None:

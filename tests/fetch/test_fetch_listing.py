@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from streamload import ShardWriter
+from streamload.dataset.numbered import NumberedName
+from streamload.dataset.unfinished import SHARDIFY, UnfinishedSet, mark_unfinished
 from streamload.errors import DatasetIndexError, ShardNotFoundError, StorageError
 from streamload.fetch.listing.finder import find_shards
 from streamload.fetch.listing.listing import Listing, list_shards
@@ -288,6 +290,15 @@ def test_a_shard_of_another_size_is_stale(tmp_path: Path) -> None:
         with pytest.raises(DatasetIndexError):
             list_shards(urls)
     assert find_shards(tmp_path) == [str(path)]
+
+
+def test_an_unfinished_set_without_a_shard_is_no_empty_folder(tmp_path: Path) -> None:
+    write(tmp_path, [1], index=False)
+    (tmp_path / "shard0-000000.tar").unlink()
+    mark_unfinished(str(tmp_path), UnfinishedSet(NumberedName("shard-", 6, ".tar"), SHARDIFY))
+    for find in (list_shards, find_shards):
+        with pytest.raises(DatasetIndexError, match="shardify.*interrupted.*--resume"):
+            find(tmp_path)
 
 
 def test_a_broken_index_is_an_error(tmp_path: Path) -> None:

@@ -342,3 +342,9 @@ def test_a_url_with_one_slash_is_no_folder(tmp_path: Path, monkeypatch: pytest.M
     assert status == 2
     assert "'s3:/bucket/q' has one slash behind the colon; did you mean 's3://bucket/q'" in err
     assert sorted(os.listdir(tmp_path)) == ["source"]
+
+
+def test_a_url_for_staging_is_refused(tmp_path: Path) -> None:
+    """It would be taken for the path of a folder."""
+    status, _, err = pack(images(tmp_path, 2), "s3://bucket/set", "--staging", "s3://bucket/tmp")
+    assert (status, "--staging='s3://bucket/tmp' is a url, and must be the path of a folder" in err) == (2, True)

@@ -50,6 +50,9 @@ def test_labels_have_names_in_classes_json(folder: Path) -> None:
     assert "shard-000001.tar" in out
     classes.write_text(json.dumps({"classes": ["a", "b", "c", "d", "e", "f"]}))
     assert run(main.app, "verify", folder)[0] == 0
+    classes.write_text(json.dumps({"classes": ["a", "b", "c", "d", "b", "f"]}))
+    status, out, _ = run(main.app, "verify", folder)
+    assert (status, "the name 'b' stands for two labels, 1 and 4" in out) == (1, True)
     classes.write_text("{}")
     status, out, _ = run(main.app, "verify", folder)
     assert (status, "classes.json" in out, "as shardify writes it" in out) == (1, True, True)

@@ -58,7 +58,12 @@ def find_shards(urls: Urls, storages: Storages | None = None) -> list[str]:
     """
     storages = Storages() if storages is None else storages
     lookup = IndexLookup(None, storages)
-    found = Finder(storages, None).names(urls)
+    try:
+        found = Finder(storages, None).names(urls)
+    except ShardNotFoundError as exc:
+        if exc.url is not None:
+            lookup.refuse_unfinished(exc.url)
+        raise
     for url in found:
         lookup.refuse_unfinished(*folder_and_name(url))
     return found
