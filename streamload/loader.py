@@ -186,7 +186,7 @@ class StreamLoader(LoaderAttributes, AsyncLoop):
         self._lanes = self._choosing.lanes
         self._link.choose(self._choosing)
         self._link.check(self._lanes, self.world_size)
-        self._counts = self._listing.expected_counts
+        self._counts = self._listing.counts
         self._delivery = Delivery(on_error, max_errors, fills_up=self._options.fills_up)
         self._dataset: str | None = None
         self._nothing_left = NothingLeft(drop_last, batch_size, self._delivery.passed_over)

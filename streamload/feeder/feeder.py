@@ -86,14 +86,11 @@ class Feeder:
         self._in_loop = in_loop
         self._turn_is_due = False
         storages, strict = configure.fetching.storages, configure.settings.strict
-        # With one lane, samples flow while a shard is scanned, so no count is needed before that.
-        order = configure.settings.order
         self._tables = Tables(
             listing,
             ScanCache(None),
             strict=strict,
             storages=storages,
-            trust_promises=order.lanes > 1 or order.choice is not None,
             indexes=indexes,
             budget_bytes=configure.fetching.budget_bytes,
         )
@@ -115,7 +112,7 @@ class Feeder:
         self._epochs = Epochs(
             self._begin,
             self._deliver,
-            works_ahead=not in_process and not isinstance(order.choice, Sampled),
+            works_ahead=not in_process and not isinstance(configure.settings.order.choice, Sampled),
         )
         shards = ResidentShards(listing.shards, None if near is None else near.fetcher)
         self.pool = start_pool(self, shards)

@@ -257,8 +257,8 @@ class FeederLink:
                 self.edges,
                 self.class_names if choosing.needs_names else None,
             )
-            if self.listing.expected_counts is not None:
-                choosing.check_counts(self.listing.expected_counts)
+            if self.listing.counts is not None:
+                choosing.check_counts(self.listing.counts)
         except (ValueError, StreamloadError):
             self.close()
             raise
