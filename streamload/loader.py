@@ -24,7 +24,7 @@ from streamload.errors import LoaderStateError, SampleError, without_secrets
 from streamload.loader_attributes import LoaderAttributes
 from streamload.loader_state import check_same_order, state_to_save
 from streamload.numpy_scalars import as_python
-from streamload.options import DEFAULT_WINDOW, Executor, Options, Transform, rank_and_world_size
+from streamload.options import DEFAULT_WINDOW, Options, Transform, rank_and_world_size
 from streamload.order.plan import batches_per_rank
 from streamload.order.state import LoaderState, fingerprint
 from streamload.statistics import Meter, Statistics
@@ -75,7 +75,6 @@ class StreamLoader(LoaderAttributes, AsyncLoop):
             `on_error`. False adds nothing: every sample exactly once, for evaluation.
         num_workers: worker processes; "auto" is this rank's share of the processors, 0 does all in the caller's thread;
             more than four for each processor are warned of.
-        executor: "process", or "thread" for threads within the feeder.
         prefetch_batches: batches that are made ahead. More are under way, two for each worker, where a batch is made by
             one worker (with a `collate_fn`, or many small and fast ones at once, up to 20 MiB).
         in_order: False gives batches as they are finished. Then there is no position: it cannot be saved, and a pass
@@ -147,7 +146,6 @@ class StreamLoader(LoaderAttributes, AsyncLoop):
         drop_last: bool = False,
         pad: bool = True,
         num_workers: int | Literal["auto"] = "auto",
-        executor: Executor = "process",
         prefetch_batches: int = 4,
         in_order: bool = True,
         worker_init_fn: Callable[[int], Any] | None = None,

@@ -75,7 +75,7 @@ def test_a_mixture_has_its_shares_of_the_samples(tmp_path: Path, monkeypatch: py
 
 @pytest.mark.parametrize(
     ("options", "processes"),
-    [({"num_workers": 0}, 0), ({"num_workers": 2}, 3), ({"num_workers": 2, "executor": "thread"}, 1)],
+    [({"num_workers": 0}, 0), ({"num_workers": 2}, 3)],
 )
 def test_how_many_processes_a_loader_has(tmp_path: Path, options: dict[str, Any], processes: int) -> None:
     write(tmp_path / "shards", [3] * 20)

@@ -21,7 +21,7 @@ from streamload import Mixture, Portion, StreamLoader, TarDataset
 
 MakeModule = Callable[[str, str], ModuleType]
 
-PLACES = [{"num_workers": 1}, {"num_workers": 1, "executor": "thread"}, {"num_workers": 0}]
+PLACES = [{"num_workers": 1}, {"num_workers": 0}]
 SETTINGS = """
 import threading
 class Frozen:

@@ -42,7 +42,7 @@ class PoolEvents(Protocol):
 
 
 class Pool(Protocol):
-    """Whoever does tasks: processes, threads, or the caller itself."""
+    """Whoever does tasks: processes, or the caller itself."""
 
     capacity: int
     """How many tasks it takes before it is full."""

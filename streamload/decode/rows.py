@@ -1,12 +1,11 @@
 """Making rows: a task's bytes are decoded, transformed, and collated into their slots.
 
-A `RowMaker` does not know where it runs: in a worker process, on a thread of the feeder, or in the caller's thread.
+A `RowMaker` does not know where it runs: in a worker process, or in the caller's thread.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -58,8 +57,6 @@ class RowMaker:
     Args:
         job: what the user wants of a sample.
         slots: where to write.
-        guard: held around tasks whose code may use the process's global random generators; the threads of one
-            process share a lock here.
         restore_random_state: leave the global generators as they were, because the process is the user's own. There,
             and with `for_samples`, exceptions that end the pass stay what they are, with their tracebacks.
         for_samples: rows are asked for with `samples` only. Then fields are what their decoders return, a transform
@@ -70,7 +67,6 @@ class RowMaker:
         self,
         job: Job,
         slots: SlotMemory,
-        guard: AbstractContextManager[Any] | None = None,
         *,
         restore_random_state: bool = False,
         for_samples: bool = False,
@@ -86,7 +82,6 @@ class RowMaker:
             needed=not for_samples
             and (job.collate_fn is not None or any(function.uses_global_generators for function in functions)),
             restore=restore_random_state,
-            guard=guard or nullcontext(),
         )
         # A collate_fn may leave such samples out, as many do.
         self._none_is_fine = for_samples or job.collate_fn is not None

@@ -6,7 +6,7 @@ import importlib.util
 import random
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -33,13 +33,11 @@ class GlobalSeeds:
     Args:
         needed: whether any code that runs may draw from them; without it nothing is ever touched.
         restore: leave the generators as they were found, because the process belongs to the user.
-        guard: held for a whole task where `needed`, because threads share the generators.
     """
 
-    def __init__(self, *, needed: bool, restore: bool, guard: AbstractContextManager[Any]) -> None:
+    def __init__(self, *, needed: bool, restore: bool) -> None:
         self._needed = needed
         self._restore = restore
-        self._guard = guard
 
     @contextmanager
     def whole_task(self) -> Iterator[None]:
@@ -47,13 +45,12 @@ class GlobalSeeds:
         if not self._needed:
             yield
             return
-        with self._guard:
-            saved = _states() if self._restore else None
-            try:
-                yield
-            finally:
-                if saved is not None:
-                    _set_states(saved)
+        saved = _states() if self._restore else None
+        try:
+            yield
+        finally:
+            if saved is not None:
+                _set_states(saved)
 
     def seed(self, randomness: RowRandomness, shard: int, sample: int, copy: int = 0) -> None:
         """Seed for one sample. If the code that follows is the first to import torch, that is seeded as it arrives."""

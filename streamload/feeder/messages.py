@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from streamload.dataset.table import ShardTable
 from streamload.decode.dealing import EpochStart, PipelineSettings
@@ -147,18 +146,16 @@ class Configure:
         settings: the pipeline's.
         job: the pickled `Job`, see `job_pickle`.
         workers: how many.
-        executor: where they run.
         fetching: how shards that are not files of this machine, or are compressed, are brought near.
         import_path: the trainer's `sys.path`.
         ends_at_failure: whether the first sample that fails, in the epoch's order, ends the pass.
-        log_levels: of the trainer's loggers, for whoever runs the user's code.
+        log_levels: of the trainer's loggers, for the workers.
     """
 
     listing: Listing | None
     settings: PipelineSettings
     job: bytes
     workers: int
-    executor: Literal["process", "thread"]
     fetching: Fetching
     import_path: tuple[str, ...]
     ends_at_failure: bool = False

@@ -40,7 +40,6 @@ from streamload.fetch.listing.sizes import look_at
 from streamload.fetch.reading import RangeReader
 from streamload.fetch.resident import ResidentShards
 from streamload.launch import EarlyWorkers
-from streamload.log_records import set_log_levels
 from streamload.memory.async_channel import AsyncChannel
 from streamload.memory.heap import keep_freed_memory
 from streamload.memory.slots import SlotPool
@@ -49,30 +48,26 @@ __all__ = ["run"]
 
 _GRACE_S = 0.3
 
-StartPool = Callable[..., Pool]
 
-
-def run(sock: socket.socket, trainer: int, early: EarlyWorkers, threads: StartPool | None) -> NoReturn:
+def run(sock: socket.socket, trainer: int, early: EarlyWorkers) -> NoReturn:
     """Serve one trainer to the end, and end this process.
 
     Args:
         sock: leads to the trainer.
         trainer: the number of its process.
         early: the workers, as far as they have been started already.
-        threads: starts them where they are threads.
     """
-    asyncio.run(_serve(sock, trainer, early, threads))
+    asyncio.run(_serve(sock, trainer, early))
 
 
 class _Process:
     """The feeder as a process of its own."""
 
-    def __init__(self, sock: socket.socket, trainer: int, early: EarlyWorkers, threads: StartPool | None) -> None:
+    def __init__(self, sock: socket.socket, trainer: int, early: EarlyWorkers) -> None:
         self._loop = asyncio.get_running_loop()
         self._loop.set_exception_handler(self._on_exception)
         self._trainer = trainer
         self._early = early
-        self._threads = threads
         self._feeder: Feeder | None = None
         self._found: Listing | None = None
         self._indexes: dict[str, DatasetIndex] = {}
@@ -91,8 +86,7 @@ class _Process:
         elif isinstance(message, LoadTables | ReadRanges):
             self._looking = asyncio.create_task(self._read(message))
         elif isinstance(message, Configure):
-            # Threads fill slots through descriptors of their own.
-            slots = SlotPool(descriptors_each=2 if message.executor == "thread" else 1)
+            slots = SlotPool()
             listing = message.listing or self._found
             assert listing is not None, "it has found none"
             with Attempt() as attempt:
@@ -152,10 +146,6 @@ class _Process:
             self._send(NoAnswer(failure_of(attempt.error)), ())
 
     def _start_pool(self, configure: Configure, slots: SlotPool, feeder: Feeder, shards: ResidentShards) -> Pool:
-        if configure.executor == "thread":
-            assert self._threads is not None, "it was started for processes"
-            set_log_levels(configure.log_levels)
-            return self._threads(configure.workers, job=configure.job, shards=shards, slots=slots, events=feeder)
         return ProcessPool(
             configure.workers,
             job=configure.job,
@@ -198,8 +188,8 @@ class _Process:
         self._early.end(_GRACE_S)
 
 
-async def _serve(sock: socket.socket, trainer: int, early: EarlyWorkers, threads: StartPool | None) -> NoReturn:
-    process = _Process(sock, trainer, early, threads)
+async def _serve(sock: socket.socket, trainer: int, early: EarlyWorkers) -> NoReturn:
+    process = _Process(sock, trainer, early)
     await process.ended.wait()
     await process.close()
     sys.stdout.flush()

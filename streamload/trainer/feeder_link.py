@@ -376,7 +376,6 @@ class FeederLink:
             settings=self.settings(lanes),
             job=b"" if job is None else job.data,
             workers=options.workers,
-            executor=options.executor,
             fetching=options.fetching(),
             import_path=tuple(entry or os.getcwd() for entry in sys.path),
             ends_at_failure=options.on_error == "raise" and options.in_order,
@@ -403,5 +402,4 @@ class FeederLink:
         """A feeder that starts some of the workers at once, and the others while a storage is asked."""
         options = self._options
         registry = self._registry() if options.pin_memory else None
-        workers = options.workers if options.executor == "process" else 0
-        return FeederProcess(workers, None if registry is None else pinning(registry), at_once=workers_at_once)
+        return FeederProcess(options.workers, None if registry is None else pinning(registry), at_once=workers_at_once)
