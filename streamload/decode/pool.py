@@ -2,8 +2,8 @@
 
 A worker that dies costs time and nothing else: its tasks are done again, by whoever is free, with the same rows and the
 same randomness. Each worker keeps the number of the row in hand in memory that the pool maps too, so after a crash it
-is known which row it was; a row that has killed two workers is not tried a third time. Where eight rows in a row do so,
-and none is made between them, the pool gives up.
+is known which row it was; a row that has killed two workers is not tried a third time. Where worker
+after worker dies and no row is made in between, the pool gives up.
 """
 
 from __future__ import annotations
@@ -49,6 +49,8 @@ _MAX_FAILED_STARTS = 3
 _MAX_FAILED_RESTARTS = 30
 _DEATHS_OF_A_ROW = 2
 _DEATHS_OF_A_TASK = 3
+_MOST_DEATHS_IN_A_ROW = 16
+"""Or four for each worker: all may die at once where memory runs out."""
 _GRACE_S = 0.3
 _GRACE_OF_THE_LOST_S = 2.0
 """A worker that has let go of its socket is on its way out; if it were killed then, why it ends would not be known."""
@@ -98,6 +100,8 @@ class ProcessPool:
         self._warned = False
         self._deaths: Counter[tuple[int, int]] = Counter()
         self._fatal = FatalRows(ends_pass=ends_at_failure)
+        self._deaths_in_a_row = 0
+        self._most_deaths_in_a_row = max(_MOST_DEATHS_IN_A_ROW, 4 * workers)
         self._failed_starts = 0
         self._max_failed_starts = _MAX_FAILED_STARTS
         started = iter(launched)
@@ -252,8 +256,8 @@ class ProcessPool:
             worker.channel.send(MoveNoted())
             return
         task = worker.tasks.pop(message.number)
-        if isinstance(task, RowTask):
-            self._fatal.done(task)
+        if not isinstance(task, RowTask) or len(task.untried) < len(task.table):
+            self._deaths_in_a_row = 0
         self.resume()
         self._events.on_done(message)
 
@@ -309,14 +313,21 @@ class ProcessPool:
         in_hand, row = worker.row_in_hand()
         if in_hand != task.number:  # it died on the way to it
             row = -1
+        self._deaths_in_a_row += 1
+        if self._deaths_in_a_row >= self._most_deaths_in_a_row:
+            self._events.on_broken(
+                WorkerError(
+                    f"{self._deaths_in_a_row} workers died in turn, and made nothing in between: look at the "
+                    "transform, at the decoders, at what they load, and at the memory that workers may take. The last "
+                    f"one {how}"
+                )
+            )
+            return None
         self._deaths[task.number, row] += 1
         deaths = self._deaths[task.number, row]
         if row >= 0 and deaths >= _DEATHS_OF_A_ROW and isinstance(task, RowTask):
             reason = f"two workers died while they made this sample; the second one {how}"
-            rest = self._fatal.note(task, row, reason)
-            if rest is None:
-                self._events.on_hopeless(task, row, how)
-            return rest
+            return self._fatal.note(task, row, reason)
         if row < 0 and deaths >= _DEATHS_OF_A_TASK:
             doing = "scanned a shard" if isinstance(task, ScanTask) else "prepared or collated a batch"
             self._events.on_broken(WorkerError(f"three workers died while they {doing}; the last one {how}"))

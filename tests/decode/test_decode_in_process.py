@@ -12,7 +12,7 @@ import pytest
 from tasks_by_hand import Shelf, batch_of, job, numbered
 
 from streamload.decode.in_process import CallerPool
-from streamload.decode.tasks import BytesMoved, Job, RowsDone, RowTask, ScanDone, ScanTask, Task
+from streamload.decode.tasks import BytesMoved, Job, RowsDone, ScanDone, ScanTask, Task
 from streamload.errors import ShardNotFoundError
 from streamload.fetch.resident import ResidentShards
 from streamload.memory.slots import HeapSlots
@@ -51,9 +51,6 @@ class Notes:
 
     def on_broken(self, error: Exception) -> None:
         self.broken.append(error)
-
-    def on_hopeless(self, task: RowTask, row: int, how: str) -> None:
-        raise AssertionError("there is nobody to end")
 
 
 @pytest.fixture
