@@ -16,7 +16,6 @@ from streamload.batch.transfer import cuda_registry
 from streamload.choosing.choosing import Choosing
 from streamload.choosing.mixture import Mixture, portions_of
 from streamload.choosing.weights import Weights
-from streamload.dataloader_names import FOR_LOADER, knows_other_names
 from streamload.dataset.urls import expand_urls
 from streamload.decode.dealing import EpochStart
 from streamload.decode.tasks import OnError
@@ -36,6 +35,7 @@ from streamload.trainer.feeder_link import FeederLink
 from streamload.trainer.nothing_left import NothingLeft
 from streamload.trainer.passes import Pass
 from streamload.trainer.standing import Standing
+from streamload.unknown_names import advises
 from streamload.wording import counted
 
 __all__ = ["StreamLoader"]
@@ -132,7 +132,7 @@ class StreamLoader(LoaderAttributes, AsyncLoop):
             From the first pass: the same label stands for different classes in several folders, by `classes.json`.
     """
 
-    @knows_other_names(FOR_LOADER)
+    @advises
     def __init__(
         self,
         urls: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Mixture,

@@ -22,7 +22,7 @@ LEVELS = (
     ("wording", "byte_sizes", "numpy_scalars", "users_line", "log_records"),
     ("errors",),
     ("memory", "order", "images"),
-    ("launch", "loop_thread", "dataloader_names", "surroundings"),
+    ("launch", "loop_thread", "unknown_names", "surroundings"),
     ("dataset",),
     ("fetch", "batch"),
     ("decode",),
