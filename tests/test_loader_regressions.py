@@ -97,21 +97,6 @@ def test_a_mistake_behind_the_first_operation_of_a_chain_is_the_programs(picture
             list(loader)
 
 
-def test_what_a_transform_does_to_its_sample_is_done_once(tmp_path: Path) -> None:
-    with ShardWriter(tmp_path / "s") as writer:
-        for number in range(6):
-            writer.write({"__key__": str(number), "cls": 1, **({"txt": "x"} if number % 2 else {})})
-
-    def transform(sample: dict[str, Any]) -> int:
-        import torch  # noqa: F401 - the first import of it in a worker
-
-        sample["cls"] += 10
-        return sample["cls"]
-
-    with StreamLoader(tmp_path / "s", 2, transform=transform, num_workers=2) as loader:
-        assert [number for batch in loader for number in batch.tolist()] == [11] * 6
-
-
 def test_out_of_order_nothing_is_lost_after_an_error(source: str) -> None:
     angry = [True]
 

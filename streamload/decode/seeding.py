@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import random
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
-from types import ModuleType
 from typing import Any, Protocol
 
 import numpy as np
@@ -53,49 +49,15 @@ class GlobalSeeds:
                 _set_states(saved)
 
     def seed(self, randomness: RowRandomness, shard: int, sample: int, copy: int = 0) -> None:
-        """Seed for one sample. If the code that follows is the first to import torch, that is seeded as it arrives."""
+        """Seed for one sample. torch is seeded where it is loaded by now."""
         if not self._needed:
             return
         for_python, for_numpy, for_torch = randomness.seeds(shard, sample, copy)
         random.seed(for_python)
         np.random.seed(for_numpy)  # the legacy generator is what most augmentation libraries draw from
-        torch = sys.modules.get("torch")
-        if torch is None:
-            _ARRIVAL.expect(for_torch)
-        elif (generator := getattr(torch, "default_generator", None)) is not None:
+        generator = getattr(sys.modules.get("torch"), "default_generator", None)
+        if generator is not None:
             generator.manual_seed(for_torch)
-
-
-class _TorchArrival(MetaPathFinder):
-    """Stands in the way of `import torch` to seed its generator at once."""
-
-    def __init__(self) -> None:
-        self._seed = 0
-
-    def expect(self, seed: int) -> None:
-        self._seed = seed
-        if self not in sys.meta_path:
-            sys.meta_path.insert(0, self)
-
-    def find_spec(
-        self, fullname: str, _path: Sequence[str] | None = None, _target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if fullname != "torch":
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec("torch")
-        if spec is not None and spec.loader is not None:
-            run = spec.loader.exec_module
-
-            def run_and_seed(module: ModuleType) -> None:
-                run(module)
-                module.default_generator.manual_seed(self._seed)
-
-            vars(spec.loader)["exec_module"] = run_and_seed
-        return spec
-
-
-_ARRIVAL = _TorchArrival()
 
 
 def _states() -> tuple[Any, Any, Any]:

@@ -20,15 +20,11 @@ import numpy as np
 from streamload.decode.seeding import GlobalSeeds
 from streamload.order.randomness import SampleRandomness
 
-def draw():
-    own = random.random(), np.random.rand()
-    if sys.argv[1] != "torch":
-        return own
-    import torch  # as a transform may that imports what it needs when it is first called
-    return *own, torch.rand(()).item()
+if sys.argv[1]:
+    import torch
 
 GlobalSeeds(needed=True, restore=False).seed(SampleRandomness(5, 2), 3, 4)
-print(*draw())
+print(random.random(), np.random.rand(), *([torch.rand(()).item()] if sys.argv[1] else []))
 """
 
 
