@@ -21,11 +21,10 @@ from streamload.decode.dealing import EpochStart
 from streamload.decode.tasks import OnError
 from streamload.errors import LoaderStateError, SampleError, without_secrets
 from streamload.loader_attributes import LoaderAttributes
-from streamload.loader_state import check_same_order, state_to_save
 from streamload.numpy_scalars import as_python
 from streamload.options import DEFAULT_WINDOW, Options, Transform, rank_and_world_size
 from streamload.order.plan import batches_per_rank
-from streamload.order.state import LoaderState, fingerprint
+from streamload.order.state import LoaderState, check, fingerprint
 from streamload.statistics import Meter, Statistics
 from streamload.surroundings.found_rank import check_found_rank, goes_by_found_rank
 from streamload.trainer.async_pass import AsyncLoop
@@ -310,12 +309,16 @@ class StreamLoader(LoaderAttributes, AsyncLoop):
         """
         if not self._options.in_order:
             raise LoaderStateError("in_order=False delivers batches as they are finished, so no position can be saved")
-        return state_to_save(
-            *self._standing.to_save(),
-            options=self._options,
-            choosing=self._choosing,
+        epoch, position = self._standing.to_save()
+        return LoaderState(
+            seed=self._options.seed,
+            epoch=epoch,
+            position=position,
             lanes=self._lanes,
+            window=self._options.shuffle_window,
+            shuffle=self._options.shuffle,
             fingerprint=self._fingerprint(),
+            **self._choosing.state(epoch),
         ).to_json()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -328,7 +331,15 @@ class StreamLoader(LoaderAttributes, AsyncLoop):
             LoaderStateError: the state is none, or belongs to another dataset, seed, window or number of lanes.
         """
         loaded = LoaderState.from_json(state)
-        check_same_order(loaded, options=self._options, choosing=self._choosing, fingerprint=self._fingerprint())
+        check(
+            loaded,
+            seed=self._options.seed,
+            shuffle=self._options.shuffle,
+            window=self._options.shuffle_window,
+            lanes=self._options.lanes,
+            fingerprint=self._fingerprint(),
+            choice=self._choosing.state(loaded.epoch),
+        )
         self._end_pass("a state was loaded")
         if self._choosing.resume(loaded) or loaded.lanes != self._lanes:
             self._link.disconnect()

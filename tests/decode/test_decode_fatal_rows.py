@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from tasks_by_hand import Shelf, numbered
 
-from streamload.decode.fatal_rows import FatalRows
+from streamload.decode.pool import FatalRows
 from streamload.decode.tasks import RowTask
 
 ROWS = 20
