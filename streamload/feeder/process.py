@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import socket
 import sys
@@ -13,30 +14,10 @@ from streamload.dataset.index import DatasetIndex
 from streamload.decode.failure import Attempt, answer_failure, failure_of
 from streamload.decode.pool import ProcessPool
 from streamload.decode.pool_protocol import Pool
-from streamload.feeder.class_names import read_class_names
 from streamload.feeder.feeder import Feeder
 from streamload.feeder.logged import log_in_trainer
-from streamload.feeder.messages import (
-    Configure,
-    Failed,
-    FindClasses,
-    FindLabels,
-    FindShards,
-    Found,
-    FoundClasses,
-    FoundLabels,
-    LoadTables,
-    LookAt,
-    LookedAt,
-    NoAnswer,
-    RangesRead,
-    ReadFrom,
-    ReadRanges,
-    TablesLoaded,
-)
-from streamload.fetch.labels import read_labels
+from streamload.feeder.messages import Answer, Call, Configure, Failed, ReadFrom
 from streamload.fetch.listing.listing import Listing, list_shards
-from streamload.fetch.listing.sizes import look_at
 from streamload.fetch.reading import RangeReader
 from streamload.fetch.resident import ResidentShards
 from streamload.launch import EarlyWorkers
@@ -71,7 +52,7 @@ class _Process:
         self._feeder: Feeder | None = None
         self._found: Listing | None = None
         self._indexes: dict[str, DatasetIndex] = {}
-        self._looking: asyncio.Task[None] | None = None
+        self._calling: asyncio.Task[None] | None = None
         self._reader: RangeReader | None = None
         self.ended = asyncio.Event()
         self._channel = AsyncChannel(sock, self._on_message, self.ended.set)
@@ -79,12 +60,10 @@ class _Process:
         self._watch_trainer()
 
     def _on_message(self, message: Any, _: list[int]) -> None:
-        if isinstance(message, FindShards | FindLabels | FindClasses | LookAt):
-            self._looking = asyncio.create_task(self._look(message))
+        if isinstance(message, Call):
+            self._calling = asyncio.create_task(self._call(message))
         elif isinstance(message, ReadFrom):
             self._reader = RangeReader(message.listing, message.storages)
-        elif isinstance(message, LoadTables | ReadRanges):
-            self._looking = asyncio.create_task(self._read(message))
         elif isinstance(message, Configure):
             slots = SlotPool()
             listing = message.listing or self._found
@@ -109,41 +88,24 @@ class _Process:
     def _in_loop(self, action: Callable[[], None]) -> None:
         self._loop.call_soon(action)
 
-    async def _look(self, wanted: FindShards | FindLabels | FindClasses | LookAt) -> None:
-        """Find out what was asked for before there is a feeder, on a thread: storages block meanwhile."""
+    async def _call(self, call: Call) -> None:
+        """Do what the trainer waits for; on a thread where a storage would block meanwhile."""
         with Attempt() as attempt:
-            if isinstance(wanted, FindShards):
-                urls, index, storages = wanted.urls, wanted.index, wanted.storages
-                finding = asyncio.to_thread(list_shards, urls, index, storages, indexes_read=self._indexes)
-                asked = asyncio.create_task(finding)
-                await asyncio.sleep(0)  # so that the storage is asked before the other workers import
-                self._early.start()
-                listing = await asked
-                self._found = listing
-                self._send(Found(listing), ())
-            elif isinstance(wanted, FindLabels):
-                labels = await asyncio.to_thread(read_labels, wanted.listing, wanted.storages)
-                self._send(FoundLabels(labels), ())
-            elif isinstance(wanted, FindClasses):
-                names = await asyncio.to_thread(read_class_names, wanted.folders, wanted.storages)
-                self._send(FoundClasses(names), ())
+            if inspect.iscoroutinefunction(call.function):
+                result = await call.function(self._reader, *call.arguments)
+            elif call.function is list_shards:
+                result = self._found = await self._list(*call.arguments)
             else:
-                sizes = await asyncio.to_thread(look_at, wanted.urls, wanted.storages)
-                self._send(LookedAt(tuple(sizes[url] for url in wanted.urls)), ())
+                result = await asyncio.to_thread(call.function, *call.arguments)
+            self._send(Answer(result), ())
         if attempt.error is not None:
-            self._send(NoAnswer(answer_failure(attempt.error)), ())
+            self._send(Answer(None, answer_failure(attempt.error)), ())
 
-    async def _read(self, wanted: LoadTables | ReadRanges) -> None:
-        """Read for somebody who waits for it, and so has nothing else under way."""
-        reader = self._reader
-        assert reader is not None, "it was not told what to read from"
-        with Attempt() as attempt:
-            if isinstance(wanted, LoadTables):
-                self._send(TablesLoaded(tuple(await reader.tables(wanted.shards))), ())
-            else:
-                self._send(RangesRead(tuple(await reader.read(wanted.ranges))), ())
-        if attempt.error is not None:
-            self._send(NoAnswer(failure_of(attempt.error)), ())
+    async def _list(self, *arguments: Any) -> Listing:
+        listing = asyncio.create_task(asyncio.to_thread(list_shards, *arguments, indexes_read=self._indexes))
+        await asyncio.sleep(0)  # so that the storage is asked before the other workers import
+        self._early.start()
+        return await listing
 
     def _start_pool(self, configure: Configure, slots: SlotPool, feeder: Feeder, shards: ResidentShards) -> Pool:
         return ProcessPool(
