@@ -109,12 +109,8 @@ def find_listing(urls: Any, index: str | os.PathLike[str] | None, storages: Stor
     if any(map(storages.is_process_local, places)) or all(map(storages.is_local, places)):
         return list_shards(urls, index, storages)
     storages.check(places)
-    process = FeederProcess(0, None, at_once=0)
-    try:
-        listing: Listing = _call(process, list_shards, named, None if index is None else os.fspath(index), storages)
-        return listing
-    finally:
-        process.close()
+    listing: Listing = _called_once(list_shards, named, None if index is None else os.fspath(index), storages)
+    return listing
 
 
 def find_classes(listing: Listing, storages: Storages) -> list[str] | None:
@@ -131,10 +127,15 @@ def class_names_in(folders: tuple[str, ...], storages: Storages) -> tuple[str, .
     """`read_class_names` where `find_classes` would read them. Raises what it raises."""
     if any(map(storages.is_process_local, folders)) or all(map(storages.is_local, folders)):
         return read_class_names(folders, storages)
+    names: tuple[str, ...] | None = _called_once(read_class_names, folders, storages)
+    return names
+
+
+def _called_once(function: Callable[..., Any], *arguments: Any) -> Any:
+    """What a function returns or raises in a process that is started for it."""
     process = FeederProcess(0, None, at_once=0)
     try:
-        names: tuple[str, ...] | None = _call(process, read_class_names, folders, storages)
-        return names
+        return _call(process, function, *arguments)
     finally:
         process.close()
 

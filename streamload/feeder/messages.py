@@ -167,10 +167,3 @@ class Failed:
 
     failure: Failure
     start: tuple[int, int, int] | None = None
-
-
-@dataclass(frozen=True)
-class NoAnswer:
-    """What the trainer wanted to know cannot be found out; an epoch that is under way goes on."""
-
-    failure: Failure
