@@ -20,41 +20,6 @@ __all__ = ["CallerPool"]
 _SHARE_OF_DESCRIPTORS = 6
 
 
-class _LocalShards:
-    """Shards that are opened when they are first needed."""
-
-    def __init__(self, shards: ResidentShards) -> None:
-        self._resident = shards
-        self._known: dict[int, tuple[int, int]] = {}
-        self._most_open = max(1, descriptor_limit() // _SHARE_OF_DESCRIPTORS)
-        self.open = OpenShards(maps=False)
-
-    def need(self, task: Task) -> set[int]:
-        needed = _shards_of(task)
-        for shard in needed:
-            self._resident.need(shard)
-            version = self._resident.version(shard)
-            if self._known.get(shard) != version:
-                opened = self._resident.open(shard)
-                self.open.add(ShardOpened(shard, opened.url, opened.size_bytes), opened.descriptor)
-                self._known[shard] = version
-            self._known[shard] = self._known.pop(shard)  # the last one to be closed
-        return needed
-
-    def spare_descriptors(self, task: Task) -> None:
-        """Close the shards that were not needed for longest, so that a task's can be opened; no other one may run."""
-        needed = _shards_of(task)
-        others = [shard for shard in self._known if shard not in needed]
-        self.drop(others[: max(0, len(others) + len(needed) - self._most_open)])
-
-    def finish(self, shards: Sequence[int]) -> None:
-        self.drop(self._resident.finish(shards))
-
-    def drop(self, shards: Sequence[int]) -> None:
-        dropped = tuple(shard for shard in shards if self._known.pop(shard, None) is not None)
-        self.open.drop(dropped)
-
-
 class CallerPool:
     """Does one task at a time in the caller's thread, when told to `step`: breakpoints and tracebacks work as ever.
 
@@ -69,10 +34,12 @@ class CallerPool:
 
     def __init__(self, *, job: Job, shards: ResidentShards, slots: HeapSlots, events: PoolEvents) -> None:
         self._maker = RowMaker(job, slots, restore_random_state=True)
-        self._shards = _LocalShards(shards)
+        self._shards = shards
+        self._versions: dict[int, tuple[int, int]] = {}
+        self._open = OpenShards(maps=False)
+        self._most_open = max(1, descriptor_limit() // _SHARE_OF_DESCRIPTORS)
         self._events = events
         self._tasks: deque[Task] = deque()
-        self._progress = [-1]
 
     def has_room(self) -> bool:
         """Whether it has nothing to do."""
@@ -89,9 +56,12 @@ class CallerPool:
         task = self._tasks.popleft()
         done: RowsDone | ScanDone | None = None
         with Attempt() as attempt:
-            self._shards.spare_descriptors(task)
-            self._shards.need(task)
-            done = _do(task, self._maker, self._shards.open, self._progress)
+            if isinstance(task, ScanTask):
+                self._open_shards({task.shard})
+                done = scan(task, self._open)
+            else:
+                self._open_shards(set(task.table.shards.tolist()))
+                done = self._maker.run(task, self._open, [-1])
         if done is not None:
             self._events.on_done(done)
         elif attempt.error is not None:
@@ -124,11 +94,11 @@ class CallerPool:
 
     def forget_shards(self, shards: Sequence[int]) -> None:
         """Unmap shards, but for those worth keeping."""
-        self._shards.finish(shards)
+        self.drop_shards(self._shards.finish(shards))
 
     def drop_shards(self, shards: Sequence[int]) -> None:
         """Unmap shards."""
-        self._shards.drop(shards)
+        self._open.drop(tuple(shard for shard in shards if self._versions.pop(shard, None) is not None))
 
     def forget_slots(self, slots: Sequence[int]) -> None:
         """Nothing to do: slots are used once."""
@@ -136,12 +106,17 @@ class CallerPool:
     def close(self) -> None:
         """Forget what was to be done, and close the shards."""
         self._tasks.clear()
-        self._shards.open.close()
+        self._open.close()
 
-
-def _shards_of(task: Task) -> set[int]:
-    return {task.shard} if isinstance(task, ScanTask) else set(task.table.shards.tolist())
-
-
-def _do(task: Task, maker: RowMaker, shards: OpenShards, progress: list[int]) -> RowsDone | ScanDone:
-    return scan(task, shards) if isinstance(task, ScanTask) else maker.run(task, shards, progress)
+    def _open_shards(self, needed: set[int]) -> None:
+        """Open the shards of a task; those that were not needed for longest are closed where there are too many."""
+        others = [shard for shard in self._versions if shard not in needed]
+        self.drop_shards(others[: max(0, len(others) + len(needed) - self._most_open)])
+        for shard in needed:
+            self._shards.need(shard)
+            version = self._shards.version(shard)
+            if self._versions.get(shard) != version:
+                opened = self._shards.open(shard)
+                self._open.add(ShardOpened(shard, opened.url, opened.size_bytes), opened.descriptor)
+                self._versions[shard] = version
+            self._versions[shard] = self._versions.pop(shard)  # the last one to be closed
