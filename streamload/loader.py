@@ -31,7 +31,7 @@ from streamload.trainer.async_pass import AsyncLoop
 from streamload.trainer.connection import Connection
 from streamload.trainer.delivery import Delivery
 from streamload.trainer.feeder_link import FeederLink
-from streamload.trainer.nothing_left import NothingLeft
+from streamload.trainer.passed_over import NothingLeft
 from streamload.trainer.passes import Pass
 from streamload.trainer.standing import Standing
 from streamload.unknown_names import advises
