@@ -17,26 +17,25 @@ from streamload.batch.transfer import cuda_registry
 from streamload.choosing.choosing import Choosing
 from streamload.choosing.mixture import Mixture, portions_of
 from streamload.choosing.weights import Weights
-from streamload.dataloader_names import FOR_LOADER, knows_other_names
 from streamload.dataset.urls import expand_urls
 from streamload.decode.dealing import EpochStart
 from streamload.decode.tasks import OnError
 from streamload.errors import LoaderStateError, SampleError, without_secrets
 from streamload.loader_attributes import LoaderAttributes
-from streamload.loader_state import check_same_order, state_to_save
 from streamload.numpy_scalars import as_python
-from streamload.options import DEFAULT_WINDOW, Executor, Options, Transform, rank_and_world_size
+from streamload.options import DEFAULT_WINDOW, Options, Transform, rank_and_world_size
 from streamload.order.plan import batches_per_rank
-from streamload.order.state import LoaderState, fingerprint
+from streamload.order.state import LoaderState, check, fingerprint
 from streamload.statistics import Meter, Statistics
 from streamload.surroundings.found_rank import check_found_rank, goes_by_found_rank
 from streamload.trainer.async_pass import AsyncLoop
 from streamload.trainer.connection import Connection
 from streamload.trainer.delivery import Delivery
 from streamload.trainer.feeder_link import FeederLink
-from streamload.trainer.nothing_left import NothingLeft
+from streamload.trainer.passed_over import NothingLeft
 from streamload.trainer.passes import Pass
 from streamload.trainer.standing import Standing
+from streamload.unknown_names import advises
 from streamload.wording import counted
 
 __all__ = ["StreamLoader"]
@@ -76,7 +75,6 @@ class StreamLoader(LoaderAttributes, AsyncLoop):
             `on_error`. False adds nothing: every sample exactly once, for evaluation.
         num_workers: worker processes; "auto" is this rank's share of the processors, 0 does all in the caller's thread;
             more than four for each processor are warned of.
-        executor: "process", or "thread" for threads within the feeder.
         prefetch_batches: batches that are made ahead. More are under way, two for each worker, where a batch is made by
             one worker (with a `collate_fn`, or many small and fast ones at once, up to 20 MiB).
         in_order: False gives batches as they are finished. Then there is no position: it cannot be saved, and a pass
@@ -134,7 +132,7 @@ class StreamLoader(LoaderAttributes, AsyncLoop):
             From the first pass: the same label stands for different classes in several folders, by `classes.json`.
     """
 
-    @knows_other_names(FOR_LOADER)
+    @advises
     def __init__(
         self,
         urls: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Mixture,
@@ -148,7 +146,6 @@ class StreamLoader(LoaderAttributes, AsyncLoop):
         drop_last: bool = False,
         pad: bool = True,
         num_workers: int | Literal["auto"] = "auto",
-        executor: Executor = "process",
         prefetch_batches: int = 4,
         in_order: bool = True,
         worker_init_fn: Callable[[int], Any] | None = None,
@@ -187,7 +184,7 @@ class StreamLoader(LoaderAttributes, AsyncLoop):
         self._lanes = self._choosing.lanes
         self._link.choose(self._choosing)
         self._link.check(self._lanes, self.world_size)
-        self._counts = self._listing.expected_counts
+        self._counts = self._listing.counts
         self._delivery = Delivery(on_error, max_errors, fills_up=self._options.fills_up)
         self._dataset: str | None = None
         self._nothing_left = NothingLeft(drop_last, batch_size, self._delivery.passed_over)
@@ -196,10 +193,13 @@ class StreamLoader(LoaderAttributes, AsyncLoop):
         self._meter = Meter()
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Refuse what would have no effect: arguments are fixed, but for `transform`; other loaders' names are none."""
+        """Refuse what would have no effect: arguments are fixed, but for `transform`; misspelt names are none."""
+        setter = f"set_{name}"
         own = type(self) is StreamLoader  # a subclass may have attributes of its own
-        if hasattr(self, "_meter") and (name in _FIXED or (own and (name in FOR_LOADER or _is_misspelt(name)))):
-            what = FOR_LOADER.get(name, "it has none")
+        if hasattr(self, "_meter") and (
+            name in _FIXED or (own and (hasattr(type(self), setter) or _is_misspelt(name)))
+        ):
+            what = f"call {setter}()" if hasattr(type(self), setter) else "it has none"
             if name in _FIXED:
                 what = f"{name}= is an argument of the constructor: make a new loader"
             raise AttributeError(
@@ -320,12 +320,16 @@ class StreamLoader(LoaderAttributes, AsyncLoop):
         """
         if not self._options.in_order:
             raise LoaderStateError("in_order=False delivers batches as they are finished, so no position can be saved")
-        return state_to_save(
-            *self._standing.to_save(),
-            options=self._options,
-            choosing=self._choosing,
+        epoch, position = self._standing.to_save()
+        return LoaderState(
+            seed=self._options.seed,
+            epoch=epoch,
+            position=position,
             lanes=self._lanes,
+            window=self._options.shuffle_window,
+            shuffle=self._options.shuffle,
             fingerprint=self._fingerprint(),
+            **self._choosing.state(epoch),
         ).to_json()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -338,7 +342,15 @@ class StreamLoader(LoaderAttributes, AsyncLoop):
             LoaderStateError: the state is none, or belongs to another dataset, seed, window or number of lanes.
         """
         loaded = LoaderState.from_json(state)
-        check_same_order(loaded, options=self._options, choosing=self._choosing, fingerprint=self._fingerprint())
+        check(
+            loaded,
+            seed=self._options.seed,
+            shuffle=self._options.shuffle,
+            window=self._options.shuffle_window,
+            lanes=self._options.lanes,
+            fingerprint=self._fingerprint(),
+            choice=self._choosing.state(loaded.epoch),
+        )
         self._end_pass("a state was loaded")
         if self._choosing.resume(loaded) or loaded.lanes != self._lanes:
             self._link.disconnect()

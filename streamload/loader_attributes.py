@@ -6,10 +6,10 @@ from abc import abstractmethod
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from streamload.dataloader_names import FOR_LOADER, no_attribute
 from streamload.fetch.listing.listing import Listing
 from streamload.options import Options
 from streamload.remote_reader import find_classes
+from streamload.unknown_names import no_attribute
 
 __all__ = ["LoaderAttributes"]
 
@@ -40,7 +40,7 @@ class LoaderAttributes:
 
         def __getattr__(self, name: str) -> NoReturn:
             """Nothing more than there is: this is here for methods that other loaders have."""
-            raise no_attribute(type(self), name, FOR_LOADER)
+            raise no_attribute(type(self), name)
 
     @property
     def batch_size(self) -> int:

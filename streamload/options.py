@@ -33,7 +33,6 @@ from streamload.wording import counted
 
 __all__ = ["DEFAULT_WINDOW", "Options", "Transform", "rank_and_world_size"]
 
-Executor = Literal["process", "thread"]
 
 _MOST_BATCH_SIZE = 1 << 40
 _MOST_WORKERS_PER_PROCESSOR = 4
@@ -58,7 +57,6 @@ class Options:
     drop_last: bool
     pad: bool
     num_workers: int | Literal["auto"]
-    executor: Executor
     prefetch_batches: int
     in_order: bool
     worker_init_fn: Callable[[int], Any] | None
@@ -260,7 +258,6 @@ class Options:
         for name in ("shuffle", "drop_last", "pad", "in_order", "strict", "verify"):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"{name}={getattr(self, name)!r} must be True or False")
-        _check_choice("executor", self.executor, ("process", "thread"))
         _check_choice("on_error", self.on_error, ("raise", "skip", "replace"))
         if self.pin_memory != "auto" and not isinstance(self.pin_memory, bool):
             raise ValueError(f'pin_memory={self.pin_memory!r} must be True, False or "auto"')

@@ -15,19 +15,7 @@ from streamload.dataset.table import ShardTable
 from streamload.dataset.urls import expand_urls
 from streamload.decode.failure import error_from
 from streamload.feeder.class_names import read_class_names
-from streamload.feeder.messages import (
-    Failed,
-    FindClasses,
-    FindShards,
-    Found,
-    FoundClasses,
-    LoadTables,
-    NoAnswer,
-    RangesRead,
-    ReadFrom,
-    ReadRanges,
-    TablesLoaded,
-)
+from streamload.feeder.messages import Answer, Call, Failed, ReadFrom
 from streamload.fetch.listing.listing import Listing, list_shards
 from streamload.fetch.reading import ByteRange, RangeReader
 from streamload.fetch.storage.storages import Storages
@@ -35,7 +23,7 @@ from streamload.trainer.connection import FeederProcess
 
 __all__ = ["RemoteReader", "class_names_in", "find_classes", "find_listing", "remote_reader"]
 
-Answer = TypeVar("Answer")
+Read = TypeVar("Read")
 
 
 class RemoteReader(Protocol):
@@ -67,12 +55,12 @@ class _ReaderProcess:
         return self._process.closed
 
     def tables(self, shards: Sequence[int]) -> Sequence[ShardTable | None]:
-        loaded: TablesLoaded = _ask(self._process, LoadTables(tuple(shards)))
-        return loaded.tables
+        loaded: Sequence[ShardTable | None] = _call(self._process, RangeReader.tables, shards)
+        return loaded
 
     def read(self, ranges: Sequence[ByteRange]) -> Sequence[bytes]:
-        read: RangesRead = _ask(self._process, ReadRanges(tuple(ranges)))
-        return read.contents
+        read: Sequence[bytes] = _call(self._process, RangeReader.read, ranges)
+        return read
 
     def close(self) -> None:
         self._process.close()
@@ -98,8 +86,8 @@ class _ReaderHere:
     def close(self) -> None:
         """Nothing stays open."""
 
-    def _run(self, action: Callable[[RangeReader], Awaitable[Sequence[Answer]]]) -> Sequence[Answer]:
-        async def run() -> Sequence[Answer]:
+    def _run(self, action: Callable[[RangeReader], Awaitable[Sequence[Read]]]) -> Sequence[Read]:
+        async def run() -> Sequence[Read]:
             reader = RangeReader(self._listing, self._storages)
             try:
                 return await action(reader)
@@ -121,12 +109,8 @@ def find_listing(urls: Any, index: str | os.PathLike[str] | None, storages: Stor
     if any(map(storages.is_process_local, places)) or all(map(storages.is_local, places)):
         return list_shards(urls, index, storages)
     storages.check(places)
-    process = FeederProcess(0, None, at_once=0)
-    try:
-        found: Found = _ask(process, FindShards(named, None if index is None else os.fspath(index), storages))
-        return found.listing
-    finally:
-        process.close()
+    listing: Listing = _called_once(list_shards, named, None if index is None else os.fspath(index), storages)
+    return listing
 
 
 def find_classes(listing: Listing, storages: Storages) -> list[str] | None:
@@ -142,28 +126,32 @@ def find_classes(listing: Listing, storages: Storages) -> list[str] | None:
 def class_names_in(folders: tuple[str, ...], storages: Storages) -> tuple[str, ...] | None:
     """`read_class_names` where `find_classes` would read them. Raises what it raises."""
     if any(map(storages.is_process_local, folders)) or all(map(storages.is_local, folders)):
-        names = read_class_names(folders, storages)
-    else:
-        process = FeederProcess(0, None, at_once=0)
-        try:
-            found: FoundClasses = _ask(process, FindClasses(folders, storages))
-            names = found.names
-        finally:
-            process.close()
+        return read_class_names(folders, storages)
+    names: tuple[str, ...] | None = _called_once(read_class_names, folders, storages)
     return names
 
 
-def _ask(process: FeederProcess, message: Any) -> Any:
-    """The answer to a message. A process that died, or whose answer nobody waited for, is closed."""
+def _called_once(function: Callable[..., Any], *arguments: Any) -> Any:
+    """What a function returns or raises in a process that is started for it."""
+    process = FeederProcess(0, None, at_once=0)
     try:
-        process.send(message)
-        answer = process.receive(None)
+        return _call(process, function, *arguments)
+    finally:
+        process.close()
+
+
+def _call(process: FeederProcess, function: Callable[..., Any], *arguments: Any) -> Any:
+    """What a function returns or raises there. A process that died, or whose answer nobody waited for, is closed."""
+    try:
+        process.send(Call(function, arguments))
+        answer: Answer | Failed = process.receive(None)
     except BaseException:  # Ctrl-C too: the answer that still comes must not be taken for that to another question
         process.close()
         raise
-    if isinstance(answer, Failed | NoAnswer):
+    if answer.failure is not None:
         raise error_from(answer.failure)
-    return answer
+    assert isinstance(answer, Answer)
+    return answer.result
 
 
 def remote_reader(listing: Listing, storages: Storages) -> RemoteReader:

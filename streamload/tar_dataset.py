@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from streamload.choosing.mixture import Portion
-from streamload.dataloader_names import FOR_DATASET, knows_other_names, no_attribute
 from streamload.dataset.urls import Urls
 from streamload.decode.rows import RowMaker
 from streamload.errors import DatasetIndexError, without_secrets
@@ -33,6 +32,7 @@ from streamload.remote_reader import class_names_in, find_classes, find_listing
 from streamload.trainer.checks import check_classes, labelled_folders
 from streamload.trainer.no_effect import warn_of_unused_decoders
 from streamload.trainer.passed_over import PassedOver
+from streamload.unknown_names import advises, no_attribute
 from streamload.wording import counted
 
 __all__ = ["TarDataset"]
@@ -80,7 +80,7 @@ class TarDataset(Dataset[Any]):
             same label stands for different classes in several folders, by the `classes.json` beside the shards.
     """
 
-    @knows_other_names(FOR_DATASET)
+    @advises
     def __init__(
         self,
         urls: Urls,
@@ -190,7 +190,7 @@ class TarDataset(Dataset[Any]):
 
         def __getattr__(self, name: str) -> NoReturn:
             """Nothing more than there is: this is here for methods that other datasets have."""
-            raise no_attribute(type(self), name, FOR_DATASET)
+            raise no_attribute(type(self), name)
 
     def close(self) -> None:
         """Close what this process has opened. Twice is fine, and it is opened again where a sample is asked for."""

@@ -247,7 +247,7 @@ def test_the_table_has_every_keyword_of_dataloader() -> None:
 
 @pytest.mark.parametrize(
     ("options", "processes"),
-    [({"num_workers": 0}, 0), ({"num_workers": 2}, 3), ({"num_workers": 2, "executor": "thread"}, 1)],
+    [({"num_workers": 0}, 0), ({"num_workers": 2}, 3)],
 )
 def test_how_many_processes_a_loader_has(packed: Path, options: dict[str, Any], processes: int) -> None:
     def own() -> int:

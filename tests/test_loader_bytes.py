@@ -34,8 +34,8 @@ def as_dict(samples: list[Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     "options",
-    [{"num_workers": 2}, {"num_workers": 1, "executor": "thread"}, {"num_workers": 0}],
-    ids=["processes", "threads", "here"],
+    [{"num_workers": 2}, {"num_workers": 0}],
+    ids=["processes", "here"],
 )
 def test_large_values_come_back_as_they_were(shards: str, options: dict[str, Any]) -> None:
     for _ in range(2):

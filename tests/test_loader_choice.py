@@ -129,7 +129,6 @@ def test_weights_with_processes_and_threads_and_without_an_index(uneven: str, tm
     expected = one_epoch(uneven, 50, **options)
     bare = shutil.copytree(uneven, tmp_path / "bare", ignore=shutil.ignore_patterns(".streamload"))
     assert one_epoch(os.fspath(bare), 50, **{**options, "num_workers": 1}) == expected
-    assert one_epoch(uneven, 50, **{**options, "num_workers": 1}, executor="thread") == expected
     assert all(number % 7 for number in expected)
 
 

@@ -33,9 +33,7 @@ from streamload.errors import (
 from streamload.images import Resize
 from streamload.trainer import delivery
 
-WORKERS = pytest.mark.parametrize(
-    "options", [{"num_workers": 0}, {"num_workers": 1}, {"num_workers": 2, "executor": "thread"}]
-)
+WORKERS = pytest.mark.parametrize("options", [{"num_workers": 0}, {"num_workers": 1}])
 
 
 @pytest.fixture

@@ -72,9 +72,8 @@ def check(source: Any, batch_size: int, epochs: int = 2, **options: Any) -> None
         {"weights": np.arange(61.0), "epoch_size": 50},
         {"epoch_size": 47},
         {"num_workers": 1},
-        {"num_workers": 2, "executor": "thread", "prefetch_batches": 1},
     ],
-    ids=[*range(10)],
+    ids=[*range(9)],
 )
 def test_the_next_batch_of_which_something_is_left_comes_for_one_of_which_nothing_is(
     shards: str, options: dict[str, Any]

@@ -160,7 +160,7 @@ def as_list(samples: list[Any]) -> list[Any]:
     return samples
 
 
-@pytest.mark.parametrize("options", [{}, {"executor": "thread"}, {"collate_fn": as_list}, {"workers": 0}])
+@pytest.mark.parametrize("options", [{}, {"collate_fn": as_list}, {"workers": 0}])
 def test_passes_that_are_left_anywhere_go_on_with_the_next_epoch_on_the_same_processes(
     source: str, epochs: list[list[int]], options: dict[str, Any]
 ) -> None:

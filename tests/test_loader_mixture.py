@@ -141,7 +141,6 @@ def test_processes_threads_and_shards_without_an_index_give_the_same(folders: di
     shutil.rmtree(tmp_path / "d" / ".streamload")
     apart = Mixture({"a": Portion(tmp_path / "a", 0.4, index=index), "d": (f"{tmp_path}/d/part{{0..1}}-000.tar", 0.6)})
     assert batches(apart, 20, num_workers=1) == expected
-    assert batches(mixture(folders, a=0.4, d=0.6), 20, num_workers=2, executor="thread") == expected
 
 
 def test_samples_say_where_they_are_from(folders: dict[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""Exactly once, in one order: whatever the workers, the executor, the index, the world size."""
+"""Exactly once, in one order: whatever the workers, the index, the world size."""
 
 from __future__ import annotations
 
@@ -37,13 +37,12 @@ def unindexed(tmp_path_factory: pytest.TempPathFactory) -> str:
     return write_numbers(tmp_path_factory.mktemp("unindexed") / "shards", COUNTS, index=False)
 
 
-def test_order_does_not_depend_on_workers_executor_or_index(indexed: str, unindexed: str) -> None:
+def test_order_does_not_depend_on_workers_or_index(indexed: str, unindexed: str) -> None:
     expected = numbers(indexed, num_workers=0)
     assert sorted(sum(expected, [])) == list(range(TOTAL))
     assert sum(expected, []) != list(range(TOTAL))
     assert numbers(indexed, num_workers=1) == expected
     assert numbers(indexed, num_workers=3) == expected
-    assert numbers(indexed, num_workers=2, executor="thread") == expected
     assert numbers(unindexed, num_workers=0) == expected
     assert numbers(unindexed, num_workers=2) == expected
 
@@ -145,7 +144,7 @@ def augmented(source: str, transform: Any, batch_size: int = 7, **options: Any) 
 def test_augmentation_depends_on_the_sample_alone(indexed: str, transform: Any) -> None:
     expected = augmented(indexed, transform, num_workers=0)
     assert len({row[-1] for row in expected}) == TOTAL, "samples must draw different numbers"
-    for options in ({"num_workers": 1}, {"num_workers": 3}, {"num_workers": 2, "executor": "thread"}):
+    for options in ({"num_workers": 1}, {"num_workers": 3}):
         assert augmented(indexed, transform, **options) == expected
     assert augmented(indexed, transform, 13, num_workers=2) == expected, "the batch size must not matter either"
     assert augmented(indexed, transform, num_workers=0, seed=5) != expected

@@ -97,53 +97,6 @@ def test_a_mistake_behind_the_first_operation_of_a_chain_is_the_programs(picture
             list(loader)
 
 
-def test_what_a_transform_does_to_its_sample_is_done_once(tmp_path: Path) -> None:
-    with ShardWriter(tmp_path / "s") as writer:
-        for number in range(6):
-            writer.write({"__key__": str(number), "cls": 1, **({"txt": "x"} if number % 2 else {})})
-
-    def transform(sample: dict[str, Any]) -> int:
-        import torch  # noqa: F401 - the first import of it in a worker
-
-        sample["cls"] += 10
-        return sample["cls"]
-
-    with StreamLoader(tmp_path / "s", 2, transform=transform, num_workers=2) as loader:
-        assert [number for batch in loader for number in batch.tolist()] == [11] * 6
-
-
-def test_threads_keep_the_shards_of_a_slow_task(tmp_path: Path) -> None:
-    source = write_numbers(tmp_path / "small", [64] * 40)
-
-    def slow_once(value: int, rng: np.random.Generator) -> int:
-        if value == 1023:
-            time.sleep(0.7)
-        return value
-
-    options: dict[str, Any] = {"fields": ("cls",), "transform": {"cls": slow_once}, "executor": "thread"}
-    with StreamLoader(source, 64, **options, num_workers=2) as loader:
-        assert [number for (labels,) in loader for number in labels.tolist()] == list(range(2560))
-
-
-def test_threads_with_rows_that_do_not_fit(source: str) -> None:
-    def sometimes(value: int, rng: np.random.Generator) -> float:
-        time.sleep(0.001)
-        return float(value) if value // 10 % 20 == 7 else value
-
-    options: dict[str, Any] = {"fields": ("cls",), "transform": {"cls": sometimes}, "executor": "thread"}
-    with StreamLoader(source, 10, **options, num_workers=3) as loader:
-        assert [int(number) for (labels,) in loader for number in labels] == list(range(2000))
-
-
-def test_a_thread_that_the_users_code_leaves(source: str) -> None:
-    def leaves(value: int, rng: np.random.Generator) -> int:
-        raise SystemExit("bye")
-
-    options: dict[str, Any] = {"fields": ("cls",), "transform": {"cls": leaves}, "executor": "thread"}
-    with StreamLoader(source, 10, **options, num_workers=2) as loader, pytest.raises(WorkerError, match="bye"):
-        list(loader)
-
-
 def test_out_of_order_nothing_is_lost_after_an_error(source: str) -> None:
     angry = [True]
 

@@ -65,10 +65,8 @@ class ShardMemory(Protocol):
         """How long it is."""
 
 
-class Progress(Protocol):
-    """Where the number of the row in hand is kept, for whoever looks for it after a crash."""
-
-    def __setitem__(self, index: int, value: int, /) -> None: ...
+Progress = memoryview | list[int]
+"""Where the number of the row in hand is kept, for whoever looks for it after a crash."""
 
 
 class RowError(Exception):

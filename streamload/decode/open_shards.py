@@ -32,21 +32,18 @@ class OpenShards:
     """Open shards, by number. The descriptors are closed with this object at the latest.
 
     Args:
-        retire: takes a descriptor that another one stands for from now on; it is closed at once where nobody else can
-            be reading from it.
         maps: False in a process that must outlive whatever happens to the files: then bytes of many rows are copied.
 
     Attributes:
         on_moved: told of each piece of a large field when it has been read; None reads such fields like all others.
     """
 
-    def __init__(self, retire: Callable[[int], None] = os.close, *, maps: bool = True) -> None:
-        self._retire = retire
+    def __init__(self, *, maps: bool = True) -> None:
         self._maps = maps
         self.on_moved: Moved | None = None
         self._descriptors: dict[int, int] = {}
         self._opened: dict[int, ShardOpened] = {}
-        self._mapped: dict[int, tuple[ShardOpened, Bytes]] = {}
+        self._mapped: dict[int, Bytes] = {}
         weakref.finalize(self, _close_all, self._descriptors).atexit = False
 
     def add(self, opened: ShardOpened, descriptor: int) -> None:
@@ -56,7 +53,7 @@ class OpenShards:
         self._opened[opened.shard] = opened
         self._mapped.pop(opened.shard, None)
         if before is not None:
-            self._retire(before)
+            os.close(before)
 
     def read_into(self, target: memoryview, shard: int, start: int) -> int:
         """Fill `target` with the bytes of a place; returns how many, fewer where the shard ends before.
@@ -136,11 +133,9 @@ class OpenShards:
 
     def _memory(self, shard: int) -> Bytes:
         """The whole shard, read-only; mapped from the first call on."""
-        opened, mapped = self._opened[shard], self._mapped.get(shard)
-        if mapped is None or mapped[0] is not opened:  # a thread may map what another one opens anew meanwhile
-            memory = map_memory(self._descriptors[shard], opened.size_bytes, writable=False)
-            mapped = self._mapped[shard] = opened, memory
-        return mapped[1]
+        if shard not in self._mapped:
+            self._mapped[shard] = map_memory(self._descriptors[shard], self._opened[shard].size_bytes, writable=False)
+        return self._mapped[shard]
 
     def first_bytes(self, shard: int, size_bytes: int) -> Bytes:
         """The first bytes of a shard of which no more may be there yet, read-only; mapped for this caller alone.

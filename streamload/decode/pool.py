@@ -2,23 +2,24 @@
 
 A worker that dies costs time and nothing else: its tasks are done again, by whoever is free, with the same rows and the
 same randomness. Each worker keeps the number of the row in hand in memory that the pool maps too, so after a crash it
-is known which row it was; a row that has killed two workers is not tried a third time. Where eight rows in a row do so,
-and none is made between them, the pool gives up.
+is known which row it was; a row that has killed two workers is not tried a third time. Where worker
+after worker dies and no row is made in between, the pool gives up.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, deque
-from collections.abc import Collection, Iterable, Sequence
+import os
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
 from time import monotonic
+from typing import Any
 
 from streamload.batch.row_shards import shards_of
 from streamload.decode.failure import error_from
-from streamload.decode.fatal_rows import FatalRows
 from streamload.decode.job_pickle import warn_of_lost
 from streamload.decode.pool_protocol import PoolEvents
-from streamload.decode.pool_worker import PoolWorker
 from streamload.decode.tasks import (
     BytesMoved,
     ForgetShards,
@@ -37,24 +38,120 @@ from streamload.decode.tasks import (
 )
 from streamload.errors import WorkerError
 from streamload.fetch.resident import ResidentShards
-from streamload.launch import WorkerChild, launch_worker
+from streamload.launch import PROGRESS_BYTES, WorkerChild, launch_worker
 from streamload.log_records import Logged
+from streamload.memory.async_channel import AsyncChannel
+from streamload.memory.mapped import map_memory
 from streamload.memory.slots import SlotPool
 from streamload.memory.unnamed import descriptor_limit
 
-__all__ = ["ProcessPool"]
+__all__ = ["FatalRows", "ProcessPool"]
 
 _TASKS_AHEAD = 2
 _MAX_FAILED_STARTS = 3
 _MAX_FAILED_RESTARTS = 30
 _DEATHS_OF_A_ROW = 2
 _DEATHS_OF_A_TASK = 3
+_MOST_DEATHS_IN_A_ROW = 16
+"""Or four for each worker: all may die at once where memory runs out."""
 _GRACE_S = 0.3
 _GRACE_OF_THE_LOST_S = 2.0
 """A worker that has let go of its socket is on its way out; if it were killed then, why it ends would not be known."""
 _GRACE_OF_THE_UNWANTED_S = 1.0
 """A task takes a tenth of that; to start a worker anew costs as much, and more where the user's code imports much."""
 _SHARE_OF_DESCRIPTORS = 4
+
+
+class FatalRows:
+    """What is remembered of rows that are not tried again.
+
+    Args:
+        ends_pass: the first of them ends the pass. Then what lies behind it in its batch, or in its task, is not tried:
+            each row might end two workers more, and the error would come after minutes.
+    """
+
+    def __init__(self, *, ends_pass: bool) -> None:
+        self._ends_pass = ends_pass
+        self._first: dict[int, tuple[int, str]] = {}  # by batch
+
+    def note(self, task: RowTask, row: int, reason: str) -> RowTask:
+        """A row has ended its second worker; the task to try again, without what is not tried any more."""
+        last = row
+        if self._ends_pass:
+            last = len(task.table) - 1
+            for piece, start in task.pieces_and_starts():
+                if start <= row < start + piece.rows:
+                    self._first.setdefault(piece.batch, (piece.first_row + row - start, reason))
+        return replace(task, untried={**dict.fromkeys(range(row, last + 1), reason), **task.untried})
+
+    def known(self, task: RowTask) -> RowTask:
+        """The task, without its rows that lie behind one of these in a batch of which another task had a part."""
+        if not self._first:
+            return task
+        behind: dict[int, str] = {}
+        for piece, start in task.pieces_and_starts():
+            fatal_row, reason = self._first.get(piece.batch, (piece.first_row + piece.rows, ""))
+            first = max(0, fatal_row + 1 - piece.first_row)
+            behind.update(dict.fromkeys(range(start + first, start + piece.rows), reason))
+        return replace(task, untried={**behind, **task.untried}) if behind else task
+
+
+class PoolWorker:
+    """A worker that has been launched.
+
+    Args:
+        number: in the pool.
+        launched: its process, which is this object's from now on.
+        on_message: told of each of its messages.
+        on_lost: told when it is gone.
+
+    Attributes:
+        number: as given.
+        started: it has said that it is ready.
+        tasks: those that it holds, by number, the oldest first.
+        shards: those that it has been given, with the version of each; the one used last comes last.
+        slots: those that it has been given.
+        channel: to it.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        launched: WorkerChild,
+        on_message: Callable[[PoolWorker, Any], None],
+        on_lost: Callable[[PoolWorker], None],
+    ) -> None:
+        self.number = number
+        self.started = False
+        self.tasks: OrderedDict[int, Task] = OrderedDict()
+        self.shards: dict[int, tuple[int, int]] = {}
+        self.slots: set[int] = set()
+        self._ended: str | None = None
+        self._child = launched.child
+        self._progress = map_memory(launched.progress, PROGRESS_BYTES, writable=True).view("<i8")
+        self._progress[:] = -1
+        os.close(launched.progress)
+        self.channel = AsyncChannel(
+            launched.child.socket, lambda message, _: on_message(self, message), lambda: on_lost(self)
+        )
+
+    @property
+    def pid(self) -> int:
+        """The number of its process."""
+        return self._child.process.pid
+
+    def row_in_hand(self) -> tuple[int, int]:
+        """The task and the row (or -1) that the worker was last at."""
+        return int(self._progress[1]), int(self._progress[0])
+
+    def end(self, grace_s: float) -> str:
+        """Wait for the process, at most so long, kill it then, and say how it ended."""
+        if self._ended is not None:
+            return self._ended
+        self.channel.close()
+        self._ended = self._child.how_it_ended(self._child.end(grace_s))
+        os.close(self._child.words)
+        return self._ended
 
 
 class ProcessPool:
@@ -98,6 +195,8 @@ class ProcessPool:
         self._warned = False
         self._deaths: Counter[tuple[int, int]] = Counter()
         self._fatal = FatalRows(ends_pass=ends_at_failure)
+        self._deaths_in_a_row = 0
+        self._most_deaths_in_a_row = max(_MOST_DEATHS_IN_A_ROW, 4 * workers)
         self._failed_starts = 0
         self._max_failed_starts = _MAX_FAILED_STARTS
         started = iter(launched)
@@ -252,8 +351,8 @@ class ProcessPool:
             worker.channel.send(MoveNoted())
             return
         task = worker.tasks.pop(message.number)
-        if isinstance(task, RowTask):
-            self._fatal.done(task)
+        if not isinstance(task, RowTask) or len(task.untried) < len(task.table):
+            self._deaths_in_a_row = 0
         self.resume()
         self._events.on_done(message)
 
@@ -309,14 +408,21 @@ class ProcessPool:
         in_hand, row = worker.row_in_hand()
         if in_hand != task.number:  # it died on the way to it
             row = -1
+        self._deaths_in_a_row += 1
+        if self._deaths_in_a_row >= self._most_deaths_in_a_row:
+            self._events.on_broken(
+                WorkerError(
+                    f"{self._deaths_in_a_row} workers died in turn, and made nothing in between: look at the "
+                    "transform, at the decoders, at what they load, and at the memory that workers may take. The last "
+                    f"one {how}"
+                )
+            )
+            return None
         self._deaths[task.number, row] += 1
         deaths = self._deaths[task.number, row]
         if row >= 0 and deaths >= _DEATHS_OF_A_ROW and isinstance(task, RowTask):
             reason = f"two workers died while they made this sample; the second one {how}"
-            rest = self._fatal.note(task, row, reason)
-            if rest is None:
-                self._events.on_hopeless(task, row, how)
-            return rest
+            return self._fatal.note(task, row, reason)
         if row < 0 and deaths >= _DEATHS_OF_A_TASK:
             doing = "scanned a shard" if isinstance(task, ScanTask) else "prepared or collated a batch"
             self._events.on_broken(WorkerError(f"three workers died while they {doing}; the last one {how}"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from streamload.decode.tasks import BytesMoved, RowsDone, RowTask, ScanDone, Task
+from streamload.decode.tasks import BytesMoved, RowsDone, ScanDone, Task
 
 __all__ = ["Pool", "PoolEvents"]
 
@@ -37,12 +37,9 @@ class PoolEvents(Protocol):
     def on_broken(self, error: Exception) -> None:
         """The pool cannot go on."""
 
-    def on_hopeless(self, task: RowTask, row: int, how: str) -> None:
-        """Nor can it here: row after row ends two workers, at last this one of a task; `how` the second one ended."""
-
 
 class Pool(Protocol):
-    """Whoever does tasks: processes, threads, or the caller itself."""
+    """Whoever does tasks: processes, or the caller itself."""
 
     capacity: int
     """How many tasks it takes before it is full."""

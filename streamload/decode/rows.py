@@ -1,12 +1,12 @@
 """Making rows: a task's bytes are decoded, transformed, and collated into their slots.
 
-A `RowMaker` does not know where it runs: in a worker process, on a thread of the feeder, or in the caller's thread.
+A `RowMaker` does not know where it runs: in a worker process, or in the caller's thread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from bisect import bisect_right
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -20,14 +20,80 @@ from streamload.decode.failure import failure_here, failure_of, in_words
 from streamload.decode.field_reader import ABSENT, FieldReader, Progress, RowError, ShardMemory, Work, field_of
 from streamload.decode.row_table import Column, RowTable
 from streamload.decode.seeding import GlobalSeeds, RowRandomness
-from streamload.decode.tasks import SAMPLE_NAMES, Job, RowFailure, RowsDone, RowTask, WorkSeconds
-from streamload.decode.transforms import DatasetTransforms
+from streamload.decode.tasks import (
+    SAMPLE_NAMES,
+    Job,
+    OwnTransforms,
+    RowFailure,
+    RowsDone,
+    RowTask,
+    Transform,
+    WorkSeconds,
+)
 from streamload.decode.user_code import PROGRAM_ERRORS, TransformRaisedError, UserFunction, why_not_skipped
 from streamload.errors import without_credentials
 from streamload.memory.slots import SlotMemory
 from streamload.order.randomness import SampleRandomness
 
 __all__ = ["RowMaker"]
+
+
+@dataclass(frozen=True, slots=True)
+class Transforms:
+    """What happens to the samples of one dataset.
+
+    Attributes:
+        by_field: functions of fields.
+        on_sample: a function of whole samples, or None.
+    """
+
+    by_field: Mapping[str, UserFunction]
+    on_sample: UserFunction | None
+
+    @classmethod
+    def of(cls, transform: Transform | None) -> Transforms:
+        """From what the user gave."""
+        if isinstance(transform, Mapping):
+            return cls({name: UserFunction(function) for name, function in transform.items()}, None)
+        return cls({}, None if transform is None else UserFunction(transform))
+
+    def of_column(self, name: str, alternatives: tuple[str, ...]) -> dict[str, UserFunction]:
+        """For each field that a column may hold the function that transforms it, where there is one."""
+        if name in self.by_field:
+            return dict.fromkeys(alternatives, self.by_field[name])
+        return {field: self.by_field[field] for field in alternatives if field in self.by_field}
+
+
+class DatasetTransforms:
+    """The transforms of all datasets.
+
+    Args:
+        transform: of those that have none of their own.
+        own: for each dataset, in the order of the listing, its first shard, and its own transform or None; empty where
+            there is one dataset.
+    """
+
+    def __init__(self, transform: Transform | None, own: OwnTransforms) -> None:
+        general = Transforms.of(transform)
+        self.all = [general] if not own else [general if mine is None else Transforms.of(mine) for _, mine in own]
+        self._first_shards = [first for first, _ in own]
+
+    @property
+    def functions(self) -> list[UserFunction]:
+        """Every function that there is."""
+        by_field = [function for transforms in self.all for function in transforms.by_field.values()]
+        return by_field + [transforms.on_sample for transforms in self.all if transforms.on_sample is not None]
+
+    @property
+    def any_on_sample(self) -> bool:
+        """Whether some function is one of whole samples."""
+        return any(transforms.on_sample is not None for transforms in self.all)
+
+    def datasets(self, shards: list[int]) -> list[int]:
+        """For each shard the number of its dataset, as in `all`."""
+        if len(self.all) == 1:
+            return [0] * len(shards)
+        return [bisect_right(self._first_shards, shard) - 1 for shard in shards]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,8 +124,6 @@ class RowMaker:
     Args:
         job: what the user wants of a sample.
         slots: where to write.
-        guard: held around tasks whose code may use the process's global random generators; the threads of one
-            process share a lock here.
         restore_random_state: leave the global generators as they were, because the process is the user's own. There,
             and with `for_samples`, exceptions that end the pass stay what they are, with their tracebacks.
         for_samples: rows are asked for with `samples` only. Then fields are what their decoders return, a transform
@@ -70,7 +134,6 @@ class RowMaker:
         self,
         job: Job,
         slots: SlotMemory,
-        guard: AbstractContextManager[Any] | None = None,
         *,
         restore_random_state: bool = False,
         for_samples: bool = False,
@@ -86,7 +149,6 @@ class RowMaker:
             needed=not for_samples
             and (job.collate_fn is not None or any(function.uses_global_generators for function in functions)),
             restore=restore_random_state,
-            guard=guard or nullcontext(),
         )
         # A collate_fn may leave such samples out, as many do.
         self._none_is_fine = for_samples or job.collate_fn is not None

@@ -6,7 +6,6 @@ import itertools
 from collections import deque
 from time import perf_counter
 
-from streamload.batch.row_shards import shards_of
 from streamload.decode.planned import PlannedRows, locate
 from streamload.decode.pool_protocol import Pool
 from streamload.decode.scans import Scans
@@ -186,10 +185,6 @@ class RowsAhead:
     def _locate_block(self) -> bool:
         """Find where the rows of the first block lie; False where tables have yet to come."""
         block, finished = self._blocks[0]
-        if any(map(self._tables.needs_scan, shards_of(block.shard))):  # another tool's index has promised their counts
-            in_order = dict.fromkeys(block.shard.tolist())
-            self._scans.ask_for(shard for shard in in_order if self._tables.needs_scan(shard))
-            return False
         if self._near is not None and not self._near.has_tables(dict.fromkeys(block.shard.tolist())):
             if self._parts is not None and not self._located:  # so that the first batch does not wait for both in turn
                 self._parts.guess(block)

@@ -172,7 +172,7 @@ class Scans:
         counts = self._tables.counts.values
         if counts[shard] < 0:
             self._tables.find(shard)
-        return bool(counts[shard] >= 0) and not self._tables.needs_scan(shard)
+        return bool(counts[shard] >= 0)
 
     def _forget(self, shard: int) -> None:
         self._asked.discard(shard)

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import random
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
-from types import ModuleType
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import numpy as np
@@ -33,13 +29,11 @@ class GlobalSeeds:
     Args:
         needed: whether any code that runs may draw from them; without it nothing is ever touched.
         restore: leave the generators as they were found, because the process belongs to the user.
-        guard: held for a whole task where `needed`, because threads share the generators.
     """
 
-    def __init__(self, *, needed: bool, restore: bool, guard: AbstractContextManager[Any]) -> None:
+    def __init__(self, *, needed: bool, restore: bool) -> None:
         self._needed = needed
         self._restore = restore
-        self._guard = guard
 
     @contextmanager
     def whole_task(self) -> Iterator[None]:
@@ -47,58 +41,23 @@ class GlobalSeeds:
         if not self._needed:
             yield
             return
-        with self._guard:
-            saved = _states() if self._restore else None
-            try:
-                yield
-            finally:
-                if saved is not None:
-                    _set_states(saved)
+        saved = _states() if self._restore else None
+        try:
+            yield
+        finally:
+            if saved is not None:
+                _set_states(saved)
 
     def seed(self, randomness: RowRandomness, shard: int, sample: int, copy: int = 0) -> None:
-        """Seed for one sample. If the code that follows is the first to import torch, that is seeded as it arrives."""
+        """Seed for one sample. torch is seeded where it is loaded by now."""
         if not self._needed:
             return
         for_python, for_numpy, for_torch = randomness.seeds(shard, sample, copy)
         random.seed(for_python)
         np.random.seed(for_numpy)  # the legacy generator is what most augmentation libraries draw from
-        torch = sys.modules.get("torch")
-        if torch is None:
-            _ARRIVAL.expect(for_torch)
-        elif (generator := getattr(torch, "default_generator", None)) is not None:
+        generator = getattr(sys.modules.get("torch"), "default_generator", None)
+        if generator is not None:
             generator.manual_seed(for_torch)
-
-
-class _TorchArrival(MetaPathFinder):
-    """Stands in the way of `import torch` to seed its generator at once."""
-
-    def __init__(self) -> None:
-        self._seed = 0
-
-    def expect(self, seed: int) -> None:
-        self._seed = seed
-        if self not in sys.meta_path:
-            sys.meta_path.insert(0, self)
-
-    def find_spec(
-        self, fullname: str, _path: Sequence[str] | None = None, _target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if fullname != "torch":
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec("torch")
-        if spec is not None and spec.loader is not None:
-            run = spec.loader.exec_module
-
-            def run_and_seed(module: ModuleType) -> None:
-                run(module)
-                module.default_generator.manual_seed(self._seed)
-
-            vars(spec.loader)["exec_module"] = run_and_seed
-        return spec
-
-
-_ARRIVAL = _TorchArrival()
 
 
 def _states() -> tuple[Any, Any, Any]:

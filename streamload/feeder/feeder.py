@@ -14,11 +14,10 @@ from streamload.dataset.index import DatasetIndex
 from streamload.dataset.scan_cache import ScanCache
 from streamload.decode.dealing import Learned, RowBatcher
 from streamload.decode.failure import Attempt, failure_of
-from streamload.decode.fatal_rows import hopeless_error
 from streamload.decode.pool_protocol import Pool
 from streamload.decode.scan_feed import ScanFeed
 from streamload.decode.scans import Scans
-from streamload.decode.tasks import BytesMoved, RowsDone, RowTask, ScanDone, ScanTask, Task
+from streamload.decode.tasks import BytesMoved, RowsDone, ScanDone, ScanTask, Task
 from streamload.feeder.epochs import Epochs
 from streamload.feeder.late_tasks import LateTasks
 from streamload.feeder.messages import (
@@ -87,14 +86,11 @@ class Feeder:
         self._in_loop = in_loop
         self._turn_is_due = False
         storages, strict = configure.fetching.storages, configure.settings.strict
-        # With one lane, samples flow while a shard is scanned, so no count is needed before that.
-        order = configure.settings.order
         self._tables = Tables(
             listing,
             ScanCache(None),
             strict=strict,
             storages=storages,
-            trust_promises=order.lanes > 1 or order.choice is not None,
             indexes=indexes,
             budget_bytes=configure.fetching.budget_bytes,
         )
@@ -116,7 +112,7 @@ class Feeder:
         self._epochs = Epochs(
             self._begin,
             self._deliver,
-            works_ahead=not in_process and not isinstance(order.choice, Sampled),
+            works_ahead=not in_process and not isinstance(configure.settings.order.choice, Sampled),
         )
         shards = ResidentShards(listing.shards, None if near is None else near.fetcher)
         self.pool = start_pool(self, shards)
@@ -194,10 +190,6 @@ class Feeder:
     def on_broken(self, error: Exception) -> None:
         """The pool cannot go on."""
         self._fail(error)
-
-    def on_hopeless(self, task: RowTask, row: int, how: str) -> None:
-        """Row after row ends two workers."""
-        self._fail(hopeless_error(task, row, how, self._tables))
 
     def close(self) -> None:
         """End the workers and close the slots. Calling it twice is fine. `near` is closed by whoever has the loop."""

@@ -2,140 +2,61 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any
 
-from streamload.dataset.table import ShardTable
 from streamload.decode.dealing import EpochStart, PipelineSettings
 from streamload.decode.tasks import Failure
 from streamload.feeder.pipeline import ReadyBatch
 from streamload.fetch.fetching import Fetching
-from streamload.fetch.labels import Labels
 from streamload.fetch.listing.listing import Listing
-from streamload.fetch.reading import ByteRange
 from streamload.fetch.storage.storages import Storages
 from streamload.statistics import FeederTotals
 
 __all__ = [
     "AbandonEpoch",
+    "Answer",
+    "Call",
     "Configure",
     "CountSamples",
     "Counted",
     "EpochStart",
     "Failed",
-    "FindLabels",
-    "FindShards",
-    "Found",
-    "FoundLabels",
-    "LoadTables",
-    "LookAt",
-    "LookedAt",
-    "NoAnswer",
-    "RangesRead",
     "ReadFrom",
-    "ReadRanges",
     "Ready",
-    "TablesLoaded",
     "Taken",
     "TellTaken",
 ]
 
 
 @dataclass(frozen=True)
-class FindShards:
-    """The trainer wants to know which shards there are; sent before `Configure` or never."""
+class Call:
+    """The trainer wants the result of a function that may read remotely; the `Answer` to each comes before the next.
 
-    urls: tuple[str, ...]
-    index: str | None
-    storages: Storages
+    Attributes:
+        function: of a module of ours; or a method of `RangeReader`, of the one that `ReadFrom` has made.
+        arguments: of it.
+    """
 
-
-@dataclass(frozen=True)
-class Found:
-    """The shards."""
-
-    listing: Listing
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
 
 
 @dataclass(frozen=True)
-class FindLabels:
-    """The trainer wants to know the labels of all samples."""
+class Answer:
+    """What a `Call` has returned, or what it has raised."""
 
-    listing: Listing
-    storages: Storages
-
-
-@dataclass(frozen=True)
-class FoundLabels:
-    """The labels."""
-
-    labels: Labels
-
-
-@dataclass(frozen=True)
-class LookAt:
-    """The trainer wants to know the sizes of some shards."""
-
-    urls: tuple[str, ...]
-    storages: Storages
-
-
-@dataclass(frozen=True)
-class LookedAt:
-    """Their sizes, in bytes."""
-
-    sizes: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class FindClasses:
-    """The trainer wants to know the names of the classes, from beside the shards in some folders."""
-
-    folders: tuple[str, ...]
-    storages: Storages
-
-
-@dataclass(frozen=True)
-class FoundClasses:
-    """The names by number, or None where there are none."""
-
-    names: tuple[str, ...] | None
+    result: Any
+    failure: Failure | None = None
 
 
 @dataclass(frozen=True)
 class ReadFrom:
-    """What `LoadTables` and `ReadRanges` speak of, for somebody who reads at random and never sends `Configure`."""
+    """What calls of `RangeReader` read from, for somebody who reads at random and never sends `Configure`."""
 
     listing: Listing
     storages: Storages
-
-
-@dataclass(frozen=True)
-class LoadTables:
-    """The tables of some shards are wanted."""
-
-    shards: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class TablesLoaded:
-    """They are; None for shards that no index knows."""
-
-    tables: tuple[ShardTable | None, ...]
-
-
-@dataclass(frozen=True)
-class ReadRanges:
-    """Some bytes are wanted."""
-
-    ranges: tuple[ByteRange, ...]
-
-
-@dataclass(frozen=True)
-class RangesRead:
-    """The bytes of each range."""
-
-    contents: tuple[bytes, ...]
 
 
 @dataclass(frozen=True)
@@ -147,18 +68,16 @@ class Configure:
         settings: the pipeline's.
         job: the pickled `Job`, see `job_pickle`.
         workers: how many.
-        executor: where they run.
         fetching: how shards that are not files of this machine, or are compressed, are brought near.
         import_path: the trainer's `sys.path`.
         ends_at_failure: whether the first sample that fails, in the epoch's order, ends the pass.
-        log_levels: of the trainer's loggers, for whoever runs the user's code.
+        log_levels: of the trainer's loggers, for the workers.
     """
 
     listing: Listing | None
     settings: PipelineSettings
     job: bytes
     workers: int
-    executor: Literal["process", "thread"]
     fetching: Fetching
     import_path: tuple[str, ...]
     ends_at_failure: bool = False
@@ -248,10 +167,3 @@ class Failed:
 
     failure: Failure
     start: tuple[int, int, int] | None = None
-
-
-@dataclass(frozen=True)
-class NoAnswer:
-    """What the trainer wanted to know cannot be found out; an epoch that is under way goes on."""
-
-    failure: Failure

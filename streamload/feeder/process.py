@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import socket
 import sys
@@ -13,34 +14,13 @@ from streamload.dataset.index import DatasetIndex
 from streamload.decode.failure import Attempt, answer_failure, failure_of
 from streamload.decode.pool import ProcessPool
 from streamload.decode.pool_protocol import Pool
-from streamload.feeder.class_names import read_class_names
 from streamload.feeder.feeder import Feeder
 from streamload.feeder.logged import log_in_trainer
-from streamload.feeder.messages import (
-    Configure,
-    Failed,
-    FindClasses,
-    FindLabels,
-    FindShards,
-    Found,
-    FoundClasses,
-    FoundLabels,
-    LoadTables,
-    LookAt,
-    LookedAt,
-    NoAnswer,
-    RangesRead,
-    ReadFrom,
-    ReadRanges,
-    TablesLoaded,
-)
-from streamload.fetch.labels import read_labels
+from streamload.feeder.messages import Answer, Call, Configure, Failed, ReadFrom
 from streamload.fetch.listing.listing import Listing, list_shards
-from streamload.fetch.listing.sizes import look_at
 from streamload.fetch.reading import RangeReader
 from streamload.fetch.resident import ResidentShards
 from streamload.launch import EarlyWorkers
-from streamload.log_records import set_log_levels
 from streamload.memory.async_channel import AsyncChannel
 from streamload.memory.heap import keep_freed_memory
 from streamload.memory.slots import SlotPool
@@ -50,34 +30,30 @@ __all__ = ["run"]
 
 _GRACE_S = 0.3
 
-StartPool = Callable[..., Pool]
 
-
-def run(sock: socket.socket, trainer: int, early: EarlyWorkers, threads: StartPool | None) -> NoReturn:
+def run(sock: socket.socket, trainer: int, early: EarlyWorkers) -> NoReturn:
     """Serve one trainer to the end, and end this process.
 
     Args:
         sock: leads to the trainer.
         trainer: the number of its process.
         early: the workers, as far as they have been started already.
-        threads: starts them where they are threads.
     """
-    asyncio.run(_serve(sock, trainer, early, threads))
+    asyncio.run(_serve(sock, trainer, early))
 
 
 class _Process:
     """The feeder as a process of its own."""
 
-    def __init__(self, sock: socket.socket, trainer: int, early: EarlyWorkers, threads: StartPool | None) -> None:
+    def __init__(self, sock: socket.socket, trainer: int, early: EarlyWorkers) -> None:
         self._loop = asyncio.get_running_loop()
         self._loop.set_exception_handler(self._on_exception)
         self._trainer = trainer
         self._early = early
-        self._threads = threads
         self._feeder: Feeder | None = None
         self._found: Listing | None = None
         self._indexes: dict[str, DatasetIndex] = {}
-        self._looking: asyncio.Task[None] | None = None
+        self._calling: asyncio.Task[None] | None = None
         self._reader: RangeReader | None = None
         self.ended = asyncio.Event()
         self._channel = AsyncChannel(sock, self._on_message, self.ended.set)
@@ -85,15 +61,12 @@ class _Process:
         self._watch_trainer()
 
     def _on_message(self, message: Any, _: list[int]) -> None:
-        if isinstance(message, FindShards | FindLabels | FindClasses | LookAt):
-            self._looking = asyncio.create_task(self._look(message))
+        if isinstance(message, Call):
+            self._calling = asyncio.create_task(self._call(message))
         elif isinstance(message, ReadFrom):
             self._reader = RangeReader(message.listing, message.storages)
-        elif isinstance(message, LoadTables | ReadRanges):
-            self._looking = asyncio.create_task(self._read(message))
         elif isinstance(message, Configure):
-            # Threads fill slots through descriptors of their own.
-            slots = SlotPool(descriptors_each=2 if message.executor == "thread" else 1)
+            slots = SlotPool()
             listing = message.listing or self._found
             assert listing is not None, "it has found none"
             with Attempt() as attempt:
@@ -116,47 +89,26 @@ class _Process:
     def _in_loop(self, action: Callable[[], None]) -> None:
         self._loop.call_soon(action)
 
-    async def _look(self, wanted: FindShards | FindLabels | FindClasses | LookAt) -> None:
-        """Find out what was asked for before there is a feeder, on a thread: storages block meanwhile."""
+    async def _call(self, call: Call) -> None:
+        """Do what the trainer waits for; on a thread where a storage would block meanwhile."""
         with Attempt() as attempt:
-            if isinstance(wanted, FindShards):
-                urls, index, storages = wanted.urls, wanted.index, wanted.storages
-                finding = asyncio.to_thread(list_shards, urls, index, storages, indexes_read=self._indexes)
-                asked = asyncio.create_task(finding)
-                await asyncio.sleep(0)  # so that the storage is asked before the other workers import
-                self._early.start()
-                listing = await asked
-                self._found = listing
-                self._send(Found(listing), ())
-            elif isinstance(wanted, FindLabels):
-                labels = await asyncio.to_thread(read_labels, wanted.listing, wanted.storages)
-                self._send(FoundLabels(labels), ())
-            elif isinstance(wanted, FindClasses):
-                names = await asyncio.to_thread(read_class_names, wanted.folders, wanted.storages)
-                self._send(FoundClasses(names), ())
+            if inspect.iscoroutinefunction(call.function):
+                result = await call.function(self._reader, *call.arguments)
+            elif call.function is list_shards:
+                result = self._found = await self._list(*call.arguments)
             else:
-                sizes = await asyncio.to_thread(look_at, wanted.urls, wanted.storages)
-                self._send(LookedAt(tuple(sizes[url] for url in wanted.urls)), ())
+                result = await asyncio.to_thread(call.function, *call.arguments)
+            self._send(Answer(result), ())
         if attempt.error is not None:
-            self._send(NoAnswer(answer_failure(attempt.error)), ())
+            self._send(Answer(None, answer_failure(attempt.error)), ())
 
-    async def _read(self, wanted: LoadTables | ReadRanges) -> None:
-        """Read for somebody who waits for it, and so has nothing else under way."""
-        reader = self._reader
-        assert reader is not None, "it was not told what to read from"
-        with Attempt() as attempt:
-            if isinstance(wanted, LoadTables):
-                self._send(TablesLoaded(tuple(await reader.tables(wanted.shards))), ())
-            else:
-                self._send(RangesRead(tuple(await reader.read(wanted.ranges))), ())
-        if attempt.error is not None:
-            self._send(NoAnswer(failure_of(attempt.error)), ())
+    async def _list(self, *arguments: Any) -> Listing:
+        listing = asyncio.create_task(asyncio.to_thread(list_shards, *arguments, indexes_read=self._indexes))
+        await asyncio.sleep(0)  # so that the storage is asked before the other workers import
+        self._early.start()
+        return await listing
 
     def _start_pool(self, configure: Configure, slots: SlotPool, feeder: Feeder, shards: ResidentShards) -> Pool:
-        if configure.executor == "thread":
-            assert self._threads is not None, "it was started for processes"
-            set_log_levels(configure.log_levels)
-            return self._threads(configure.workers, job=configure.job, shards=shards, slots=slots, events=feeder)
         return ProcessPool(
             configure.workers,
             job=configure.job,
@@ -199,8 +151,8 @@ class _Process:
         self._early.end(_GRACE_S)
 
 
-async def _serve(sock: socket.socket, trainer: int, early: EarlyWorkers, threads: StartPool | None) -> NoReturn:
-    process = _Process(sock, trainer, early, threads)
+async def _serve(sock: socket.socket, trainer: int, early: EarlyWorkers) -> NoReturn:
+    process = _Process(sock, trainer, early)
     await process.ended.wait()
     await process.close()
     sys.stdout.flush()

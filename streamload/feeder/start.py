@@ -1,8 +1,8 @@
 """The first lines of the feeder's process: it starts its workers before it imports what it needs itself.
 
 So all of them import at once. It is started as `python -m streamload.feeder.start SOCKET LAST_WORDS TRAINER WORKERS
-AT_ONCE`: two descriptors, the number of the trainer's process, how many workers there are to be, 0 where they are
-threads, and how many of them to start now. Where a storage is to be asked first the others are started while it is:
+AT_ONCE`: two descriptors, the number of the trainer's process, how many workers there are to be, and how many
+of them to start now. Where a storage is to be asked first the others are started while it is:
 sooner they would take the processors from that.
 """
 
@@ -30,12 +30,7 @@ def main() -> None:
     early.start(at_once)
     from streamload.feeder import process
 
-    if workers:
-        process.run(socket.socket(fileno=socket_number), trainer, early, None)
-    else:
-        from streamload.decode.in_process import ThreadPool  # with all that makes samples: no feeder else needs it
-
-        process.run(socket.socket(fileno=socket_number), trainer, early, ThreadPool)
+    process.run(socket.socket(fileno=socket_number), trainer, early)
 
 
 if __name__ == "__main__":

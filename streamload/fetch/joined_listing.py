@@ -25,17 +25,7 @@ def joined_listing(listings: Sequence[Listing]) -> Listing:
         seen.add(shard.url)
     index_of = tuple(folder for listing in listings for folder in listing.index_of)
     fields = tuple(dict.fromkeys(name for listing in listings for name in listing.fields))
+    counts = None
     if all(listing.counts is not None for listing in listings):
         counts = tuple(count for listing in listings for count in listing.counts or ())
-        return Listing(shards, counts, index_of, fields)
-    if not any(listing.promised for listing in listings):
-        return Listing(shards, None, index_of, fields)
-    promised = tuple(count for listing in listings for count in listing.promised or (None,) * len(listing.shards))
-    indexed = tuple(count for listing in listings for count in _indexed(listing))
-    return Listing(shards, None, index_of, fields, promised, indexed)
-
-
-def _indexed(listing: Listing) -> Sequence[int | None]:
-    if listing.counts is not None:
-        return listing.counts
-    return listing.indexed or (None,) * len(listing.shards)
+    return Listing(shards, counts, index_of, fields)

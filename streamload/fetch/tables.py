@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamload.dataset.compressed_names import is_compressed
-from streamload.dataset.foreign_index import check_samples
 from streamload.dataset.growing_table import GrowingTable
 from streamload.dataset.index import INDEX_FILE, DatasetIndex, table_path
 from streamload.dataset.prefix_scan import ScannedPiece
@@ -19,7 +18,6 @@ from streamload.dataset.scan_cache import ScanCache
 from streamload.dataset.table import ShardTable
 from streamload.dataset.tar import BLOCK_BYTES
 from streamload.errors import DatasetIndexError, ShardNotFoundError
-from streamload.fetch.listing.foreign_lookup import ForeignLookup
 from streamload.fetch.listing.index_lookup import MOST_INDEX_BYTES
 from streamload.fetch.listing.listing import Listing
 from streamload.fetch.listing.shard_names import WEB
@@ -43,7 +41,6 @@ class Tables:
         cache: where scans are kept from run to run.
         strict: how shards are scanned; part of what a kept scan is known by.
         storages: how indexes that lie remotely are read.
-        trust_promises: take counts by other tools' indexes for known; then a shard may have a count and no table yet.
         indexes: those that have been read already, by folder.
         budget_bytes: of which tables from an index take a sixteenth, but at least 32 and at most 256 MiB, unless more
             are needed at once.
@@ -60,7 +57,6 @@ class Tables:
         *,
         strict: bool,
         storages: Storages | None = None,
-        trust_promises: bool = False,
         indexes: Mapping[str, DatasetIndex] | None = None,
         budget_bytes: int | None = None,
     ) -> None:
@@ -80,9 +76,7 @@ class Tables:
         self._indexed_bytes = 0
         self._held: frozenset[int] = frozenset()
         self.skipped: dict[str, int] = {}
-        self._foreign = ForeignLookup(self._storages)
-        self._promised = {number: count for number, count in enumerate(listing.promised) if count is not None}
-        counts = listing.expected_counts if trust_promises else listing.counts
+        counts = listing.counts
         self.counts = ShardCounts(len(listing.shards)) if counts is None else ShardCounts.of(counts)
 
     def find(self, shard: int) -> ShardTable | None:
@@ -99,7 +93,7 @@ class Tables:
             return table
         folder = self._listing.index_of[shard]
         if folder is None:
-            table = self._from_cache(shard) or self._from_foreign(shard)
+            table = self._from_cache(shard)
         elif self._storages.is_local(folder):
             table = self._from_index(shard, folder)
         else:
@@ -107,10 +101,6 @@ class Tables:
         if table is not None:
             self._keep(shard, table)
         return table
-
-    def needs_scan(self, shard: int) -> bool:
-        """Whether a shard's count is known, but nothing else of it. Raises what `find` raises."""
-        return shard in self._promised and (shard in self._growing or self.find(shard) is None)
 
     def at_hand(self, shard: int) -> ShardTable | None:
         """A shard's table, if it is held now."""
@@ -141,11 +131,7 @@ class Tables:
         return table
 
     def put(self, shard: int, table: ShardTable) -> None:
-        """Take in a table that somebody else has loaded.
-
-        Raises:
-            DatasetIndexError: another tool's index has promised another count.
-        """
+        """Take in a table that somebody else has loaded."""
         self._keep(shard, table)
 
     def add(self, shard: int, table: ShardTable) -> None:
@@ -229,12 +215,6 @@ class Tables:
             return None
         return self._cache.load(listed.url, shard_bytes, listed.mtime_ns, self._strict, etag=etag)
 
-    def _from_foreign(self, shard: int) -> ShardTable | None:
-        listed = self._listing.shards[shard]
-        if shard not in self._promised or listed.bytes == UNKNOWN_BYTES:
-            return None
-        return self._foreign.table(listed.folder, listed.name, listed.bytes)
-
     def _table_url(self, shard: int, folder: str) -> str:
         name = self._listing.shards[shard].name
         return table_path(folder, quote(name) if protocol_of(folder) in WEB else name)
@@ -264,8 +244,6 @@ class Tables:
         return bytes(content)
 
     def _keep(self, shard: int, table: ShardTable) -> None:
-        if shard in self._promised:
-            check_samples(self._promised[shard], table, self.url(shard))
         if self.counts.values[shard] < 0:
             for reason, count in table.skipped.items():
                 self.skipped[reason] = self.skipped.get(reason, 0) + count

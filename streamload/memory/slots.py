@@ -134,15 +134,12 @@ class SlotPool:
     A user who keeps batches keeps their slots: then the pool makes new ones, and after `_MAX_KEPT_SLOTS` it gives the
     oldest away for good, so that no descriptor is held for them.
 
-    Args:
-        descriptors_each: how many of this process's descriptors every slot takes, whoever holds them.
-
     Attributes:
         most_under_way: see `Slots`.
     """
 
-    def __init__(self, descriptors_each: int = 1) -> None:
-        limit = descriptor_limit() // descriptors_each
+    def __init__(self) -> None:
+        limit = descriptor_limit()
         self.most_under_way = max(2, limit // _SHARE_UNDER_WAY)
         self._most_free = min(_MAX_FREE_SLOTS, self.most_under_way)
         self._most_kept = min(_MAX_KEPT_SLOTS, limit // _SHARE_KEPT)

@@ -21,21 +21,7 @@ from streamload.decode.job_pickle import PickledJob
 from streamload.decode.tasks import OwnTransforms, Transform
 from streamload.errors import LoaderClosedError, StreamloadError, WorkerError
 from streamload.feeder.class_names import read_class_names
-from streamload.feeder.messages import (
-    Configure,
-    Counted,
-    CountSamples,
-    Failed,
-    FindClasses,
-    FindLabels,
-    FindShards,
-    Found,
-    FoundClasses,
-    FoundLabels,
-    LookAt,
-    LookedAt,
-    NoAnswer,
-)
+from streamload.feeder.messages import Answer, Call, Configure, Counted, CountSamples, Failed
 from streamload.fetch.joined_listing import joined_listing
 from streamload.fetch.labels import Labels, read_labels
 from streamload.fetch.listing.listing import Listing, list_shards
@@ -194,9 +180,8 @@ class FeederLink:
         if here:
             return read_labels(listing, storages)
         connection = self._unconfigured = self._asked_before() or self._start_process()
-        connection.send(FindLabels(listing, storages))
-        found: FoundLabels = self._answer(connection, FoundLabels)
-        return found.labels
+        labels: Labels = self._call(connection, read_labels, listing, storages)
+        return labels
 
     def class_names(self) -> tuple[str, ...] | None:
         """The names of the classes by label, from `classes.json` beside the shards; None where there is none.
@@ -212,9 +197,8 @@ class FeederLink:
         if self._options.workers == 0 or all(map(storages.is_local, folders)):
             return read_class_names(folders, storages)
         connection = self._unconfigured = self._asked_before() or self._start_process()
-        connection.send(FindClasses(folders, storages))
-        found: FoundClasses = self._answer(connection, FoundClasses)
-        return found.names
+        names: tuple[str, ...] | None = self._call(connection, read_class_names, folders, storages)
+        return names
 
     def sizes(self) -> tuple[int, ...]:
         """The bytes of each shard. Where the listing could not tell, each shard is asked for, once.
@@ -258,8 +242,8 @@ class FeederLink:
                 self.edges,
                 self.class_names if choosing.needs_names else None,
             )
-            if self.listing.expected_counts is not None:
-                choosing.check_counts(self.listing.expected_counts)
+            if self.listing.counts is not None:
+                choosing.check_counts(self.listing.counts)
         except (ValueError, StreamloadError):
             self.close()
             raise
@@ -302,20 +286,12 @@ class FeederLink:
             return [list_shards(urls, index, storages) for urls, _, index in wanted]
         storages.check(places)
         self._unconfigured = connection = self._start_process()
-        return [self._found(connection, FindShards(named, index, storages)) for _, named, index in wanted]
-
-    def _found(self, connection: FeederProcess, wanted: FindShards) -> Listing:
-        connection.send(wanted)
+        self._knows_listing = connection if len(self._portions) == 1 else None
         try:
-            message = connection.receive(None)
-        except StreamloadError:
+            return [self._call(connection, list_shards, named, index, storages) for _, named, index in wanted]
+        except Exception:
             self.disconnect()
             raise
-        if isinstance(message, Found):
-            self._knows_listing = connection if len(self._portions) == 1 else None
-            return message.listing
-        self.disconnect()
-        raise error_from(message.failure)
 
     def _joined(self) -> Listing:
         try:
@@ -330,15 +306,22 @@ class FeederLink:
         connection = self._connection
         if connection is None or connection.closed:
             connection = self._unconfigured = self._asked_before() or self._start_process()
-        connection.send(LookAt(tuple(urls), self._options.storages))
-        looked: LookedAt = self._answer(connection, LookedAt)
-        return dict(zip(urls, looked.sizes, strict=True))
+        found: dict[str, int] = self._call(connection, look_at, urls, self._options.storages)
+        return found
+
+    def _call(self, connection: Connection, function: Callable[..., Any], *arguments: Any) -> Any:
+        """What a function returns or raises in the feeder."""
+        connection.send(Call(function, arguments))
+        answer: Answer = self._answer(connection, Answer)
+        if answer.failure is not None:
+            raise error_from(answer.failure)
+        return answer.result
 
     def _answer(self, connection: Connection, kind: type[Any]) -> Any:
         """Wait for an answer of some kind; what comes before it belongs to a pass that is under way."""
         meanwhile: list[Any] = []
         try:
-            while not isinstance(message := connection.receive(None), kind | NoAnswer):
+            while not isinstance(message := connection.receive(None), kind):
                 meanwhile.append(message)
                 if isinstance(message, Failed):
                     raise error_from(message.failure)
@@ -348,8 +331,6 @@ class FeederLink:
             raise
         finally:
             connection.put_back(meanwhile)
-        if isinstance(message, NoAnswer):
-            raise error_from(message.failure)
         return message
 
     def _check_classes(self) -> None:
@@ -377,7 +358,6 @@ class FeederLink:
             settings=self.settings(lanes),
             job=b"" if job is None else job.data,
             workers=options.workers,
-            executor=options.executor,
             fetching=options.fetching(),
             import_path=tuple(entry or os.getcwd() for entry in sys.path),
             ends_at_failure=options.on_error == "raise" and options.in_order,
@@ -404,8 +384,9 @@ class FeederLink:
         """A feeder that starts some of the workers at once, and the others while a storage is asked."""
         options = self._options
         registry = self._registry() if options.pin_memory else None
-        workers = options.workers if options.executor == "process" else 0
         try:
-            return FeederProcess(workers, None if registry is None else pinning(registry), at_once=workers_at_once)
+            return FeederProcess(
+                options.workers, None if registry is None else pinning(registry), at_once=workers_at_once
+            )
         except OSError as error:
             raise naming_the_limit(error) from error

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from threading import Event, RLock, current_thread, main_thread
 from time import perf_counter
 from typing import Any, Literal
+
+import numpy as np
 
 from streamload.batch.device import Mover
 from streamload.decode.dealing import EpochStart
@@ -15,14 +17,81 @@ from streamload.decode.failure import Attempt, error_from
 from streamload.errors import LoaderClosedError, SampleError, WorkerError
 from streamload.feeder.messages import Failed, Ready, TellTaken
 from streamload.feeder.pipeline import ReadyBatch
+from streamload.memory.mapped import Bytes
 from streamload.statistics import Meter
 from streamload.trainer.connection import Connection
 from streamload.trainer.delivery import Delivery
-from streamload.trainer.filling import Filling
 from streamload.trainer.standing import Standing
 from streamload.wording import counted
 
 __all__ = ["Pass"]
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """A batch for the loop.
+
+    Attributes:
+        batch: it.
+        samples: how many are in it.
+        end: the position of the epoch's order behind the batch in whose place it comes; most often its own.
+    """
+
+    batch: Any
+    samples: int
+    end: int
+
+
+class Filling:
+    """Gives the batches of a pass, each once, and before it a copy for each of those of which nothing is left.
+
+    So what comes in the place of a batch is the next one of the order of which something is left, whatever is resumed
+    and when. Behind the last one the feeder goes on from the order's start (`ReadyBatch.extra`).
+
+    Args:
+        delivery: judges and builds them.
+    """
+
+    def __init__(self, delivery: Delivery) -> None:
+        self._delivery = delivery
+        self._ends: deque[int] = deque()
+        self._source: tuple[ReadyBatch, Bytes, Sequence[int]] | None = None
+
+    def put(self, batch: ReadyBatch, memory: Bytes) -> bool:
+        """Take in the next batch, when there is nothing to `take`; False where it is passed over.
+
+        Args:
+            batch: as announced.
+            memory: of its slot.
+
+        Raises:
+            SampleError: as `Delivery.judge`.
+        """
+        chosen = self._delivery.judge(batch)
+        if chosen or self._delivery.fills_up:
+            if not batch.extra:
+                self._ends.append(batch.end)
+            if chosen and self._ends:
+                self._source = batch, memory, chosen
+            return True
+        return False
+
+    def take(self) -> Filled | None:
+        """The next batch for the loop, or None where another one has to be put in first."""
+        if self._source is None:
+            return None
+        batch, memory, chosen = self._source
+        end = self._ends.popleft()
+        if self._ends:  # the loop may change what it is given
+            memory = np.array(memory[: batch.size_bytes])
+        else:
+            self._source = None
+        return Filled(self._delivery.build(batch, memory, chosen), len(chosen), end)
+
+    def clear(self) -> None:
+        """Let go of everything."""
+        self._ends.clear()
+        self._source = None
 
 
 @dataclass(frozen=True, slots=True)

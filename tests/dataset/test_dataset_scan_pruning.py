@@ -10,8 +10,7 @@ import pytest
 from crafted_tar import Archive, header
 
 from streamload.dataset.scan import scan_shard
-from streamload.dataset.scan_cache import ScanCache
-from streamload.dataset.scan_pruning import MOST_BYTES, MOST_IDLE_S, prune_once_a_day
+from streamload.dataset.scan_cache import MOST_BYTES, MOST_IDLE_S, ScanCache, prune_once_a_day
 
 DAY_S = 86_400
 NOW_S = 2_000_000_000.0

@@ -275,10 +275,7 @@ def test_a_writer_that_was_given_nothing_says_so(shard_folder: Path) -> None:
     assert [path.name for path in sorted(shard_folder.glob("*.tar"))] == ["shard-000000.tar"]
 
 
-@pytest.mark.parametrize(
-    ("keyword", "hint"),
-    [("maxcount", "max_count= is"), ("maxsize", "max_bytes= is"), ("maxbytes", "did you mean 'max_bytes'")],
-)
-def test_other_writers_keywords_are_refused_with_ours(shard_folder: Path, keyword: str, hint: str) -> None:
-    with pytest.raises(TypeError, match=f"ShardWriter has no keyword '{keyword}' \\({hint}"):
+@pytest.mark.parametrize(("keyword", "meant"), [("maxcount", "max_count"), ("maxbytes", "max_bytes")])
+def test_other_writers_keywords_are_refused_with_ours(shard_folder: Path, keyword: str, meant: str) -> None:
+    with pytest.raises(TypeError, match=f"unexpected keyword argument '{keyword}' \\(did you mean '{meant}'"):
         ShardWriter(shard_folder, **{keyword: 10})

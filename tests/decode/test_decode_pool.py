@@ -84,10 +84,6 @@ class Office:
         self.broken.append(error)
         self._changed.set()
 
-    def on_hopeless(self, task: RowTask, row: int, how: str) -> None:
-        self.broken.append(WorkerError(how, offset=int(task.table.samples[row])))
-        self._changed.set()
-
     async def until(self, condition: Callable[[], bool]) -> None:
         while not condition() and not self.broken:
             self._changed.clear()

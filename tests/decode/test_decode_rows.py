@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import threading
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
@@ -353,12 +352,11 @@ def test_generators_are_restored_after_an_interrupt_too() -> None:
     assert random.getstate() == state
 
 
-def test_only_functions_that_may_use_the_global_generators_exclude_each_other() -> None:
-    guard = threading.Lock()
-    held: list[bool] = []
+def test_only_functions_that_may_use_the_global_generators_have_them_seeded() -> None:
+    drawn: list[float] = []
 
     def plain(sample: Any) -> int:
-        held.append(guard.locked())
+        drawn.append(random.random())
         return 0
 
     def with_rng(sample: Any, rng: Any) -> int:
@@ -376,8 +374,8 @@ def test_only_functions_that_may_use_the_global_generators_exclude_each_other() 
     shelf = Shelf(numbered(1))
     task = shelf.task(("cls",))
     for transform in (plain, with_rng, Says(True), Says(False)):
-        RowMaker(job(fields=("cls",), transform=transform), slots_for(task), guard).run(task, shelf, [-1, -1])
-    assert held == [True, False, True, False]
+        RowMaker(job(fields=("cls",), transform=transform), slots_for(task)).run(task, shelf, [-1, -1])
+    assert [number == drawn[0] for number in drawn] == [True, False, True, False]
 
 
 # -- failures ------------------------------------------------------------------------------------------------------

@@ -5,8 +5,6 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
-import threading
-from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -19,19 +17,14 @@ from streamload.order.randomness import SampleRandomness
 DRAW = """
 import random, sys
 import numpy as np
-from contextlib import nullcontext
 from streamload.decode.seeding import GlobalSeeds
 from streamload.order.randomness import SampleRandomness
 
-def draw():
-    own = random.random(), np.random.rand()
-    if sys.argv[1] != "torch":
-        return own
-    import torch  # as a transform may that imports what it needs when it is first called
-    return *own, torch.rand(()).item()
+if sys.argv[1]:
+    import torch
 
-GlobalSeeds(needed=True, restore=False, guard=nullcontext()).seed(SampleRandomness(5, 2), 3, 4)
-print(*draw())
+GlobalSeeds(needed=True, restore=False).seed(SampleRandomness(5, 2), 3, 4)
+print(random.random(), np.random.rand(), *([torch.rand(()).item()] if sys.argv[1] else []))
 """
 
 
@@ -40,7 +33,7 @@ def drawn() -> tuple[float, float, float]:
 
 
 def seeds(**options: Any) -> GlobalSeeds:
-    return GlobalSeeds(**{"needed": True, "restore": False, "guard": nullcontext(), **options})
+    return GlobalSeeds(**{"needed": True, "restore": False, **options})
 
 
 @pytest.fixture(autouse=True)
@@ -70,13 +63,11 @@ def test_samples_epochs_and_seeds_draw_differently() -> None:
 
 
 def test_nothing_is_touched_where_nobody_needs_it() -> None:
-    guard = threading.Lock()
-    idle = seeds(needed=False, restore=True, guard=guard)
+    idle = seeds(needed=False, restore=True)
     random.seed(1), np.random.seed(1), torch.manual_seed(1)
     expected = drawn()
     random.seed(1), np.random.seed(1), torch.manual_seed(1)
     with idle.whole_task():
-        assert not guard.locked()
         idle.seed(SampleRandomness(0, 0), 0, 0)
     assert drawn() == expected
 
@@ -91,10 +82,3 @@ def test_the_users_own_generators_go_on_where_they_were() -> None:
         drawn()
         raise ValueError("in the middle")
     assert drawn() == expected
-
-
-def test_the_guard_is_held_for_the_whole_task() -> None:
-    guard = threading.Lock()
-    with seeds(guard=guard).whole_task():
-        assert guard.locked()
-    assert not guard.locked()

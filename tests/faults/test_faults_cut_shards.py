@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -43,26 +41,6 @@ def test_a_shard_that_is_cut_in_use_ends_the_pass(source: str, fields: tuple[str
             list(batches)
         assert caught.value.url == str(shard)
         assert caught.value.key is not None
-
-
-def test_a_feeder_with_threads_outlives_a_shard_that_is_cut(source: str, tmp_path: Path) -> None:
-    (shard,) = Path(source).glob("*.tar")
-    cut = tmp_path / "cut"
-
-    def wait(number: int) -> int:
-        deadline = time.monotonic() + 20.0
-        while number >= 40 and not cut.exists() and time.monotonic() < deadline:
-            time.sleep(0.01)
-        return number
-
-    options: dict[str, Any] = {"num_workers": 1, "executor": "thread", "transform": {"cls": wait}}
-    with StreamLoader(source, 40, fields=("npy", "cls"), **options) as loader:
-        batches = iter(loader)
-        next(batches)
-        os.truncate(shard, 4096)
-        cut.touch()
-        with pytest.raises(ShardChangedError, match="shorter while it was in use"):
-            list(batches)
 
 
 def test_a_dataset_maps_no_shard_and_says_that_one_was_cut(tmp_path: Path) -> None:

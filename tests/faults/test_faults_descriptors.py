@@ -26,8 +26,8 @@ SCRIPT = textwrap.dedent(
     import json, sys
     from streamload import StreamLoader
 
-    source, executor, kept_batches, SAMPLES = json.loads(sys.argv[1])
-    with StreamLoader(source, 2, True, fields=("cls",), num_workers=2, executor=executor, timeout=60) as loader:
+    source, kept_batches, SAMPLES = json.loads(sys.argv[1])
+    with StreamLoader(source, 2, True, fields=("cls",), num_workers=2, timeout=60) as loader:
         for epoch in range(3):
             kept, labels = [], []
             for batch in loader:
@@ -42,17 +42,12 @@ SCRIPT = textwrap.dedent(
 
 
 @pytest.mark.parametrize(
-    ("executor", "kept", "limit"),
-    [
-        ("process", 150, 256),
-        ("thread", 150, 1024),
-        *(exhaustive((executor, 1, limit)) for executor in ("process", "thread") for limit in (256, 1024)),
-    ],
+    ("kept", "limit"), [(150, 256), *(exhaustive((kept, limit)) for kept, limit in ((1, 256), (1, 1024), (150, 1024)))]
 )
-def test_batches_take_their_share_of_descriptors_only(tmp_path: Path, executor: str, kept: int, limit: int) -> None:
+def test_batches_take_their_share_of_descriptors_only(tmp_path: Path, kept: int, limit: int) -> None:
     source = write_numbers(tmp_path / "shards", [SAMPLES // 40] * 40)
     ended = subprocess.run(
-        [sys.executable, "-c", SCRIPT, json.dumps([str(source), executor, kept, SAMPLES])],
+        [sys.executable, "-c", SCRIPT, json.dumps([str(source), kept, SAMPLES])],
         capture_output=True,
         text=True,
         timeout=120,

@@ -224,7 +224,7 @@ def with_feeder(
     fetching = Fetching(storages, budget_bytes, cache_folder, 1 << 30)
 
     async def run() -> None:
-        by_hand = FeederByHand(Configure(listing, settings, b"", 0, "process", fetching, ()), works_ahead=works_ahead)
+        by_hand = FeederByHand(Configure(listing, settings, b"", 0, fetching, ()), works_ahead=works_ahead)
         try:
             await body(by_hand)
         finally:

@@ -23,7 +23,7 @@ def without_a_cache(folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return write_numbers(folder / "shards", [3, 2], index=False)
 
 
-@pytest.mark.parametrize("options", [{"num_workers": 0}, {"num_workers": 1}, {"num_workers": 1, "executor": "thread"}])
+@pytest.mark.parametrize("options", [{"num_workers": 0}, {"num_workers": 1}])
 def test_the_users_handlers_have_it_and_stderr_has_not(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -69,7 +69,7 @@ def test_what_was_logged_before_the_end_is_not_lost(tmp_path: Path, caplog: pyte
             file.write(".")
         return label
 
-    options: dict[str, Any] = {"num_workers": 1, "executor": "thread", "timeout": 30}
+    options: dict[str, Any] = {"num_workers": 1, "timeout": 30}
     shards = write_numbers(tmp_path / "shards", [5])
     with StreamLoader(shards, 1, fields=("cls",), transform={"cls": loud}, **options) as loader:
         batches = iter(loader)
@@ -78,7 +78,7 @@ def test_what_was_logged_before_the_end_is_not_lost(tmp_path: Path, caplog: pyte
         while made.stat().st_size < 5:
             assert time.monotonic() < deadline_s
             time.sleep(0.01)
-        time.sleep(0.2)  # the last record is on its way: from the thread to the feeder's loop, from there to here
+        time.sleep(0.2)  # the last record is on its way: from the worker to the feeder, from there to here
     # Some of them twice: the epoch after this one is begun ahead.
     assert {record.getMessage() for record in caplog.records} == {f"made {number}" for number in range(5)}
 
@@ -96,7 +96,7 @@ def talkative(label: int) -> int:
     return label
 
 
-@pytest.mark.parametrize("options", [{"num_workers": 0}, {"num_workers": 1}, {"num_workers": 1, "executor": "thread"}])
+@pytest.mark.parametrize("options", [{"num_workers": 0}, {"num_workers": 1}])
 def test_a_transform_logs_as_it_would_in_the_users_process(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str], options: dict[str, Any]
 ) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from streamload import ShardWriter
+from streamload import ShardWriter, StreamLoader
 from streamload.dataset.numbered import NumberedName
 from streamload.dataset.unfinished import SHARDIFY, UnfinishedSet, mark_unfinished
 from streamload.errors import DatasetIndexError, ShardNotFoundError, StorageError
@@ -223,6 +223,19 @@ def test_a_folder_without_an_index_stands_for_its_tars(tmp_path: Path) -> None:
     touch(tmp_path, "b.tar", "a.tar", ".c.tar", "notes.txt")
     for url in (tmp_path, f"{tmp_path}/", f"file://{tmp_path}"):
         assert names(list_shards(url)) == ["a.tar", "b.tar"]
+
+
+def test_files_of_other_tools_beside_the_shards_are_ignored(tmp_path: Path) -> None:
+    """Their indexes, which may be about other shards by now, are neither shards nor damage."""
+    write(tmp_path, [2, 3], index=False)
+    shards = names(list_shards(tmp_path))
+    touch(tmp_path / ".nv-meta", ".info.json")
+    touch(tmp_path, "shardindex.json", f"{shards[0]}.idx", f"{shards[0].removesuffix('.tar')}.idx")
+    for urls in (tmp_path, tmp_path / "*.tar"):
+        assert names(list_shards(urls)) == shards
+        assert list_shards(urls).counts is None
+        with StreamLoader(urls, 1, num_workers=0, pin_memory=False) as loader:
+            assert len(list(loader)) == 5
 
 
 def test_a_folder_with_nothing_of_ours_gives_advice(tmp_path: Path) -> None:

@@ -130,12 +130,12 @@ def test_many_free_slots_are_not_hoarded(pool: SlotPool, size_bytes: int, kept: 
     assert sorted(again + retired) == slots
 
 
-@pytest.mark.parametrize(("limit", "each", "under_way", "kept"), [(256, 1, 64, 32), (1024, 2, 128, 64)])
+@pytest.mark.parametrize(("limit", "under_way", "kept"), [(256, 64, 32), (512, 128, 64)])
 def test_slots_take_their_share_of_descriptors(
-    monkeypatch: pytest.MonkeyPatch, limit: int, each: int, under_way: int, kept: int
+    monkeypatch: pytest.MonkeyPatch, limit: int, under_way: int, kept: int
 ) -> None:
     monkeypatch.setattr(slots, "descriptor_limit", lambda: limit)
-    pool = SlotPool(each)
+    pool = SlotPool()
     assert pool.most_under_way == under_way
     lent = [pool.take(10) for _ in range(kept + 5)]
     for slot in lent:

@@ -77,7 +77,7 @@ def draw_run(seed: int) -> RandomRun:
         script=Script(seed=seed, **rng.choice(FAULTS)) if is_remote else None,
         through_fsspec=is_remote and rng.random() < 0.2,
         cached=is_remote and rng.random() < 0.3,
-        kills=means["num_workers"] > 0 and means["executor"] == "process" and rng.random() < 0.4,
+        kills=means["num_workers"] > 0 and rng.random() < 0.4,
         place=rng.random(),
         moves=rng.random() < 0.5,
     )
@@ -112,7 +112,6 @@ def _draw_means(rng: random.Random) -> dict[str, Any]:
     workers = rng.choice([0, 1, 2, 2, 3])
     return {
         "num_workers": workers,
-        "executor": rng.choice(["process", "process", "thread"]) if workers else "process",
         "prefetch_batches": rng.choice([1, 2, 4, 8]),
         "memory_budget": rng.choice(["auto", "64MB"]),
     }

@@ -106,12 +106,12 @@ def test_rarer_compressions(small: dict[str, Place], place: str, packing: str) -
     [
         ("s3", "indexed", {"num_workers": 2}),
         ("s3", "plain", {"num_workers": 1, "rank": 1, "world_size": 3}),
-        ("s3", "zst", {"num_workers": 2, "executor": "thread"}),
-        ("web", "indexed", {"num_workers": 2, "executor": "thread", "rank": 2, "world_size": 3}),
+        ("s3", "zst", {"num_workers": 2}),
+        ("web", "indexed", {"num_workers": 2, "rank": 2, "world_size": 3}),
         ("web", "plain", {"num_workers": 1}),
         ("web", "gz", {"num_workers": 1}),
         ("local", "gz", {"num_workers": 1, "rank": 0, "world_size": 3}),
-        ("local", "zst", {"num_workers": 2, "executor": "thread"}),
+        ("local", "zst", {"num_workers": 2}),
     ],
 )
 def test_with_a_feeder_process(small: dict[str, Place], place: str, packing: str, options: dict[str, Any]) -> None:
@@ -177,7 +177,7 @@ def test_a_list_of_local_and_remote_shards(small: dict[str, Place], options: dic
         ("s3", "zst", {}),
         ("web", "indexed", {"num_workers": 1}),
         ("web", "plain", {}),
-        ("web", "gz", {"num_workers": 2, "executor": "thread"}),
+        ("web", "gz", {"num_workers": 2}),
         ("memory", "plain", {}),
         ("local", "gz", {}),
     ],

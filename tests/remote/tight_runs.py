@@ -72,8 +72,6 @@ def draw_run(seed: int) -> TightRun:
         "lanes": rng.choice([1, 1, 2, 4]),
         "seed": seed,
     }
-    if options["num_workers"] and rng.random() < 0.25:
-        options["executor"] = "thread"
     return TightRun(
         dataset=dataset,
         packing=rng.choice(["indexed", "indexed", "plain", "gz"]),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import logging
 import os
 import re
@@ -13,9 +12,7 @@ from streamload.dataset.index import DatasetIndex, IndexedShard
 from streamload.dataset.urls import Urls, chain_links, expand_urls
 from streamload.errors import DatasetIndexError, ShardNotFoundError, StorageError
 from streamload.fetch.listing.advice import braces_error, folder_advice, shards_in
-from streamload.fetch.listing.foreign_lookup import ForeignLookup
 from streamload.fetch.listing.index_lookup import IndexLookup
-from streamload.fetch.listing.shard import Shard
 from streamload.fetch.listing.shard_names import (
     WEB,
     folder_and_name,
@@ -27,7 +24,6 @@ from streamload.fetch.listing.shard_names import (
 from streamload.fetch.listing.sizes import Looks
 from streamload.fetch.storage.errors import close_matches
 from streamload.fetch.storage.local import local_path
-from streamload.fetch.storage.patterns import ANY_FOLDERS
 from streamload.fetch.storage.protocol import (
     UNKNOWN_BYTES,
     ShardInfo,
@@ -78,22 +74,6 @@ class Finder:
         self._listed: dict[str, Sequence[ShardInfo]] = {}
         self._plain_folders: set[str] = set()
 
-    def promised(self, shards: Sequence[Shard]) -> dict[str, int]:
-        """What other tools' indexes beside some shards say of their counts, by url; costs no listing of its own.
-
-        Raises:
-            DatasetIndexError, ShardFormatError: as `ForeignLookup.counts`.
-        """
-        foreign = ForeignLookup(self._storages)
-        by_folder: dict[str, list[Shard]] = {}
-        for shard in shards:
-            by_folder.setdefault(shard.folder, []).append(shard)
-        found: dict[str, int] = {}
-        for folder, inside in by_folder.items():
-            counts = foreign.counts(folder, {shard.name: shard.bytes for shard in inside}, self._listed.get(folder))
-            found |= {shard.url: counts[shard.name] for shard in inside if shard.name in counts}
-        return found
-
     def find(self, urls: Urls) -> list[ShardInfo]:
         """What is known of the shards that `urls` names, in order; see `find_shards` for the errors."""
         found: list[ShardInfo | str] = []
@@ -131,7 +111,7 @@ class Finder:
         if local and storage.is_folder(url):
             return self._in_local_folder(storage, url.rstrip("/"))
         if is_pattern(url):
-            matches = storage.list(url) if local else self._matching(storage, url)
+            matches = storage.list(url)
             if not matches:
                 raise ShardNotFoundError("no file matches this pattern; check the path and the pattern", url=url)
             for match in matches:
@@ -142,15 +122,6 @@ class Finder:
         if not local and url == written and _PLAIN_NAME.fullmatch(name) and "::" not in url and "?" not in url:
             self._plain_folders.add(folder)
         return [url]
-
-    def _matching(self, storage: Storage, pattern: str) -> Sequence[ShardInfo]:
-        """What matches remotely. A folder without a pattern in its own name is listed whole, for what lies beside."""
-        folder, name = folder_and_name(pattern)
-        alone = name.startswith(".") or name == ANY_FOLDERS
-        if is_pattern(folder) or len(chain_links(pattern)) > 1 or alone or protocol_of(pattern) in WEB:
-            return storage.list(pattern)
-        wanted = re.compile(fnmatch.translate(name)).match
-        return [found for found in self._in_folder(storage, folder) if wanted(shard_name(found.url))]
 
     def _in_folder(self, storage: Storage, folder: str) -> Sequence[ShardInfo]:
         if folder not in self._listed:

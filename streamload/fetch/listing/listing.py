@@ -11,9 +11,7 @@ from streamload.dataset.urls import Urls
 from streamload.fetch.listing.finder import Finder
 from streamload.fetch.listing.index_lookup import IndexLookup
 from streamload.fetch.listing.shard import Shard
-from streamload.fetch.listing.shard_names import (
-    folder_and_name,
-)
+from streamload.fetch.listing.shard_names import folder_and_name
 from streamload.fetch.storage.protocol import (
     UNKNOWN_BYTES,
     ShardInfo,
@@ -34,28 +32,12 @@ class Listing:
         counts: samples in each shard, or None unless every shard is in an index.
         index_of: for each shard the folder of the index that knows it, or None.
         fields: the fields that the indexes name, each once, in the order in which they come.
-        promised: for each shard that no index of ours knows the samples in it by another tool's index, or None; empty
-            where there are no such promises. Whoever reads the shard holds it to its promise.
-        indexed: for each shard the samples in it by our index, or None; empty where `promised` is.
     """
 
     shards: tuple[Shard, ...]
     counts: tuple[int, ...] | None
     index_of: tuple[str | None, ...]
     fields: tuple[str, ...]
-    promised: tuple[int | None, ...] = ()
-    indexed: tuple[int | None, ...] = ()
-
-    @property
-    def expected_counts(self) -> tuple[int, ...] | None:
-        """Samples in each shard by our indexes or by other tools', or None unless all are known."""
-        if self.counts is not None or not self.promised:
-            return self.counts
-        merged = [
-            known if known is not None else promise for known, promise in zip(self.indexed, self.promised, strict=True)
-        ]
-        found = tuple(count for count in merged if count is not None)
-        return found if len(found) == len(merged) else None
 
 
 def list_shards(
@@ -111,14 +93,8 @@ def list_shards(
     if indexes_read is not None:
         indexes_read.update(used)
     fields = dict.fromkeys(name for known in used.values() for name in known.fields)
-    sure = tuple(count for count in counts if count is not None)
-    if len(sure) == len(shards):
-        return Listing(shards, sure, tuple(index_of), tuple(fields))
-    promised = finder.promised([shard for shard, count in zip(shards, counts, strict=True) if count is None])
-    if not promised:
-        return Listing(shards, None, tuple(index_of), tuple(fields))
-    promises = tuple(promised.get(shard.url) for shard in shards)
-    return Listing(shards, None, tuple(index_of), tuple(fields), promises, tuple(counts))
+    known_counts = tuple(count for count in counts if count is not None)
+    return Listing(shards, known_counts if len(known_counts) == len(shards) else None, tuple(index_of), tuple(fields))
 
 
 def _shard(found: ShardInfo) -> Shard:

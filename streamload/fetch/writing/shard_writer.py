@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from streamload.byte_sizes import parse_bytes
-from streamload.dataloader_names import FOR_WRITER, knows_other_names
 from streamload.dataset.destination import Destination, LocalFolder
 from streamload.dataset.samples_to_shards import SamplesToShards
 from streamload.fetch.storage.local import local_path
 from streamload.fetch.storage.protocol import protocol_of
 from streamload.fetch.storage.storages import Storages
 from streamload.fetch.writing.remote_folder import RemoteFolder
+from streamload.unknown_names import advises
 
 __all__ = ["ShardWriter", "destination_in"]
 
@@ -34,7 +34,7 @@ class ShardWriter(SamplesToShards):
     Not safe for several threads, and only one process at a time may write to a remote folder.
     """
 
-    @knows_other_names(FOR_WRITER)
+    @advises
     def __init__(
         self,
         pattern_or_folder: str | os.PathLike[str],

@@ -1,0 +1,103 @@
+"""Keywords of other loaders and misspelt ones are refused by a TypeError that says where what takes their place is."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from make_shards import write_numbers
+from torch.utils.data import DataLoader
+
+from streamload import ShardWriter, StreamLoader, TarDataset
+
+TORCHS = list(inspect.signature(DataLoader).parameters)
+OURS = inspect.signature(StreamLoader).parameters
+PAGE = (Path(__file__).parent.parent / "docs" / "coming-from.md").read_text()
+ADVICE = "docs/coming-from.md says what takes the place of other loaders' arguments and methods"
+
+
+def refusal(**keywords: Any) -> str:
+    with pytest.raises(TypeError) as raised:
+        StreamLoader("/no/such/shard.tar", **keywords)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("name", TORCHS)
+def test_every_keyword_of_torchs_loader_has_a_line_on_the_page(name: str) -> None:
+    (line,) = re.findall(rf"^\| `{name}` \| (.*) \|$", PAGE, re.MULTILINE)
+    assert (name in OURS) == line.startswith(f"`{name}`")
+    for keyword in re.findall(r"`(\w+)=", line):
+        assert keyword in OURS or keyword in TORCHS
+    if name not in OURS:
+        assert refusal(**{name: None}).endswith(ADVICE)
+
+
+def test_what_torchs_loader_has_as_a_position_is_at_the_same_one_here() -> None:
+    assert list(OURS)[1:3] == TORCHS[1:3] == ["batch_size", "shuffle"]
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("shufle", "shuffle"),
+        ("suffle_window", "shuffle_window"),
+        ("num_worker", "num_workers"),
+        ("batchSize", "batch_size"),
+        ("prefetch_batch", "prefetch_batches"),
+        ("on_errors", "on_error"),
+    ],
+)
+def test_typos_are_answered_by_the_nearest_name(written: str, meant: str) -> None:
+    said = f"StreamLoader got an unexpected keyword argument {written!r} (did you mean {meant!r}?); {ADVICE}"
+    assert refusal(**{written: 1}) == said
+
+
+def test_all_that_is_wrong_is_told_at_once() -> None:
+    said = "StreamLoader got an unexpected keyword argument 'wombat', 'shufle' (did you mean 'shuffle'?); "
+    assert refusal(wombat=3, shufle=True) == said + ADVICE
+
+
+def test_a_dataset_alone_is_answered_before_the_missing_urls() -> None:
+    with pytest.raises(TypeError, match="unexpected keyword argument 'dataset'"):
+        StreamLoader(dataset=[1, 2])
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'urls'"):
+        StreamLoader()
+
+
+@pytest.mark.parametrize("make", [TarDataset, ShardWriter])
+def test_the_others_say_so_too(make: Any, tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=f"^{make.__name__} got an unexpected keyword argument 'maxsize'.*; docs/"):
+        make(tmp_path, maxsize=1)
+
+
+@pytest.mark.parametrize("make", [StreamLoader, TarDataset])
+def test_methods_of_other_loaders_are_answered_by_the_page(make: Any, tmp_path: Path) -> None:
+    """And still as an attribute that is not there, for those who ask whether it is."""
+    with make(write_numbers(tmp_path, [4])) as made:
+        said = f"{make.__name__!r} object has no attribute"
+        for name in ("select", "to_tuple", "batched"):
+            with pytest.raises(AttributeError) as raised:
+                getattr(made, name)(1)
+            assert str(raised.value) == f"{said} {name!r}; {ADVICE}"
+        with pytest.raises(AttributeError, match=rf"{said} 'decode'; it is a keyword: {make.__name__}\(urls, decode="):
+            made.decode("rgb8")
+        assert not hasattr(made, "to_tuple")
+        assert getattr(made, "wombat", 7) == 7
+        with pytest.raises(AttributeError, match=rf"^{said} '_wombat'$"):
+            made._wombat
+
+
+def test_a_dataset_can_be_copied(tmp_path: Path) -> None:
+    with TarDataset(write_numbers(tmp_path, [4])) as dataset:
+        assert len(pickle.loads(pickle.dumps(dataset))) == len(copy.copy(dataset)) == 4
+
+
+def test_the_signature_stays_the_truth() -> None:
+    assert "urls" in OURS
+    assert not any(parameter.kind is parameter.VAR_KEYWORD for parameter in OURS.values())
+    assert StreamLoader.__init__.__annotations__["batch_size"] == "int"
