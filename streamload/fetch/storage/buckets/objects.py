@@ -13,23 +13,23 @@ from typing import Any, TypeVar
 
 from streamload.errors import ShardChangedError, ShardNotFoundError, StorageError, TransientStorageError
 from streamload.fetch.storage.buckets.after_fork import use_here
-from streamload.fetch.storage.buckets.body import ObjectBody
+from streamload.fetch.storage.buckets.body import ObjectBody, body_error
 from streamload.fetch.storage.buckets.listing import ObjectListing
 from streamload.fetch.storage.buckets.meta import info_of, version_in
 from streamload.fetch.storage.buckets.obstore_errors import is_whole_answer, storage_error
-from streamload.fetch.storage.buckets.small_file import read_object_on
 from streamload.fetch.storage.buckets.stores import ObjectPlace, locate, make_store
 from streamload.fetch.storage.buckets.under_way import UnderWay
 from streamload.fetch.storage.errors import (
     ExpiredCredentialsError,
     changed_error,
+    check_small,
     close_matches,
     is_unexplained_denial,
     transient_error,
 )
 from streamload.fetch.storage.http_range import Wanted, open_http_range, strong_etag
 from streamload.fetch.storage.options import ObjectConfig, tls_context
-from streamload.fetch.storage.patience import Patience, Retries, RetryPolicy
+from streamload.fetch.storage.patience import Retries, RetryPolicy
 from streamload.fetch.storage.protocol import (
     UNKNOWN_BYTES,
     EmptyBody,
@@ -39,7 +39,6 @@ from streamload.fetch.storage.protocol import (
     without_secrets,
 )
 from streamload.fetch.storage.served_parts import ServedParts
-from streamload.fetch.storage.whole_file import WholeFile
 
 __all__ = ["ObjectStorage"]
 
@@ -117,9 +116,22 @@ class ObjectStorage:
         return bool(listed["objects"] or listed["common_prefixes"])
 
     def read_bytes(self, url: str, *, most_bytes: int) -> bytes:
-        """By one GET, and one more for the rest whenever it breaks off; see `Storage.read_bytes`."""
-        file = WholeFile(url, most_bytes, self._retries.begin(url))
-        return self._retried(url, lambda store, key: read_object_on(file, store, key), file.patience)
+        """By one GET; see `Storage.read_bytes`."""
+        import obstore
+
+        def whole(store: Any, key: str) -> bytes:
+            answer = obstore.get(store, key)
+            size_bytes = answer.meta["size"]
+            check_small(url, size_bytes, most_bytes)
+            try:
+                content = bytes(answer.bytes())
+            except (obstore.exceptions.BaseError, OSError) as exc:
+                raise body_error(url, exc) from None
+            if len(content) != size_bytes:
+                raise transient_error(url, f"the answer ended after {len(content):,} bytes")
+            return content
+
+        return self._retried(url, whole)
 
     async def open_range(self, url: str, start: int, end: int | None, *, etag: str | None = None) -> RangeBody:
         """See `Storage.open_range`."""
@@ -275,16 +287,14 @@ class ObjectStorage:
                 for writes in (True, False):
                     self._stores.pop((place.root, writes), None)
 
-    def _retried(
-        self, url: str, act: Callable[[Any, str], _Result], patience: Patience | None = None, *, writes: bool = False
-    ) -> _Result:
+    def _retried(self, url: str, act: Callable[[Any, str], _Result], *, writes: bool = False) -> _Result:
         """Do something with a url's store and key, again as long as it may succeed.
 
         Where the credentials have expired that is once more, with new ones.
         """
         import obstore
 
-        place, patience, renewed = locate(url), patience or self._retries.begin(url), False
+        place, patience, renewed = locate(url), self._retries.begin(url), False
         while True:
             store = self._store(place, writes=writes)
             try:
