@@ -40,7 +40,7 @@ LEVELS = (
 """The parts, lowest first. A module may import from its own part and from lower ones. `streamload` is the package's
 face with the public names; the command line may use everything, and `python -m streamload` is the command line."""
 
-MAX_FILE_LINES = 300
+MAX_FILE_LINES = 450
 """Lines of code: neither docstrings, nor comments, nor empty lines, so that a class is not cut in two for its words."""
 MAX_FUNCTION_LINES = 60
 FORBIDDEN_NAMES = {"utils", "util", "common", "base", "helper", "helpers", "manager", "core", "impl", "misc"}
@@ -356,7 +356,7 @@ BROKEN: list[tuple[Callable[[Tree], list[str]], dict[str, str], str]] = [
         "trainer.connection:1 imports multiprocessing",
     ),
     (misplaced_libraries, {"feeder/feeder.py": "import os\nos.system('ls')"}, "feeder.feeder:2 calls os.system"),
-    (too_long, {"order/a.py": "x = 1\n" * (MAX_FILE_LINES + 1)}, "order.a has 301 lines of code"),
+    (too_long, {"order/a.py": "x = 1\n" * (MAX_FILE_LINES + 1)}, "order.a has 451 lines of code"),
     (too_long, {"order/a.py": "def f():\n" + "    x = 1\n" * (MAX_FUNCTION_LINES - 1)}, "order.a:1 f has 60 lines"),
     (meaningless_names, {"order/utils.py": ""}, "streamload.order.utils"),
     (meaningless_names, {"core/plan.py": ""}, "streamload.core.plan"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 from collections.abc import Awaitable, Callable
@@ -12,7 +13,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from streamload.errors import ShardChangedError, ShardNotFoundError, StorageError, TransientStorageError
-from streamload.fetch.storage.buckets.after_fork import use_here
 from streamload.fetch.storage.buckets.body import ObjectBody, body_error
 from streamload.fetch.storage.buckets.listing import ObjectListing
 from streamload.fetch.storage.buckets.meta import info_of, version_in
@@ -44,6 +44,7 @@ __all__ = ["ObjectStorage"]
 
 _SIGNED_FOR = timedelta(hours=1)
 _LISTED_AT_ONCE = 1000
+_used_by: list[int] = []
 _Result = TypeVar("_Result")
 
 
@@ -273,7 +274,7 @@ class ObjectStorage:
         return error
 
     def _store(self, place: ObjectPlace, *, writes: bool = False) -> Any:
-        use_here(place.root)
+        _use_here(place.root)
         with self._lock:
             store = self._stores.get((place.root, writes))
             if store is None:
@@ -335,3 +336,20 @@ def _call_obstore() -> object:
     from obstore.store import MemoryStore
 
     return MemoryStore()
+
+
+def _use_here(url: str) -> None:
+    """Note that this process uses obstore: in a fork its threads are the parent's, and it would wait for ever.
+
+    Raises:
+        StorageError: it was forked from one that has.
+    """
+    process = os.getpid()
+    if not _used_by:
+        _used_by.append(process)
+    elif _used_by[0] != process:
+        raise StorageError(
+            "this process was forked from one that has read from a storage, and would wait for ever here; give the "
+            "loader num_workers=1 or more, so that a process of its own reads, or start this one by spawn",
+            url=without_secrets(url),
+        )

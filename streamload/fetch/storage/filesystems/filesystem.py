@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from time import monotonic
@@ -15,7 +15,6 @@ from streamload.fetch.storage.errors import changed_error, check_small, close_ma
 from streamload.fetch.storage.filesystems.fsspec_errors import TellsErrors, filesystem_error
 from streamload.fetch.storage.filesystems.listing import find_matches
 from streamload.fetch.storage.filesystems.opening import OpenFilesystem, open_filesystem, path_in, shard_info
-from streamload.fetch.storage.filesystems.read_body import ReadBody
 from streamload.fetch.storage.filesystems.s3fs_range import open_s3fs_range
 from streamload.fetch.storage.http_range import Wanted, open_http_range, read_http
 from streamload.fetch.storage.patience import Retries
@@ -30,7 +29,7 @@ from streamload.fetch.storage.protocol import (
 from streamload.fetch.storage.served_parts import ServedParts
 from streamload.wording import counted
 
-__all__ = ["FilesystemStorage"]
+__all__ = ["FilesystemStorage", "ReadBody"]
 
 _LOOK_AGAIN_S = 30.0
 """Where an answer does not tell its version, that is asked for so often; in between a change is not noticed."""
@@ -41,7 +40,27 @@ _INFO_S, _SMALL_FILE_S = 30.0, 120.0
 _RENAMING = frozenset(("file", "local", "sftp", "ssh", "smb", "hdfs", "webhdfs", "ftp"))
 """Protocols where a file appears while it is written, so that it has to be written under another name."""
 
+_CHUNK_BYTES = 1 << 20
 _Result = TypeVar("_Result")
+
+
+class ReadBody:
+    """A range that was read whole, where a filesystem gives no stream of it; see `RangeBody`."""
+
+    def __init__(self, content: bytes, total_bytes: int, etag: str | None) -> None:
+        self.total_bytes = total_bytes
+        self.etag = etag
+        self._content = content
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """See `RangeBody.chunks`."""
+        content, self._content = self._content, b""
+        for start in range(0, len(content), _CHUNK_BYTES):
+            yield content[start : start + _CHUNK_BYTES]
+
+    async def aclose(self) -> None:
+        """See `RangeBody.aclose`."""
+        self._content = b""
 
 
 class FilesystemStorage:
