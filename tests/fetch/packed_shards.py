@@ -11,7 +11,7 @@ import subprocess
 from collections.abc import Sequence
 
 import pytest
-import zstandard
+from backports import zstd
 
 from streamload.fetch.unpack.unpacking import Compression, Unpacker
 
@@ -34,7 +34,7 @@ def packed(compression: Compression, content: bytes) -> bytes:
         case Compression.GZIP:
             return gzip.compress(content, mtime=0)
         case Compression.ZSTD:
-            return zstandard.ZstdCompressor(write_checksum=True).compress(content)
+            return zstd.compress(content, options={zstd.CompressionParameter.checksum_flag: 1})
         case Compression.XZ:
             return lzma.compress(content, preset=0)
         case Compression.BZIP2:

@@ -1,10 +1,9 @@
-"""How often small requests are made again, and what is kept of a file that breaks off."""
+"""How often small requests are made again."""
 
 from __future__ import annotations
 
 import asyncio
 import pickle
-import random
 from collections.abc import Iterable
 from typing import ClassVar
 
@@ -13,12 +12,11 @@ from fsspec.asyn import AsyncFileSystem
 from servers.faults import FaultServer, Script
 from servers.rclone import free_port
 
-from streamload.errors import ShardChangedError, StorageError, TransientStorageError
+from streamload.errors import StorageError, TransientStorageError
 from streamload.fetch.storage.errors import NoConnectionError
 from streamload.fetch.storage.filesystems import filesystem as filesystem_storage
 from streamload.fetch.storage.patience import Patience, Retries, RetryPolicy
 from streamload.fetch.storage.storages import Storages
-from streamload.fetch.storage.whole_file import WholeFile
 
 URL = "s3://bucket/set/index.json"
 BUSY = TransientStorageError("busy")
@@ -115,60 +113,12 @@ def test_while_others_are_answered_there_is_no_outage(caplog: pytest.LogCaptureF
 
 def test_progress_renews_patience() -> None:
     clock = Clock()
-    file = WholeFile(URL, 100, Retries().begin(URL, clock))
+    patience = Retries().begin(URL, clock)
     for _ in range(50):
         for _ in range(2):
             clock.now_s += 59.0
-            assert file.patience.wait_s(BUSY) is not None
-        file.add(b"x")
-
-
-def test_a_file_that_begins_anew_again_and_again_is_given_up() -> None:
-    """What has come before is no progress."""
-    file, draw, tries = WholeFile(URL, 100, SOON.begin(URL)), random.Random(0), 0
-    while file.patience.wait_s(BUSY) is not None:
-        file.begin_anew()
-        for _ in range(draw.randrange(90)):
-            file.add(b"x")
-        tries += 1
-        assert tries < 200
-
-
-def test_a_file_is_whole_when_all_of_it_has_come() -> None:
-    file = WholeFile(URL, 6)
-    file.answered(6, '"a"')
-    file.add(b"abc")
-    assert file.can_go_on
-    with pytest.raises(TransientStorageError, match="ended after 3 bytes"):
-        file.whole()
-    file.answered(6, None)  # an answer without a version says nothing
-    file.add(b"def")
-    assert (file.whole(), file.etag, file.reached) == (b"abcdef", '"a"', 6)
-
-
-def test_a_file_of_a_size_that_is_not_told_is_whole_when_its_answer_has_ended() -> None:
-    file = WholeFile(URL, 6)
-    file.answered(None, '"a"')
-    file.add(b"abc")
-    assert not file.is_whole
-    assert not file.can_go_on
-    file.begin_anew()
-    file.answered(None, '"b"')
-    file.add(b"abcdef")
-    file.ended()
-    assert file.whole() == b"abcdef"
-    with pytest.raises(StorageError, match="more than 6 bytes"):
-        file.add(b"g")
-
-
-def test_a_file_that_is_too_large_or_another_one_is_refused() -> None:
-    with pytest.raises(StorageError, match="more than 5 bytes"):
-        WholeFile(URL, 5).answered(6, None)
-    for size_bytes, etag in ((7, '"a"'), (6, '"b"')):
-        file = WholeFile(URL, 10)
-        file.answered(6, '"a"')
-        with pytest.raises(ShardChangedError):
-            file.answered(size_bytes, etag)
+            assert patience.wait_s(BUSY) is not None
+        patience.progressed()
 
 
 class Tries:

@@ -18,7 +18,7 @@ from streamload.fetch.fetched_shard import FetchedShard
 from streamload.fetch.listing.finder import Finder
 from streamload.fetch.listing.sizes import look_at
 from streamload.fetch.parts import PART_BYTES
-from streamload.fetch.storage.filesystems.read_body import ReadBody
+from streamload.fetch.storage.filesystems.filesystem import ReadBody
 from streamload.fetch.storage.protocol import ShardInfo
 from streamload.fetch.storage.storages import Storages
 from streamload.fetch.transfer.download import Pin

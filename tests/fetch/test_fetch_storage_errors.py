@@ -309,10 +309,19 @@ def test_options_in_fsspecs_spellings() -> None:
     assert options_of("s3", {"s3": {"key": "k"}, "gs": {"token": "t"}, "anon": False}) == {"anon": False, "key": "k"}
     with pytest.raises(ValueError, match=r"'keyy', which s3:// does not know; it knows .*key.*secret"):
         Storages({"keyy": "k"}).for_url("s3://b/a.tar")
-    with pytest.raises(
-        ValueError, match=r"\. Here 'AWS_ACCESS_KEY_ID' is key, 'region' is client_kwargs=.'region_name'"
-    ):
-        Storages({"AWS_ACCESS_KEY_ID": "k", "region": "eu-west-1"}).for_url("s3://b/a.tar")
+
+
+@pytest.mark.parametrize("name", ["AWS_REGION", "aws_region", "region", "default_region"])
+def test_what_has_no_name_of_fsspecs_goes_to_obstore_as_it_is(name: str) -> None:
+    """Obstore checks the names, and fsspec's filesystems would pass over what they do not know."""
+    given = {name: "eu-west-1", "client_options": {"user_agent": "me"}}
+    made = object_config("s3", given)
+    assert made is not None
+    assert (list(made.config.values()), made.client) == (["eu-west-1"], {"user_agent": "me"})
+    assert object_config("gs", {"base_url": "http://g"}) is not None
+    assert object_config("az", {"container_name": "c"}) is not None
+    with pytest.raises(ValueError, match=f"names .*'{name}'.*which s3:// does not know"):
+        object_config("s3", {**given, "default_block_size": 1})
 
 
 def test_an_option_that_is_a_mapping_is_not_taken_for_the_options_of_a_protocol() -> None:

@@ -8,7 +8,7 @@ import pickle
 import zlib
 
 import pytest
-import zstandard
+from backports import zstd
 from matrix import EVERY
 from packed_shards import URL, mixed, packed, unpacked
 
@@ -172,7 +172,7 @@ def test_the_checksum_of_zstd_is_verified() -> None:
 
 
 def test_a_zstd_frame_of_another_length_than_it_says_is_an_error() -> None:
-    data = bytearray(zstandard.ZstdCompressor(write_content_size=True).compress(SMALL))
+    data = bytearray(zstd.compress(SMALL))
     at = 5 if data[4] & 0x20 else 6
     data[at] ^= 1
     with pytest.raises(ShardFormatError):
@@ -180,7 +180,7 @@ def test_a_zstd_frame_of_another_length_than_it_says_is_an_error() -> None:
 
 
 def test_a_zstd_block_of_the_reserved_type_is_an_error() -> None:
-    with pytest.raises(ShardFormatError, match="does not exist"):
+    with pytest.raises(ShardFormatError, match="starts at byte 0"):
         unpacked(Compression.ZSTD, b"\x28\xb5\x2f\xfd\x00\x58" + b"\x07\x00\x00")
 
 

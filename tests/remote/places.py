@@ -17,7 +17,7 @@ from typing import Any
 import fsspec
 import numpy as np
 import torch
-import zstandard
+from backports import zstd
 from servers.nginx import WebServer
 from servers.rclone import S3Server
 
@@ -25,7 +25,7 @@ from streamload import ShardWriter, StreamLoader
 
 PACKERS: dict[str, Callable[[bytes], bytes]] = {
     "gz": lambda content: gzip.compress(content, 1, mtime=0),
-    "zst": zstandard.ZstdCompressor(1).compress,
+    "zst": zstd.compress,
     "xz": lambda content: lzma.compress(content, preset=0),
     "bz2": lambda content: bz2.compress(content, 1),
 }

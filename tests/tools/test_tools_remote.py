@@ -10,7 +10,7 @@ from pathlib import Path
 import fsspec
 import numpy as np
 import pytest
-import zstandard
+from backports import zstd
 from image_folders import files_below, images, pack, run
 from remote_places import Place, new_place
 from servers.nginx import WebServer
@@ -67,7 +67,7 @@ def compressed(folder: Path) -> Path:
     packed.mkdir()
     first, second = sorted(folder.glob("*.tar"))
     (packed / f"{first.name}.gz").write_bytes(gzip.compress(first.read_bytes(), 1))
-    (packed / f"{second.name}.zst").write_bytes(zstandard.compress(second.read_bytes()))
+    (packed / f"{second.name}.zst").write_bytes(zstd.compress(second.read_bytes()))
     return packed
 
 

@@ -14,6 +14,7 @@ __all__ = [
     "NoConnectionError",
     "WholeAnswerError",
     "changed_error",
+    "check_small",
     "close_matches",
     "connection_error",
     "is_unexplained_denial",
@@ -180,6 +181,14 @@ def changed_error(url: str, was: str | None, now: str | None) -> ShardChangedErr
         "make a new loader, and give every version of a dataset a folder of its own",
         url=without_secrets(url),
     )
+
+
+def check_small(url: str, size_bytes: int, most_bytes: int) -> None:
+    """Raise StorageError for a small file that is too large to be what it should be."""
+    if size_bytes > most_bytes:
+        raise StorageError(
+            f"this has more than {most_bytes:,} bytes, so it is not what it should be", url=without_secrets(url)
+        )
 
 
 def close_matches(name: str, names: Iterable[str], folder: str) -> str:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from streamload.errors import StorageError
 from streamload.fetch.storage.errors import (
     changed_error,
+    check_small,
     connection_error,
     status_error,
     transient_error,
@@ -20,13 +21,12 @@ from streamload.fetch.storage.errors import (
     whole_answer_error,
 )
 from streamload.fetch.storage.protocol import EmptyBody, RangeBody, quoted, same_etag, version_of
-from streamload.fetch.storage.whole_file import WholeFile
 from streamload.wording import counted
 
 if TYPE_CHECKING:
     import aiohttp
 
-__all__ = ["Wanted", "covered_bytes", "open_http_range", "read_http_on", "strong_etag"]
+__all__ = ["Wanted", "covered_bytes", "open_http_range", "read_http", "strong_etag"]
 
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)\Z")
 _RANGE_OF_UNKNOWN = re.compile(r"bytes \d+-\d+/\*\Z")
@@ -119,41 +119,38 @@ async def open_http_range(
     return body
 
 
-async def read_http_on(
-    file: WholeFile, session: aiohttp.ClientSession, address: str, besides: Mapping[str, Any] | None = None
+async def read_http(
+    url: str, most_bytes: int, session: aiohttp.ClientSession, address: str, besides: Mapping[str, Any] | None = None
 ) -> bytes:
-    """Ask for what has not come of a small file, or for all of it where the server gives no part of it.
+    """A small file whole.
 
     Args:
-        file: what has come; more of it afterwards, also where this raises.
+        url: how errors name the file.
+        most_bytes: it may not be larger.
         session: what to ask with.
         address: what to ask for, which may hold a signature.
         besides: more arguments of aiohttp's requests, as `headers` and `ssl`.
 
     Raises:
         TransientStorageError: it broke off.
-        StorageError: see `Storage.read_bytes`; it is too large, or has changed.
+        StorageError: see `Storage.read_bytes`.
     """
     import aiohttp
 
-    if not file.can_go_on:
-        file.begin_anew()
-    wanted = Wanted(file.url, file.reached, None, file.etag)
-    asked = _range_headers(wanted) if file.reached else {"Accept-Encoding": "identity"}
+    content = bytearray()
     try:
-        async with session.get(address, **_request(besides, asked)) as response:
-            if response.status not in (200, 206):
-                raise await _refusal(response, file.url)
-            _answered(file, wanted, response)
+        async with session.get(address, **_request(besides, {"Accept-Encoding": "identity"})) as response:
+            if response.status != 200:
+                raise await _refusal(response, url)
+            _check_length_is_told(url, response.headers)
             async for piece in response.content.iter_any():
-                file.add(piece)
-            file.ended()
+                content += piece
+                check_small(url, len(content), most_bytes)
     except aiohttp.ClientConnectorError as exc:
-        raise connection_error(file.url, str(exc)) from None
+        raise connection_error(url, str(exc)) from None
     except (aiohttp.ClientError, TimeoutError) as exc:
-        if not file.is_whole:  # else only the end mark is missing
-            raise transient_error(file.url, f"the answer broke off ({type(exc).__name__})") from None
-    return file.whole()
+        raise transient_error(url, f"the answer broke off ({type(exc).__name__})") from None
+    return bytes(content)
 
 
 def covered_bytes(wanted: Wanted, content_range: str | None) -> tuple[int, int]:
@@ -175,22 +172,13 @@ def covered_bytes(wanted: Wanted, content_range: str | None) -> tuple[int, int]:
     return end - first, total_bytes
 
 
-def _answered(file: WholeFile, wanted: Wanted, response: aiohttp.ClientResponse) -> None:
-    """Have a file take an answer, which holds all of it where it is none to a range."""
-    headers = response.headers
-    if response.status == 206 and file.reached:
-        total_bytes: int | None = covered_bytes(wanted, headers.get("Content-Range"))[1]
-    else:
-        file.begin_anew()
-        length = headers.get("Content-Length")
-        if length is None and "chunked" not in headers.get("Transfer-Encoding", "").lower():
-            raise StorageError(
-                "the server does not tell how long its answer is, so that one which breaks off cannot be told from a "
-                "whole one; read from a server that sends Content-Length",
-                url=file.url,
-            )
-        total_bytes = None if length is None or "Content-Encoding" in headers else int(length)
-    file.answered(total_bytes, version_of(headers.get("ETag"), _last_modified(headers), total_bytes or 0))
+def _check_length_is_told(url: str, headers: Mapping[str, str]) -> None:
+    if "Content-Length" not in headers and "chunked" not in headers.get("Transfer-Encoding", "").lower():
+        raise StorageError(
+            "the server does not tell how long its answer is, so that one which breaks off cannot be told from a "
+            "whole one; read from a server that sends Content-Length",
+            url=url,
+        )
 
 
 async def _checked(

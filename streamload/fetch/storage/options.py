@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import ssl
 from collections.abc import Mapping
@@ -10,7 +11,6 @@ from datetime import timedelta
 from typing import Any
 
 from streamload.errors import without_secrets
-from streamload.fetch.storage.option_kinds import check_kinds
 
 __all__ = [
     "CLIENT_OPTIONS",
@@ -39,99 +39,37 @@ NO_RETRY: dict[str, Any] = RETRY | {"max_retries": 0}
 CLIENT_OPTIONS: dict[str, Any] = {"timeout": "24h", "read_timeout": "30s", "connect_timeout": "10s"}
 """Time-outs on progress; the one on the whole request, 30 s by default, would end slow bodies that do progress."""
 
-_S3 = frozenset(
-    [
-        "key",
-        "secret",
-        "token",
-        "anon",
-        "endpoint_url",
-        "client_kwargs",
-        "profile",
-        "requester_pays",
-        "use_ssl",
-        "username",
-        "password",
-    ]
-)
-_GCS = frozenset(["token", "endpoint_url", "anon", "project"])
-_AZURE = frozenset(
-    [
-        "account_name",
-        "account_key",
-        "sas_token",
-        "credential",
-        "tenant_id",
-        "client_id",
-        "client_secret",
-        "anon",
-        "endpoint_url",
-        "connection_string",
-    ]
-)
-_HTTP = frozenset(("headers", "client_kwargs"))
-_ONLY_FSSPEC = {
-    "s3": frozenset(
-        [
-            "config_kwargs",
-            "session",
-            "s3_additional_kwargs",
-            "default_block_size",
-            "default_fill_cache",
-            "default_cache_type",
-            "version_aware",
-            "cache_regions",
-            "max_concurrency",
-            "fixed_upload_size",
-            "asynchronous",
-            "loop",
-        ]
-    ),
-    "gs": frozenset(
-        [
-            "access",
-            "consistency",
-            "cache_timeout",
-            "secure_serialize",
-            "check_connection",
-            "session_kwargs",
-            "requests_timeout",
-            "requester_pays",
-            "default_location",
-            "version_aware",
-            "block_size",
-        ]
-    ),
-    "az": frozenset(
-        ["request_session", "socket_timeout", "blocksize", "default_fill_cache", "location_mode", "max_concurrency"]
-    ),
-    "http": frozenset(
-        [
-            "simple_links",
-            "block_size",
-            "same_scheme",
-            "size_policy",
-            "cache_type",
-            "cache_options",
-            "asynchronous",
-            "loop",
-            "get_client",
-            "encoded",
-            "auth",
-        ]
-    ),
+_ALIASES: dict[str, dict[str, str]] = {
+    "s3": {
+        "key": "access_key_id",
+        "username": "access_key_id",
+        "secret": "secret_access_key",
+        "password": "secret_access_key",
+        "token": "session_token",
+        "endpoint_url": "endpoint",
+        "region_name": "region",
+        "anon": "skip_signature",
+        "requester_pays": "request_payer",
+    },
+    "gs": {"token": "service_account", "endpoint_url": "base_url", "anon": "skip_signature"},
+    "az": {
+        "sas_token": "sas_key",
+        "credential": "sas_key",
+        "endpoint_url": "endpoint",
+        "anon": "skip_signature",
+    },
+    "http": {},
 }
-_KNOWN = {"s3": _S3, "gs": _GCS, "az": _AZURE, "http": _HTTP}
+"""What fsspec's filesystems and their clients call obstore's settings; all other names are obstore's own."""
+
+_BESIDE = {"s3": {"profile"}, "gs": {"project"}, "az": set[str](), "http": {"headers"}}
+"""What both libraries can be given, and is none of obstore's settings."""
+
+_FSSPEC_KEYWORDS = frozenset(["use_listings_cache", "listings_expiry_time", "max_paths", "skip_instance_cache", "auth"])
+"""What its filesystems take beyond the arguments that they name."""
+
+_STORES = {"s3": "S3Store", "gs": "GCSStore", "az": "AzureStore"}
 _FAMILY = {"s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az", "adl": "az", "https": "http"}
-_CLIENT_KWARGS = frozenset(("region_name", "endpoint_url", "verify", "use_ssl", "aws_access_key_id"))
-_REGION = "client_kwargs={'region_name': ...}"
-_FROM_OTHERS = dict.fromkeys(("aws_access_key_id", "access_key_id", "access_key"), "key")
-_FROM_OTHERS |= dict.fromkeys(("aws_secret_access_key", "secret_access_key", "secret_key"), "secret")
-_FROM_OTHERS |= dict.fromkeys(("aws_session_token", "session_token"), "token")
-_FROM_OTHERS |= dict.fromkeys(("aws_endpoint_url", "endpoint_override", "endpoint"), "endpoint_url")
-_FROM_OTHERS |= dict.fromkeys(("aws_region", "region_name", "region"), _REGION)
-_FROM_OTHERS |= dict.fromkeys(("skip_signature", "anonymous"), "anon")
-_ANY_FILESYSTEM = frozenset(["use_listings_cache", "listings_expiry_time", "max_paths", "skip_instance_cache"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,56 +128,120 @@ def object_config(protocol: str, options: Mapping[str, Any]) -> ObjectConfig | N
     """
     family = _FAMILY.get(protocol, protocol)
     given = {name: value for name, value in options.items() if value is not None}
-    unknown = sorted(given.keys() - _KNOWN[family] - _ONLY_FSSPEC[family] - _ANY_FILESYSTEM)
-    if unknown:
-        raise ValueError(
-            f"storage_options names {', '.join(map(repr, unknown))}, which {protocol}:// does not know; it knows "
-            f"{', '.join(sorted(_KNOWN[family] | _ONLY_FSSPEC[family]))}{_meant(unknown) if family == 's3' else ''}"
-        )
-    check_kinds(family, given)
-    if given.keys() & (_ONLY_FSSPEC[family] | _ANY_FILESYSTEM):
+    _check_mappings(given)
+    flat = {name: value for name, value in (given.get("client_kwargs") or {}).items() if value is not None} | given
+    flat.pop("client_kwargs", None)
+    client: dict[str, Any] = dict(flat.pop("client_options", {}))
+    verify, headers, profile = flat.pop("verify", None), flat.pop("headers", None), flat.pop("profile", None)
+    flat.pop("project", None)  # only making buckets needs it
+    if headers:
+        client["default_headers"] = dict(headers)
+    if family == "gs" and not _takes_token(flat):
         return None
-    return {"s3": _s3, "gs": _gcs, "az": _azure, "http": _http}[family](given)
+    unknown = [name for name in flat if not _is_known(family, name)]
+    if unknown or not isinstance(flat.get("credential", ""), str):
+        _check_fsspec(family, protocol, given, unknown)
+        return None
+    for name, value in {**flat, "profile": profile or ""}.items():
+        if not isinstance(value, str | bool):
+            within = "" if name in given else "['client_kwargs']"
+            raise TypeError(f"storage_options{within}[{name!r}] must be a string, not {type(value).__name__}")
+    config = _translated(family, flat)
+    endpoint = "http://" if family == "http" else config.get("base_url" if family == "gs" else "endpoint")
+    return ObjectConfig(family, config, client_settings(endpoint, verify) | client, profile)
 
 
-def _meant(unknown: list[str]) -> str:
-    """What to write instead, for names as boto3, PyArrow and environment variables have them."""
-    told = [f"{name!r} is {_FROM_OTHERS[name.lower()]}" for name in unknown if name.lower() in _FROM_OTHERS]
-    return f". Here {', '.join(told)}" if told else ""
+def _translated(family: str, flat: Mapping[str, str | bool]) -> dict[str, Any]:
+    config: dict[str, Any] = {}
+    for name, value in flat.items():
+        own = _own_name(family, name)
+        if value or own == name:
+            config.setdefault(own, value)
+    if family == "s3" and "endpoint" not in config and (named := _endpoint_of_environment(config.get("region"))):
+        config["endpoint"] = named
+    return config
+
+
+def _own_name(family: str, name: str) -> str:
+    """Obstore's name of an option; what is set twice under two of its names would be refused."""
+    plain = name.lower().removeprefix("aws_") if family == "s3" else name
+    return _ALIASES[family].get(plain, plain)
+
+
+def _is_known(family: str, name: str) -> bool:
+    """Whether obstore has a setting of this name; it is asked about what has no alias here."""
+    if _own_name(family, name) != name or family not in _STORES:
+        return family in _STORES
+    import obstore
+
+    try:
+        getattr(obstore.store, _STORES[family])("bucket", config={name: ""})
+    except obstore.exceptions.UnknownConfigurationKeyError:
+        return False
+    except obstore.exceptions.BaseError:  # more would be needed to make one
+        return True
+    return True
+
+
+def _takes_token(flat: dict[str, Any]) -> bool:
+    """Put gcsfs's kinds of `token` as obstore takes them, if it takes this one: a file, or whatever is found."""
+    token = flat.get("token")
+    if token == "anon":  # noqa: S105
+        flat["anon"] = True
+    if token in ("anon", "google_default", "cloud"):
+        del flat["token"]
+    return "token" not in flat or (isinstance(token, str) and os.path.exists(token))
+
+
+def _check_fsspec(family: str, protocol: str, given: Mapping[str, Any], unknown: list[str]) -> None:
+    """Refuse what fsspec's filesystem does not know, and would pass over, among options that obstore does not know."""
+    import fsspec
+
+    try:
+        takes = set(inspect.signature(fsspec.get_filesystem_class(protocol).__init__).parameters)
+    except ImportError as exc:
+        raise ValueError(f"storage_options names {_listed(unknown)}, which needs another package: {exc}") from None
+    takes |= _FSSPEC_KEYWORDS | _BESIDE[family]
+    if wrong := sorted(given.keys() - takes):
+        raise ValueError(
+            f"storage_options names {_listed(wrong)}, which {protocol}:// does not know; it knows "
+            f"{', '.join(sorted((takes | _ALIASES[family].keys()) - {'self', 'kwargs', 'storage_options'}))}, and "
+            "without those that obstore lacks, obstore's own settings"
+        )
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(map(repr, names))
+
+
+def _check_mappings(given: Mapping[str, Any]) -> None:
+    """Refuse what cannot be meant. Messages name the kind of a value, which may be a secret.
+
+    Raises:
+        TypeError: an option that holds others is no dict of strings as keys.
+        ValueError: a file with certificates does not exist.
+    """
+    for name, value in given.items():
+        if name in ("headers", "client_options") or name.endswith("_kwargs"):
+            if not isinstance(value, Mapping):
+                raise TypeError(f"storage_options[{name!r}] must be a dict, not {type(value).__name__}")
+            if not all(isinstance(key, str) for key in value):
+                raise TypeError(f"storage_options[{name!r}] must be a dict with strings as keys, and has other keys")
+    for name, value in given.get("headers", {}).items():
+        if not isinstance(value, str):
+            raise TypeError(f"storage_options['headers'][{name!r}] must be a string, not {type(value).__name__}")
+    verify = given.get("client_kwargs", {}).get("verify")
+    if isinstance(verify, str) and not os.path.isfile(verify):
+        raise ValueError(
+            f"storage_options['client_kwargs']['verify'] is {verify!r}, and there is no such file; give the path of a "
+            "file with certificates (PEM), or False"
+        )
 
 
 def _is_nested(name: str, value: object) -> bool:
     """Whether a value holds the options for the protocol of this name, and is no option that is a mapping itself."""
     is_option = name in ("headers", "token") or name.endswith(("_kwargs", "_options"))
     return isinstance(value, Mapping) and not is_option
-
-
-def _s3(given: dict[str, Any]) -> ObjectConfig | None:
-    client_kwargs = dict(given.get("client_kwargs") or {})
-    if client_kwargs.keys() - (_CLIENT_KWARGS | {"aws_secret_access_key", "aws_session_token"}):
-        return None
-    config: dict[str, Any] = {}
-    in_client = client_kwargs.get
-    _take(config, "access_key_id", given.get("key"), given.get("username"), in_client("aws_access_key_id"))
-    _take(
-        config,
-        "secret_access_key",
-        given.get("secret"),
-        given.get("password"),
-        in_client("aws_secret_access_key"),
-    )
-    _take(config, "session_token", given.get("token"), in_client("aws_session_token"))
-    region = client_kwargs.get("region_name")
-    if "region_name" in client_kwargs:
-        config["region"] = region
-    from_outside = _endpoint_of_environment(region)
-    _take(config, "endpoint", given.get("endpoint_url"), client_kwargs.get("endpoint_url"), from_outside)
-    if given.get("anon"):
-        config["skip_signature"] = True
-    if given.get("requester_pays"):
-        config["request_payer"] = True
-    client = client_settings(config.get("endpoint"), client_kwargs.get("verify"))
-    return ObjectConfig("s3", config, client, given.get("profile"))
 
 
 def _endpoint_of_environment(region: str | None) -> str | None:
@@ -257,49 +259,6 @@ def aws_endpoint(region: str | None) -> str:
     """AWS's own endpoint of a region, by default that of the environment."""
     region = region or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
     return f"https://s3.{region}.amazonaws.com"
-
-
-def _gcs(given: dict[str, Any]) -> ObjectConfig | None:
-    config: dict[str, Any] = {}
-    credentials = given.get("token")
-    if given.get("anon") or credentials == "anon":
-        config["skip_signature"] = True
-    elif isinstance(credentials, str) and os.path.exists(credentials):
-        config["service_account"] = credentials
-    elif credentials not in (None, "google_default", "cloud"):
-        return None
-    _take(config, "base_url", given.get("endpoint_url"))
-    return ObjectConfig("gs", config, client_settings(config.get("base_url")))
-
-
-def _azure(given: dict[str, Any]) -> ObjectConfig | None:
-    if "connection_string" in given or not isinstance(given.get("credential", ""), str):
-        return None
-    config: dict[str, Any] = {}
-    for name in ("account_name", "account_key", "tenant_id", "client_id", "client_secret"):
-        _take(config, name, given.get(name))
-    _take(config, "sas_key", given.get("sas_token"), given.get("credential"))
-    _take(config, "endpoint", given.get("endpoint_url"))
-    if given.get("anon"):
-        config["skip_signature"] = True
-    return ObjectConfig("az", config, client_settings(config.get("endpoint")))
-
-
-def _http(given: dict[str, Any]) -> ObjectConfig | None:
-    client_kwargs = given.get("client_kwargs") or {}
-    if client_kwargs.keys() - {"verify"}:
-        return None
-    client = client_settings("http://", client_kwargs.get("verify"))
-    if given.get("headers"):
-        client["default_headers"] = dict(given["headers"])
-    return ObjectConfig("http", {}, client)
-
-
-def _take(config: dict[str, Any], name: str, *values: object) -> None:
-    """Set what the first of some values says, if one says anything."""
-    value = next((value for value in values if value), None)
-    if value is not None:
-        config[name] = value
 
 
 def client_settings(endpoint: str | None, verify: object = None) -> dict[str, Any]:

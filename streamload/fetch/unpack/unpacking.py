@@ -27,7 +27,7 @@ from streamload.fetch.unpack.packed_streams import (
     bzip2_stream,
     gzip_stream,
     xz_stream,
-    zstd_streams,
+    zstd_stream,
 )
 
 if TYPE_CHECKING:
@@ -56,6 +56,12 @@ class Compression(enum.Enum):
     BZIP2 = "bzip2"
 
 
+_STREAMS: dict[Compression, Callable[[], PackedStream]] = {
+    Compression.GZIP: gzip_stream,
+    Compression.ZSTD: zstd_stream,
+    Compression.XZ: xz_stream,
+    Compression.BZIP2: bzip2_stream,
+}
 _STREAM_NAMES = {
     Compression.GZIP: "gzip member",
     Compression.ZSTD: "zstd frame",
@@ -94,7 +100,7 @@ class Unpacker:
         Args:
             compression: its format.
             url: the shard, for errors.
-            piece_bytes: no piece is longer than this; at least 128 KiB, the length of a block of zstd.
+            piece_bytes: no piece is longer than this.
             most_ratio: more than this many bytes for each byte of input are refused ...
             ratio_free_bytes: ... once the shard is larger than this.
         """
@@ -105,7 +111,7 @@ class Unpacker:
         self._piece_bytes = piece_bytes
         self._most_ratio = most_ratio
         self._ratio_free_bytes = ratio_free_bytes
-        self._new_stream = _maker(compression)
+        self._new_stream = _STREAMS[compression]
         self._stream: PackedStream | None = None
         self._streams_ended = 0
         self._stream_start = 0
@@ -222,18 +228,6 @@ class Unpacker:
 
     def _error(self, message: str, offset: int) -> ShardFormatError:
         return ShardFormatError(message, url=self._url, offset=offset)
-
-
-def _maker(compression: Compression) -> Callable[[], PackedStream]:
-    match compression:
-        case Compression.GZIP:
-            return gzip_stream
-        case Compression.ZSTD:
-            return zstd_streams()
-        case Compression.XZ:
-            return xz_stream
-        case Compression.BZIP2:
-            return bzip2_stream
 
 
 async def unpack(

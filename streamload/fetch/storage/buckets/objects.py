@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 from collections.abc import Awaitable, Callable
@@ -12,24 +13,23 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from streamload.errors import ShardChangedError, ShardNotFoundError, StorageError, TransientStorageError
-from streamload.fetch.storage.buckets.after_fork import use_here
-from streamload.fetch.storage.buckets.body import ObjectBody
+from streamload.fetch.storage.buckets.body import ObjectBody, body_error
 from streamload.fetch.storage.buckets.listing import ObjectListing
 from streamload.fetch.storage.buckets.meta import info_of, version_in
 from streamload.fetch.storage.buckets.obstore_errors import is_whole_answer, storage_error
-from streamload.fetch.storage.buckets.small_file import read_object_on
 from streamload.fetch.storage.buckets.stores import ObjectPlace, locate, make_store
 from streamload.fetch.storage.buckets.under_way import UnderWay
 from streamload.fetch.storage.errors import (
     ExpiredCredentialsError,
     changed_error,
+    check_small,
     close_matches,
     is_unexplained_denial,
     transient_error,
 )
 from streamload.fetch.storage.http_range import Wanted, open_http_range, strong_etag
 from streamload.fetch.storage.options import ObjectConfig, tls_context
-from streamload.fetch.storage.patience import Patience, Retries, RetryPolicy
+from streamload.fetch.storage.patience import Retries, RetryPolicy
 from streamload.fetch.storage.protocol import (
     UNKNOWN_BYTES,
     EmptyBody,
@@ -39,12 +39,12 @@ from streamload.fetch.storage.protocol import (
     without_secrets,
 )
 from streamload.fetch.storage.served_parts import ServedParts
-from streamload.fetch.storage.whole_file import WholeFile
 
 __all__ = ["ObjectStorage"]
 
 _SIGNED_FOR = timedelta(hours=1)
 _LISTED_AT_ONCE = 1000
+_used_by: list[int] = []
 _Result = TypeVar("_Result")
 
 
@@ -117,9 +117,22 @@ class ObjectStorage:
         return bool(listed["objects"] or listed["common_prefixes"])
 
     def read_bytes(self, url: str, *, most_bytes: int) -> bytes:
-        """By one GET, and one more for the rest whenever it breaks off; see `Storage.read_bytes`."""
-        file = WholeFile(url, most_bytes, self._retries.begin(url))
-        return self._retried(url, lambda store, key: read_object_on(file, store, key), file.patience)
+        """By one GET; see `Storage.read_bytes`."""
+        import obstore
+
+        def whole(store: Any, key: str) -> bytes:
+            answer = obstore.get(store, key)
+            size_bytes = answer.meta["size"]
+            check_small(url, size_bytes, most_bytes)
+            try:
+                content = bytes(answer.bytes())
+            except (obstore.exceptions.BaseError, OSError) as exc:
+                raise body_error(url, exc) from None
+            if len(content) != size_bytes:
+                raise transient_error(url, f"the answer ended after {len(content):,} bytes")
+            return content
+
+        return self._retried(url, whole)
 
     async def open_range(self, url: str, start: int, end: int | None, *, etag: str | None = None) -> RangeBody:
         """See `Storage.open_range`."""
@@ -261,7 +274,7 @@ class ObjectStorage:
         return error
 
     def _store(self, place: ObjectPlace, *, writes: bool = False) -> Any:
-        use_here(place.root)
+        _use_here(place.root)
         with self._lock:
             store = self._stores.get((place.root, writes))
             if store is None:
@@ -275,16 +288,14 @@ class ObjectStorage:
                 for writes in (True, False):
                     self._stores.pop((place.root, writes), None)
 
-    def _retried(
-        self, url: str, act: Callable[[Any, str], _Result], patience: Patience | None = None, *, writes: bool = False
-    ) -> _Result:
+    def _retried(self, url: str, act: Callable[[Any, str], _Result], *, writes: bool = False) -> _Result:
         """Do something with a url's store and key, again as long as it may succeed.
 
         Where the credentials have expired that is once more, with new ones.
         """
         import obstore
 
-        place, patience, renewed = locate(url), patience or self._retries.begin(url), False
+        place, patience, renewed = locate(url), self._retries.begin(url), False
         while True:
             store = self._store(place, writes=writes)
             try:
@@ -325,3 +336,20 @@ def _call_obstore() -> object:
     from obstore.store import MemoryStore
 
     return MemoryStore()
+
+
+def _use_here(url: str) -> None:
+    """Note that this process uses obstore: in a fork its threads are the parent's, and it would wait for ever.
+
+    Raises:
+        StorageError: it was forked from one that has.
+    """
+    process = os.getpid()
+    if not _used_by:
+        _used_by.append(process)
+    elif _used_by[0] != process:
+        raise StorageError(
+            "this process was forked from one that has read from a storage, and would wait for ever here; give the "
+            "loader num_workers=1 or more, so that a process of its own reads, or start this one by spawn",
+            url=without_secrets(url),
+        )

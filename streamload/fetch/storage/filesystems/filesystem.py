@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from time import monotonic
 from typing import Any, TypeVar
 
 from streamload.errors import ShardNotFoundError, StorageError
-from streamload.fetch.storage.errors import changed_error, close_matches, transient_error
+from streamload.fetch.storage.errors import changed_error, check_small, close_matches, transient_error
 from streamload.fetch.storage.filesystems.fsspec_errors import TellsErrors, filesystem_error
 from streamload.fetch.storage.filesystems.listing import find_matches
 from streamload.fetch.storage.filesystems.opening import OpenFilesystem, open_filesystem, path_in, shard_info
-from streamload.fetch.storage.filesystems.read_body import ReadBody
 from streamload.fetch.storage.filesystems.s3fs_range import open_s3fs_range
-from streamload.fetch.storage.http_range import Wanted, open_http_range, read_http_on
-from streamload.fetch.storage.patience import Patience, Retries
+from streamload.fetch.storage.http_range import Wanted, open_http_range, read_http
+from streamload.fetch.storage.patience import Retries
 from streamload.fetch.storage.protocol import (
     EmptyBody,
     RangeBody,
@@ -28,10 +27,9 @@ from streamload.fetch.storage.protocol import (
     without_secrets,
 )
 from streamload.fetch.storage.served_parts import ServedParts
-from streamload.fetch.storage.whole_file import WholeFile
 from streamload.wording import counted
 
-__all__ = ["FilesystemStorage"]
+__all__ = ["FilesystemStorage", "ReadBody"]
 
 _LOOK_AGAIN_S = 30.0
 """Where an answer does not tell its version, that is asked for so often; in between a change is not noticed."""
@@ -42,7 +40,27 @@ _INFO_S, _SMALL_FILE_S = 30.0, 120.0
 _RENAMING = frozenset(("file", "local", "sftp", "ssh", "smb", "hdfs", "webhdfs", "ftp"))
 """Protocols where a file appears while it is written, so that it has to be written under another name."""
 
+_CHUNK_BYTES = 1 << 20
 _Result = TypeVar("_Result")
+
+
+class ReadBody:
+    """A range that was read whole, where a filesystem gives no stream of it; see `RangeBody`."""
+
+    def __init__(self, content: bytes, total_bytes: int, etag: str | None) -> None:
+        self.total_bytes = total_bytes
+        self.etag = etag
+        self._content = content
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """See `RangeBody.chunks`."""
+        content, self._content = self._content, b""
+        for start in range(0, len(content), _CHUNK_BYTES):
+            yield content[start : start + _CHUNK_BYTES]
+
+    async def aclose(self) -> None:
+        """See `RangeBody.aclose`."""
+        self._content = b""
 
 
 class FilesystemStorage:
@@ -99,22 +117,19 @@ class FilesystemStorage:
 
     def read_bytes(self, url: str, *, most_bytes: int) -> bytes:
         """See `Storage.read_bytes`."""
-        file = WholeFile(url, most_bytes, self._retries.begin(url))
 
         async def read(opened: OpenFilesystem, path: str) -> bytes:
             if not _streams(opened):
                 content: bytes = await opened.call("cat_file", path, timeout_s=_SMALL_FILE_S)
-                file.answered(len(content), None)
+                check_small(url, len(content), most_bytes)
                 return content
             if not hasattr(opened.fs, "_call_s3"):
-                return await read_http_on(file, *await _http_request(opened, path))
-            body = await _stream(opened, path, Wanted(url, file.reached, None, file.etag))
-            file.answered(body.total_bytes, body.etag)
-            async for piece in body.chunks():
-                file.add(piece)
-            return file.whole()
+                return await read_http(url, most_bytes, *await _http_request(opened, path))
+            body = await _stream(opened, path, Wanted(url, 0, None, None))
+            check_small(url, body.total_bytes, most_bytes)
+            return b"".join([piece async for piece in body.chunks()])
 
-        return self._alone(url, read, file.patience)
+        return self._alone(url, read)
 
     async def open_range(self, url: str, start: int, end: int | None, *, etag: str | None = None) -> RangeBody:
         """See `Storage.open_range`.
@@ -210,10 +225,9 @@ class FilesystemStorage:
         self,
         url: str,
         act: Callable[[OpenFilesystem, str], Coroutine[Any, Any, _Result]],
-        patience: Patience | None = None,
     ) -> _Result:
         """Do something on a loop that ends with it, again as long as it may succeed; on a thread, where a loop runs."""
-        patience = patience or self._retries.begin(url)
+        patience = self._retries.begin(url)
 
         async def once(opened: OpenFilesystem, path: str) -> _Result:
             with TellsErrors(url):
