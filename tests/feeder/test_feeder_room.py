@@ -161,7 +161,7 @@ def test_what_has_moved_and_does_not_fit_any_more_is_an_error(url: str) -> None:
         assert by_hand.pool.again == []
         error = failure(by_hand)
         assert isinstance(error, StorageError)
-        assert "memory_budget of 10 MB is too small" in str(error)
+        assert "memory_budget of 12 MB is too small" in str(error)
 
     with_feeder(url, body, batch_size=1, budget_bytes=ONE_PART_BYTES)
 
