@@ -118,5 +118,6 @@ def test_a_budget_bounds_the_memory_of_all_processes(
 def test_what_does_not_fit_with_its_batches_is_refused_at_the_start(
     server: FaultServer, field: str, budget_mib: int, batch_size: int
 ) -> None:
-    with pytest.raises(ValueError, match=r"3 batches of .*Give a memory_budget of at least \d+ MB.* smaller batch_size"):
+    refusal = r"3 batches of .*Give a memory_budget of at least \d+ MB.* smaller batch_size"
+    with pytest.raises(ValueError, match=refusal):
         peak_bytes(server, f"{field}-large", batch_size, budget_mib, shuffle=True, shuffle_window=50)

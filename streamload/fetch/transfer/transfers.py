@@ -17,6 +17,7 @@ from streamload.fetch.transfer.stragglers import Stragglers, download_with_secon
 
 __all__ = ["Part", "Source", "TransferCounts", "Transfers"]
 
+
 @dataclass(frozen=True, slots=True)
 class Part:
     """A range of a shard that is fetched as one.
