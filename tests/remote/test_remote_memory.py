@@ -22,7 +22,8 @@ FIELD_BYTES = 1_000_000
 SAMPLES = 160
 MIB = 1 << 20
 FACTOR = 1.25
-"""Aimed at is 1.1; measured is up to 1.2, since heaps keep some of what they have freed."""
+"""Measured is 0.9 to 1.2, without shuffle 1.3: heaps keep some of what they have freed, and what is in flight as the first batch tells its
+size cannot be freed for it. It was up to 2.5 without room reserved for batches."""
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +98,7 @@ def peak_bytes(server: FaultServer, name: str, batch_size: int, budget_mib: int,
         ("bin", 64, 4, 5),
         exhaustive(("npy", 128, 1, 50)),
         exhaustive(("npy", 64, 8, 5)),
-        exhaustive(("npy", 128, 24, 0)),
+        exhaustive(("npy", 128, 16, 0)),
         exhaustive(("bin", 128, 4, 50)),
         exhaustive(("bin", 128, 12, 0)),
     ],
