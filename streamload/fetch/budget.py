@@ -146,7 +146,7 @@ def check_budget(
     else:
         needed = f"for a batch of {batch}: {_shown(of_batch_bytes)} of shards are needed at once"
     if batches_bytes:
-        needed += f", {batches_bytes / 1e6:.0f} MB are {_BATCHES} batches of {batch}"
+        needed += f", {batches_bytes / 1e6:.0f} MB are three batches of {batch}"
         needed += " and as much again of Python objects" if batch_copies > 1 else ""
         advice += ["a smaller batch_size"] * (batch_samples > 1)
     raise ValueError(

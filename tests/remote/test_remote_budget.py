@@ -114,7 +114,7 @@ def test_a_budget_that_the_window_does_not_fit_into_is_refused_with_the_arithmet
 
 def test_a_budget_that_a_batch_does_not_fit_into_is_refused_with_the_arithmetic(server: FaultServer) -> None:
     order: dict[str, Any] = {"batch_size": 16, "shuffle": False, "collate_fn": None}
-    refusal = r"16 samples x 1002\.\d kB: 24 MB of shards are needed at once, 48 MB are 3 batches.* at least 94 MB"
+    refusal = r"16 samples x 1002\.\d kB: 24 MB of shards are needed at once, 48 MB are three batches.* at least 94 MB"
     with pytest.raises(ValueError, match=refusal):
         loader_of(server, "indexed", memory_budget="64MB", **order)
     with loader_of(server, "indexed", memory_budget="94MB", **order) as loader:  # less than the data
