@@ -36,6 +36,7 @@ __all__ = ["DEFAULT_WINDOW", "Options", "Transform", "rank_and_world_size"]
 
 _MOST_BATCH_SIZE = 1 << 40
 _MOST_WORKERS_PER_PROCESSOR = 4
+_COPIES_OF_FIELD = 4
 DEFAULT_WINDOW = 10_000
 """Samples: mixes about eleven shards of a thousand samples."""
 
@@ -165,10 +166,10 @@ class Options:
 
     @property
     def _expansion_limit_bytes(self) -> int:
-        """What one field may become beyond its own bytes: no more than a budget that the user has set."""
+        """What one field may become beyond its own bytes: three batches and a copy must fit a budget that was set."""
         if self.memory_budget == "auto":  # of what is free now, on which it must not depend which samples fail
             return DECOMPRESSED_LIMIT_BYTES
-        return min(DECOMPRESSED_LIMIT_BYTES, parse_bytes("memory_budget", self.memory_budget))
+        return min(DECOMPRESSED_LIMIT_BYTES, parse_bytes("memory_budget", self.memory_budget) // _COPIES_OF_FIELD)
 
     def pickled_job(self, own_transforms: OwnTransforms = ()) -> PickledJob:
         """The same, ready to travel.

@@ -491,7 +491,7 @@ def test_a_field_expands_no_further_than_the_budget(tmp_path: Path) -> None:
     """Before the memory is taken, with the key, and not where nobody has set a budget."""
     few, many = (gzip.compress(bytes(size_bytes)) for size_bytes in (1 << 20, 3 << 20))
     source = write_fields(tmp_path / "shards", "bin.gz", [few, many])
-    with StreamLoader(source, 1, fields=("bin.gz",), num_workers=0, memory_budget="2MiB") as loader:
+    with StreamLoader(source, 1, fields=("bin.gz",), num_workers=0, memory_budget="8MiB") as loader:
         batches = iter(loader)
         assert len(next(batches)[0][0]) == 1 << 20
         with pytest.raises(DecodeError, match=r"unpacks to more than the limit of 2\d{6} bytes.*decode=") as caught:

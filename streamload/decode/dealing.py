@@ -40,6 +40,7 @@ _SLOTS_SHARE = 4
 """A quarter of the byte budget is for batches; the rest is for what they are made of."""
 
 
+_BATCHES_OF_LOOP = 2
 _SHARE_OF_DESCRIPTORS = 8
 
 
@@ -97,6 +98,8 @@ class Learned:
     Attributes:
         layout: of batches of rows.
         size_bytes: of a slot.
+        objects_bytes: of a batch's values that are no arrays: on a worker's heap, and then on the trainer's.
+        outstanding: how many batches may be in flight or waiting for the loop.
         irregular: some row did not fit the layout, so batches are collated one by one.
         uncut: values that are no arrays are large, and are written to a slot by the one worker that makes the batch.
         row_s: seconds of a worker for one row.
@@ -104,9 +107,26 @@ class Learned:
 
     layout: bytes | None = None
     size_bytes: int = 1
+    objects_bytes: int = 0
+    outstanding: int = 0
     irregular: bool = False
     uncut: bool = False
     row_s: float | None = None
+
+    @property
+    def batch_bytes(self) -> int:
+        """Of a batch in its slot, and of its values that are no arrays once more."""
+        return self.size_bytes + self.objects_bytes
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Of all batches that may exist at once: the loop has two of them while it gets the next one."""
+        return (self.outstanding + _BATCHES_OF_LOOP) * self.batch_bytes if self.outstanding else 0
+
+    def expect_objects(self, size_bytes: int) -> None:
+        """Values of a batch that are no arrays take so much in its slot, and as much again outside."""
+        self.objects_bytes = max(self.objects_bytes, size_bytes)
+        self.size_bytes = max(self.size_bytes, size_bytes)
 
     def measure(self, done: RowsDone) -> None:
         """Take in the time of a finished task."""
@@ -284,7 +304,9 @@ class Dealer:
         size = replace(size, run=min(size.run, most_run))
         most = self._slots.most_under_way
         if self._most_slot_bytes is not None:
-            most = min(most, max(1, self._most_slot_bytes // self._learned.size_bytes))
+            known = self._learned.row_s is not None or not self._whole  # else the first one tells how large they are
+            by_bytes = self._most_slot_bytes // self._learned.batch_bytes if known else 1
+            most = min(most, max(1, by_bytes - _BATCHES_OF_LOOP))
         # A run waits for room for all of it, and up to a fifth of what is outstanding the loop has not told of yet.
         return TaskSize(size.parts, min(size.run, max(1, most // 2)), min(size.outstanding, most))
 

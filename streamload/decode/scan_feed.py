@@ -66,7 +66,7 @@ class ScanFeed:
         keeps = None if first is None or fetcher.ledger.is_reserved(first) else shard_and_number(first)[0]
         for shard in [shard for shard in self._held if shard != keeps]:
             fetcher.ledger.release(part_key(shard, number) for number in self._held.pop(shard))
-        fetcher.slots_came_back()
+        fetcher.follow_slots()
         return not fetcher.stuck or fetcher.make_way()
 
     def _look(self, shard: int, left: int) -> tuple[bool, int]:

@@ -32,7 +32,7 @@ from streamload.feeder.messages import (
     TellTaken,
 )
 from streamload.feeder.pipeline import Epoch, ReadyBatch
-from streamload.fetch.budget import bytes_for_parts
+from streamload.fetch.budget import bytes_for_parts, requests_at_once
 from streamload.fetch.cache.disk_cache import DiskCache
 from streamload.fetch.fetcher import Fetcher
 from streamload.fetch.fetching import Fetching
@@ -82,6 +82,7 @@ class Feeder:
         self._in_process = in_process
         self._settings = configure.settings
         self._slots = slots
+        self._learned = Learned()
         self._send = send
         self._in_loop = in_loop
         self._turn_is_due = False
@@ -103,7 +104,6 @@ class Feeder:
         )
         self._feed = None if near is None else ScanFeed(self._scans, self._tables, near.fetcher)
         self._late = LateTasks(None if near is None else near.fetcher)
-        self._learned = Learned()
         self._totals = FeederTotals()
         self._counting = False
         self._questions = count(1)
@@ -207,12 +207,17 @@ class Feeder:
             fetched,
             fetching.storages,
             budget_bytes=bytes_for_parts(fetching.budget_bytes),
-            slot_bytes=self._slots.held_bytes,
+            slot_bytes=self._bytes_for_batches,
             wake=self._take_turn_soon,
             progress=self._take_turn_soon,
             cache=None if folder is None else DiskCache(folder, fetching.cache_bytes, part_bytes=PART_BYTES),
+            most_requests=requests_at_once(fetching.budget_bytes),
         )
         return Near(fetcher, self._tables, wake=self._take_turn_soon, progress=self._take_turn_soon)
+
+    def _bytes_for_batches(self) -> int:
+        """What batches take, or will take when as many exist as may."""
+        return max(self._slots.held_bytes() + self._learned.objects_bytes, self._learned.reserved_bytes)
 
     def _take_turn_soon(self) -> None:
         if not self._turn_is_due:
@@ -274,7 +279,7 @@ class Feeder:
         fetcher = self.near.fetcher
         if fetcher.stuck:
             self._slots.discard_free()
-        fetcher.slots_came_back()
+        fetcher.follow_slots()
         if not fetcher.stuck or self._scans.under_way:
             return
         if self._late:

@@ -220,10 +220,12 @@ class Epoch:
                 self._note_layout(part)
                 if _needs_slot(part, batch):
                     self._learned.uncut = True
+                    self._learned.expect_objects(_bytes_inline(part) * batch.rows // part.piece.rows)
                     self._dealer.make_again(batch)
                     continue
                 batch.parts.append(part)
                 batch.rows_done += part.piece.rows
+        self._learned.outstanding = self._dealer.outstanding
         return True
 
     def take_ready(self) -> tuple[list[ReadyBatch], int]:
@@ -272,6 +274,8 @@ class Epoch:
     def _note_layout(self, part: PieceDone) -> None:
         learned = self._learned
         learned.size_bytes = max(learned.size_bytes, part.size_bytes)
+        if isinstance(part.besides, InSlot):
+            learned.expect_objects(part.besides.size_bytes)
         if part.layout is not None and not part.whole:
             learned.layout = part.layout
             self._pool.fix_layout(part.layout)
@@ -303,6 +307,10 @@ class Epoch:
 
 def _needs_slot(part: PieceDone, batch: RowBatch) -> bool:
     """Whether the values that are no arrays are too large for messages: one worker makes such a batch."""
-    if part.whole or part.piece.complete or not isinstance(part.besides, bytes):
+    if part.whole or part.piece.complete:
         return False
-    return len(part.besides) * batch.rows > _MOST_INLINE_BYTES * part.piece.rows
+    return _bytes_inline(part) * batch.rows > _MOST_INLINE_BYTES * part.piece.rows
+
+
+def _bytes_inline(part: PieceDone) -> int:
+    return len(part.besides) if isinstance(part.besides, bytes) else 0

@@ -16,6 +16,7 @@ from streamload.fetch.fetched_shard import FetchedShard
 from streamload.fetch.packed_bodies import PackedBodies
 from streamload.fetch.parts import part_edges
 from streamload.fetch.storage.storages import Storages
+from streamload.fetch.transfer.concurrency import MOST_REQUESTS
 from streamload.fetch.transfer.download import Downloaded
 from streamload.fetch.transfer.transfers import Part, Source, TransferCounts, Transfers
 from streamload.fetch.unpack.unpacked_parts import UnpackedParts
@@ -66,6 +67,7 @@ class Bringer:
         cache: files on the disk to fetch into, or None.
         open_local: opens a local shard by its number; gives a descriptor.
         events: told what happens.
+        most_requests: how many may be in flight.
     """
 
     def __init__(
@@ -74,11 +76,13 @@ class Bringer:
         cache: DiskCache | None,
         open_local: Callable[[int], int],
         events: BringerEvents,
+        most_requests: int = MOST_REQUESTS,
     ) -> None:
         self._storages = storages
         self._cache = cache
         self._events = events
-        self._transfers = Transfers(self._source, self._write, self._on_done, self._on_failed, retries=storages.retries)
+        callbacks = self._source, self._write, self._on_done, self._on_failed
+        self._transfers = Transfers(*callbacks, retries=storages.retries, most=most_requests)
         self._openings = CacheOpenings(cache, storages)
         self._bodies = PackedBodies(storages, self._openings, open_local, self._transfers.start)
         self._ways_made: Counter[int | None] = Counter()

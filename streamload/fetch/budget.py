@@ -7,16 +7,32 @@ from contextlib import suppress
 
 from streamload.errors import StorageError
 from streamload.fetch.parts import PART_BYTES
+from streamload.fetch.transfer.concurrency import MOST_REQUESTS
 from streamload.surroundings.cgroups import free_memory_bytes
 from streamload.wording import counted
 
-__all__ = ["available_bytes", "budget_error", "budget_for", "bytes_for_parts", "check_budget", "default_budget"]
+__all__ = [
+    "available_bytes",
+    "budget_error",
+    "budget_for",
+    "bytes_for_parts",
+    "check_budget",
+    "default_budget",
+    "requests_at_once",
+]
 
 _SHARE = 4
 _LEAST_BYTES = 64 << 20
-_SMALL_BYTES = 128 << 20
 _REQUESTS_BYTES = 112 << 20
-"""About so much the feeder was seen to grow by with 32 requests on their way."""
+"""About so much the feeder was seen to grow by with 32 requests in flight."""
+
+_REQUEST_BYTES = _REQUESTS_BYTES // 32
+_PARTS_SHARE = 13
+_REQUESTS_SHARE = 3
+"""A smaller budget is divided so between parts with batches, and requests, of which there are fewer then."""
+
+_BATCHES = 3
+"""At the least: one is being made or is ready, one is the loop's, and one replaces it before the loop lets go of it."""
 
 _GUESS_BYTES = 4 << 30
 _STEPS_FOR_A_MEAN = 4
@@ -47,13 +63,23 @@ def default_budget(local_ranks: int) -> int:
 
 
 def bytes_for_parts(budget_bytes: int) -> int:
-    """What of a budget parts and slots may take: the requests themselves take some tens of megabytes."""
-    return budget_bytes - min(_REQUESTS_BYTES, max(0, budget_bytes - _SMALL_BYTES) // 4)
+    """What of a budget parts and batches may take; the rest is for the buffers of requests."""
+    return budget_bytes - _requests_bytes(budget_bytes)
 
 
 def budget_for(parts_bytes: int) -> int:
-    """The budget of which so much is for parts and slots: `bytes_for_parts` the other way round."""
-    return parts_bytes + min(_REQUESTS_BYTES, max(0, parts_bytes - _SMALL_BYTES) // 3)
+    """The budget of which so much is for parts and batches: the inverse of `bytes_for_parts`."""
+    return parts_bytes + min(_REQUESTS_BYTES, -(-parts_bytes * _REQUESTS_SHARE // _PARTS_SHARE))
+
+
+def requests_at_once(budget_bytes: int) -> int:
+    """How many requests a budget has room for, at least one."""
+    requests_bytes = _requests_bytes(budget_bytes)
+    return MOST_REQUESTS if requests_bytes == _REQUESTS_BYTES else max(1, requests_bytes // _REQUEST_BYTES)
+
+
+def _requests_bytes(budget_bytes: int) -> int:
+    return min(_REQUESTS_BYTES, budget_bytes * _REQUESTS_SHARE // (_PARTS_SHARE + _REQUESTS_SHARE))
 
 
 def check_budget(
@@ -68,12 +94,13 @@ def check_budget(
     shards: int,
     ranks: int = 1,
     drop_last: bool = False,
+    batch_copies: int = 0,
 ) -> None:
     """Refuse an order of which more must be held at once than fits.
 
     A part is held from the first of its samples that is drawn until the last, which is a window later. So what lies
     within the window is held, and at each end of it a part that lies there only partly; never more than there is. A
-    batch is made of all its samples at once.
+    batch is made of all its samples at once, which begin and end within parts, and three batches exist at once.
 
     Args:
         budget_bytes: for everything.
@@ -86,25 +113,45 @@ def check_budget(
         shards: how many there are.
         ranks: the world size.
         drop_last: samples that fill no batch of all ranks are left out.
+        batch_copies: how often the bytes of its samples exist in what is made for each batch; 0 where that is unknown.
 
     Raises:
         ValueError: it does not fit; the message has the arithmetic and what to do.
     """
-    if data_bytes <= budget_bytes:
-        return  # nothing has to go before it is used
     sample_bytes = data_bytes / max(1, samples)
+    batch_samples = _samples_of_a_batch(samples, batch_size, ranks, drop_last=drop_last)
+    batches_bytes = _BATCHES * batch_copies * batch_samples * sample_bytes
+    waiting = min(window, -(-samples // lanes))
     part_bytes = min(PART_BYTES, data_bytes / max(1, shards))
-    if window:
-        _check_window(
-            budget_bytes,
-            window,
-            lane_samples=-(-samples // lanes),
-            sample_bytes=sample_bytes,
-            part_bytes=part_bytes,
-            lanes_read=lanes_read,
+    edges_bytes = 2 * lanes_read * part_bytes if window else 0
+    window_bytes = waiting * lanes_read * sample_bytes
+    of_batch_bytes = max(batch_samples * sample_bytes, part_bytes) + part_bytes
+    shards_bytes = min(data_bytes, max(window_bytes + edges_bytes, of_batch_bytes))
+    if shards_bytes + batches_bytes <= bytes_for_parts(budget_bytes):
+        return
+    enough_bytes = budget_for(int((shards_bytes + batches_bytes) * 1.05))
+    batch = f"{counted(max(1, round(batch_samples)), 'sample')} x {sample_bytes / 1e3:.1f} kB"
+    advice = [f"a memory_budget of at least {enough_bytes / 1e6:.0f} MB"]
+    if window_bytes + edges_bytes >= of_batch_bytes:
+        of_lanes = f"{lanes_read} lanes x " if lanes_read > 1 else ""
+        within = f"{of_lanes}{counted(waiting, 'sample')} x {sample_bytes / 1e3:.1f} kB"
+        needed = (
+            f"for shuffle_window={window}: {within} = {window_bytes / 1e6:.0f} MB are held while they wait to be "
+            f"drawn, {edges_bytes / 1e6:.0f} MB of parts at the edges"
         )
-    _check_batch(
-        budget_bytes, _samples_of_a_batch(samples, batch_size, ranks, drop_last=drop_last), sample_bytes, part_bytes
+        left_bytes = bytes_for_parts(budget_bytes) - edges_bytes - batches_bytes
+        fitting = int(left_bytes / (lanes_read * sample_bytes))
+        if fitting > 0:
+            advice.append(f"a shuffle_window of at most {fitting}")
+    else:
+        needed = f"for a batch of {batch}: {_shown(of_batch_bytes)} of shards are needed at once"
+    if batches_bytes:
+        needed += f", {batches_bytes / 1e6:.0f} MB are three batches of {batch}"
+        needed += " and as much again of Python objects" if batch_copies > 1 else ""
+        advice += ["a smaller batch_size"] * (batch_samples > 1)
+    raise ValueError(
+        f"memory_budget of {_shown(budget_bytes)} is too small {needed}, and {_shown(_requests_bytes(budget_bytes))} "
+        f"are left to requests. Give {', '.join(advice)}, or a cache_dir on a disk with room"
     )
 
 
@@ -119,42 +166,6 @@ def _samples_of_a_batch(samples: int, batch_size: int, ranks: int, *, drop_last:
     if drop_last:
         return 0
     return samples / ((whole_steps + (rest > 0)) * ranks)
-
-
-def _check_window(
-    budget_bytes: int, window: int, *, lane_samples: int, sample_bytes: float, part_bytes: float, lanes_read: int
-) -> None:
-    """Refuse a window in each lane that does not fit, with a part at both of its ends."""
-    held = min(window, lane_samples) * lanes_read * sample_bytes
-    edges = 2 * lanes_read * part_bytes
-    if held + edges <= budget_bytes:
-        return
-    fitting = max(1, int((budget_bytes - edges) / (lanes_read * sample_bytes)))
-    of_lanes = f"{lanes_read} lanes x " if lanes_read > 1 else ""
-    within = f"{of_lanes}{counted(min(window, lane_samples), 'sample')} x {sample_bytes / 1e3:.1f} kB"
-    raise ValueError(
-        f"memory_budget of {_shown(budget_bytes)} is too small for shuffle_window={window}: {within} = "
-        f"{held / 1e6:.0f} MB are held while they wait to be drawn, and {edges / 1e6:.0f} MB of parts at the edges. "
-        f"Give a memory_budget of at least {budget_for(int((held + edges) * 1.05)) / 1e6:.0f} MB, "
-        f"a shuffle_window of at most {fitting}, "
-        "or a cache_dir on a disk with room"
-    )
-
-
-def _check_batch(budget_bytes: int, batch_size: float, sample_bytes: float, part_bytes: float) -> None:
-    """Refuse a batch whose samples are more than there may be at once."""
-    batch_bytes = batch_size * sample_bytes
-    if batch_bytes <= budget_bytes:
-        return
-    # With it, the batch that is made of it and one that the loop still has.
-    enough_bytes = budget_for(int(3 * batch_bytes + 2 * part_bytes))
-    samples = counted(max(1, round(batch_size)), "sample")
-    raise ValueError(
-        f"memory_budget of {_shown(budget_bytes)} is too small for a batch of {samples} x "
-        f"{sample_bytes / 1e3:.1f} kB: {_shown(batch_bytes)} of shards are needed at once. Give a memory_budget of "
-        f"{enough_bytes / 1e6 * 1.05:.0f} MB, which has room for what is made of them too, a smaller batch_size, or a "
-        "cache_dir on a disk with room"
-    )
 
 
 def budget_error(

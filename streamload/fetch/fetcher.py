@@ -18,6 +18,7 @@ from streamload.fetch.listing.listing import Listing
 from streamload.fetch.parts import PART_BYTES, part_edges, part_key, parts_within, shard_and_number
 from streamload.fetch.resident import OpenShard, open_listed
 from streamload.fetch.storage.storages import Storages
+from streamload.fetch.transfer.concurrency import MOST_REQUESTS
 from streamload.fetch.transfer.transfers import TransferCounts
 from streamload.fetch.unpack.unpacking import compression_of
 
@@ -36,12 +37,13 @@ class Fetcher:
         listing: the shards.
         fetched: the numbers of those that are fetched.
         storages: where they lie.
-        budget_bytes: what parts and slots may take together.
-        slot_bytes: tells how much the slots take now.
+        budget_bytes: what parts and batches may take together.
+        slot_bytes: what of that is for batches now.
         wake: called when there is something to pump.
         progress: called in the loop when parts have come or failed.
         cache: files on the disk to fetch into instead of memory.
         most_open: how many shards may be open at once; see `FetchedShards`.
+        most_requests: how many may be in flight.
 
     Attributes:
         fetched: as given.
@@ -61,6 +63,7 @@ class Fetcher:
         progress: Callable[[], None],
         cache: DiskCache | None = None,
         most_open: int | None = None,
+        most_requests: int = MOST_REQUESTS,
     ) -> None:
         self.fetched = fetched
         self.ledger = PartLedger(budget_bytes)
@@ -72,6 +75,7 @@ class Fetcher:
         self._wake = wake
         self._progress = progress
         self._cache = cache
+        self._most_requests = most_requests
         self._bringer: Bringer | None = None
         self._shards = FetchedShards(listing, most_open, cached=cache is not None)
         self._failures = Failures()
@@ -186,7 +190,9 @@ class Fetcher:
         """Start all that there is room for."""
         if self._bringer is None:
             listed = self._listing.shards
-            self._bringer = Bringer(self._storages, self._cache, lambda n: open_listed(listed[n]), self)
+            self._bringer = Bringer(
+                self._storages, self._cache, lambda n: open_listed(listed[n]), self, self._most_requests
+            )
         for costless in self.ledger.take_costless():
             self._drop(costless)
         self._missing = None
@@ -226,8 +232,16 @@ class Fetcher:
         needed = None if self._missing is None else self._missing[0]
         return self._bringer is not None and self._bringer.make_way(needed)
 
-    def slots_came_back(self) -> None:
-        """Go on where that makes room for what did not fit."""
+    def follow_slots(self) -> None:
+        """Free parts where batches have grown into their room, and go on where there is room for what did not fit."""
+        self.ledger.next_wanted()
+        excess_bytes = self.ledger.used_bytes + self._other_bytes - self.ledger.budget_bytes
+        for key in list(self.ledger.dispensable()) if excess_bytes > 0 else ():
+            used_bytes = self.ledger.used_bytes
+            self._drop(key)
+            excess_bytes -= used_bytes - self.ledger.used_bytes
+            if excess_bytes <= 0:
+                break
         if self._missing is not None and self._has_room(*self._missing):
             self._wake()
 
@@ -273,8 +287,12 @@ class Fetcher:
         return True
 
     def _room_for(self, size_bytes: int) -> list[int] | None:
-        held_bytes = 0 if self._bringer is None else self._bringer.held_bytes
-        return self.ledger.room_for(size_bytes, self._slot_bytes() + held_bytes)
+        return self.ledger.room_for(size_bytes, self._other_bytes)
+
+    @property
+    def _other_bytes(self) -> int:
+        """What else counts against the budget."""
+        return self._slot_bytes() + (0 if self._bringer is None else self._bringer.held_bytes)
 
     def _drop(self, key: int) -> None:
         shard, number = shard_and_number(key)

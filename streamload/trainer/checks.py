@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from streamload.choosing.mixture import Portion
+from streamload.dataset.extensions import INTEGER
 from streamload.dataset.scan import LABEL_FIELD
+from streamload.decode.decoders import is_array, is_image
 from streamload.errors import StorageError
 from streamload.fetch.budget import check_budget
 from streamload.fetch.listing.fetched import fetched_shards
@@ -110,7 +112,20 @@ def check_window_fits(listing: Listing, order: OrderOptions, options: Options, w
         lanes_read=order.lanes // world_size if order.lanes % world_size == 0 else order.lanes,
         shards=len(sizes),
         ranks=world_size,
+        batch_copies=_batch_copies(listing, options) if reads_all and order.choice is None else 0,
     )
+
+
+def _batch_copies(listing: Listing, options: Options) -> int:
+    """How often the bytes of its samples exist, at the least, in what is made for one batch.
+
+    Functions of the user's may make anything of them. Arrays and images lie in the batch's memory; other values are
+    Python objects too, in the worker that makes the batch, and then in the trainer.
+    """
+    if options.transform is not None or options.collate_fn is not None or not isinstance(options.decode, bool):
+        return 0
+    fields = set(listing.fields) - INTEGER
+    return 1 if options.decode and any(is_array(field) or is_image(field) for field in fields) else 2
 
 
 def _surely_read(listing: Listing, options: Options) -> set[str]:

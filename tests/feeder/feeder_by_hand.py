@@ -13,6 +13,7 @@ from streamload.decode.worker import scan
 from streamload.feeder.feeder import Feeder
 from streamload.feeder.messages import Configure, EpochStart, Ready, Taken
 from streamload.feeder.pipeline import ReadyBatch
+from streamload.fetch.budget import budget_for
 from streamload.fetch.fetcher import Fetcher
 from streamload.fetch.fetching import Fetching
 from streamload.fetch.listing.listing import list_shards
@@ -221,7 +222,7 @@ def with_feeder(
     )
     storages = Storages()
     listing = list_shards([url], None, storages)
-    fetching = Fetching(storages, budget_bytes, cache_folder, 1 << 30)
+    fetching = Fetching(storages, budget_for(budget_bytes), cache_folder, 1 << 30)
 
     async def run() -> None:
         by_hand = FeederByHand(Configure(listing, settings, b"", 0, fetching, ()), works_ahead=works_ahead)

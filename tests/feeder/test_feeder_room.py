@@ -161,7 +161,7 @@ def test_what_has_moved_and_does_not_fit_any_more_is_an_error(url: str) -> None:
         assert by_hand.pool.again == []
         error = failure(by_hand)
         assert isinstance(error, StorageError)
-        assert "memory_budget of 10 MB is too small" in str(error)
+        assert "memory_budget of 12 MB is too small" in str(error)
 
     with_feeder(url, body, batch_size=1, budget_bytes=ONE_PART_BYTES)
 
@@ -235,3 +235,16 @@ def test_what_late_tasks_of_another_epoch_read_is_waited_for_and_no_error(url: s
         await by_hand.until(lambda: tasks[-1].epoch == 5)
 
     with_feeder(url, body, batch_size=1, budget_bytes=2 * ONE_PART_BYTES, works_ahead=True)
+
+
+def test_parts_that_are_needed_later_are_freed_where_batches_grow(url: str) -> None:
+    async def body(by_hand: FeederByHand) -> None:
+        (task,) = await by_hand.begin(1)
+        ledger = by_hand.fetcher.ledger
+        await by_hand.until(lambda: ledger.used_bytes > 2 * PART_BYTES and not ledger.on_their_way())
+        by_hand.slots.more_bytes = ledger.budget_bytes - 2 * PART_BYTES
+        by_hand.pool.full = True  # else what is dealt next holds its parts
+        by_hand.answer(task)
+        assert ledger.used_bytes <= 2 * PART_BYTES
+
+    with_feeder(url, body, batch_size=1, budget_bytes=THREE_PARTS_BYTES)

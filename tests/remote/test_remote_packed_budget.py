@@ -10,6 +10,7 @@ from places import PACKERS
 
 from streamload import ShardWriter, StreamLoader
 from streamload.errors import StorageError
+from streamload.fetch.budget import budget_for
 
 MB = 1_000_000
 SAMPLES = list(range(60))
@@ -32,7 +33,7 @@ def loader_of(folder: Path, budget: int, **options: Any) -> StreamLoader:
         folder / "shard.tar.gz",
         fields=("bin",),
         collate_fn=labels_of,
-        memory_budget=budget * MB,
+        memory_budget=budget_for(budget * MB),
         timeout=30,  # a wait without an end is an error
         **options,
     )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-__all__ = ["Concurrency"]
+__all__ = ["MOST_REQUESTS", "Concurrency"]
 
 _FEWEST = 1
-_MOST = 64
+MOST_REQUESTS = 64
 _START = 32
 
 
@@ -21,10 +21,10 @@ class Concurrency:
         start: where the limit starts, within the bounds.
     """
 
-    def __init__(self, *, most: int = _MOST, start: int = _START) -> None:
+    def __init__(self, *, most: int = MOST_REQUESTS, start: int = _START) -> None:
         if most < _FEWEST:
             raise ValueError(f"most is {most}, but at least {_FEWEST} request has to be possible")
-        self._most = min(most, _MOST)
+        self._most = min(most, MOST_REQUESTS)
         self._limit = max(_FEWEST, min(start, self._most))
         self._succeeded = 0
         self._halved_s = float("-inf")

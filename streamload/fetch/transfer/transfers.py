@@ -11,13 +11,11 @@ from typing import Any
 
 from streamload.errors import TransientStorageError
 from streamload.fetch.storage.patience import Retries
-from streamload.fetch.transfer.concurrency import Concurrency
+from streamload.fetch.transfer.concurrency import MOST_REQUESTS, Concurrency
 from streamload.fetch.transfer.download import Downloaded, Pin, RangeStorage, Watch, download
 from streamload.fetch.transfer.stragglers import Stragglers, download_with_second
 
 __all__ = ["Part", "Source", "TransferCounts", "Transfers"]
-
-_MOST = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +88,7 @@ class Transfers:
         on_failed: Callable[[Part, BaseException], None],
         *,
         retries: Retries | None = None,
-        most: int = _MOST,
+        most: int = MOST_REQUESTS,
     ) -> None:
         self._source = source
         self._write = write
