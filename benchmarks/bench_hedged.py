@@ -15,7 +15,7 @@ from pathlib import Path
 from unittest import mock
 
 from streamload import StreamLoader
-from streamload.fetch.transfer.stragglers import Stragglers
+from streamload.fetch.hedged_requests import Stragglers
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from servers.faults import FaultServer, Script

@@ -15,12 +15,12 @@ if sys.platform == "win32":
 
 if TYPE_CHECKING:
     from streamload import errors, images
-    from streamload.choosing.mixture import Mixture, Portion
     from streamload.errors import StreamloadError
-    from streamload.fetch.writing.shard_writer import ShardWriter
     from streamload.loader import StreamLoader
+    from streamload.sampling.mixture import Mixture, Portion
     from streamload.statistics import Statistics
     from streamload.tar_dataset import TarDataset
+    from streamload.write.shard_writer import ShardWriter
 
 __all__ = [
     "Mixture",
@@ -36,9 +36,9 @@ __all__ = [
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Mixture": "streamload.choosing.mixture",
-    "Portion": "streamload.choosing.mixture",
-    "ShardWriter": "streamload.fetch.writing.shard_writer",
+    "Mixture": "streamload.sampling.mixture",
+    "Portion": "streamload.sampling.mixture",
+    "ShardWriter": "streamload.write.shard_writer",
     "Statistics": "streamload.statistics",
     "StreamLoader": "streamload.loader",
     "StreamloadError": "streamload.errors",

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from streamload.wording import printable
+from streamload.text import printable
 
 __all__ = [
     "CollateError",

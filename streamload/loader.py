@@ -12,31 +12,31 @@ from threading import RLock
 from types import TracebackType
 from typing import Any, Literal
 
-from streamload.batch.device import Mover, device_for
-from streamload.batch.transfer import cuda_registry
-from streamload.choosing.choosing import Choosing
-from streamload.choosing.mixture import Mixture, portions_of
-from streamload.choosing.weights import Weights
-from streamload.dataset.urls import expand_urls
-from streamload.decode.dealing import EpochStart
 from streamload.decode.tasks import OnError
+from streamload.environment.found_rank import check_found_rank, goes_by_found_rank
 from streamload.errors import LoaderStateError, SampleError, without_secrets
 from streamload.loader_attributes import LoaderAttributes
 from streamload.numpy_scalars import as_python
 from streamload.options import DEFAULT_WINDOW, Options, Transform, rank_and_world_size
+from streamload.order.epoch_start import EpochStart
 from streamload.order.plan import batches_per_rank
 from streamload.order.state import LoaderState, check, fingerprint
+from streamload.sampling.arguments import Choosing
+from streamload.sampling.mixture import Mixture, portions_of
+from streamload.sampling.weights import Weights
 from streamload.statistics import Meter, Statistics
-from streamload.surroundings.found_rank import check_found_rank, goes_by_found_rank
+from streamload.storage.urls import expand_urls
+from streamload.text import counted
 from streamload.trainer.async_pass import AsyncLoop
+from streamload.trainer.batch_builder import Delivery
 from streamload.trainer.connection import Connection
-from streamload.trainer.delivery import Delivery
+from streamload.trainer.cursor import Standing
+from streamload.trainer.device import Mover, device_for
 from streamload.trainer.feeder_link import FeederLink
-from streamload.trainer.passed_over import NothingLeft
+from streamload.trainer.page_locked import cuda_registry
 from streamload.trainer.passes import Pass
-from streamload.trainer.standing import Standing
+from streamload.trainer.skipped_members import NothingLeft
 from streamload.unknown_names import advises
-from streamload.wording import counted
 
 __all__ = ["StreamLoader"]
 

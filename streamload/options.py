@@ -13,23 +13,23 @@ from typing import Any, Literal
 import cloudpickle
 
 from streamload.byte_sizes import parse_bytes
-from streamload.dataset.own_folder import refuse_url, why_not_own
 from streamload.decode.array_files import DECOMPRESSED_LIMIT_BYTES
-from streamload.decode.dealing import PipelineSettings
 from streamload.decode.failure import Attempt
 from streamload.decode.job_pickle import PickledJob, pickle_job
 from streamload.decode.missing_field import those_there_are
 from streamload.decode.tasks import SAMPLE_NAMES, Job, OnError, OwnTransforms, Transform
 from streamload.decode.user_code import check_takes_one
+from streamload.environment.launchers import found_rank, local_ranks, processors_of_rank
 from streamload.fetch.budget import default_budget
 from streamload.fetch.cache.disk_cache import shards_folder
-from streamload.fetch.fetching import Fetching
-from streamload.fetch.storage.storages import Storages
+from streamload.fetch.fetch_options import Fetching
 from streamload.order.options import MAX_LANES, MAX_SAMPLES
 from streamload.order.plan import OrderOptions
-from streamload.surroundings.launchers import found_rank, local_ranks, processors_of_rank
-from streamload.users_line import warn_at_users_line
-from streamload.wording import counted
+from streamload.schedule.scheduler import PipelineSettings
+from streamload.storage.private_folder import refuse_url, why_not_own
+from streamload.storage.storages import Storages
+from streamload.text import counted
+from streamload.warn_at_caller import warn_at_users_line
 
 __all__ = ["DEFAULT_WINDOW", "Options", "Transform", "rank_and_world_size"]
 

@@ -16,24 +16,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streamload.dataset.scan import labels_of, scan_file
-from streamload.dataset.scan_cache import ScanCache
-from streamload.dataset.table import ShardTable
 from streamload.decode.failure import sample_error
 from streamload.decode.missing_field import with_fields
 from streamload.decode.open_shards import OpenShards
-from streamload.decode.planned import locate
 from streamload.decode.row_table import RowTable
 from streamload.decode.tasks import RowFailure, RowTask, ShardOpened
 from streamload.errors import DatasetIndexError, SampleError, ShardChangedError
-from streamload.fetch.listing.listing import Listing
-from streamload.fetch.reading import ByteRange, joined_ranges
+from streamload.fetch.range_reader import ByteRange, joined_ranges
 from streamload.fetch.resident import open_listed
-from streamload.fetch.storage.storages import Storages
-from streamload.fetch.tables import Tables
+from streamload.index.listing import Listing
+from streamload.index.scan_cache import ScanCache
+from streamload.index.tables import Tables
 from streamload.memory.mapped import Bytes
 from streamload.order.plan import RowBlock
-from streamload.remote_reader import RemoteReader, remote_reader
+from streamload.schedule.planned import locate
+from streamload.storage.storages import Storages
+from streamload.tar.scan import labels_of, scan_file
+from streamload.tar.table import ShardTable
+from streamload.trainer.remote_reader import RemoteReader, remote_reader
 
 __all__ = ["RandomAccess", "RowBytes"]
 

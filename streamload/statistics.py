@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from streamload.decode.tasks import RowsDone, ScanDone
-from streamload.wording import counted
+from streamload.text import counted
 
 __all__ = ["FeederTotals", "Meter", "Stage", "Statistics"]
 

@@ -17,23 +17,23 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from streamload.choosing.mixture import Portion
-from streamload.dataset.urls import Urls
 from streamload.decode.rows import RowMaker
 from streamload.errors import DatasetIndexError, without_secrets
-from streamload.fetch.listing.listing import Listing
-from streamload.fetch.unpack.unpacking import compression_of
+from streamload.index.listing import Listing
 from streamload.loader import StreamLoader
 from streamload.memory.slots import HeapSlots
 from streamload.options import Options, Transform
 from streamload.order.plan import RowBlock
 from streamload.random_access import RandomAccess
-from streamload.remote_reader import class_names_in, find_classes, find_listing
+from streamload.sampling.mixture import Portion
+from streamload.storage.urls import Urls
+from streamload.tar.decompression import compression_of
+from streamload.text import counted
 from streamload.trainer.checks import check_classes, labelled_folders
 from streamload.trainer.no_effect import warn_of_unused_decoders
-from streamload.trainer.passed_over import PassedOver
+from streamload.trainer.remote_reader import class_names_in, find_classes, find_listing
+from streamload.trainer.skipped_members import PassedOver
 from streamload.unknown_names import advises, no_attribute
-from streamload.wording import counted
 
 __all__ = ["TarDataset"]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from streamload.batch.transfer import HostRegistry
+from streamload.trainer.page_locked import HostRegistry
 
 
 class LateCopying:

@@ -15,10 +15,11 @@ from processes import children
 from transforms import Noting
 
 from streamload import StreamLoader
-from streamload.decode.dealing import EpochStart, RowBatcher
 from streamload.errors import ShardNotFoundError
-from streamload.feeder.epochs import Epochs
 from streamload.memory.channel import Channel
+from streamload.order.epoch_start import EpochStart
+from streamload.schedule.epochs import Epochs
+from streamload.schedule.scheduler import RowBatcher
 
 COUNTS = [40, 30, 50]
 TOTAL = sum(COUNTS)

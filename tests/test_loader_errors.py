@@ -31,7 +31,7 @@ from streamload.errors import (
     WorkerError,
 )
 from streamload.images import Resize
-from streamload.trainer import delivery
+from streamload.trainer import batch_builder as delivery
 
 WORKERS = pytest.mark.parametrize("options", [{"num_workers": 0}, {"num_workers": 1}])
 

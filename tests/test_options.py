@@ -15,9 +15,9 @@ from make_shards import write_numbers
 from torch.utils.data import DistributedSampler
 
 from streamload import Mixture, StreamLoader
+from streamload.environment.launchers import available_processors
 from streamload.images import RandomResizedCrop
 from streamload.options import Options, rank_and_world_size
-from streamload.surroundings.launchers import available_processors
 
 GOOD: dict[str, Any] = {
     "batch_size": 8,

@@ -19,18 +19,20 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 LEVELS = (
-    ("wording", "byte_sizes", "numpy_scalars", "users_line", "log_records"),
+    ("text", "byte_sizes", "numpy_scalars", "warn_at_caller", "log_records"),
     ("errors",),
-    ("memory", "order", "images"),
-    ("launch", "loop_thread", "unknown_names", "surroundings"),
-    ("dataset",),
-    ("fetch", "batch"),
+    ("memory",),
+    ("tar", "storage", "order", "images", "environment", "unknown_names"),
+    ("index",),
+    ("fetch", "write", "sampling"),
     ("decode",),
-    ("statistics", "options", "choosing"),
+    ("workers",),
+    ("statistics",),
+    ("schedule",),
+    ("options",),
     ("feeder",),
     ("trainer",),
-    ("remote_reader",),
-    ("loader_attributes", "random_access"),
+    ("loader_attributes", "loader_state", "random_access"),
     ("loader",),
     ("tar_dataset", "lightning"),
     ("streamload",),
@@ -45,10 +47,10 @@ MAX_FILE_LINES = 450
 MAX_FUNCTION_LINES = 60
 FORBIDDEN_NAMES = {"utils", "util", "common", "base", "helper", "helpers", "manager", "core", "impl", "misc"}
 
-TORCH_AT_TOP = {"streamload.batch.transfer", "streamload.batch.device", "streamload.tar_dataset"}
-TORCH_IN_FUNCTIONS = {"streamload.batch.collate", "streamload.decode.decoders", "streamload.dataset.encode"}
-STARTERS = {"streamload.launch"}
-IMPORTS_LATE = {"streamload.feeder.start", "streamload.decode.worker_start"}
+TORCH_AT_TOP = {"streamload.trainer.page_locked", "streamload.trainer.device", "streamload.tar_dataset"}
+TORCH_IN_FUNCTIONS = {"streamload.decode.collate", "streamload.decode.decoders", "streamload.write.encode"}
+STARTERS = {"streamload.environment.launch"}
+IMPORTS_LATE = {"streamload.feeder.start", "streamload.workers.worker_start"}
 """The first lines of our processes: what cannot wait is done before the rest of streamload is imported."""
 
 HEAVY = {"torch", "torchvision", "cv2", "PIL", "simplejpeg"}
@@ -214,7 +216,7 @@ def misplaced_libraries(tree: Tree) -> list[str]:
             elif library in HEAVY:
                 allowed = late
             elif library in STORAGE_LIBRARIES:
-                allowed = module.part == "fetch"
+                allowed = module.part == "storage"
             elif library in PROCESS_LIBRARIES:
                 allowed = module.name in STARTERS and library == "subprocess"
             else:
@@ -309,14 +311,14 @@ def test_the_source_keeps_the_rule(source: Tree, rule: Callable[[Tree], list[str
     assert rule(source) == []
 
 
-@pytest.mark.parametrize("module", ["streamload", "streamload.feeder.process", "streamload.decode.worker"])
+@pytest.mark.parametrize("module", ["streamload", "streamload.feeder.process", "streamload.workers.worker"])
 def test_a_fresh_process_loads_no_heavy_library(module: str) -> None:
     program = f"import {module}, sys; print(sorted(set({sorted(HEAVY)!r}) & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("module", ["streamload.feeder.start", "streamload.decode.worker_start"])
+@pytest.mark.parametrize("module", ["streamload.feeder.start", "streamload.workers.worker_start"])
 def test_what_cannot_wait_is_done_before_anything_slow_is_imported(module: str) -> None:
     """Workers are started, and are bound to the feeder's life."""
     program = f"import {module}, sys; print(sorted({{'numpy', 'asyncio', 'cloudpickle'}} & sys.modules.keys()))"
@@ -328,12 +330,12 @@ def test_what_cannot_wait_is_done_before_anything_slow_is_imported(module: str) 
 
 
 BROKEN: list[tuple[Callable[[Tree], list[str]], dict[str, str], str]] = [
-    (upward_imports, {"memory/slots.py": "from streamload.dataset import tar", "dataset/tar.py": ""}, "memory.slots:1"),
+    (upward_imports, {"memory/slots.py": "from streamload.tar import header", "tar/header.py": ""}, "memory.slots:1"),
     (upward_imports, {"memory/slots.py": "from streamload import loader", "loader.py": ""}, "memory.slots:1"),
     (upward_imports, {"memory/slots.py": "import streamload.order.plan", "order/plan.py": ""}, "memory.slots:1"),
-    (upward_imports, {"order/plan.py": "from ..fetch import tables", "fetch/tables.py": ""}, "order.plan:1"),
+    (upward_imports, {"order/plan.py": "from ..index import tables", "index/tables.py": ""}, "order.plan:1"),
     (upward_imports, {"order/plan.py": "from streamload import Loader"}, "order.plan:1"),
-    (upward_imports, {"decode/pool.py": "import streamload_tools.main", "../tools/main.py": ""}, "decode.pool:1"),
+    (upward_imports, {"decode/rows.py": "import streamload_tools.main", "../tools/main.py": ""}, "decode.rows:1"),
     (upward_imports, {"attic/box.py": ""}, "'attic' has no level"),
     (
         upward_imports,
@@ -356,11 +358,15 @@ BROKEN: list[tuple[Callable[[Tree], list[str]], dict[str, str], str]] = [
         {"order/a.py": "import importlib\nimportlib.import_module('streamload.b')"},
         "order.a:2",
     ),
-    (misplaced_libraries, {"batch/layout.py": "def f():\n    import torch"}, "batch.layout:2 imports torch"),
-    (misplaced_libraries, {"batch/collate.py": "import torch.utils.data"}, "batch.collate:1 imports torch"),
+    (
+        misplaced_libraries,
+        {"decode/batch_layout.py": "def f():\n    import torch"},
+        "decode.batch_layout:2 imports torch",
+    ),
+    (misplaced_libraries, {"decode/collate.py": "import torch.utils.data"}, "decode.collate:1 imports torch"),
     (misplaced_libraries, {"images/filter.py": "import cv2"}, "images.filter:1 imports cv2"),
     (misplaced_libraries, {"images/filter.py": "from PIL import Image"}, "images.filter:1 imports PIL"),
-    (misplaced_libraries, {"dataset/urls.py": "def f():\n    import fsspec"}, "dataset.urls:2 imports fsspec"),
+    (misplaced_libraries, {"index/finder.py": "def f():\n    import fsspec"}, "index.finder:2 imports fsspec"),
     (misplaced_libraries, {"feeder/feeder.py": "from subprocess import Popen"}, "feeder.feeder:1 imports subprocess"),
     (
         misplaced_libraries,
@@ -400,12 +406,12 @@ def test_a_tree_that_keeps_the_rules_passes_them(tmp_path: Path) -> None:
         + "words\n" * MAX_FILE_LINES
         + '"""\n# a comment\n\n'
         + "x = 1\n" * MAX_FILE_LINES,
-        "streamload/batch/transfer.py": "import torch",
-        "streamload/batch/collate.py": "def f():\n    import torch",
-        "streamload/launch.py": "import subprocess",
+        "streamload/trainer/page_locked.py": "import torch",
+        "streamload/decode/collate.py": "def f():\n    import torch",
+        "streamload/environment/launch.py": "import subprocess",
         "streamload/feeder/start.py": "def main():\n    from streamload.feeder.process import run",
         "streamload/feeder/process.py": "",
-        "streamload/fetch/storage/protocol.py": "import fsspec",
+        "streamload/storage/protocol.py": "import fsspec",
         "tools/main.py": "from streamload.order.plan import f\nimport streamload",
     }
     for name, text in files.items():

@@ -34,7 +34,7 @@ from streamload.errors import (
     TransformError,
     WorkerError,
 )
-from streamload.fetch.reading import ByteRange, joined_ranges
+from streamload.fetch.range_reader import ByteRange, joined_ranges
 from streamload.memory.channel import Channel
 
 COUNTS = [5, 1, 7, 4]

@@ -12,14 +12,14 @@ from streamload_tools.reading import Reader, tables
 from streamload_tools.sizes import counted, shown_bytes
 
 import streamload
-from streamload.dataset.table import MISSING, ShardTable
 from streamload.decode.decoders import is_image
 from streamload.errors import CollateError
-from streamload.fetch.listing.index_lookup import IndexLookup
-from streamload.fetch.listing.listing import list_shards
-from streamload.fetch.storage.storages import Storages
 from streamload.images import RandomResizedCrop
+from streamload.index.index_lookup import IndexLookup
+from streamload.index.listing import list_shards
 from streamload.statistics import Statistics
+from streamload.storage.storages import Storages
+from streamload.tar.table import MISSING, ShardTable
 
 __all__ = ["BenchResult", "Limits", "bench", "bench_lines", "usual_fields"]
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import typer
 
 from streamload.errors import StreamloadError
-from streamload.wording import printable
+from streamload.text import printable
 
 __all__ = ["UsageError", "say", "told_errors"]
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from streamload.dataset.table import ShardTable
 from streamload.fetch.budget import check_budget
+from streamload.tar.table import ShardTable
 
 __all__ = ["DatasetFigures", "FieldFigures", "Labels", "Tally", "least_budget_bytes", "samples_of_a_rank"]
 

@@ -15,16 +15,16 @@ from streamload_tools.reading import Reader, ReadShard
 from streamload_tools.sizes import counted
 from streamload_tools.verify import missing_names
 
-from streamload.dataset.chain import LINK
-from streamload.dataset.index import INDEX_FOLDER, IndexedShard, write_index_files
-from streamload.dataset.index_file import table_path
-from streamload.dataset.table_file import table_to_npz
 from streamload.errors import StorageError
-from streamload.fetch.listing.index_lookup import IndexLookup
-from streamload.fetch.listing.shard_names import WEB, folder_and_name
-from streamload.fetch.storage.protocol import protocol_of, without_secrets
-from streamload.fetch.storage.storages import Storages
-from streamload.fetch.writing.remote_index import merge_remote_index
+from streamload.index.dataset_index import INDEX_FOLDER, IndexedShard, write_index_files
+from streamload.index.index_file import table_path
+from streamload.index.index_lookup import IndexLookup
+from streamload.index.remote_index import merge_remote_index
+from streamload.index.shard_names import WEB, folder_and_name
+from streamload.index.table_file import table_to_npz
+from streamload.storage.protocol import protocol_of, without_secrets
+from streamload.storage.storages import Storages
+from streamload.tar.header_chain import LINK
 
 __all__ = ["Indexed", "index_shards"]
 

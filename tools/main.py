@@ -20,15 +20,15 @@ from streamload_tools.storage_options import StorageOption, parse_storage_option
 from streamload_tools.usage import PlainUsage
 from streamload_tools.verify import Checked, check, class_names, missing_shards, without_checksums
 
-from streamload.dataset.table import ShardTable
-from streamload.fetch.listing.finder import find_shards
-from streamload.fetch.listing.index_lookup import IndexLookup
-from streamload.fetch.listing.listing import Listing, list_shards
-from streamload.fetch.listing.shard_names import folder_and_name
-from streamload.fetch.storage.protocol import without_secrets
-from streamload.fetch.storage.storages import Storages
-from streamload.surroundings.launchers import available_processors
-from streamload.wording import printable
+from streamload.environment.launchers import available_processors
+from streamload.index.finder import find_shards
+from streamload.index.index_lookup import IndexLookup
+from streamload.index.listing import Listing, list_shards
+from streamload.index.shard_names import folder_and_name
+from streamload.storage.protocol import without_secrets
+from streamload.storage.storages import Storages
+from streamload.tar.table import ShardTable
+from streamload.text import printable
 
 __all__ = ["app", "main"]
 

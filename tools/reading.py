@@ -11,15 +11,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TypeVar
 
-from streamload.dataset.scan import scan_file
-from streamload.dataset.table import ShardTable
 from streamload.errors import StorageError
-from streamload.fetch.listing.index_lookup import IndexLookup
-from streamload.fetch.listing.listing import Listing
-from streamload.fetch.storage.local import storage_for
-from streamload.fetch.storage.storages import Storages
-from streamload.fetch.streamed_table import ReadShard, stream_shard
-from streamload.fetch.unpack.unpacking import compression_of
+from streamload.index.index_lookup import IndexLookup
+from streamload.index.listing import Listing
+from streamload.index.streamed_table import ReadShard, stream_shard
+from streamload.storage.local import storage_for
+from streamload.storage.storages import Storages
+from streamload.tar.decompression import compression_of
+from streamload.tar.scan import scan_file
+from streamload.tar.table import ShardTable
 
 __all__ = ["ReadShard", "Reader", "scanned_table", "tables"]
 

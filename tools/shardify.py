@@ -18,13 +18,13 @@ from streamload_tools.storage_options import StorageOption, parse_storage_option
 from streamload_tools.usage import PlainUsage
 
 from streamload.byte_sizes import parse_bytes
-from streamload.dataset.own_folder import refuse_url
+from streamload.environment.launchers import available_processors
 from streamload.errors import ShardNotFoundError
-from streamload.feeder.class_names import MOST_CLASSES_BYTES, parse_class_names
-from streamload.fetch.listing.shard_names import WEB
-from streamload.fetch.storage.protocol import protocol_of, without_secrets
-from streamload.fetch.storage.storages import Storages
-from streamload.surroundings.launchers import available_processors
+from streamload.index.class_names import MOST_CLASSES_BYTES, parse_class_names
+from streamload.index.shard_names import WEB
+from streamload.storage.private_folder import refuse_url
+from streamload.storage.protocol import protocol_of, without_secrets
+from streamload.storage.storages import Storages
 
 __all__ = ["app", "main"]
 

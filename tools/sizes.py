@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from streamload.wording import counted
+from streamload.text import counted
 
 __all__ = ["counted", "shown_bytes", "shown_time"]
 

@@ -11,10 +11,10 @@ from streamload_tools.progress import open_progress
 from streamload_tools.reading import Reader, tables
 from streamload_tools.sizes import counted, shown_bytes
 
-from streamload.fetch.listing.index_lookup import IndexLookup
-from streamload.fetch.listing.listing import list_shards
-from streamload.fetch.storage.storages import Storages
-from streamload.fetch.unpack.unpacking import compression_of
+from streamload.index.index_lookup import IndexLookup
+from streamload.index.listing import list_shards
+from streamload.storage.storages import Storages
+from streamload.tar.decompression import compression_of
 
 __all__ = ["DatasetStats", "as_json", "as_lines", "dataset_stats"]
 

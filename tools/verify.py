@@ -9,9 +9,6 @@ from typing import NamedTuple
 import numpy as np
 from streamload_tools.reading import Reader
 
-from streamload.dataset.compressed_names import is_compressed
-from streamload.dataset.index import check_shard
-from streamload.dataset.table import ShardTable
 from streamload.errors import (
     DatasetIndexError,
     ShardFormatError,
@@ -19,12 +16,15 @@ from streamload.errors import (
     StorageError,
     StreamloadError,
 )
-from streamload.feeder.class_names import CLASSES_FILE, read_class_names
-from streamload.fetch.listing.index_lookup import IndexLookup
-from streamload.fetch.listing.shard_names import WEB, folder_and_name, shard_name
-from streamload.fetch.storage.protocol import protocol_of
-from streamload.fetch.storage.storages import Storages
-from streamload.wording import counted
+from streamload.index.class_names import CLASSES_FILE, read_class_names
+from streamload.index.dataset_index import check_shard
+from streamload.index.index_lookup import IndexLookup
+from streamload.index.shard_names import WEB, folder_and_name, shard_name
+from streamload.storage.protocol import protocol_of
+from streamload.storage.storages import Storages
+from streamload.tar.compressed_names import is_compressed
+from streamload.tar.table import ShardTable
+from streamload.text import counted
 
 __all__ = [
     "Checked",

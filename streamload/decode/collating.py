@@ -9,10 +9,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from streamload.batch.beside import InSlot, dump_values, store_values
-from streamload.batch.collate import MisfitError, Rows, choose_rows, torch_collate, write_rows
-from streamload.batch.differences import difference_between, find_missing_key
-from streamload.batch.layout import (
+from streamload.decode.batch_layout import (
     ArrayLeaf,
     Layout,
     MappingNode,
@@ -22,11 +19,14 @@ from streamload.batch.layout import (
     describe_rows,
     slot_views,
 )
-from streamload.dataset.table import MISSING
+from streamload.decode.collate import MisfitError, Rows, choose_rows, torch_collate, write_rows
 from streamload.decode.failure import Attempt, failure_here, failure_of, in_words
+from streamload.decode.layout_mismatch import difference_between, find_missing_key
+from streamload.decode.out_of_band import InSlot, dump_values, store_values
 from streamload.decode.seeding import GlobalSeeds, RowRandomness
 from streamload.decode.tasks import Failure, Job, Piece, PieceDone, RowFailure, RowTask
 from streamload.memory.slots import SlotMemory
+from streamload.tar.table import MISSING
 
 __all__ = ["PieceCollator"]
 

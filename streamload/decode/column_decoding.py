@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from streamload.dataset.extensions import ARRAY, INTEGER
 from streamload.decode.array_files import NpyLayout, npy_layout
+from streamload.tar.extensions import ARRAY, INTEGER
 
 __all__ = ["decode_integers", "may_be_integers", "may_share_layout", "shared_npy_layout"]
 

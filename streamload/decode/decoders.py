@@ -15,7 +15,14 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-from streamload.dataset.extensions import (
+from streamload.decode.array_files import (
+    DECOMPRESSED_LIMIT_BYTES,
+    decode_npy,
+    decode_npz,
+)
+from streamload.decode.torch_claims import check_claims
+from streamload.images.files import decode_image
+from streamload.tar.extensions import (
     ARRAY,
     ARRAYS,
     CBOR,
@@ -27,13 +34,6 @@ from streamload.dataset.extensions import (
     TEXT,
     TORCH,
 )
-from streamload.decode.array_files import (
-    DECOMPRESSED_LIMIT_BYTES,
-    decode_npy,
-    decode_npz,
-)
-from streamload.decode.torch_claims import check_claims
-from streamload.images.files import decode_image
 
 __all__ = [
     "DECODED_EXTENSIONS",

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from streamload.dataset.table import ShardTable
 from streamload.decode.decoders import is_image
 from streamload.decode.tasks import RowFailure
-from streamload.wording import listed
+from streamload.tar.table import ShardTable
+from streamload.text import listed
 
 __all__ = ["those_there_are", "with_fields"]
 

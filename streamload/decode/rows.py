@@ -13,8 +13,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from streamload.batch.collate import Rows
-from streamload.dataset.table import MISSING
+from streamload.decode.collate import Rows
 from streamload.decode.collating import PieceCollator
 from streamload.decode.failure import failure_here, failure_of, in_words
 from streamload.decode.field_reader import ABSENT, FieldReader, Progress, RowError, ShardMemory, Work, field_of
@@ -34,6 +33,7 @@ from streamload.decode.user_code import PROGRAM_ERRORS, TransformRaisedError, Us
 from streamload.errors import without_credentials
 from streamload.memory.slots import SlotMemory
 from streamload.order.randomness import SampleRandomness
+from streamload.tar.table import MISSING
 
 __all__ = ["RowMaker"]
 

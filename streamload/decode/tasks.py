@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from streamload.batch.beside import InSlot
-from streamload.dataset.prefix_scan import ScannedPiece
-from streamload.dataset.table import ShardTable
 from streamload.decode.array_files import DECOMPRESSED_LIMIT_BYTES
+from streamload.decode.out_of_band import InSlot
 from streamload.decode.row_table import RowTable
+from streamload.tar.prefix_scan import ScannedPiece
+from streamload.tar.table import ShardTable
 
 __all__ = [
     "SAMPLE_NAMES",

@@ -10,16 +10,8 @@ from contextlib import contextmanager
 from itertools import count
 from typing import Any
 
-from streamload.dataset.index import DatasetIndex
-from streamload.dataset.scan_cache import ScanCache
-from streamload.decode.dealing import Learned, RowBatcher
 from streamload.decode.failure import Attempt, failure_of
-from streamload.decode.pool_protocol import Pool
-from streamload.decode.scan_feed import ScanFeed
-from streamload.decode.scans import Scans
 from streamload.decode.tasks import BytesMoved, RowsDone, ScanDone, ScanTask, Task
-from streamload.feeder.epochs import Epochs
-from streamload.feeder.late_tasks import LateTasks
 from streamload.feeder.messages import (
     AbandonEpoch,
     Configure,
@@ -31,22 +23,30 @@ from streamload.feeder.messages import (
     Taken,
     TellTaken,
 )
-from streamload.feeder.pipeline import Epoch, ReadyBatch
 from streamload.fetch.budget import bytes_for_parts, requests_at_once
 from streamload.fetch.cache.disk_cache import DiskCache
+from streamload.fetch.fetch_options import Fetching
+from streamload.fetch.fetched_listing import fetched_shards
 from streamload.fetch.fetcher import Fetcher
-from streamload.fetch.fetching import Fetching
-from streamload.fetch.listing.fetched import fetched_shards
-from streamload.fetch.listing.listing import Listing
-from streamload.fetch.near import Near
 from streamload.fetch.parts import PART_BYTES, parts_of_rows
+from streamload.fetch.prerequisites import Near
 from streamload.fetch.resident import ResidentShards
-from streamload.fetch.tables import Tables
+from streamload.index.dataset_index import DatasetIndex
+from streamload.index.listing import Listing
+from streamload.index.scan_cache import ScanCache
+from streamload.index.tables import Tables
 from streamload.memory.channel import MAX_DESCRIPTORS
 from streamload.memory.slots import Slots
 from streamload.memory.unnamed import naming_the_limit
-from streamload.order.choice import Sampled
+from streamload.order.sampling import Sampled
+from streamload.schedule.epoch import Epoch, ReadyBatch
+from streamload.schedule.epochs import Epochs
+from streamload.schedule.orphaned_tasks import LateTasks
+from streamload.schedule.scan_feed import ScanFeed
+from streamload.schedule.scans import Scans
+from streamload.schedule.scheduler import Learned, RowBatcher
 from streamload.statistics import FeederTotals
+from streamload.workers.protocol import Pool
 
 __all__ = ["Feeder"]
 

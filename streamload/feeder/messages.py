@@ -6,13 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from streamload.decode.dealing import EpochStart, PipelineSettings
 from streamload.decode.tasks import Failure
-from streamload.feeder.pipeline import ReadyBatch
-from streamload.fetch.fetching import Fetching
-from streamload.fetch.listing.listing import Listing
-from streamload.fetch.storage.storages import Storages
+from streamload.fetch.fetch_options import Fetching
+from streamload.index.listing import Listing
+from streamload.order.epoch_start import EpochStart
+from streamload.schedule.epoch import ReadyBatch
+from streamload.schedule.scheduler import PipelineSettings
 from streamload.statistics import FeederTotals
+from streamload.storage.storages import Storages
 
 __all__ = [
     "AbandonEpoch",

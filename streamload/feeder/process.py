@@ -10,21 +10,21 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from streamload.dataset.index import DatasetIndex
 from streamload.decode.failure import Attempt, answer_failure, failure_of
-from streamload.decode.pool import ProcessPool
-from streamload.decode.pool_protocol import Pool
+from streamload.environment.launch import EarlyWorkers
 from streamload.feeder.feeder import Feeder
 from streamload.feeder.logged import log_in_trainer
 from streamload.feeder.messages import Answer, Call, Configure, Failed, ReadFrom
-from streamload.fetch.listing.listing import Listing, list_shards
-from streamload.fetch.reading import RangeReader
+from streamload.fetch.range_reader import RangeReader
 from streamload.fetch.resident import ResidentShards
-from streamload.launch import EarlyWorkers
+from streamload.index.dataset_index import DatasetIndex
+from streamload.index.listing import Listing, list_shards
 from streamload.memory.async_channel import AsyncChannel
 from streamload.memory.heap import keep_freed_memory
 from streamload.memory.slots import SlotPool
 from streamload.memory.unnamed import naming_the_limit
+from streamload.workers.process_pool import ProcessPool
+from streamload.workers.protocol import Pool
 
 __all__ = ["run"]
 

@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 
-from streamload.launch import EarlyWorkers
+from streamload.environment.launch import EarlyWorkers
 from streamload.memory.unnamed import raise_descriptor_limit
 
 __all__ = ["main"]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 
+from streamload.environment.cgroups import free_memory_bytes
 from streamload.errors import StorageError
+from streamload.fetch.concurrency import MOST_REQUESTS
 from streamload.fetch.parts import PART_BYTES
-from streamload.fetch.transfer.concurrency import MOST_REQUESTS
-from streamload.surroundings.cgroups import free_memory_bytes
-from streamload.wording import counted
+from streamload.text import counted
 
 __all__ = [
     "available_bytes",

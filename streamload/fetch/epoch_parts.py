@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from streamload.dataset.table import ShardTable
 from streamload.fetch.fetcher import Fetcher
 from streamload.fetch.parts import PART_BYTES, part_edges, parts_by_share, shard_and_number
-from streamload.fetch.tables import Tables
+from streamload.index.tables import Tables
 from streamload.order.plan import EpochPlan, RowBlock
+from streamload.tar.table import ShardTable
 
 __all__ = ["EpochParts"]
 

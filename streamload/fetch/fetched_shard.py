@@ -7,10 +7,10 @@ import os
 from dataclasses import dataclass, field
 
 from streamload.fetch.cache.cached_shard import CachedShard
-from streamload.fetch.transfer.download import Pin
-from streamload.fetch.unpack.unpacked_parts import UnpackedParts
-from streamload.fetch.unpack.unpacking import Compression
+from streamload.fetch.decompressed_parts import UnpackedParts
 from streamload.memory.sparse import SparseMemory
+from streamload.storage.download import Pin
+from streamload.tar.decompression import Compression
 
 __all__ = ["FetchedShard"]
 

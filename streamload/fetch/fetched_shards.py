@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from streamload.errors import StorageError
 from streamload.fetch.fetched_shard import FetchedShard
 from streamload.fetch.ledger import PartLedger
-from streamload.fetch.listing.listing import Listing
 from streamload.fetch.parts import shard_and_number
-from streamload.fetch.transfer.download import Pin
-from streamload.fetch.unpack.unpacking import compression_of
+from streamload.index.listing import Listing
 from streamload.memory.unnamed import descriptor_limit
+from streamload.storage.download import Pin
+from streamload.tar.decompression import compression_of
 
 __all__ = ["FetchedShards"]
 

@@ -6,21 +6,21 @@ from collections.abc import Callable, Collection, Iterable
 from functools import partial
 
 from streamload.errors import DatasetIndexError, StorageError
-from streamload.fetch.bringing import Bringer
 from streamload.fetch.budget import budget_error, budget_for
 from streamload.fetch.cache.disk_cache import DiskCache
-from streamload.fetch.cache.foresight import Foresight
+from streamload.fetch.cache.eviction_order import Foresight
+from streamload.fetch.concurrency import MOST_REQUESTS
 from streamload.fetch.failures import Failures
 from streamload.fetch.fetched_shard import FetchedShard
 from streamload.fetch.fetched_shards import FetchedShards
 from streamload.fetch.ledger import PartLedger
-from streamload.fetch.listing.listing import Listing
+from streamload.fetch.part_fetching import Bringer
 from streamload.fetch.parts import PART_BYTES, part_edges, part_key, parts_within, shard_and_number
 from streamload.fetch.resident import OpenShard, open_listed
-from streamload.fetch.storage.storages import Storages
-from streamload.fetch.transfer.concurrency import MOST_REQUESTS
-from streamload.fetch.transfer.transfers import TransferCounts
-from streamload.fetch.unpack.unpacking import compression_of
+from streamload.fetch.transfers import TransferCounts
+from streamload.index.listing import Listing
+from streamload.storage.storages import Storages
+from streamload.tar.decompression import compression_of
 
 __all__ = ["Fetcher"]
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from streamload.errors import ShardChangedError
-from streamload.fetch.listing.shard import Shard
-from streamload.fetch.storage.local import storage_for
+from streamload.index.shard import Shard
+from streamload.storage.local import storage_for
 
 __all__ = ["FetchedMemory", "OpenShard", "ResidentShards", "open_listed"]
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamload.order.randomness import CounterDraws, as_uniforms
-from streamload.wording import counted
+from streamload.text import counted
 
 __all__ = ["ShardCounts", "ShardLine"]
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from streamload.order.choice import Mixed
+from streamload.order.interleaving import Weave
 from streamload.order.layout import ShardCounts
-from streamload.order.line import dataset_line, mixed_shares
 from streamload.order.mixing import BlockShares, MixedTurns
 from streamload.order.options import OrderOptions, full_batches_and_last_rows
 from streamload.order.plan import RowBlock
+from streamload.order.sampling import Mixed
+from streamload.order.sequence import dataset_line, mixed_shares
 from streamload.order.slices import lanes_and_numbers, rank_bounds
-from streamload.order.weaving import Weave
-from streamload.wording import counted
+from streamload.text import counted
 
 __all__ = ["MixturePlan"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from streamload.errors import LoaderStateError
-from streamload.order.choice import Choice, Sampled
+from streamload.order.sampling import Choice, Sampled
 from streamload.order.slices import rank_bounds
-from streamload.wording import counted
+from streamload.text import counted
 
 __all__ = [
     "MAX_LANES",

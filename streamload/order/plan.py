@@ -12,18 +12,18 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from streamload.order.interleaving import Weave
 from streamload.order.lanes import expected_reach
 from streamload.order.layout import ShardCounts
-from streamload.order.line import line_of_epoch, shards_in_order
 from streamload.order.options import (
     OrderOptions,
     batches_per_rank,
     full_batches_and_last_rows,
     samples_per_rank,
 )
+from streamload.order.sequence import line_of_epoch, shards_in_order
 from streamload.order.slices import slice_of_any_batch, slices_of_full_batches
-from streamload.order.weaving import Weave
-from streamload.wording import counted
+from streamload.text import counted
 
 __all__ = [
     "EpochPlan",

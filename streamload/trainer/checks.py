@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from streamload.choosing.mixture import Portion
-from streamload.dataset.extensions import INTEGER
-from streamload.dataset.scan import LABEL_FIELD
 from streamload.decode.decoders import is_array, is_image
 from streamload.errors import StorageError
 from streamload.fetch.budget import check_budget
-from streamload.fetch.listing.fetched import fetched_shards
-from streamload.fetch.listing.listing import Listing
+from streamload.fetch.fetched_listing import fetched_shards
 from streamload.fetch.parts import PART_BYTES
-from streamload.fetch.unpack.unpacking import compression_of
+from streamload.index.listing import Listing
 from streamload.options import Options
 from streamload.order.options import OrderOptions
+from streamload.sampling.mixture import Portion
+from streamload.tar.decompression import compression_of
+from streamload.tar.extensions import INTEGER
+from streamload.tar.scan import LABEL_FIELD
 
 __all__ = ["check_classes", "check_fields", "check_window_fits", "labelled_folders"]
 

@@ -13,9 +13,9 @@ from threading import Lock, RLock
 from time import monotonic
 from typing import Any, Protocol
 
+from streamload.environment.launch import Child, launch
 from streamload.errors import LoaderClosedError, WorkerError
 from streamload.feeder.messages import AbandonEpoch, Configure, Ready, Taken
-from streamload.launch import Child, launch
 from streamload.log_records import Logged
 from streamload.memory.channel import Channel
 from streamload.memory.mapped import Bytes

@@ -11,29 +11,29 @@ from functools import partial
 from itertools import accumulate
 from typing import Any
 
-from streamload.batch.transfer import HostRegistry, cuda_registry, pinning
-from streamload.choosing.choosing import Choosing
-from streamload.choosing.mixture import Portion
-from streamload.dataset.urls import expand_urls
-from streamload.decode.dealing import PipelineSettings
 from streamload.decode.failure import error_from
 from streamload.decode.job_pickle import PickledJob
 from streamload.decode.tasks import OwnTransforms, Transform
 from streamload.errors import LoaderClosedError, StreamloadError, WorkerError
-from streamload.feeder.class_names import read_class_names
 from streamload.feeder.messages import Answer, Call, Configure, Counted, CountSamples, Failed
-from streamload.fetch.joined_listing import joined_listing
-from streamload.fetch.labels import Labels, read_labels
-from streamload.fetch.listing.listing import Listing, list_shards
-from streamload.fetch.listing.sizes import look_at
-from streamload.fetch.storage.protocol import UNKNOWN_BYTES
+from streamload.index.class_names import read_class_names
+from streamload.index.joined_listing import joined_listing
+from streamload.index.labels import Labels, read_labels
+from streamload.index.listing import Listing, list_shards
+from streamload.index.sizes import look_at
 from streamload.log_records import log_levels
 from streamload.memory.unnamed import naming_the_limit
 from streamload.options import Options
+from streamload.sampling.arguments import Choosing
+from streamload.sampling.mixture import Portion
+from streamload.schedule.scheduler import PipelineSettings
+from streamload.storage.protocol import UNKNOWN_BYTES
+from streamload.storage.urls import expand_urls
 from streamload.trainer.checks import check_classes, check_fields, check_window_fits, labelled_folders
 from streamload.trainer.connection import Connection, FeederProcess
-from streamload.trainer.feeder_here import FeederHere
+from streamload.trainer.in_process_feeder import FeederHere
 from streamload.trainer.no_effect import warn_of_no_effect
+from streamload.trainer.page_locked import HostRegistry, cuda_registry, pinning
 
 __all__ = ["FeederLink"]
 

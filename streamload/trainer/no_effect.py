@@ -6,11 +6,11 @@ import difflib
 from collections.abc import Iterator, Sequence
 
 from streamload.decode.decoders import DECODED_EXTENSIONS, applies_to
-from streamload.fetch.listing.fetched import fetched_shards
-from streamload.fetch.listing.listing import Listing
+from streamload.fetch.fetched_listing import fetched_shards
+from streamload.index.listing import Listing
 from streamload.options import DEFAULT_WINDOW, Options
-from streamload.users_line import warn_at_users_line
-from streamload.wording import listed
+from streamload.text import listed
+from streamload.warn_at_caller import warn_at_users_line
 
 __all__ = ["warn_of_no_effect", "warn_of_unused_decoders"]
 

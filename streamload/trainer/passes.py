@@ -11,18 +11,18 @@ from typing import Any, Literal
 
 import numpy as np
 
-from streamload.batch.device import Mover
-from streamload.decode.dealing import EpochStart
 from streamload.decode.failure import Attempt, error_from
 from streamload.errors import LoaderClosedError, SampleError, WorkerError
 from streamload.feeder.messages import Failed, Ready, TellTaken
-from streamload.feeder.pipeline import ReadyBatch
 from streamload.memory.mapped import Bytes
+from streamload.order.epoch_start import EpochStart
+from streamload.schedule.epoch import ReadyBatch
 from streamload.statistics import Meter
+from streamload.text import counted
+from streamload.trainer.batch_builder import Delivery
 from streamload.trainer.connection import Connection
-from streamload.trainer.delivery import Delivery
-from streamload.trainer.standing import Standing
-from streamload.wording import counted
+from streamload.trainer.cursor import Standing
+from streamload.trainer.device import Mover
 
 __all__ = ["Pass"]
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 from webdataset import autodecode, writer
 
-from streamload.dataset import extensions
-from streamload.dataset.encode import ENCODED_EXTENSIONS, encode_field
 from streamload.decode.column_decoding import decode_integers
 from streamload.decode.decoders import DECODED_EXTENSIONS, decoder_for, is_image
+from streamload.tar import extensions
+from streamload.write.encode import ENCODED_EXTENSIONS, encode_field
 
 PIXELS = np.full((6, 4, 3), 80, np.uint8)
 ARRAYS = {"a": np.arange(5), "b": np.eye(2)}

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from streamload import errors
-from streamload.dataset.table import MISSING
 from streamload.decode.failure import Attempt, error_from, failure_of, in_words, sample_error
 from streamload.decode.tasks import Failure, RowFailure
+from streamload.tar.table import MISSING
 
 
 class NeedsTwo(Exception):

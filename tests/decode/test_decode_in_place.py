@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from tasks_by_hand import Sample, Shelf, job, npy
 
-from streamload.batch.collate import build_batch
-from streamload.batch.layout import Layout
+from streamload.decode.batch_layout import Layout
+from streamload.decode.collate import build_batch
 from streamload.decode.rows import RowMaker
 from streamload.decode.tasks import SAMPLE_NAMES, Job, Piece, PieceDone, RowsDone
 from streamload.memory.slots import HeapSlots

@@ -14,10 +14,10 @@ import torch
 from tasks_by_hand import Shelf, as_json, batch_of, job, npy, numbered, only_batch, run, slots_for
 
 from streamload import errors
-from streamload.dataset.table import MISSING
 from streamload.decode.failure import sample_error
 from streamload.decode.rows import RowMaker
 from streamload.decode.tasks import PieceDone, RowFailure
+from streamload.tar.table import MISSING
 
 
 def png(value: int) -> bytes:

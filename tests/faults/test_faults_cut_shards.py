@@ -11,9 +11,9 @@ from make_shards import write_numbers
 from numpy.typing import NDArray
 
 from streamload import ShardWriter, StreamLoader, TarDataset
-from streamload.dataset.scan import scan_file, scan_shard
 from streamload.errors import ShardChangedError
 from streamload.memory import gathered
+from streamload.tar.scan import scan_file, scan_shard
 
 
 def mapped_here(folder: str) -> list[str]:
@@ -85,7 +85,7 @@ def test_scanning_a_file_finds_what_scanning_its_memory_finds(tmp_path: Path, mo
     descriptor = os.open(path, os.O_RDONLY)
     try:
         for window in (512, 1536, 4096, 1 << 20):
-            monkeypatch.setattr("streamload.dataset.scan._WINDOW_BYTES", window)
+            monkeypatch.setattr("streamload.tar.scan._WINDOW_BYTES", window)
             found = scan_file(descriptor, len(content), "a.tar", strict=False, crc32=True, labels=True)
             for name in wanted.__slots__:
                 assert np.array_equal(getattr(found, name), getattr(wanted, name)), name

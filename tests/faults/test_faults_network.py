@@ -13,9 +13,9 @@ from servers.faults import FaultServer, Script
 from servers.plain_storage import PlainStorage
 
 from streamload.errors import ShardChangedError, ShardNotFoundError, StorageError
-from streamload.fetch.storage.patience import Retries, RetryPolicy
-from streamload.fetch.transfer.download import Downloaded, Pin
-from streamload.fetch.transfer.transfers import Part, Source, TransferCounts, Transfers
+from streamload.fetch.transfers import Part, Source, TransferCounts, Transfers
+from streamload.storage.download import Downloaded, Pin
+from streamload.storage.retry_policy import Retries, RetryPolicy
 
 SEEDS = [0, 1, *(exhaustive((seed,)) for seed in range(2, 100))]
 SHARD_BYTES = 1_000_003

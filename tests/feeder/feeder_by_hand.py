@@ -6,20 +6,20 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from streamload.decode.dealing import PipelineSettings
 from streamload.decode.open_shards import OpenShards
 from streamload.decode.tasks import PieceDone, RowsDone, RowTask, ScanTask, ShardOpened, Task, WorkSeconds
-from streamload.decode.worker import scan
 from streamload.feeder.feeder import Feeder
 from streamload.feeder.messages import Configure, EpochStart, Ready, Taken
-from streamload.feeder.pipeline import ReadyBatch
 from streamload.fetch.budget import budget_for
+from streamload.fetch.fetch_options import Fetching
 from streamload.fetch.fetcher import Fetcher
-from streamload.fetch.fetching import Fetching
-from streamload.fetch.listing.listing import list_shards
-from streamload.fetch.storage.storages import Storages
+from streamload.index.listing import list_shards
 from streamload.memory.slots import SlotPool
 from streamload.order.options import OrderOptions
+from streamload.schedule.epoch import ReadyBatch
+from streamload.schedule.scheduler import PipelineSettings
+from streamload.storage.storages import Storages
+from streamload.workers.worker import scan
 
 DEADLINE_S = 20.0
 SAMPLE_BYTES = 6_000_000

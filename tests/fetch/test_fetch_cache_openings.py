@@ -12,17 +12,17 @@ from threading import Event
 import pytest
 from nobody import Nobody
 
-from streamload.fetch.bringing import Bringer
 from streamload.fetch.cache.cached_shard import CachedShard
 from streamload.fetch.cache.disk_cache import DiskCache
 from streamload.fetch.cache.openings import CacheOpenings
 from streamload.fetch.cache.partial_shard import PartialFiles, PartialShard
 from streamload.fetch.cache.shard_identity import ShardIdentity
 from streamload.fetch.fetched_shard import FetchedShard
+from streamload.fetch.part_fetching import Bringer
 from streamload.fetch.parts import PART_BYTES
-from streamload.fetch.storage.storages import Storages
-from streamload.fetch.transfer.download import Pin
-from streamload.fetch.unpack.unpacking import compression_of
+from streamload.storage.download import Pin
+from streamload.storage.storages import Storages
+from streamload.tar.decompression import compression_of
 
 DEADLINE_S = 20.0
 SIZE_BYTES = 2 * PART_BYTES

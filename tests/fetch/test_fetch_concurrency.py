@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from streamload.fetch.transfer.concurrency import Concurrency
+from streamload.fetch.concurrency import Concurrency
 
 
 def a_round_of_success(concurrency: Concurrency) -> None:

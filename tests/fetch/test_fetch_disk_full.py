@@ -26,13 +26,13 @@ from cache_filling import (
     read_through,
 )
 
-from streamload.dataset import own_folder
 from streamload.fetch.cache import disk_cache, partial_shard
 from streamload.fetch.cache.cached_shard import CachedShard, CacheOffError
 from streamload.fetch.cache.disk_cache import DiskCache
 from streamload.fetch.cache.file_locks import locked_file
 from streamload.fetch.cache.partial_shard import PartialFiles, PartialShard
 from streamload.fetch.cache.shard_identity import ShardIdentity
+from streamload.storage import private_folder as own_folder
 
 N_SHARDS = 3
 N_PARTS = 4

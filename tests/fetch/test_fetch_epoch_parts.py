@@ -8,13 +8,13 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from streamload.dataset.table import ShardTable
 from streamload.fetch.epoch_parts import EpochParts
 from streamload.fetch.fetcher import Fetcher
 from streamload.fetch.ledger import PartLedger
 from streamload.fetch.parts import PART_BYTES, part_key
-from streamload.fetch.tables import Tables
+from streamload.index.tables import Tables
 from streamload.order.plan import RankPlan
+from streamload.tar.table import ShardTable
 
 HALF = PART_BYTES // 2
 

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from lines_run import lines_of
 
-from streamload.dataset.table import ShardTable
 from streamload.fetch.epoch_parts import EpochParts
 from streamload.fetch.ledger import PartLedger
 from streamload.fetch.parts import PART_BYTES, part_key
+from streamload.tar.table import ShardTable
 
 PART_SAMPLES = 4
 

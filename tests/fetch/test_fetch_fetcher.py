@@ -12,9 +12,9 @@ from servers.faults import FaultServer, Script
 from streamload.errors import ShardNotFoundError
 from streamload.fetch.cache.disk_cache import DiskCache
 from streamload.fetch.fetcher import Fetcher
-from streamload.fetch.listing.listing import list_shards
 from streamload.fetch.parts import PART_BYTES, part_key
-from streamload.fetch.storage.storages import Storages
+from streamload.index.listing import list_shards
+from streamload.storage.storages import Storages
 
 
 async def a_part_waits_for_another(url: str) -> tuple[list[bool], bool, bool]:

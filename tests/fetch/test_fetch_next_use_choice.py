@@ -9,9 +9,9 @@ import pytest
 
 from streamload.fetch.cache.next_use import OrderNextUse, numbers_by_key
 from streamload.fetch.cache.shard_identity import ShardIdentity
-from streamload.order.choice import Choice, Mixed, Sampled, Stretched, Weighted
 from streamload.order.mixture_plan import MixturePlan
 from streamload.order.plan import OrderOptions, RankPlan, ShardCounts
+from streamload.order.sampling import Choice, Mixed, Sampled, Stretched, Weighted
 
 OPTIONS = OrderOptions(seed=3, shuffle=True, window=0, lanes=1, batch_size=1, drop_last=False, pad=False)
 COUNTS = [100] * 20

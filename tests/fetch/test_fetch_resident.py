@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from streamload.errors import ShardChangedError, ShardNotFoundError, StorageError
-from streamload.fetch.listing.shard import Shard
 from streamload.fetch.resident import ResidentShards
+from streamload.index.shard import Shard
 from streamload.memory.mapped import map_memory
 
 

@@ -12,9 +12,9 @@ from scripted_storage import Answer, ScriptedStorage
 from virtual_time import run_in_virtual_time
 
 from streamload.errors import StorageError, TransientStorageError
-from streamload.fetch.storage.patience import Retries, RetryPolicy
-from streamload.fetch.transfer.download import Downloaded, Pin
-from streamload.fetch.transfer.transfers import Part, Source, TransferCounts, Transfers
+from streamload.fetch.transfers import Part, Source, TransferCounts, Transfers
+from streamload.storage.download import Downloaded, Pin
+from streamload.storage.retry_policy import Retries, RetryPolicy
 
 PART_BYTES = 100
 THROTTLED = TransientStorageError("slow down", throttled=True)

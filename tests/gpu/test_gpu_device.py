@@ -12,7 +12,7 @@ import torch
 from make_shards import write_numbers
 
 from streamload import StreamLoader
-from streamload.batch.device import CudaDevice
+from streamload.trainer.device import CudaDevice
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
 

@@ -19,10 +19,10 @@ from order_oracle import (
     word,
 )
 
-from streamload.order.choice import Choice, Sampled, Stretched, Weighted
-from streamload.order.line import runs_of_epoch
 from streamload.order.options import OrderOptions
 from streamload.order.plan import RankPlan, ShardCounts
+from streamload.order.sampling import Choice, Sampled, Stretched, Weighted
+from streamload.order.sequence import runs_of_epoch
 
 OPTIONS = OrderOptions(seed=5, shuffle=True, window=30, lanes=2, batch_size=4, drop_last=False, pad=False)
 Row = tuple[int, int]

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from order_oracle import key_of, lane_emissions, option_sets, plan_batches, word
 
-from streamload.order.choice import Mixed
-from streamload.order.line import dataset_line
 from streamload.order.mixing import BlockShares
 from streamload.order.mixture_plan import MixturePlan
 from streamload.order.options import OrderOptions
 from streamload.order.plan import ShardCounts
+from streamload.order.sampling import Mixed
+from streamload.order.sequence import dataset_line
 from streamload.order.slices import rank_bounds
 
 OPTIONS = OrderOptions(seed=5, shuffle=True, window=30, lanes=2, batch_size=4, drop_last=False, pad=False)

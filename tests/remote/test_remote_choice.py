@@ -12,7 +12,7 @@ from places import Place, local, write_datasets
 from servers.faults import FaultServer, Script
 
 from streamload import Mixture, StreamLoader
-from streamload.decode import rows_ahead
+from streamload.schedule import lookahead as rows_ahead
 
 MB = 1_000_000
 SIZES = [[MB] * 25] * 4
@@ -111,8 +111,8 @@ def test_tables_of_more_shards_at_once_than_are_kept(
     folder: Path, server: FaultServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each that came took the room of one that had come before, for ever."""
-    monkeypatch.setattr("streamload.fetch.tables._LEAST_MEMORY_BYTES", 1)
-    monkeypatch.setattr("streamload.fetch.tables._MOST_MEMORY_BYTES", 1)
+    monkeypatch.setattr("streamload.index.tables._LEAST_MEMORY_BYTES", 1)
+    monkeypatch.setattr("streamload.index.tables._MOST_MEMORY_BYTES", 1)
     server.play(Script())
     assert epochs(Place(server.url), "sampler") == epochs(local(folder), "sampler")
     assert server.report().requests < 100

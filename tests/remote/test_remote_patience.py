@@ -18,10 +18,10 @@ from servers.faults import FaultServer, Script
 
 from streamload import StreamLoader
 from streamload.errors import StorageError
-from streamload.fetch.fetching import Fetching
-from streamload.fetch.storage.patience import Retries, RetryPolicy
-from streamload.fetch.storage.storages import Storages
+from streamload.fetch.fetch_options import Fetching
 from streamload.options import Options
+from streamload.storage.retry_policy import Retries, RetryPolicy
+from streamload.storage.storages import Storages
 
 SHARDS = range(6)
 SIZES = [[20_000] * 30 for _ in SHARDS]

@@ -13,7 +13,7 @@ from servers.faults import FaultServer, Script
 
 from streamload import StreamLoader
 from streamload.errors import StorageError
-from streamload.fetch.storage.patience import Patience
+from streamload.storage.retry_policy import Patience
 
 LABELS = list(range(90))
 

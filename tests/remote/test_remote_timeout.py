@@ -10,15 +10,15 @@ from places import Place, write_datasets
 from servers.faults import FaultServer
 
 from streamload import StreamLoader
-from streamload.decode.dealing import EpochStart
 from streamload.errors import SampleError, WorkerError
 from streamload.feeder.messages import Ready
-from streamload.feeder.pipeline import ReadyBatch
-from streamload.loop_thread import LoopThread
+from streamload.order.epoch_start import EpochStart
+from streamload.schedule.epoch import ReadyBatch
 from streamload.statistics import FeederTotals, Meter
-from streamload.trainer.passed_over import PassedOver
+from streamload.trainer.cursor import Standing
+from streamload.trainer.loop_thread import LoopThread
 from streamload.trainer.passes import Pass
-from streamload.trainer.standing import Standing
+from streamload.trainer.skipped_members import PassedOver
 
 _TURN_S = 0.4
 
@@ -40,7 +40,7 @@ class Clock:
         self._vain = vain
         self._turn = LoopThread.turn
         monkeypatch.setattr(LoopThread, "turn", lambda loop, timeout_s: self._pass(loop))
-        monkeypatch.setattr("streamload.trainer.feeder_here.monotonic", lambda: self.now_s)
+        monkeypatch.setattr("streamload.trainer.in_process_feeder.monotonic", lambda: self.now_s)
 
     def _pass(self, loop: LoopThread) -> None:
         self.turns += 1

@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 import obstore
 from obstore.store import HTTPStore
 
-from streamload.fetch.storage.buckets.obstore_errors import storage_error
-from streamload.fetch.storage.protocol import quoted
+from streamload.storage.buckets.obstore_errors import storage_error
+from streamload.storage.protocol import quoted
 
 
 class PlainStorage:

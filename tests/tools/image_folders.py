@@ -12,8 +12,8 @@ from PIL import Image
 from streamload_tools import shardify
 from typer.testing import CliRunner
 
-from streamload.dataset.index import DatasetIndex
-from streamload.fetch.listing.listing import list_shards
+from streamload.index.dataset_index import DatasetIndex
+from streamload.index.listing import list_shards
 
 FORMATS = {
     ".jpg": "JPEG",

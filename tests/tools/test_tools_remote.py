@@ -18,11 +18,11 @@ from servers.rclone import S3Server
 from streamload_tools import main as streamload
 
 from streamload import ShardWriter, StreamLoader
-from streamload.dataset.index import DatasetIndex
-from streamload.dataset.scan import scan_shard
-from streamload.dataset.table import ShardTable
-from streamload.fetch.listing.listing import list_shards
-from streamload.fetch.storage.storages import Storages
+from streamload.index.dataset_index import DatasetIndex
+from streamload.index.listing import list_shards
+from streamload.storage.storages import Storages
+from streamload.tar.scan import scan_shard
+from streamload.tar.table import ShardTable
 
 
 @pytest.fixture

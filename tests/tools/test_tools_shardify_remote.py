@@ -22,11 +22,11 @@ from streamload_tools.packing import work
 from streamload_tools.sizes import shown_bytes
 
 from streamload import StreamLoader
-from streamload.dataset.index import DatasetIndex
 from streamload.errors import StorageError
-from streamload.fetch.listing.listing import list_shards
-from streamload.fetch.storage.buckets.objects import ObjectStorage
-from streamload.fetch.storage.storages import Storages
+from streamload.index.dataset_index import DatasetIndex
+from streamload.index.listing import list_shards
+from streamload.storage.buckets.objects import ObjectStorage
+from streamload.storage.storages import Storages
 
 
 @pytest.fixture

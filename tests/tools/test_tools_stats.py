@@ -17,8 +17,8 @@ from streamload_tools import main as streamload
 from streamload_tools.figures import Tally, least_budget_bytes
 
 from streamload import ShardWriter
-from streamload.dataset.index import DatasetIndex
 from streamload.fetch.budget import check_budget
+from streamload.index.dataset_index import DatasetIndex
 
 LABELS = [0] * 30 + list(range(1, 24))
 

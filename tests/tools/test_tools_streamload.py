@@ -15,8 +15,8 @@ from image_folders import files_below, images, pack, run
 from streamload_tools import main as streamload
 from streamload_tools import shardify
 
-from streamload.dataset.index import DatasetIndex
-from streamload.fetch.listing.listing import list_shards
+from streamload.index.dataset_index import DatasetIndex
+from streamload.index.listing import list_shards
 
 
 @pytest.fixture

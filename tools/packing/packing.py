@@ -25,8 +25,8 @@ from streamload_tools.sources.listing import Listing
 from streamload_tools.sources.loading import Fault
 from streamload_tools.sources.source import Source
 
-from streamload.dataset.tar_header import END_MARK
 from streamload.errors import ShardFormatError
+from streamload.tar.header_writer import END_MARK
 
 __all__ = ["PackOptions", "pack"]
 

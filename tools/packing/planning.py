@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from streamload_tools.packing.split import order_of, split_by_class
 from streamload_tools.sources.source import Source, SourceFile
 
-from streamload.dataset.scan import LABEL_FIELD
-from streamload.dataset.table import ShardTable
-from streamload.dataset.tar_header import END_MARK, member_bytes, member_header
+from streamload.tar.header_writer import END_MARK, member_bytes, member_header
+from streamload.tar.scan import LABEL_FIELD
+from streamload.tar.table import ShardTable
 
 __all__ = ["COLUMNS_FIELD", "Span", "planned_parts", "sample_bytes", "shard_spans", "table_sample_bytes"]
 

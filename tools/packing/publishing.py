@@ -14,11 +14,11 @@ from dataclasses import dataclass
 
 from streamload_tools.packing.records import Finished
 
-from streamload.dataset.atomic import replace_file
-from streamload.dataset.index import INDEX_FOLDER, IndexedShard, write_index
-from streamload.dataset.numbered import NumberedName, remove_entries
-from streamload.dataset.shard_file import sync_folder
-from streamload.dataset.unfinished import SHARDIFY, UnfinishedSet, mark_finished, mark_path, mark_unfinished
+from streamload.index.dataset_index import INDEX_FOLDER, IndexedShard, write_index
+from streamload.index.shard_naming import NumberedName, remove_entries
+from streamload.index.unfinished import SHARDIFY, UnfinishedSet, mark_finished, mark_path, mark_unfinished
+from streamload.storage.atomic import replace_file
+from streamload.write.shard_file import sync_folder
 
 __all__ = ["CLASSES", "NAMES", "Part", "classes_content", "publish"]
 

@@ -10,10 +10,10 @@ from streamload_tools.reading import scanned_table
 from streamload_tools.sources.loading import Fault
 from streamload_tools.verify import differences
 
-from streamload.dataset.atomic import replace_file
-from streamload.dataset.table import ShardTable
-from streamload.dataset.table_file import table_from_npz, table_to_npz
 from streamload.errors import StreamloadError
+from streamload.index.table_file import table_from_npz, table_to_npz
+from streamload.storage.atomic import replace_file
+from streamload.tar.table import ShardTable
 
 __all__ = ["DONE", "TABLE", "Finished", "keep", "kept"]
 

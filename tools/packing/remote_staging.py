@@ -23,18 +23,18 @@ from streamload_tools.packing.run_records import PackingRecords, UploadedShard
 from streamload_tools.packing.staging import Run, Staging, has_finished, locked_folder, remove_unfinished
 from streamload_tools.sizes import shown_bytes
 
-from streamload.dataset.index import IndexedShard, table_path
-from streamload.dataset.unfinished import SHARDIFY, UnfinishedSet
 from streamload.errors import StorageError
-from streamload.fetch.storage.protocol import Storage
-from streamload.fetch.writing.remote_folder import existing_names, upload_shard
-from streamload.fetch.writing.remote_index import (
+from streamload.index.dataset_index import IndexedShard, table_path
+from streamload.index.remote_index import (
     merge_remote_index,
     remote_index_folder,
     remove_remote_entries,
     write_remote_table,
 )
-from streamload.fetch.writing.remote_mark import mark_remote_finished, mark_remote_unfinished
+from streamload.index.remote_mark import mark_remote_finished, mark_remote_unfinished
+from streamload.index.unfinished import SHARDIFY, UnfinishedSet
+from streamload.storage.protocol import Storage
+from streamload.write.remote_folder import existing_names, upload_shard
 
 __all__ = ["RemoteStaging", "remote_staging"]
 

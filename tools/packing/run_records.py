@@ -17,13 +17,13 @@ from streamload_tools.packing.records import Finished
 from streamload_tools.sources.listing import Listing
 from streamload_tools.sources.loading import Fault
 
-from streamload.dataset.index import table_path
-from streamload.dataset.table_file import table_from_npz
-from streamload.dataset.unfinished import PACKING
 from streamload.errors import DatasetIndexError, ShardNotFoundError, StorageError
-from streamload.fetch.listing.index_lookup import MOST_INDEX_BYTES
-from streamload.fetch.storage.protocol import Storage
-from streamload.fetch.writing.remote_index import remote_index_folder
+from streamload.index.dataset_index import table_path
+from streamload.index.index_lookup import MOST_INDEX_BYTES
+from streamload.index.remote_index import remote_index_folder
+from streamload.index.table_file import table_from_npz
+from streamload.index.unfinished import PACKING
+from streamload.storage.protocol import Storage
 
 __all__ = ["PackingRecords", "UploadedShard"]
 

@@ -22,8 +22,8 @@ from streamload_tools.sources.kinds import SourceOptions, open_source
 from streamload_tools.sources.listing import Listing, list_files
 from streamload_tools.sources.source import ARRAY_FIELDS, Source, SourceError, other_kinds_advice
 
-from streamload.fetch.storage.protocol import Storage
-from streamload.wording import counted
+from streamload.storage.protocol import Storage
+from streamload.text import counted
 
 __all__ = ["Place", "source_to_shards"]
 

@@ -17,8 +17,8 @@ from streamload_tools.failures import UsageError
 from streamload_tools.packing.records import DONE, Finished
 from streamload_tools.sources.listing import Listing
 
-from streamload.dataset.atomic import replace_file
-from streamload.dataset.unfinished import STAGING
+from streamload.index.unfinished import STAGING
+from streamload.storage.atomic import replace_file
 
 __all__ = [
     "STAGING",

@@ -13,8 +13,8 @@ from streamload_tools.packing.run_records import PackingRecords
 from streamload_tools.packing.staging import is_being_published, is_unfinished, remove_remains
 from streamload_tools.sizes import counted
 
-from streamload.fetch.storage.protocol import Storage
-from streamload.fetch.writing.remote_folder import existing_names
+from streamload.storage.protocol import Storage
+from streamload.write.remote_folder import existing_names
 
 __all__ = ["Start", "check_local", "check_places", "check_remote", "refuse_shards"]
 

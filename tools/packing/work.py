@@ -21,11 +21,11 @@ from streamload_tools.reading import scanned_table
 from streamload_tools.sources.loading import Fault, load
 from streamload_tools.sources.source import SourceFile
 
-from streamload.dataset.scan import LABEL_FIELD
-from streamload.dataset.shard_file import Member, ShardFile
-from streamload.dataset.table import ShardTable
-from streamload.dataset.tar_header import END_MARK, member_header
 from streamload.errors import ShardFormatError, StreamloadError
+from streamload.tar.header_writer import END_MARK, member_header
+from streamload.tar.scan import LABEL_FIELD
+from streamload.tar.table import ShardTable
+from streamload.write.shard_file import Member, ShardFile
 
 __all__ = ["CheckTask", "Done", "Failed", "JoinTask", "PackTask", "Result", "Task", "Tell", "Told", "do", "fingerprint"]
 

@@ -14,8 +14,8 @@ import sys
 
 from streamload_tools.packing.work import Done, Failed, Task, Told, do
 
+from streamload.environment.launch import die_with
 from streamload.errors import StreamloadError
-from streamload.launch import die_with
 from streamload.memory.channel import Channel
 
 __all__ = ["main"]

@@ -12,8 +12,8 @@ from typing import Self
 
 from streamload_tools.packing.work import Done, Failed, Result, Task, Tell, Told, do
 
+from streamload.environment.launch import launch
 from streamload.errors import WorkerError
-from streamload.launch import launch
 from streamload.memory.channel import Frames, frame, read_from
 
 __all__ = ["Workforce"]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeGuard
 
-from streamload.wording import counted
+from streamload.text import counted
 
 __all__ = [
     "ARRAY_FIELDS",

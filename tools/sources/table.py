@@ -20,7 +20,7 @@ from streamload_tools.sources.source import (
     numbered_labels,
 )
 
-from streamload.wording import counted
+from streamload.text import counted
 
 __all__ = ["TABLE_EXTENSIONS", "Row", "Table", "TableColumns", "files_of_table", "read_table"]
 

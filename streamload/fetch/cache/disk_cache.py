@@ -26,13 +26,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from threading import Lock
 
-from streamload.dataset.own_folder import make_own_folder
-from streamload.fetch.cache.cache_room import CachedFile, files_to_evict, with_old_versions_last
 from streamload.fetch.cache.cached_shard import CachedShard, ShardEvents
+from streamload.fetch.cache.eviction import CachedFile, files_to_evict, with_old_versions_last
 from streamload.fetch.cache.file_locks import LockBusyError, is_in_use, locked_file, mark_in_use
 from streamload.fetch.cache.next_use import NextUse, Unforeseen
 from streamload.fetch.cache.partial_shard import PartialFiles, PartialShard, boot_tag, cached_bytes, private_tag
 from streamload.fetch.cache.shard_identity import ShardIdentity, key_in_name
+from streamload.storage.private_folder import make_own_folder
 
 __all__ = ["DiskCache", "shards_folder"]
 

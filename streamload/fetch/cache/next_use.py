@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from streamload.fetch.cache.shard_identity import key_in_name, url_key
 from streamload.order.lanes import lane_bounds
-from streamload.order.line import runs_of_epoch
 from streamload.order.options import OrderOptions, samples_of_epoch
+from streamload.order.sequence import runs_of_epoch
 
 __all__ = ["NextUse", "OrderNextUse", "Unforeseen", "numbers_by_key"]
 

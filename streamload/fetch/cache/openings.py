@@ -7,8 +7,8 @@ import asyncio
 from streamload.fetch.cache.cached_shard import CachedShard
 from streamload.fetch.cache.disk_cache import DiskCache
 from streamload.fetch.cache.shard_identity import ShardIdentity
-from streamload.fetch.storage.storages import Storages
-from streamload.fetch.transfer.download import Pin, download
+from streamload.storage.download import Pin, download
+from streamload.storage.storages import Storages
 
 __all__ = ["CacheOpenings"]
 

@@ -1,1 +1,0 @@
-"""Rows to batches: the layout of a slot, collating into it, the in-order batcher, and pinning."""

@@ -1,1 +1,0 @@
-"""Which samples an epoch holds: weights, samplers, mixtures, and epochs of a size of their own."""

@@ -1,1 +1,0 @@
-"""What is stored: urls, tar headers, grouping into samples, the index, and the shard writer."""

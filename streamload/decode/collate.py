@@ -1,0 +1,268 @@
+"""Collating: rows into a slot's memory on one side, a slot's memory into tensors on the other.
+
+The rules are those of torch's `default_collate`; only the last step, from arrays to tensors, needs torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamload.decode.batch_layout import (
+    ArrayLeaf,
+    BesideLeaf,
+    Layout,
+    MappingNode,
+    Node,
+    SequenceNode,
+    as_array,
+    assemble,
+    is_plain_array,
+    is_tensor,
+    slot_views,
+)
+from streamload.decode.stored_columns import StoredRows
+from streamload.memory.mapped import Bytes
+
+__all__ = ["MisfitError", "Rows", "build_batch", "choose_rows", "torch_collate", "write_rows"]
+
+_MADE_IN_PLACE_BYTES = 4096
+"""Smaller arrays are copied sooner than it is found out that they need not be."""
+
+
+class MisfitError(Exception):
+    """Some row does not have the layout that the first ones had; its batch is to be collated as a whole."""
+
+
+@dataclass(slots=True)
+class Rows:
+    """Rows of samples: column by column where no function has seen whole samples, else row by row.
+
+    Attributes:
+        columns: the values of each field: a list, an array with a leading axis of rows, or arrays in their shards.
+        kind: dict or tuple: what one row is.
+        keys: the names of the fields, for dicts.
+        values: the rows themselves where they are not kept as columns.
+        count: how many rows there are.
+    """
+
+    count: int
+    values: list[Any] | None = None
+    columns: list[Any] | None = None
+    kind: type = tuple
+    keys: tuple[str, ...] = ()
+
+    def row(self, number: int) -> Any:
+        """One row, as the user would see it."""
+        if self.columns is None:
+            assert self.values is not None
+            return self.values[number]
+        items = [column[number] for column in self.columns]
+        return dict(zip(self.keys, items, strict=True)) if self.kind is dict else tuple(items)
+
+    def as_list(self) -> list[Any]:
+        """All rows, one by one."""
+        if self.values is not None:
+            return self.values
+        return [self.row(number) for number in range(self.count)]
+
+    def slice(self, start: int, end: int) -> Rows:
+        """Consecutive rows."""
+        if self.columns is None:
+            assert self.values is not None
+            return Rows(end - start, values=self.values[start:end])
+        columns = [
+            column.slice(start, end) if isinstance(column, StoredRows) else column[start:end] for column in self.columns
+        ]
+        return Rows(end - start, columns=columns, kind=self.kind, keys=self.keys)
+
+    def take(self, numbers: Sequence[int]) -> Rows:
+        """Some of the rows, in the order given."""
+        if self.columns is None:
+            assert self.values is not None
+            return Rows(len(numbers), values=[self.values[n] for n in numbers])
+        columns = [_chosen(column, numbers) for column in self.columns]
+        return Rows(len(numbers), columns=columns, kind=self.kind, keys=self.keys)
+
+
+def _chosen(column: Any, numbers: Sequence[int]) -> Any:
+    if isinstance(column, StoredRows):
+        return column.take(numbers)
+    return column[list(numbers)] if isinstance(column, np.ndarray) else [column[number] for number in numbers]
+
+
+def write_rows(layout: Layout, rows: Rows, memory: Bytes, first_row: int) -> list[list[Any]]:
+    """Write rows to their places in a slot.
+
+    Args:
+        layout: of rows; its capacity is the slot's.
+        rows: to write; they must look like the one that the layout was found from.
+        memory: of the slot.
+        first_row: where in the batch they begin.
+
+    Returns:
+        For each value beside the slot the list of these rows' values.
+
+    Raises:
+        MisfitError: a row has another nest, dtype or shape; the slot's rows are then undefined.
+    """
+    end = first_row + rows.count
+    places = [view[first_row:end] for view in slot_views(layout, memory, layout.capacity)]
+    besides: list[list[Any]] = [[] for _ in range(layout.besides)]
+    tree = layout.tree
+    if rows.columns is None:
+        _write(tree, rows.values, places, besides)
+        return besides
+    if not isinstance(tree, MappingNode | SequenceNode) or len(tree.children) != len(rows.columns):
+        raise MisfitError
+    if tree.keys != rows.keys if isinstance(tree, MappingNode) else rows.kind is dict:
+        raise MisfitError
+    for child, part in zip(tree.children, rows.columns, strict=True):
+        _write(child, part, places, besides)
+    return besides
+
+
+def _write(node: Node, column: Any, places: list[NDArray[Any]], besides: list[list[Any]]) -> None:
+    if isinstance(node, ArrayLeaf):
+        _write_column(node, column, places[node.number])
+    elif isinstance(node, BesideLeaf):
+        if not all(isinstance(value, str | bytes) for value in column):
+            raise MisfitError
+        besides[node.number] = list(column)
+    else:
+        for child, part in zip(node.children, _transpose(node, column), strict=True):
+            _write(child, part, places, besides)
+
+
+def _transpose(node: MappingNode | SequenceNode, column: Any) -> list[list[Any]]:
+    if isinstance(column, np.ndarray | StoredRows):
+        raise MisfitError
+    kinds = set(map(type, column))
+    if isinstance(node, MappingNode):
+        keys = set(node.keys)
+        if kinds != {node.kind} or not all(value.keys() == keys for value in column):
+            raise MisfitError
+        return [[value[key] for value in column] for key in node.keys]
+    length = len(node.children)
+    if not kinds <= ({list, tuple} if node.kind is list else {node.kind}):
+        raise MisfitError
+    if not all(len(value) == length for value in column):
+        raise MisfitError
+    return [[value[number] for value in column] for number in range(length)]
+
+
+def _write_column(leaf: ArrayLeaf, column: Any, out: NDArray[Any]) -> None:
+    """Write the values of one leaf for consecutive rows; `out` has one entry a row."""
+    if isinstance(column, np.ndarray):
+        if column.dtype != out.dtype or column.shape != out.shape:
+            raise MisfitError
+        out[...] = column
+        return
+    if isinstance(column, StoredRows):
+        if column.dtype != out.dtype or column.shape != out.shape[1:] or not out.flags.c_contiguous:
+            raise MisfitError
+        column.copy_to(out)
+        return
+    kinds = set(map(type, column))
+    if out.ndim == 1 and kinds <= _SCALARS_OF.get(out.dtype.str, frozenset()):
+        try:
+            out[:] = column
+        except OverflowError as error:
+            raise MisfitError from error
+        return
+    if any(is_tensor(value) for value in column):
+        column = [_tensor_memory(leaf, value) for value in column]
+    elif not all(map(is_plain_array, kinds)):
+        raise MisfitError
+    shape, dtype = out.shape[1:], out.dtype
+    for number, value in enumerate(column):
+        if value.dtype != dtype or value.shape != shape:
+            raise MisfitError
+        if value.nbytes < _MADE_IN_PLACE_BYTES or not _is_same_memory(value, out[number]):
+            out[number] = value
+
+
+def _is_same_memory(value: NDArray[Any], place: NDArray[Any]) -> bool:
+    """Whether a value, of its place's shape and dtype, was made where it belongs."""
+    made, wanted = value.__array_interface__, place.__array_interface__
+    return bool(made["data"][0] == wanted["data"][0] and value.strides == place.strides)
+
+
+_SCALARS_OF: dict[str, frozenset[type]] = {
+    np.dtype(np.int64).str: frozenset({int}),
+    np.dtype(np.float64).str: frozenset({float}),
+    np.dtype(np.bool_).str: frozenset({bool}),
+}
+
+
+def _tensor_memory(leaf: ArrayLeaf, value: Any) -> NDArray[Any]:
+    if not is_tensor(value):
+        raise MisfitError
+    memory, torch_dtype = as_array(value)
+    if torch_dtype != leaf.torch_dtype:
+        raise MisfitError
+    return memory
+
+
+def build_batch(
+    layout: Layout,
+    memory: Bytes,
+    rows: int | None,
+    besides: Sequence[Any],
+    chosen: Sequence[int] | None = None,
+) -> Any:
+    """The batch that the user gets, viewing the slot's memory without a copy.
+
+    Args:
+        layout: of the batch.
+        memory: of its slot.
+        rows: how many rows it has; None where the layout has none.
+        besides: the values that came beside the slot.
+        chosen: the rows to give, in order, where some failed; these are copied.
+    """
+    arrays: list[Any] = slot_views(layout, memory, rows)
+    if chosen is not None:
+        arrays = [array[list(chosen)] for array in arrays]
+        besides = [[values[number] for number in chosen] for values in besides]
+    return assemble(layout, arrays, besides, _finish)
+
+
+def choose_rows(count: int, failed: Container[int], on_error: str) -> list[int]:
+    """Which rows make up a batch in which some have failed.
+
+    With "skip" the good ones; with "replace" every place whose row failed gets the next good row, going round, so that
+    the batch keeps its length.
+    """
+    good = [row for row in range(count) if row not in failed]
+    if on_error != "replace" or not good:
+        return good
+    chosen, following = [0] * count, good[0]
+    for row in range(count - 1, -1, -1):
+        if row not in failed:
+            following = row
+        chosen[row] = following
+    return chosen
+
+
+def torch_collate(rows: Rows) -> Any:
+    """What torch's own `default_collate` makes of rows: for the batches that have no regular layout.
+
+    Raises:
+        Exception: whatever `default_collate` refuses the rows with.
+    """
+    from torch.utils.data import default_collate
+
+    return default_collate(rows.as_list())
+
+
+def _finish(leaf: ArrayLeaf, array: NDArray[Any]) -> Any:
+    if not leaf.tensor:
+        return array
+    import torch
+
+    tensor = torch.from_numpy(array)
+    return tensor if leaf.torch_dtype is None else tensor.view(getattr(torch, leaf.torch_dtype))

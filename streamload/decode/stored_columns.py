@@ -1,0 +1,77 @@
+"""Rows that still lie in their shards: arrays of one dtype and shape, copied once, straight to where they belong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamload.decode.row_shards import by_shard
+
+__all__ = ["StoredRows"]
+
+_ROW_BY_ROW_BYTES = 1024
+"""From this size on a row is copied by itself; smaller ones are collected by one indexing operation for each shard."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredRows:
+    """A column of n arrays in mapped shards.
+
+    Attributes:
+        dtype: of every row.
+        shape: of every row, in C order.
+        shards: int64[n], each row's shard.
+        starts: int64[n], first byte of each row's array within its shard; all of them lie within.
+        memory: the shards, as views of bytes.
+    """
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    shards: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    memory: Mapping[int, memoryview]
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def __getitem__(self, row: int) -> NDArray[Any]:
+        """One row, in memory of its own."""
+        out = np.empty((1, *self.shape), self.dtype)
+        self.slice(row, row + 1).copy_to(out)
+        return out[0, ...]
+
+    def __iter__(self) -> Iterator[NDArray[Any]]:
+        return (self[row] for row in range(len(self)))
+
+    def slice(self, start: int, end: int) -> StoredRows:
+        """Consecutive rows."""
+        return StoredRows(self.dtype, self.shape, self.shards[start:end], self.starts[start:end], self.memory)
+
+    def take(self, rows: Sequence[int]) -> StoredRows:
+        """Some rows, in the order given."""
+        chosen = list(rows)
+        return StoredRows(self.dtype, self.shape, self.shards[chosen], self.starts[chosen], self.memory)
+
+    def copy_to(self, out: NDArray[Any]) -> None:
+        """Copy all rows; `out` is C-contiguous, of this dtype, and has one entry for each row."""
+        count = len(self)
+        row_bytes = out.nbytes // count if count else 0
+        if row_bytes == 0:
+            return
+        target = out.reshape(-1).view(np.uint8)
+        if row_bytes < _ROW_BY_ROW_BYTES:
+            items = target.view(f"V{row_bytes}")
+            for shard, rows in by_shard(self.shards):
+                data = self.memory[shard]
+                windows = np.ndarray((len(data) - row_bytes + 1,), items.dtype, data, 0, (1,))
+                items[rows] = windows[self.starts[rows]]
+            return
+        # Slices of memoryviews cost half of what slices of arrays do.
+        memory, written, end = self.memory, memoryview(target.data), 0
+        for shard, start in zip(self.shards.tolist(), self.starts.tolist(), strict=True):
+            begin, end = end, end + row_bytes
+            written[begin:end] = memory[shard][start : start + row_bytes]

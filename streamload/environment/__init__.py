@@ -1,0 +1,1 @@
+"""Where this process runs: its rank, its processors, its memory, and how processes are started."""

@@ -1,0 +1,180 @@
+"""Starts our processes: plain subprocesses, each on one end of a socket pair.
+
+It imports nothing slow, so that the feeder can start its workers before it imports what it needs itself.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from time import monotonic
+
+from streamload.memory.unnamed import new_memory
+
+__all__ = [
+    "PROGRESS_BYTES",
+    "Child",
+    "EarlyWorkers",
+    "WorkerChild",
+    "child_environment",
+    "die_with",
+    "launch",
+    "launch_worker",
+]
+
+PROGRESS_BYTES = 16
+"""Two numbers, which say what a worker has in hand."""
+
+_WORDS_SHOWN = 4000
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """A process that was started.
+
+    Attributes:
+        process: it.
+        socket: our end of the pair.
+        words: a descriptor of memory in which it leaves its last words.
+    """
+
+    process: subprocess.Popen[bytes]
+    socket: socket.socket
+    words: int
+
+    def wait(self, timeout_s: float) -> int | None:
+        """Its exit status, negative for a signal; None if it does not end in time."""
+        try:
+            return self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def end(self, grace_s: float) -> int:
+        """Wait for it, at most so long, and kill it then; its exit status."""
+        status = self.wait(grace_s)
+        if status is None:
+            self.process.kill()
+            status = self.process.wait()
+        return status
+
+    def disown(self) -> None:
+        """In a fork of the process that started it: it is not this one's child, and nobody waits for it here."""
+        self.process.returncode = 0
+
+    def how_it_ended(self, status: int) -> str:
+        """Status and last words, ready to follow its name."""
+        how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+        if status == -signal.SIGKILL:
+            how += ", as the kernel does to processes where memory runs out"
+        size_bytes = os.fstat(self.words).st_size
+        words = os.pread(self.words, _WORDS_SHOWN, max(0, size_bytes - _WORDS_SHOWN)).decode(errors="replace").strip()
+        return f"{how}\n{words}" if words else how
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerChild:
+    """A worker that was started; `progress` is a descriptor of `PROGRESS_BYTES` of memory that it writes to."""
+
+    child: Child
+    progress: int
+
+
+def launch(module: str, *arguments: int, descriptors: tuple[int, ...] = ()) -> Child:
+    """Run `python -m module SOCKET LAST_WORDS PARENT DESCRIPTOR... ARGUMENT...`, with this process as the parent.
+
+    It starts with SIGINT blocked: Ctrl-C goes to the whole group and is for the first of these processes to decide on.
+
+    Args:
+        module: what to run.
+        arguments: numbers for it.
+        descriptors: passed on to it; they stay open here.
+    """
+    ours, theirs = socket.socketpair()
+    words = new_memory(0)
+    inherited = (theirs.fileno(), words, *descriptors)
+    numbers = (theirs.fileno(), words, os.getpid(), *descriptors, *arguments)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", module, *map(str, numbers)],
+            pass_fds=inherited,
+            stdin=subprocess.DEVNULL,
+            env=child_environment(),
+        )
+    except BaseException:
+        ours.close()
+        os.close(words)
+        raise
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        theirs.close()
+    return Child(process, ours, words)
+
+
+def launch_worker() -> WorkerChild:
+    """Start a worker; it waits for its setup."""
+    progress = new_memory(PROGRESS_BYTES)
+    try:
+        return WorkerChild(launch("streamload.workers.worker_start", descriptors=(progress,)), progress)
+    except BaseException:
+        os.close(progress)
+        raise
+
+
+class EarlyWorkers:
+    """Workers that are started before there is a pool to take them over.
+
+    Args:
+        wanted: how many there are to be.
+
+    Attributes:
+        launched: those that could be started. The pool starts the others, and reports what keeps it from that.
+    """
+
+    def __init__(self, wanted: int) -> None:
+        self._wanted = wanted
+        self.launched: list[WorkerChild] = []
+
+    def start(self, most: int | None = None) -> None:
+        """Start those that are still wanted, or until there are so many."""
+        with suppress(OSError):
+            while len(self.launched) < (self._wanted if most is None else min(most, self._wanted)):
+                self.launched.append(launch_worker())
+
+    def end(self, grace_s: float) -> None:
+        """End all, where no pool has taken them over, and kill those that have not ended after so long altogether."""
+        for worker in self.launched:
+            worker.child.socket.close()
+        deadline_s = monotonic() + grace_s
+        for worker in self.launched:
+            worker.child.end(max(0.0, deadline_s - monotonic()))
+
+
+def die_with(parent: int) -> None:
+    """Ask the kernel to kill this process when the one that started it dies, whatever runs then. Linux only.
+
+    Elsewhere it notices when it next reads from its socket.
+    """
+    import ctypes
+
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it died before it could be asked
+            os._exit(0)
+
+
+def child_environment() -> dict[str, str]:
+    """The environment of our processes: it finds what this process finds, and does not start threads for BLAS.
+
+    `PYTHONPATH` carries this process's `sys.path`, so that streamload is found however the user's program found it.
+    """
+    path = os.pathsep.join(itertools.chain(entry or os.getcwd() for entry in sys.path))
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    return {**threads, **os.environ, "PYTHONPATH": path}

@@ -1,0 +1,26 @@
+"""How shards are brought near, as the user has chosen it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from streamload.storage.storages import Storages
+
+__all__ = ["Fetching"]
+
+
+@dataclass(frozen=True)
+class Fetching:
+    """Travels to the feeder, and so has no `__slots__`.
+
+    Attributes:
+        storages: where shards lie.
+        budget_bytes: what they and the batches may take in memory.
+        cache_folder: for a disk cache; None for none.
+        cache_bytes: how large that may get.
+    """
+
+    storages: Storages
+    budget_bytes: int
+    cache_folder: str | None
+    cache_bytes: int

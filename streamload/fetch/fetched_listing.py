@@ -1,0 +1,19 @@
+"""Which of the listed shards have to be fetched."""
+
+from __future__ import annotations
+
+from streamload.index.listing import Listing
+from streamload.storage.storages import Storages
+from streamload.tar.decompression import compression_of
+
+__all__ = ["fetched_shards"]
+
+
+def fetched_shards(listing: Listing, storages: Storages) -> frozenset[int]:
+    """The numbers of the shards that workers cannot open by themselves: remote ones, and compressed ones."""
+    here = {folder: storages.is_local(f"{folder}/") for folder in {shard.folder for shard in listing.shards}}
+    return frozenset(
+        number
+        for number, shard in enumerate(listing.shards)
+        if not here[shard.folder] or compression_of(shard.url) is not None
+    )

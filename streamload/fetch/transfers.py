@@ -1,0 +1,256 @@
+"""The parts that are on their way: started by whoever knows the order, fetched as fast as the storage takes it."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from streamload.errors import TransientStorageError
+from streamload.fetch.concurrency import MOST_REQUESTS, Concurrency
+from streamload.fetch.hedged_requests import Stragglers, download_with_second
+from streamload.storage.download import Downloaded, Pin, RangeStorage, Watch, download
+from streamload.storage.retry_policy import Retries
+
+__all__ = ["Part", "Source", "TransferCounts", "Transfers"]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A range of a shard that is fetched as one.
+
+    Attributes:
+        shard: its number in the listing.
+        number: of the part in the shard.
+        start, end: its bytes, end exclusive. The end may lie behind that of the shard where its size is not known.
+        generation: whatever tells whoever started it where it was to be written.
+    """
+
+    shard: int
+    number: int
+    start: int
+    end: int
+    generation: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a shard's parts come from. All parts of a shard share one pin."""
+
+    storage: RangeStorage
+    url: str
+    pin: Pin
+
+
+@dataclass(slots=True)
+class TransferCounts:
+    """What has happened since the start.
+
+    Attributes:
+        requests: all that were sent, with those that failed.
+        throttled: those that were refused because there were too many.
+        broken: those that failed otherwise, also in the middle of a body.
+        second: those that were sent beside one that took too long.
+        received_bytes: what arrived, with what arrived twice.
+    """
+
+    requests: int = 0
+    throttled: int = 0
+    broken: int = 0
+    second: int = 0
+    received_bytes: int = 0
+
+
+class Transfers:
+    """Fetches parts beside each other, in a running loop, until `close`.
+
+    What is started is not waited for: `on_done` or `on_failed` is called once for each part, in the loop, unless
+    `close` comes first. Both may start other parts. `start` does not refuse a part beyond `room()`.
+
+    Args:
+        source: where a shard's parts come from, by the shard's number.
+        write: `write(part, offset, piece)` is called for each piece as it arrives; offset is in the shard. It may be
+            called twice for the same bytes, and never after the part's `on_done`, `on_failed` or `close`.
+        on_done: a part has been written whole. Its `requests` and `throttled` are of the download that ended first.
+        on_failed: it cannot be: a StorageError, or what `write` has raised.
+        retries: how requests are made again.
+        most: an upper bound of the parts beside each other, at least 1.
+    """
+
+    def __init__(
+        self,
+        source: Callable[[int], Source],
+        write: Callable[[Part, int, bytes], None],
+        on_done: Callable[[Part, Downloaded], None],
+        on_failed: Callable[[Part, BaseException], None],
+        *,
+        retries: Retries | None = None,
+        most: int = MOST_REQUESTS,
+    ) -> None:
+        self._source = source
+        self._write = write
+        self._on_done = on_done
+        self._on_failed = on_failed
+        self._retries = retries or Retries()
+        self._steering = _Steering(asyncio.get_running_loop(), most)
+        self._closed = False
+
+    @property
+    def in_flight(self) -> int:
+        """How many parts are on their way."""
+        return len(self._steering.running)
+
+    @property
+    def counts(self) -> TransferCounts:
+        """What has happened since the start; goes on being updated."""
+        return self._steering.counts
+
+    def room(self) -> int:
+        """How many more may be started now; 0 or more. It grows when a part ends."""
+        return max(0, self._steering.concurrency.limit - self.in_flight)
+
+    def start(self, part: Part) -> None:
+        """Begin to fetch a part. Raises RuntimeError after `close`."""
+        if self._closed:
+            raise RuntimeError("these transfers are closed")
+        running = _Running(part, self._source(part.shard), self._write, self._retries, self._steering)
+        task = asyncio.create_task(download_with_second(running.ask, running.late))
+        self._steering.running[task] = running
+        self._steering.stragglers.started()
+        task.add_done_callback(partial(self._ended, part))
+
+    async def close(self) -> None:
+        """Give up what is on its way and wait until it has ended; neither callback is called again. Twice is fine."""
+        self._closed = True
+        tasks = list(self._steering.running)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _ended(self, part: Part, task: asyncio.Task[Downloaded]) -> None:
+        del self._steering.running[task]
+        self._steering.look_for_late_ones()
+        error = None if task.cancelled() else task.exception()
+        if self._closed or task.cancelled():
+            return
+        if error is None:
+            self._on_done(part, replace(task.result(), start=part.start))
+        else:
+            self._on_failed(part, error)
+
+
+class _Steering:
+    """What is learned from all requests together, and what follows from it for those that run."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, most: int) -> None:
+        self.concurrency = Concurrency(most=most)
+        self.stragglers = Stragglers()
+        self.counts = TransferCounts()
+        self.running: dict[asyncio.Task[Downloaded], _Running] = {}
+        self._loop = loop
+        self._timer: asyncio.TimerHandle | None = None
+
+    def look_for_late_ones(self) -> None:
+        """Ask again for what is late, and wake up when the next one will be. Called whenever a request moves on."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        now_s, next_s = self._loop.time(), math.inf
+        for running in self.running.values():
+            late_s = running.late_at()
+            if late_s is None:
+                continue
+            if late_s > now_s:
+                next_s = min(next_s, late_s)
+            elif self.stragglers.allows():
+                running.late.set()
+        if next_s < math.inf:
+            self._timer = self._loop.call_at(next_s, self.look_for_late_ones)
+
+
+class _Running:
+    """A part on its way: one download of it or, where the latest one takes too long, one more."""
+
+    __slots__ = ("_part", "_retries", "_source", "_steering", "_watches", "_write", "late")
+
+    def __init__(
+        self,
+        part: Part,
+        source: Source,
+        write: Callable[[Part, int, bytes], None],
+        retries: Retries,
+        steering: _Steering,
+    ) -> None:
+        self.late = asyncio.Event()
+        self._part = part
+        self._source = source
+        self._write = write
+        self._retries = retries
+        self._steering = steering
+        self._watches: list[Watch] = []
+
+    def ask(self) -> tuple[Watch, Coroutine[Any, Any, Downloaded]]:
+        """One more download, of what none has brought yet."""
+        watch = _ReportingWatch(self._steering)
+        start = self._reached()
+        self._steering.counts.second += bool(self._watches)
+        self._watches.append(watch)
+        storage, url, pin = self._source.storage, self._source.url, self._source.pin
+        end, retries = self._part.end, self._retries
+        return watch, download(storage, url, start, end, self._receive, pin=pin, retries=retries, watch=watch)
+
+    def late_at(self) -> float | None:
+        """When the latest download will be late; None where it cannot be, or another is about to be asked for."""
+        total_bytes = self._source.pin.total_bytes
+        end = self._part.end if total_bytes is None else min(self._part.end, total_bytes)
+        if not self._watches or self.late.is_set() or self._reached() >= end:
+            return None
+        return self._steering.stragglers.late_at(self._watches[-1])
+
+    def _reached(self) -> int:
+        return max(self._part.start, *(watch.position for watch in self._watches), 0)
+
+    def _receive(self, offset: int, piece: bytes) -> None:
+        self._steering.counts.received_bytes += len(piece)
+        self._write(self._part, offset, piece)
+
+
+class _ReportingWatch(Watch):
+    """Tells what happens to one download to those who decide for all."""
+
+    __slots__ = ("_steering",)
+
+    def __init__(self, steering: _Steering) -> None:
+        super().__init__()
+        self._steering = steering
+
+    def sent(self, now_s: float, asked_bytes: int) -> None:
+        """See `Watch.sent`."""
+        super().sent(now_s, asked_bytes)
+        self._steering.counts.requests += 1
+        self._steering.look_for_late_ones()
+
+    def answered(self, now_s: float, asked_bytes: int) -> None:
+        """See `Watch.answered`."""
+        if self.sent_s is not None:
+            self._steering.stragglers.answered(now_s - self.sent_s)
+        super().answered(now_s, asked_bytes)
+        self._steering.look_for_late_ones()
+
+    def completed(self, now_s: float) -> None:
+        """See `Watch.completed`."""
+        if self.answered_s is not None:
+            self._steering.stragglers.finished(now_s - self.answered_s, self.asked_bytes)
+        self._steering.concurrency.succeeded(len(self._steering.running))
+        super().completed(now_s)
+
+    def failed(self, now_s: float, failure: TransientStorageError) -> None:
+        """See `Watch.failed`."""
+        if failure.throttled and self.sent_s is not None:
+            self._steering.concurrency.throttled(self.sent_s, now_s)
+        self._steering.counts.throttled += failure.throttled
+        self._steering.counts.broken += not failure.throttled
+        super().failed(now_s, failure)

@@ -1,1 +1,0 @@
-"""Compressed shards: unpacked while they arrive, as parts like any other."""

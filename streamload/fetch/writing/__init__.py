@@ -1,1 +1,0 @@
-"""Writing shards and indexes to where they shall lie: buckets, servers, local folders."""

@@ -1,0 +1,1 @@
+"""Which shards there are, and what each of them holds."""

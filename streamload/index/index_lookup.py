@@ -1,0 +1,155 @@
+"""Finding the indexes of folders, local or remote, each read once."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from urllib.parse import quote
+
+from streamload.errors import DatasetIndexError, ShardNotFoundError, StorageError
+from streamload.index.dataset_index import INDEX_FILE, INDEX_FOLDER, DatasetIndex, IndexedShard, table_path
+from streamload.index.remote_mark import read_mark
+from streamload.index.unfinished import UnfinishedSet, unfinished_error, unfinished_sets
+from streamload.storage.errors import NoConnectionError
+from streamload.storage.protocol import protocol_of, without_secrets
+from streamload.storage.storages import Storages
+from streamload.tar.table import ShardTable
+
+__all__ = ["MOST_INDEX_BYTES", "IndexLookup"]
+
+_log = logging.getLogger("streamload")
+
+MOST_INDEX_BYTES = 4 << 30
+"""A larger file is not taken for a part of an index."""
+
+
+class IndexLookup:
+    """The indexes of the folders that shards lie in, each read once: one request for each remote folder.
+
+    Where a shard is in no index, one more request for its folder tells whether its writer has finished.
+    """
+
+    def __init__(self, elsewhere: str | os.PathLike[str] | None = None, storages: Storages | None = None) -> None:
+        """Prepare to look beside the shards, or read the one index that lies elsewhere.
+
+        Raises:
+            DatasetIndexError: there is none where `elsewhere` says, or it is broken.
+            StorageError: the storage there cannot be read.
+        """
+        self._storages = Storages() if storages is None else storages
+        self._by_folder: dict[str, DatasetIndex | None] = {}
+        self._unfinished: dict[str, Sequence[UnfinishedSet]] = {}
+        self._unreadable: list[StorageError] = []
+        self._elsewhere = None if elsewhere is None else self._find_elsewhere(os.fspath(elsewhere))
+
+    def of_folder(self, folder: str, named: str | None = None) -> DatasetIndex | None:
+        """The index for the shards in a folder, or None.
+
+        Args:
+            folder: the shards'.
+            named: what the user has named, for errors that concern all that is there; by default the folder.
+
+        Raises:
+            DatasetIndexError: it is broken.
+            StorageError: it cannot be read.
+        """
+        if self._elsewhere is not None:
+            return self._elsewhere
+        if folder not in self._by_folder:
+            self._by_folder[folder] = self._beside(f"{folder.rstrip('/')}/{INDEX_FOLDER}", named or folder)
+        return self._by_folder[folder]
+
+    def entry_of(self, folder: str, name: str) -> IndexedShard | None:
+        """What the index for a folder says of one shard, or None. Raises what `of_folder` raises."""
+        index = self.of_folder(folder, f"{folder}/{name}")
+        return None if index is None else index.find(name)
+
+    def refuse_unfinished(self, folder: str, name: str | None = None) -> None:
+        """Refuse a shard, or the folder as a whole, if whoever wrote it was interrupted or is still at work.
+
+        Only for shards that no index beside them knows: an index is written when all of its shards are there, and its
+        entries are removed before any of them is.
+
+        Args:
+            folder: the shards'.
+            name: of one shard; None stands for all that a folder may hold.
+
+        Raises:
+            DatasetIndexError: it is so, or the mark that says so is damaged.
+            StorageError: the storage cannot be read.
+        """
+        if folder not in self._unfinished:
+            self._unfinished[folder] = self._marked(folder)
+        for found in self._unfinished[folder]:
+            if name is None or found.shards.matches(name):
+                raise unfinished_error(found, folder)
+
+    def _marked(self, folder: str) -> Sequence[UnfinishedSet]:
+        try:
+            content = read_mark(self._storages.for_url(folder), folder)
+        except StorageError as exc:
+            if type(exc) is not StorageError:
+                raise
+            return ()  # as for an index: what is not there is refused to those who may not list
+        return () if content is None else unfinished_sets(content, folder)
+
+    def table_of(self, folder: str, name: str) -> ShardTable | None:
+        """The table of one shard, or None where there is no index for its folder.
+
+        Raises:
+            DatasetIndexError: the index does not have the shard, or is broken.
+            StorageError: it cannot be read.
+        """
+        index = self.of_folder(folder)
+        if index is None or self._storages.is_local(index.folder):
+            return None if index is None else index.table(name)
+        index.shard(name)
+        web = protocol_of(index.folder) in ("http", "https")
+        url = table_path(index.folder, quote(name) if web else name)
+        try:
+            content = self._storages.for_url(url).read_bytes(url, most_bytes=MOST_INDEX_BYTES)
+        except ShardNotFoundError:
+            raise DatasetIndexError(
+                "the index has no such file; make it anew with `streamload index`", url=without_secrets(url)
+            ) from None
+        return index.table(name, content)
+
+    def _beside(self, folder: str, named: str) -> DatasetIndex | None:
+        try:
+            return self._read(folder)
+        except NoConnectionError as exc:
+            raise NoConnectionError(exc.message, url=without_secrets(named)) from exc
+        except StorageError as exc:
+            if type(exc) is not StorageError:
+                raise
+            # Whoever may read objects but not list them is refused what is not there, too.
+            self._unreadable.append(exc)
+            return None
+
+    def warn_of_unreadable(self) -> None:
+        """Warn of the indexes that could not be read; once it is known that the shards beside them can be."""
+        unreadable, self._unreadable = self._unreadable, []
+        for exc in unreadable:
+            _log.warning("going on without an index, since it cannot be read: %s", exc)
+
+    def _find_elsewhere(self, index: str) -> DatasetIndex:
+        place = index.rstrip("/") or "/"
+        for folder in (place, f"{place.rstrip('/')}/{INDEX_FOLDER}"):
+            if (found := self._read(folder)) is not None:
+                return found
+        shown = without_secrets(index)
+        raise DatasetIndexError(
+            f"index={shown!r} holds no index.json; write one there with `streamload index SHARDS --output {shown}`"
+        )
+
+    def _read(self, folder: str) -> DatasetIndex | None:
+        """The index in its own folder, or None."""
+        if self._storages.is_local(folder):
+            folder = self._storages.for_url(folder).absolute(folder)
+            return DatasetIndex.load(folder) if os.path.exists(os.path.join(folder, INDEX_FILE)) else None
+        storage = self._storages.for_url(folder)
+        try:
+            return DatasetIndex.load(folder, lambda url: storage.read_bytes(url, most_bytes=MOST_INDEX_BYTES))
+        except ShardNotFoundError:
+            return None

@@ -1,0 +1,84 @@
+"""The label of every sample, as the index of its shard has it."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamload.errors import DatasetIndexError
+from streamload.index.listing import Listing
+from streamload.index.scan_cache import ScanCache
+from streamload.index.tables import Tables
+from streamload.storage.storages import Storages
+from streamload.tar.table import ShardTable
+
+__all__ = ["Labels", "read_labels"]
+
+_TABLES_AT_ONCE = 16
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Labels:
+    """The labels of a dataset.
+
+    Attributes:
+        values: the labels that there are, ascending.
+        number: unsigned[N], for each sample, in the order of the listing, which of them it has.
+    """
+
+    values: tuple[int, ...]
+    number: NDArray[np.unsignedinteger]
+
+
+def read_labels(listing: Listing, storages: Storages) -> Labels:
+    """Read the labels of all samples. Blocks; of a remote index several tables are loaded at a time.
+
+    Raises:
+        DatasetIndexError: a shard is in no index, or its index has no labels, is damaged or belongs to other shards.
+        StorageError: an index cannot be read.
+    """
+    for shard, folder in zip(listing.shards, listing.index_of, strict=True):
+        if folder is None:
+            raise _no_labels("this shard is in no index", shard.url)
+    tables = Tables(listing, ScanCache(None), strict=True, storages=storages)
+    shards = range(len(listing.shards))
+    if any(map(tables.is_remote, shards)):
+        with ThreadPoolExecutor(1) as thread:  # the caller may be in a loop of its own
+            found = thread.submit(asyncio.run, _load_labels(tables, len(shards))).result()
+    else:
+        found = [_labels_of(tables.find(shard), tables.url(shard)) for shard in shards]
+    values, numbers = np.unique(np.concatenate(found), return_inverse=True)
+    return Labels(tuple(values.tolist()), numbers.astype(np.min_scalar_type(max(0, len(values) - 1))))
+
+
+async def _load_labels(tables: Tables, n_shards: int) -> list[NDArray[np.int64]]:
+    room = asyncio.Semaphore(_TABLES_AT_ONCE)
+
+    async def load(shard: int) -> NDArray[np.int64]:
+        async with room:
+            return _labels_of(await tables.load(shard), tables.url(shard))
+
+    return await asyncio.gather(*map(load, range(n_shards)))
+
+
+def _labels_of(table: ShardTable | None, url: str) -> NDArray[np.int64]:
+    assert table is not None, "the shard is in an index"
+    if table.labels is not None:
+        return table.labels
+    if len(table) == 0:
+        return np.empty(0, np.int64)
+    raise _no_labels(
+        "the index has no labels of this shard, since not every sample in it has a whole number as cls", url
+    )
+
+
+def _no_labels(why: str, url: str) -> DatasetIndexError:
+    return DatasetIndexError(
+        f"weights by label need the labels that an index holds, and {why}; write the class of each sample as a field "
+        "cls, make the index with `streamload index` (or pack with shardify), or give weights= as one number a sample",
+        url=url,
+    )

@@ -1,0 +1,102 @@
+"""From what a user names to the list of shards, with sizes and with what indexes say about them."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+
+from streamload.index.dataset_index import DatasetIndex, check_shard
+from streamload.index.finder import Finder
+from streamload.index.index_lookup import IndexLookup
+from streamload.index.shard import Shard
+from streamload.index.shard_names import folder_and_name
+from streamload.storage.protocol import (
+    UNKNOWN_BYTES,
+    ShardInfo,
+)
+from streamload.storage.storages import Storages
+from streamload.storage.urls import Urls
+
+__all__ = ["Listing", "list_shards"]
+
+_log = logging.getLogger("streamload")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Listing:
+    """The shards of a dataset, in their order.
+
+    Attributes:
+        shards: at least one shard, none of them twice.
+        counts: samples in each shard, or None unless every shard is in an index.
+        index_of: for each shard the folder of the index that knows it, or None.
+        fields: the fields that the indexes name, each once, in the order in which they come.
+    """
+
+    shards: tuple[Shard, ...]
+    counts: tuple[int, ...] | None
+    index_of: tuple[str | None, ...]
+    fields: tuple[str, ...]
+
+
+def list_shards(
+    urls: Urls,
+    index: str | os.PathLike[str] | None = None,
+    storages: Storages | None = None,
+    *,
+    indexes_read: dict[str, DatasetIndex] | None = None,
+) -> Listing:
+    """List the shards that `urls` names, and find the indexes beside them.
+
+    Braces and `::` are expanded in the order in which they are written; the matches of a glob and the shards of a
+    folder are sorted. A folder stands for the shards in its index, or for its tar files where it has none.
+
+    A remote folder costs one request for its index, and where it has none one for the mark of an interrupted writer
+    and one listing; what an index says of a remote shard is taken from it, and a shard that was changed since shows
+    when it is read. Web servers cannot list: the sizes of their shards are `UNKNOWN_BYTES` where no index has them.
+
+    Args:
+        urls: a string or path, or a list of them: shards, patterns, folders.
+        index: a folder with an index for shards that lie elsewhere: `.streamload` itself or the folder around it. It
+            is asked instead of the indexes beside the shards. It may be remote.
+        storages: how remote storage is read; by default without options.
+        indexes_read: takes the indexes that know some of the shards, by folder, for whoever needs them afterwards.
+
+    Raises:
+        TypeError, ValueError: `urls` is of the wrong kind, names a storage or a compression that is not known, or
+            names a shard twice.
+        ShardNotFoundError: a shard is missing, or a pattern or a folder stands for nothing.
+        StorageError: a shard cannot be looked at.
+        DatasetIndexError: an index is broken, or does not belong to its shards; or whoever wrote the shards was
+            interrupted, or is still at work.
+    """
+    storages = Storages() if storages is None else storages
+    indexes = IndexLookup(index, storages)
+    finder = Finder(storages, indexes)
+    shards = tuple(_shard(found) for found in finder.find(urls))
+    counts: list[int | None] = []
+    index_of: list[str | None] = []
+    used: dict[str, DatasetIndex] = {}
+    for shard in shards:
+        known = indexes.of_folder(shard.folder)
+        entry = indexes.entry_of(shard.folder, shard.name)
+        if entry is None:
+            indexes.refuse_unfinished(shard.folder, shard.name)
+        index_of.append(known.folder if known is not None and entry is not None else None)
+        counts.append(None if entry is None else entry.samples)
+        if known is not None and entry is not None:
+            if shard.bytes != UNKNOWN_BYTES:
+                check_shard(entry, shard.bytes, shard.url, shard.etag)
+            used[known.folder] = known
+    indexes.warn_of_unreadable()
+    if indexes_read is not None:
+        indexes_read.update(used)
+    fields = dict.fromkeys(name for known in used.values() for name in known.fields)
+    known_counts = tuple(count for count in counts if count is not None)
+    return Listing(shards, known_counts if len(known_counts) == len(shards) else None, tuple(index_of), tuple(fields))
+
+
+def _shard(found: ShardInfo) -> Shard:
+    folder, name = folder_and_name(found.url)
+    return Shard(found.url, name, found.bytes, found.mtime_ns, folder, found.etag)

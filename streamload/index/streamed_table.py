@@ -1,0 +1,134 @@
+"""The table of a shard that is read once from its start to its end, wherever it lies and however it is compressed."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamload.errors import ShardFormatError
+from streamload.memory.sparse import SparseMemory
+from streamload.storage.download import Pin, download
+from streamload.storage.protocol import Storage
+from streamload.tar.decompression import Unpacker, compression_of
+from streamload.tar.growing_table import GrowingTable
+from streamload.tar.prefix_scan import scan_prefix
+from streamload.tar.scan import crc32_of, labels_of
+from streamload.tar.table import ShardTable
+
+__all__ = ["ReadShard", "StreamedTable", "stream_shard"]
+
+_STEP_BYTES = 8 << 20
+_TO_THE_END = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class ReadShard:
+    """A shard that was read to its end.
+
+    Attributes:
+        bytes: its size, compressed if it is.
+        mtime_ns: when it was last changed; None where the storage has something better or nothing.
+        etag: its version, where the storage has one.
+        table: its samples.
+    """
+
+    bytes: int
+    mtime_ns: int | None
+    etag: str | None
+    table: ShardTable
+
+
+async def stream_shard(
+    storage: Storage, url: str, *, every_byte: bool, on_bytes: Callable[[int], None] = lambda _: None
+) -> ReadShard:
+    """Read a shard as one stream; no more than some megabytes of it, or its largest sample, are held at once.
+
+    Args:
+        storage: where it lies.
+        url: the shard.
+        every_byte: compute the crc32 of each member and read the labels.
+        on_bytes: told how many bytes have come, as they come; what it raises ends the reading.
+
+    Raises:
+        StorageError: it cannot be read.
+        ShardFormatError: it is damaged.
+    """
+    pin = Pin()
+    compression = compression_of(url)
+    unpacker = None if compression is None else Unpacker(compression, url)
+    table = StreamedTable(url, every_byte=every_byte)
+
+    def take(_: int, piece: bytes) -> None:
+        on_bytes(len(piece))
+        for unpacked in (piece,) if unpacker is None else unpacker.feed(piece):
+            table.add(unpacked)
+
+    try:
+        await download(storage, url, 0, _TO_THE_END, take, pin=pin)
+        if unpacker is not None and pin.total_bytes != 0:
+            unpacker.finish()
+        return ReadShard(pin.total_bytes or 0, None, pin.etag, table.finish())
+    finally:
+        table.close()
+
+
+class StreamedTable:
+    """Takes the bytes of an uncompressed shard in their order, and finds its samples as they come."""
+
+    def __init__(self, url: str, *, every_byte: bool) -> None:
+        """Begin; `close` must be called in the end."""
+        self._url = url
+        self._every_byte = every_byte
+        self._growing = GrowingTable(url)
+        self._memory = SparseMemory(None)
+        self._available = 0
+        self._next_scan = _STEP_BYTES
+        self._crc32: list[NDArray[np.uint32]] = []
+        self._labels: list[NDArray[np.int64]] | None = []
+
+    def add(self, data: bytes) -> None:
+        """Take the next bytes.
+
+        Raises:
+            ShardFormatError: the shard is damaged.
+            OSError: there is no memory left.
+        """
+        self._memory.write(self._available, data)
+        self._available += len(data)
+        if self._available >= self._next_scan:
+            self._scan(None)
+
+    def finish(self) -> ShardTable:
+        """The table, after the last byte, as `scan_shard` makes it. Raises ShardFormatError."""
+        if self._available == 0:
+            raise ShardFormatError("the shard is empty; fetch it again", url=self._url, offset=0)
+        while self._growing.needs is not None:
+            self._scan(self._available)
+        table = self._growing.table
+        if not self._every_byte:
+            return table
+        crc32 = np.concatenate([np.empty(0, np.uint32), *self._crc32])
+        labels = np.concatenate(self._labels) if self._labels else None
+        return replace(table, member_crc32=crc32, labels=labels)
+
+    def close(self) -> None:
+        """Let go of the memory. Twice is fine."""
+        self._memory.close()
+
+    def _scan(self, total: int | None) -> None:
+        growing = self._growing
+        mapped = mmap.mmap(self._memory.descriptor, self._available, access=mmap.ACCESS_READ)
+        octets = np.frombuffer(mapped, np.uint8)
+        piece = scan_prefix(octets, self._url, start=growing.resume, available=self._available, total=total)
+        growing.add(piece)
+        found = piece.table
+        if self._every_byte and len(found):
+            self._crc32.append(crc32_of(octets, found.member_offset, found.member_size))
+            labels = labels_of(found, lambda offset, _: (octets, offset))
+            self._labels = None if labels is None or self._labels is None else [*self._labels, labels]
+        self._memory.give_back(0, min(growing.resume, self._available))
+        self._next_scan = max(growing.needs or 0, self._available + _STEP_BYTES)

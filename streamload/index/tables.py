@@ -1,0 +1,272 @@
+"""What is known of each shard's samples: from an index, from earlier scans, or not yet."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from urllib.parse import quote
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamload.errors import DatasetIndexError, ShardNotFoundError
+from streamload.index.dataset_index import INDEX_FILE, DatasetIndex, table_path
+from streamload.index.index_lookup import MOST_INDEX_BYTES
+from streamload.index.listing import Listing
+from streamload.index.scan_cache import ScanCache
+from streamload.index.shard_names import WEB
+from streamload.index.spot_check import spot_check, was_touched
+from streamload.order.plan import ShardCounts
+from streamload.storage.download import Pin, download
+from streamload.storage.protocol import UNKNOWN_BYTES, protocol_of
+from streamload.storage.storages import Storages
+from streamload.tar.compressed_names import is_compressed
+from streamload.tar.growing_table import GrowingTable
+from streamload.tar.header import BLOCK_BYTES
+from streamload.tar.prefix_scan import ScannedPiece
+from streamload.tar.table import ShardTable
+
+__all__ = ["Tables"]
+
+_LEAST_MEMORY_BYTES, _MOST_MEMORY_BYTES = 32 << 20, 256 << 20
+_SHARE_OF_BUDGET = 16
+
+
+class Tables:
+    """The tables of a listing's shards. Those from an index are read again after a while, those from scans are held.
+
+    Args:
+        listing: the shards, and which index knows them.
+        cache: where scans are kept from run to run.
+        strict: how shards are scanned; part of what a kept scan is known by.
+        storages: how indexes that lie remotely are read.
+        indexes: those that have been read already, by folder.
+        budget_bytes: of which tables from an index take a sixteenth, but at least 32 and at most 256 MiB, unless more
+            are needed at once.
+
+    Attributes:
+        counts: the samples of each shard, as far as they are known; grows as tables come in.
+        skipped: how many members were passed over, by reason, in the shards scanned so far.
+    """
+
+    def __init__(
+        self,
+        listing: Listing,
+        cache: ScanCache,
+        *,
+        strict: bool,
+        storages: Storages | None = None,
+        indexes: Mapping[str, DatasetIndex] | None = None,
+        budget_bytes: int | None = None,
+    ) -> None:
+        self._listing = listing
+        share_bytes = _MOST_MEMORY_BYTES if budget_bytes is None else budget_bytes // _SHARE_OF_BUDGET
+        self._memory_bytes = max(_LEAST_MEMORY_BYTES, min(share_bytes, _MOST_MEMORY_BYTES))
+        self._storages = Storages() if storages is None else storages
+        self._cache = cache
+        self._strict = strict
+        self._indexes = dict(indexes or {})
+        self._index_locks: dict[str, asyncio.Lock] = {}
+        self._tables: OrderedDict[int, ShardTable] = OrderedDict()
+        self._columns: dict[int, dict[tuple[str, ...], NDArray[np.int64]]] = {}
+        self._growing: dict[int, GrowingTable] = {}
+        self._versions: dict[int, tuple[int, str | None]] = {}
+        self._compared: set[int] = set()
+        self._indexed_bytes = 0
+        self._held: frozenset[int] = frozenset()
+        self.skipped: dict[str, int] = {}
+        counts = listing.counts
+        self.counts = ShardCounts(len(listing.shards)) if counts is None else ShardCounts.of(counts)
+
+    def find(self, shard: int) -> ShardTable | None:
+        """A shard's table, and its count with it; None where the shard has to be scanned.
+
+        While pieces of a shard come in, its table is that of the samples found so far, and its count is not known.
+
+        Raises:
+            DatasetIndexError: the index is damaged or does not belong to the shard.
+        """
+        table = self._tables.get(shard)
+        if table is not None:
+            self._tables.move_to_end(shard)
+            return table
+        folder = self._listing.index_of[shard]
+        if folder is None:
+            table = self._from_cache(shard)
+        elif self._storages.is_local(folder):
+            table = self._from_index(shard, folder)
+        else:
+            table = self._table(shard, folder, self._read(self._table_url(shard, folder)))
+        if table is not None:
+            self._keep(shard, table)
+        return table
+
+    def at_hand(self, shard: int) -> ShardTable | None:
+        """A shard's table, if it is held now."""
+        return self._tables.get(shard)
+
+    def hold(self, shards: Iterable[int]) -> None:
+        """Drop none of these, and no longer those of the call before: all of them are needed at once."""
+        self._held = frozenset(shards)
+
+    def is_remote(self, shard: int) -> bool:
+        """Whether `find` would have to wait for a remote storage; then `load` does the same without blocking."""
+        folder = self._listing.index_of[shard]
+        return shard not in self._tables and folder is not None and not self._storages.is_local(folder)
+
+    async def load(self, shard: int) -> ShardTable | None:
+        """`find`, on the running loop: two requests for the first table of a remote index, and one for each other.
+
+        Raises:
+            DatasetIndexError: the index is damaged or does not belong to the shard.
+            StorageError: the index cannot be read.
+        """
+        folder = self._listing.index_of[shard]
+        if folder is None or not self.is_remote(shard):
+            return self.find(shard)
+        await self._load_index(folder)
+        table = self._table(shard, folder, await self._read_async(self._table_url(shard, folder)))
+        self._keep(shard, table)
+        return table
+
+    def put(self, shard: int, table: ShardTable) -> None:
+        """Take in a table that somebody else has loaded."""
+        self._keep(shard, table)
+
+    def add(self, shard: int, table: ShardTable) -> None:
+        """Take in what a scan has found."""
+        listed = self._listing.shards[shard]
+        shard_bytes, etag = self._versions.get(shard, (listed.bytes, listed.etag))
+        if shard_bytes != UNKNOWN_BYTES:
+            self._cache.store(listed.url, shard_bytes, listed.mtime_ns, self._strict, table, etag=etag)
+        self._keep(shard, table)
+
+    def add_piece(self, shard: int, piece: ScannedPiece) -> None:
+        """Take in the next piece of a shard that is scanned as its bytes come.
+
+        Raises:
+            ShardFormatError: see `GrowingTable.add`.
+            ValueError: the piece does not begin where the one before it ended.
+        """
+        growing = self._growing.setdefault(shard, GrowingTable(self.url(shard), strict=self._strict))
+        table = growing.add(piece)
+        self._columns.pop(shard, None)
+        if growing.ended:
+            del self._growing[shard]
+            self.add(shard, table)
+        elif self.counts.values[shard] < 0:
+            self._tables[shard] = table
+            self.counts.at_least(shard, len(table))
+
+    def next_scan(self, shard: int) -> tuple[int, int]:
+        """Where the next scan of a shard whose count is not known begins, and the end of the bytes that it needs."""
+        growing = self._growing.get(shard)
+        if growing is None or growing.needs is None:
+            return 0, BLOCK_BYTES
+        return growing.resume, growing.needs
+
+    def note_version(self, shard: int, shard_bytes: int, etag: str | None) -> None:
+        """Note what the first answer for a shard has said of it, where the listing could not: a kept scan may fit.
+
+        It matters for a listing without sizes only; otherwise the listing is what a shard is known by.
+        """
+        if self._listing.shards[shard].bytes < 0:
+            self._versions[shard] = shard_bytes, etag
+
+    def column(self, shard: int, table: ShardTable, alternatives: Sequence[str]) -> NDArray[np.int64]:
+        """`table.column` of a shard's table, kept for the next call while the table is held."""
+        columns = self._columns.setdefault(shard, {}) if shard in self._tables else {}
+        name = tuple(alternatives)
+        if name not in columns:
+            columns[name] = table.column(name)
+        return columns[name]
+
+    def url(self, shard: int) -> str:
+        """A shard's url."""
+        return self._listing.shards[shard].url
+
+    def _index(self, folder: str) -> DatasetIndex:
+        if folder not in self._indexes:
+            self._indexes[folder] = DatasetIndex.load(folder, None if self._storages.is_local(folder) else self._read)
+        return self._indexes[folder]
+
+    def _from_index(self, shard: int, folder: str) -> ShardTable:
+        """A table from a local index. A local shard is compared with it, once; more of it if it was touched since."""
+        listed, index = self._listing.shards[shard], self._index(folder)
+        table = index.table(listed.name)
+        if shard not in self._compared and self._storages.is_local(listed.url) and not is_compressed(listed.url):
+            indexed_ns, table_file = index.shard(listed.name).mtime_ns, table_path(folder, listed.name)
+            spot_check(listed.url, table, touched=was_touched(listed.mtime_ns, indexed_ns, table_file))
+            self._compared.add(shard)
+        return table
+
+    async def _load_index(self, folder: str) -> None:
+        """Read the list of an index, once, however many of its tables are loaded at once."""
+        async with self._index_locks.setdefault(folder, asyncio.Lock()):
+            if folder not in self._indexes:
+                content = await self._read_async(f"{folder}/{INDEX_FILE}")
+                self._indexes[folder] = DatasetIndex.from_json(content, folder)
+
+    def _from_cache(self, shard: int) -> ShardTable | None:
+        listed = self._listing.shards[shard]
+        shard_bytes, etag = self._versions.get(shard, (listed.bytes, listed.etag))
+        if shard_bytes == UNKNOWN_BYTES:
+            return None
+        return self._cache.load(listed.url, shard_bytes, listed.mtime_ns, self._strict, etag=etag)
+
+    def _table_url(self, shard: int, folder: str) -> str:
+        name = self._listing.shards[shard].name
+        return table_path(folder, quote(name) if protocol_of(folder) in WEB else name)
+
+    def _table(self, shard: int, folder: str, content: bytes) -> ShardTable:
+        return self._index(folder).table(self._listing.shards[shard].name, content)
+
+    def _read(self, url: str) -> bytes:
+        try:
+            return self._storages.for_url(url).read_bytes(url, most_bytes=MOST_INDEX_BYTES)
+        except ShardNotFoundError:
+            raise _no_file(url) from None
+
+    async def _read_async(self, url: str) -> bytes:
+        """A small file whole, as patiently as a shard."""
+        content = bytearray()
+
+        def write(offset: int, piece: bytes) -> None:
+            content[offset : offset + len(piece)] = piece
+
+        try:
+            await download(
+                self._storages.for_url(url), url, 0, MOST_INDEX_BYTES, write, pin=Pin(), retries=self._storages.retries
+            )
+        except ShardNotFoundError:
+            raise _no_file(url) from None
+        return bytes(content)
+
+    def _keep(self, shard: int, table: ShardTable) -> None:
+        if self.counts.values[shard] < 0:
+            for reason, count in table.skipped.items():
+                self.skipped[reason] = self.skipped.get(reason, 0) + count
+        self.counts.set(shard, len(table))
+        self._tables[shard] = table
+        if self._listing.index_of[shard] is not None:
+            self._indexed_bytes += _size_bytes(table)
+            self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        while self._indexed_bytes > self._memory_bytes:
+            indexed = (shard for shard in self._tables if self._listing.index_of[shard] is not None)
+            oldest = next((shard for shard in indexed if shard not in self._held), None)
+            if oldest is None or oldest == next(reversed(self._tables)):
+                return
+            self._indexed_bytes -= _size_bytes(self._tables.pop(oldest))
+            self._columns.pop(oldest, None)
+
+
+def _no_file(url: str) -> DatasetIndexError:
+    return DatasetIndexError("the index has no such file; make it anew with `streamload index`", url=url)
+
+
+def _size_bytes(table: ShardTable) -> int:
+    arrays = (table.member_offset, table.member_size, table.member_field, table.sample_start, table.key_bytes)
+    return 2 * sum(array.nbytes for array in arrays)  # twice: the columns made of it take about as much again

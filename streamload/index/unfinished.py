@@ -1,0 +1,170 @@
+"""The mark of a folder in which not all shards of a set are there: written before the first of them, removed last.
+
+Shards get their names one by one, so without it a folder whose writer was killed could be read as a whole dataset. A
+set is the shards of one numbered name, since several writers may write into one folder.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+
+from streamload.errors import DatasetIndexError, without_secrets
+from streamload.index.dataset_index import INDEX_FOLDER
+from streamload.index.shard_naming import NumberedName
+from streamload.storage.atomic import replace_file
+
+__all__ = [
+    "MOST_MARK_BYTES",
+    "PACKING",
+    "SHARDIFY",
+    "SHARDIFY_ADVICE",
+    "SHARD_WRITER",
+    "STAGING",
+    "UnfinishedSet",
+    "mark_finished",
+    "mark_path",
+    "mark_unfinished",
+    "unfinished_error",
+    "unfinished_sets",
+    "with_set",
+    "without_set",
+]
+
+SHARDIFY, SHARD_WRITER = "shardify", "ShardWriter"
+MOST_MARK_BYTES = 1 << 20
+
+STAGING = ".shardify-unfinished"
+"""The folder in a local destination in which `shardify` packs; nothing of it is in its place yet."""
+
+PACKING = f"{INDEX_FOLDER}/packing/run.json"
+"""The file in a remote destination that a run of `shardify` begins with and removes at its end."""
+
+SHARDIFY_ADVICE = (
+    "`shardify` was interrupted, or is still at work; run the same command with --resume to go on, or with --overwrite "
+    "to start anew"
+)
+
+_FILE = ".streamload-unfinished.json"
+_ADVICE = {
+    SHARDIFY: SHARDIFY_ADVICE,
+    SHARD_WRITER: "a ShardWriter was interrupted, or is still at work; write them again with overwrite=True, or remove "
+    "the folder",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class UnfinishedSet:
+    """A set of shards that are not all there.
+
+    Attributes:
+        shards: their numbered name.
+        writer: who writes them: `SHARDIFY` or `SHARD_WRITER`.
+    """
+
+    shards: NumberedName
+    writer: str
+
+
+def mark_path(folder: str) -> str:
+    """Where the mark of a folder lies, which may be a url."""
+    return f"{folder.rstrip('/')}/{_FILE}"
+
+
+def unfinished_sets(content: bytes, folder: str) -> Sequence[UnfinishedSet]:
+    """What a mark says.
+
+    Raises:
+        DatasetIndexError: it is damaged, so nothing is known of what is complete.
+    """
+    try:
+        return [UnfinishedSet(NumberedName(**entry["shards"]), str(entry["writer"])) for entry in json.loads(content)]
+    except (ValueError, TypeError, LookupError, RecursionError) as exc:
+        raise DatasetIndexError(
+            "this mark of an interrupted writer is damaged; write the shards again, or remove it if they are complete",
+            url=without_secrets(mark_path(folder)),
+        ) from exc
+
+
+def unfinished_error(found: UnfinishedSet, folder: str) -> DatasetIndexError:
+    """The error for whoever reads shards of an unfinished set."""
+    advice = _ADVICE.get(found.writer, "its writer was interrupted, or is still at work; write them again")
+    return DatasetIndexError(
+        f"the shards in this folder are not complete: {advice}. (To read what is there all the same, remove "
+        f"{_FILE} from it)",
+        url=without_secrets(folder),
+    )
+
+
+def with_set(content: bytes | None, folder: str, added: UnfinishedSet) -> bytes:
+    """A mark's content with one more set, or with another writer of it. Raises DatasetIndexError as it is damaged."""
+    return _content([*_others(content, folder, added.shards), added])
+
+
+def without_set(content: bytes | None, folder: str, shards: NumberedName) -> bytes | None:
+    """A mark's content without a set; None where no other is left. Raises DatasetIndexError as it is damaged."""
+    others = _others(content, folder, shards)
+    return _content(others) if others else None
+
+
+def mark_unfinished(folder: str, added: UnfinishedSet, *, durable: bool = True) -> None:
+    """Mark a local folder, which exists, before anything of a set is changed in it. Idempotent.
+
+    Raises:
+        OSError: the mark cannot be written.
+        DatasetIndexError: there is one that is damaged.
+    """
+    with _locked(folder):
+        _write(folder, with_set(_read(folder), folder, added), durable=durable)
+
+
+def mark_finished(folder: str, shards: NumberedName, *, durable: bool = True) -> None:
+    """Take the mark of a set from a local folder, since all of the set is there, or nothing. Idempotent.
+
+    Raises:
+        OSError: the mark cannot be removed.
+        DatasetIndexError: it is damaged.
+    """
+    with _locked(folder):
+        content = without_set(_read(folder), folder, shards)
+        if content is not None:
+            _write(folder, content, durable=durable)
+            return
+        with suppress(FileNotFoundError):
+            os.unlink(mark_path(folder))
+
+
+def _others(content: bytes | None, folder: str, shards: NumberedName) -> list[UnfinishedSet]:
+    return [] if content is None else [each for each in unfinished_sets(content, folder) if each.shards != shards]
+
+
+def _content(sets: Sequence[UnfinishedSet]) -> bytes:
+    return json.dumps([asdict(each) for each in sets]).encode("ascii")
+
+
+def _read(folder: str) -> bytes | None:
+    try:
+        with open(mark_path(folder), "rb") as file:
+            return file.read(MOST_MARK_BYTES)
+    except FileNotFoundError:
+        return None
+
+
+def _write(folder: str, content: bytes, *, durable: bool) -> None:
+    replace_file(mark_path(folder), lambda file: file.write(content), durable=durable)
+
+
+@contextmanager
+def _locked(folder: str) -> Iterator[None]:
+    """Keep out other writers into the folder, each of which has a set of its own there."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with suppress(OSError):  # some network file systems have no locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

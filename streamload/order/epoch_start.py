@@ -1,0 +1,32 @@
+"""Where a pass begins: which epoch, from which position of its order, for which rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["EpochStart"]
+
+
+@dataclass(frozen=True, slots=True)
+class EpochStart:
+    """Which epoch, and from which position of its order, for which rank.
+
+    Attributes:
+        numbers: int64[M], the epoch's samples, where a sampler names them.
+        number: of the pass, counted through a loader's life: an epoch may be begun several times.
+    """
+
+    epoch: int
+    position: int
+    rank: int
+    world_size: int
+    numbers: NDArray[np.int64] | None = field(default=None, compare=False)
+    number: int = 0
+
+    @property
+    def identity(self) -> tuple[int, int, int]:
+        """What no other start has that is asked for or begun ahead: the pass, the epoch, and the position."""
+        return self.number, self.epoch, self.position

@@ -1,0 +1,119 @@
+"""What an epoch's samples lie on: every shard once, or what the order's choice makes of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamload.order.layout import ShardCounts, ShardLine
+from streamload.order.mixing import BlockShares
+from streamload.order.options import OrderOptions
+from streamload.order.randomness import permutation, philox_key
+from streamload.order.runs import Copies, Line, RunLine, Runs, SampledLine, whole_passes
+from streamload.order.sampling import Mixed, Sampled, Stretched, Weighted
+
+__all__ = ["dataset_line", "line_of_epoch", "mixed_shares", "runs_of_epoch", "shards_in_order"]
+
+IntArray = NDArray[np.int64]
+
+
+def shards_in_order(options: OrderOptions, n_shards: int, number: int) -> IntArray:
+    """The shards in the order in which one pass over the dataset lays them end to end, int64[n_shards].
+
+    Without a choice the pass is the epoch of this number.
+    """
+    return permutation(options.seed, number, n_shards) if options.shuffle else np.arange(n_shards, dtype=np.int64)
+
+
+def line_of_epoch(options: OrderOptions, counts: ShardCounts, epoch: int, numbers: IntArray | None = None) -> Line:
+    """What an epoch's positions stand for.
+
+    Args:
+        options: the order's.
+        counts: of the shards; may become known later.
+        epoch: which epoch.
+        numbers: int64[M], the epoch's samples, where the choice is `Sampled`.
+    """
+    key = philox_key(options.seed, epoch, "window")
+    choice = options.choice
+    match choice:
+        case Sampled():
+            assert numbers is not None, "a sampler's numbers come with the start of the epoch"
+            return SampledLine(counts, numbers)
+        case Stretched() | Weighted():
+            return RunLine(counts, key, lambda known: _lay(options, choice, known, epoch))
+        case Mixed():
+            raise AssertionError("a mixture has a line for each dataset")
+        case None:
+            return ShardLine(shards_in_order(options, len(counts), epoch), counts, key)
+
+
+def mixed_shares(mixed: Mixed, n_samples: int) -> BlockShares:
+    """How many samples of each dataset an epoch of a mixture has, all of which together have `n_samples`."""
+    return BlockShares(mixed.shares, mixed.block, mixed.epoch_size or n_samples)
+
+
+def dataset_line(options: OrderOptions, mixed: Mixed, counts: ShardCounts, epoch: int, dataset: int) -> RunLine:
+    """What the samples lie on that an epoch has of one dataset of a mixture; all counts must be known."""
+    key = philox_key(options.seed, epoch, "window")
+    size = int(mixed_shares(mixed, counts.total).sizes[dataset])
+    return RunLine(
+        counts, key, lambda known: (_lay_dataset(options, mixed, known, dataset, (epoch * size, size)), None)
+    )
+
+
+def runs_of_epoch(options: OrderOptions, counts: IntArray, epoch: int) -> list[tuple[IntArray, IntArray]]:
+    """About how the runs of an epoch's lines follow each other: for each line shards and lengths, int64[k] each.
+
+    A mixture has a line for each dataset. What is drawn by weight is taken for its mean; of a sampler's epoch nothing
+    is known.
+    """
+    choice = options.choice
+    match choice:
+        case Sampled():
+            return []
+        case Stretched():
+            runs, _ = _lay(options, choice, counts, epoch)
+            return [(runs.shards, runs.lengths)]
+        case Mixed():
+            sizes = mixed_shares(choice, int(counts.sum())).sizes.tolist()
+            lines = [
+                _lay_dataset(options, choice, counts, dataset, (epoch * size, size))
+                for dataset, size in enumerate(sizes)
+            ]
+            return [(runs.shards, runs.lengths) for runs in lines]
+        case Weighted():
+            order = shards_in_order(options, len(counts), epoch)
+            return [(order, choice.drawn_of_shards(counts)[order])]
+        case None:
+            order = shards_in_order(options, len(counts), epoch)
+            return [(order, counts[order])]
+
+
+def _lay_dataset(options: OrderOptions, mixed: Mixed, counts: IntArray, dataset: int, stretch: tuple[int, int]) -> Runs:
+    """The runs of a stretch, given by its start and size, of one dataset's passes."""
+    first, end = mixed.edges[dataset], mixed.edges[dataset + 1]
+
+    def order_of(number: int) -> IntArray:
+        if not options.shuffle:
+            return np.arange(end - first, dtype=np.int64)
+        return permutation(options.seed, number, end - first, f"shards of dataset {dataset}")
+
+    runs = whole_passes(counts[first:end], *stretch, order_of)
+    return replace(runs, shards=runs.shards + first)
+
+
+def _lay(
+    options: OrderOptions, choice: Stretched | Weighted, counts: IntArray, epoch: int
+) -> tuple[Runs, Copies | None]:
+    if isinstance(choice, Stretched):
+        size = choice.epoch_size
+        passes = whole_passes(counts, epoch * size, size, lambda number: shards_in_order(options, len(counts), number))
+        return passes, None
+    copies = Copies(choice.copies(options.seed, epoch), counts)
+    order = shards_in_order(options, len(counts), epoch)
+    order = order[copies.lengths[order] > 0]
+    nothing = np.zeros(len(order), np.int64)
+    return Runs(order, nothing, copies.lengths[order], nothing), copies

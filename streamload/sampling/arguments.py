@@ -1,0 +1,267 @@
+"""Which samples an epoch holds: `weights`, `sampler` and `epoch_size` as the user gives them, checked and resolved."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import count, pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamload.index.labels import Labels
+from streamload.order.epoch_start import EpochStart
+from streamload.order.options import MAX_SAMPLES, OrderOptions, full_batches_and_last_rows
+from streamload.order.sampling import Choice, Mixed, Sampled, Stretched, Weighted
+from streamload.order.state import LoaderState
+from streamload.sampling.mixture import Mixture
+from streamload.sampling.sampler import SamplerDraws
+from streamload.sampling.weights import Weights, by_label, checked_weights, label_weights, named
+from streamload.text import counted
+
+__all__ = ["Choosing"]
+
+
+class Choosing:
+    """What `weights`, `sampler` and `epoch_size` make of the order.
+
+    Args:
+        weights, sampler, epoch_size, lanes: as for `StreamLoader`.
+        mixture: the datasets, if there are several.
+        shuffle: whether the loader shuffles.
+        batch_size: the loader's.
+        rank: the loader's.
+        world_size: the loader's.
+
+    Attributes:
+        lanes: how many lanes the order has at first.
+        choice: what the order is told; None before `settle`, or where every sample comes once.
+
+    Raises:
+        TypeError, ValueError: they make no sense, or don't go together.
+    """
+
+    def __init__(
+        self,
+        weights: Weights | None,
+        sampler: Iterable[int] | None,
+        epoch_size: int | None,
+        *,
+        mixture: Mixture | None,
+        shuffle: bool,
+        batch_size: int,
+        lanes: int | None,
+        rank: int,
+        world_size: int,
+    ) -> None:
+        _check_together(weights, sampler, epoch_size, shuffle=shuffle)
+        if sampler is not None and lanes is not None:
+            raise ValueError(
+                f"lanes={lanes!r} and sampler don't go together: a sampler gives the order; leave lanes out"
+            )
+        self.lanes = 1 if sampler is not None else lanes or world_size
+        self.choice: Choice | None = None
+        if mixture is not None and (weights is not None or sampler is not None):
+            raise ValueError(
+                "weights and sampler don't go together with a Mixture, which has weights of its own; leave one out"
+            )
+        self._mixture = mixture
+        self._block = batch_size * world_size
+        self._epoch_size = epoch_size
+        self._by_name, self._weights = checked_weights(weights)
+        self._names: Sequence[str] | None = None
+        self._weights_name = None if self._weights is None else named(self._weights)
+        self._place = rank, world_size
+        self._passes = count(1)
+        self._sampler = None if sampler is None else SamplerDraws(sampler, rank, world_size)
+
+    @classmethod
+    def among(cls, arguments: Mapping[str, Any], rank: int, world_size: int) -> Choosing:
+        """From the loader's arguments, for the rank and world size that were found."""
+        return cls(
+            arguments["weights"],
+            arguments["sampler"],
+            arguments["epoch_size"],
+            mixture=arguments["urls"] if isinstance(arguments["urls"], Mixture) else None,
+            shuffle=arguments["shuffle"],
+            batch_size=arguments["batch_size"],
+            lanes=arguments["lanes"],
+            rank=rank,
+            world_size=world_size,
+        )
+
+    @property
+    def needs_labels(self) -> bool:
+        """Whether the labels of all samples are needed."""
+        return self.needs_names or isinstance(self._weights, str | Mapping)
+
+    @property
+    def needs_names(self) -> bool:
+        """Whether the names of the classes are needed."""
+        return self._by_name is not None
+
+    @property
+    def needs_counts(self) -> bool:
+        """Whether the number of samples must be known before a pass begins."""
+        return self._sampler is not None or self._mixture is not None or isinstance(self._weights, np.ndarray)
+
+    @property
+    def epoch_samples(self) -> int | None:
+        """The samples of an epoch, over all ranks; None where each sample of the dataset comes once.
+
+        Raises:
+            TypeError: the sampler does not say.
+        """
+        if self._sampler is not None:
+            return len(self._sampler)
+        return self.choice.epoch_size if isinstance(self.choice, Weighted | Stretched | Mixed) else None
+
+    def samples_of(self, start: EpochStart, counts: tuple[int, ...] | None) -> int | None:
+        """The samples of a pass's whole epoch, among its ranks; None where the counts of shards don't tell it."""
+        samples = self.epoch_samples if start.numbers is None else len(start.numbers)
+        if samples is not None or counts is None:
+            return samples
+        return sum(counts)
+
+    def last_position(self, start: EpochStart, counts: tuple[int, ...] | None, order: OrderOptions) -> float:
+        """The position behind a pass's last batch on this rank; infinite where the counts of shards don't tell it.
+
+        Raises:
+            ValueError: the pass begins behind the epoch's end.
+        """
+        samples = self.samples_of(start, counts)
+        if samples is None:
+            return math.inf
+        full, last_rows = full_batches_and_last_rows(order, samples, start.rank, start.world_size, start.position)
+        return samples if last_rows else start.position + full * order.batch_size * start.world_size
+
+    def settle(
+        self,
+        labels: Callable[[], Labels] | None,
+        edges: tuple[int, ...],
+        names: Callable[[], Sequence[str] | None] | None = None,
+    ) -> None:
+        """Find out what the order is told.
+
+        Args:
+            labels: finds the labels of all samples, where they are needed.
+            edges: the shards of dataset d are `edges[d]:edges[d + 1]` of the listing.
+            names: finds the names of the classes by label, where they are needed; gives None where nobody knows them.
+
+        Raises:
+            ValueError: the weights are not those of the labels or the classes that there are.
+            StreamloadError: the labels or the names cannot be found.
+        """
+        if self._by_name is not None and names is not None:
+            self._names = names()
+            self._weights = by_label(self._by_name, self._names)
+            self._weights_name = named(self._weights)
+        if self._mixture is not None:
+            self.choice = Mixed(edges, tuple(self._mixture.shares.values()), self._block, self._epoch_size)
+        else:
+            self.choice = self._choice(None if labels is None else labels())
+
+    def _choice(self, labels: Labels | None) -> Choice | None:
+        if self._sampler is not None:
+            return Sampled()
+        if isinstance(self._weights, np.ndarray):
+            weight, group = np.unique(self._weights, return_inverse=True)
+            unsigned: NDArray[np.unsignedinteger] = group.astype(np.min_scalar_type(len(weight) - 1))
+            return Weighted(unsigned, weight, self._epoch_size or len(group))
+        if labels is not None and self._weights is not None:
+            return Weighted(
+                labels.number,
+                label_weights(self._weights, labels, self._names),
+                self._epoch_size or len(labels.number),
+            )
+        return None if self._epoch_size is None else Stretched(self._epoch_size)
+
+    def check_counts(self, counts: Sequence[int]) -> None:
+        """Refuse weights that are not one for each sample, and datasets of a mixture that have none.
+
+        Raises:
+            ValueError: a number does not fit.
+        """
+        if self._mixture is not None and isinstance(self.choice, Mixed):
+            for name, (first, end) in zip(self._mixture.portions, pairwise(self.choice.edges), strict=True):
+                if not any(counts[first:end]):
+                    raise ValueError(f"dataset {name!r} of the Mixture has no samples; leave it out")
+        if isinstance(self._weights, np.ndarray) and len(self._weights) != sum(counts):
+            raise ValueError(
+                f"weights has {counted(len(self._weights), 'number')} and the dataset "
+                f"{counted(sum(counts), 'sample')}; give one for each, in the order of the listing"
+            )
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether a sampler names the samples of this rank alone."""
+        return self._sampler is not None and self._sampler.divides
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """The rank and the world size among which the epoch's samples are divided."""
+        return (0, 1) if self.is_divided else self._place
+
+    def start(self, epoch: int, position: int, n_samples: int) -> EpochStart:
+        """The beginning of a pass.
+
+        Args:
+            epoch: which epoch.
+            position: from where on.
+            n_samples: of the dataset, where that `needs_counts`.
+
+        Raises:
+            TypeError, ValueError: the sampler gives what is no number of a sample.
+            LoaderStateError: the sampler does not give the order in which a loaded state stands.
+        """
+        numbers = None if self._sampler is None else self._sampler.draw(epoch, position, n_samples)
+        return EpochStart(epoch, position, *self.place, numbers, next(self._passes))
+
+    def resume(self, state: LoaderState) -> bool:
+        """A state was loaded that belongs to this choice. Returns whether that changes what the order is told."""
+        if self._sampler is not None:
+            self._sampler.expect(state.sampler)
+        if not isinstance(self.choice, Mixed) or state.block in (None, self.choice.block):
+            return False
+        self.choice = replace(self.choice, block=state.block or 1)
+        return True
+
+    def state(self, epoch: int) -> dict[str, Any]:
+        """What a state of some epoch holds of it."""
+        held: dict[str, Any] = {}
+        if isinstance(self.choice, Weighted | Stretched):
+            held["epoch_size"] = self.choice.epoch_size
+        if self._mixture is not None and isinstance(self.choice, Mixed):
+            held["epoch_size"] = self.choice.epoch_size
+            held["mixture"] = ", ".join(f"{name}: {share!r}" for name, share in self._mixture.shares.items())
+            held["block"] = self.choice.block
+        if self._weights_name is not None:
+            held["weights"] = self._weights_name
+        if self._sampler is not None:
+            held["sampler"] = self._sampler.state(epoch)
+        return held
+
+
+def _check_together(weights: object, sampler: object, epoch_size: object, *, shuffle: bool) -> None:
+    if epoch_size is not None:
+        if isinstance(epoch_size, bool) or not isinstance(epoch_size, int):
+            raise TypeError(f"epoch_size={epoch_size!r} must be an integer of at least 1, or None")
+        if epoch_size < 1:
+            raise ValueError(f"epoch_size={epoch_size!r} must be at least 1, or None")
+        if epoch_size > MAX_SAMPLES:
+            raise ValueError(f"epoch_size={epoch_size!r} must be at most {MAX_SAMPLES:,}, or None")
+    if sampler is not None:
+        for name, given in (("weights", weights), ("epoch_size", epoch_size)):
+            if given is not None:
+                raise ValueError(
+                    f"{name} and sampler don't go together: a sampler names the samples of an epoch itself"
+                )
+        if shuffle:
+            raise ValueError("shuffle=True and sampler don't go together: a sampler gives the order; leave shuffle out")
+    if weights is not None and not shuffle:
+        raise ValueError(
+            "weights needs shuffle=True: samples are drawn more than once, and in the order of the listing the copies "
+            "of one would stand side by side"
+        )

@@ -1,0 +1,108 @@
+"""A mixture: several datasets to be read as one, in fixed shares."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from streamload.errors import without_secrets
+from streamload.numpy_scalars import as_python
+from streamload.storage.urls import Urls
+
+__all__ = ["Mixture", "Portion", "portions_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Portion:
+    """One dataset of a mixture.
+
+    Attributes:
+        urls: its shards, as `StreamLoader` takes them.
+        weight: its share of the samples, relative to the others'; above 0.
+        transform: applied to its samples instead of the loader's `transform`; None for that one.
+        index: a folder with its index, if that is not beside the shards.
+
+    Raises:
+        TypeError, ValueError: the weight is no number above 0.
+    """
+
+    urls: Urls = field(repr=False)  # they may hold a login or a signature
+    weight: float
+    transform: Callable[..., Any] | Mapping[str, Callable[..., Any]] | None = None
+    index: str | os.PathLike[str] | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "weight", as_python(self.weight))
+        if isinstance(self.weight, bool) or not isinstance(self.weight, int | float):
+            given = without_secrets(repr(self.weight))  # urls and weight the wrong way round
+            raise TypeError(f"weight={given} must be a number above 0")
+        if not 0 < self.weight < math.inf:
+            raise ValueError(f"weight={self.weight!r} must be a number above 0; leave out what is not to be read")
+
+
+class Mixture:
+    """Several datasets, each with a share of the samples; stands in the place of a loader's `urls`.
+
+        mixture = Mixture({"photos": ("s3://b/photos", 0.7), "drawings": ("s3://b/drawings", 0.3)})
+        loader = StreamLoader(mixture, 64, shuffle=True)
+
+    In every global batch each dataset has its share to less than one sample (in blocks of the global batch with which a
+    run was begun). Each is gone through in passes of its own, which go on from epoch to epoch: a small dataset comes
+    again and again, and a large one is read to its end over several epochs. An epoch has as many samples as all the
+    datasets have together, or `epoch_size`.
+
+    Args:
+        datasets: for each name a pair of urls and weight, or a `Portion`. Weights need not have the sum 1.
+
+    Attributes:
+        portions: the datasets by name, in the order given.
+
+    Raises:
+        TypeError, ValueError: there is no dataset, or one makes no sense.
+    """
+
+    def __init__(self, datasets: Mapping[str, tuple[Urls, float] | Portion]) -> None:
+        if not isinstance(datasets, Mapping) or not datasets:
+            given = without_secrets(repr(datasets))
+            raise TypeError(f"a Mixture is made of a mapping from names to (urls, weight), not of {given}")
+        self.portions: dict[str, Portion] = {}
+        for name, value in datasets.items():
+            shown = without_secrets(repr(name))  # a url where someone takes the name for one
+            if not isinstance(name, str):
+                raise TypeError(f"the name {shown} of a dataset must be a string")
+            if not isinstance(value, tuple | list | Portion):
+                given = without_secrets(repr(value))
+                raise TypeError(f"dataset {shown} must be (urls, weight) or a Portion, not {given}")
+            try:
+                self.portions[name] = value if isinstance(value, Portion) else Portion(*value)
+            except (TypeError, ValueError) as error:
+                raise type(error)(f"dataset {shown} must be (urls, weight) or a Portion: {error}") from error
+
+    def __repr__(self) -> str:
+        shares = ", ".join(f"{name}: {share:.3g}" for name, share in self.shares.items())
+        return f"<Mixture of {without_secrets(shares)}>"
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """For each dataset its part of the samples; the sum is 1."""
+        total = math.fsum(portion.weight for portion in self.portions.values())
+        return {name: portion.weight / total for name, portion in self.portions.items()}
+
+
+def portions_of(urls: Urls | Mixture, index: str | os.PathLike[str] | None) -> dict[str, Portion]:
+    """The datasets that a loader's `urls` stands for: those of a mixture, or one without a name.
+
+    Raises:
+        ValueError: there is an index for a whole mixture.
+    """
+    if not isinstance(urls, Mixture):
+        return {"": Portion(urls, 1.0, index=index)}
+    if index is not None:
+        raise ValueError(
+            f"index={without_secrets(repr(index))} and a Mixture don't go together; give each dataset its own: "
+            "Portion(..., index=)"
+        )
+    return urls.portions

@@ -1,0 +1,1 @@
+"""An epoch to tasks to batches, in order."""

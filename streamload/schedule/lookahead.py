@@ -1,0 +1,216 @@
+"""The rows of an epoch, planned ahead of dealing, and what has to be brought near for them asked for in time."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from time import perf_counter
+
+from streamload.fetch.epoch_parts import EpochParts
+from streamload.fetch.prerequisites import Near
+from streamload.index.tables import Tables
+from streamload.order.plan import EpochPlan, RowBlock
+from streamload.schedule.planned import PlannedRows, locate
+from streamload.schedule.scans import Scans
+from streamload.schedule.task_size import MAX_RUN_ROWS
+from streamload.workers.protocol import Pool
+
+__all__ = ["RowsAhead"]
+
+_FIRST_ROWS = 1024
+_BLOCK_ROWS = 2048
+_MOST_ROWS_AHEAD = 1 << 17
+_SCANS_AHEAD = 4
+_TABLES_AHEAD = 8
+_KEPT_AHEAD = 64
+"""In more shards at once nothing is brought for scans, while thousands may wait to be scanned."""
+
+
+class RowsAhead:
+    """Gives out the batches of a plan, each as soon as all that it needs is there.
+
+    Of a local dataset one block of rows is planned at a time. Where bytes must be fetched, more are planned, as long
+    as the fetcher could do more at once than it has been asked for.
+
+    Args:
+        plan: the epoch's.
+        shard_order: the shards in the order in which the plan comes to them.
+        fields: the wanted ones; see `locate`.
+        verify: look up the checksums too.
+        tables: where samples lie.
+        scans: finds out what the tables don't know.
+        pool: told which shards are finished.
+        near: brings what is not here; None where everything is.
+        block_rows: of each block of rows, and then only one block is planned at a time; None for what is fast.
+    """
+
+    def __init__(
+        self,
+        plan: EpochPlan,
+        shard_order: list[int],
+        fields: tuple[str, ...] | None,
+        *,
+        verify: bool,
+        tables: Tables,
+        scans: Scans,
+        pool: Pool,
+        near: Near | None,
+        block_rows: int | None = None,
+    ) -> None:
+        self._plan = plan
+        self._scan_order = iter(shard_order)
+        self._table_order = iter(shard_order)
+        self._fields = fields
+        self._verify = verify
+        self._tables = tables
+        self._scans = scans
+        self._pool = pool
+        self._near = near
+        self._parts = None if near is None else EpochParts(near.fetcher, plan, tables)
+        self._blocks: deque[tuple[RowBlock, list[int]]] = deque()
+        self._located: deque[tuple[PlannedRows, list[int]]] = deque()
+        self._rows = 0
+        self._fixed_block_rows = block_rows
+        self._block_rows = block_rows or _FIRST_ROWS  # so that the first batch comes soon
+        self._next_batch = 0
+        self._finished: list[int] = []
+        self._planned_all = False
+        self.plan_s = 0.0
+        """Seconds spent on planning and locating."""
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether every batch has been given out."""
+        return self._planned_all and not self._blocks and not self._located
+
+    @property
+    def in_block(self) -> bool:
+        """Whether the next batch is of the same block as the one before."""
+        return bool(self._next_batch)
+
+    def take(self) -> tuple[PlannedRows, int] | None:
+        """The next batch, as a block and its number in it; None at the end, or where something has yet to come.
+
+        Raises:
+            StreamloadError: it will not come.
+        """
+        if not self._located or self._near is not None:
+            self._look_ahead()
+        if not self._located:
+            return None
+        planned, finished = self._located[0]
+        number = self._next_batch
+        if self._parts is not None:
+            if not self._parts.there(planned.parts[number]):
+                return None
+            self._parts.use(planned.parts[number])
+        self._next_batch += 1
+        if self._next_batch == planned.batches:
+            self._next_batch = 0
+            self._located.popleft()
+            self._rows -= len(planned.table)
+            self._finish(finished)
+            if self.exhausted and self._parts is not None:
+                self._parts.close()  # what comes from now on is the next epoch's
+        return planned, number
+
+    def there_again(self, source: tuple[PlannedRows, int]) -> bool:
+        """Whether all is there that a batch which was given out needs, to be made once more.
+
+        Raises:
+            StreamloadError: it will not come.
+        """
+        planned, number = source
+        return self._near is None or self._near.fetcher.there_again(planned.parts[number])
+
+    def done(self, source: tuple[PlannedRows, int]) -> None:
+        """A batch was made, or is not wanted any more."""
+        if self._parts is not None:
+            planned, number = source
+            self._parts.done(planned.parts[number])
+
+    def close(self) -> None:
+        """Nothing more is wanted of this epoch, but for the batches given out."""
+        self._planned_all = True
+        if self._parts is not None:
+            undealt = [parts for planned, _ in self._located for parts in planned.parts][self._next_batch :]
+            for parts in reversed(undealt):
+                self._parts.cancel(parts)
+            self._parts.close()
+        self._located.clear()
+        self._blocks.clear()
+
+    def _look_ahead(self) -> None:
+        started = perf_counter()
+        while self._wants_more() and self._plan_block():
+            pass
+        while self._blocks and self._locate_block():
+            pass
+        if self._parts is not None:
+            self._want_prefixes()
+        self.plan_s += perf_counter() - started
+
+    def _wants_more(self) -> bool:
+        if self._planned_all:
+            return False
+        if not self._located and not self._blocks:
+            return True
+        near = None if self._fixed_block_rows else self._near
+        return near is not None and len(self._blocks) < 2 and self._rows < _MOST_ROWS_AHEAD and near.fetcher.hungry()
+
+    def _plan_block(self) -> bool:
+        """Plan the next block of rows; False where counts are missing, or at the end."""
+        while missing := self._plan.missing(2 * self._pool.capacity):
+            self._scans.ask_for(missing)
+            if all(self._tables.counts.values[shard] < 0 for shard in missing) and self._plan.missing(1):
+                return False
+        block = self._plan.take(self._block_rows)
+        self._block_rows = self._fixed_block_rows or (MAX_RUN_ROWS if self._near is None else _BLOCK_ROWS)
+        finished = self._plan.finished()
+        if block is None:
+            self._planned_all = True
+            self._finish(finished)
+            if self._parts is not None:
+                self._parts.advance()
+            return False
+        self._rows += len(block.shard)
+        self._blocks.append((block, finished))
+        if not self._tables.counts.complete:  # so that they are known before they are missed
+            self._scans.ask_for(itertools.islice(self._scan_order, _SCANS_AHEAD))
+        if self._near is not None:
+            self._near.fetcher.foresight.passed(self._plan.number)
+            self._near.want_tables(itertools.islice(self._table_order, _TABLES_AHEAD))
+        return True
+
+    def _locate_block(self) -> bool:
+        """Find where the rows of the first block lie; False where tables have yet to come."""
+        block, finished = self._blocks[0]
+        if self._near is not None and not self._near.has_tables(dict.fromkeys(block.shard.tolist())):
+            if self._parts is not None and not self._located:  # so that the first batch does not wait for both in turn
+                self._parts.guess(block)
+            return False
+        fetched = None if self._near is None else self._near.fetcher.fetched
+        planned = locate(block, self._tables, self._fields, verify=self._verify, fetched=fetched)
+        self._blocks.popleft()  # not before: what fails now must fail again when it is tried again
+        self._located.append((planned, finished))
+        if self._parts is not None:
+            for parts in planned.parts:
+                self._parts.want(parts)
+            self._parts.located()
+            self._parts.advance()
+        return True
+
+    def _want_prefixes(self) -> None:
+        """Rows of shards that are being scanned will be wanted as soon as they are known."""
+        assert self._parts is not None
+        if not self._tables.counts.complete and self._plan.lanes == 1:
+            for shard in itertools.islice(self._scans.wanted(), _KEPT_AHEAD):
+                self._parts.keep(shard)
+
+    def _finish(self, shards: list[int]) -> None:
+        """What a block has finished with is let go when the next one has been dealt out."""
+        finished, self._finished = self._finished, shards
+        if finished:
+            self._pool.forget_shards(finished)
+            if self._near is not None:
+                self._near.fetcher.finish(finished)

@@ -1,0 +1,147 @@
+"""Planned rows: a block of the epoch's order with the place of every field, ready to be cut into tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamload.decode.row_shards import by_shard
+from streamload.decode.row_table import Column, ColumnKind, RowTable
+from streamload.decode.tasks import SAMPLE_NAMES
+from streamload.errors import DatasetIndexError
+from streamload.fetch.parts import LARGE_BYTES, parts_of_rows
+from streamload.index.tables import Tables
+from streamload.order.plan import RowBlock
+from streamload.tar.table import MISSING, ShardTable
+
+__all__ = ["PlannedRows", "locate"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlannedRows:
+    """Rows of consecutive batches, located.
+
+    Attributes:
+        block: the rows.
+        table: where each wanted field lies.
+        keys: the samples' keys, where they are wanted.
+        parts: for each batch the keys of the parts of shards that must have been fetched for it.
+        large: some field of a shard that is fetched is large.
+    """
+
+    block: RowBlock
+    table: RowTable
+    keys: tuple[str, ...] | None
+    parts: tuple[list[int], ...] = ()
+    large: bool = False
+
+    @property
+    def batches(self) -> int:
+        """The number of batches."""
+        return len(self.block.ends)
+
+    def edges(self, batch: int) -> tuple[int, int]:
+        """The rows of a batch."""
+        return int(self.block.batch_edges[batch]), int(self.block.batch_edges[batch + 1])
+
+    def reads_large_once(self, start: int, end: int) -> bool:
+        """Whether no large field comes twice in some rows."""
+        found: list[tuple[int, int]] = []
+        rows = self.table.rows(start, end)
+        for offsets, sizes in rows.places():
+            large = sizes >= LARGE_BYTES
+            found += zip(rows.shards[large].tolist(), offsets[large].tolist(), strict=True)
+        return len(set(found)) == len(found)
+
+
+def locate(
+    block: RowBlock,
+    tables: Tables,
+    fields: tuple[str, ...] | None,
+    *,
+    verify: bool,
+    fetched: Collection[int] | None = None,
+) -> PlannedRows:
+    """Look up where the fields of planned rows lie.
+
+    Args:
+        block: the rows.
+        tables: must have every shard of the block.
+        fields: the wanted ones, `SAMPLE_NAMES` among them or not; None for all that the samples have, in alphabetical
+            order, and the keys.
+        verify: look up the checksums too.
+        fetched: the shards that are fetched part by part; the others can be read at any place.
+
+    Raises:
+        DatasetIndexError: `verify` is asked for, and a shard's table has no checksums.
+    """
+    groups = [(_table(tables, shard), shard, rows) for shard, rows in by_shard(block.shard)]
+    if fields is None:
+        names = tuple(sorted({name for table, _, _ in groups for name in table.fields}))
+    else:
+        names = tuple(name for name in fields if name not in SAMPLE_NAMES)
+    located = RowTable.empty(len(block.shard), tuple(_kind(name, verify=verify) for name in names))
+    located.values[:, 0], located.values[:, 1] = block.shard, block.sample
+    located.values[:, 2] = 0 if block.copy is None else block.copy
+    columns = located.columns()
+    keys: list[str] | None = [""] * len(block.shard) if fields is None or "__key__" in fields else None
+    for table, shard, rows in groups:
+        samples = block.sample[rows]
+        if verify and table.member_crc32 is None:
+            raise DatasetIndexError(
+                "verify=True needs the checksums of an index; make one with `streamload index`", url=tables.url(shard)
+            )
+        for column in columns:
+            _fill(column, table, tables.column(shard, table, column.alternatives)[samples], rows)
+        if keys is not None:
+            for row, sample in zip(rows.tolist(), samples.tolist(), strict=True):
+                keys[row] = table.key(sample)
+    parts = () if fetched is None else _parts(block, columns, fetched)
+    large = fetched is not None and any(bool((column.sizes >= LARGE_BYTES).any()) for column in columns)
+    return PlannedRows(block, located, None if keys is None else tuple(keys), parts, large)
+
+
+def _parts(block: RowBlock, columns: Sequence[Column], fetched: Collection[int]) -> tuple[list[int], ...]:
+    """The parts that each batch needs, in the order of its rows."""
+    edges = block.batch_edges.tolist()
+    here = [shard for shard in np.unique(block.shard).tolist() if shard not in fetched]
+    found = []
+    for start, end in pairwise(edges):
+        shards = block.shard[start:end]
+        rows = np.flatnonzero(~np.isin(shards, here)) if here else slice(None)
+        places = [(column.offsets[start:end][rows], column.sizes[start:end][rows]) for column in columns]
+        found.append(parts_of_rows(shards[rows], places))
+    return tuple(found)
+
+
+def _kind(name: str, *, verify: bool) -> ColumnKind:
+    alternatives = tuple(name.split(";"))
+    return ColumnKind(name, alternatives, has_which=len(alternatives) > 1, has_crc32=verify)
+
+
+def _table(tables: Tables, shard: int) -> ShardTable:
+    table = tables.find(shard)
+    assert table is not None, "a shard was planned before it was scanned"
+    return table
+
+
+def _fill(column: Column, table: ShardTable, members: NDArray[np.int64], rows: NDArray[np.int64]) -> None:
+    if len(table.member_offset) == 0:
+        column.offsets[rows] = MISSING
+        return
+    present = members != MISSING
+    column.offsets[rows] = np.where(present, table.member_offset[members], MISSING)
+    column.sizes[rows] = np.where(present, table.member_size[members], 0)
+    if column.which is not None:
+        column.which[rows] = _numbers_of(column.alternatives, table.fields)[table.member_field[members]]
+    if column.crc32 is not None and table.member_crc32 is not None:
+        column.crc32[rows] = table.member_crc32[members]
+
+
+def _numbers_of(alternatives: Sequence[str], fields: Sequence[str]) -> NDArray[np.uint8]:
+    """For each field of a shard which alternative it is; 0 where it is none."""
+    return np.array([alternatives.index(name) if name in alternatives else 0 for name in fields], np.uint8)

@@ -1,0 +1,180 @@
+"""Which shards are to be scanned, and what the scans have found."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Callable, Container, Iterable, Iterator
+from dataclasses import dataclass
+
+from streamload.decode.failure import error_from
+from streamload.decode.tasks import ScanDone, ScanTask
+from streamload.index.tables import Tables
+
+__all__ = ["Scans"]
+
+Arrived = Callable[[int, int], int]
+
+
+@dataclass(slots=True)
+class _Arriving:
+    """A shard that is scanned as its bytes come.
+
+    Attributes:
+        turn: the how manyth it was to be asked for.
+        available: the end of the bytes that are there from the next scan's start on.
+        total: the shard's size, where it is known.
+        under_way: a scan has been given out and has not come back.
+    """
+
+    turn: int
+    available: int = 0
+    total: int | None = None
+    under_way: bool = False
+
+
+class Scans:
+    """Sees to it that what is asked for becomes known: from an index, from an earlier run, or by a scan.
+
+    A shard that lies here is scanned at once and as a whole. One whose bytes must come first is scanned piece by
+    piece, one scan at a time: whoever brings the bytes asks `wanted` and `next_bytes`, and says what is `available`.
+
+    Args:
+        tables: takes what is found.
+        strict: how shards are scanned.
+        arriving: the shards whose bytes must come first; by default none.
+        arrived: tells of a shard to which end its bytes are there without a gap from a place on. It is asked when a
+            scan is given out, since what was `available` may be gone: left with the disk cache, or given back.
+
+    Attributes:
+        numbers: the numbers of tasks, unique within a pool.
+    """
+
+    def __init__(
+        self, tables: Tables, *, strict: bool, arriving: Container[int] = (), arrived: Arrived | None = None
+    ) -> None:
+        self._tables = tables
+        self._arrived = arrived
+        self._strict = strict
+        self._are_arriving = arriving
+        self._waiting: deque[int] = deque()
+        self._asked: set[int] = set()
+        self._arriving: dict[int, _Arriving] = {}
+        self._told_of: set[int] = set()
+        self._turns = itertools.count()
+        self._given_out: set[int] = set()
+        self.numbers: Iterator[int] = itertools.count()
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a scan has been given out and has not come back."""
+        return bool(self._given_out)
+
+    def ask_for(self, shards: Iterable[int]) -> None:
+        """Have the counts of some shards found out.
+
+        Raises:
+            DatasetIndexError: an index is damaged.
+        """
+        for shard in shards:
+            if shard in self._asked or self._is_known(shard):
+                continue
+            self._asked.add(shard)
+            if shard in self._are_arriving:
+                self._arriving[shard] = _Arriving(next(self._turns))
+            else:
+                self._waiting.append(shard)
+
+    def wanted(self) -> list[int]:
+        """The shards whose bytes are wanted for scanning, in the order in which they were asked for."""
+        return list(self._arriving)
+
+    def is_wanted(self, shard: int) -> bool:
+        """Whether a shard is among them."""
+        return shard in self._arriving
+
+    def next_bytes(self, shard: int) -> tuple[int, int]:
+        """The bytes that the next scan of a wanted shard needs at least, as start and end.
+
+        All that lies before the start is not wanted for scanning any more. The end may lie behind the shard's end.
+        """
+        return self._tables.next_scan(shard)
+
+    def available(self, shard: int, end: int, total: int | None = None) -> None:
+        """Say how far the bytes of a shard have come; of a shard that is not wanted this is passed over.
+
+        Args:
+            shard: the shard.
+            end: the end of the bytes that are there without a gap from the start of `next_bytes` on. They have to
+                stay until the next scan has come back. It may also be less than before, where bytes were given back.
+            total: the shard's size, where it is known by now.
+
+        Raises:
+            DatasetIndexError: an index is damaged.
+        """
+        arriving = self._arriving.get(shard)
+        if arriving is None:
+            return
+        if arriving.total is None and total is not None and not arriving.under_way and self._is_known(shard):
+            self._forget(shard)  # what the first answer has said of it led to a scan of an earlier run
+            return
+        self._told_of.add(shard)
+        arriving.available = end
+        arriving.total = total if total is not None else arriving.total
+
+    def next_task(self) -> ScanTask | None:
+        """The next scan to do; None where there is none, or its bytes have not come."""
+        if self._waiting:
+            return self._give_out(self._waiting.popleft())
+        # Of those that wait for their turn to be brought, which may be thousands, there is nothing to scan.
+        for shard in sorted(self._told_of, key=lambda shard: self._arriving[shard].turn):
+            arriving = self._arriving[shard]
+            start, needs = self._tables.next_scan(shard)
+            end, total = arriving.available, arriving.total
+            least = needs if total is None else min(needs, total)
+            if arriving.under_way or end < least:
+                continue
+            if self._arrived is not None:
+                end = min(end, self._arrived(shard, start))
+            if end >= least:
+                arriving.under_way = True
+                return self._give_out(shard, start, end, total)
+        return None
+
+    def _give_out(self, shard: int, start: int = 0, available: int | None = None, total: int | None = None) -> ScanTask:
+        task = ScanTask(next(self.numbers), shard, self._strict, start, available, total)
+        self._given_out.add(task.number)
+        return task
+
+    def on_done(self, done: ScanDone) -> None:
+        """A scan has come back.
+
+        Raises:
+            ShardFormatError: the shard is damaged.
+        """
+        self._given_out.discard(done.number)
+        if done.failure is not None:
+            self._forget(done.shard)
+            raise error_from(done.failure)
+        if done.piece is None:
+            self._forget(done.shard)
+            assert done.table is not None
+            self._tables.add(done.shard, done.table)
+            return
+        if done.piece.ended or done.shard not in self._arriving:
+            self._forget(done.shard)
+        else:
+            self._arriving[done.shard].under_way = False
+        self._tables.add_piece(done.shard, done.piece)
+
+    def _is_known(self, shard: int) -> bool:
+        """Whether a shard's count is known, or can be found without a scan."""
+        counts = self._tables.counts.values
+        if counts[shard] < 0:
+            self._tables.find(shard)
+        return bool(counts[shard] >= 0)
+
+    def _forget(self, shard: int) -> None:
+        self._asked.discard(shard)
+        self._arriving.pop(shard, None)
+        self._told_of.discard(shard)

@@ -1,0 +1,405 @@
+"""Dealing out: an epoch's rows, cut into tasks for the workers."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+from streamload.decode.tasks import Piece, PieceDone, RowsDone, RowTask, ScanTask
+from streamload.errors import StreamloadError
+from streamload.fetch.prerequisites import Near
+from streamload.index.tables import Tables
+from streamload.memory.slots import Slots
+from streamload.memory.unnamed import descriptor_limit
+from streamload.order.epoch_start import EpochStart
+from streamload.order.mixture_plan import MixturePlan
+from streamload.order.options import samples_of_epoch
+from streamload.order.plan import EpochPlan, OrderOptions, RankPlan
+from streamload.order.sampling import Mixed, Sampled
+from streamload.schedule.batcher import Batcher, OpenBatch
+from streamload.schedule.lookahead import RowsAhead
+from streamload.schedule.planned import PlannedRows
+from streamload.schedule.scans import Scans
+from streamload.schedule.task_size import MAX_RUN_ROWS, TaskSize, task_size
+from streamload.workers.protocol import Pool
+
+__all__ = ["Dealer", "Learned", "PipelineSettings", "RowBatch", "RowBatcher"]
+
+Source = tuple[PlannedRows, int]
+"""A batch's rows: the block, and which of its batches."""
+
+RowBatch = OpenBatch[Source, PieceDone]
+RowBatcher = Batcher[Source, PieceDone]
+
+
+_SLOTS_SHARE = 4
+"""A quarter of the byte budget is for batches; the rest is for what they are made of."""
+
+
+_BATCHES_OF_LOOP = 2
+_SHARE_OF_DESCRIPTORS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineSettings:
+    """What holds for every epoch of a loader.
+
+    Attributes:
+        order: the order and its division into batches.
+        fields: the wanted fields, or None for all.
+        verify: check the bytes against the index's checksums.
+        strict: how shards are scanned.
+        whole_batches: every batch is made by one task (a `collate_fn` wants them so).
+        prefetch_batches: how many batches may be under way or waiting for the loop, at least.
+        in_order: deliver them in order.
+        fills_up: another batch comes in the place of one of which every sample has failed.
+    """
+
+    order: OrderOptions
+    fields: tuple[str, ...] | None
+    verify: bool
+    strict: bool
+    whole_batches: bool
+    prefetch_batches: int
+    in_order: bool
+    fills_up: bool = False
+
+
+@dataclass(slots=True)
+class Learned:
+    """What one epoch finds out for the next.
+
+    Attributes:
+        layout: of batches of rows.
+        size_bytes: of a slot.
+        objects_bytes: of a batch's values that are no arrays: on a worker's heap, and then on the trainer's.
+        outstanding: how many batches may be in flight or waiting for the loop.
+        irregular: some row did not fit the layout, so batches are collated one by one.
+        uncut: values that are no arrays are large, and are written to a slot by the one worker that makes the batch.
+        row_s: seconds of a worker for one row.
+    """
+
+    layout: bytes | None = None
+    size_bytes: int = 1
+    objects_bytes: int = 0
+    outstanding: int = 0
+    irregular: bool = False
+    uncut: bool = False
+    row_s: float | None = None
+
+    @property
+    def batch_bytes(self) -> int:
+        """Of a batch in its slot, and of its values that are no arrays once more."""
+        return self.size_bytes + self.objects_bytes
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Of all batches that may exist at once: the loop has two of them while it gets the next one."""
+        return (self.outstanding + _BATCHES_OF_LOOP) * self.batch_bytes if self.outstanding else 0
+
+    def expect_objects(self, size_bytes: int) -> None:
+        """Values of a batch that are no arrays take so much in its slot, and as much again outside."""
+        self.objects_bytes = max(self.objects_bytes, size_bytes)
+        self.size_bytes = max(self.size_bytes, size_bytes)
+
+    def measure(self, done: RowsDone) -> None:
+        """Take in the time of a finished task."""
+        seconds = done.seconds
+        row_s = (seconds.decode + seconds.transform + seconds.collate) / max(1, done.rows)
+        self.row_s = row_s if self.row_s is None else 0.7 * self.row_s + 0.3 * row_s
+
+
+class Dealer:
+    """Deals out one epoch of one rank.
+
+    Args:
+        settings: the loader's.
+        start: which epoch, from where, for whom.
+        tables: where samples lie.
+        scans: what has to be scanned before it can be planned.
+        pool: who does the work; asked only how much it takes, and told which shards are finished.
+        slots: where batches are written.
+        batcher: bounds how many batches are under way.
+        learned: from earlier epochs and tasks.
+        begun_again: called when a batch is begun again, so that nobody waits for its tasks under way.
+        near: brings what has to be fetched; None where everything is here.
+    """
+
+    def __init__(
+        self,
+        settings: PipelineSettings,
+        start: EpochStart,
+        *,
+        tables: Tables,
+        scans: Scans,
+        pool: Pool,
+        slots: Slots,
+        batcher: RowBatcher,
+        learned: Learned,
+        begun_again: Callable[[], None],
+        near: Near | None = None,
+    ) -> None:
+        self._settings = settings
+        self._number = start.epoch
+        self._scans = scans
+        self._pool = pool
+        self._slots = slots
+        self._batcher = batcher
+        self._learned = learned
+        self._begun_again = begun_again
+        self._start = start
+        self._plan_rows = partial(_plan_rows, settings, tables=tables, scans=scans, pool=pool, near=near)
+        self._ahead = self._plan_rows(start)
+        self._wrapped = False
+        self._tables = tables
+        # Each row may lie in another shard, and a worker must be able to open all shards of its tasks.
+        shards_at_once = max(1, descriptor_limit() // _SHARE_OF_DESCRIPTORS)
+        self._most_run_rows = shards_at_once if len(tables.counts) > shards_at_once else MAX_RUN_ROWS
+        self._dealing: tuple[RowBatch, int] | None = None
+        self._again: deque[RowBatch] = deque()
+        self._waits_for_first_row = False
+        self._most_slot_bytes = None if near is None else near.fetcher.ledger.budget_bytes // _SLOTS_SHARE
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether every batch has been dealt out, and no layout is still to be learned from a first row.
+
+        Until then the next epoch must not begin: it would learn a layout from a first row of its own, and rows of one
+        batch would be written by two layouts.
+        """
+        return self._ahead.exhausted and self._dealing is None and not self._waits_for_first_row
+
+    def wrap_round(self) -> None:
+        """When every batch is complete: go on from the start of the epoch's order, batch by batch, until `close`."""
+        self._ahead.close()
+        self._ahead = self._plan_rows(replace(self._start, position=0), block_rows=1)
+        self._wrapped = True
+
+    def next_task(self) -> RowTask | ScanTask | None:
+        """What to do next; None where nothing can be dealt out now."""
+        return self._scans.next_task() or self._rows_task() or self._scans.next_task()
+
+    def _rows_task(self) -> RowTask | None:
+        if self._again:
+            return self._made_again()
+        if self._wrapped:
+            return self._one_batch()
+        if self._whole:
+            return self._whole_batches()
+        if self._learned.layout is None:
+            return self._first_rows()
+        return self._rows()
+
+    def _made_again(self) -> RowTask | None:
+        if not self._ahead.there_again(self._again[0].source):
+            return None
+        batch = self._again.popleft()
+        return self._task([(batch, 0, batch.rows)], whole=True)
+
+    def _one_batch(self) -> RowTask | None:
+        """The next batch, when the one before is complete: most often no other is wanted."""
+        batch = self._open_batch() if self._batcher.empty else None
+        return None if batch is None else self._task([(batch, 0, batch.rows)], whole=True)
+
+    @property
+    def _whole(self) -> bool:
+        return self._settings.whole_batches or self._learned.irregular or self._sampled_few
+
+    def _first_rows(self) -> RowTask | None:
+        """A single row, from which the layout of all is learned; nothing else is dealt out meanwhile."""
+        if self._waits_for_first_row:
+            return None
+        task = self._part_of_batch(rows=1)
+        self._waits_for_first_row = task is not None
+        return task
+
+    def _rows(self) -> RowTask | None:
+        """A part of a slow batch, or a run of fast ones."""
+        size = self._size()
+        if size.parts > 1 or self._dealing is not None:
+            return self._part_of_batch(-(-self._settings.order.batch_size // size.parts))
+        return self._run(whole=False)
+
+    def _whole_batches(self) -> RowTask | None:
+        if self._dealing is not None:  # dealt out in part when another batch turned out not to fit
+            self.make_again(self._dealing[0])
+            return self._made_again()
+        return self._run(whole=True)
+
+    def _run(self, *, whole: bool) -> RowTask | None:
+        """Several consecutive batches."""
+        size = self._size()
+        if self._batcher.outstanding + size.run > size.outstanding:
+            return None
+        batches: list[RowBatch] = []
+        run = size.run
+        while len(batches) < run and (not batches or self._ahead.in_block):
+            try:
+                batch = self._open_batch()
+            except StreamloadError:
+                if not batches:
+                    raise
+                break  # it is met again behind those that have been opened, which must be dealt out
+            if batch is None:
+                break
+            batches.append(batch)
+            if len(batches) == 1:
+                run = _even(run, batch.source)
+        if not batches:
+            return None
+        return self._task([(batch, 0, batch.rows) for batch in batches], whole=whole)
+
+    def _part_of_batch(self, rows: int) -> RowTask | None:
+        if self._dealing is None:
+            batch = self._open_batch() if self._batcher.outstanding < self._size().outstanding else None
+            if batch is None:
+                return None
+            self._dealing = batch, 0
+        batch, start = self._dealing
+        end = min(start + rows, batch.rows)
+        self._dealing = (batch, end) if end < batch.rows else None
+        return self._task([(batch, start, end)], whole=False)
+
+    @property
+    def outstanding(self) -> int:
+        """How many batches may be under way or waiting for the loop."""
+        return self._size().outstanding
+
+    def _size(self) -> TaskSize:
+        size = task_size(
+            self._learned.row_s,
+            self._settings.order.batch_size,
+            self._learned.size_bytes,
+            capacity=self._pool.capacity,
+            prefetch_batches=self._settings.prefetch_batches,
+            whole=self._whole or self._learned.uncut,
+        )
+        most_run = max(1, self._most_run_rows // self._settings.order.batch_size)
+        size = replace(size, run=min(size.run, most_run))
+        most = self._slots.most_under_way
+        if self._most_slot_bytes is not None:
+            known = self._learned.row_s is not None or not self._whole  # else the first one tells how large they are
+            by_bytes = self._most_slot_bytes // self._learned.batch_bytes if known else 1
+            most = min(most, max(1, by_bytes - _BATCHES_OF_LOOP))
+        # A run waits for room for all of it, and up to a fifth of what is outstanding the loop has not told of yet.
+        return TaskSize(size.parts, min(size.run, max(1, most // 2)), min(size.outstanding, most))
+
+    def _open_batch(self) -> RowBatch | None:
+        source = self._ahead.take()
+        if source is None:
+            return None
+        planned, number = source
+        start, end = planned.edges(number)
+        slot = self._slots.take(self._learned.size_bytes)
+        return self._batcher.open(end - start, source, slot, int(planned.block.ends[number]))
+
+    def _task(self, batches: list[tuple[RowBatch, int, int]], *, whole: bool) -> RowTask:
+        """A task for rows of consecutive batches of one block."""
+        first, first_row, _ = batches[0]
+        last, _, last_row = batches[-1]
+        planned = first.source[0]
+        start = planned.edges(first.source[1])[0] + first_row
+        end = planned.edges(last.source[1])[0] + last_row
+        return RowTask(
+            number=next(self._scans.numbers),
+            epoch=self._number,
+            table=planned.table.rows(start, end),
+            keys=None if planned.keys is None else planned.keys[start:end],
+            pieces=tuple(Piece(batch.number, batch.slot, a, b - a, b - a == batch.rows) for batch, a, b in batches),
+            capacity=self._capacity,
+            whole=whole,
+            moves=planned.large and self._reads_once(batches),
+        )
+
+    @property
+    def _capacity(self) -> int:
+        """The rows of the largest batch of any epoch: `batch_size` may be far more than there are samples."""
+        order, counts = self._settings.order, self._tables.counts
+        if not counts.complete or isinstance(order.choice, Sampled):
+            return order.batch_size
+        return min(order.batch_size, self._rows_of_rank(samples_of_epoch(order, counts.total)))
+
+    @property
+    def _sampled_few(self) -> bool:
+        """Whether a sampler has named too few samples for one batch; it may name more in other epochs."""
+        numbers = self._start.numbers
+        return numbers is not None and self._rows_of_rank(len(numbers)) < self._settings.order.batch_size
+
+    def _rows_of_rank(self, samples: int) -> int:
+        return max(1, -(-samples // self._start.world_size))
+
+    def _reads_once(self, batches: list[tuple[RowBatch, int, int]]) -> bool:
+        """Whether no large field is read twice for the batches of a task, by this one or by others."""
+        planned, first = batches[0][0].source
+        last = batches[-1][0].source[1]
+        return planned.reads_large_once(planned.edges(first)[0], planned.edges(last)[1])
+
+    def take_plan_s(self) -> float:
+        """Seconds spent on planning and locating since the last call."""
+        plan_s, self._ahead.plan_s = self._ahead.plan_s, 0.0
+        return plan_s
+
+    def done(self, batch: RowBatch) -> None:
+        """A batch is complete, or is not wanted any more."""
+        self._ahead.done(batch.source)
+
+    def close(self) -> None:
+        """No more batches are wanted."""
+        self._ahead.close()
+
+    def measure(self, done: RowsDone) -> None:
+        """Learn from how long a task took."""
+        if self._waits_for_first_row:
+            self._waits_for_first_row = False  # its time says little: it paid for imports
+        else:
+            self._learned.measure(done)
+
+    def make_again(self, batch: RowBatch) -> None:
+        """Have a batch collated as a whole, because some of its rows differ from those that set the layout."""
+        if self._dealing is not None and self._dealing[0] is batch:
+            self._dealing = None
+        # The old slot stays with the pool, unused: parts that are under way may still be written to it. These are few,
+        # because once a batch was made again all later ones are made whole.
+        batch.restart(self._slots.take(self._learned.size_bytes))
+        self._again.append(batch)
+        self._begun_again()
+
+
+def _even(run: int, source: Source) -> int:
+    """How long runs are to be, `run` at most, for the rest of a block to be cut evenly: a short one costs as much."""
+    planned, number = source
+    left = planned.batches - number
+    return -(-left // -(-left // run))
+
+
+def _plan_rows(
+    settings: PipelineSettings,
+    start: EpochStart,
+    *,
+    tables: Tables,
+    scans: Scans,
+    pool: Pool,
+    near: Near | None,
+    block_rows: int | None = None,
+) -> RowsAhead:
+    plan = _plan(settings.order, tables, start)
+    return RowsAhead(
+        plan,
+        plan.shards_ahead(),
+        settings.fields,
+        verify=settings.verify,
+        tables=tables,
+        scans=scans,
+        pool=pool,
+        near=near,
+        block_rows=block_rows,
+    )
+
+
+def _plan(order: OrderOptions, tables: Tables, start: EpochStart) -> EpochPlan:
+    where = start.epoch, start.rank, start.world_size
+    if isinstance(order.choice, Mixed):
+        return MixturePlan(order, tables.counts, *where, start=start.position)
+    return RankPlan(order, tables.counts, *where, start=start.position, numbers=start.numbers)

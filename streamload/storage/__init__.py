@@ -1,0 +1,1 @@
+"""Where bytes lie: list, stat, read ranges, write; one retry policy."""

@@ -1,0 +1,355 @@
+"""The storage of objects in buckets and on web servers, by obstore."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from streamload.errors import ShardChangedError, ShardNotFoundError, StorageError, TransientStorageError
+from streamload.storage.buckets.body import ObjectBody, body_error
+from streamload.storage.buckets.in_flight import UnderWay
+from streamload.storage.buckets.listing import ObjectListing
+from streamload.storage.buckets.meta import info_of, version_in
+from streamload.storage.buckets.obstore_errors import is_whole_answer, storage_error
+from streamload.storage.buckets.stores import ObjectPlace, locate, make_store
+from streamload.storage.errors import (
+    ExpiredCredentialsError,
+    changed_error,
+    check_small,
+    close_matches,
+    is_unexplained_denial,
+    transient_error,
+)
+from streamload.storage.http_range import Wanted, open_http_range, strong_etag
+from streamload.storage.options import ObjectConfig, tls_context
+from streamload.storage.protocol import (
+    UNKNOWN_BYTES,
+    EmptyBody,
+    RangeBody,
+    ShardInfo,
+    same_etag,
+    without_secrets,
+)
+from streamload.storage.retry_policy import Retries, RetryPolicy
+from streamload.storage.served_parts import ServedParts
+
+__all__ = ["ObjectStorage"]
+
+_SIGNED_FOR = timedelta(hours=1)
+_LISTED_AT_ONCE = 1000
+_used_by: list[int] = []
+_Result = TypeVar("_Result")
+
+
+class ObjectStorage:
+    """Objects by `s3://bucket/key`, `gs://bucket/key`, `az://container/key` or `https://host/path`.
+
+    There are two obstore stores (pools of connections) for each bucket or host, made when they are first needed. That
+    for writing makes requests again, for only it can send a part of a large object again; what it gives up is begun
+    anew here, as whatever else fails in passing. Where credentials have
+    expired the store is made anew once for all who met it, and their requests are made again.
+
+    Args:
+        config: how the stores are made.
+        retries: how requests are made again.
+    """
+
+    def __init__(self, config: ObjectConfig, retries: Retries | None = None) -> None:
+        self._config = config
+        self._retries = retries or Retries()
+        self._stores: dict[tuple[str, bool], Any] = {}
+        self._answers_200: set[str] = set()
+        self._served_parts = ServedParts()
+        self._under_way = UnderWay(_call_obstore)
+        self._lock = threading.Lock()
+
+    def info(self, url: str) -> ShardInfo:
+        """Size and version by one HEAD; see `Storage.info`."""
+        import obstore
+
+        if self._config.family != "http" and not locate(url).key:
+            raise ShardNotFoundError("this is a bucket, and a shard must be an object in it; check the path", url=url)
+        try:
+            meta = self._retried(url, obstore.head)
+        except ShardNotFoundError as exc:
+            raise self._with_advice(url, exc) from None
+        except StorageError as exc:
+            raise self._explained(url, exc) from None
+        return info_of(url, meta)
+
+    def absolute(self, url: str) -> str:
+        """The url itself, with its protocol in lower case."""
+        protocol, rest = url.split("://", 1)
+        return f"{protocol.lower()}://{rest}"
+
+    def list(self, pattern: str, *, folders: bool = False) -> list[ShardInfo]:
+        """What matches, by one listing of each folder that a component stands for; from `**` on, of all below.
+
+        Raises:
+            StorageError: the storage cannot list, as web servers cannot.
+        """
+        place = locate(pattern)
+        if self._config.family == "http":
+            raise StorageError(
+                "a web server does not list its files, so patterns and folders cannot be looked up; name the shards, "
+                "with braces: train-{000000..000099}.tar",
+                url=without_secrets(pattern),
+            )
+        components = [part for part in place.key.split("/") if part]
+        listing = ObjectListing(partial(self._level, place), partial(self._below, place))
+        if folders:
+            return [ShardInfo(f"{place.root}{key}", UNKNOWN_BYTES, 0) for key in sorted(listing.folders(components))]
+        found = [info_of(f"{place.root}{meta['path']}", meta) for meta in listing.objects(components)]
+        return sorted(found, key=lambda info: info.url)
+
+    def is_folder(self, url: str) -> bool:
+        """Whether some key continues this one behind a slash; see `Storage.is_folder`. A web server has none."""
+        if self._config.family == "http":
+            return False
+        listed = self._level(locate(url), locate(url).key.rstrip("/"))
+        return bool(listed["objects"] or listed["common_prefixes"])
+
+    def read_bytes(self, url: str, *, most_bytes: int) -> bytes:
+        """By one GET; see `Storage.read_bytes`."""
+        import obstore
+
+        def whole(store: Any, key: str) -> bytes:
+            answer = obstore.get(store, key)
+            size_bytes = answer.meta["size"]
+            check_small(url, size_bytes, most_bytes)
+            try:
+                content = bytes(answer.bytes())
+            except (obstore.exceptions.BaseError, OSError) as exc:
+                raise body_error(url, exc) from None
+            if len(content) != size_bytes:
+                raise transient_error(url, f"the answer ended after {len(content):,} bytes")
+            return content
+
+        return self._retried(url, whole)
+
+    async def open_range(self, url: str, start: int, end: int | None, *, etag: str | None = None) -> RangeBody:
+        """See `Storage.open_range`."""
+        place = locate(url)
+        wanted = Wanted(url, start, end, etag)
+        answer = self._retried_async(url, place, lambda: self._open(place, wanted))
+        return await self._served_parts.noted(place.root, answer)
+
+    async def _open(self, place: ObjectPlace, wanted: Wanted) -> RangeBody:
+        import obstore
+
+        if place.root in self._answers_200:
+            return await self._open_signed(place, wanted)
+        url, start, end = wanted.url, wanted.start, wanted.end
+        options: Any = {"range": {"offset": start} if end is None else (start, end)}
+        if (strong := strong_etag(wanted.etag)) is not None:
+            options["if_match"] = strong
+        try:
+            # No local name: an error that someone keeps would keep the store through it, and its connections.
+            result = await self._under_way.add(obstore.get_async(self._store(place), place.key, options=options))
+        except (obstore.exceptions.BaseError, OSError, ValueError) as exc:
+            if is_whole_answer(exc) and self._config.family != "http":
+                self._answers_200.add(place.root)
+                return await self._open_signed(place, wanted)
+            refusal = storage_error(url, exc)
+            if type(refusal) is ShardChangedError or (is_whole_answer(exc) and start == 0):
+                return await self._empty_or_refused(place, wanted, refusal)
+            raise refusal from None
+        total_bytes, now = result.meta["size"], version_in(result.meta)
+        if not same_etag(wanted.etag, now):
+            raise changed_error(url, wanted.etag, now)
+        first, last = result.range
+        if (first, last) != (start, total_bytes if end is None else min(end, total_bytes)):
+            raise transient_error(url, "the server sent another part of the object than was asked for")
+        return ObjectBody(url, result, (last - first, total_bytes), etag=now, under_way=self._under_way)
+
+    async def _empty_or_refused(self, place: ObjectPlace, wanted: Wanted, refusal: StorageError) -> EmptyBody:
+        """What the object is now, after a range of it was refused: there is none of an empty one.
+
+        Raises:
+            ShardChangedError: it is another version than the wanted one; names both.
+            StorageError: the refusal, which is right.
+        """
+        size_bytes, now = await self._size_and_etag_now(place)
+        if size_bytes == 0 and wanted.start == 0 and same_etag(wanted.etag, now):
+            return EmptyBody(now)
+        is_only_shorter = wanted.etag is None or (now is not None and same_etag(wanted.etag, now))
+        if is_only_shorter or type(refusal) is not ShardChangedError:
+            raise refusal from None
+        raise changed_error(wanted.url, wanted.etag, now) from None
+
+    async def _open_signed(self, place: ObjectPlace, wanted: Wanted) -> RangeBody:
+        """Read from a server that answers with status 200 and a right Content-Range, which obstore refuses."""
+        import aiohttp
+        import obstore
+
+        if self._config.config.get("skip_signature"):
+            address = place.unsigned_address(self._config)
+        else:
+            address = await self._under_way.add(obstore.sign_async(self._store(place), "GET", place.key, _SIGNED_FOR))
+        session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=tls_context(self._config.client)))
+        return await open_http_range(session, address, wanted, on_close=session.close)
+
+    async def _size_and_etag_now(self, place: ObjectPlace) -> tuple[int | None, str | None]:
+        import obstore
+
+        try:
+            meta = await self._under_way.add(obstore.head_async(self._store(place), place.key))
+        except (obstore.exceptions.BaseError, OSError):
+            return None, None
+        return meta["size"], version_in(meta)
+
+    def write(self, url: str, source: bytes | str) -> None:
+        """By one PUT, or in parts where it is large; either way whole or not at all. See `Storage.write`."""
+        import obstore
+
+        if self._config.family == "http":
+            raise StorageError("a web server cannot be written to; name a bucket or a folder", url=without_secrets(url))
+        content = source if isinstance(source, bytes) else Path(source)
+        self._retried(url, lambda store, key: obstore.put(store, key, content), writes=True)
+
+    def delete(self, url: str) -> None:
+        """See `Storage.delete`."""
+        import obstore
+
+        try:
+            self._retried(url, obstore.delete)
+        except ShardNotFoundError:
+            return
+
+    async def aclose(self) -> None:
+        """Drop the stores, and their connections with them, when nothing is under way any more."""
+        with self._lock:
+            self._stores.clear()
+        await self._under_way.over()
+
+    # -- listing
+
+    def _level(self, place: ObjectPlace, prefix: str) -> Any:
+        import obstore
+
+        return self._retried(place.root + prefix, lambda store, _: obstore.list_with_delimiter(store, prefix or None))
+
+    def _below(self, place: ObjectPlace, prefix: str, wanted: Callable[[str], bool]) -> Any:
+        import obstore
+
+        def whole(store: Any, _: str) -> Any:
+            chunks = obstore.list(store, prefix or None, chunk_size=_LISTED_AT_ONCE)
+            return [meta for chunk in chunks for meta in chunk if wanted(meta["path"])]
+
+        return self._retried(place.root + prefix, whole)
+
+    def _with_advice(self, url: str, error: ShardNotFoundError) -> ShardNotFoundError:
+        """The error with the names that are like the missing one, from one listing of its folder."""
+        place = locate(url)
+        folder, _, name = place.key.rpartition("/")
+        if self._config.family == "http" or "bucket" in error.message:
+            return error
+        try:
+            level = self._level(place, folder)
+        except ShardNotFoundError as exc:  # the bucket, since a folder that is not there lists as empty
+            return ShardNotFoundError(exc.message, url=without_secrets(url))
+        except StorageError:
+            return error
+        paths = [*(str(meta["path"]) for meta in level["objects"]), *map(str, level["common_prefixes"])]
+        names = [path.rstrip("/").rpartition("/")[2] for path in paths]
+        advice = close_matches(name, names, f"{place.root}{folder}")
+        return ShardNotFoundError(f"no such shard: {advice}", url=without_secrets(url))
+
+    def _explained(self, url: str, error: StorageError) -> StorageError:
+        """The error for a denied HEAD, whose answer has no body that says why; a listing's has."""
+        if not is_unexplained_denial(error) or self._config.family == "http":
+            return error
+        place = locate(url)
+        try:
+            self._level(place, place.key.rpartition("/")[0])
+        except StorageError as exc:
+            return StorageError(exc.message, url=without_secrets(url)) if type(exc) is StorageError else error
+        return error
+
+    def _store(self, place: ObjectPlace, *, writes: bool = False) -> Any:
+        _use_here(place.root)
+        with self._lock:
+            store = self._stores.get((place.root, writes))
+            if store is None:
+                store = self._stores[place.root, writes] = make_store(place, self._config, retries=writes)
+            return store
+
+    def _renew(self, place: ObjectPlace, expired: Any) -> None:
+        """Have stores made anew, unless someone else has done so since."""
+        with self._lock:
+            if any(store is expired for store in self._stores.values()):
+                for writes in (True, False):
+                    self._stores.pop((place.root, writes), None)
+
+    def _retried(self, url: str, act: Callable[[Any, str], _Result], *, writes: bool = False) -> _Result:
+        """Do something with a url's store and key, again as long as it may succeed.
+
+        Where the credentials have expired that is once more, with new ones.
+        """
+        import obstore
+
+        place, patience, renewed = locate(url), self._retries.begin(url), False
+        while True:
+            store = self._store(place, writes=writes)
+            try:
+                answer = act(store, place.key)
+                patience.progressed()
+                return answer
+            except (obstore.exceptions.BaseError, OSError, ValueError, TransientStorageError) as exc:
+                error = exc if isinstance(exc, TransientStorageError) else storage_error(url, exc)
+                if renews := isinstance(error, ExpiredCredentialsError) and not renewed:
+                    renewed = True
+                    self._renew(place, store)
+                wait_s = 0.0 if renews else patience.wait_s(error)
+                if wait_s is None:
+                    raise error from None
+            finally:
+                del store  # an error that someone keeps would keep its connections
+            time.sleep(wait_s)
+
+    async def _retried_async(self, url: str, place: ObjectPlace, act: Callable[[], Awaitable[_Result]]) -> _Result:
+        """The same on the running loop; a missing object comes with advice."""
+        store = self._store(place)
+        try:
+            try:
+                return await act()
+            except ExpiredCredentialsError:
+                self._renew(place, store)
+                return await act()
+        except ShardNotFoundError as exc:
+            error = exc
+        finally:
+            del store
+        # With stores of its own, since it may outlast the others; and asked once, since closing waits for its thread.
+        alone = ObjectStorage(self._config, Retries(RetryPolicy(tries=1)))
+        raise await asyncio.to_thread(alone._with_advice, url, error)
+
+
+def _call_obstore() -> object:
+    from obstore.store import MemoryStore
+
+    return MemoryStore()
+
+
+def _use_here(url: str) -> None:
+    """Note that this process uses obstore: in a fork its threads are the parent's, and it would wait for ever.
+
+    Raises:
+        StorageError: it was forked from one that has.
+    """
+    process = os.getpid()
+    if not _used_by:
+        _used_by.append(process)
+    elif _used_by[0] != process:
+        raise StorageError(
+            "this process was forked from one that has read from a storage, and would wait for ever here; give the "
+            "loader num_workers=1 or more, so that a process of its own reads, or start this one by spawn",
+            url=without_secrets(url),
+        )

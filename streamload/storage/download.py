@@ -1,0 +1,320 @@
+"""One range of a shard, fetched whole: broken bodies are continued, and every answer is held to what was asked."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from streamload.errors import ShardChangedError, StorageError, TransientStorageError
+from streamload.storage.errors import WholeAnswerError
+from streamload.storage.protocol import RangeBody, same_etag
+from streamload.storage.retry_policy import Retries
+from streamload.text import counted
+
+__all__ = ["Downloaded", "Pin", "RangeStorage", "Watch", "download"]
+
+_TRIES_OF_WHOLE_ANSWERS = 3
+"""Where a server has never answered with a part; a proxy that sometimes does not is asked as often as any other."""
+
+
+class RangeStorage(Protocol):
+    """The part of a storage that reading a range needs."""
+
+    async def open_range(self, url: str, start: int, end: int | None, *, etag: str | None) -> RangeBody:
+        """Ask for the bytes `[start, end)` of the object, if it is still the one with this etag."""
+        ...
+
+
+@dataclass(slots=True)
+class Pin:
+    """Which version of a shard is read: what the listing or the first answer says, every later one must say too.
+
+    Attributes:
+        total_bytes: the size of the shard; None as long as it is not known.
+        etag: its version; None as long as it is not known, or where the storage has none.
+    """
+
+    total_bytes: int | None = None
+    etag: str | None = None
+
+    def check(self, url: str, total_bytes: int, etag: str | None) -> None:
+        """Compare with an answer, and learn from it what was not known. No etag in an answer says nothing.
+
+        Raises:
+            ShardChangedError: the size or the etag differs; the pin stays as it is.
+        """
+        if self.total_bytes not in (None, total_bytes) or not same_etag(self.etag, etag):
+            raise ShardChangedError(
+                f"the shard was changed while it was in use: it had {_version(self.total_bytes, self.etag)} and has "
+                f"{_version(total_bytes, etag)} now; make a new loader, and give every version of a dataset a folder "
+                "of its own",
+                url=url,
+            )
+        self.total_bytes = total_bytes
+        self.etag = self.etag if etag is None else etag
+
+
+@dataclass(frozen=True, slots=True)
+class Downloaded:
+    """What a download took.
+
+    Attributes:
+        start, end: the bytes that were written, end exclusive; `end` is never behind the shard's end.
+        requests: how many requests it took, at least one.
+        throttled: how many of them were refused because there were too many.
+    """
+
+    start: int
+    end: int
+    requests: int
+    throttled: int
+
+
+class Watch:
+    """How the running request of a download stands, for whoever looks on; its methods are called as things happen.
+
+    Attributes:
+        sent_s: when the running request was sent, by the loop's clock; None between two requests.
+        answered_s: when its first byte came; None before that.
+        asked_bytes: how much it asked for.
+        position: the byte of the shard up to which everything has been written.
+        received_bytes: how much the download has brought so far, over all its requests.
+    """
+
+    __slots__ = ("answered_s", "asked_bytes", "position", "received_bytes", "sent_s")
+
+    def __init__(self) -> None:
+        self.sent_s: float | None = None
+        self.answered_s: float | None = None
+        self.asked_bytes = self.position = self.received_bytes = 0
+
+    def sent(self, now_s: float, asked_bytes: int) -> None:
+        """A request is sent."""
+        self.sent_s, self.answered_s, self.asked_bytes = now_s, None, asked_bytes
+
+    def answered(self, now_s: float, asked_bytes: int) -> None:
+        """Its first byte has come; `asked_bytes` is as before, or less where the shard ends earlier."""
+        self.answered_s, self.asked_bytes = now_s, asked_bytes
+
+    def completed(self, now_s: float) -> None:
+        """It has brought all that it was asked for."""
+        del now_s
+        self.sent_s = None
+
+    def failed(self, now_s: float, failure: TransientStorageError) -> None:
+        """It has failed in a way that the next one may not."""
+        del now_s, failure
+        self.sent_s = None
+
+
+async def download(
+    storage: RangeStorage,
+    url: str,
+    start: int,
+    end: int,
+    write: Callable[[int, bytes], None],
+    *,
+    pin: Pin,
+    retries: Retries | None = None,
+    watch: Watch | None = None,
+) -> Downloaded:
+    """Fetch the bytes `[start, end)` of a shard and hand each piece to `write(offset, piece)` as it arrives.
+
+    The pieces come in order, without gap or overlap, and never beyond what was asked. A body that breaks is continued
+    from where it broke, under the pinned etag. What fails in passing is tried again after a wait that grows with every
+    request in a row that brought no byte. A cancelled download writes nothing more.
+
+    Args:
+        storage: asks once; trying again is done here.
+        url: the shard.
+        start: the first byte; before the shard's end.
+        end: exclusive; cut to the shard's end, which the first answer tells where the pin does not know it.
+        write: called in the loop; what it raises ends the download.
+        pin: the version of the shard; shared by all downloads of it.
+        retries: how requests are made again.
+        watch: is told how the download goes.
+
+    Raises:
+        ShardChangedError: an answer is of another version than the pinned one; names both.
+        ShardNotFoundError: there is no such shard.
+        StorageError: it cannot be read, or did not bring a byte within the limits: says what happened how often. Also
+            where an answer holds more than was asked for, or the shard ends before `start`.
+    """
+    watch = watch or Watch()
+    watch.position = start
+    one = _Download(storage, url, write, start=start, end=end, pin=pin, retries=retries or Retries(), watch=watch)
+    return await one.run()
+
+
+class _StalledError(TransientStorageError):
+    """No byte came in time."""
+
+
+class _Download:
+    """The state of one `download`."""
+
+    def __init__(
+        self,
+        storage: RangeStorage,
+        url: str,
+        write: Callable[[int, bytes], None],
+        *,
+        start: int,
+        end: int,
+        pin: Pin,
+        retries: Retries,
+        watch: Watch,
+    ) -> None:
+        self._storage = storage
+        self._url = url
+        self._start = start
+        self._end = end
+        self._write = write
+        self._pin = pin
+        self._policy = retries.policy
+        self._watch = watch
+        self._loop = asyncio.get_running_loop()
+        self._clock = self._loop.time
+        self._patience = retries.begin(url, self._clock, reached=True)  # by whoever listed it
+        self._warning: asyncio.TimerHandle | None = None
+        self._requests = 0
+        self._throttled = 0
+
+    async def run(self) -> Downloaded:
+        while not self._requests or self._watch.position < self._stop():
+            before = self._watch.position
+            if self._stop() <= before:
+                raise StorageError(
+                    f"bytes from {before} on were asked for, and the shard has {self._stop()}", url=self._url
+                )
+            try:
+                await self._request()
+            except TransientStorageError as exc:
+                self._watch.failed(self._clock(), exc)
+                self._throttled += exc.throttled
+                if self._watch.position == before:  # else on from here at once
+                    await self._back_off(exc)
+        return Downloaded(self._start, self._stop(), self._requests, self._throttled)
+
+    def _stop(self) -> int:
+        total_bytes = self._pin.total_bytes
+        return self._end if total_bytes is None else min(self._end, total_bytes)
+
+    async def _request(self) -> None:
+        """One request for all that is missing. Raises TransientStorageError for what may be tried again."""
+        self._requests += 1
+        sent_s = self._clock()
+        self._watch.sent(sent_s, self._stop() - self._watch.position)
+        body, stall_timeout_s = None, self._policy.stall_timeout_s
+        deadline = asyncio.timeout(min(stall_timeout_s, self._patience.left_s))
+        self._warn_when_silent()
+        try:
+            async with deadline:
+                body = await self._open()
+                self._pin.check(self._url, body.total_bytes, body.etag)
+                await self._receive(body, deadline)
+                body = None  # read to its end, so its connection can be used again
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            raise _StalledError(f"no byte for {stall_timeout_s:g} s", url=self._url) from None
+        finally:
+            if self._warning is not None:
+                self._warning.cancel()
+            if body is not None:
+                await body.aclose()
+        self._watch.completed(self._clock())
+
+    def _warn_when_silent(self) -> None:
+        """Say so if nothing comes for long; a request that hangs fails much later."""
+        if left_s := self._patience.warn_of_silence():
+            self._warning = self._loop.call_later(max(left_s, 0.01), self._warn_when_silent)
+
+    async def _open(self) -> RangeBody:
+        try:
+            return await self._storage.open_range(self._url, self._watch.position, self._stop(), etag=self._pin.etag)
+        except ShardChangedError:
+            await self._name_both_versions()
+            raise
+
+    async def _name_both_versions(self) -> None:
+        """A refused etag does not say what took its place; asking without one does. Raises ShardChangedError then."""
+        try:
+            body = await self._storage.open_range(self._url, 0, 1, etag=None)
+        except TransientStorageError:
+            return  # then the refusal has to do
+        await body.aclose()
+        self._pin.check(self._url, body.total_bytes, body.etag)
+
+    async def _receive(self, body: RangeBody, deadline: asyncio.Timeout) -> None:
+        watch, stop = self._watch, self._stop()
+        async for piece in body.chunks():
+            piece_bytes = len(piece)
+            if not piece_bytes:
+                continue
+            if watch.position + piece_bytes > stop:
+                raise StorageError(
+                    f"the answer to a request for bytes up to {stop} holds more than that; the server, or a proxy "
+                    "before it, does not keep to ranges",
+                    url=self._url,
+                )
+            now_s = self._patience.progressed()
+            deadline.reschedule(now_s + self._policy.stall_timeout_s)
+            if watch.answered_s is None:
+                watch.answered(now_s, stop - watch.position)
+            self._write(watch.position, piece)
+            watch.position += piece_bytes
+            watch.received_bytes += piece_bytes
+        if watch.position < stop:
+            raise TransientStorageError(
+                f"an answer ended {counted(stop - watch.position, 'byte')} too early", url=self._url
+            )
+
+    async def _back_off(self, failure: TransientStorageError) -> None:
+        failures = [*self._patience.failures, failure]
+        only_whole = all(isinstance(each, WholeAnswerError) for each in failures)
+        never_parts = only_whole and isinstance(failure, WholeAnswerError) and failure.never_parts
+        wait_s = self._patience.wait_s(failure, _TRIES_OF_WHOLE_ANSWERS if never_parts else math.inf)
+        if wait_s is None:
+            raise (self._no_parts() if only_whole else self._given_up()) from failure
+        await asyncio.sleep(wait_s)
+
+    def _no_parts(self) -> StorageError:
+        times = counted(len(self._patience.failures), "request")
+        return StorageError(
+            f"this server does not serve parts of files (the answer to {times} in a row for one was a whole file); "
+            "use another one (nginx, caddy, rclone serve), or let fsspec fetch whole files, by simplecache:: before "
+            "the urls of the shards",
+            url=self._url,
+        )
+
+    def _given_up(self) -> StorageError:
+        failures = self._patience.failures
+        throttled = sum(isinstance(exc, TransientStorageError) and exc.throttled for exc in failures)
+        stalled = sum(isinstance(exc, _StalledError) for exc in failures)
+        failed = len(failures) - throttled - stalled
+        happened = (
+            (throttled, "refused because there were too many"),
+            (stalled, f"without a byte for up to {self._policy.stall_timeout_s:g} s"),
+            (failed, "failed"),
+        )
+        advice = max(
+            (throttled, "use fewer ranks at once, or ask for a higher rate limit"),
+            (stalled, "check the network, the endpoint and whether the server is overloaded"),
+            (failed, "check whether the server is healthy, and run again"),
+        )[1]
+        return StorageError(
+            f"cannot be read: {counted(len(failures), 'request')} in a row brought no byte, over "
+            f"{self._patience.spent_s:.1f} s ({', '.join(f'{count} {how}' for count, how in happened if count)}; the "
+            f"last: {failures[-1].message}); {advice}",
+            url=self._url,
+            offset=self._watch.position,
+        )
+
+
+def _version(total_bytes: int | None, etag: str | None) -> str:
+    size = "an unknown size" if total_bytes is None else f"{total_bytes} bytes"
+    return size if etag is None else f"{size} and the version {etag}"

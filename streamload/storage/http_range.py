@@ -1,0 +1,266 @@
+"""Ranges and small files over plain HTTP by aiohttp, with every length and Content-Range checked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from datetime import datetime
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING, Any
+
+from streamload.errors import StorageError
+from streamload.storage.errors import (
+    changed_error,
+    check_small,
+    connection_error,
+    status_error,
+    transient_error,
+    unknown_length_error,
+    whole_answer_error,
+)
+from streamload.storage.protocol import EmptyBody, RangeBody, quoted, same_etag, version_of
+from streamload.text import counted
+
+if TYPE_CHECKING:
+    import aiohttp
+
+__all__ = ["Wanted", "covered_bytes", "open_http_range", "read_http", "strong_etag"]
+
+_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)\Z")
+_RANGE_OF_UNKNOWN = re.compile(r"bytes \d+-\d+/\*\Z")
+_NO_RANGE_OF_NOTHING = re.compile(r"bytes \*/0\Z")
+_CODE = re.compile(r"<Code>([^<]*)</Code>")
+_ERROR_BYTES = 64 << 10
+
+
+def _range_headers(wanted: Wanted) -> dict[str, str]:
+    """The headers of a request for a range."""
+    last = "" if wanted.end is None else wanted.end - 1
+    headers = {"Range": f"bytes={wanted.start}-{last}", "Accept-Encoding": "identity"}
+    if (strong := strong_etag(wanted.etag)) is not None:
+        headers["If-Match"] = strong
+    return headers
+
+
+def _request(besides: Mapping[str, Any] | None, headers: Mapping[str, str]) -> dict[str, Any]:
+    """The arguments of one of aiohttp's requests."""
+    import aiohttp
+
+    besides = besides or {}
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=30)
+    return {**besides, "headers": {**(besides.get("headers") or {}), **headers}, "timeout": timeout}
+
+
+def strong_etag(etag: str | None) -> str | None:
+    """The ETag as If-Match takes it: quoted; None for a weak one, which never matches there."""
+    return None if etag is None or etag.startswith("W/") else quoted(etag)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A range that is asked for; see `Storage.open_range`.
+
+    Attributes:
+        url: how errors name the object.
+        start: the first byte.
+        end: one past the last byte, or None.
+        etag: the version that the object must have; None takes any.
+    """
+
+    url: str
+    start: int
+    end: int | None
+    etag: str | None
+
+
+async def open_http_range(
+    session: aiohttp.ClientSession,
+    address: str,
+    wanted: Wanted,
+    *,
+    besides: Mapping[str, Any] | None = None,
+    on_close: Callable[[], Awaitable[None]] | None = None,
+) -> RangeBody:
+    """Ask for a range; see `Storage.open_range`.
+
+    A server may answer with status 200 as long as its Content-Range is that of the range.
+
+    Args:
+        session: what to ask with.
+        address: what to ask for, which may hold a signature.
+        wanted: the range.
+        besides: more arguments of aiohttp's requests, as `headers` and `ssl`.
+        on_close: awaited when the body was read or given up, or could not be had.
+    """
+    import aiohttp
+
+    done = False
+    try:
+        asked = session.get(address, **_request(besides, _range_headers(wanted)))
+        response = await asked
+        try:
+            if response.status == 412:
+                now = await _etag_now(session.head(address, **_request(besides, {})))
+                raise changed_error(wanted.url, wanted.etag, now)
+            body = await _checked(response, wanted, on_close)
+            done = True
+        finally:
+            if not done:
+                response.close()
+    except aiohttp.ClientConnectorError as exc:
+        raise connection_error(wanted.url, str(exc)) from None
+    except (aiohttp.ClientError, TimeoutError) as exc:
+        raise transient_error(wanted.url, f"no answer from the storage ({type(exc).__name__})") from None
+    finally:
+        if not done and on_close is not None:
+            await on_close()
+    return body
+
+
+async def read_http(
+    url: str, most_bytes: int, session: aiohttp.ClientSession, address: str, besides: Mapping[str, Any] | None = None
+) -> bytes:
+    """A small file whole.
+
+    Args:
+        url: how errors name the file.
+        most_bytes: it may not be larger.
+        session: what to ask with.
+        address: what to ask for, which may hold a signature.
+        besides: more arguments of aiohttp's requests, as `headers` and `ssl`.
+
+    Raises:
+        TransientStorageError: it broke off.
+        StorageError: see `Storage.read_bytes`.
+    """
+    import aiohttp
+
+    content = bytearray()
+    try:
+        async with session.get(address, **_request(besides, {"Accept-Encoding": "identity"})) as response:
+            if response.status != 200:
+                raise await _refusal(response, url)
+            _check_length_is_told(url, response.headers)
+            async for piece in response.content.iter_any():
+                content += piece
+                check_small(url, len(content), most_bytes)
+    except aiohttp.ClientConnectorError as exc:
+        raise connection_error(url, str(exc)) from None
+    except (aiohttp.ClientError, TimeoutError) as exc:
+        raise transient_error(url, f"the answer broke off ({type(exc).__name__})") from None
+    return bytes(content)
+
+
+def covered_bytes(wanted: Wanted, content_range: str | None) -> tuple[int, int]:
+    """How many bytes an answer holds, and how many the whole object does, by the answer's Content-Range.
+
+    Raises:
+        TransientStorageError: there is none, or it is of another range than the one that was asked for.
+        StorageError: it leaves open how long the object is.
+    """
+    if _RANGE_OF_UNKNOWN.match(content_range or ""):
+        raise unknown_length_error(wanted.url)
+    found = _CONTENT_RANGE.match(content_range or "")
+    if found is None:
+        raise whole_answer_error(wanted.url)
+    first, last, total_bytes = (int(number) for number in found.groups())
+    end = total_bytes if wanted.end is None else min(wanted.end, total_bytes)
+    if (first, last + 1) != (wanted.start, end):
+        raise transient_error(wanted.url, "the server sent another part of the object than was asked for")
+    return end - first, total_bytes
+
+
+def _check_length_is_told(url: str, headers: Mapping[str, str]) -> None:
+    if "Content-Length" not in headers and "chunked" not in headers.get("Transfer-Encoding", "").lower():
+        raise StorageError(
+            "the server does not tell how long its answer is, so that one which breaks off cannot be told from a "
+            "whole one; read from a server that sends Content-Length",
+            url=url,
+        )
+
+
+async def _checked(
+    response: aiohttp.ClientResponse,
+    wanted: Wanted,
+    on_close: Callable[[], Awaitable[None]] | None,
+) -> RangeBody:
+    if wanted.start == 0 and _is_empty(response):
+        response.close()
+        if on_close is not None:
+            await on_close()
+        return EmptyBody(quoted(response.headers.get("ETag")))
+    if response.status not in (200, 206):
+        raise await _refusal(response, wanted.url)
+    range_bytes, total_bytes = covered_bytes(wanted, response.headers.get("Content-Range"))
+    now = version_of(response.headers.get("ETag"), _last_modified(response.headers), total_bytes)
+    if not same_etag(wanted.etag, now):
+        raise changed_error(wanted.url, wanted.etag, now)
+    return _HttpBody(response, wanted.url, range_bytes, total_bytes, now, on_close=on_close)
+
+
+def _last_modified(headers: Mapping[str, str]) -> datetime | None:
+    try:
+        return parsedate_to_datetime(headers["Last-Modified"])
+    except (KeyError, ValueError):
+        return None
+
+
+def _is_empty(response: aiohttp.ClientResponse) -> bool:
+    """Whether the answer says that the object has no byte: some servers refuse a range of it then, others don't."""
+    if response.status == 416:
+        return _NO_RANGE_OF_NOTHING.match(response.headers.get("Content-Range", "")) is not None
+    return response.status == 200 and response.headers.get("Content-Length") == "0"
+
+
+async def _refusal(response: aiohttp.ClientResponse, url: str) -> StorageError:
+    code = _CODE.search((await response.content.read(_ERROR_BYTES)).decode("utf-8", "replace"))
+    return status_error(url, response.status, code[1] if code else None)
+
+
+async def _etag_now(asked: AbstractAsyncContextManager[aiohttp.ClientResponse]) -> str | None:
+    async with asked as response:
+        return quoted(response.headers.get("ETag")) if response.status == 200 else None
+
+
+class _HttpBody:
+    def __init__(
+        self,
+        response: aiohttp.ClientResponse,
+        url: str,
+        range_bytes: int,
+        total_bytes: int,
+        etag: str | None,
+        *,
+        on_close: Callable[[], Awaitable[None]] | None,
+    ) -> None:
+        self.total_bytes = total_bytes
+        self.etag = etag
+        self._response = response
+        self._url = url
+        self._range_bytes = range_bytes
+        self._on_close = on_close
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        import aiohttp
+
+        left = self._range_bytes
+        try:
+            async for chunk in self._response.content.iter_any():
+                left -= len(chunk)
+                if left < 0:
+                    raise transient_error(self._url, "the server sent more bytes than its headers say")
+                yield chunk
+        except (aiohttp.ClientError, TimeoutError) as exc:
+            raise transient_error(self._url, f"the answer broke off ({type(exc).__name__})") from None
+        finally:
+            await self.aclose()
+        if left:
+            raise transient_error(self._url, f"the answer ended {counted(left, 'byte')} early")
+
+    async def aclose(self) -> None:
+        self._response.close()
+        on_close, self._on_close = self._on_close, None
+        if on_close is not None:
+            await on_close()

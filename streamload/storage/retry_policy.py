@@ -1,0 +1,156 @@
+"""How requests are made again until they are answered: one policy for all that is listed, read and written."""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import monotonic
+
+from streamload.errors import StorageError, TransientStorageError
+from streamload.storage.errors import NoConnectionError
+from streamload.storage.protocol import place_of, without_secrets
+
+__all__ = ["Patience", "Retries", "RetryPolicy"]
+
+_TRIES_TO_CONNECT = 3
+"""Where nothing has ever answered, the address is wrong more often than not."""
+
+_LEAST_TRIES = 2
+"""A request that took too long for itself is made once more: nothing tells whether it got on, as the listing of a large
+bucket does."""
+
+_JITTER = random.SystemRandom()
+"""Not the global generator: where everything runs in the caller's process, that one is the user's."""
+
+_log = logging.getLogger("streamload")
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """How long requests are made again. There is no time-out on the whole: what is slow and goes on is not given up.
+
+    Attributes:
+        stall_timeout_s: a request for a part that brings no byte for so long is given up, and the next one is sent.
+        give_up_timeout_s: without a single byte for so long, over all tries and the waits between them, it has failed.
+        tries: so many requests in a row without a byte, and it has failed too; None for any number.
+        first_backoff_s: the longest wait after the first of them; it doubles with each.
+        most_backoff_s: the longest wait of all.
+        warn_after_s: where nothing has come from a host or bucket for so long, a warning says so.
+    """
+
+    stall_timeout_s: float = 30.0
+    give_up_timeout_s: float = 120.0
+    tries: int | None = None
+    first_backoff_s: float = 0.1
+    most_backoff_s: float = 10.0
+    warn_after_s: float = 5.0
+
+    def backoff_s(self, fruitless: int, luck: float) -> float:
+        """How long to wait after so many requests in a row (at least one) without a byte; `luck` is in [0, 1).
+
+        Between half of the longest wait and all of it, so that those who were refused together come back apart.
+        """
+        longest_s = min(self.most_backoff_s, self.first_backoff_s * 2.0 ** min(fruitless - 1, 60))
+        return longest_s * (1.0 + luck) / 2.0
+
+
+@dataclass(slots=True)
+class _Place:
+    """What all requests to a host or bucket know of it: how often something has come, and whether a warning is out."""
+
+    reached: bool = False
+    answers: int = 0
+    is_warned_of: bool = False
+
+
+class Retries:
+    """The policy, and what is known of the places that were asked. Pickled, it is the policy alone."""
+
+    def __init__(self, policy: RetryPolicy | None = None) -> None:
+        self.policy = policy or RetryPolicy()
+        self._places: dict[str, _Place] = {}
+
+    def begin(self, url: str, clock: Callable[[], float] = monotonic, *, reached: bool = False) -> Patience:
+        """The patience with a request that is about to be made for the first time.
+
+        Args:
+            url: what is asked for.
+            clock: in seconds.
+            reached: its place has answered before.
+        """
+        place = self._places.setdefault(place_of(url), _Place())
+        place.reached |= reached
+        return Patience(self.policy, place, url, clock)
+
+    def __reduce__(self) -> tuple[type[Retries], tuple[RetryPolicy]]:
+        return Retries, (self.policy,)
+
+
+class Patience:
+    """The patience with one request that is made until it is answered.
+
+    Attributes:
+        failures: why it has failed, in a row and in vain.
+    """
+
+    def __init__(self, policy: RetryPolicy, place: _Place, url: str, clock: Callable[[], float]) -> None:
+        self.failures: list[StorageError] = []
+        self._policy = policy
+        self._place = place
+        self._url = url
+        self._clock = clock
+        self._progress_s = self._silent_since_s = clock()
+        self._answers_seen = place.answers
+
+    @property
+    def spent_s(self) -> float:
+        """Seconds since it began, or since bytes came."""
+        return self._clock() - self._progress_s
+
+    @property
+    def left_s(self) -> float:
+        """Seconds for which it is still tried; negative where it took longer."""
+        return self._policy.give_up_timeout_s - self.spent_s
+
+    def progressed(self) -> float:
+        """Bytes came, so what fails next is the first to fail; returns the clock's time."""
+        if self.failures:
+            self.failures = []
+        place = self._place
+        place.reached, place.is_warned_of = True, False
+        place.answers += 1
+        self._answers_seen = place.answers
+        self._progress_s = self._silent_since_s = self._clock()
+        return self._progress_s
+
+    def wait_s(self, error: StorageError, most_tries: float = math.inf) -> float | None:
+        """How long to wait before the next try, twice as long after each and with jitter; None if there is none."""
+        self.failures.append(error)
+        self._place.reached |= not isinstance(error, NoConnectionError)
+        tries = min(most_tries, self._policy.tries or math.inf, math.inf if self._place.reached else _TRIES_TO_CONNECT)
+        is_late = len(self.failures) >= _LEAST_TRIES and self.left_s <= 0
+        if len(self.failures) >= tries or is_late or not isinstance(error, TransientStorageError):
+            return None
+        self.warn_of_silence()
+        return min(max(0.0, self.left_s), self._policy.backoff_s(len(self.failures), _JITTER.random()))
+
+    def warn_of_silence(self) -> float:
+        """Say what is wrong if nothing has come from the place for long: once, until something comes again.
+
+        Returns:
+            In how many seconds it would be time to say so; none are left where it was said.
+        """
+        if self._answers_seen != self._place.answers:
+            self._answers_seen, self._silent_since_s = self._place.answers, self._clock()
+        silent_s = self._clock() - self._silent_since_s
+        if silent_s < self._policy.warn_after_s:
+            return self._policy.warn_after_s - silent_s
+        if not self._place.is_warned_of:
+            self._place.is_warned_of = True
+            what = self.failures[-1].message if self.failures else "no answer"
+            said = "%s: %s. Nothing has come from there for %.1f s; it is tried for up to %.0f s more"
+            _log.warning(said, without_secrets(self._url), what, silent_s, max(0.0, self.left_s))
+        return 0.0

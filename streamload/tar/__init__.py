@@ -1,0 +1,1 @@
+"""What is in an archive: headers, grouping into samples, scanning, decompression."""

@@ -1,0 +1,280 @@
+"""A compressed shard to its bytes, as they arrive: bounded memory, every checksum verified, no bomb.
+
+A shard may be made of several gzip members, zstd frames, xz or bzip2 streams, as `cat a.gz b.gz` and the parallel
+compressors write them. A gzip file may end in zeros, as gzip itself allows, and an xz file may have zeros between and
+behind its streams in multiples of four, as its format allows. Anything else behind a stream is an error, and so is a
+file that ends early: a shard is unpacked as a whole or is refused.
+
+What no format protects is not noticed, and changes no byte of the result: in a gzip header the time, the name and the
+like; in a zstd frame's header one unused bit, and the size of the window. A zstd frame without a checksum (the
+command line program writes one, the Python package does not unless asked) is only as safe as its structure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from concurrent.futures import Executor
+from typing import TYPE_CHECKING
+
+from streamload.errors import ShardFormatError
+from streamload.tar.compressed_names import compression_name
+from streamload.tar.compressed_streams import (
+    FAILURES,
+    PackedStream,
+    bzip2_stream,
+    gzip_stream,
+    xz_stream,
+    zstd_stream,
+)
+from streamload.tar.not_a_tar import what_else
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+__all__ = ["MOST_RATIO", "RATIO_FREE_BYTES", "Compression", "Unpacker", "compression_of", "unpack"]
+
+MOST_RATIO = 1000
+"""A shard that unpacks to more than this many times its size is refused, above `RATIO_FREE_BYTES`."""
+
+RATIO_FREE_BYTES = 64 << 20
+"""Up to this size a shard may unpack at any ratio; small archives are mostly zeros."""
+
+_PIECE_BYTES = 1 << 20
+_SLICE_BYTES = 64 << 10  # what is given to a decompressor at once: bounds copies, and tells where damage is
+_STEP_BYTES = 4 << 20  # what a thread makes before the loop hears of it
+_XZ_PADDING_BYTES = 4
+
+
+class Compression(enum.Enum):
+    """How a shard is compressed; the value is the format's name."""
+
+    GZIP = "gzip"
+    ZSTD = "zstd"
+    XZ = "xz"
+    BZIP2 = "bzip2"
+
+
+_STREAMS: dict[Compression, Callable[[], PackedStream]] = {
+    Compression.GZIP: gzip_stream,
+    Compression.ZSTD: zstd_stream,
+    Compression.XZ: xz_stream,
+    Compression.BZIP2: bzip2_stream,
+}
+_STREAM_NAMES = {
+    Compression.GZIP: "gzip member",
+    Compression.ZSTD: "zstd frame",
+    Compression.XZ: "xz stream",
+    Compression.BZIP2: "bzip2 stream",
+}
+
+
+def compression_of(url: str) -> Compression | None:
+    """How a shard is compressed, by the end of its name; None where it is not, or in no way known here."""
+    name = compression_name(url)
+    return None if name is None else Compression[name]
+
+
+class Unpacker:
+    """Takes in a compressed shard piece by piece and gives out what it unpacks to. Not safe for several threads.
+
+    Decompressing releases the GIL, so it is worth a thread (see `unpack`).
+
+    Attributes:
+        packed_bytes: what was taken in so far.
+        unpacked_bytes: what was given out so far.
+    """
+
+    def __init__(
+        self,
+        compression: Compression,
+        url: str,
+        *,
+        piece_bytes: int = _PIECE_BYTES,
+        most_ratio: float = MOST_RATIO,
+        ratio_free_bytes: int = RATIO_FREE_BYTES,
+    ) -> None:
+        """Prepare to unpack one shard.
+
+        Args:
+            compression: its format.
+            url: the shard, for errors.
+            piece_bytes: no piece is longer than this.
+            most_ratio: more than this many bytes for each byte of input are refused ...
+            ratio_free_bytes: ... once the shard is larger than this.
+        """
+        self.packed_bytes = 0
+        self.unpacked_bytes = 0
+        self._compression = compression
+        self._url = url
+        self._piece_bytes = piece_bytes
+        self._most_ratio = most_ratio
+        self._ratio_free_bytes = ratio_free_bytes
+        self._new_stream = _STREAMS[compression]
+        self._stream: PackedStream | None = None
+        self._streams_ended = 0
+        self._stream_start = 0
+        self._unpacked_before = 0  # by the streams before this one
+        self._padding_bytes = 0
+
+    def feed(self, chunk: Buffer) -> Iterator[bytes]:
+        """Unpack the next bytes of the shard, which may be cut anywhere.
+
+        The iterator must be used up before the next call, and nothing is done before it is used.
+
+        Yields:
+            Pieces in order, none of them empty or longer than `piece_bytes`.
+
+        Raises:
+            ShardFormatError: the shard is damaged, or unpacks to far more than any real one. `offset` is the place in
+                the compressed file, not more than 64 KiB before the damage was noticed.
+        """
+        view = memoryview(chunk).cast("B")
+        for start in range(0, len(view), _SLICE_BYTES):
+            data = bytes(view[start : start + _SLICE_BYTES])
+            self.packed_bytes += len(data)
+            yield from self._unpack(data)
+
+    def finish(self) -> None:
+        """Say that nothing follows.
+
+        Raises:
+            ShardFormatError: the shard is cut.
+        """
+        name = _STREAM_NAMES[self._compression]
+        if self._stream is not None or not self._streams_ended:
+            raise self._error(
+                f"the shard is cut: it ends within the {name} that starts at byte {self._stream_start}; "
+                "fetch or pack it again",
+                self.packed_bytes,
+            )
+        if self._compression is Compression.XZ and self._padding_bytes % _XZ_PADDING_BYTES:
+            raise self._error(
+                "the padding behind the last xz stream is no multiple of 4 bytes; fetch or pack it again",
+                self.packed_bytes,
+            )
+
+    def _unpack(self, data: bytes) -> Iterator[bytes]:
+        while True:
+            if self._stream is None:
+                data = self._begin(data)
+            if self._stream is None:
+                return
+            piece = self._decompress(self._stream, data)
+            data = b""
+            if piece:
+                self.unpacked_bytes += len(piece)
+                self._refuse_bombs()
+                yield piece
+            if self._stream.eof:
+                data = self._stream.unused_data
+                self._stream = None
+                self._streams_ended += 1
+                self._padding_bytes = 0
+            elif self._stream.needs_input:
+                return
+
+    def _begin(self, data: bytes) -> bytes:
+        """Pass over padding, and begin a stream where there is anything else; the rest of the data."""
+        if self._streams_ended and self._compression in (Compression.GZIP, Compression.XZ):
+            rest = data.lstrip(b"\0")
+            self._padding_bytes += len(data) - len(rest)
+            data = rest
+        if not data:
+            return data
+        may_follow = self._compression is Compression.XZ and self._padding_bytes % _XZ_PADDING_BYTES == 0
+        if self._padding_bytes and not may_follow:
+            offset = self.packed_bytes - len(data)
+            name = _STREAM_NAMES[self._compression]
+            raise self._error(
+                f"the padding behind the last {name} is followed by something else at byte {offset}; fetch or pack the "
+                "shard again",
+                offset,
+            )
+        self._stream = self._new_stream()
+        self._stream_start = self.packed_bytes - len(data)
+        self._unpacked_before = self.unpacked_bytes
+        return data
+
+    def _decompress(self, stream: PackedStream, data: bytes) -> bytes:
+        start = self.packed_bytes - len(data)
+        try:
+            return stream.decompress(data, self._piece_bytes)
+        except FAILURES as exc:
+            if start == 0 and (what := what_else(data, self._compression.value)) is not None:
+                raise self._error(what, 0) from exc
+            name = _STREAM_NAMES[self._compression]
+            raise self._error(
+                f"the shard is damaged: the {name} that starts at byte {self._stream_start} cannot be decompressed "
+                f"behind byte {start} ({exc}){self._doubt()}; fetch or pack it again",
+                start,
+            ) from exc
+
+    def _doubt(self) -> str:
+        """What else the damage may be: a stream behind others that gave nothing is perhaps none at all."""
+        if not self._streams_ended or self.unpacked_bytes > self._unpacked_before:
+            return ""
+        return f", or something that does not belong there follows {self._streams_ended} whole ones"
+
+    def _refuse_bombs(self) -> None:
+        if self.unpacked_bytes > self._ratio_free_bytes and self.unpacked_bytes > self._most_ratio * self.packed_bytes:
+            raise self._error(
+                f"the first {self.packed_bytes} bytes of this shard unpack to {self.unpacked_bytes} or more, over "
+                f"{self._most_ratio:g} times as much, so it may be a decompression bomb; if it is not, store it "
+                "uncompressed",
+                self.packed_bytes,
+            )
+
+    def _error(self, message: str, offset: int) -> ShardFormatError:
+        return ShardFormatError(message, url=self._url, offset=offset)
+
+
+async def unpack(
+    body: AsyncIterator[Buffer],
+    unpacker: Unpacker,
+    write: Callable[[int, bytes], Awaitable[None] | None],
+    *,
+    executor: Executor | None = None,
+) -> int:
+    """Unpack a shard while it arrives, decompressing on another thread.
+
+    At most a chunk of the body and about 5 MiB that are not written yet are held: the next chunk is asked for only
+    when all that came of the one before was written.
+
+    Args:
+        body: the compressed shard; it is not closed here.
+        unpacker: a new one.
+        write: called for each piece in order, with its offset in the unpacked shard. What it returns is awaited.
+        executor: where to decompress; by default the loop's own threads.
+
+    Returns:
+        The size of the unpacked shard in bytes, all of which was written.
+
+    Raises:
+        ShardFormatError: as `Unpacker.feed` and `Unpacker.finish`. What was written until then may be wrong.
+    """
+    loop = asyncio.get_running_loop()
+    offset = 0
+    async for chunk in body:
+        pieces = unpacker.feed(chunk)
+        while step := await loop.run_in_executor(executor, _next_pieces, pieces):
+            for piece in step:
+                written = write(offset, piece)
+                if written is not None:
+                    await written
+                offset += len(piece)
+    unpacker.finish()
+    return offset
+
+
+def _next_pieces(pieces: Iterator[bytes]) -> list[bytes]:
+    """Some pieces of about `_STEP_BYTES` together; none at the end."""
+    taken: list[bytes] = []
+    taken_bytes = 0
+    for piece in pieces:
+        taken.append(piece)
+        taken_bytes += len(piece)
+        if taken_bytes >= _STEP_BYTES:
+            break
+    return taken

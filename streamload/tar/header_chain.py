@@ -1,0 +1,339 @@
+"""The chain of headers through a tar archive, from the first to the end-of-archive mark, as far as it has come.
+
+Runs of plain headers are taken as `headers` finds them. Whatever is not plain is read again by `tar.parse_header`, in
+order, so the first damaged header is the one that is reported, however far walking went astray behind it. Payload
+pages are never touched, but for those of extension headers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamload.errors import ShardFormatError
+from streamload.tar.archive_part import ArchivePart, NotArrivedError
+from streamload.tar.end_marker import EndNotArrivedError, check_end
+from streamload.tar.header import (
+    BLOCK_BYTES,
+    MAX_RECORDS_BYTES,
+    ZERO_BLOCK,
+    TarHeader,
+    padded,
+    parse_header,
+    parse_long_name,
+    parse_records,
+)
+from streamload.tar.header_arrays import HeaderReader, HeaderRun
+from streamload.text import counted
+
+__all__ = ["LINK", "MISSING_END", "TarMembers", "read_chain", "read_chain_part"]
+
+MISSING_END = "missing end mark"
+"""The reason under which an archive without its end-of-archive mark is counted."""
+
+LINK = "link"
+"""The reason under which hard and symbolic links are counted; `tar` writes files with several names so, too."""
+
+_REGULAR = b"0\x007"
+_NO_PAYLOAD = {b"1": LINK, b"2": LINK, b"3": "special", b"4": "special", b"5": "directory", b"6": "special"}
+_PASSED_OVER = {b"V": "volume label", b"D": "directory"}
+_REFUSED = {
+    b"S": "a sparse file, which cannot be read in place; re-pack the shard without `tar --sparse`",
+    b"M": "a file continued from another volume; put the volumes together and re-pack the shard",
+    b"N": "an old GNU list of long names; re-pack the shard with a current tar",
+}
+_EXTENSIONS = {b"x": "pax header", b"L": "GNU long name", b"K": "GNU long link name"}
+_REPEATABLE = b"LK"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TarMembers:
+    """The regular files of an archive, or of a part of it, in their order.
+
+    Attributes:
+        names: the full name of each.
+        offset: int64[M], first byte of each payload; its header is the 512 bytes before it.
+        size: int64[M], payload bytes.
+        skipped: where other members' headers start, each with the reason why it is none of these.
+        missing_end: True if the end-of-archive mark is missing.
+        end: where the archive's members end, which is where its end mark begins; None where more may follow. What lies
+            behind it may still have to be checked.
+        reached: where reading has to go on: at the first header of a member that has not come as a whole with all
+            its headers, or in the zeros of the end mark.
+        needs: the end of the bytes that must be there to get further, or None if everything has been read and checked.
+    """
+
+    names: list[bytes]
+    offset: NDArray[np.int64]
+    size: NDArray[np.int64]
+    skipped: list[tuple[int, str]]
+    missing_end: bool
+    end: int | None
+    reached: int
+    needs: int | None
+
+
+@dataclass(slots=True)
+class _Extensions:
+    """What the extension headers before a member say about it.
+
+    Attributes:
+        start_of: where the first header of each kind stands.
+        names: the different names that they give the member, in their order.
+        pax_size: the size of its payload, if a pax header has one.
+    """
+
+    start_of: dict[bytes, int] = field(default_factory=dict)
+    names: dict[bytes, None] = field(default_factory=dict)
+    pax_size: int | None = None
+
+
+def read_chain(data: NDArray[np.uint8], url: str, *, strict: bool = True) -> TarMembers:
+    """Find every regular file of an uncompressed tar archive.
+
+    Args:
+        data: uint8[n], the whole archive; contiguous.
+        url: the shard, for errors.
+        strict: False lets an archive pass that ends at the end of a member, without its end-of-archive mark.
+
+    Raises:
+        ShardFormatError: the archive is damaged, cut, or uses what cannot be read in place; `offset` is where the
+            first header (or block of the end mark) starts that is not right.
+    """
+    return read_chain_part(ArchivePart(data, 0, len(data), len(data)), url, strict=strict)
+
+
+def read_chain_part(part: ArchivePart, url: str, *, strict: bool = True) -> TarMembers:
+    """Find the regular files whose headers, with the extension headers before them, lie in a part of an archive.
+
+    Their payloads may lie behind it, but within the archive; where its size is not known, payloads must have come too.
+
+    Args:
+        part: begins where a header starts that is not preceded by extension headers of its own, or at a place that
+            was `reached` before.
+        url: the shard, for errors.
+        strict: as for `read_chain`.
+
+    Raises:
+        ShardFormatError: as for `read_chain`; what is wrong with the whole is found in one of its parts.
+    """
+    if part.total == 0:
+        raise ShardFormatError("the shard is empty (0 bytes); fetch or pack it again", url=url, offset=0)
+    return _Chain(part, url, strict).read()
+
+
+class _Chain:
+    """One pass over one part of an archive."""
+
+    def __init__(self, part: ArchivePart, url: str, strict: bool) -> None:
+        self._part = part
+        self._reader = HeaderReader(part.octets, part.start)
+        self._url = url
+        self._strict = strict
+        self._names: list[bytes] = []
+        self._places: list[NDArray[np.int64]] = [np.empty((2, 0), np.int64)]
+        self._odd_places: list[tuple[int, int]] = []
+        self._skipped: list[tuple[int, str]] = []
+        self._missing_end = False
+        self._end: int | None = None
+        self._reached = part.start
+
+    def read(self) -> TarMembers:
+        position: int | None = self._part.start
+        needs: int | None = None
+        try:
+            while position is not None:
+                position = self._read_run(position)
+        except EndNotArrivedError as exc:
+            self._end, self._reached, needs = self._reached, exc.reached, exc.needs
+        except NotArrivedError as exc:
+            needs = exc.needs
+        self._flush_odd()
+        offset, size = np.concatenate(self._places, axis=1)
+        return TarMembers(self._names, offset, size, self._skipped, self._missing_end, self._end, self._reached, needs)
+
+    def _read_run(self, position: int) -> int | None:
+        """Read a run of headers from `position` on; where the next one starts, or None at the end."""
+        run = self._reader.read(position)
+        count = len(run.plain)
+        if not count:
+            return self._read_oddity(position)
+        starts = run.starts.tolist()
+        done = 0
+        paths: dict[int, bytes] = {}
+        for row, names_plain in run.not_plain():
+            if row < done:  # it belongs to an oddity before it
+                continue
+            if names_plain and self._read_plain_extension(run, row, paths):
+                continue
+            self._add_plain(run, done, row, paths)
+            after = self._read_oddity(starts[row])
+            done = row + 1
+            while after is not None and done <= count and starts[done] < after:
+                done += 1
+            if after is None or done > count or starts[done] != after:
+                return after  # walking went another way
+        self._add_plain(run, done, count, paths)
+        return int(starts[count])
+
+    def _read_plain_extension(self, run: HeaderRun, row: int, paths: dict[int, bytes]) -> bool:
+        """Take in an extension header before a plain member; False if it says more than the member's name."""
+        position, size = int(run.starts[row]), int(run.sizes[row])
+        if size > MAX_RECORDS_BYTES:
+            return False
+        payload = self._part.read(position + BLOCK_BYTES, size)
+        if run.blocks[row, 156] == ord("L"):
+            paths[row + 1] = parse_long_name(payload, self._url, position)
+            return True
+        records = parse_records(payload, self._url, position)
+        if records.get(b"path"):
+            paths[row + 1] = records[b"path"]
+        return not records.get(b"size")
+
+    def _add_plain(self, run: HeaderRun, first: int, end: int, paths: dict[int, bytes]) -> None:
+        """Take in the plain members from row `first` up to `end` of a run; `paths` has names for some rows."""
+        rows = first + np.flatnonzero(run.plain[first:end])
+        if not len(rows):
+            return
+        self._flush_odd()
+        names = run.names(rows)
+        for row in paths.keys() & set(rows.tolist()) if paths else ():
+            names[int(np.searchsorted(rows, row))] = paths[row]
+        self._names += names
+        self._places.append(np.stack([run.starts[rows] + BLOCK_BYTES, run.sizes[rows]]))
+
+    def _flush_odd(self) -> None:
+        if self._odd_places:
+            self._places.append(np.array(self._odd_places, np.int64).T)
+            self._odd_places.clear()
+
+    def _read_oddity(self, position: int) -> int | None:
+        """Read one member with the extension headers before it, or a global header, or the end.
+
+        Returns:
+            Where the next header starts; None if the archive ends here.
+
+        Raises:
+            NotArrivedError: some of these bytes have not come; nothing of the member was taken in.
+        """
+        self._reached = position
+        extensions = _Extensions()
+        while True:
+            block = self._block_at(position, extensions)
+            if block is None:
+                return None
+            header = parse_header(block, self._url, position)
+            if header.typeflag == b"g":
+                return self._read_global(header, position, extensions)
+            if header.typeflag not in _EXTENSIONS:
+                return self._add_member(header, position, extensions)
+            position = self._read_extension(header, position, extensions)
+
+    def _block_at(self, position: int, extensions: _Extensions) -> bytes | None:
+        """The header block at `position`, or None at the end of the archive."""
+        whole = position + BLOCK_BYTES <= self._part.limit
+        block = self._part.read(position, BLOCK_BYTES) if whole else ZERO_BLOCK
+        if block != ZERO_BLOCK:
+            return block
+        self._refuse_orphans(extensions)
+        if check_end(self._part, position, self._url, strict=self._strict):
+            self._missing_end = True
+            self._skipped.append((position, MISSING_END))
+        self._end = position
+        return None
+
+    def _read_extension(self, header: TarHeader, position: int, extensions: _Extensions) -> int:
+        """Take in a pax header or a GNU long name; where the next header starts."""
+        if extensions.start_of.setdefault(header.typeflag, position) != position and header.typeflag not in _REPEATABLE:
+            raise self._error(
+                f"two {_EXTENSIONS[header.typeflag]}s before one member, of which readers make different things; "
+                "re-pack the shard",
+                extensions.start_of[header.typeflag],
+            )
+        payload, after = self._extension_payload(header, position)
+        if header.typeflag == b"x":
+            records = parse_records(payload, self._url, position)
+            # An empty value takes back a global record (POSIX); there are none that we accept.
+            if records.get(b"path"):
+                extensions.names[records[b"path"]] = None
+            extensions.pax_size = int(records[b"size"]) if records.get(b"size") else None
+        else:
+            name = parse_long_name(payload, self._url, position)
+            if header.typeflag == b"L":
+                extensions.names[name] = None
+        return after
+
+    def _read_global(self, header: TarHeader, position: int, extensions: _Extensions) -> int:
+        """Take in a pax header for all members that follow, which may say nothing of names and sizes."""
+        self._refuse_orphans(extensions)
+        payload, after = self._extension_payload(header, position)
+        refused = {b"path", b"size"} & parse_records(payload, self._url, position).keys()
+        if refused:
+            raise self._error(
+                f"a global pax header sets the {min(refused).decode()} of all members that follow, which some readers "
+                "follow (Python's tarfile) and others do not (Go, bsdtar); re-pack the shard without it",
+                position,
+            )
+        return after
+
+    def _extension_payload(self, header: TarHeader, position: int) -> tuple[bytes, int]:
+        if header.size is not None and header.size > MAX_RECORDS_BYTES:  # whether or not all of it has come
+            raise self._error(
+                f"an extension header of {header.size} bytes (at most {MAX_RECORDS_BYTES} are read); re-pack the shard",
+                position,
+            )
+        size = self._checked_size(header.size, position)
+        start = position + BLOCK_BYTES
+        return self._part.read(start, size), start + padded(size)
+
+    def _add_member(self, header: TarHeader, position: int, extensions: _Extensions) -> int:
+        """Take in a member of any kind; where the next header starts."""
+        kind, start = header.typeflag, position + BLOCK_BYTES
+        if kind in _NO_PAYLOAD:
+            self._skipped.append((position, _NO_PAYLOAD[kind]))
+            return start
+        if kind not in _PASSED_OVER and kind not in _REGULAR:
+            what = _REFUSED.get(kind, "which is unknown; re-pack the shard as ustar, pax or GNU tar")
+            raise self._error(f"a member of type {kind.decode('latin-1')!r}: {what}", position)
+        size = self._checked_size(header.size if extensions.pax_size is None else extensions.pax_size, position)
+        if kind in _PASSED_OVER:
+            self._skipped.append((position, _PASSED_OVER[kind]))
+        else:
+            self._names.append(self._name(header, extensions))
+            self._odd_places.append((start, size))
+        return start + padded(size)
+
+    def _name(self, header: TarHeader, extensions: _Extensions) -> bytes:
+        if len(extensions.names) > 1:
+            one, other = (name[:100].decode("utf-8", "replace") for name in [*extensions.names][:2])
+            raise self._error(
+                f"the headers before this member give it two names, {one!r} and {other!r}, of which readers take "
+                "different ones; re-pack the shard",
+                min(extensions.start_of.values()),
+            )
+        return next(iter(extensions.names), header.name)
+
+    def _checked_size(self, size: int | None, position: int) -> int:
+        if size is None:
+            raise self._error("the size field of the tar header is not a number; re-pack the shard", position)
+        end = position + BLOCK_BYTES + size
+        if self._part.total is None and end > self._part.available:
+            raise NotArrivedError(end)  # only then is it known to lie within the archive
+        missing = end - self._part.limit
+        if missing > 0:
+            raise self._error(
+                f"the member's {size} bytes run {counted(missing, 'byte')} past the end of the shard, which was cut; "
+                "fetch or pack it again",
+                position,
+            )
+        return size
+
+    def _refuse_orphans(self, extensions: _Extensions) -> None:
+        """Refuse extension headers that no member follows."""
+        for kind, start in extensions.start_of.items():
+            raise self._error(f"a {_EXTENSIONS[kind]} that no member follows; fetch or pack the shard again", start)
+
+    def _error(self, message: str, position: int) -> ShardFormatError:
+        return ShardFormatError(message, url=self._url, offset=position)

@@ -1,0 +1,102 @@
+"""The header blocks of one tar member, for writing: ustar, with a pax record only where ustar cannot hold a value.
+
+Layout after POSIX.1-2001 (pax interchange format). Everything that varies without meaning is fixed (no time, owner
+zero, mode 0644), so a header depends on name and size alone. Written by hand because a header takes a few
+microseconds this way, and `tarfile.TarInfo.tobuf` some twenty times as long.
+"""
+
+from __future__ import annotations
+
+import zlib
+
+from streamload.tar.header import BLOCK_BYTES
+
+__all__ = ["END_MARK", "member_bytes", "member_header", "padding"]
+
+END_MARK = bytes(2 * BLOCK_BYTES)
+"""Two zero blocks close an archive; nothing follows them."""
+
+_NAME_BYTES = 100
+_PREFIX_BYTES = 155
+_MAX_USTAR_SIZE = 8**11 - 1
+_MODE_UID_GID = b"0000644\0" + b"0000000\0" + b"0000000\0"
+_MTIME = b"00000000000\0"
+_MAGIC_TO_DEVICES = b"ustar\x00" + b"00" + bytes(32) + bytes(32) + b"0000000\0" + b"0000000\0"
+_BLANK_CHECKSUM = b" " * 8
+_FIXED_SUM = sum(_MODE_UID_GID + _MTIME + _BLANK_CHECKSUM + _MAGIC_TO_DEVICES)
+_LINK_NAME = bytes(100)
+_REGULAR = b"0"
+_PAX = b"x"
+_PAX_NAME = b"././@PaxHeader"
+
+
+def member_header(name: str, size: int) -> bytes:
+    """The blocks that stand before a member's payload.
+
+    Args:
+        name: the member's path, without NUL, encodable as UTF-8.
+        size: payload bytes.
+
+    Returns:
+        One block for what ustar holds; three or more, beginning with a pax header, for a name that is not ASCII or
+        that cannot be divided into 155 and 100 bytes at a slash, and for 8 GiB and more.
+    """
+    path = name.encode("utf-8")
+    records = b""
+    if size > _MAX_USTAR_SIZE:
+        records = _pax_record(b"size", b"%d" % size)
+        size = 0
+    prefix = b""
+    if len(path) > _NAME_BYTES or not path.isascii():
+        cut = path.rfind(b"/", 1, _PREFIX_BYTES + 1) if path.isascii() else -1
+        if cut > 0 and 0 < len(path) - cut - 1 <= _NAME_BYTES:
+            prefix, path = path[:cut], path[cut + 1 :]
+        else:
+            records = _pax_record(b"path", path) + records
+            path = name.encode("ascii", "replace")[:_NAME_BYTES]
+    header = _block(path, prefix, size, _REGULAR)
+    if not records:
+        return header
+    return _block(_PAX_NAME, b"", len(records), _PAX) + records + padding(len(records)) + header
+
+
+def padding(size: int) -> bytes:
+    """The zeros that fill a payload's last block."""
+    return bytes(-size % BLOCK_BYTES)
+
+
+def member_bytes(header: bytes, size: int) -> int:
+    """What a member takes up in the archive: its header blocks, its payload and the padding."""
+    return len(header) + size + -size % BLOCK_BYTES
+
+
+def _block(name: bytes, prefix: bytes, size: int, kind: bytes) -> bytes:
+    digits = b"%011o\0" % size
+    checksum = _FIXED_SUM + _sum(name) + _sum(prefix) + _sum(digits) + kind[0]
+    return b"".join(
+        (
+            name.ljust(_NAME_BYTES, b"\0"),
+            _MODE_UID_GID,
+            digits,
+            _MTIME,
+            b"%06o\0 " % checksum,
+            kind,
+            _LINK_NAME,
+            _MAGIC_TO_DEVICES,
+            prefix.ljust(_PREFIX_BYTES + 12, b"\0"),
+        )
+    )
+
+
+def _sum(part: bytes) -> int:
+    """The sum of at most 255 bytes: Adler-32 (RFC 1950) without its 1; many times faster than `sum`."""
+    return (zlib.adler32(part) & 0xFFFF) - 1
+
+
+def _pax_record(keyword: bytes, value: bytes) -> bytes:
+    """`length keyword=value`, where the length counts its own digits too."""
+    rest = b" " + keyword + b"=" + value + b"\n"
+    length = len(rest)
+    while len(rest) + len(b"%d" % length) != length:
+        length = len(rest) + len(b"%d" % length)
+    return b"%d" % length + rest

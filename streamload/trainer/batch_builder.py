@@ -1,0 +1,140 @@
+"""From what the feeder announces to what the loop gets: a batch of tensors, or the error of a sample."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from streamload.decode.batch_layout import Layout
+from streamload.decode.collate import build_batch, choose_rows
+from streamload.decode.failure import sample_error
+from streamload.decode.out_of_band import load_values
+from streamload.decode.tasks import OnError, RowFailure
+from streamload.errors import SampleError
+from streamload.memory.mapped import Bytes
+from streamload.schedule.epoch import Part, ReadyBatch
+from streamload.text import counted
+from streamload.trainer.skipped_members import PassedOver
+
+__all__ = ["MOST_KEPT", "Delivery"]
+
+_log = logging.getLogger("streamload")
+_MAX_LOGGED = 5
+MOST_KEPT = 10_000
+"""Of the errors of samples that were left out; each holds what was raised, with a traceback as text."""
+
+
+class Delivery:
+    """Builds batches, and applies `on_error` to the samples that failed.
+
+    Args:
+        on_error: "raise", "skip" or "replace".
+        max_errors: how many samples may be left out or replaced before that is an error itself.
+        fills_up: another batch comes in the place of one of which every sample has failed.
+
+    Attributes:
+        fills_up: the same.
+        skipped: the errors of the samples that were left out or replaced, in the order of delivery; the newest
+            `MOST_KEPT`, since a run may be long.
+        n_skipped: how many there were.
+        passed_over: knows of members of shards that are no part of a sample, and tells of some.
+    """
+
+    def __init__(self, on_error: OnError, max_errors: int | None, *, fills_up: bool = False) -> None:
+        self._on_error = on_error
+        self._max_errors = max_errors
+        self.fills_up = fills_up
+        self._layouts: dict[bytes, Layout] = {}
+        self.skipped: deque[SampleError] = deque(maxlen=MOST_KEPT)
+        self.n_skipped = 0
+        self.passed_over = PassedOver()
+
+    def judge(self, batch: ReadyBatch) -> Sequence[int]:
+        """The rows of a batch that the loop gets; none where every one of its samples has failed.
+
+        Those that failed are noted, unless the batch is an extra one.
+
+        Raises:
+            SampleError: a sample failed, and `on_error` or `max_errors` says that this is the end.
+            ShardChangedError: the shard of a sample became shorter while it was in use.
+        """
+        rows = range(sum(part.rows for part in batch.parts))
+        if not batch.failed:
+            return rows if batch.layout is not None else ()
+        errors: list[tuple[RowFailure, SampleError]] = []
+        for row in batch.failed:
+            error = sample_error(row.failure, row.url, row.key)
+            if self._on_error == "raise" or row.failure.fatal or not isinstance(error, SampleError):
+                raise error
+            errors.append((row.failure, error))
+        for _, error in () if batch.extra else errors:
+            self._note(error)
+        chosen = choose_rows(len(rows), {failure.row for failure, _ in errors}, self._on_error)
+        if not chosen and self._on_error == "replace" and not self.fills_up:
+            first = errors[0][1]
+            raise SampleError(
+                f"every sample of a batch has failed, so there is none to replace them, and pad=False lets no other "
+                f"batch come twice; the first of its {counted(len(errors), 'sample')}: {first.message}",
+                url=first.url,
+                key=first.key,
+                offset=first.offset,
+            ) from first
+        return chosen
+
+    def build(self, batch: ReadyBatch, memory: Bytes, chosen: Sequence[int]) -> Any:
+        """A batch for the loop, once or more often.
+
+        Args:
+            batch: as announced.
+            memory: of its slot, or a copy of that.
+            chosen: the rows that it has, at least one, as `judge` has said.
+        """
+        assert batch.layout is not None
+        layout = self._layout(batch.layout)
+        dropped = batch.failed and not batch.dropped_already
+        return build_batch(layout, memory, batch.rows, _merge(batch.parts, layout, memory), chosen if dropped else None)
+
+    def _note(self, error: SampleError) -> None:
+        self.skipped.append(error)
+        self.n_skipped += 1
+        if self._max_errors is not None and self.n_skipped > self._max_errors:
+            raise SampleError(
+                f"{counted(self.n_skipped, 'failed sample')}, and max_errors={self._max_errors}; the last one: "
+                f"{error.message}",
+                url=error.url,
+                key=error.key,
+                offset=error.offset,
+            ) from error
+        self._log_skipped(error)
+
+    def _log_skipped(self, error: SampleError) -> None:
+        if self.n_skipped <= _MAX_LOGGED:
+            _log.warning("sample left out (on_error=%r): %s", self._on_error, error)
+        if self.n_skipped == _MAX_LOGGED:
+            _log.warning("further samples that are left out are not logged; they are in loader.skipped")
+
+    def _layout(self, pickled: bytes) -> Layout:
+        layout = self._layouts.get(pickled)
+        if layout is None:
+            if len(self._layouts) > 1000:  # batches of ever new shapes
+                self._layouts.clear()
+            layout = self._layouts[pickled] = pickle.loads(pickled)
+        return layout
+
+
+def _merge(parts: tuple[Part, ...], layout: Layout, memory: Bytes) -> list[Any]:
+    """The values that are no arrays, of all parts one after the other."""
+    if layout.besides == 0:
+        return []
+    if len(parts) == 1 and parts[0].besides is not None:
+        values: list[Any] = load_values(parts[0].besides, memory)
+        return values
+    merged: list[Any] = [[] for _ in range(layout.besides)]
+    for part in parts:
+        lists = [[None] * part.rows] * layout.besides if part.besides is None else load_values(part.besides, memory)
+        for column, piece in zip(merged, lists, strict=True):
+            column.extend(piece)
+    return merged

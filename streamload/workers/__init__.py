@@ -1,0 +1,1 @@
+"""Who does the tasks: processes, or the caller."""

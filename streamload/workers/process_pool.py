@@ -1,0 +1,430 @@
+"""The pool of worker processes: starts them, keeps each of them busy, and replaces those that die.
+
+A worker that dies costs time and nothing else: its tasks are done again, by whoever is free, with the same rows and the
+same randomness. Each worker keeps the number of the row in hand in memory that the pool maps too, so after a crash it
+is known which row it was; a row that has killed two workers is not tried a third time. Where worker
+after worker dies and no row is made in between, the pool gives up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
+from time import monotonic
+from typing import Any
+
+from streamload.decode.failure import error_from
+from streamload.decode.job_pickle import warn_of_lost
+from streamload.decode.row_shards import shards_of
+from streamload.decode.tasks import (
+    BytesMoved,
+    ForgetShards,
+    ForgetSlots,
+    LayoutFixed,
+    MoveNoted,
+    RowsDone,
+    RowTask,
+    ScanDone,
+    ScanTask,
+    ShardOpened,
+    SlotOpened,
+    Task,
+    WorkerSetup,
+    WorkerStarted,
+)
+from streamload.environment.launch import PROGRESS_BYTES, WorkerChild, launch_worker
+from streamload.errors import WorkerError
+from streamload.fetch.resident import ResidentShards
+from streamload.log_records import Logged
+from streamload.memory.async_channel import AsyncChannel
+from streamload.memory.mapped import map_memory
+from streamload.memory.slots import SlotPool
+from streamload.memory.unnamed import descriptor_limit
+from streamload.workers.protocol import PoolEvents
+
+__all__ = ["FatalRows", "ProcessPool"]
+
+_TASKS_AHEAD = 2
+_MAX_FAILED_STARTS = 3
+_MAX_FAILED_RESTARTS = 30
+_DEATHS_OF_A_ROW = 2
+_DEATHS_OF_A_TASK = 3
+_MOST_DEATHS_IN_A_ROW = 16
+"""Or four for each worker: all may die at once where memory runs out."""
+_GRACE_S = 0.3
+_GRACE_OF_THE_LOST_S = 2.0
+"""A worker that has let go of its socket is on its way out; if it were killed then, why it ends would not be known."""
+_GRACE_OF_THE_UNWANTED_S = 1.0
+"""A task takes a tenth of that; to start a worker anew costs as much, and more where the user's code imports much."""
+_SHARE_OF_DESCRIPTORS = 4
+
+
+class FatalRows:
+    """What is remembered of rows that are not tried again.
+
+    Args:
+        ends_pass: the first of them ends the pass. Then what lies behind it in its batch, or in its task, is not tried:
+            each row might end two workers more, and the error would come after minutes.
+    """
+
+    def __init__(self, *, ends_pass: bool) -> None:
+        self._ends_pass = ends_pass
+        self._first: dict[int, tuple[int, str]] = {}  # by batch
+
+    def note(self, task: RowTask, row: int, reason: str) -> RowTask:
+        """A row has ended its second worker; the task to try again, without what is not tried any more."""
+        last = row
+        if self._ends_pass:
+            last = len(task.table) - 1
+            for piece, start in task.pieces_and_starts():
+                if start <= row < start + piece.rows:
+                    self._first.setdefault(piece.batch, (piece.first_row + row - start, reason))
+        return replace(task, untried={**dict.fromkeys(range(row, last + 1), reason), **task.untried})
+
+    def known(self, task: RowTask) -> RowTask:
+        """The task, without its rows that lie behind one of these in a batch of which another task had a part."""
+        if not self._first:
+            return task
+        behind: dict[int, str] = {}
+        for piece, start in task.pieces_and_starts():
+            fatal_row, reason = self._first.get(piece.batch, (piece.first_row + piece.rows, ""))
+            first = max(0, fatal_row + 1 - piece.first_row)
+            behind.update(dict.fromkeys(range(start + first, start + piece.rows), reason))
+        return replace(task, untried={**behind, **task.untried}) if behind else task
+
+
+class PoolWorker:
+    """A worker that has been launched.
+
+    Args:
+        number: in the pool.
+        launched: its process, which is this object's from now on.
+        on_message: told of each of its messages.
+        on_lost: told when it is gone.
+
+    Attributes:
+        number: as given.
+        started: it has said that it is ready.
+        tasks: those that it holds, by number, the oldest first.
+        shards: those that it has been given, with the version of each; the one used last comes last.
+        slots: those that it has been given.
+        channel: to it.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        launched: WorkerChild,
+        on_message: Callable[[PoolWorker, Any], None],
+        on_lost: Callable[[PoolWorker], None],
+    ) -> None:
+        self.number = number
+        self.started = False
+        self.tasks: OrderedDict[int, Task] = OrderedDict()
+        self.shards: dict[int, tuple[int, int]] = {}
+        self.slots: set[int] = set()
+        self._ended: str | None = None
+        self._child = launched.child
+        self._progress = map_memory(launched.progress, PROGRESS_BYTES, writable=True).view("<i8")
+        self._progress[:] = -1
+        os.close(launched.progress)
+        self.channel = AsyncChannel(
+            launched.child.socket, lambda message, _: on_message(self, message), lambda: on_lost(self)
+        )
+
+    @property
+    def pid(self) -> int:
+        """The number of its process."""
+        return self._child.process.pid
+
+    def row_in_hand(self) -> tuple[int, int]:
+        """The task and the row (or -1) that the worker was last at."""
+        return int(self._progress[1]), int(self._progress[0])
+
+    def end(self, grace_s: float) -> str:
+        """Wait for the process, at most so long, kill it then, and say how it ended."""
+        if self._ended is not None:
+            return self._ended
+        self.channel.close()
+        self._ended = self._child.how_it_ended(self._child.end(grace_s))
+        os.close(self._child.words)
+        return self._ended
+
+
+class ProcessPool:
+    """Worker processes on socket pairs, each with a task in hand and one waiting.
+
+    Args:
+        workers: how many.
+        launched: those that have been started already; the others are started now.
+        job: the pickled `Job`.
+        import_path: `sys.path` of the trainer, where the user's modules are found.
+        shards: opens shards for the workers.
+        slots: whose descriptors the workers get.
+        events: told what happens.
+        ends_at_failure: whether the first sample that fails ends the pass.
+        log_levels: of the trainer's loggers.
+    """
+
+    def __init__(
+        self,
+        workers: int,
+        *,
+        job: bytes,
+        import_path: tuple[str, ...],
+        shards: ResidentShards,
+        slots: SlotPool,
+        events: PoolEvents,
+        ends_at_failure: bool = False,
+        log_levels: tuple[tuple[str, int], ...] = (),
+        launched: Iterable[WorkerChild] = (),
+    ) -> None:
+        self.capacity = workers * _TASKS_AHEAD
+        self._job = job
+        self._import_path = import_path
+        self._log_levels = log_levels
+        self._shards = shards
+        self._slots = slots
+        self._events = events
+        self._layout: bytes | None = None
+        self._returned: deque[Task] = deque()
+        self._refused = False
+        self._warned = False
+        self._deaths: Counter[tuple[int, int]] = Counter()
+        self._fatal = FatalRows(ends_pass=ends_at_failure)
+        self._deaths_in_a_row = 0
+        self._most_deaths_in_a_row = max(_MOST_DEATHS_IN_A_ROW, 4 * workers)
+        self._failed_starts = 0
+        self._max_failed_starts = _MAX_FAILED_STARTS
+        started = iter(launched)
+        self._most_open = max(1, descriptor_limit() // _SHARE_OF_DESCRIPTORS)
+        self._workers = [self._start(number, next(started, None)) for number in range(workers)]
+
+    # -- what the pipeline asks ------------------------------------------------------------------------------------
+
+    def has_room(self) -> bool:
+        """Whether some worker that has started holds fewer tasks than it may."""
+        return not self._returned and self._least_busy() is not None
+
+    def submit(self, task: Task) -> None:
+        """Give a task to the worker that has the fewest."""
+        worker = self._least_busy()
+        if worker is None:
+            self._returned.append(task)
+        else:
+            self._give(worker, task)
+
+    @property
+    def held_up(self) -> bool:
+        """See `Pool.held_up`."""
+        return self._refused and all(worker.started and not worker.tasks for worker in self._workers)
+
+    def drop_unwanted(self) -> None:
+        """See `Pool.drop_unwanted`; those behind one that is held up too, since it may wait for their room."""
+        self._returned = deque(self._wanted(self._returned))
+        self._refused = self._refused and bool(self._returned)
+
+    def abandon_unwanted(self) -> None:
+        """See `Pool.abandon_unwanted`: a worker that is still busy with such a task after a moment is replaced."""
+        self.drop_unwanted()
+        held = [task for worker in self._workers for task in worker.tasks.values()]
+        unwanted = {task.number for task in held if not self._events.is_wanted(task)}
+        if unwanted:
+            asyncio.get_running_loop().call_later(_GRACE_OF_THE_UNWANTED_S, self._replace_busy, unwanted)
+
+    def _replace_busy(self, unwanted: Collection[int]) -> None:
+        """Replace the workers that have one of these tasks in hand: it hangs, or is slow."""
+        for worker in list(self._workers):
+            if next(iter(worker.tasks), None) in unwanted:
+                worker.end(0.0)
+                self._replace(worker, self._wanted(worker.tasks.values()))
+
+    def _wanted(self, tasks: Iterable[Task]) -> list[Task]:
+        wanted = []
+        for task in tasks:
+            if self._events.is_wanted(task):
+                wanted.append(task)
+            else:
+                self._events.on_dropped(task)
+        return wanted
+
+    def resume(self) -> None:
+        """See `Pool.resume`."""
+        self.drop_unwanted()
+        while self._returned and (worker := self._least_busy()) is not None:
+            self._refused = not self._events.may_redo(self._returned[0])
+            if self._refused:
+                return
+            self._give(worker, self._returned.popleft())
+
+    def fix_layout(self, layout: bytes) -> None:
+        """Tell every worker, and those that will replace them, the layout of batches of rows."""
+        self._layout = layout
+        for worker in self._workers:
+            worker.channel.send(LayoutFixed(layout))
+
+    def forget_shards(self, shards: Sequence[int]) -> None:
+        """Let the workers unmap shards, but for those worth keeping; tasks that they hold already come first."""
+        self.drop_shards(self._shards.finish(shards))
+
+    def drop_shards(self, shards: Sequence[int]) -> None:
+        """Let the workers unmap shards; tasks that they hold already come first."""
+        for worker in self._workers:
+            known = tuple(shard for shard in shards if worker.shards.pop(shard, None) is not None)
+            if known:
+                worker.channel.send(ForgetShards(known))
+
+    def forget_slots(self, slots: Sequence[int]) -> None:
+        """Let the workers unmap slots; tasks that they hold already come first."""
+        for worker in self._workers:
+            known = tuple(slot for slot in slots if slot in worker.slots)
+            if known:
+                worker.slots.difference_update(known)
+                worker.channel.send(ForgetSlots(known))
+
+    def close(self) -> None:
+        """End all workers: at once where they wait for work, after a moment's grace where user code runs."""
+        workers, self._workers = self._workers, []
+        for worker in workers:
+            worker.channel.close()
+        deadline_s = monotonic() + _GRACE_S  # for all of them together: there may be many, and each in user code
+        for worker in workers:
+            worker.end(max(0.0, deadline_s - monotonic()))
+
+    # -- workers ---------------------------------------------------------------------------------------------------
+
+    def _start(self, number: int, launched: WorkerChild | None = None) -> PoolWorker:
+        worker = PoolWorker(number, launched or launch_worker(), self._on_message, self._on_lost)
+        worker.channel.send(WorkerSetup(number, self._job, self._import_path, self._log_levels))
+        if self._layout is not None:
+            worker.channel.send(LayoutFixed(self._layout))
+        return worker
+
+    def _least_busy(self) -> PoolWorker | None:
+        free = [worker for worker in self._workers if worker.started and len(worker.tasks) < _TASKS_AHEAD]
+        return min(free, key=lambda worker: len(worker.tasks), default=None)
+
+    def _give(self, worker: PoolWorker, task: Task) -> None:
+        if isinstance(task, RowTask):
+            task = self._fatal.known(task)
+        shards = [task.shard] if isinstance(task, ScanTask) else shards_of(task.table.shards)
+        self._spare_descriptors(worker, shards)
+        for shard in shards:
+            self._shards.need(shard)
+            version = self._shards.version(shard)
+            if worker.shards.get(shard) != version:
+                opened = self._shards.open(shard)
+                message = ShardOpened(shard, opened.url, opened.size_bytes)
+                worker.channel.send(message, [opened.descriptor], close=True)
+                worker.shards[shard] = version  # not sooner: one that cannot be opened is asked for again
+            worker.shards[shard] = worker.shards.pop(shard)  # the last one to be closed
+        for piece in () if isinstance(task, ScanTask) else task.pieces:
+            if piece.slot not in worker.slots:
+                worker.slots.add(piece.slot)
+                worker.channel.send(SlotOpened(piece.slot), [self._slots.descriptor(piece.slot)])
+        worker.tasks[task.number] = task
+        worker.channel.send(task)
+
+    def _spare_descriptors(self, worker: PoolWorker, shards: Collection[int]) -> None:
+        """Let a worker close the shards that it has not read for longest, so that it can open those of a task."""
+        others = [shard for shard in worker.shards if shard not in shards]
+        too_many = min(len(others), len(others) + len(shards) - self._most_open)
+        if too_many > 0:
+            for shard in others[:too_many]:
+                del worker.shards[shard]
+            worker.channel.send(ForgetShards(tuple(others[:too_many])))
+
+    def _on_message(
+        self, worker: PoolWorker, message: BytesMoved | Logged | RowsDone | ScanDone | WorkerStarted
+    ) -> None:
+        if isinstance(message, Logged):
+            message.handle()  # which leads on to the trainer
+            return
+        if isinstance(message, WorkerStarted):
+            self._on_started(worker, message)
+            return
+        if isinstance(message, BytesMoved):
+            self._events.on_moved(message)
+            worker.channel.send(MoveNoted())
+            return
+        task = worker.tasks.pop(message.number)
+        if not isinstance(task, RowTask) or len(task.untried) < len(task.table):
+            self._deaths_in_a_row = 0
+        self.resume()
+        self._events.on_done(message)
+
+    def _on_started(self, worker: PoolWorker, message: WorkerStarted) -> None:
+        if message.failure is not None:
+            cause = error_from(message.failure)
+            error = WorkerError(
+                f"a worker could not be set up: {message.failure.summary}. The transform, the decoders, collate_fn and "
+                "worker_init_fn must be importable (or defined in the script) and load in a fresh process"
+            )
+            error.__cause__ = cause
+            self._events.on_broken(error)
+            return
+        worker.started = True
+        if message.lost and not self._warned:
+            warn_of_lost(message.lost)
+        self._warned = True
+        self._failed_starts = 0
+        self._max_failed_starts = _MAX_FAILED_RESTARTS  # it can be done, so what fails now is an accident
+        self.resume()
+        self._events.on_room()
+
+    # -- deaths ----------------------------------------------------------------------------------------------------
+
+    def _on_lost(self, worker: PoolWorker) -> None:
+        if worker not in self._workers:
+            return
+        how = worker.end(_GRACE_OF_THE_LOST_S)
+        if not worker.started:
+            self._failed_starts += 1
+            if self._failed_starts >= self._max_failed_starts:
+                times = f"{self._failed_starts} times running"
+                self._events.on_broken(WorkerError(f"a worker process {how} before it was ready, {times}"))
+                return
+        held = list(worker.tasks.values())
+        tasks = self._wanted(held)
+        if tasks and tasks[0] is held[0]:
+            blamed = self._blame(worker, tasks[0], how)
+            if blamed is None:
+                return
+            tasks[0] = blamed
+        self._events.on_restarted()
+        self._replace(worker, tasks)
+
+    def _replace(self, worker: PoolWorker, tasks: Sequence[Task]) -> None:
+        """Start another worker in place of one that has ended; these of its tasks are done again."""
+        self._returned.extendleft(reversed(tasks))
+        self._workers[self._workers.index(worker)] = self._start(worker.number)
+        self.resume()
+
+    def _blame(self, worker: PoolWorker, task: Task, how: str) -> Task | None:
+        """The task to try again, without a row that has killed before; None where there is no going on."""
+        in_hand, row = worker.row_in_hand()
+        if in_hand != task.number:  # it died on the way to it
+            row = -1
+        self._deaths_in_a_row += 1
+        if self._deaths_in_a_row >= self._most_deaths_in_a_row:
+            self._events.on_broken(
+                WorkerError(
+                    f"{self._deaths_in_a_row} workers died in turn, and made nothing in between: look at the "
+                    "transform, at the decoders, at what they load, and at the memory that workers may take. The last "
+                    f"one {how}"
+                )
+            )
+            return None
+        self._deaths[task.number, row] += 1
+        deaths = self._deaths[task.number, row]
+        if row >= 0 and deaths >= _DEATHS_OF_A_ROW and isinstance(task, RowTask):
+            reason = f"two workers died while they made this sample; the second one {how}"
+            return self._fatal.note(task, row, reason)
+        if row < 0 and deaths >= _DEATHS_OF_A_TASK:
+            doing = "scanned a shard" if isinstance(task, ScanTask) else "prepared or collated a batch"
+            self._events.on_broken(WorkerError(f"three workers died while they {doing}; the last one {how}"))
+            return None
+        return task

@@ -1,0 +1,147 @@
+"""Compressed shards on their way: whatever goes wrong is told, and nothing runs on when the fetcher is closed."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+from collections.abc import Callable
+
+import pytest
+
+from streamload.fetch.fetcher import Fetcher
+from streamload.fetch.parts import PART_BYTES, part_key
+from streamload.index.listing import list_shards
+from streamload.storage.storages import Storages
+from streamload.tar.decompression import Unpacker
+
+DEADLINE_S = 20.0
+KEYS = [part_key(0, number) for number in range(3)]
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A shard of three parts."""
+    path = tmp_path_factory.mktemp("packed") / "a.tar.gz"
+    path.write_bytes(gzip.compress(bytes(3 * PART_BYTES), 1))
+    return str(path)
+
+
+async def fetch(path: str, budget_bytes: int) -> bool:
+    """Ask for all parts, go on until something has come or failed, and then close; whether all parts have come."""
+    came = asyncio.Event()
+    listing = list_shards([path])
+    fetcher = Fetcher(
+        listing,
+        frozenset({0}),
+        Storages(),
+        budget_bytes=budget_bytes,
+        slot_bytes=lambda: 0,
+        wake=lambda: None,
+        progress=came.set,
+    )
+    try:
+        fetcher.ledger.hold(KEYS)
+        fetcher.want(KEYS)
+        fetcher.pump()
+        async with asyncio.timeout(DEADLINE_S):
+            await came.wait()
+        return fetcher.there(KEYS)
+    finally:
+        await fetcher.close()
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+class WithLittleRoom:
+    """A fetcher of the shard, which goes on by itself; what slots take says for how many parts there is room."""
+
+    def __init__(self, path: str) -> None:
+        self._room = 0
+        self.fetcher = Fetcher(
+            list_shards([path]),
+            frozenset({0}),
+            Storages(),
+            budget_bytes=1 << 30,
+            slot_bytes=lambda: (1 << 30) - self._room,
+            wake=self._wake,
+            progress=self._wake,
+        )
+
+    def room_for(self, parts: int) -> None:
+        """For so many parts."""
+        self._room = parts * PART_BYTES
+
+    def want(self, *keys: int) -> None:
+        self.fetcher.ledger.hold(keys)
+        self.fetcher.want(keys)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(DEADLINE_S):
+            while not condition():
+                await asyncio.sleep(0.001)
+
+    def _wake(self) -> None:
+        asyncio.get_running_loop().call_soon(self.fetcher.pump)
+
+
+def test_a_part_that_was_just_granted_is_on_its_way(packed: str) -> None:
+    """Unpacking has waited for room, and has it, but has not run since."""
+
+    async def run() -> None:
+        little = WithLittleRoom(packed)
+        fetcher = little.fetcher
+        try:
+            little.room_for(1)
+            little.want(*KEYS)
+            await little.until(lambda: fetcher.there(KEYS[:1]) and fetcher.state_of(0).waits_for_room)
+            assert fetcher.stuck
+            little.room_for(2)
+            fetcher.pump()
+            assert not fetcher.stuck
+            await little.until(lambda: fetcher.there(KEYS[:2]) and fetcher.state_of(0).waits_for_room)
+            assert fetcher.stuck
+        finally:
+            await fetcher.close()
+
+    asyncio.run(run())
+
+
+def test_a_part_that_is_needed_once_more_does_not_end_the_unpacking_of_what_is_on_its_way(packed: str) -> None:
+    async def run() -> None:
+        little = WithLittleRoom(packed)
+        fetcher = little.fetcher
+        try:
+            little.room_for(2)
+            little.want(*KEYS[:2])
+            await little.until(lambda: fetcher.there(KEYS[:2]))
+            fetcher.ledger.release(KEYS[:2])
+            little.room_for(1)
+            little.want(KEYS[2])
+            fetcher.pump()  # the first two have made room
+            little.want(KEYS[1])
+            fetcher.pump()
+            await little.until(lambda: fetcher.there(KEYS[2:]))
+            await little.until(lambda: fetcher.stuck)
+            fetcher.ledger.release(KEYS[2:])
+            little.room_for(2)
+            fetcher.freed()
+            await little.until(lambda: fetcher.there(KEYS[1:2]))
+        finally:
+            await fetcher.close()
+
+    asyncio.run(run())
+
+
+def test_nothing_runs_on_when_it_is_closed_in_the_middle(packed: str) -> None:
+    room = PART_BYTES * 2 + (32 << 20)
+    assert not asyncio.run(fetch(packed, room))
+
+
+def test_whatever_ends_the_unpacking_is_told(packed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the loop would wait for the parts for ever."""
+
+    def feed(*_: object) -> None:
+        raise MemoryError("no more")
+
+    monkeypatch.setattr(Unpacker, "feed", feed)
+    with pytest.raises(MemoryError, match="no more"):
+        asyncio.run(fetch(packed, 1 << 30))

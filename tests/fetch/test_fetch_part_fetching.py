@@ -1,0 +1,128 @@
+"""What is brought tells whoever waits for room, whatever becomes of it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from nobody import Nobody
+
+from streamload.errors import ShardNotFoundError
+from streamload.fetch.cache.disk_cache import DiskCache
+from streamload.fetch.fetched_shard import FetchedShard
+from streamload.fetch.part_fetching import Bringer
+from streamload.fetch.parts import PART_BYTES
+from streamload.storage.download import Pin
+from streamload.storage.storages import Storages
+from streamload.tar.decompression import compression_of
+
+DEADLINE_S = 20.0
+
+
+class RefusingStorage(Storages):
+    """Refuses every request, when its gate opens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = asyncio.Event()
+        self.gate = asyncio.Event()
+
+    def for_url(self, url: str) -> Any:
+        return self
+
+    async def open_range(self, url: str, start: int, end: int | None, *, etag: str | None) -> Any:
+        self.asked.set()
+        await self.gate.wait()
+        raise ShardNotFoundError("there is none", url=url)
+
+
+class Waiting(Nobody):
+    """Someone who waits for room, and wants the first part of one shard."""
+
+    def __init__(self, state: FetchedShard) -> None:
+        super().__init__([state])
+        self.woken = asyncio.Event()
+
+    def has_room(self) -> None:
+        self.woken.set()
+
+
+@pytest.mark.parametrize(("name", "cached"), [("a.tar", False), ("a.tar.gz", False), ("a.tar", True)])
+def test_a_request_that_fails_when_nobody_wants_it_any_more_makes_room_for_another(
+    tmp_path: Path, name: str, cached: bool
+) -> None:
+    """Nothing else may be on its way that would ever wake whoever waits for that. For a cache it is of the version."""
+
+    async def run() -> None:
+        url = f"s3://bucket/{name}"
+        size_bytes = 2 * PART_BYTES
+        storage = RefusingStorage()
+        pin = Pin() if cached else Pin(size_bytes, None)
+        cache = DiskCache(str(tmp_path), 1 << 30, part_bytes=PART_BYTES) if cached else None
+        waiting = Waiting(FetchedShard(0, url, pin, compression_of(url), 0, size_bytes))
+        bringer = Bringer(storage, cache, lambda _: -1, waiting)
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                bringer.bring(waiting.states[0], 0)
+                await storage.asked.wait()
+                bringer.forget(waiting.states[0])
+                waiting.states[0].release(1)
+                await asyncio.sleep(0.01)  # whatever reads the shard from its start has ended
+                assert waiting.woken.is_set() == name.endswith(".gz")  # what that has held is free, which is told too
+                waiting.woken.clear()
+                storage.gate.set()
+                await waiting.woken.wait()
+        finally:
+            await bringer.close()
+
+    asyncio.run(run())
+
+
+class Paused(Nobody):
+    """Notes of which shards nothing comes any more."""
+
+    def __init__(self, states: list[FetchedShard]) -> None:
+        super().__init__(states)
+        self.given_up: list[int] = []
+
+    def not_coming(self, state: FetchedShard) -> None:
+        self.given_up.append(state.number)
+
+    def arrived(self, state: FetchedShard, number: int, size_bytes: int) -> None:
+        pass
+
+
+class PausedUnpacking:
+    """An unpacking that waits for room, and begins again at once when it is ended."""
+
+    over, ends, waits_for_room = False, False, True
+
+    def cancel(self) -> None:
+        pass
+
+
+def test_unpackings_make_way_for_another_shard_but_not_for_ever() -> None:
+    async def run() -> tuple[int, list[int]]:
+        gz = compression_of("a.tar.gz")
+        states = [FetchedShard(shard, f"s3://bucket/{shard}.tar.gz", Pin(), gz, 0, None) for shard in (0, 1)]
+        events = Paused(states)
+        bringer = Bringer(RefusingStorage(), None, lambda _: -1, events)
+        times = 0
+        while times < 100:
+            for state in states:
+                state.unpacking = cast("Any", PausedUnpacking())
+            bringer._unpackings = [(state, state.unpacking) for state in states if state.unpacking is not None]
+            if not bringer.make_way(1):
+                break
+            assert states[0].unpacking is None
+            assert states[1].unpacking is not None
+            times += 1
+        bringer.unpacked(states[1], 0, PART_BYTES)  # it goes on, so there is a reason to try again
+        assert bringer.make_way(1)
+        return times, events.given_up
+
+    times, given_up = asyncio.run(run())
+    assert 1 < times < 100
+    assert given_up == [0] * (times + 1)

@@ -1,0 +1,177 @@
+"""Tables of remote indexes: loaded in the order of need, so many at once, and a failure is told where it matters."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any, cast
+
+import pytest
+
+from streamload.fetch.fetcher import Fetcher
+from streamload.fetch.prerequisites import Near
+from streamload.index.tables import Tables
+
+
+class SlowTables:
+    """Tables that come when the test says so."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+        self.here: set[int] = set()
+        self.gate = asyncio.Event()
+        self.broken: dict[int, Exception] = {}
+        self.cancelled = 0
+
+    def is_remote(self, shard: int) -> bool:
+        return shard not in self.here
+
+    def hold(self, shards: Iterable[int]) -> None:
+        """None is dropped here."""
+
+    async def load(self, shard: int) -> None:
+        self.asked.append(shard)
+        try:
+            await self.gate.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        if shard in self.broken:
+            raise self.broken[shard]
+        self.here.add(shard)
+
+
+class NoParts:
+    closed = 0
+
+    def pump(self) -> None:
+        """Nothing is wanted."""
+
+    def try_again(self) -> list[Exception]:
+        """Nothing has failed."""
+        return []
+
+    async def close(self) -> None:
+        self.closed += 1
+
+
+class Told:
+    def __init__(self) -> None:
+        self.woken = self.progressed = 0
+
+    def wake(self) -> None:
+        self.woken += 1
+
+    def progress(self) -> None:
+        self.progressed += 1
+
+
+def near_of(tables: SlowTables, told: Told, fetcher: Any = None) -> Near:
+    parts = cast("Fetcher", fetcher or NoParts())
+    return Near(parts, cast("Tables", tables), wake=told.wake, progress=told.progress)
+
+
+async def some_turns() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+def test_tables_are_loaded_in_the_order_of_need_sixteen_at_once() -> None:
+    async def main() -> None:
+        tables, told = SlowTables(), Told()
+        near = near_of(tables, told)
+        assert not near.has_tables([7, 3])
+        near.want_tables([3, *range(10, 40)])
+        assert told.woken == 2
+        near.pump()
+        await some_turns()
+        assert tables.asked == [7, 3, *range(10, 24)]
+        tables.gate.set()
+        await some_turns()
+        assert told.progressed == 16
+        assert near.has_tables([7, 3, 23])
+        near.pump()
+        await some_turns()
+        assert tables.asked == [7, 3, *range(10, 40)]
+        await near.close()
+
+    asyncio.run(main())
+
+
+def test_a_table_that_is_here_is_not_asked_for() -> None:
+    async def main() -> None:
+        tables, told = SlowTables(), Told()
+        tables.here.add(1)
+        near = near_of(tables, told)
+        assert near.has_tables([1])
+        assert told.woken == 0
+        near.pump()
+        await some_turns()
+        assert tables.asked == []
+        await near.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("kind", [OSError, KeyError])
+def test_a_failure_is_raised_for_its_shard_alone_and_not_tried_again(kind: type[Exception]) -> None:
+    async def main() -> None:
+        tables, told = SlowTables(), Told()
+        tables.broken[2] = kind("broken")
+        tables.gate.set()
+        near = near_of(tables, told)
+        near.want_tables([1, 2])
+        near.pump()
+        await some_turns()
+        assert near.has_tables([1])
+        for _ in range(2):
+            with pytest.raises(kind, match="broken"):
+                near.has_tables([1, 2])
+        near.want_tables([2])
+        near.pump()
+        await some_turns()
+        assert tables.asked == [1, 2]
+        await near.close()
+
+    asyncio.run(main())
+
+
+def test_what_has_failed_is_loaded_once_more_when_it_is_tried_again() -> None:
+    async def main() -> None:
+        tables, told = SlowTables(), Told()
+        error = tables.broken[2] = OSError("broken")
+        tables.gate.set()
+        near = near_of(tables, told)
+        near.want_tables([2])
+        near.pump()
+        await some_turns()
+        assert near.try_again() == [error]
+        assert near.try_again() == []
+        assert not near.has_tables([2])
+        near.pump()
+        await some_turns()
+        with pytest.raises(OSError, match="broken"):
+            near.has_tables([2])
+        near.try_again()
+        del tables.broken[2]
+        assert not near.has_tables([2])
+        near.pump()
+        await some_turns()
+        assert near.has_tables([2])
+        assert tables.asked == [2, 2, 2]
+        await near.close()
+
+    asyncio.run(main())
+
+
+def test_closing_ends_what_is_loading_and_the_fetcher() -> None:
+    async def main() -> None:
+        tables, parts = SlowTables(), NoParts()
+        near = near_of(tables, Told(), parts)
+        near.want_tables([1, 2])
+        near.pump()
+        await some_turns()
+        await near.close()
+        assert (tables.cancelled, parts.closed) == (2, 1)
+
+    asyncio.run(main())

@@ -1,0 +1,362 @@
+"""Local storage, and the listing of a dataset with what indexes say about it."""
+
+from __future__ import annotations
+
+import json
+import os
+import traceback
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from streamload import ShardWriter, StreamLoader
+from streamload.errors import DatasetIndexError, ShardNotFoundError, StorageError
+from streamload.index.finder import find_shards
+from streamload.index.listing import Listing, list_shards
+from streamload.index.shard_naming import NumberedName
+from streamload.index.unfinished import SHARDIFY, UnfinishedSet, mark_unfinished
+from streamload.storage.local import LocalStorage, local_path, storage_for
+from streamload.storage.protocol import ShardInfo
+
+
+def touch(folder: Path, *names: str) -> list[str]:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        (folder / name).write_bytes(name.encode())
+    return [str(folder / name) for name in names]
+
+
+def write(folder: Path, counts: list[int], *, prefix: str = "shard", field: str = "txt", index: bool = True) -> None:
+    for number, count in enumerate(counts):
+        with ShardWriter(folder, prefix=f"{prefix}{number}", index=index) as writer:
+            for sample in range(count):
+                writer.write({"__key__": str(sample), field: str(sample)})
+
+
+def names(listing: Listing) -> list[str]:
+    return [shard.name for shard in listing.shards]
+
+
+# Storage
+
+
+@pytest.mark.parametrize("url", ["s3:/bucket/x", "S3:/bucket/x", Path("s3://bucket/x"), "gs:/bucket/x", "https:/h/a"])
+def test_a_url_with_one_slash_is_not_taken_for_a_path(url: str | Path, tmp_path: Path) -> None:
+    meant = str(url).replace(":/", "://")
+    for act in (list_shards, ShardWriter):
+        with pytest.raises(ValueError, match=f"did you mean '{meant}'"):
+            act(url)
+
+
+def test_a_folder_may_be_called_as_a_protocol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "s3:" / "bucket", [1])
+    monkeypatch.chdir(tmp_path)
+    assert names(list_shards("s3:/bucket")) == ["shard0-000000.tar"]
+
+
+def test_info_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (path,) = touch(tmp_path, "a b.tar")
+    os.utime(path, ns=(5, 7_000))
+    expected = ShardInfo(path, 7, 7_000, None)
+    monkeypatch.chdir(tmp_path)
+    for url in (
+        path,
+        "a b.tar",
+        f"file://{path}",
+        (tmp_path / "a b.tar").as_uri(),
+        f"file://localhost{path}",
+        f"file:{path}",
+    ):
+        assert storage_for(url).info(url) == expected
+
+
+def test_open_gives_a_read_only_descriptor(tmp_path: Path) -> None:
+    (path,) = touch(tmp_path, "a.tar")
+    descriptor = LocalStorage().open(path)
+    try:
+        assert os.read(descriptor, 10) == b"a.tar"
+        assert not os.get_inheritable(descriptor)
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.write(descriptor, b"x")
+    finally:
+        os.close(descriptor)
+
+
+def test_a_missing_shard_comes_with_advice(tmp_path: Path) -> None:
+    touch(tmp_path, "train-000001.tar", "other")
+    storage = LocalStorage()
+    for act in (storage.info, storage.open):
+        with pytest.raises(ShardNotFoundError, match=r"did you mean 'train-000001.tar'") as caught:
+            act(str(tmp_path / "train-00001.tar"))
+        assert caught.value.url == str(tmp_path / "train-00001.tar")
+    with pytest.raises(ShardNotFoundError, match=r"nothing in .* has a name like this"):
+        storage.info(str(tmp_path / "zzz"))
+    with pytest.raises(ShardNotFoundError, match=r"folder .*/no' does not exist"):
+        storage.info(str(tmp_path / "no" / "a.tar"))
+    with pytest.raises(ShardNotFoundError, match=r"folder .*/other' does not exist"):
+        storage.info(str(tmp_path / "other" / "a.tar"))
+
+
+def test_a_mistyped_path_is_told_once(tmp_path: Path) -> None:
+    """What the system's error says is in the message, and half of a traceback more would hide it."""
+    touch(tmp_path, "train-000001.tar")
+    for act in (list_shards, LocalStorage().info, LocalStorage().open):
+        with pytest.raises(ShardNotFoundError) as caught:
+            act(str(tmp_path / "train-00001.tar"))
+        assert "FileNotFoundError" not in "".join(traceback.format_exception(caught.value))
+
+
+def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(StorageError, match="a folder"):
+        LocalStorage().info(str(tmp_path))
+    with pytest.raises(StorageError, match="not a regular file"):
+        LocalStorage().info(str(tmp_path / "pipe"))
+    for act in (LocalStorage().open, partial(LocalStorage().read_bytes, most_bytes=9)):
+        with pytest.raises(StorageError, match="not a regular file"):
+            act(str(tmp_path / "pipe"))
+
+
+def test_no_permission_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> int:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(StorageError, match="permission"):
+        LocalStorage().open("/a.tar")
+
+
+def test_a_file_url_names_no_host() -> None:
+    with pytest.raises(ValueError, match="three slashes"):
+        storage_for("file://data/a.tar")
+
+
+# Names to shards
+
+
+def test_shards_come_as_listed_and_globs_sorted(tmp_path: Path) -> None:
+    touch(tmp_path, "b.tar", "a.tar", "c-1.tar", "c-0.tar", ".hidden.tar", "notes.txt")
+    (tmp_path / "folder.tar").mkdir()
+    assert names(list_shards([tmp_path / "b.tar", str(tmp_path / "a.tar")])) == ["b.tar", "a.tar"]
+    assert names(list_shards(f"{tmp_path}/{{b,a}}.tar")) == ["b.tar", "a.tar"]
+    assert names(list_shards(f"{tmp_path}/*.tar")) == ["a.tar", "b.tar", "c-0.tar", "c-1.tar"]
+    assert names(list_shards([f"{tmp_path}/c-[10].tar", f"{tmp_path}/?.tar"])) == [
+        "c-0.tar",
+        "c-1.tar",
+        "a.tar",
+        "b.tar",
+    ]
+    assert names(list_shards(f"{tmp_path}/.h*.tar")) == [".hidden.tar"]
+    assert names(list_shards(f"file://{tmp_path}/c-*.tar::{tmp_path}/a.tar")) == ["c-0.tar", "c-1.tar", "a.tar"]
+
+
+def test_globs_go_through_folders(tmp_path: Path) -> None:
+    paths = touch(tmp_path / "y1" / "m", "a.tar") + touch(tmp_path / "y2" / "m", "a.tar")
+    touch(tmp_path / "y2" / "n", "a.tar")
+    touch(tmp_path, "y3")
+    assert [shard.url for shard in list_shards(f"{tmp_path}/y*/m/*.tar").shards] == paths
+
+
+def test_names_with_glob_characters_can_be_named(tmp_path: Path) -> None:
+    (path,) = touch(tmp_path / "d[1]", "a[0].tar")
+    assert [shard.url for shard in list_shards(path).shards] == [path]
+    assert [shard.url for shard in list_shards(tmp_path / "d[1]").shards] == [path]
+
+
+def test_a_shard_says_where_it_is_and_how_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (path,) = touch(tmp_path, "a.tar")
+    os.utime(path, ns=(5, 7_000))
+    monkeypatch.chdir(tmp_path)
+    listing = list_shards("a.tar")
+    (shard,) = listing.shards
+    assert (shard.url, shard.name, shard.bytes, shard.mtime_ns, shard.folder) == (
+        path,
+        "a.tar",
+        5,
+        7_000,
+        str(tmp_path),
+    )
+    assert (listing.counts, listing.index_of, listing.fields) == (None, (None,), ())
+
+
+def test_a_pattern_that_matches_nothing_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ShardNotFoundError, match=r"no file matches .*x-\*\.tar"):
+        list_shards(f"{tmp_path}/x-*.tar")
+    with pytest.raises(ShardNotFoundError, match="no file matches"):
+        list_shards(f"{tmp_path}/missing/*.tar")
+
+
+@pytest.mark.parametrize("name", ["a.tar.gz", "a.tgz", "a.tar.zst", "a.TAR.XZ", "a.tar.bz2"])
+def test_compressed_shards_are_shards(tmp_path: Path, name: str) -> None:
+    (path,) = touch(tmp_path, name)
+    touch(tmp_path, "notes.gz")
+    for urls in (path, f"{tmp_path}/a*", tmp_path):
+        assert names(list_shards(urls)) == [name]
+
+
+@pytest.mark.parametrize("name", ["a.tar.lz4", "a.tar.lzma", "a.TAR.br"])
+def test_compressions_that_are_not_known_are_refused(tmp_path: Path, name: str) -> None:
+    (path,) = touch(tmp_path, name)
+    for urls in (path, f"{tmp_path}/*", f"s3://bucket/{name}"):
+        with pytest.raises(ValueError, match="decompress them, or use gz"):
+            list_shards(urls)
+
+
+@pytest.mark.parametrize("second", ["{0}/a.tar", "{0}/./a.tar", "{0}/*.tar", "file://{0}/a.tar", "{0}//a.tar", "{0}"])
+def test_the_same_shard_twice_is_refused(tmp_path: Path, second: str) -> None:
+    (path,) = touch(tmp_path, "a.tar")
+    with pytest.raises(ValueError, match=r"a\.tar' twice"):
+        list_shards([path, second.format(tmp_path)])
+
+
+def test_matches_that_are_no_files_are_told(tmp_path: Path) -> None:
+    os.symlink(tmp_path / "gone", tmp_path / "a.tar")
+    with pytest.raises(ShardNotFoundError, match="no such shard"):
+        list_shards(tmp_path)
+
+
+# Folders and indexes
+
+
+def test_a_folder_without_an_index_stands_for_its_tars(tmp_path: Path) -> None:
+    touch(tmp_path, "b.tar", "a.tar", ".c.tar", "notes.txt")
+    for url in (tmp_path, f"{tmp_path}/", f"file://{tmp_path}"):
+        assert names(list_shards(url)) == ["a.tar", "b.tar"]
+
+
+def test_files_of_other_tools_beside_the_shards_are_ignored(tmp_path: Path) -> None:
+    """Their indexes, which may be about other shards by now, are neither shards nor damage."""
+    write(tmp_path, [2, 3], index=False)
+    shards = names(list_shards(tmp_path))
+    touch(tmp_path / ".nv-meta", ".info.json")
+    touch(tmp_path, "shardindex.json", f"{shards[0]}.idx", f"{shards[0].removesuffix('.tar')}.idx")
+    for urls in (tmp_path, tmp_path / "*.tar"):
+        assert names(list_shards(urls)) == shards
+        assert list_shards(urls).counts is None
+        with StreamLoader(urls, 1, num_workers=0, pin_memory=False) as loader:
+            assert len(list(loader)) == 5
+
+
+def test_a_folder_with_nothing_of_ours_gives_advice(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    touch(tmp_path / "images" / "cat", "0.jpg")
+    touch(tmp_path / "sets" / "train", "0.tar")
+    with pytest.raises(ShardNotFoundError, match="no index and no"):
+        list_shards(tmp_path / "empty")
+    with pytest.raises(ShardNotFoundError, match="shardify"):
+        list_shards(tmp_path / "images")
+    with pytest.raises(ShardNotFoundError, match=r"name one of them, such as .*sets/train"):
+        list_shards(tmp_path / "sets")
+
+
+def test_an_index_gives_counts_and_fields(tmp_path: Path) -> None:
+    write(tmp_path, [3, 1, 2])
+    for urls in (tmp_path, f"{tmp_path}/*.tar"):
+        listing = list_shards(urls)
+        assert names(listing) == ["shard0-000000.tar", "shard1-000000.tar", "shard2-000000.tar"]
+        assert listing.counts == (3, 1, 2)
+        assert listing.fields == ("txt",)
+        assert listing.index_of == (str(tmp_path / ".streamload"),) * 3
+    assert list_shards(tmp_path / "shard2-000000.tar").counts == (2,)
+
+
+def test_datasets_of_several_folders(tmp_path: Path) -> None:
+    write(tmp_path / "a", [1])
+    write(tmp_path / "b", [2], field="cls")
+    listing = list_shards([tmp_path / "b", tmp_path / "a"])
+    assert listing.counts == (2, 1)
+    assert listing.fields == ("cls", "txt")
+    assert listing.index_of == (str(tmp_path / "b" / ".streamload"), str(tmp_path / "a" / ".streamload"))
+
+
+def test_a_partly_indexed_dataset_has_no_counts(tmp_path: Path) -> None:
+    write(tmp_path, [1])
+    write(tmp_path, [1], prefix="unknown", index=False)
+    listing = list_shards(f"{tmp_path}/*.tar")
+    assert listing.counts is None
+    assert listing.index_of == (str(tmp_path / ".streamload"), None)
+    assert listing.fields == ("txt",)
+
+
+def test_a_folder_whose_index_forgets_shards_is_not_read_in_part(tmp_path: Path) -> None:
+    write(tmp_path, [1])
+    touch(tmp_path, "forgotten.tar")
+    with pytest.raises(
+        DatasetIndexError, match=r"1 shard that its index does not know.*forgotten\.tar.*streamload index"
+    ):
+        list_shards(tmp_path)
+
+
+def test_a_shard_that_the_index_names_and_is_gone_is_missing(tmp_path: Path) -> None:
+    write(tmp_path, [1, 1])
+    (tmp_path / "shard1-000000.tar").unlink()
+    with pytest.raises(ShardNotFoundError, match="shard1-000000"):
+        list_shards(tmp_path)
+
+
+def test_a_shard_of_another_size_is_stale(tmp_path: Path) -> None:
+    write(tmp_path, [1])
+    path = tmp_path / "shard0-000000.tar"
+    path.write_bytes(path.read_bytes() + bytes(512))
+    for urls in (tmp_path, path):
+        with pytest.raises(DatasetIndexError):
+            list_shards(urls)
+    assert find_shards(tmp_path) == [str(path)]
+
+
+def test_an_unfinished_set_without_a_shard_is_no_empty_folder(tmp_path: Path) -> None:
+    write(tmp_path, [1], index=False)
+    (tmp_path / "shard0-000000.tar").unlink()
+    mark_unfinished(str(tmp_path), UnfinishedSet(NumberedName("shard-", 6, ".tar"), SHARDIFY))
+    for find in (list_shards, find_shards):
+        with pytest.raises(DatasetIndexError, match="shardify.*interrupted.*--resume"):
+            find(tmp_path)
+
+
+def test_a_broken_index_is_an_error(tmp_path: Path) -> None:
+    write(tmp_path, [1])
+    (tmp_path / ".streamload" / "index.json").write_text("{")
+    for urls in (tmp_path, tmp_path / "shard0-000000.tar"):
+        with pytest.raises(DatasetIndexError):
+            list_shards(urls)
+
+
+def test_an_index_that_lies_elsewhere(tmp_path: Path) -> None:
+    write(tmp_path / "with", [2, 3])
+    for name in ("shard0-000000.tar", "shard1-000000.tar"):
+        touch(tmp_path / "without")
+        (tmp_path / "without" / name).write_bytes((tmp_path / "with" / name).read_bytes())
+    assert list_shards(tmp_path / "without").counts is None
+    for index in (tmp_path / "with", tmp_path / "with" / ".streamload", str(tmp_path / "with")):
+        listing = list_shards(tmp_path / "without", index)
+        assert listing.counts == (2, 3)
+        assert [shard.folder for shard in listing.shards] == [str(tmp_path / "without")] * 2
+        assert listing.index_of == (str(tmp_path / "with" / ".streamload"),) * 2
+    with pytest.raises(DatasetIndexError, match=r"holds no index\.json"):
+        list_shards(tmp_path / "without", tmp_path / "without")
+
+
+def test_the_index_is_plain_json(tmp_path: Path) -> None:
+    write(tmp_path, [1])
+    assert isinstance(json.loads((tmp_path / ".streamload" / "index.json").read_text()), dict)
+
+
+@pytest.mark.parametrize(
+    ("url", "path"),
+    [
+        ("file:///a/b%20c.tar", "/a/b c.tar"),
+        ("file://localhost/a/b.tar", "/a/b.tar"),
+        ("FILE:/a/b.tar", "/a/b.tar"),
+        ("file:///a/b-00?.tar", "/a/b-00?.tar"),
+        ("file:///a/b#1.tar", "/a/b#1.tar"),
+    ],
+)
+def test_a_file_url_is_a_path_with_patterns_as_anywhere(url: str, path: str) -> None:
+    assert local_path(url) == path
+
+
+@pytest.mark.parametrize("url", ["file://host/a.tar", "file:a.tar", "file:", "file://", "file://localhost"])
+def test_a_file_url_of_another_host_or_without_a_path_is_refused(url: str) -> None:
+    with pytest.raises(ValueError, match="three slashes"):
+        local_path(url)

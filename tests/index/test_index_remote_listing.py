@@ -1,0 +1,376 @@
+"""Listing datasets that lie remotely: what is found, and how few requests it takes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import fsspec
+import fsspec.asyn
+import obstore
+import pytest
+from fsspec.implementations.cached import SimpleCacheFileSystem
+from fsspec.implementations.dirfs import DirFileSystem
+from fsspec.registry import known_implementations
+from servers.faults import FaultServer, Script
+from servers.nginx import WebServer
+from servers.rclone import S3Server
+
+from streamload import ShardWriter
+from streamload.errors import DatasetIndexError, ShardNotFoundError, StorageError
+from streamload.index.dataset_index import DatasetIndex, IndexedShard, index_shards, write_index
+from streamload.index.finder import find_shards
+from streamload.index.listing import Listing, list_shards
+from streamload.index.scan_cache import ScanCache
+from streamload.index.tables import Tables
+from streamload.storage.protocol import UNKNOWN_BYTES
+from streamload.storage.storages import Storages
+from streamload.storage.urls import expand_urls
+
+
+@pytest.fixture(scope="module", autouse=True)
+def started(rclone_s3: S3Server, nginx: WebServer) -> None:
+    """Start the servers, and fsspec's own thread, before any test looks at what it leaves behind."""
+    fsspec.asyn.get_loop()
+
+
+@pytest.fixture
+def requests(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The requests that obstore is asked for."""
+    asked: list[str] = []
+    for name in ("head", "get", "list", "list_with_delimiter", "get_async", "head_async"):
+        monkeypatch.setattr(obstore, name, _told(name, getattr(obstore, name), asked))
+    return asked
+
+
+def _told(name: str, act: Callable[..., object], asked: list[str]) -> Callable[..., object]:
+    def call(*arguments: object, **options: object) -> object:
+        asked.append(name)
+        return act(*arguments, **options)
+
+    return call
+
+
+def write(folder: Path, counts: list[int], *, index: bool = True) -> None:
+    for number, count in enumerate(counts):
+        with ShardWriter(folder, prefix=f"s{number}", index=index) as writer:
+            for sample in range(count):
+                writer.write({"__key__": str(sample), "txt": str(sample)})
+
+
+def names(listing: Listing) -> list[str]:
+    return [shard.name for shard in listing.shards]
+
+
+@pytest.fixture
+def bucket(rclone_s3: S3Server, tmp_path: Path) -> Path:
+    folder = rclone_s3.folder / f"b{abs(hash(str(tmp_path))) % 10**10}"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def s3(rclone_s3: S3Server) -> Iterator[Storages]:
+    storages = Storages(rclone_s3.options)
+    yield storages
+    asyncio.run(storages.aclose())
+
+
+def test_a_prefix_with_an_index_costs_one_get(bucket: Path, s3: Storages, requests: list[str]) -> None:
+    write(bucket / "train", [3, 1, 2])
+    for url in (f"s3://{bucket.name}/train", f"s3://{bucket.name}/train/"):
+        requests.clear()
+        listing = list_shards(url, storages=s3)
+        assert requests == ["get"]
+        assert names(listing) == ["s0-000000.tar", "s1-000000.tar", "s2-000000.tar"]
+        assert listing.counts == (3, 1, 2)
+        assert listing.index_of == (f"s3://{bucket.name}/train/.streamload",) * 3
+        assert [shard.bytes for shard in listing.shards] == [
+            (bucket / "train" / name).stat().st_size for name in names(listing)
+        ]
+
+
+def test_named_shards_with_an_index_cost_one_get(bucket: Path, s3: Storages, requests: list[str]) -> None:
+    write(bucket, [1] * 12)
+    listing = list_shards(f"s3://{bucket.name}/s{{0..11}}-000000.tar", storages=s3)
+    assert requests == ["get"]
+    assert listing.counts == (1,) * 12
+
+
+def test_without_an_index_one_listing_tells_sizes_and_etags(bucket: Path, s3: Storages, requests: list[str]) -> None:
+    write(bucket / "train", [1] * 12, index=False)
+    local = list_shards(f"{bucket}/train/s{{0..11}}-000000.tar")
+    for url in (f"s3://{bucket.name}/train/s{{0..11}}-000000.tar", f"s3://{bucket.name}/train"):
+        requests.clear()
+        listing = list_shards(url, storages=s3)
+        assert sorted(requests) == ["get", "get", "list_with_delimiter"]
+        assert {(shard.name, shard.bytes) for shard in listing.shards} == {
+            (shard.name, shard.bytes) for shard in local.shards
+        }
+        assert all(shard.etag for shard in listing.shards)
+        assert listing.counts is None
+
+
+def test_a_named_shard_that_is_not_there_comes_with_close_matches(bucket: Path, s3: Storages) -> None:
+    write(bucket, [1, 1], index=False)
+    with pytest.raises(ShardNotFoundError, match="did you mean 's1-000000.tar'"):
+        list_shards([f"s3://{bucket.name}/s0-000000.tar", f"s3://{bucket.name}/s1-00000.tar"], storages=s3)
+    with pytest.raises(ShardNotFoundError, match="no file matches"):
+        list_shards(f"s3://{bucket.name}/x*.tar", storages=s3)
+    with pytest.raises(ShardNotFoundError, match="no index and no"):
+        list_shards(f"s3://{bucket.name}/missing", storages=s3)
+    with pytest.raises(ShardNotFoundError, match="no such bucket"):
+        list_shards("s3://no-such-bucket/train/*.tar", storages=s3)
+
+
+@pytest.fixture(params=["obstore", pytest.param("s3fs", marks=pytest.mark.exhaustive)])
+def either(request: pytest.FixtureRequest, rclone_s3: S3Server) -> Iterator[Storages]:
+    """The bucket by either library."""
+    options = rclone_s3.options if request.param == "obstore" else {**rclone_s3.options, "default_block_size": 1 << 20}
+    storages = Storages(options)
+    yield storages
+    asyncio.run(storages.aclose())
+
+
+def refusal(url: str, storages: Storages) -> str:
+    with pytest.raises(ShardNotFoundError) as caught:
+        list_shards(url, storages=storages)
+    return str(caught.value)
+
+
+def test_a_bucket_whose_shards_lie_in_folders_says_which(bucket: Path, either: Storages) -> None:
+    write(bucket / "train", [1], index=False)
+    (bucket / "a").mkdir()
+    (bucket / "a" / "note.txt").write_bytes(b"x")
+    for url in (f"s3://{bucket.name}", f"s3://{bucket.name}/"):
+        assert f"name one of them, such as 's3://{bucket.name}/train'" in refusal(url, either)
+    write(bucket / "below" / "val", [1], index=False)
+    said = refusal(f"s3://{bucket.name}/below", either)
+    assert f"name one of them, such as 's3://{bucket.name}/below/val'" in said
+
+
+def test_a_folder_of_an_image_a_file_is_to_be_packed_first(bucket: Path, either: Storages) -> None:
+    for kind in ("cat", "dog"):
+        (bucket / "photos" / kind).mkdir(parents=True)
+        (bucket / "photos" / kind / "1.jpg").write_bytes(b"x")
+    assert f"pack it first, from a local copy: shardify COPY s3://{bucket.name}/photos-shards" in refusal(
+        f"s3://{bucket.name}/photos", either
+    )
+
+
+def test_the_name_of_a_folder_may_be_mistyped(bucket: Path, either: Storages) -> None:
+    write(bucket / "train", [1], index=False)
+    for url in (f"s3://{bucket.name}/trian", f"s3://{bucket.name}/trian/"):
+        assert "did you mean 'train'" in refusal(url, either)
+    said = refusal(f"s3://{bucket.name}/trian/s0-000000.tar", either)
+    assert f"nothing lies in 's3://{bucket.name}/trian'" in said
+
+
+def test_an_empty_bucket_holds_no_shard(bucket: Path, either: Storages) -> None:
+    assert "no *.tar" in refusal(f"s3://{bucket.name}", either)
+
+
+@pytest.mark.parametrize("named", ["", "/train", "/train/s0-000000.tar", "/train/s{0..3}-000000.tar", "/train/*.tar"])
+def test_a_wrong_secret_is_said_once(
+    bucket: Path, rclone_s3: S3Server, caplog: pytest.LogCaptureFixture, named: str
+) -> None:
+    write(bucket / "train", [1] * 4)
+    storages = Storages({**rclone_s3.options, "secret": "wrong"})
+    with pytest.raises(StorageError, match="secret key does not belong"):
+        list_shards(f"s3://{bucket.name}{named}", storages=storages)
+    assert caplog.messages == []
+    asyncio.run(storages.aclose())
+
+
+@pytest.mark.parametrize("named", ["", "/s0-000000.tar", "/s{0..1}-000000.tar", "/*.tar"])
+def test_a_bucket_whose_index_alone_is_denied_can_be_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, named: str
+) -> None:
+    write(tmp_path / "bucket", [1, 1])
+    with FaultServer(tmp_path, Script(status=403, status_share=1.0, only="index.json")) as server:
+        storages = Storages({"key": "k", "secret": "s", "endpoint_url": server.url})
+        listing = list_shards(f"s3://bucket{named}", storages=storages)
+        asyncio.run(storages.aclose())
+    assert listing.counts is None
+    assert [message.partition(":")[0] for message in caplog.messages] == [
+        "going on without an index, since it cannot be read"
+    ]
+
+
+@pytest.mark.parametrize("index", [False, True])
+def test_braces_that_name_more_than_there_is_say_how_many_there_are(
+    bucket: Path, either: Storages, *, index: bool
+) -> None:
+    write(bucket / "train", [1] * 4, index=index)
+    for folder in (f"s3://{bucket.name}/train", f"{bucket}/train"):
+        pattern = f"{folder}/s{{0..9}}-000000.tar"
+        said = refusal(pattern, either)
+        assert f"{pattern!r} names 10 shards, and 4 of them exist; this is the first that is missing" in said
+        assert "s4-000000.tar')" in said
+        assert "did you mean 's" in refusal(f"{folder}/t{{0..9}}-000000.tar", either)
+
+
+def test_globs_of_a_bucket_take_their_sizes_along(bucket: Path, s3: Storages, requests: list[str]) -> None:
+    write(bucket, [1, 1], index=False)
+    (bucket / "s2.tar.gz").write_bytes(b"x")
+    listing = list_shards(f"s3://{bucket.name}/s[012]*", storages=s3)
+    assert names(listing) == ["s0-000000.tar", "s1-000000.tar", "s2.tar.gz"]
+    assert sorted(requests) == ["get", "get", "list_with_delimiter"]
+    assert find_shards(f"s3://{bucket.name}", s3) == [shard.url for shard in listing.shards]
+
+
+def test_an_index_of_another_etag_or_size_is_stale(bucket: Path, s3: Storages) -> None:
+    write(bucket, [1])
+    url = f"s3://{bucket.name}/*.tar"
+    etag = list_shards(url, storages=s3).shards[0].etag
+    folder = str(bucket / ".streamload")
+    index = DatasetIndex.load(folder)
+    table, entry = index.table("s0-000000.tar"), index.shards[0]
+    for known, stale in ((etag, False), ('"other"', True), (None, False)):
+        write_index(folder, [(IndexedShard(entry.name, entry.bytes, entry.samples, None, known), table)])
+        assert DatasetIndex.load(folder).shards[0].etag == known
+        if stale:
+            with pytest.raises(DatasetIndexError, match="ETag"):
+                list_shards(url, storages=s3)
+        else:
+            assert list_shards(url, storages=s3).counts == (1,)
+    (bucket / "s0-000000.tar").write_bytes(bytes(10))
+    with pytest.raises(DatasetIndexError, match="10 bytes"):
+        list_shards(url, storages=s3)
+
+
+def test_an_index_elsewhere_may_be_remote_or_local(bucket: Path, s3: Storages, tmp_path: Path) -> None:
+    write(bucket / "with", [2])
+    (bucket / "without").mkdir()
+    (bucket / "without" / "s0-000000.tar").write_bytes((bucket / "with" / "s0-000000.tar").read_bytes())
+    for index in (f"s3://{bucket.name}/with", f"s3://{bucket.name}/with/.streamload/", bucket / "with"):
+        assert list_shards(f"s3://{bucket.name}/without", index, s3).counts == (2,)
+    with pytest.raises(DatasetIndexError, match=r"holds no index\.json"):
+        list_shards(f"s3://{bucket.name}/without", f"s3://{bucket.name}/without", s3)
+
+
+def test_a_web_server_tells_nothing_before_reading(nginx: WebServer, tmp_path: Path) -> None:
+    folder = nginx.folder / tmp_path.name
+    write(folder, [1, 2], index=False)
+    url = f"{nginx.url}/{tmp_path.name}"
+    storages = Storages()
+    listing = list_shards(f"{url}/s{{0,1}}-000000.tar?v=1", storages=storages)
+    assert [(shard.name, shard.bytes) for shard in listing.shards] == [
+        ("s0-000000.tar", UNKNOWN_BYTES),
+        ("s1-000000.tar", UNKNOWN_BYTES),
+    ]
+    with pytest.raises(ShardNotFoundError, match="does not list its files"):
+        list_shards(url, storages=storages)
+    index_shards([str(folder / "s0-000000.tar"), str(folder / "s1-000000.tar")])
+    listing = list_shards(url, storages=storages)
+    assert listing.counts == (1, 2)
+    assert [shard.bytes for shard in listing.shards] == [
+        (folder / name).stat().st_size for name in ("s0-000000.tar", "s1-000000.tar")
+    ]
+    assert list_shards(f"{url}/s1-000000.tar", storages=storages).counts == (2,)
+    asyncio.run(storages.aclose())
+
+
+def test_chained_urls_stay_together(tmp_path: Path) -> None:
+    assert expand_urls("simplecache::s3://b/{a,b}.tar::s3://b/c.tar") == [
+        "simplecache::s3://b/a.tar",
+        "simplecache::s3://b/b.tar",
+        "s3://b/c.tar",
+    ]
+    assert expand_urls("zip://a.tar::simplecache::s3://b/z.zip::x.tar") == [
+        "zip://a.tar::simplecache::s3://b/z.zip",
+        "x.tar",
+    ]
+    memory = fsspec.filesystem("memory")
+    memory.pipe_file("/chained/a.tar", b"12345")
+    storages = Storages({"simplecache": {"cache_storage": str(tmp_path / "cache")}})
+    for url in ("simplecache::memory://chained/a.tar", "simplecache::memory://chained/*.tar"):
+        listing = list_shards(url, storages=storages)
+        assert [(shard.url, shard.name, shard.bytes) for shard in listing.shards] == [
+            ("simplecache::memory://chained/a.tar", "a.tar", 5)
+        ]
+    memory.rm("/chained", recursive=True)
+
+
+def test_memory_is_of_one_process(tmp_path: Path) -> None:
+    assert Storages().is_process_local("memory://a.tar")
+    assert Storages().is_process_local("simplecache::memory://a.tar")
+    assert Storages(filesystem=fsspec.filesystem("memory")).is_process_local("a.tar")
+    assert not Storages().is_process_local("s3://memory/a.tar")
+    assert not Storages(filesystem=fsspec.filesystem("file")).is_process_local("/a.tar")
+
+
+@pytest.mark.parametrize("url", ["nonsense://a/b.tar", "pipe:cat a.tar", "cmd://x.tar"])
+def test_what_no_storage_knows_is_refused(url: str) -> None:
+    with pytest.raises(ValueError, match="no storage is called|run a program"):
+        list_shards(url)
+
+
+def test_a_filesystem_of_the_users_takes_its_paths_and_its_own_urls(tmp_path: Path) -> None:
+    memory, local = fsspec.filesystem("memory"), fsspec.filesystem("file")
+    memory.pipe_file("/taken/a.tar", b"12345")
+    (tmp_path / "a.tar").write_bytes(b"12345")
+    for filesystem, urls in (
+        (memory, ["/taken/a.tar", "taken/*.tar", "memory://taken/a.tar", "memory://taken"]),
+        (local, [f"{tmp_path}/a.tar", f"file://{tmp_path}/*.tar", f"file:{tmp_path}/a.tar", f"local://{tmp_path}"]),
+        (DirFileSystem(str(tmp_path), fs=local), ["a.tar", "/a.tar", "dir://a.tar", "*.tar"]),
+        (DirFileSystem("/taken", fs=memory), ["a.tar", "*.tar"]),
+    ):
+        for url in urls:
+            listing = list_shards(url, storages=Storages(filesystem=filesystem))
+            assert [(shard.name, shard.bytes) for shard in listing.shards] == [("a.tar", 5)], url
+    memory.rm("/taken", recursive=True)
+
+
+@pytest.mark.parametrize(
+    "url", ["s3://b/a.tar", "file:///d/a.tar", "file:/d/a.tar", "http://h/a.tar", "simplecache::s3://b/a.tar"]
+)
+def test_a_filesystem_of_the_users_is_given_no_url_of_another_protocol(url: str) -> None:
+    memory = fsspec.filesystem("memory")
+    with pytest.raises(ValueError, match=r"filesystem=MemoryFileSystem, .* memory://; give the path"):
+        list_shards(url, storages=Storages(filesystem=memory))
+    with pytest.raises(ValueError, match="filesystem=MemoryFileSystem"):
+        list_shards("a.tar", url.rpartition("/")[0], storages=Storages(filesystem=memory))
+    with pytest.raises(ValueError, match=r"filesystem=DirFileSystem, .* dir://; give the path"):
+        list_shards(url, storages=Storages(filesystem=DirFileSystem("/", fs=fsspec.filesystem("file"))))
+    with pytest.raises(ValueError, match="filesystem=MemoryFileSystem"):
+        ShardWriter("file:///d/train", filesystem=memory)
+
+
+def test_a_filesystem_takes_urls_of_what_it_caches_and_of_what_fsspec_has_it_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = fsspec.filesystem("memory")
+    cached = Storages(filesystem=SimpleCacheFileSystem(fs=memory, cache_storage=str(tmp_path / "cache")))
+    for url in ("memory://b/a.tar", "simplecache::memory://b/a.tar", "simplecache://b/a.tar"):
+        assert cached.for_url(url) is cached.for_url("b/a.tar")
+    monkeypatch.setitem(known_implementations, "also", {"class": "fsspec.implementations.memory.MemoryFileSystem"})
+    storages = Storages(filesystem=memory)
+    assert storages.for_url("also://b/a.tar") is storages.for_url("b/a.tar")
+    for refusing in (cached, storages):
+        with pytest.raises(ValueError, match="memory://"):
+            refusing.for_url("s3://b/a.tar")
+
+
+def test_tables_of_a_remote_index_are_read_on_the_loop(bucket: Path, s3: Storages) -> None:
+    write(bucket, [3, 4])
+    listing = list_shards(f"s3://{bucket.name}", storages=s3)
+    tables = Tables(listing, ScanCache(None), strict=True, storages=s3)
+    assert tables.is_remote(0)
+
+    async def load() -> list[int]:
+        found = await asyncio.gather(tables.load(0), tables.load(1))
+        return [len(table) for table in found if table is not None]
+
+    assert asyncio.run(load()) == [3, 4]
+    assert not tables.is_remote(0)
+    blocking = Tables(listing, ScanCache(None), strict=True, storages=s3).find(1)
+    assert blocking is not None
+    assert len(blocking) == 4
+    (bucket / ".streamload" / "s0-000000.tar.npz").unlink()
+    again = Tables(listing, ScanCache(None), strict=True, storages=s3)
+    with pytest.raises(DatasetIndexError, match="no such file"):
+        asyncio.run(again.load(0))
+    with pytest.raises(DatasetIndexError, match="no such file"):
+        again.find(0)

@@ -1,0 +1,306 @@
+"""Tables: known from an index, from an earlier run or from a scan, and held only as far as memory allows."""
+
+from __future__ import annotations
+
+import asyncio
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from servers.faults import FaultServer, Script
+
+from streamload import ShardWriter
+from streamload.errors import DatasetIndexError, ShardFormatError
+from streamload.index import tables as tables_module
+from streamload.index.listing import Listing, list_shards
+from streamload.index.scan_cache import ScanCache
+from streamload.index.tables import Tables
+from streamload.memory.mapped import map_memory
+from streamload.storage.storages import Storages
+from streamload.tar.prefix_scan import ScannedPiece, scan_prefix
+from streamload.tar.scan import scan_shard
+from streamload.tar.table import ShardTable
+
+COUNTS = (3, 1, 4)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for shard, count in enumerate(COUNTS):
+        with ShardWriter(tmp_path / "shards" / f"part{shard}-%06d.tar") as writer:
+            for number in range(count):
+                writer.write({"__key__": f"{shard}-{number}", "cls": number, "txt": "x" * number})
+    return tmp_path / "shards"
+
+
+def without_index(folder: Path) -> Listing:
+    return list_shards(sorted(str(path) for path in folder.glob("*.tar")), None)
+
+
+@pytest.fixture
+def bare(folder: Path) -> Listing:
+    for path in (folder / ".streamload").iterdir():
+        path.unlink()
+    (folder / ".streamload").rmdir()
+    return without_index(folder)
+
+
+def scanned(listing: Listing, shard: int) -> ShardTable:
+    listed = listing.shards[shard]
+    with open(listed.url, "rb") as file:
+        return scan_shard(map_memory(file.fileno(), listed.bytes, writable=False), listed.url)
+
+
+def test_an_index_gives_counts_at_once_and_tables_when_asked(folder: Path) -> None:
+    tables = Tables(list_shards(folder), ScanCache(None), strict=True)
+    assert tables.counts.values.tolist() == list(COUNTS)
+    assert tables.counts.complete
+    table = tables.find(2)
+    assert table is not None
+    assert table.keys() == ["2-0", "2-1", "2-2", "2-3"]
+    assert tables.find(2) is table, "it is kept"
+
+
+def test_without_an_index_nothing_is_known_until_it_was_scanned(bare: Listing, tmp_path: Path) -> None:
+    tables = Tables(bare, ScanCache(str(tmp_path / "cache")), strict=True)
+    assert not tables.counts.complete
+    assert [tables.find(shard) for shard in range(3)] == [None, None, None]
+    table = scanned(bare, 1)
+    tables.add(1, table)
+    assert tables.find(1) is table
+    assert tables.counts.values.tolist() == [-1, 1, -1]
+    assert tables.find(0) is None
+
+
+def test_what_was_scanned_is_found_by_the_next_run(bare: Listing, tmp_path: Path) -> None:
+    cache = str(tmp_path / "cache")
+    Tables(bare, ScanCache(cache), strict=True).add(2, scanned(bare, 2))
+    later = Tables(bare, ScanCache(cache), strict=True)
+    table = later.find(2)
+    assert table is not None
+    assert len(table) == 4
+    assert later.counts.values.tolist() == [-1, -1, 4]
+
+
+def test_a_scan_with_other_strictness_is_another_scan(bare: Listing, tmp_path: Path) -> None:
+    cache = str(tmp_path / "cache")
+    Tables(bare, ScanCache(cache), strict=False).add(0, scanned(bare, 0))
+    assert Tables(bare, ScanCache(cache), strict=True).find(0) is None
+    assert Tables(bare, ScanCache(cache), strict=False).find(0) is not None
+
+
+def test_a_shard_that_has_changed_is_scanned_again(bare: Listing, folder: Path, tmp_path: Path) -> None:
+    cache = str(tmp_path / "cache")
+    Tables(bare, ScanCache(cache), strict=True).add(0, scanned(bare, 0))
+    Path(bare.shards[0].url).write_bytes(Path(bare.shards[2].url).read_bytes())
+    assert Tables(without_index(folder), ScanCache(cache), strict=True).find(0) is None
+
+
+def test_a_damaged_index_is_an_error_where_it_is_needed(folder: Path) -> None:
+    listing = list_shards(folder)
+    (folder / ".streamload" / "part1-000000.tar.npz").write_bytes(b"damaged")
+    tables = Tables(listing, ScanCache(None), strict=True)
+    assert tables.find(0) is not None
+    with pytest.raises(DatasetIndexError):
+        tables.find(1)
+
+
+def test_columns_are_those_of_the_table_and_made_once(folder: Path) -> None:
+    tables = Tables(list_shards(folder), ScanCache(None), strict=True)
+    table = tables.find(0)
+    assert table is not None
+    column = tables.column(0, table, ("jpg", "cls"))
+    assert column.tolist() == table.column(("jpg", "cls")).tolist()
+    assert tables.column(0, table, ["jpg", "cls"]) is column
+    assert tables.column(0, table, ("txt",)).tolist() == table.column(("txt",)).tolist()
+
+
+def test_tables_beyond_the_limit_are_dropped_and_found_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables_module, "_LEAST_MEMORY_BYTES", 1)
+    monkeypatch.setattr(tables_module, "_MOST_MEMORY_BYTES", 1)
+    tables = Tables(list_shards(folder), ScanCache(None), strict=True)
+    for shard in (0, 1, 2, 0, 2, 1, 1):
+        table = tables.find(shard)
+        assert table is not None
+        assert len(table) == COUNTS[shard]
+        assert tables.column(shard, table, ("cls",)).tolist() == table.column(("cls",)).tolist()
+        assert len(tables._tables) == 1
+        assert set(tables._columns) <= {shard}
+
+
+def test_of_the_tables_held_the_longest_unused_goes_first(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tables = Tables(list_shards(folder), ScanCache(None), strict=True)
+    tables.find(0), tables.find(1), tables.find(0)
+    monkeypatch.setattr(tables, "_memory_bytes", tables._indexed_bytes)
+    tables.find(2)
+    assert 1 not in tables._tables
+    assert 2 in tables._tables
+
+
+def test_a_scanned_table_that_was_dropped_is_scanned_again_or_comes_from_the_cache(
+    bare: Listing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables_module, "_LEAST_MEMORY_BYTES", 1)
+    monkeypatch.setattr(tables_module, "_MOST_MEMORY_BYTES", 1)
+    tables = Tables(bare, ScanCache(str(tmp_path / "cache")), strict=True)
+    for shard in range(3):
+        tables.add(shard, scanned(bare, shard))
+    found = tables.find(0)
+    assert found is not None
+    assert found.keys() == ["0-0", "0-1", "0-2"]
+
+
+def test_a_scanned_table_is_held_where_it_could_not_be_found_again(
+    bare: Listing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the cache folder cannot be written, dropping a table would end the epoch."""
+    monkeypatch.setattr(tables_module, "_LEAST_MEMORY_BYTES", 1)
+    monkeypatch.setattr(tables_module, "_MOST_MEMORY_BYTES", 1)
+    (tmp_path / "a file").write_bytes(b"")
+    tables = Tables(bare, ScanCache(str(tmp_path / "a file" / "cache")), strict=True)
+    for shard in range(3):
+        tables.add(shard, scanned(bare, shard))
+    assert all(tables.find(shard) is not None for shard in range(3))
+
+
+def test_a_column_of_a_table_that_was_dropped_is_made_without_being_kept(folder: Path) -> None:
+    tables = Tables(list_shards(folder), ScanCache(None), strict=True)
+    table = Tables(list_shards(folder), ScanCache(None), strict=True).find(0)
+    assert table is not None
+    assert tables.column(0, table, ("cls",)).tolist() == table.column(("cls",)).tolist()
+    assert tables._columns == {}
+
+
+def test_skipped_members_are_counted_once_for_each_shard(tmp_path: Path, bare: Listing) -> None:
+    tables = Tables(bare, ScanCache(str(tmp_path / "cache")), strict=True)
+    table = scanned(bare, 0)
+    noted = ShardTable(
+        **{name: getattr(table, name) for name in ShardTable.__slots__ if name != "skipped"}, skipped={"directory": 2}
+    )
+    for _ in range(3):
+        tables.add(0, noted)
+    tables.add(1, noted)
+    assert tables.skipped == {"directory": 4}
+
+
+def test_the_url_of_a_shard(bare: Listing) -> None:
+    assert Tables(bare, ScanCache(None), strict=True).url(2) == bare.shards[2].url
+
+
+def test_memory_is_counted_by_the_arrays(bare: Listing) -> None:
+    small, large = scanned(bare, 1), scanned(bare, 2)
+    assert 0 < tables_module._size_bytes(small) < tables_module._size_bytes(large)
+    assert tables_module._size_bytes(small) >= np.asarray(small.member_offset).nbytes
+
+
+def pieces_of(listing: Listing, shard: int, cuts: list[int]) -> list[ScannedPiece]:
+    content = Path(listing.shards[shard].url).read_bytes()
+    pieces, start = [], 0
+    for cut in [*cuts, len(content)]:
+        pieces.append(scan_prefix(memoryview(content), "", start=start, available=cut, total=len(content)))
+        start = pieces[-1].resume
+    return pieces
+
+
+def test_a_table_grows_with_every_piece_and_is_kept_when_it_is_whole(bare: Listing, tmp_path: Path) -> None:
+    cache = str(tmp_path / "cache")
+    tables = Tables(bare, ScanCache(cache), strict=True)
+    whole = scanned(bare, 2)
+    cut = int(whole.member_offset[4])  # the third sample's first payload: two samples are whole
+    assert tables.next_scan(2) == (0, 512)
+    first, last = pieces_of(bare, 2, [cut])
+    tables.add_piece(2, first)
+    table = tables.find(2)
+    assert table is not None
+    assert table.keys() == whole.keys()[:2]
+    assert tables.column(2, table, ("cls",)).tolist() == whole.column(("cls",)).tolist()[:2]
+    assert tables.counts.values.tolist() == [-1, -1, -1]
+    assert tables.counts.least(2) == 2
+    assert tables.next_scan(2) == (first.resume, first.needs)
+    assert Tables(bare, ScanCache(cache), strict=True).find(2) is None, "a part is not kept"
+    tables.add_piece(2, last)
+    table = tables.find(2)
+    assert table is not None
+    assert table.keys() == whole.keys()
+    assert tables.column(2, table, ("cls",)).tolist() == whole.column(("cls",)).tolist()
+    assert tables.counts.values.tolist() == [-1, -1, 4]
+    assert tables._growing == {}, "what is needed for growing is let go"
+    kept = Tables(bare, ScanCache(cache), strict=True).find(2)
+    assert kept is not None
+    assert kept.member_offset.tolist() == whole.member_offset.tolist()
+
+
+def test_a_key_that_comes_again_in_another_piece_names_the_shard(tmp_path: Path) -> None:
+    path = tmp_path / "a.tar"
+    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
+        for name in ("a.jpg", "b.jpg", "a.cls"):
+            tar.addfile(tarfile.TarInfo(name))
+    listing = list_shards([str(path)], None)
+    tables = Tables(listing, ScanCache(str(tmp_path / "cache")), strict=True)
+    first, last = pieces_of(listing, 0, [1024])
+    tables.add_piece(0, first)
+    with pytest.raises(ShardFormatError) as caught:
+        tables.add_piece(0, last)
+    assert (caught.value.url, caught.value.key, caught.value.offset) == (listing.shards[0].url, "a", 1024)
+
+
+def test_members_passed_over_in_pieces_are_counted_once(tmp_path: Path) -> None:
+    path = tmp_path / "a.tar"
+    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
+        for name in (".x", "a.jpg", ".y", "b.jpg", ".z"):
+            tar.addfile(tarfile.TarInfo(name))
+    listing = list_shards([str(path)], None)
+    tables = Tables(listing, ScanCache(str(tmp_path / "cache")), strict=True)
+    for piece in pieces_of(listing, 0, [512, 1024, 1536, 2048, 2560]):
+        tables.add_piece(0, piece)
+    assert tables.skipped == {"hidden": 3}
+    assert tables.counts.complete
+
+
+def test_what_an_answer_says_of_a_shard_is_noted_only_where_the_listing_is_silent(
+    bare: Listing, tmp_path: Path
+) -> None:
+    cache = str(tmp_path / "cache")
+    tables = Tables(bare, ScanCache(cache), strict=True)
+    tables.note_version(0, 5, "etag")
+    tables.add(0, scanned(bare, 0))
+    assert Tables(bare, ScanCache(cache), strict=True).find(0) is not None
+
+
+def test_the_list_of_a_remote_index_is_read_once_for_all_tables_that_are_loaded_at_once(folder: Path) -> None:
+    with FaultServer({f"data/{path.relative_to(folder)}": path.read_bytes() for path in files_below(folder)}) as server:
+        storages = Storages()
+        listing = list_shards(f"{server.url}/data", None, storages)
+        tables = Tables(listing, ScanCache(None), strict=True, storages=storages)
+        server.play(Script())
+
+        async def load_all() -> list[ShardTable | None]:
+            try:
+                return await asyncio.gather(*(tables.load(shard) for shard in range(len(COUNTS))))
+            finally:
+                await storages.aclose()
+
+        loaded = asyncio.run(load_all())
+        asked = [path for _, path, _ in server.report().log]
+    assert [len(table) for table in loaded if table is not None] == list(COUNTS)
+    assert sum(path.endswith("/index.json") for path in asked) == 1
+    assert len(asked) == 1 + len(COUNTS)
+
+
+def files_below(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+def test_tables_that_are_needed_at_once_are_held_beyond_the_limit(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables_module, "_LEAST_MEMORY_BYTES", 1)
+    monkeypatch.setattr(tables_module, "_MOST_MEMORY_BYTES", 1)
+    tables = Tables(list_shards(folder), ScanCache(None), strict=True)
+    tables.hold([0, 1])
+    tables.find(0), tables.find(1)
+    assert set(tables._tables) == {0, 1}
+    tables.hold([])
+    tables.find(2)
+    assert set(tables._tables) == {2}

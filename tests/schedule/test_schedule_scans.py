@@ -1,0 +1,351 @@
+"""Scans of shards whose bytes come bit by bit: what is given out when, and samples before their shard is whole."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lines_run import lines_of
+from make_shards import write_numbers
+
+from streamload.decode.open_shards import OpenShards
+from streamload.decode.tasks import ScanDone, ScanTask, ShardOpened
+from streamload.errors import ShardFormatError
+from streamload.fetch.fetcher import Fetcher
+from streamload.fetch.parts import PART_BYTES, part_key
+from streamload.index.listing import Listing, list_shards
+from streamload.index.scan_cache import ScanCache
+from streamload.index.shard import Shard
+from streamload.index.tables import Tables
+from streamload.order.plan import OrderOptions, RankPlan
+from streamload.schedule.planned import locate
+from streamload.schedule.scan_feed import ScanFeed
+from streamload.schedule.scans import Scans
+from streamload.storage.storages import Storages
+from streamload.tar.scan import scan_shard
+from streamload.workers.worker import scan
+
+COUNTS = (40, 3, 25, 60)
+
+
+class Arrival:
+    """Shards in unlinked files that are filled from the front, as a fetcher would fill them."""
+
+    def __init__(self, listing: Listing, cache: Path, *, tables: Tables | None = None) -> None:
+        self.contents = [Path(shard.url).read_bytes() for shard in listing.shards]
+        self.listing = listing
+        self.tables = tables or Tables(listing, ScanCache(str(cache)), strict=True)
+        self.scans = Scans(self.tables, strict=True, arriving=range(len(self.contents)))
+        self.open = OpenShards()
+        self.ends = [0] * len(self.contents)
+        self._descriptors: list[int] = []
+        for number, content in enumerate(self.contents):
+            descriptor = os.memfd_create("shard")
+            os.ftruncate(descriptor, len(content))
+            self._descriptors.append(descriptor)
+            self.open.add(ShardOpened(number, listing.shards[number].url, len(content)), descriptor)
+
+    def bring(self, shard: int, end: int, *, total: bool = True) -> None:
+        """Have the bytes up to `end` come."""
+        content = self.contents[shard]
+        end = min(end, len(content))
+        os.pwrite(self._descriptors[shard], content[self.ends[shard] : end], self.ends[shard])
+        self.ends[shard] = end
+        self.scans.available(shard, end, len(content) if total else None)
+
+    def scan(self) -> ScanDone | None:
+        """Do the next scan, if there is one."""
+        task = self.scans.next_task()
+        if task is None:
+            return None
+        done = scan(task, self.open)
+        self.scans.on_done(done)
+        return done
+
+
+def bare(folder: Path, counts: tuple[int, ...] = COUNTS) -> Listing:
+    return list_shards(write_numbers(folder, counts, index=False) + "/*.tar", None)
+
+
+@pytest.fixture
+def arrival(tmp_path: Path) -> Iterator[Arrival]:
+    made = Arrival(bare(tmp_path / "shards"), tmp_path / "cache")
+    yield made
+    made.open.close()
+
+
+def test_a_scan_is_given_out_when_its_bytes_have_come(arrival: Arrival) -> None:
+    scans = arrival.scans
+    assert scans.wanted() == []
+    scans.ask_for([2, 0])
+    assert scans.wanted() == [2, 0]
+    assert scans.next_bytes(2) == (0, 512)
+    assert scans.next_task() is None
+    arrival.bring(0, 511)
+    assert scans.next_task() is None
+    arrival.bring(0, 20_000)
+    task = scans.next_task()
+    assert task == ScanTask(0, 0, True, 0, 20_000, len(arrival.contents[0]))
+    assert scans.wanted() == [2, 0], "until it has ended"
+    arrival.bring(0, 30_000)
+    assert scans.next_task() is None, "one scan of a shard at a time"
+    scans.on_done(scan(task, arrival.open))
+    found = arrival.tables.find(0)
+    assert found is not None
+    assert 0 < len(found) < COUNTS[0]
+    start, needs = scans.next_bytes(0)
+    assert 0 < start < 20_000 < needs
+    again = scans.next_task()
+    assert again == ScanTask(1, 0, True, start, 30_000, len(arrival.contents[0]))
+    scans.on_done(scan(again, arrival.open))
+    assert scans.next_task() is None, "nothing more has come"
+
+
+def test_the_earlier_asked_for_goes_first(arrival: Arrival) -> None:
+    arrival.scans.ask_for([2, 0, 1])
+    for shard in (0, 1, 2):
+        arrival.bring(shard, 5_000)
+    tasks = [arrival.scans.next_task() for _ in range(4)]
+    assert [None if task is None else task.shard for task in tasks] == [2, 0, 1, None]
+
+
+def test_what_is_gone_again_is_not_scanned(tmp_path: Path) -> None:
+    """The disk cache may have gone off since it was said to be there; memory that is not filled yet reads as zeros."""
+    there = 20_000
+    tables = Tables(bare(tmp_path / "shards"), ScanCache(str(tmp_path)), strict=True)
+    scans = Scans(tables, strict=True, arriving=range(4), arrived=lambda shard, start: start + there)
+    scans.ask_for([0])
+    scans.available(0, 20_000, 50_000)
+    there = 0
+    assert scans.next_task() is None
+    there = 10_000
+    assert scans.next_task() == ScanTask(0, 0, True, 0, 10_000, 50_000)
+
+
+def test_only_what_is_held_is_scanned(tmp_path: Path) -> None:
+    """What has come behind it may be given back for others while a scan waits or is under way."""
+    folder, parts = "http://127.0.0.1:9", {0: -1, 1: 2, 2: 9}
+    listed = tuple(
+        Shard(f"{folder}/{number}.tar", f"{number}.tar", max(-1, count * PART_BYTES), 0, folder)
+        for number, count in parts.items()
+    )
+    listing = Listing(listed, None, (None,) * 3, ())
+    tables = Tables(listing, ScanCache(str(tmp_path)), strict=True)
+    scans = Scans(tables, strict=True, arriving=range(3))
+    fetcher = Fetcher(
+        listing,
+        frozenset(range(3)),
+        Storages(),
+        budget_bytes=16 * PART_BYTES,  # a quarter for scans
+        slot_bytes=lambda: 0,
+        wake=lambda: None,
+        progress=lambda: None,
+    )
+    feed = ScanFeed(scans, tables, fetcher)
+    scans.ask_for(range(3))
+    feed.pump()  # one part, two, and one of the last shard
+    for number in range(2):
+        fetcher.ledger.admitted(part_key(2, number), PART_BYTES)
+        fetcher.ledger.arrived(part_key(2, number), PART_BYTES)
+    fetcher.state_of(0).total_bytes = 9 * PART_BYTES  # which takes all of it from now on
+    feed.pump()
+    task = scans.next_task()
+    assert task is not None
+    assert (task.shard, task.available) == (2, PART_BYTES)
+    fetcher.let_go()
+
+
+def test_a_shard_that_has_ended_is_known_and_kept(arrival: Arrival, tmp_path: Path) -> None:
+    arrival.scans.ask_for([0])
+    while arrival.scans.wanted():
+        arrival.bring(0, arrival.ends[0] + 7_000)
+        arrival.scan()
+    assert arrival.tables.counts.values.tolist() == [COUNTS[0], -1, -1, -1]
+    arrival.scans.ask_for([0])
+    assert arrival.scans.wanted() == []
+    table = arrival.tables.find(0)
+    whole = scan_shard(memoryview(arrival.contents[0]), "")
+    assert table is not None
+    assert table.keys() == whole.keys()
+    assert table.shard_bytes == whole.shard_bytes
+    later = Tables(arrival.listing, ScanCache(str(tmp_path / "cache")), strict=True)
+    assert later.find(0) is not None
+    assert later.counts.values[0] == COUNTS[0]
+
+
+def test_a_shard_that_is_growing_can_be_asked_for_again(arrival: Arrival) -> None:
+    """As the next epoch does, with its own scans and the tables of the loader."""
+    arrival.scans.ask_for([0])
+    arrival.bring(0, 20_000)
+    arrival.scan()
+    start, needs = arrival.scans.next_bytes(0)
+    later = Arrival(arrival.listing, Path("unused"), tables=arrival.tables)
+    later.scans.ask_for([0])
+    assert later.scans.wanted() == [0]
+    assert later.scans.next_bytes(0) == (start, needs)
+    later.bring(0, 1 << 30)
+    done = later.scan()
+    later.open.close()
+    assert done is not None
+    assert later.tables.counts.values[0] == COUNTS[0]
+
+
+def test_the_end_of_a_shard_is_scanned_when_its_size_becomes_known(arrival: Arrival) -> None:
+    arrival.scans.ask_for([1])
+    arrival.bring(1, 1 << 30, total=False)
+    done = arrival.scan()
+    assert done is not None
+    assert done.piece is not None
+    assert not done.piece.ended
+    assert arrival.scan() is None
+    arrival.bring(1, 1 << 30)
+    assert arrival.scan() is not None
+    assert arrival.tables.counts.values[1] == COUNTS[1]
+
+
+def test_a_size_that_was_told_once_is_remembered(arrival: Arrival) -> None:
+    arrival.scans.ask_for([1])
+    arrival.bring(1, 600)
+    arrival.bring(1, 1 << 30, total=False)
+    assert arrival.scan() is not None
+    assert arrival.tables.counts.values[1] == COUNTS[1]
+
+
+def test_asking_twice_is_asking_once(arrival: Arrival) -> None:
+    arrival.scans.ask_for([0, 0])
+    arrival.bring(0, 5_000)
+    arrival.scans.ask_for([0])
+    assert arrival.scans.next_task() is not None
+    arrival.scans.ask_for([0])
+    arrival.bring(0, 10_000)
+    assert arrival.scans.next_task() is None
+    local = Scans(arrival.tables, strict=True)
+    local.ask_for([1, 1])
+    local.ask_for([1])
+    assert [task is None for task in (local.next_task(), local.next_task())] == [False, True]
+
+
+def test_bytes_of_shards_that_nobody_asked_for(arrival: Arrival) -> None:
+    arrival.bring(3, 1 << 30)
+    assert arrival.scans.next_task() is None
+    assert arrival.scans.wanted() == []
+
+
+def test_damage_is_raised_and_nothing_more_is_wanted(arrival: Arrival) -> None:
+    content = bytearray(arrival.contents[0])
+    content[len(content) // 1024 * 512] ^= 1
+    table = scan_shard(memoryview(arrival.contents[0]), "")
+    content[int(table.member_offset[20]) - 500] ^= 1
+    arrival.contents[0] = bytes(content)
+    arrival.scans.ask_for([0])
+    with pytest.raises(ShardFormatError) as caught:
+        while arrival.scans.wanted():
+            arrival.bring(0, arrival.ends[0] + 5_000)
+            arrival.scan()
+    assert caught.value.offset == int(table.member_offset[20]) - 512
+    assert caught.value.url == arrival.listing.shards[0].url
+    assert arrival.scans.wanted() == []
+
+
+def test_a_kept_scan_is_found_when_the_first_answer_says_which_version_it_is(tmp_path: Path) -> None:
+    listing = bare(tmp_path / "shards")
+    unsized = Listing(
+        shards=tuple(shard._replace(bytes=-1, mtime_ns=0) for shard in listing.shards),
+        counts=None,
+        index_of=listing.index_of,
+        fields=listing.fields,
+    )
+    for etag, scans in (("one", True), ("one", False), ("two", True)):
+        arrival = Arrival(listing, tmp_path, tables=Tables(unsized, ScanCache(str(tmp_path / "cache")), strict=True))
+        arrival.scans.ask_for([0])
+        assert arrival.scans.wanted() == [0]
+        arrival.tables.note_version(0, len(arrival.contents[0]), etag)
+        arrival.bring(0, 1 << 30)
+        assert (arrival.scan() is not None) == scans
+        arrival.open.close()
+        assert arrival.scans.wanted() == []
+        assert arrival.tables.counts.values[0] == COUNTS[0]
+
+
+def test_local_shards_are_scanned_whole_and_at_once(tmp_path: Path) -> None:
+    listing = bare(tmp_path / "shards")
+    scans = Scans(Tables(listing, ScanCache(str(tmp_path / "cache")), strict=True), strict=True)
+    scans.ask_for([1, 0])
+    assert scans.wanted() == []
+    assert [scans.next_task(), scans.next_task(), scans.next_task()] == [
+        ScanTask(0, 1, True),
+        ScanTask(1, 0, True),
+        None,
+    ]
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_rows_flow_as_bytes_come_and_are_the_same(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    folder = tmp_path_factory.mktemp("arriving")
+    listing = bare(folder / "shards")
+    arrival = Arrival(listing, folder / "cache")
+    order = OrderOptions(3, data.draw(st.booleans()), data.draw(st.sampled_from([0, 5, 30])), 1, 4, False, True)
+    plan = RankPlan(order, arrival.tables.counts, 0, 0, 1)
+    rows, located = [], 0
+    while True:
+        while missing := plan.missing():
+            arrival.scans.ask_for(missing)
+            first = missing[0]
+            assert first in arrival.scans.wanted()
+            arrival.bring(first, arrival.ends[first] + data.draw(st.sampled_from([300, 5_000, 20_000])))
+            arrival.scan()
+        block = plan.take(16)
+        if block is None:
+            break
+        planned = locate(block, arrival.tables, ("cls",), verify=False)
+        (column,) = planned.table.columns()
+        for row, shard in enumerate(block.shard.tolist()):
+            start, size = int(column.offsets[row]), int(column.sizes[row])
+            assert start + size <= arrival.ends[shard], "it has come"
+            rows.append(int(arrival.contents[shard][start : start + size]))
+        located += any(arrival.tables.counts.values[shard] < 0 for shard in block.shard.tolist())
+    arrival.open.close()
+    assert located, "some rows came before their shard was whole"
+    starts = np.cumsum([0, *COUNTS])
+    expected = []
+    with_counts = Tables(list_shards(write_numbers(folder / "indexed", COUNTS)), ScanCache(None), strict=True)
+    known = RankPlan(order, with_counts.counts, 0, 0, 1)
+    while (block := known.take(64)) is not None:
+        expected += (starts[block.shard] + block.sample).tolist()
+    assert rows == expected
+
+
+def test_shards_that_wait_for_their_turn_cost_nothing(tmp_path: Path) -> None:
+    """`len()` of a dataset without an index asks for all of its shards at once."""
+
+    def cost(shards: int) -> tuple[int, int]:
+        folder = "http://127.0.0.1:9"
+        listed = tuple(Shard(f"{folder}/{number}.tar", f"{number}.tar", 10_000, 0, folder) for number in range(shards))
+        listing = Listing(listed, None, (None,) * shards, ())
+        tables = Tables(listing, ScanCache(str(tmp_path)), strict=True)
+        scans = Scans(tables, strict=True, arriving=range(shards))
+        fetcher = Fetcher(
+            listing,
+            frozenset(range(shards)),
+            Storages(),
+            budget_bytes=1 << 30,
+            slot_bytes=lambda: 0,
+            wake=lambda: None,
+            progress=lambda: None,
+        )
+        feed = ScanFeed(scans, tables, fetcher)
+        scans.ask_for(range(shards))
+        feed.pump()
+        return lines_of(feed.pump), lines_of(scans.next_task)
+
+    few, many = cost(100), cost(5000)
+    assert many[0] < 2 * few[0]
+    assert many[1] < 2 * few[1]

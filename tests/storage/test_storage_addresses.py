@@ -1,0 +1,113 @@
+"""Addresses as people write them: with an IPv6 host, with a user and a password, of a server with its own authority."""
+
+from __future__ import annotations
+
+import base64
+import socket
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from make_shards import write_numbers
+from servers.small_web_server import SmallWebServer
+
+from streamload import StreamLoader
+from streamload.errors import StorageError
+from streamload.storage.storages import Storages
+
+THROUGH_FSSPEC = {"block_size": 1}
+LOGIN = "us%40er:p%3Aw%2F"
+BASIC = "Basic " + base64.b64encode(b"us@er:p:w/").decode()
+WEB = pytest.mark.parametrize("options", [None, THROUGH_FSSPEC], ids=["obstore", "fsspec"])
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """Two shards, without an index."""
+    folder = Path(write_numbers(tmp_path_factory.mktemp("web") / "set", [3, 2], index=False))
+    return {f"/set/{number}.tar": path.read_bytes() for number, path in enumerate(sorted(folder.glob("*.tar")))}
+
+
+def labels_of(urls: str | list[str], options: dict[str, Any] | None) -> list[int]:
+    with StreamLoader(urls, 2, fields=("cls",), num_workers=0, storage_options=options, timeout=60) as loader:
+        return [label for (labels,) in loader for label in labels.tolist()]
+
+
+@WEB
+def test_an_ipv6_host_with_braces_and_lists(files: dict[str, bytes], options: dict[str, Any] | None) -> None:
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        pytest.skip("needs IPv6")
+    with SmallWebServer(files, host="::1") as server:
+        root = f"http://{server.address}/set"
+        for urls in (f"{root}/{{0,1}}.tar", f"{root}/0.tar::{root}/1.tar", [f"{root}/0.tar", f"{root}/1.tar"]):
+            assert labels_of(urls, options) == list(range(5))
+
+
+@WEB
+def test_user_and_password_of_a_url_log_in(files: dict[str, bytes], options: dict[str, Any] | None) -> None:
+    with SmallWebServer(files, authorization=BASIC) as server:
+        assert labels_of(f"http://{LOGIN}@{server.address}/set/{{0,1}}.tar", options) == list(range(5))
+        with pytest.raises(StorageError, match=r"access is denied .*as in https://USER:PASSWORD@HOST/"):
+            labels_of(f"http://{server.address}/set/0.tar", options)
+
+
+@WEB
+def test_another_host_to_which_a_server_redirects_is_not_told_them(
+    files: dict[str, bytes], options: dict[str, Any] | None
+) -> None:
+    with SmallWebServer(files) as other, SmallWebServer(files, moved_to=f"http://{other.address}") as server:
+        url = f"http://{LOGIN}@{server.address}/set/0.tar"
+        assert Storages(options).for_url(url).read_bytes(url, most_bytes=1 << 20) == files["/set/0.tar"]
+    assert server.asked == [("/set/0.tar", BASIC)]
+    assert other.asked == [("/set/0.tar", None)]
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The certificate of an authority that nobody trusts, and a file with one that it has signed and its key."""
+    folder = tmp_path_factory.mktemp("authority")
+    new = "-newkey rsa:2048 -nodes -days 2"
+    for command in (
+        f"req -x509 {new} -subj /CN=authority -keyout own.key -out own.pem",
+        f"req -x509 {new} -subj /CN=127.0.0.1 -addext subjectAltName=IP:127.0.0.1 -addext basicConstraints=CA:FALSE "
+        "-CA own.pem -CAkey own.key -keyout server.key -out server.crt",
+    ):
+        try:
+            subprocess.run(["openssl", *command.split()], cwd=folder, check=True, capture_output=True)
+        except (FileNotFoundError, subprocess.CalledProcessError):
+            pytest.skip("needs openssl 3")
+    both = folder / "server.pem"
+    both.write_text((folder / "server.key").read_text() + (folder / "server.crt").read_text())
+    return folder / "own.pem", both
+
+
+@pytest.mark.parametrize("kind", ["http", "fsspec-http", "s3", "s3fs"])
+def test_the_advice_for_a_certificate_that_is_not_trusted_helps(
+    kind: str, files: dict[str, bytes], authority: tuple[Path, Path]
+) -> None:
+    own, certificate = authority
+    with SmallWebServer(files, certificate=certificate) as server:
+        address = f"https://{server.address}"
+        url = f"{address}/set/0.tar" if kind.endswith("http") else "s3://set/0.tar"
+        options: dict[str, Any] = {"fsspec-http": dict(THROUGH_FSSPEC), "http": {}}.get(kind) or {}
+        if kind.startswith("s3"):
+            options = {"key": "k", "secret": "s", "endpoint_url": address}
+        if kind == "s3fs":
+            options["config_kwargs"] = {"retries": {"max_attempts": 0}}
+        advice = r"or name the file of your own .*storage_options=\{'client_kwargs': \{'verify': PEM_FILE\}\}"
+        with pytest.raises(StorageError, match=advice):
+            Storages(options).for_url(url).info(url)
+        for verify in (str(own), False):
+            storage = Storages(options | {"client_kwargs": {"verify": verify}}).for_url(url)
+            assert storage.info(url).bytes == len(files["/set/0.tar"])
+            assert storage.read_bytes(url, most_bytes=1 << 20) == files["/set/0.tar"]
+
+
+def test_a_file_of_certificates_that_is_not_there_is_named() -> None:
+    options = {"client_kwargs": {"verify": "/no/such.pem"}}
+    with pytest.raises(ValueError, match=r"'/no/such\.pem', and there is no such file"):
+        Storages(options).for_url("https://host/a.tar")

@@ -1,0 +1,138 @@
+"""Connections that cannot be made or that break, each as it really happens: what passes is told from what does not."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import socket
+import ssl
+import struct
+import subprocess
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from servers.rclone import free_port
+
+from streamload.errors import StorageError, TransientStorageError
+from streamload.storage.errors import connection_error
+from streamload.storage.filesystems.fsspec_errors import filesystem_error
+from streamload.storage.storages import Storages
+
+KINDS = ["http", "s3", "fsspec-http", "s3fs"]
+PASSES = ["closed", "unknown host", "reset", "cut"]
+NEEDS_TLS = ["certificate", "no TLS"]
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file with a certificate that nobody trusts, and its key."""
+    binary = shutil.which("openssl")
+    if binary is None:
+        pytest.skip("needs openssl")
+    made = tmp_path_factory.mktemp("tls") / "both.pem"
+    command = [binary, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=127.0.0.1"]
+    command += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(made), "-out", str(made.with_suffix(".crt"))]
+    subprocess.run(command, check=True, capture_output=True)
+    made.write_text(made.read_text() + made.with_suffix(".crt").read_text())
+    return made
+
+
+@contextlib.asynccontextmanager
+async def listening(fault: str, certificate: Path | None) -> AsyncIterator[int]:
+    """The port of a server that does as it is told with whoever connects."""
+    if fault in ("closed", "unknown host"):
+        yield free_port()
+        return
+    tls = None
+    if fault == "certificate":
+        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        assert certificate is not None
+        tls.load_cert_chain(certificate)
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            await reader.read(100)
+            if fault == "reset":
+                connection = writer.get_extra_info("socket")
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            elif fault != "cut":
+                writer.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+                await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(connected, "127.0.0.1", 0, ssl=tls)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+
+
+def storages_of(kind: str, endpoint: str) -> tuple[Storages, str]:
+    if kind == "http":
+        return Storages(), f"{endpoint}/set/a.tar"
+    if kind == "fsspec-http":
+        return Storages({"block_size": 1}), f"{endpoint}/set/a.tar"
+    options = {"key": "k", "secret": "s", "endpoint_url": endpoint, "client_kwargs": {"region_name": "us-east-1"}}
+    if kind == "s3fs":
+        options["config_kwargs"] = {"retries": {"max_attempts": 0}}
+    return Storages(options), "s3://bucket/set/a.tar"
+
+
+def met(kind: str, protocol: str, fault: str, certificate: Path | None = None) -> StorageError:
+    """The error of asking for a range."""
+
+    async def ask() -> None:
+        async with listening(fault, certificate) as port:
+            host = "no-such-host.invalid" if fault == "unknown host" else "127.0.0.1"
+            storages, url = storages_of(kind, f"{protocol}://{host}:{port}")
+            try:
+                await storages.for_url(url).open_range(url, 0, 100, etag=None)
+            finally:
+                await storages.aclose()
+
+    with pytest.raises(StorageError) as caught:
+        asyncio.run(ask())
+    return caught.value
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("protocol", ["http", "https"])
+@pytest.mark.parametrize("fault", PASSES)
+def test_what_may_pass_is_tried_again(kind: str, protocol: str, fault: str) -> None:
+    error = met(kind, protocol, fault)
+    assert isinstance(error, TransientStorageError), error
+    assert "certificate" not in error.message
+    if fault == "closed":
+        assert "no connection" in error.message
+    if fault == "unknown host" and kind != "s3fs":  # botocore does not say so
+        assert "host is not known" in error.message
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("fault", NEEDS_TLS)
+def test_what_is_wrong_with_tls_does_not_pass(kind: str, fault: str, certificate: Path) -> None:
+    error = met(kind, "https", fault, certificate)
+    assert type(error) is StorageError
+    assert "certificate is not trusted, or it does not speak TLS" in error.message
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_plain_http_to_a_port_that_speaks_tls_is_no_mistake_of_the_certificate(kind: str, certificate: Path) -> None:
+    assert "certificate" not in met(kind, "http", "certificate", certificate).message
+
+
+@pytest.mark.parametrize("setting", ["default", "True", "False", "<ssl.SSLContext object at 0x7f10>"])
+@pytest.mark.parametrize("host", ["127.0.0.1", "tls-dns.example"])
+def test_names_and_settings_in_a_text_do_not_say_what_went_wrong(host: str, setting: str) -> None:
+    said = f"Cannot connect to host {host}:8499 ssl:{setting} [Connect call failed ('127.0.0.1', 8499)]"
+    error = connection_error("s3://b/x", said)
+    assert isinstance(error, TransientStorageError)
+    assert "no connection" in error.message
+
+
+def test_a_web_server_that_breaks_off_has_not_said_that_there_is_no_such_file() -> None:
+    error = FileNotFoundError("http://h/a.tar")
+    error.__cause__ = type("ServerDisconnectedError", (Exception,), {})()
+    assert isinstance(filesystem_error("http://h/a.tar", error), TransientStorageError)

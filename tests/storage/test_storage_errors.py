@@ -1,0 +1,369 @@
+"""What goes wrong with a storage: every answer becomes the right error, with advice and without secrets."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from email.utils import formatdate
+
+import pytest
+from scripted_server import CONTENT, Script, serve
+from scripted_storage import Answer, ScriptedStorage
+from servers.faults import FaultServer
+from virtual_time import run_in_virtual_time
+
+from streamload.errors import (
+    DatasetIndexError,
+    SampleError,
+    ShardChangedError,
+    ShardFormatError,
+    ShardNotFoundError,
+    StorageError,
+    StreamloadError,
+    TransientStorageError,
+)
+from streamload.index.shard_names import refuse_repetitions
+from streamload.storage.download import Pin, download
+from streamload.storage.filesystems import filesystem
+from streamload.storage.options import object_config, options_of
+from streamload.storage.protocol import without_secrets
+from streamload.storage.storages import Storages
+from streamload.storage.urls import expand_urls
+
+OPTIONS = {"key": "key-id", "secret": "told-secret", "token": "told-secret"}
+KINDS = ["s3", "http", "s3fs", "fsspec-http"]
+
+
+def storages_of(kind: str, script: Script) -> tuple[Storages, str]:
+    if kind == "http":
+        return Storages(), f"{script.address}/set/a.tar"
+    if kind == "fsspec-http":
+        return Storages({"block_size": 1}), f"{script.address}/set/a.tar"
+    options = {**OPTIONS, "endpoint_url": script.address, "client_kwargs": {"region_name": "us-east-1"}}
+    if kind == "s3fs":
+        options["config_kwargs"] = {"retries": {"max_attempts": 0}, "request_checksum_calculation": "when_required"}
+    return Storages(options), "s3://bucket/set/a.tar"
+
+
+def read(kind: str, script: Script, start: int = 1000, end: int | None = 300_000, etag: str | None = None) -> bytes:
+    async def whole() -> bytes:
+        async with serve(script):
+            storages, url = storages_of(kind, script)
+            try:
+                body = await storages.for_url(url).open_range(url, start, end, etag=etag)
+                return b"".join([bytes(chunk) async for chunk in body.chunks()])
+            finally:
+                await storages.aclose()
+
+    return asyncio.run(whole())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("fault", ["whole", "other", "short"])
+def test_wrong_bytes_are_never_given_out(kind: str, fault: str) -> None:
+    with pytest.raises(TransientStorageError):
+        read(kind, Script([fault] * 20))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_part_of_what_nobody_knows_the_length_of_is_refused(kind: str) -> None:
+    script = Script(["open"] * 20)
+    with pytest.raises(StorageError, match="how long the whole file is") as caught:
+        read(kind, script)
+    assert not isinstance(caught.value, TransientStorageError), "it would be asked for again"
+
+
+@pytest.mark.parametrize("kind", ["s3", "http"])
+def test_a_body_that_breaks_is_told_after_what_has_come(kind: str) -> None:
+    async def until_it_breaks() -> bytes:
+        given = b""
+        async with serve(script):
+            storages, url = storages_of(kind, script)
+            try:
+                body = await storages.for_url(url).open_range(url, 1000, 300_000, etag=None)
+                with pytest.raises(TransientStorageError):
+                    async for chunk in body.chunks():
+                        given += bytes(chunk)
+            finally:
+                await storages.aclose()
+        return given
+
+    script = Script(["cut"])
+    given = asyncio.run(until_it_breaks())
+    assert given
+    assert CONTENT[1000:].startswith(given)
+    assert len(script.requests) == 1, "whoever reads continues it, and knows what is there"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_if_match_keeps_to_one_version(kind: str) -> None:
+    assert read(kind, Script(), etag='"v1"') == CONTENT[1000:300_000]
+    for ignores_if_match in (False, True):
+        with pytest.raises(ShardChangedError, match='"old"') as caught:
+            read(kind, Script(ignores_if_match=ignores_if_match), etag='"old"')
+        assert '"v1"' in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["http", "s3"])
+@pytest.mark.parametrize("pinned", [False, True])
+def test_an_object_that_is_only_too_short_is_not_said_to_be_another(kind: str, pinned: bool) -> None:
+    with FaultServer({"set/a.tar": b"abc", "bucket/set/a.tar": b"abc"}) as server:
+        storages, url = storages_of(kind, Script(port=int(server.url.rpartition(":")[2])))
+        etag = storages.for_url(url).info(url).etag if pinned else None
+
+        async def ask() -> None:
+            try:
+                await storages.for_url(url).open_range(url, 3, 9, etag=etag)
+            finally:
+                await storages.aclose()
+
+        with pytest.raises(ShardChangedError, match="ends before the bytes that were asked for"):
+            asyncio.run(ask())
+
+
+@pytest.mark.parametrize(
+    ("fault", "error", "words"),
+    [
+        ("404 NoSuchBucket", ShardNotFoundError, "no such bucket"),
+        ("404 NoSuchKey", ShardNotFoundError, "no such shard"),
+        ("403 AccessDenied", StorageError, "access is denied"),
+        ("403 SignatureDoesNotMatch", StorageError, "secret key does not belong"),
+        ("403 InvalidAccessKeyId", StorageError, "does not know this access key"),
+        ("400 AuthorizationHeaderMalformed", StorageError, "another region"),
+        ("301 PermanentRedirect", StorageError, "another region"),
+        ("400 ExpiredToken", StorageError, "expired"),
+        ("503 SlowDown", TransientStorageError, "fewer requests"),
+        ("429 TooManyRequests", TransientStorageError, "fewer requests"),
+        ("500 InternalError", TransientStorageError, "try again later"),
+    ],
+)
+def test_what_an_answer_means(fault: str, error: type[StorageError], words: str) -> None:
+    with pytest.raises(error, match=words) as caught:
+        read("s3", Script([fault] * 20))
+    assert "told-secret" not in f"{caught.value!s} {caught.value.__cause__!s}"
+    assert caught.value.url == "s3://bucket/set/a.tar"
+    assert isinstance(caught.value, TransientStorageError) == (error is TransientStorageError)
+    sent = pickle.loads(pickle.dumps(caught.value))
+    if isinstance(sent, TransientStorageError):
+        assert sent.throttled == ("fewer" in words)
+
+
+def test_ranges_are_not_tried_again_in_secret_but_small_files_are() -> None:
+    script = Script(["503 SlowDown"])
+    with pytest.raises(TransientStorageError) as caught:
+        read("s3", script)
+    assert caught.value.throttled
+    assert len(script.requests) == 1
+
+    async def whole() -> bytes:
+        async with serve(script):
+            storages, url = storages_of("s3", script)
+            read_bytes = storages.for_url(url).read_bytes
+            return await asyncio.to_thread(read_bytes, url, most_bytes=1 << 30)
+
+    script = Script(["503 SlowDown", "500 InternalError"])
+    assert asyncio.run(whole()) == CONTENT
+    assert len(script.requests) == 3
+
+
+def test_advice_about_a_missing_shard_is_asked_for_once() -> None:
+    """It is nothing to wait for, and whoever closes a loader would have to."""
+    script = Script(["404 NoSuchKey", *["503 SlowDown"] * 9])
+    with pytest.raises(ShardNotFoundError, match="no such shard"):
+        read("s3", script)
+    assert len(script.requests) == 2
+
+
+def test_expired_credentials_are_renewed_once_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    from streamload.storage.buckets import objects as object_storage
+
+    made: list[str] = []
+    make = object_storage.make_store
+
+    def counted(place: object, config: object, *, retries: bool) -> object:
+        made.append(str(place))
+        return make(place, config, retries=retries)
+
+    monkeypatch.setattr(object_storage, "make_store", counted)
+    script = Script(["400 ExpiredToken"] * 4)
+
+    async def main() -> list[bytes]:
+        async with serve(script):
+            storages, url = storages_of("s3", script)
+
+            async def one() -> bytes:
+                body = await storages.for_url(url).open_range(url, 0, 100, etag=None)
+                return b"".join([bytes(chunk) async for chunk in body.chunks()])
+
+            try:
+                return await asyncio.gather(*(one() for _ in range(4)))
+            finally:
+                await storages.aclose()
+
+    assert asyncio.run(main()) == [CONTENT[:100]] * 4
+    assert len(made) == 2
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "words"),
+    [("http://127.0.0.1:1", "no connection"), ("http://no-such-host.invalid", "host is not known|no connection")],
+)
+def test_an_endpoint_that_is_not_there(endpoint: str, words: str) -> None:
+    storages = Storages({**OPTIONS, "endpoint_url": endpoint})
+    with pytest.raises(TransientStorageError, match=words):
+        storages.for_url("s3://b/a.tar").info("s3://b/a.tar")
+
+
+@pytest.mark.parametrize("protocol", ["s3", "gs", "az"])
+def test_an_endpoint_without_a_scheme_is_refused(protocol: str) -> None:
+    with pytest.raises(ValueError, match=r"endpoint_url='127.0.0.1:9000'.*must begin with https:// or http://"):
+        Storages({"endpoint_url": "127.0.0.1:9000"}).for_url(f"{protocol}://b/a.tar")
+
+
+async def versions(kind: str, *changed: str) -> list[str | None]:
+    """The versions that a server without ETags gives at these times of change; all are held to the first."""
+    found: list[str | None] = []
+    async with serve(Script(etag="")) as script:
+        storages, url = storages_of(kind, script)
+        try:
+            for time in changed:
+                script.changed = time
+                body = await storages.for_url(url).open_range(url, 0, 10, etag=found[0] if found else None)
+                found.append(body.etag)
+                await body.aclose()
+        finally:
+            await storages.aclose()
+    assert not any("if-match" in request.lower() for request in script.requests)
+    return found
+
+
+@pytest.mark.parametrize("kind", ["s3", "http", "fsspec-http"])
+def test_without_an_etag_the_time_of_change_stands_for_it(kind: str) -> None:
+    """Else the cache on the disk, what is kept of scans and the pin all take another object of equal size for it."""
+    before, after = "Sat, 01 Jan 2022 00:00:00 GMT", "Sun, 02 Jan 2022 00:00:00 GMT"
+    assert asyncio.run(versions(kind, before, before)) == ['W/"61cf9980-7d000"'] * 2
+    with pytest.raises(ShardChangedError, match="61cf9980.*61d0eb00"):
+        asyncio.run(versions(kind, before, after))
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [*((kind, said) for kind in ("s3", "http", "fsspec-http") for said in ("now", "")), ("fsspec-http", "not a time")],
+)
+def test_a_time_of_change_that_says_nothing_is_not_taken_for_a_version(kind: str, said: str) -> None:
+    assert asyncio.run(versions(kind, formatdate(usegmt=True) if said == "now" else said)) == [None]
+
+
+def test_urls_are_shown_without_secrets() -> None:
+    assert without_secrets("https://me:pw@h/a.tar?X-Signature=abc&v=1") == "https://...@h/a.tar?X-Signature=...&v=..."
+    assert without_secrets("s3://b/a.tar") == "s3://b/a.tar"
+    assert without_secrets("sftp://me:p@w@h/a@b.tar") == "sftp://...@h/a@b.tar"
+    assert without_secrets("/data/a?b=1&c=2@x.tar") == "/data/a?b=1&c=2@x.tar"
+
+
+SIGNED = "https://me:told-secret@h/a.tar?X-Amz-Signature=told-secret"
+
+
+@pytest.mark.parametrize("error", [StorageError, ShardFormatError, SampleError, DatasetIndexError])
+def test_no_error_shows_a_signature_or_a_password(error: type[StreamloadError]) -> None:
+    raised = error("cannot be read", url=SIGNED)
+    for shown in (str(raised), repr(raised), str(raised.url), str(pickle.loads(pickle.dumps(raised)))):
+        assert "h/a.tar?X-Amz-Signature=..." in shown
+        assert "told-secret" not in shown
+
+
+def test_a_url_in_a_message_is_shown_without_its_signature() -> None:
+    with pytest.raises(ShardChangedError) as changed:
+        Pin(5).check(SIGNED, 6, None)
+    storage = ScriptedStorage(b"", lambda _: Answer(error=TransientStorageError("broken", url=SIGNED)))
+    with pytest.raises(StorageError) as given_up:
+        run_in_virtual_time(download(storage, SIGNED, 0, 5, lambda *_: None, pin=Pin()))
+    with pytest.raises(ValueError, match="twice") as twice:
+        refuse_repetitions([SIGNED, SIGNED])
+    with pytest.raises(ValueError, match="brace") as brace:
+        expand_urls(f"{SIGNED}{{0..1")
+    for caught in (changed, given_up, twice, brace):
+        assert "h/a.tar" in str(caught.value)
+        assert "told-secret" not in f"{caught.value} {caught.value.__cause__}"
+
+
+def test_what_holds_keys_does_not_show_them() -> None:
+    made = object_config("s3", OPTIONS)
+    assert "told-secret" not in f"{made} {Storages(OPTIONS)}"
+
+
+def test_options_in_fsspecs_spellings() -> None:
+    made = object_config(
+        "s3", {"key": "k", "secret": "s", "client_kwargs": {"endpoint_url": "http://e", "verify": False}}
+    )
+    assert made is not None
+    assert made.config == {"access_key_id": "k", "secret_access_key": "s", "endpoint": "http://e"}
+    assert made.client == {"allow_http": True, "allow_invalid_certificates": True}
+    anonymous = object_config("s3a", {"anon": True, "requester_pays": True})
+    assert anonymous is not None
+    assert anonymous.config == {"skip_signature": True, "request_payer": True}
+    azure = object_config("abfs", {"account_name": "a", "sas_token": "t"})
+    assert azure is not None
+    assert azure.config == {"account_name": "a", "sas_key": "t"}
+    assert object_config("s3", {"config_kwargs": {}}) is None
+    assert options_of("s3", {"s3": {"key": "k"}, "gs": {"token": "t"}, "anon": False}) == {"anon": False, "key": "k"}
+    with pytest.raises(ValueError, match=r"'keyy', which s3:// does not know; it knows .*key.*secret"):
+        Storages({"keyy": "k"}).for_url("s3://b/a.tar")
+
+
+@pytest.mark.parametrize("name", ["AWS_REGION", "aws_region", "region", "default_region"])
+def test_what_has_no_name_of_fsspecs_goes_to_obstore_as_it_is(name: str) -> None:
+    """Obstore checks the names, and fsspec's filesystems would pass over what they do not know."""
+    given = {name: "eu-west-1", "client_options": {"user_agent": "me"}}
+    made = object_config("s3", given)
+    assert made is not None
+    assert (list(made.config.values()), made.client) == (["eu-west-1"], {"user_agent": "me"})
+    assert object_config("gs", {"base_url": "http://g"}) is not None
+    assert object_config("az", {"container_name": "c"}) is not None
+    with pytest.raises(ValueError, match=f"names .*'{name}'.*which s3:// does not know"):
+        object_config("s3", {**given, "default_block_size": 1})
+
+
+def test_an_option_that_is_a_mapping_is_not_taken_for_the_options_of_a_protocol() -> None:
+    """It would be left out in silence: here, who pays for the requests."""
+    given = {"s3_additional_kwargs": {"RequestPayer": "requester"}, "cache_options": {"a": 1}, "s3": {"key": "k"}}
+    assert options_of("s3", given) == {
+        "s3_additional_kwargs": {"RequestPayer": "requester"},
+        "cache_options": {"a": 1},
+        "key": "k",
+    }
+    assert object_config("s3", options_of("s3", {"s3_additional_kwargs": {"RequestPayer": "requester"}})) is None
+
+
+def test_a_question_mark_is_a_pattern_in_a_bucket_and_a_query_on_a_web_server() -> None:
+    """Only what has a query needs another library, and s3fs may not be there."""
+    storages = Storages(OPTIONS)
+    assert storages.for_url("s3://bucket/a-00?.tar") is storages.for_url("s3://bucket/a.tar")
+    web = Storages()
+    assert web.for_url("https://h/a.tar?sig=b") is not web.for_url("https://h/a.tar")
+
+
+def test_a_key_that_begins_with_a_slash_is_not_taken_for_the_one_without() -> None:
+    storage = Storages(OPTIONS).for_url("s3://bucket//a.tar")
+    with pytest.raises(StorageError, match="begins with a slash"):
+        asyncio.run(storage.open_range("s3://bucket//a.tar", 0, 1, etag=None))
+
+
+async def replaced_in_between(url: str) -> None:
+    """Two ranges of a file whose storage tells no version with its bytes; another one of its size comes in between."""
+    storages = Storages()
+    storage = storages.for_url(url)
+    await asyncio.to_thread(storage.write, url, b"before")
+    first = await storage.open_range(url, 0, 3, etag=None)
+    await asyncio.to_thread(storage.write, url, b"behind")
+    await storage.open_range(url, 3, 6, etag=first.etag)
+
+
+def test_a_file_that_is_replaced_is_noticed_where_answers_do_not_tell_their_version(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    url = "memory://replaced/a.tar"
+    asyncio.run(replaced_in_between(url))  # within a moment
+    monkeypatch.setattr(filesystem, "_LOOK_AGAIN_S", 0.0)
+    with pytest.raises(ShardChangedError):
+        asyncio.run(replaced_in_between(url))

@@ -1,0 +1,72 @@
+"""What obstore's threads still hold on to is waited for, and only that."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+from streamload.storage.buckets.in_flight import UnderWay
+
+
+async def held_elsewhere(under_way: UnderWay, let_go: threading.Event) -> threading.Thread:
+    """An answer that was cancelled, and that another thread holds until it is told to let go."""
+    answer: list[asyncio.Future[None]] = [asyncio.get_running_loop().create_future()]
+    under_way.add(answer[0])
+    answer[0].cancel()
+
+    def hold() -> None:
+        let_go.wait()
+        answer.clear()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    return thread
+
+
+def test_an_answer_that_a_thread_holds_is_waited_for() -> None:
+    async def main() -> tuple[bool, bool]:
+        under_way, let_go = UnderWay(lambda: None), threading.Event()
+        thread = await held_elsewhere(under_way, let_go)
+        over = asyncio.create_task(under_way.over())
+        await asyncio.sleep(0.05)
+        before = over.done()
+        let_go.set()
+        await over
+        thread.join()
+        return before, over.done()
+
+    assert asyncio.run(main()) == (False, True)
+
+
+def test_an_answer_that_is_kept_for_ever_does_not_hold_up_the_end() -> None:
+    async def main() -> None:
+        under_way, let_go = UnderWay(lambda: None), threading.Event()
+        thread = await held_elsewhere(under_way, let_go)
+        await asyncio.wait_for(under_way.over(), 10)
+        let_go.set()
+        thread.join()
+
+    asyncio.run(main())
+
+
+def test_what_is_freed_with_a_call_only_is_freed() -> None:
+    async def main() -> None:
+        kept: list[asyncio.Future[None]] = [asyncio.get_running_loop().create_future()]
+        under_way = UnderWay(kept.clear)
+        under_way.add(kept[0])
+        await asyncio.wait_for(under_way.over(), 0.5)
+
+    asyncio.run(main())
+
+
+def test_what_has_come_is_not_waited_for() -> None:
+    async def main() -> None:
+        under_way = UnderWay(lambda: None)
+        for number in range(3):
+            answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+            answer.set_result(number)
+            assert await under_way.add(answer) == number
+        del answer
+        await asyncio.wait_for(under_way.over(), 0.5)
+
+    asyncio.run(main())

@@ -1,0 +1,196 @@
+"""How often small requests are made again."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from collections.abc import Iterable
+from typing import ClassVar
+
+import pytest
+from fsspec.asyn import AsyncFileSystem
+from servers.faults import FaultServer, Script
+from servers.rclone import free_port
+
+from streamload.errors import StorageError, TransientStorageError
+from streamload.storage.errors import NoConnectionError
+from streamload.storage.filesystems import filesystem as filesystem_storage
+from streamload.storage.retry_policy import Patience, Retries, RetryPolicy
+from streamload.storage.storages import Storages
+
+URL = "s3://bucket/set/index.json"
+BUSY = TransientStorageError("busy")
+SOON = Retries(RetryPolicy(tries=10, first_backoff_s=0.0))
+NOBODY = NoConnectionError("nobody there")
+
+
+class Clock:
+    """Goes on by as much whenever it is told to."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def waits(error: StorageError, try_s: float = 0.0, retries: Retries | None = None) -> list[float]:
+    """The waits between tries that fail after so long each."""
+    clock, found = Clock(), []
+    patience = (retries or Retries()).begin(URL, clock)
+    while True:
+        clock.now_s += try_s
+        wait_s = patience.wait_s(error)
+        if wait_s is None:
+            return found
+        found.append(wait_s)
+        clock.now_s += wait_s
+
+
+def goes_on(errors: Iterable[StorageError], retries: Retries | None = None) -> list[bool]:
+    """Whether there is another try after each of these failures."""
+    patience = (retries or Retries()).begin(URL, Clock())
+    return [patience.wait_s(error) is not None for error in errors]
+
+
+def test_what_may_pass_is_tried_for_two_minutes_with_growing_waits() -> None:
+    *found, last = waits(BUSY)
+    for number, wait_s in enumerate(found):
+        longest_s = min(10.0, 0.1 * 2**number)
+        assert longest_s / 2 <= wait_s <= longest_s
+    assert sum(found) + last == pytest.approx(120.0)
+
+
+def test_what_cannot_be_reached_is_tried_three_times_and_what_will_not_pass_once() -> None:
+    assert len(waits(NOBODY)) == 2
+    assert waits(StorageError("denied")) == []
+
+
+def test_a_server_that_is_started_again_is_waited_for() -> None:
+    """Whoever has answered, if only that it is busy, is no wrong address; nor is that of a neighbour."""
+    assert goes_on([NOBODY] * 3) == [True, True, False]
+    retries = Retries()
+    assert goes_on([NOBODY, NOBODY, BUSY, *[NOBODY] * 10], retries) == [True] * 13
+    assert goes_on([NOBODY] * 10, retries) == [True] * 10
+    assert len(waits(NOBODY, retries=pickle.loads(pickle.dumps(retries)))) == 2
+
+
+@pytest.mark.parametrize(("try_s", "tries"), [(59.0, 3), (60.0, 2), (200.0, 2)])
+def test_silence_is_given_up_after_two_minutes_and_one_long_try_has_a_second(try_s: float, tries: int) -> None:
+    assert len(waits(BUSY, try_s)) + 1 == tries
+
+
+def test_an_outage_is_told_once_with_what_fails_and_how_long_it_is_tried(caplog: pytest.LogCaptureFixture) -> None:
+    retries, clock = Retries(), Clock()
+    several = [retries.begin(f"https://me:told@host/{number}.tar?sig=told", clock) for number in range(5)]
+    for _ in range(4):
+        clock.now_s += 2.0
+        for patience in several:
+            patience.wait_s(BUSY)
+    (record,) = caplog.records
+    assert (record.name, record.levelname) == ("streamload", "WARNING")
+    said = (
+        "https://...@host/0.tar?sig=...: busy. Nothing has come from there for 6.0 s; it is tried for up to 114 s more"
+    )
+    assert record.getMessage() == said
+    several[0].progressed()
+    for _ in range(4):
+        several[1].wait_s(BUSY)
+        clock.now_s += 2.0
+    several[1].wait_s(BUSY)
+    assert len(caplog.records) == 2, "of the next one too"
+
+
+def test_while_others_are_answered_there_is_no_outage(caplog: pytest.LogCaptureFixture) -> None:
+    retries, clock = Retries(), Clock()
+    one, other = retries.begin(URL, clock), retries.begin(URL, clock)
+    for _ in range(20):
+        clock.now_s += 3.0
+        one.wait_s(BUSY)
+        other.progressed()
+    assert caplog.records == []
+
+
+def test_progress_renews_patience() -> None:
+    clock = Clock()
+    patience = Retries().begin(URL, clock)
+    for _ in range(50):
+        for _ in range(2):
+            clock.now_s += 59.0
+            assert patience.wait_s(BUSY) is not None
+        patience.progressed()
+
+
+class Tries:
+    """Notes how each try has failed."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.failures: list[type[StorageError]] = []
+        self._wait_s = Patience.wait_s
+        monkeypatch.setattr(Patience, "wait_s", lambda patience, error: self._fail(patience, error))
+
+    def _fail(self, patience: Patience, error: StorageError) -> float | None:
+        self.failures.append(type(error))
+        return self._wait_s(patience, error)
+
+
+@pytest.mark.parametrize("through_fsspec", [False, True])
+def test_a_server_that_has_answered_once_is_waited_for(monkeypatch: pytest.MonkeyPatch, through_fsspec: bool) -> None:
+    """It may just be started again; a server that never was there is not waited for."""
+    storages = Storages({"block_size": 1} if through_fsspec else None, retries=SOON)
+    with FaultServer({"a.tar": b"abc"}) as server:
+        url = f"{server.url}/a.tar"
+        assert storages.for_url(url).info(url).bytes == 3
+    tries = Tries(monkeypatch)
+    with pytest.raises(NoConnectionError):
+        storages.for_url(url).read_bytes(url, most_bytes=10)
+    assert tries.failures == [NoConnectionError] * 10
+    tries.failures.clear()
+    elsewhere = f"http://127.0.0.1:{free_port()}/a.tar"
+    with pytest.raises(NoConnectionError):
+        storages.for_url(elsewhere).read_bytes(elsewhere, most_bytes=10)
+    assert tries.failures == [NoConnectionError] * 3
+
+
+@pytest.mark.parametrize("through_fsspec", [False, True])
+def test_a_server_that_has_refused_once_is_there(monkeypatch: pytest.MonkeyPatch, through_fsspec: bool) -> None:
+    storages = Storages({"block_size": 1} if through_fsspec else None, retries=SOON)
+    with FaultServer({}, Script()) as server:
+        url = f"{server.url}/index.json"
+        with pytest.raises(StorageError, match="no such shard"):
+            storages.for_url(url).read_bytes(url, most_bytes=10)
+    tries = Tries(monkeypatch)
+    with pytest.raises(NoConnectionError):
+        storages.for_url(url).read_bytes(url, most_bytes=10)
+    assert len(tries.failures) == 10
+
+
+class SilentFilesystem(AsyncFileSystem):
+    """Never answers; what was asked is kept, of all instances."""
+
+    protocol = "silent"
+    cachable = False
+    asked: ClassVar[list[str]] = []
+
+    async def _info(self, path: str, **_: object) -> dict[str, object]:
+        self.asked.append("info")
+        return await asyncio.sleep(1e6, {})
+
+    async def _cat_file(self, path: str, start: object = None, end: object = None, **_: object) -> bytes:
+        self.asked.append("cat_file")
+        return await asyncio.sleep(1e6, b"")
+
+
+def test_a_filesystem_that_is_silent_is_asked_again_and_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time-outs of fsspec's own are long, and met several times for one question."""
+    tries = Tries(monkeypatch)
+    for name in ("_INFO_S", "_SMALL_FILE_S"):
+        monkeypatch.setattr(filesystem_storage, name, 0.01)
+    storage = Storages(filesystem=SilentFilesystem(asynchronous=True), retries=SOON).for_url("silent://a.json")
+    for act, asked in ((storage.info, "info"), (lambda url: storage.read_bytes(url, most_bytes=9), "cat_file")):
+        SilentFilesystem.asked.clear()
+        tries.failures.clear()
+        with pytest.raises(TransientStorageError, match=r"no answer within 0.01 s"):
+            act("silent://a.json")
+        assert SilentFilesystem.asked == [asked] * 10
+        assert tries.failures == [TransientStorageError] * 10

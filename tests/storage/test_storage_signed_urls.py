@@ -1,0 +1,110 @@
+"""Urls that are signed anew for every run are the same shards to both caches."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from make_shards import write_numbers
+from servers.faults import FaultServer, Script
+
+from streamload import StreamLoader
+from streamload.errors import without_signature
+from streamload.fetch.cache.shard_identity import ShardIdentity, url_key
+from streamload.index.scan_cache import ScanCache
+from streamload.tar.scan import scan_shard
+
+AT = "https://host/b/a.tar"
+SIGNATURES = [
+    "X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-Credential=a%2Fb&X-Amz-Date=2&X-Amz-Expires=9&X-Amz-Security-Token=t&"
+    "X-Amz-SignedHeaders=host&X-Amz-Signature=00ff",
+    "AWSAccessKeyId=k&Signature=vjby%3D&Expires=1175139620",
+    "GoogleAccessId=me%40b&Expires=14&Signature=ab",
+    "X-Goog-Algorithm=G&X-Goog-Credential=c&X-Goog-Date=d&X-Goog-Expires=9&X-Goog-SignedHeaders=h&X-Goog-Signature=1",
+    "sv=2024-11-04&st=2026-01-01T00%3A00Z&se=2026-01-02T00%3A00Z&sr=b&sp=r&spr=https&skoid=1&sktid=2&skt=3&ske=4&sks=b"
+    "&skv=5&sip=10.0.0.1&sig=abc%3D",
+    "Policy=p&Signature=s&Key-Pair-Id=K",
+]
+
+
+@pytest.mark.parametrize("signature", SIGNATURES)
+def test_what_signs_a_url_is_left_out_and_nothing_else(signature: str) -> None:
+    assert without_signature(f"{AT}?{signature}") == AT
+    assert without_signature(f"{AT}?versionId=3&{signature}&partNumber=1") == f"{AT}?versionId=3&partNumber=1"
+    assert without_signature(f"simplecache::{AT}?{signature.upper()}") == f"simplecache::{AT}"
+    assert without_signature(f"zip://x.tar::{AT}?{signature}") == f"zip://x.tar::{AT}"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        AT,
+        "/a?sig=1",
+        "s3://b/a.tar?X-Amz-Date=1",
+        *(f"{AT}?{query}" for query in ("st=1&se=2", "Expires=1&Policy=2", "token=1&key=2", "v=a&v=b", "")),
+    ],
+)
+def test_what_may_choose_the_object_stays(url: str) -> None:
+    assert without_signature(url).rstrip("?") == url.rstrip("?")
+
+
+def test_two_objects_never_share_a_key() -> None:
+    one, other = f"{AT}?st=1&sig=2", f"{AT}?st=2&sig=2"
+    assert url_key(one) == url_key(other)
+    assert ShardIdentity(one, '"e"', 5).file_name == ShardIdentity(other, '"e"', 5).file_name
+    assert ShardIdentity(one, '"e"', 5).file_name != ShardIdentity(other, '"f"', 5).file_name
+    assert ShardIdentity(one, '"e"', 5).file_name != ShardIdentity(other, '"e"', 6).file_name
+    assert ShardIdentity(one, None, 5).file_name != ShardIdentity(other, None, 5).file_name
+    assert ShardIdentity(f"{AT}?v=1", '"e"', 5).file_name != ShardIdentity(f"{AT}?v=2", '"e"', 5).file_name
+
+
+def test_a_scan_is_found_by_another_signature_only_with_an_etag(tmp_path: Path) -> None:
+    shard = Path(write_numbers(tmp_path / "set", [3])) / "part000-000000.tar"
+    table = scan_shard(memoryview(shard.read_bytes()), "")
+    cache, size = ScanCache(str(tmp_path / "scans")), table.shard_bytes
+    one, other = f"{AT}?X-Amz-Signature=1", f"{AT}?X-Amz-Signature=2"
+    cache.store(one, size, 0, True, table, etag='"e"')
+    cache.store(one, size, 17, True, table)
+    assert cache.load(other, size, 5, True, etag='"e"') is not None
+    assert cache.load(other, size, 5, True, etag='"f"') is None
+    assert cache.load(other, size + 512, 5, True, etag='"e"') is None
+    assert cache.load(f"{AT}?v=1", size, 5, True, etag='"e"') is None
+    assert cache.load(other, size, 17, True) is None
+    assert cache.load(one, size, 17, True) is not None
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultServer]:
+    folder = tmp_path_factory.mktemp("signed")
+    write_numbers(folder / "set", [30, 20], index=False)
+    with FaultServer(folder) as server:
+        yield server
+
+
+def read(server: FaultServer, signature: str, cache: Path | None) -> tuple[list[int], int]:
+    """The labels of one run, and how many bytes of shards it fetched."""
+    server.play(Script())
+    urls = [f"{server.url}/set/part00{number}-000000.tar?{signature}" for number in range(2)]
+    with StreamLoader(urls, 7, fields=("cls",), num_workers=0, cache_dir=cache, timeout=60) as loader:
+        labels = [label for (labels,) in loader for label in labels.tolist()]
+    return labels, server.report().sent_bytes
+
+
+def test_the_disk_cache_is_hit_however_a_url_is_signed(server: FaultServer, tmp_path: Path) -> None:
+    labels, fetched_bytes = read(server, SIGNATURES[0], tmp_path)
+    kept = sorted(name for _, _, names in os.walk(tmp_path) for name in names if name.endswith(".tar"))
+    assert labels == list(range(50))
+    assert (fetched_bytes > 0, len(kept)) == (True, 2)
+    assert read(server, SIGNATURES[1], tmp_path)[0] == labels
+    assert read(server, SIGNATURES[0].replace("Date=2", "Date=3"), tmp_path)[1] < 1000, "all but looking at it"
+    assert sorted(name for _, _, names in os.walk(tmp_path) for name in names if name.endswith(".tar")) == kept
+
+
+def test_scans_are_kept_however_a_url_is_signed(server: FaultServer, tmp_path: Path) -> None:
+    scans = Path(os.environ["XDG_CACHE_HOME"]) / "streamload" / "scans"
+    read(server, "X-Amz-Signature=1", None)
+    kept = sorted(scans.glob("*.npz"))
+    read(server, "X-Amz-Signature=2", None)
+    assert sorted(scans.glob("*.npz")) == kept != []

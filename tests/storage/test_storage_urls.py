@@ -1,0 +1,128 @@
+"""Expansion of what a user writes for a dataset."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from braceexpand import braceexpand
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streamload.storage.urls import MAX_URLS, expand_urls
+from streamload.storage.urls import _count as count_urls
+
+
+@pytest.mark.parametrize(
+    ("urls", "expected"),
+    [
+        ("a.tar", ["a.tar"]),
+        (Path("d/a.tar"), ["d/a.tar"]),
+        (Path("d/{0..1}.tar"), ["d/0.tar", "d/1.tar"]),
+        ("x-{000009..000011}.tar", ["x-000009.tar", "x-000010.tar", "x-000011.tar"]),
+        ("{a,b}-{0..1}", ["a-0", "a-1", "b-0", "b-1"]),
+        ("{a,b{1..2},{c,d}}.tar", ["a.tar", "b1.tar", "b2.tar", "c.tar", "d.tar"]),
+        ("b.tar::a.tar", ["b.tar", "a.tar"]),
+        ("b{0..1}::a", ["b0", "b1", "a"]),
+        (["c::b", "{0..1}", Path("a")], ["c", "b", "0", "1", "a"]),
+        (("b", "a", "b"), ["b", "a", "b"]),
+        ("s3://bucket/{a,b}.tar", ["s3://bucket/a.tar", "s3://bucket/b.tar"]),
+        ("d/*.tar", ["d/*.tar"]),
+        ("{name}.tar", ["{name}.tar"]),
+        (r"\{a{1,2}", ["{a1", "{a2"]),
+        (r"back\slash", [r"back\slash"]),
+        ("{a..c}", ["a", "b", "c"]),
+        ("{10..1..4}", ["10", "6", "2"]),
+        ("http://[::1]:8000/a.tar", ["http://[::1]:8000/a.tar"]),
+        ("http://[::1]/{a,b}.tar::c.tar", ["http://[::1]/a.tar", "http://[::1]/b.tar", "c.tar"]),
+        (
+            ["http://u:p@[fe80::1%25eth0]:80/[0-9].tar::d[ab].tar", "simplecache::http://[2001:db8::1]/x.tar"],
+            ["http://u:p@[fe80::1%25eth0]:80/[0-9].tar", "d[ab].tar", "simplecache::http://[2001:db8::1]/x.tar"],
+        ),
+    ],
+)
+def test_expands(urls: str | os.PathLike[str] | list[str], expected: list[str]) -> None:
+    assert expand_urls(urls) == expected
+
+
+@pytest.mark.parametrize(
+    "urls", [None, 3, b"a.tar", {"a": 1}, {"a"}, (u for u in "ab"), [1], ["a", None], [["a"]], [b"a"]]
+)
+def test_refuses_other_types_and_names_the_argument(urls: object) -> None:
+    with pytest.raises(TypeError, match=r"^urls"):
+        expand_urls(urls)  # type: ignore[arg-type]
+
+
+def test_a_torch_dataset_is_told_where_it_belongs() -> None:
+    dataset: Any = torch.utils.data.TensorDataset(torch.zeros(3))
+    with pytest.raises(TypeError, match="a Dataset goes to torch's DataLoader, or is packed"):
+        expand_urls(dataset)
+
+
+@pytest.mark.parametrize(
+    ("urls", "reason"),
+    [
+        ([], "empty"),
+        ("", "empty url"),
+        ("  ", "empty url"),
+        ("a::", "empty url"),
+        (["a", ""], r"urls\[1\]"),
+        ("{a,}", "empty url"),
+        ("{a", "brace"),
+        ("a}", "brace"),
+        ("a\0b", "NUL"),
+        ("pipe:cat a.tar", "program"),
+        ("PIPE: cat a.tar", "program"),
+        ("{pipe:cat a.tar,b.tar}", "program"),
+        ("a.tar::pipe:cat b", "program"),
+        (["a.tar", "pipe:x"], r"urls\[1\] would run a program"),
+        ("cat a.tar |", "program"),
+        ("| cat", "program"),
+        ("cmd:cat a", "program"),
+    ],
+)
+def test_refuses_other_values(urls: str | list[str], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        expand_urls(urls)
+
+
+@pytest.mark.parametrize(
+    "urls", [f"{{1..{MAX_URLS + 1}}}", "{0..999999999999}", "{a,b}" * 40, "{a..z}" * 6, ["{1..6000000}"] * 2]
+)
+def test_refuses_what_would_fill_the_memory_without_making_it(
+    urls: str | list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+
+    def expansion(text: str, *, escape: bool = True) -> list[str]:
+        if text == "{a..z}":
+            return list("abcdefghijklmnopqrstuvwxyz")
+        made.append(text)
+        return ["a"] * 6_000_000
+
+    monkeypatch.setattr("streamload.storage.urls.braceexpand", expansion)
+    with pytest.raises(ValueError, match="more than 10,000,000"):
+        expand_urls(urls)
+    assert len(made) < 2
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.one_of(
+            st.sampled_from(["a", "-", "/", "."]),
+            st.tuples(st.integers(-4, 4), st.integers(-4, 4)).map(lambda r: f"{{{r[0]}..{r[1]}}}"),
+            st.lists(st.sampled_from(["x", "y{1,2}", "{3..5}", "q{a..c}"]), min_size=2, max_size=3).map(
+                lambda parts: "{" + ",".join(parts) + "}"
+            ),
+        ),
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_the_count_made_beforehand_is_the_count(parts: list[str]) -> None:
+    pattern = "k" + "".join(parts)
+    assert count_urls(pattern) == len(list(braceexpand(pattern))) == len(expand_urls(pattern))

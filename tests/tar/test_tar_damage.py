@@ -1,0 +1,441 @@
+"""Damage to archives: each is an error that says where, and none is a shorter table."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from crafted_tar import (
+    GNU,
+    USTAR,
+    V7,
+    Archive,
+    dialects,
+    extended_archive,
+    header,
+    long_name,
+    pax_mtime,
+    pax_record,
+    payload_of,
+    plain_archive,
+)
+from matrix import EVERY
+
+from streamload.errors import ShardFormatError
+from streamload.tar.header_arrays import HeaderReader
+from streamload.tar.scan import scan_shard
+from streamload.tar.table import ShardTable
+
+DIALECTS = dialects()
+URL = "memory/shard.tar"
+
+
+def scan(content: bytes, *, strict: bool = True) -> ShardTable:
+    return scan_shard(memoryview(content), URL, strict=strict)
+
+
+def damage_in(content: np.ndarray | memoryview, **options: bool) -> ShardFormatError | None:
+    """The error that a scan raises, if it raises one; anything but a ShardFormatError comes through."""
+    try:
+        scan_shard(content, URL, **options)
+    except ShardFormatError as error:
+        return error
+    return None
+
+
+def error_of(content: bytes, *, strict: bool = True) -> ShardFormatError:
+    with pytest.raises(ShardFormatError) as caught:
+        scan(content, strict=strict)
+    assert caught.value.url == URL
+    assert caught.value.offset is not None
+    return caught.value
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_a_whole_archive_has_every_member(dialect: str) -> None:
+    archive = DIALECTS[dialect]
+    table = scan(archive.whole())
+    payloads = [payload_of(number) for number in range(len(table))]
+    whole = archive.whole()
+    found = zip(table.member_offset.tolist(), table.member_size.tolist(), strict=True)
+    assert [whole[start : start + size] for start, size in found] == payloads
+    assert len(payloads) == (10 if dialect == "gnu" else 3)
+    assert table.skipped == {}
+    assert not table.missing_end
+
+
+@EVERY
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_a_cut_at_any_byte_is_an_error(dialect: str, every: int) -> None:
+    whole = np.frombuffer(DIALECTS[dialect].whole(), np.uint8)
+    beside_edges = {edge + by for edge in range(0, len(whole), 512) for by in (-1, 0, 1)} - {-1}
+    for length in sorted({*range(0, len(whole), every), *beside_edges}):
+        error = damage_in(whole[:length])
+        assert error is not None, f"cut to {length} of {len(whole)} bytes, and read as if whole"
+        assert error.url == URL
+        assert error.offset is not None
+        assert 0 <= error.offset <= length
+
+
+def test_a_cut_in_the_zeros_behind_the_end_mark_must_be_between_blocks() -> None:
+    content = DIALECTS["gnu"].whole(bytes(5 * 512))
+    mark_end = len(content) - 3 * 512
+    for length in range(mark_end, len(content) + 1):
+        if length % 512:
+            error = error_of(content[:length])
+            assert "in the middle of a block" in error.message
+            assert error.offset == length // 512 * 512
+        else:
+            assert len(scan(content[:length])) == 10
+
+
+def test_more_zeros_than_tar_writes_are_an_error_where_the_archive_seems_to_end() -> None:
+    archive = plain_archive(40)
+    whole = archive.whole()
+    cut = archive.headers[20] + 512 + 100  # within a payload: what was not downloaded is zeros
+    error = error_of(whole[:cut] + bytes(len(whole) - cut))
+    assert "not downloaded or copied to its end" in error.message
+    assert error.offset == archive.headers[21]
+    assert f"the {len(whole) - archive.headers[21]} bytes that follow" in error.message
+    assert len(scan(whole[:cut] + bytes(len(whole) - cut), strict=False)) == 21
+
+
+def test_an_empty_archive_of_an_unusual_record_may_be_a_file_that_was_never_written() -> None:
+    assert "all zeros" in error_of(bytes(200 * 512)).message
+    assert "all zeros" in error_of(Archive().add(header(b".hidden", 1), b"h").whole(bytes(199 * 512))).message
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 20, 21, 32, 128, 200, 1000, 4096])
+def test_the_zeros_of_a_whole_record_of_any_length_are_none(blocks: int) -> None:
+    for members in range(1, 60):
+        content = plain_archive(members).whole()
+        assert len(scan(content + bytes(-len(content) % (blocks * 512)))) == members
+
+
+@pytest.mark.parametrize("zeros", [5_000, 200_000])
+@pytest.mark.parametrize("members", [0, 1, 30])
+def test_gnu_tar_of_any_record_is_read(tmp_path: Path, members: int, zeros: int) -> None:
+    if shutil.which("tar") is None:
+        pytest.skip("GNU tar is not installed")
+    for number in range(members):
+        (tmp_path / f"{number:02d}.bin").write_bytes(bytes(zeros))  # payloads of zeros are no end
+    for blocks in (1, 20, 64, 2048):
+        command = ["tar", "-b", str(blocks), "-cf", "shard.tar", *(f"{number:02d}.bin" for number in range(members))]
+        subprocess.run([*command, *([] if members else ["-T", "/dev/null"])], cwd=tmp_path, check=True)
+        assert len(scan((tmp_path / "shard.tar").read_bytes())) == members
+
+
+@EVERY
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_any_changed_byte_in_any_header_is_an_error_at_that_header(dialect: str, every: int) -> None:
+    archive = DIALECTS[dialect]
+    content = np.frombuffer(archive.whole(), np.uint8).copy()
+    for number, start in enumerate(archive.headers):
+        values = [lambda old: old ^ 0x01, lambda old: old ^ 0xFF, lambda _: 0x20, lambda _: 0, lambda _: 0x30]
+        # All of them in one header, in the others one of them at each byte; and that is what `every` is taken of.
+        for position in range(start, start + 512) if number == 1 else range(start + number % every, start + 512, every):
+            chosen = values if number == 1 and every == 1 else [values[(position + number) % len(values)]]
+            for new_value in chosen:
+                old = int(content[position])
+                new = new_value(old)
+                if new == old or (_ends_checksum(position - start, dialect) and new in (0, 0x20)):
+                    continue
+                content[position] = new
+                error = damage_in(content)
+                content[position] = old
+                what = f"byte {position - start} of header {number} changed from {old} to {new}"
+                assert error is not None, what
+                assert (error.url, error.offset) == (URL, start), what
+
+
+def _ends_checksum(byte: int, dialect: str) -> bool:
+    return byte == 155 or (byte == 154 and dialect != "seven digits")
+
+
+@pytest.mark.parametrize("dialect", ["gnu", "v7", "v7, space-padded", "seven digits"])
+def test_no_other_spelling_of_the_checksum_passes(dialect: str) -> None:
+    """Its own bytes are not part of the sum, so only the strict reading of the field protects them."""
+    archive = DIALECTS[dialect]
+    content = np.frombuffer(archive.whole(), np.uint8).copy()
+    start = archive.headers[1]
+    for byte in range(148, 156):
+        old = int(content[start + byte])
+        for new in {0, 9, 10, 0x20, *range(0x28, 0x40), 0x5F, 0x80, 0xB0, 0xFF} - {old}:
+            if _ends_checksum(byte, dialect) and new in (0, 0x20):
+                continue
+            content[start + byte] = new
+            with pytest.raises(ShardFormatError) as caught:
+                scan_shard(content, URL)
+            assert caught.value.offset == start
+        content[start + byte] = old
+
+
+def test_the_end_mark_has_no_byte_that_may_change() -> None:
+    content = bytearray(DIALECTS["gnu"].whole(bytes(3 * 512)))
+    mark = len(content) - 3 * 512
+    for position in range(mark, len(content), 7):
+        content[position] = 1
+        offset = error_of(bytes(content)).offset
+        content[position] = 0
+        # A single block of zeros may have been a header once, so it is the bad place.
+        assert offset == (mark if position < mark + 1024 else position // 512 * 512)
+
+
+def test_a_header_overwritten_with_zeros_is_found_there() -> None:
+    archive = DIALECTS["gnu"]
+    for start in archive.headers:
+        content = bytearray(archive.whole())
+        content[start : start + 512] = bytes(512)
+        assert error_of(bytes(content)).offset == start
+
+
+def test_a_damaged_header_is_reported_and_not_where_walking_went_astray() -> None:
+    """In a long shard, so that the bad header stands inside a block of headers that is verified at once."""
+    archive = plain_archive(700, magic=GNU)
+    for number in (1, 2, 498, 499, 500, 501, 699):
+        start = archive.headers[number]
+        for size in (b"00000000000\0", b"77777777777\0", b"-0000001000\0", b"0o000000010\0", b"0_000000010\0"):
+            content = bytearray(archive.whole())
+            content[start + 124 : start + 136] = size
+            assert error_of(bytes(content)).offset == start
+
+
+def test_only_the_first_of_two_damages_is_reported() -> None:
+    archive = plain_archive(600)
+    content = bytearray(archive.whole())
+    for number in (500, 40, 300):
+        content[archive.headers[number]] ^= 1
+    assert error_of(bytes(content)).offset == archive.headers[40]
+
+
+def test_two_archives_in_one_file() -> None:
+    first, second = DIALECTS["gnu"].whole(), DIALECTS["ustar"].whole()
+    for gap in (0, 8 * 512):
+        error = error_of(first + bytes(gap) + second)
+        assert error.offset == len(first) + gap
+        assert "a second archive follows" in error.message
+        assert "cat" in error.message
+    error = error_of(first + b"\n" + bytes(511))
+    assert "other bytes follow" in error.message
+    assert error.offset == len(first)
+
+
+def test_a_missing_end_mark_is_accepted_only_where_asked() -> None:
+    for dialect, archive in DIALECTS.items():
+        for zeros in (0, 512):
+            content = archive.whole(bytes(zeros))
+            assert error_of(content).offset == len(archive.content)
+            table = scan(content, strict=False)
+            assert table.missing_end, dialect
+            assert table.skipped == {"missing end mark": 1}
+            assert len(table) == len(scan(archive.whole()))
+
+
+def test_not_strict_downgrades_nothing_else() -> None:
+    archive = DIALECTS["pax"]
+    content = archive.whole(b"")
+    member_ends = {len(content), *archive.headers[::2]} - {0}
+    for length in range(0, len(content), 64):
+        if length not in member_ends:
+            error_of(content[:length], strict=False)
+    changed = bytearray(archive.whole())
+    changed[archive.headers[3] + 5] ^= 1
+    assert error_of(bytes(changed), strict=False).offset == archive.headers[3]
+    error_of(archive.whole() + archive.whole(), strict=False)
+
+
+def test_an_empty_file_is_an_error_and_an_empty_archive_is_not() -> None:
+    assert "empty" in error_of(b"").message
+    assert "empty" in error_of(b"", strict=False).message
+    assert len(scan(bytes(1024))) == 0
+    assert len(scan(bytes(10240))) == 0
+    error_of(bytes(512))
+
+
+@pytest.mark.parametrize(
+    ("content", "name"),
+    [(b"\x1f\x8b\x08", "gzip"), (b"\x28\xb5\x2f\xfd", "zstd"), (b"\xfd7zXZ\0", "xz"), (b"BZh91AY", "bzip2")],
+)
+def test_compressed_data_is_named(content: bytes, name: str) -> None:
+    assert name in error_of(content.ljust(2048, b"x")).message
+
+
+def test_a_file_that_is_no_archive_is_named_so() -> None:
+    assert "not a tar archive" in error_of(b"words " * 1000).message
+
+
+@pytest.mark.parametrize(
+    ("typeflag", "words"),
+    [(b"S", "--sparse"), (b"M", "another volume"), (b"N", "long names"), (b"Z", "unknown"), (b"X", "unknown")],
+)
+def test_types_that_cannot_be_read_in_place_are_refused(typeflag: bytes, words: str) -> None:
+    archive = plain_archive(3).add(header(b"odd.bin", 0, typeflag=typeflag))
+    error = error_of(archive.whole())
+    assert words in error.message
+    assert f"'{typeflag.decode()}'" in error.message
+    assert error.offset == archive.headers[3]
+
+
+@pytest.mark.parametrize("extension", [pax_mtime(0), long_name(0), (header(b"k", 2, typeflag=b"K"), b"l\0")])
+def test_an_extension_header_without_a_member_is_an_error(extension: tuple[bytes, bytes]) -> None:
+    archive = plain_archive(2).add(*extension)
+    start = archive.headers[2]
+    for end in (bytes(1024), b""):
+        assert error_of(archive.whole(end), strict=False).offset == start
+    archive = plain_archive(2).add(*extension).add(header(b"g", 0, typeflag=b"g")).add(header(b"z.bin", 0))
+    assert error_of(archive.whole()).offset == start
+
+
+def test_extension_headers_that_contradict_each_other_are_refused() -> None:
+    """Python's tarfile, Go, bsdtar and GNU tar take different ones of them."""
+    path = pax_record(b"path", b"p.bin")
+    pax = header(b"x", len(path), typeflag=b"x"), path
+    for pair in ([long_name(0), long_name(1)], [long_name(0), pax], [pax, long_name(0)], [pax, pax_mtime(0)]):
+        archive = plain_archive(2).add(*pair[0]).add(*pair[1]).add(header(b"z.bin", 0))
+        error = error_of(archive.whole())
+        assert "readers" in error.message
+        assert error.offset == archive.headers[2]
+
+
+@pytest.mark.parametrize("name_bytes", [(64 << 10) + 1, 1 << 19])
+def test_names_that_no_file_has_are_refused(name_bytes: int) -> None:
+    name = b"n" * (name_bytes - 4) + b".bin"
+    path = pax_record(b"path", name)
+    for extension in (header(b"L", len(name), typeflag=b"L"), name), (header(b"x", len(path), typeflag=b"x"), path):
+        archive = plain_archive(2).add(*extension).add(header(b"z.bin", 0))
+        error = error_of(archive.whole())
+        assert f"a name of {name_bytes} bytes" in error.message
+        assert error.offset == archive.headers[2]
+    assert len(scan(Archive().add(header(b"L", 65536, typeflag=b"L"), name[-65536:]).add(header(b"z", 0)).whole())) == 1
+
+
+def test_keys_that_have_too_many_bytes_together_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("streamload.tar.grouping._MOST_KEY_BYTES", 200)
+    archive = extended_archive(long_name, 3)
+    error = error_of(archive.whole())
+    assert error.offset == archive.headers[3]
+    assert "shorter names" in error.message
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        b"garbage",
+        b"99 path=short\n",
+        b"12 path=a.bin",
+        b"13 path=a.binX",
+        b"5 pat\n",
+        b"6 =abc\n",
+        b"0 path=a\n",
+        b"-9 path=a\n",
+        b"11 path=a\0b\n",
+        b"11 size=-12\n",
+        b"10 size=+3\n",
+        b"9 size=x\n",
+        b"28 size=99999999999999999999\n",
+        b"22 GNU.sparse.major=1\n",
+        b"10 path=a\n\0\0\0",
+    ],
+)
+def test_malformed_pax_records(records: bytes) -> None:
+    archive = plain_archive(2).add(header(b"x", len(records), typeflag=b"x"), records).add(header(b"z.bin", 0))
+    error = error_of(archive.whole())
+    assert error.offset == archive.headers[2]
+    if b"sparse" in records:
+        assert "GNU.sparse.major" in error.message
+
+
+@pytest.mark.parametrize("record", [b"9 path=a\n", b"9 size=1\n"])
+def test_a_global_pax_header_may_not_set_names_or_sizes(record: bytes) -> None:
+    archive = plain_archive(2).add(header(b"g", len(record), typeflag=b"g"), record).add(header(b"z.bin", 0))
+    error = error_of(archive.whole())
+    assert error.offset == archive.headers[2]
+    assert "some readers" in error.message
+
+
+@pytest.mark.parametrize("payload", [b"", b"\0\0", b"\0name.bin"])
+def test_malformed_gnu_long_names(payload: bytes) -> None:
+    archive = Archive().add(header(b"L", len(payload), typeflag=b"L"), payload).add(header(b"z.bin", 0))
+    assert error_of(archive.whole()).offset == 0
+
+
+@pytest.mark.parametrize("typeflag", [b"x", b"g", b"L"])
+def test_an_extension_of_absurd_size_is_not_read(typeflag: bytes) -> None:
+    archive = Archive().add(header(b"x", 2 << 20, typeflag=typeflag), bytes(2 << 20)).add(header(b"z.bin", 0))
+    assert "2097152" in error_of(archive.whole()).message
+
+
+@pytest.mark.parametrize(
+    "size", [b"\xff" * 12, b"\x80" + b"\xff" * 11, b"            ", bytes(12), b"0000000008x\0", b"00000 00001\0"]
+)
+def test_sizes_that_are_no_number(size: bytes) -> None:
+    archive = plain_archive(2).add(header(b"z.bin", size, magic=GNU))
+    error = error_of(archive.whole())
+    assert error.offset == archive.headers[2]
+    assert "size" in error.message
+
+
+def test_a_size_past_the_end_names_the_bytes_that_are_missing() -> None:
+    archive = plain_archive(2).add(header(b"z.bin", 5000), b"z" * 100)
+    error = error_of(archive.whole())
+    assert error.offset == archive.headers[2]
+    assert "5000 bytes" in error.message
+
+
+def test_an_unknown_magic_is_refused() -> None:
+    archive = plain_archive(2).add(header(b"z.bin", 0, magic=b"ustarXYZ"))
+    assert "magic" in error_of(archive.whole()).message
+
+
+def test_signed_checksums_are_for_v7_only() -> None:
+    name = "é.bin".encode()
+    assert len(scan(Archive().add(header(name, 0, magic=V7, signed=True)).whole())) == 1
+    for magic in (USTAR, GNU):
+        assert error_of(Archive().add(header(name, 0, magic=magic, signed=True)).whole()).offset == 0
+
+
+def test_random_damage_raises_nothing_else_and_always_ends() -> None:
+    chance = random.Random(20)
+    sources = [archive.whole() for archive in DIALECTS.values()] + [
+        extended_archive(pax_mtime, 140).whole(),
+        extended_archive(long_name, 140).whole(),
+    ]
+    for _ in range(800):
+        content = bytearray(chance.choice(sources))
+        for _ in range(chance.choice((1, 2, 8, 64))):
+            at = chance.randrange(len(content))
+            what = chance.randrange(4)
+            if what == 0:
+                content[at] = chance.randrange(256)
+            elif what == 1:
+                del content[at : at + chance.choice((1, 100, 512, 1024))]
+            elif what == 2:
+                content[at:at] = chance.randbytes(chance.choice((1, 100, 512)))
+            else:
+                block = at // 512 * 512
+                content[block : block + 512] = content[: 512 * (len(content) // 512)][-512:]
+            if not content:
+                break
+        error = damage_in(memoryview(content), strict=chance.random() < 0.5, crc32=True, labels=True)
+        assert error is None or (error.url == URL and error.offset is not None)
+
+
+def test_one_space_padded_number_makes_the_checksum_space_padded() -> None:
+    """Else a leading space of the checksum could become a zero and pass."""
+    archive = Archive().add(header(b"z" * 60 + b".bin", b"00000000001\0", space_padded=True), b"a")
+    content = bytearray(archive.whole())
+    assert len(scan(bytes(content))) == 1
+    assert content[148:150] == b" 2"
+    content[148] = ord("0")
+    assert error_of(bytes(content)).offset == 0
+
+
+def test_walking_goes_forward_only() -> None:
+    for size in (b"-0000001000\0", b"-0000002000\0", b"-7777777777\0"):
+        archive = plain_archive(3).add(header(b"back.bin", size)).add(header(b"z.bin", 0))
+        run = HeaderReader(np.frombuffer(archive.whole(), np.uint8)).read(0)
+        assert run.starts.tolist() == archive.headers[:4]

@@ -1,0 +1,290 @@
+"""Compressed shards: what the real programs write is unpacked, in small pieces, however it arrives."""
+
+from __future__ import annotations
+
+import asyncio
+import bz2
+import gzip
+import lzma
+import threading
+import zlib
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+
+import pytest
+from backports import zstd
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from packed_shards import URL, by_program, mixed, packed, unpacked
+
+from streamload.errors import ShardFormatError
+from streamload.tar.decompression import (
+    MOST_RATIO,
+    RATIO_FREE_BYTES,
+    Compression,
+    Unpacker,
+    compression_of,
+    unpack,
+)
+
+CONTENT = mixed(700_000)
+ALL = list(Compression)
+
+
+@pytest.mark.parametrize(
+    ("url", "compression"),
+    [
+        ("a.tar.gz", Compression.GZIP),
+        ("/x/a.tgz", Compression.GZIP),
+        ("s3://b/a.TAR.GZ", Compression.GZIP),
+        ("a.tar.zst", Compression.ZSTD),
+        ("a.tzst", Compression.ZSTD),
+        ("a.tar.xz", Compression.XZ),
+        ("a.txz", Compression.XZ),
+        ("a.tar.bz2", Compression.BZIP2),
+        ("a.tbz2", Compression.BZIP2),
+        ("https://host/a.tar.gz?signature=x.tar.xz#part", Compression.GZIP),
+        ("https://host/a.tar?name=b.tar.gz", None),
+        ("/x/what?.tar.gz", Compression.GZIP),
+        ("a.tar", None),
+        ("a.gz", None),
+        ("tgz", None),
+        ("a.tar.gz.part", None),
+        ("a.tar.lz4", None),
+    ],
+)
+def test_the_name_says_how_a_shard_is_compressed(url: str, compression: Compression | None) -> None:
+    assert compression_of(url) == compression
+
+
+@pytest.mark.parametrize(
+    ("compression", "command"),
+    [
+        (Compression.GZIP, ["gzip", "-9", "-n"]),
+        (Compression.GZIP, ["pigz", "-b", "128", "-p", "3"]),
+        (Compression.GZIP, ["pigz", "-i", "-b", "128"]),
+        (Compression.ZSTD, ["zstd", "-q"]),
+        (Compression.ZSTD, ["zstd", "-q", "-19"]),
+        (Compression.ZSTD, ["zstd", "-q", "--fast=5", "--no-check"]),
+        (Compression.ZSTD, ["zstd", "-q", "--long=27"]),
+        (Compression.XZ, ["xz", "-9"]),
+        (Compression.XZ, ["xz", "-0", "--check=crc32", "-T2", "--block-size=100000"]),
+        (Compression.XZ, ["xz", "-0", "--check=sha256"]),
+        (Compression.BZIP2, ["bzip2", "-1"]),
+        (Compression.BZIP2, ["bzip2", "-9"]),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else value.name,
+)
+def test_what_the_programs_write_is_unpacked(compression: Compression, command: list[str]) -> None:
+    one, other = by_program(command, CONTENT), by_program(command, CONTENT[:1000])
+    assert unpacked(compression, one) == CONTENT
+    assert unpacked(compression, one + other + one, chunk_bytes=9_999) == CONTENT + CONTENT[:1000] + CONTENT
+
+
+def test_the_frames_of_parallel_zstd_and_its_skippable_ones(tmp_path_factory: pytest.TempPathFactory) -> None:
+    source = tmp_path_factory.mktemp("pzstd") / "a.tar"
+    source.write_bytes(CONTENT)
+    data = by_program(["pzstd", "-q", "-p", "3", "-c", str(source)], b"")
+    assert unpacked(Compression.ZSTD, data) == CONTENT
+    assert b"\x50\x2a\x4d\x18" in data  # each frame has its length in a skippable frame before it
+
+
+def _skippable(number: int, size: int) -> bytes:
+    return (0x184D2A50 + number).to_bytes(4, "little") + size.to_bytes(4, "little") + bytes(size)
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 7, None])
+def test_skippable_frames_are_passed_over_wherever_they_are(chunk_bytes: int | None) -> None:
+    one = packed(Compression.ZSTD, CONTENT[:5_000])
+    data = _skippable(0, 0) + one + _skippable(15, 300) + one + _skippable(3, 1)
+    assert unpacked(Compression.ZSTD, data, chunk_bytes) == CONTENT[:5_000] * 2
+
+
+@pytest.mark.parametrize("compression", ALL)
+def test_an_empty_stream_is_no_end(compression: Compression) -> None:
+    empty, one = packed(compression, b""), packed(compression, CONTENT)
+    assert unpacked(compression, empty) == b""
+    assert unpacked(compression, empty + one + empty + one) == CONTENT * 2
+
+
+@pytest.mark.parametrize("padding_bytes", [1, 3, 4, 512, 100_000])
+@pytest.mark.parametrize("chunk_bytes", [1_000, None])
+def test_gzip_may_end_in_zeros(padding_bytes: int, chunk_bytes: int | None) -> None:
+    data = packed(Compression.GZIP, CONTENT) + bytes(padding_bytes)
+    assert unpacked(Compression.GZIP, data, chunk_bytes) == CONTENT
+
+
+def test_xz_streams_may_be_padded_to_multiples_of_four() -> None:
+    one = packed(Compression.XZ, CONTENT)
+    assert unpacked(Compression.XZ, one + bytes(8) + one + bytes(4), chunk_bytes=3) == CONTENT * 2
+
+
+def test_gzip_headers_with_everything_in_them() -> None:
+    header = bytes([0x1F, 0x8B, 8, 0b11111, 1, 2, 3, 4, 2, 3]) + b"\x04\x00abcd" + b"name\0" + b"comment\0"
+    header += (zlib.crc32(header) & 0xFFFF).to_bytes(2, "little")
+    data = header + packed(Compression.GZIP, CONTENT)[10:]
+    assert unpacked(Compression.GZIP, data, chunk_bytes=1) == CONTENT
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    compression=st.sampled_from(ALL),
+    sizes=st.lists(st.integers(0, 400_000), min_size=1, max_size=4),
+    cuts=st.lists(st.floats(0, 1), max_size=12),
+)
+def test_the_result_does_not_depend_on_how_the_bytes_arrive(
+    compression: Compression, sizes: list[int], cuts: list[float]
+) -> None:
+    contents = [mixed(size, seed) for seed, size in enumerate(sizes)]
+    data = b"".join(packed(compression, content) for content in contents)
+    edges = [0, *sorted(int(cut * len(data)) for cut in cuts), len(data)]
+    unpacker = Unpacker(compression, URL)
+    pieces = [piece for a, b in pairwise(edges) for piece in unpacker.feed(memoryview(data)[a:b])]
+    unpacker.finish()
+    assert b"".join(pieces) == b"".join(contents)
+
+
+# -- bounded memory ------------------------------------------------------------------------------------------------
+
+
+def _zstd_runs(blocks: int) -> bytes:
+    """A frame of blocks that are 128 KiB of zeros each, in four bytes: the densest that zstd has."""
+    block = (1 << 1 | (128 << 10) << 3).to_bytes(3, "little") + b"\0"
+    last = (1 | 1 << 1 | (128 << 10) << 3).to_bytes(3, "little") + b"\0"
+    return b"\x28\xb5\x2f\xfd" + b"\x00\x58" + block * (blocks - 1) + last
+
+
+DENSE_BYTES = 40 << 20
+
+
+def _dense(compression: Compression) -> bytes:
+    zeros = bytes(DENSE_BYTES)
+    match compression:
+        case Compression.ZSTD:
+            return _zstd_runs(DENSE_BYTES // (128 << 10))
+        case Compression.XZ:
+            return lzma.compress(zeros, preset=0)
+        case Compression.GZIP:
+            return gzip.compress(zeros)
+        case Compression.BZIP2:
+            return bz2.compress(zeros)
+
+
+def test_the_dense_zstd_frame_is_one() -> None:
+    assert zstd.decompress(_zstd_runs(3)) == bytes(3 * (128 << 10))
+
+
+@pytest.mark.parametrize("compression", ALL)
+@pytest.mark.parametrize("piece_bytes", [4 << 10, 1 << 20])
+def test_no_piece_is_larger_than_asked_however_dense_the_input(compression: Compression, piece_bytes: int) -> None:
+    unpacker = Unpacker(compression, URL, piece_bytes=piece_bytes)
+    sizes = [len(piece) for piece in unpacker.feed(_dense(compression))]
+    unpacker.finish()
+    assert min(sizes) > 0
+    assert max(sizes) <= piece_bytes
+    assert sum(sizes) == DENSE_BYTES
+
+
+@pytest.mark.parametrize("compression", [Compression.ZSTD, Compression.XZ, Compression.BZIP2])
+def test_a_bomb_is_refused_before_it_has_gone_off(compression: Compression) -> None:
+    one = _dense(compression)
+    assert DENSE_BYTES / len(one) > MOST_RATIO
+    unpacker = Unpacker(compression, URL)
+    with pytest.raises(ShardFormatError, match=r"over 1000 times as much.*bomb.*store it uncompressed") as caught:
+        for _ in unpacker.feed(one * 10):
+            pass
+    assert caught.value.url == URL
+    assert RATIO_FREE_BYTES < unpacker.unpacked_bytes <= RATIO_FREE_BYTES + (1 << 20)
+
+
+def test_gzip_can_be_held_to_a_smaller_ratio() -> None:
+    unpacker = Unpacker(Compression.GZIP, URL, most_ratio=900, ratio_free_bytes=1 << 20)
+    with pytest.raises(ShardFormatError, match="over 900 times"):
+        list(unpacker.feed(_dense(Compression.GZIP)))
+
+
+@pytest.mark.parametrize("compression", ALL)
+def test_a_small_archive_may_be_as_dense_as_it_likes(compression: Compression) -> None:
+    assert unpacked(compression, _dense(compression)) == bytes(DENSE_BYTES)
+
+
+# -- driven by a loop ----------------------------------------------------------------------------------------------
+
+
+async def _chunks(data: bytes, size: int, log: list[str] | None = None) -> AsyncIterator[bytes]:
+    for start in range(0, len(data), size):
+        if log is not None:
+            log.append("chunk")
+        yield data[start : start + size]
+
+
+@pytest.mark.parametrize("compression", ALL)
+def test_unpack_writes_every_byte_at_its_offset(compression: Compression) -> None:
+    result = bytearray(len(CONTENT))
+
+    def write(offset: int, piece: bytes) -> None:
+        assert result[offset : offset + len(piece)] == bytes(len(piece))
+        result[offset : offset + len(piece)] = piece
+
+    data = packed(compression, CONTENT)
+    size = asyncio.run(unpack(_chunks(data, 100_000), Unpacker(compression, URL), write))
+    assert size == len(CONTENT)
+    assert result == CONTENT
+
+
+def test_unpack_asks_for_no_more_before_all_is_written_and_decompresses_elsewhere() -> None:
+    log: list[str] = []
+    threads: set[str] = set()
+
+    class Noted(Unpacker):
+        def feed(self, chunk: bytes | bytearray | memoryview) -> Iterator[bytes]:
+            for piece in super().feed(chunk):
+                threads.add(threading.current_thread().name)
+                yield piece
+
+    async def write(offset: int, piece: bytes) -> None:
+        log.append("begin")
+        await asyncio.sleep(0)
+        log.append("end")
+
+    data = packed(Compression.GZIP, bytes(20 << 20)) * 2
+    with ThreadPoolExecutor(1, "unpack") as executor:
+        size = asyncio.run(unpack(_chunks(data, 20_000, log), Noted(Compression.GZIP, URL), write, executor=executor))
+    assert size == 40 << 20
+    assert threads == {"unpack_0"}
+    assert "beginbegin" not in "".join(log)
+    assert all(log[at - 1] == "end" for at in range(1, len(log)) if log[at] == "chunk" and log[at - 1] != "chunk")
+    assert log.count("begin") > 20
+
+
+def test_unpack_raises_where_the_body_ends_early() -> None:
+    data = packed(Compression.ZSTD, CONTENT)[:-1]
+    with pytest.raises(ShardFormatError, match="cut"):
+        asyncio.run(unpack(_chunks(data, 1_000), Unpacker(Compression.ZSTD, URL), lambda offset, piece: None))
+
+
+def test_unpack_passes_on_what_writing_raises() -> None:
+    def write(offset: int, piece: bytes) -> None:
+        raise MemoryError("no room")
+
+    with pytest.raises(MemoryError, match="no room"):
+        asyncio.run(unpack(_chunks(packed(Compression.XZ, CONTENT), 1_000), Unpacker(Compression.XZ, URL), write))
+
+
+def test_unpack_can_be_cancelled_while_it_writes() -> None:
+    async def main() -> None:
+        writing = asyncio.Event()
+
+        async def write(offset: int, piece: bytes) -> None:
+            writing.set()
+            await asyncio.Event().wait()
+
+        body = _chunks(packed(Compression.ZSTD, CONTENT), 1_000)
+        task = asyncio.create_task(unpack(body, Unpacker(Compression.ZSTD, URL), write))
+        await writing.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())

@@ -1,0 +1,222 @@
+"""Compressed shards that are cut, damaged or have something behind them: an error, or the very same bytes."""
+
+from __future__ import annotations
+
+import bz2
+import lzma
+import pickle
+import zlib
+
+import pytest
+from backports import zstd
+from matrix import EVERY
+from packed_shards import URL, mixed, packed, unpacked
+
+from streamload.errors import ShardFormatError
+from streamload.tar.decompression import Compression, Unpacker
+
+ALL = list(Compression)
+SMALL = mixed(6_000, seed=3)[4_900:5_900]
+"""Some noise and some text, so that there are literals and matches."""
+
+
+@EVERY
+@pytest.mark.parametrize("compression", ALL)
+def test_every_cut_is_an_error_that_says_where(compression: Compression, every: int) -> None:
+    one = packed(compression, SMALL)
+    whole = {0, len(one), 2 * len(one)}
+    data = one * 2
+    beside_edges = {1, *range(len(one) - 20, len(one) + 20), *range(len(data) - 20, len(data))}
+    for end in sorted({*range(0, len(data), every), *beside_edges}):
+        if end in whole - {0}:
+            assert unpacked(compression, data[:end]) == SMALL * (end // len(one))
+            continue
+        with pytest.raises(ShardFormatError, match="cut: it ends within") as caught:
+            unpacked(compression, data[:end])
+        assert (caught.value.url, caught.value.offset) == (URL, end)
+        assert f"starts at byte {end // len(one) * len(one)}" in caught.value.message
+
+
+def test_every_cut_of_a_large_zstd_frame_at_its_blocks_is_an_error() -> None:
+    data = packed(Compression.ZSTD, mixed(600_000))
+    for end in range(0, len(data), 9_973):
+        with pytest.raises(ShardFormatError, match="cut"):
+            unpacked(Compression.ZSTD, data[:end])
+
+
+def _flips(data: bytes) -> list[tuple[int, int, bytes]]:
+    """Every single bit turned, as (byte, bit, data)."""
+    return [
+        (at, bit, data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1 :])
+        for at in range(len(data))
+        for bit in range(8)
+    ]
+
+
+_FREE_BITS = {
+    # the time, what the compressor did, on which system; and the flag that says that the content may be text
+    Compression.GZIP: {(3, 0), *((at, bit) for at in range(4, 10) for bit in range(8))},
+    # the one unused bit of the frame's descriptor
+    Compression.ZSTD: {(4, 4)},
+    # every header has a crc
+    Compression.XZ: set(),
+    # a larger block than is needed
+    Compression.BZIP2: {(3, bit) for bit in range(4)},
+}
+"""Bits of the headers that say nothing about the content."""
+
+
+@EVERY
+@pytest.mark.parametrize("compression", ALL)
+def test_every_turned_bit_is_an_error_or_changes_nothing(compression: Compression, every: int) -> None:
+    unnoticed = set()
+    flips = _flips(packed(compression, SMALL))[::every]
+    for at, bit, damaged in flips:
+        failure = _failure(compression, damaged)
+        if failure is None:
+            unnoticed.add((at, bit))
+        else:
+            assert (failure.url, failure.offset is None) == (URL, False)
+    # Beside those, codes for symbols that do not occur, and bits that only fill up a byte.
+    assert len(unnoticed - _FREE_BITS[compression]) <= len(flips) // 100
+    if compression is Compression.XZ:
+        assert unnoticed == set()
+
+
+def _failure(compression: Compression, data: bytes) -> ShardFormatError | None:
+    """The error that unpacking ends in; where there is none, the bytes are those of `SMALL`."""
+    try:
+        found = unpacked(compression, data)
+    except ShardFormatError as exc:
+        return exc
+    assert found == SMALL
+    return None
+
+
+@pytest.mark.parametrize("compression", ALL)
+def test_damage_in_a_large_shard_is_found_and_placed(compression: Compression) -> None:
+    content = mixed(900_000)
+    one = packed(compression, content)
+    data = bytearray(one * 2)
+    for at in range(len(one) + 200, len(data) - 20, len(one) // 7):
+        damaged = bytes(data[:at]) + bytes([data[at] ^ 0x55]) + bytes(data[at + 1 :])
+        with pytest.raises(ShardFormatError, match=f"that starts at byte {len(one)} ") as caught:
+            unpacked(compression, damaged)
+        assert caught.value.offset is not None
+        assert caught.value.offset >= min(at, len(data) - (64 << 10)) - (64 << 10)
+
+
+@pytest.mark.parametrize("compression", ALL)
+@pytest.mark.parametrize(
+    "garbage", [b"garbage", b"\x01", b"PK\x03\x04 and so on", b"\0\0\0garbage", b"\0\0\0\0garbage"]
+)
+@pytest.mark.parametrize("chunk_bytes", [1, None])
+def test_what_follows_the_last_stream_is_an_error(
+    compression: Compression, garbage: bytes, chunk_bytes: int | None
+) -> None:
+    one = packed(compression, SMALL)
+    with pytest.raises(
+        ShardFormatError, match=r"follows 1 whole ones|padding .* followed by something else|cut"
+    ) as caught:
+        unpacked(compression, one + garbage, chunk_bytes)
+    assert caught.value.offset is not None
+    assert caught.value.offset >= len(one)
+
+
+@pytest.mark.parametrize("compression", [Compression.ZSTD, Compression.BZIP2])
+def test_zeros_behind_formats_that_have_none_are_an_error(compression: Compression) -> None:
+    with pytest.raises(ShardFormatError, match=r"follows 1 whole ones|cut"):
+        unpacked(compression, packed(compression, SMALL) + bytes(512))
+
+
+def test_a_gzip_member_behind_padding_is_an_error() -> None:
+    one = packed(Compression.GZIP, SMALL)
+    with pytest.raises(ShardFormatError, match="followed by something else") as caught:
+        unpacked(Compression.GZIP, one + bytes(512) + one)
+    assert caught.value.offset == len(one) + 512
+
+
+@pytest.mark.parametrize("padding_bytes", [1, 2, 3, 5])
+def test_xz_padding_that_is_no_multiple_of_four_is_an_error(padding_bytes: int) -> None:
+    one = packed(Compression.XZ, SMALL)
+    with pytest.raises(ShardFormatError, match="multiple of 4"):
+        unpacked(Compression.XZ, one + bytes(padding_bytes))
+    with pytest.raises(ShardFormatError, match="followed by something else"):
+        unpacked(Compression.XZ, one + bytes(padding_bytes) + one)
+
+
+@pytest.mark.parametrize("compression", ALL)
+@pytest.mark.parametrize("data", [b"x", b"not found, and no web page", bytes(1024), mixed(5_000)])
+def test_what_is_not_compressed_at_all_is_an_error(compression: Compression, data: bytes) -> None:
+    with pytest.raises(ShardFormatError, match=r"starts at byte 0") as caught:
+        unpacked(compression, data)
+    assert caught.value.offset is not None
+
+
+@pytest.mark.parametrize(
+    ("place", "what"),
+    [(-1, "length"), (-5, "crc"), (-8, "crc")],
+)
+def test_the_trailer_of_gzip_is_verified(place: int, what: str) -> None:
+    data = bytearray(packed(Compression.GZIP, SMALL))
+    data[place] ^= 1
+    with pytest.raises(ShardFormatError, match=what if what == "length" else "check"):
+        unpacked(Compression.GZIP, bytes(data))
+
+
+def test_the_checksum_of_zstd_is_verified() -> None:
+    data = bytearray(packed(Compression.ZSTD, SMALL))
+    data[-1] ^= 1
+    with pytest.raises(ShardFormatError, match="checksum"):
+        unpacked(Compression.ZSTD, bytes(data))
+
+
+def test_a_zstd_frame_of_another_length_than_it_says_is_an_error() -> None:
+    data = bytearray(zstd.compress(SMALL))
+    at = 5 if data[4] & 0x20 else 6
+    data[at] ^= 1
+    with pytest.raises(ShardFormatError):
+        unpacked(Compression.ZSTD, bytes(data))
+
+
+def test_a_zstd_block_of_the_reserved_type_is_an_error() -> None:
+    with pytest.raises(ShardFormatError, match="starts at byte 0"):
+        unpacked(Compression.ZSTD, b"\x28\xb5\x2f\xfd\x00\x58" + b"\x07\x00\x00")
+
+
+def test_windows_that_take_too_much_memory_are_refused() -> None:
+    zstd_header = b"\x28\xb5\x2f\xfd" + bytes([0x00, (31 - 10) << 3]) + b"\x01\x00\x00"
+    with pytest.raises(ShardFormatError, match="memory"):
+        unpacked(Compression.ZSTD, zstd_header)
+    filters = [{"id": lzma.FILTER_LZMA2, "preset": 0, "dict_size": 1 << 30}]
+    with pytest.raises(ShardFormatError, match=r"[Mm]emory"):
+        unpacked(Compression.XZ, _xz_with_dictionary(filters))
+
+
+def _xz_with_dictionary(filters: list[dict[str, int]]) -> bytes:
+    """An xz stream whose header asks for a large dictionary; written with a small one, since this needs the memory."""
+    small = lzma.compress(SMALL, lzma.FORMAT_XZ, filters=[filters[0] | {"dict_size": 4096}])
+    header_bytes = (small[12] + 1) * 4
+    header = bytearray(small[12 : 12 + header_bytes])
+    place = header.index(b"\x21\x01") + 2
+    header[place] = 36  # 2 to the power of 30 bytes
+    header[-4:] = _crc32(bytes(header[:-4]))
+    return small[:12] + bytes(header) + small[12 + header_bytes :]
+
+
+def _crc32(data: bytes) -> bytes:
+    return zlib.crc32(data).to_bytes(4, "little")
+
+
+def test_the_error_survives_the_way_between_processes() -> None:
+    with pytest.raises(ShardFormatError) as caught:
+        unpacked(Compression.BZIP2, bz2.compress(SMALL)[:-1])
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (again.url, again.offset, str(again)) == (URL, caught.value.offset, str(caught.value))
+
+
+def test_nothing_at_all_is_a_cut_shard() -> None:
+    unpacker = Unpacker(Compression.GZIP, URL)
+    assert list(unpacker.feed(b"")) == []
+    with pytest.raises(ShardFormatError, match="cut"):
+        unpacker.finish()

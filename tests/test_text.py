@@ -1,0 +1,67 @@
+"""Numbers of things in messages: one is singular, and no message has a plural written behind a number by hand."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from streamload.errors import ShardFormatError
+from streamload.text import counted, listed, printable
+
+ROOT = Path(__file__).resolve().parents[1]
+BY_HAND = re.compile(
+    r"\{[^{}]*\} (shards|samples|files|batches|members|requests|columns|entries|epochs|tasks|datasets|classes)\b"
+)
+"""In a message's template: a number whose noun is always plural."""
+
+NEVER_ONE = (
+    "more than {self.most_open} shards",
+    "only {limit} files open",
+    "{result.samples / result.seconds:,.0f} samples/s",
+)
+
+
+@pytest.mark.parametrize(
+    ("number", "noun", "expected"),
+    [
+        (1, "shard", "1 shard"),
+        (2000, "shard", "2,000 shards"),
+        (3, "batch", "3 batches"),
+        (2, "class", "2 classes"),
+        (0, "entry", "0 entries"),
+        (1, "entry", "1 entry"),
+        (2, "key", "2 keys"),
+    ],
+)
+def test_counted(number: int, noun: str, expected: str) -> None:
+    assert counted(number, noun) == expected
+
+
+def test_listed() -> None:
+    assert listed([]) == ""
+    assert listed(["jpg", "a.b", "cls"]) == "jpg, a.b, cls"
+    names = [f"{number}.png" for number in range(20)]
+    assert listed(names) == ", ".join(names)
+    assert listed([*names, "cls"]) == f"cls, {', '.join(names[:19])} and 1 more"
+    assert listed(names * 100).endswith(", 19.png and 1,980 more")
+
+
+def test_no_name_acts_on_a_terminal() -> None:
+    assert printable("ünï 日本語 👩\u200d💻\ttab\nline") == "ünï 日本語 👩\u200d💻\ttab\nline"
+    assert printable("\x1b[2J\x07\r\x7f\x9b\u202e\u2028\udcff") == r"\x1b[2J\x07\r\x7f\x9b\u202e\u2028\udcff"
+    assert listed(["a\x1b[31m"]) == r"a\x1b[31m"
+    error = ShardFormatError("the field \x1b[31m", url="\x1b.tar", key="\x1b[2J")
+    assert str(error) == r"the field \x1b[31m (shard '\x1b.tar', sample '\x1b[2J')"
+
+
+def test_messages_are_counted() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for folder in ("streamload", "tools")
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if BY_HAND.search(line) and not any(known in line for known in NEVER_ONE)
+    ]
+    assert found == []

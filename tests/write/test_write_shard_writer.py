@@ -1,0 +1,230 @@
+"""`ShardWriter` to buckets: the same bytes as locally, whole objects or none, and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+import webdataset
+from servers.nginx import WebServer
+from servers.rclone import S3Server
+
+from streamload import ShardWriter, StreamLoader
+from streamload.errors import StorageError
+from streamload.index.dataset_index import DatasetIndex
+from streamload.index.listing import list_shards
+from streamload.storage.filesystems.filesystem import FilesystemStorage
+from streamload.storage.storages import Storages
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """A remote folder, and what lies in it."""
+
+    url: str
+    options: dict[str, Any]
+    filesystem: Any
+    path: str
+
+    def files(self) -> dict[str, bytes]:
+        if not self.filesystem.exists(self.path):
+            return {}
+        return {name[len(self.path) + 1 :]: self.filesystem.cat_file(name) for name in self.filesystem.find(self.path)}
+
+    def index(self) -> DatasetIndex:
+        return DatasetIndex.from_json(self.files()[".streamload/index.json"], self.url)
+
+
+@pytest.fixture(params=["s3", "memory"])
+def bucket(request: pytest.FixtureRequest, rclone_s3: S3Server, tmp_path: Path) -> Iterator[Bucket]:
+    name = f"w{abs(hash(str(tmp_path))) % 10**10}"
+    if request.param == "s3":
+        folder = rclone_s3.folder / name
+        folder.mkdir()
+        files = fsspec.filesystem("file", skip_instance_cache=True)
+        yield Bucket(f"s3://{name}/train", rclone_s3.options, files, str(folder / "train"))
+    else:
+        memory = fsspec.filesystem("memory")
+        yield Bucket(f"memory://{name}/train", {}, memory, f"/{name}/train")
+        if memory.exists(f"/{name}"):
+            memory.rm(f"/{name}", recursive=True)
+
+
+def write(folder: str | Path, count: int = 10, first: int = 0, **options: Any) -> ShardWriter:
+    with ShardWriter(folder, **{"max_count": 3, **options}) as writer:
+        for number in range(first, first + count):
+            writer.write({"__key__": f"{number:03d}", "txt": f"text {number}", "cls": number})
+    return writer
+
+
+def here(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
+def test_the_same_bytes_as_in_a_local_folder(bucket: Bucket, tmp_path: Path) -> None:
+    writer = write(bucket.url, storage_options=bucket.options)
+    local = write(tmp_path / "local")
+    remote, expected = bucket.files(), here(tmp_path / "local")
+    assert remote.keys() == expected.keys()
+    for name in expected.keys() - {".streamload/index.json"}:
+        assert remote[name] == expected[name]
+    assert writer.shards == tuple(f"{bucket.url}/{os.path.basename(path)}" for path in local.shards)
+    assert (writer.samples, writer.bytes) == (local.samples, local.bytes)
+    listing = list_shards(bucket.url, storages=Storages(bucket.options))
+    assert listing.counts == (3, 3, 3, 1)
+    assert [entry.etag for entry in bucket.index().shards] == [
+        found.etag for found in Storages(bucket.options).for_url(bucket.url).list(f"{bucket.url}/*.tar")
+    ]
+    (tmp_path / "copy").mkdir()
+    shards = [tmp_path / "copy" / name for name in remote if name.endswith(".tar")]
+    for path in shards:
+        path.write_bytes(remote[path.name])
+    found = [sample["__key__"] for sample in webdataset.WebDataset(sorted(map(str, shards)), shardshuffle=False)]
+    assert found == [f"{number:03d}" for number in range(10)]
+
+
+def test_a_loader_reads_it(bucket: Bucket) -> None:
+    write(f"{bucket.url}/part-%06d.tar", storage_options=bucket.options)
+    with StreamLoader(
+        bucket.url, 4, fields=("cls",), storage_options=bucket.options, num_workers=0, pin_memory=False
+    ) as loader:
+        assert len(loader) == 3
+        assert [value for (batch,) in loader for value in batch.tolist()] == list(range(10))
+
+
+def test_shards_of_the_same_name_are_refused_or_replaced(bucket: Bucket) -> None:
+    write(bucket.url, storage_options=bucket.options)
+    write(bucket.url, 2, prefix="other", storage_options=bucket.options)
+    before = bucket.files()
+    with pytest.raises(StorageError, match="4 shards of this name already"):
+        write(bucket.url, storage_options=bucket.options)
+    assert bucket.files() == before
+    write(bucket.url, 4, first=50, overwrite=True, storage_options=bucket.options)
+    after = bucket.files()
+    assert sorted(name for name in after if name.endswith(".tar")) == [
+        "other-000000.tar",
+        "shard-000000.tar",
+        "shard-000001.tar",
+    ]
+    assert sorted(name for name in after if name.endswith(".npz")) == [
+        ".streamload/other-000000.tar.npz",
+        ".streamload/shard-000000.tar.npz",
+        ".streamload/shard-000001.tar.npz",
+    ]
+    assert list_shards(bucket.url, storages=Storages(bucket.options)).counts == (2, 3, 1)
+
+
+def test_entries_of_shards_that_were_deleted_by_hand_do_not_stay(bucket: Bucket) -> None:
+    write(bucket.url, storage_options=bucket.options)
+    for name in [name for name in bucket.files() if name.endswith(".tar")]:
+        bucket.filesystem.rm(f"{bucket.path}/{name}")
+    write(bucket.url, 2, storage_options=bucket.options)
+    assert [entry.name for entry in bucket.index().shards] == ["shard-000000.tar"]
+
+
+def test_an_exception_publishes_no_index_and_no_unfinished_shard(bucket: Bucket) -> None:
+    with pytest.raises(KeyError), ShardWriter(bucket.url, max_count=3, storage_options=bucket.options) as writer:
+        for number in range(5):
+            writer.write({"__key__": str(number), "txt": ""})
+        raise KeyError
+    written = [".streamload-unfinished.json", ".streamload/shard-000000.tar.npz", "shard-000000.tar"]
+    assert sorted(bucket.files()) == written
+
+
+@pytest.mark.parametrize("failing", [0, 1, 3])
+def test_an_upload_that_fails_is_raised_and_leaves_no_object(monkeypatch: pytest.MonkeyPatch, failing: int) -> None:
+    memory = fsspec.filesystem("memory")
+    real = FilesystemStorage.write
+
+    def full(storage: FilesystemStorage, url: str, source: bytes | str) -> None:
+        if url.endswith(f"shard-00000{failing}.tar"):
+            raise StorageError("the bucket takes nothing more", url=url)
+        real(storage, url, source)
+
+    monkeypatch.setattr(FilesystemStorage, "write", full)
+    writer = ShardWriter("memory://failing/x", max_count=2)
+    try:
+        with pytest.raises(StorageError, match="takes nothing more"):
+            for number in range(8):
+                writer.write({"__key__": str(number), "txt": ""})
+            writer.close()
+        with pytest.raises(ValueError, match="closed"):
+            writer.write({"__key__": "later", "txt": ""})
+        found = [name.rpartition("/")[2] for name in memory.find("/failing") if name.endswith((".tar", "index.json"))]
+        assert found == [f"shard-00000{number}.tar" for number in range(failing)]
+    finally:
+        writer.close()
+        if memory.exists("/failing"):
+            memory.rm("/failing", recursive=True)
+
+
+def test_an_upload_that_arrives_cut_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = FilesystemStorage.write
+
+    def cut(storage: FilesystemStorage, url: str, source: bytes | str) -> None:
+        content = Path(source).read_bytes() if isinstance(source, str) else source
+        real(storage, url, content[:100] if url.endswith(".tar") else content)
+
+    monkeypatch.setattr(FilesystemStorage, "write", cut)
+    with pytest.raises(StorageError, match="has 100 bytes after the upload"):
+        write("memory://cut/x", 1)
+    memory = fsspec.filesystem("memory")
+    assert memory.find("/cut") == ["/cut/x/.streamload-unfinished.json"]
+    memory.rm("/cut", recursive=True)
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="the file has a name where it cannot be reopened")
+def test_what_is_being_written_has_no_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(KeyError), ShardWriter("memory://unnamed/x") as writer:
+        writer.write({"__key__": "0", "bin": bytes(4 << 20)})
+        assert os.listdir(tmp_path) == []
+        raise KeyError
+    assert fsspec.filesystem("memory").find("/unnamed") == []
+
+
+def test_a_filesystem_of_the_users(tmp_path: Path) -> None:
+    write(tmp_path / "train/x-%03d.tar", filesystem=fsspec.filesystem("file", skip_instance_cache=True))
+    assert list_shards(tmp_path / "train").counts == (3, 3, 3, 1)
+    write(f"file://{tmp_path}/local")
+    assert list_shards(tmp_path / "local").counts == (3, 3, 3, 1)
+
+
+@pytest.mark.parametrize("folder", ["s3://", "s3://train-%06d.tar", "memory://"])
+def test_a_place_without_a_bucket_is_refused(folder: str) -> None:
+    with pytest.raises(ValueError, match="bucket or folder"):
+        ShardWriter(folder)
+
+
+def test_a_web_server_is_refused(nginx: WebServer) -> None:
+    with pytest.raises(StorageError, match="web server cannot be written to"):
+        ShardWriter(f"{nginx.url}/train")
+
+
+def test_an_upload_that_fails_is_raised_by_the_next_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = threading.Event()
+
+    def fail(storage: FilesystemStorage, url: str, source: bytes | str) -> None:
+        tried.set()
+        raise StorageError("the bucket takes nothing more", url=url)
+
+    monkeypatch.setattr(FilesystemStorage, "write", fail)
+    with pytest.raises(StorageError, match="takes nothing more"):
+        with ShardWriter("memory://early/x", max_bytes=1 << 20) as writer:
+            for number in range(2):
+                writer.write({"__key__": str(number), "bin": bytes(600_000)})
+            assert tried.wait(30)
+            for number in range(2, 10_000):  # all of these fit into the second shard
+                writer.write({"__key__": str(number), "bin": b""})
+                time.sleep(0.001)
+                assert len(writer.shards) == 1
+                assert number < 300, "no write raised it"
