@@ -15,7 +15,7 @@ from pathlib import Path
 from unittest import mock
 
 from streamload import StreamLoader
-from streamload.fetch.hedged_requests import Stragglers
+from streamload.fetch.hedged_requests import HedgedRequests
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from servers.faults import FaultServer, Script
@@ -58,8 +58,8 @@ def main() -> None:
                 stalls = Script(seed, FIRST_BYTE_S, BYTES_PER_S, sleep_share=SHARE, sleep_s=STALL_S)
                 for kind, script in (("none stalls", clean), ("hedged", stalls), ("one request", stalls)):
                     server.play(script)
-                    allowed = Stragglers.allows if kind == "hedged" else lambda _: False
-                    with mock.patch.object(Stragglers, "allows", allowed):
+                    allowed = HedgedRequests.allows if kind == "hedged" else lambda _: False
+                    with mock.patch.object(HedgedRequests, "allows", allowed):
                         times[kind].append(epoch_s(urls))
         shown = ", ".join(f"{kind} {statistics.median(found):.2f} s" for kind, found in times.items())
         gains = sorted(one / two for one, two in zip(times["one request"], times["hedged"], strict=True))

@@ -50,14 +50,14 @@ class Benchmark:
         for of in self._workloads:
             self.results.runs[of.name], self.results.memory[of.name] = {}, {}
             of.shards()
-            for loader in self._standing(of):
+            for loader in self._cursor(of):
                 self._try("prepare", loader, of, 0)
 
     def speed(self, rounds: int) -> None:
         """The loaders take turns, `rounds` times on each workload."""
         for of in self._workloads:
             for number in range(rounds):
-                for loader in self._standing(of):
+                for loader in self._cursor(of):
                     if result := self._try("speed", loader, of, self._seconds):
                         self.results.runs[of.name].setdefault(loader, []).append(result)
                         _tell(f"{of.name} round {number + 1} of {rounds}: {loader} {result['rate']:,.0f}/s")
@@ -65,7 +65,7 @@ class Benchmark:
     def memory(self) -> None:
         """One run of each loader, in which its memory is watched."""
         for of in self._workloads:
-            for loader in self._standing(of):
+            for loader in self._cursor(of):
                 if loader not in CEILINGS and (result := self._try("memory", loader, of, self._seconds / 2)):
                     self.results.memory[of.name][loader] = result
                     _tell(f"{of.name} memory: {loader} {result['peak_bytes'] / 1e6:,.0f} MB")
@@ -74,12 +74,12 @@ class Benchmark:
         """The loaders take turns beside a busy trainer."""
         for of in (of for of in self._workloads if of.name == "tiny"):
             for number in range(rounds):
-                for loader in self._standing(of):
+                for loader in self._cursor(of):
                     if loader not in CEILINGS and (result := self._try("busy", loader, of, self._seconds)):
                         self.results.busy.setdefault(loader, []).append(result)
                         _tell(f"busy round {number + 1} of {rounds}: {loader} {result['share']:.2f}")
 
-    def _standing(self, of: Workload) -> Iterator[str]:
+    def _cursor(self, of: Workload) -> Iterator[str]:
         """The loaders that can be measured on a workload and have not failed on it."""
         for loader in self._loaders:
             failed = self.results.failures.keys() & {(part, of.name, loader) for part in ("prepare", *PARTS)}

@@ -21,16 +21,16 @@ from streamload.options import DEFAULT_WINDOW, Options, Transform, rank_and_worl
 from streamload.order.epoch_start import EpochStart
 from streamload.order.plan import batches_per_rank
 from streamload.order.state import LoaderState, check, fingerprint
-from streamload.sampling.arguments import Choosing
+from streamload.sampling.arguments import SamplingOptions
 from streamload.sampling.mixture import Mixture, portions_of
 from streamload.sampling.weights import Weights
 from streamload.statistics import Meter, Statistics
 from streamload.storage.urls import expand_urls
 from streamload.text import counted
 from streamload.trainer.async_pass import AsyncLoop
-from streamload.trainer.batch_builder import Delivery
+from streamload.trainer.batch_builder import BatchBuilder
 from streamload.trainer.connection import Connection
-from streamload.trainer.cursor import Standing
+from streamload.trainer.cursor import Cursor
 from streamload.trainer.device import Mover, device_for
 from streamload.trainer.feeder_link import FeederLink
 from streamload.trainer.page_locked import cuda_registry
@@ -175,20 +175,22 @@ class StreamLoader(LoaderAttributes, AsyncLoop):
         moves_to = device_for(device)
         self._mover = None if moves_to is None else Mover(moves_to)
         self.rank, self.world_size = rank_and_world_size(rank, world_size)
-        self._choosing = Choosing.among(locals(), self.rank, self.world_size)
-        self._rank_was_found = goes_by_found_rank(rank, is_divided=self._choosing.is_divided)
+        self._sampling = SamplingOptions.among(locals(), self.rank, self.world_size)
+        self._rank_was_found = goes_by_found_rank(rank, is_divided=self._sampling.is_divided)
         portions = portions_of(urls, index)
-        self._options = options.settled_for([url for portion in portions.values() for url in expand_urls(portion.urls)])
+        self._options = options.resolved_for(
+            [url for portion in portions.values() for url in expand_urls(portion.urls)]
+        )
         self._link = FeederLink(self._options, portions, registry=moves_to.registry if moves_to else cuda_registry)
         self._listing = self._link.listing
-        self._lanes = self._choosing.lanes
-        self._link.choose(self._choosing)
+        self._lanes = self._sampling.lanes
+        self._link.choose(self._sampling)
         self._link.check(self._lanes, self.world_size)
         self._counts = self._listing.counts
-        self._delivery = Delivery(on_error, max_errors, fills_up=self._options.fills_up)
+        self._batch_builder = BatchBuilder(on_error, max_errors, fills_up=self._options.fills_up)
         self._dataset: str | None = None
-        self._nothing_left = NothingLeft(drop_last, batch_size, self._delivery.passed_over)
-        self._standing, self._beginning = Standing(), RLock()
+        self._nothing_left = NothingLeft(drop_last, batch_size, self._batch_builder.skipped_members)
+        self._cursor, self._beginning = Cursor(), RLock()
         self._pass: weakref.ref[Pass] | None = None
         self._meter = Meter()
 
@@ -227,12 +229,12 @@ class StreamLoader(LoaderAttributes, AsyncLoop):
 
     def __repr__(self) -> str:
         shards, options = self._listing.shards, self._options
-        standing = self._standing
+        cursor = self._cursor
         return (
             f"<StreamLoader of {counted(len(shards), 'shard')} from {without_secrets(shards[0].url)!r}, "
             f"batch_size={options.batch_size}, "
             f"rank {self.rank} of {self.world_size}, {counted(options.workers, 'worker')}, "
-            f"epoch {standing.epoch}, position {standing.position}>"
+            f"epoch {cursor.epoch}, position {cursor.position}>"
         )
 
     @property
@@ -241,7 +243,7 @@ class StreamLoader(LoaderAttributes, AsyncLoop):
 
         How many there were in the loader's life, `statistics().skipped_samples` says.
         """
-        return list(self._delivery.skipped)
+        return list(self._batch_builder.skipped)
 
     def __len__(self) -> int:
         """The number of batches of a whole epoch on this rank. Without an index it waits until the shards are scanned.
@@ -250,8 +252,8 @@ class StreamLoader(LoaderAttributes, AsyncLoop):
             ShardFormatError: a shard is damaged.
         """
         order = self._link.settings(self._lanes).order
-        samples = self._choosing.epoch_samples
-        return batches_per_rank(order, self._samples() if samples is None else samples, *self._choosing.place)
+        samples = self._sampling.epoch_samples
+        return batches_per_rank(order, self._samples() if samples is None else samples, *self._sampling.place)
 
     def __iter__(self) -> Pass:
         """Begin a pass: the next epoch, or the rest of one that was resumed or ended by an error of the loader.
@@ -275,22 +277,22 @@ class StreamLoader(LoaderAttributes, AsyncLoop):
             check_found_rank(self.rank, self.world_size)
         self._end_pass("another pass of the same loader has begun; for two at once make two loaders")
         self._link.take_changes()
-        epoch, position = self._standing.next_start()
-        counts = self._known_counts() if self._choosing.needs_counts else ()
-        start = self._choosing.start(epoch, position, sum(counts))
+        epoch, position = self._cursor.next_start()
+        counts = self._known_counts() if self._sampling.needs_counts else ()
+        start = self._sampling.start(epoch, position, sum(counts))
         last_position = partial(self._last_position, start)
         if position and last_position() <= position:  # one that lies behind the end is refused
             self._nothing_left.explain_resumed_end(epoch)
-        self._nothing_left.look_at(start, self._choosing.samples_of(start, self._counts))
+        self._nothing_left.look_at(start, self._sampling.samples_of(start, self._counts))
         connection = self._link.connect(self._lanes)
-        begun_ahead = start.numbers is None and self._standing.goes_on_at(epoch, position)
+        begun_ahead = start.numbers is None and self._cursor.goes_on_at(epoch, position)
         (connection.send_later if begun_ahead else connection.send)(start)
-        self._standing = Standing(epoch, position)
+        self._cursor = Cursor(epoch, position)
         begun = Pass(
             start,
             connection,
-            self._delivery,
-            self._standing,
+            self._batch_builder,
+            self._cursor,
             self._meter,
             begin_again=partial(self._begin_again, start),
             last_position=last_position,
@@ -307,7 +309,7 @@ class StreamLoader(LoaderAttributes, AsyncLoop):
         epoch = as_python(epoch)
         if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
             raise ValueError(f"epoch={epoch!r} must be an integer of at least 0")
-        self._standing.epoch_to_come = epoch
+        self._cursor.epoch_to_come = epoch
 
     def state_dict(self) -> dict[str, Any]:
         """Where the loop stands, as a small dict of plain values that JSON can hold.
@@ -320,7 +322,7 @@ class StreamLoader(LoaderAttributes, AsyncLoop):
         """
         if not self._options.in_order:
             raise LoaderStateError("in_order=False delivers batches as they are finished, so no position can be saved")
-        epoch, position = self._standing.to_save()
+        epoch, position = self._cursor.to_save()
         return LoaderState(
             seed=self._options.seed,
             epoch=epoch,
@@ -329,7 +331,7 @@ class StreamLoader(LoaderAttributes, AsyncLoop):
             window=self._options.shuffle_window,
             shuffle=self._options.shuffle,
             fingerprint=self._fingerprint(),
-            **self._choosing.state(epoch),
+            **self._sampling.state(epoch),
         ).to_json()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -349,17 +351,17 @@ class StreamLoader(LoaderAttributes, AsyncLoop):
             window=self._options.shuffle_window,
             lanes=self._options.lanes,
             fingerprint=self._fingerprint(),
-            choice=self._choosing.state(loaded.epoch),
+            choice=self._sampling.state(loaded.epoch),
         )
         self._end_pass("a state was loaded")
-        if self._choosing.resume(loaded) or loaded.lanes != self._lanes:
+        if self._sampling.resume(loaded) or loaded.lanes != self._lanes:
             self._link.disconnect()
             self._lanes = loaded.lanes
-        self._standing = Standing(loaded.epoch, loaded.position)
+        self._cursor = Cursor(loaded.epoch, loaded.position)
 
     def statistics(self) -> Statistics:
         """What the loader has done so far, and what limits it."""
-        return self._meter.statistics(skipped_samples=self._delivery.n_skipped)
+        return self._meter.statistics(skipped_samples=self._batch_builder.n_skipped)
 
     def close(self) -> None:
         """End the feeder and its workers. Batches that were delivered stay valid. Calling it twice is fine."""
@@ -381,8 +383,8 @@ class StreamLoader(LoaderAttributes, AsyncLoop):
     def _known_counts(self) -> tuple[int, ...]:
         """The samples of each shard; waits until they are known."""
         if self._counts is None:
-            counts = self._link.count(self._lanes, in_pass=self._standing.state == "running")
-            self._choosing.check_counts(counts)
+            counts = self._link.count(self._lanes, in_pass=self._cursor.state == "running")
+            self._sampling.check_counts(counts)
             self._counts = counts
         return self._counts
 
@@ -392,12 +394,12 @@ class StreamLoader(LoaderAttributes, AsyncLoop):
         return connection
 
     def _last_position(self, start: EpochStart) -> float:
-        return self._choosing.last_position(start, self._counts, self._link.settings(self._lanes).order)
+        return self._sampling.last_position(start, self._counts, self._link.settings(self._lanes).order)
 
     def _explain_nothing(self, start: EpochStart) -> None:
         """A pass has ended without a batch, so all shards have been scanned."""
         if self._nothing_left.is_possible(start):
-            self._nothing_left.look_at(start, self._choosing.samples_of(start, self._known_counts()), self._samples())
+            self._nothing_left.look_at(start, self._sampling.samples_of(start, self._known_counts()), self._samples())
 
     def _running(self) -> Pass | None:
         return None if self._pass is None else self._pass()

@@ -29,7 +29,7 @@ from streamload.schedule.scheduler import PipelineSettings
 from streamload.storage.private_folder import refuse_url, why_not_own
 from streamload.storage.storages import Storages
 from streamload.text import counted
-from streamload.warn_at_caller import warn_at_users_line
+from streamload.warn_at_caller import warn_at_caller
 
 __all__ = ["DEFAULT_WINDOW", "Options", "Transform", "rank_and_world_size"]
 
@@ -99,13 +99,13 @@ class Options:
         """Each worker takes memory, and seconds of a processor to start."""
         processors = processors_of_rank()
         if self.num_workers != "auto" and self.num_workers > _MOST_WORKERS_PER_PROCESSOR * processors:
-            warn_at_users_line(
+            warn_at_caller(
                 f"num_workers={self.num_workers}, and there {'is' if processors == 1 else 'are'} "
                 f"{counted(processors, 'processor')} for this process: so many workers take long to start, and are no "
                 "faster; leave num_workers out"
             )
 
-    def settled_for(self, urls: Sequence[str]) -> Options:
+    def resolved_for(self, urls: Sequence[str]) -> Options:
         """The options for these shards: "auto" means no workers where only this process can read them.
 
         Warns, at the user's line, of far more workers than processors.

@@ -32,7 +32,7 @@ from streamload.text import counted
 from streamload.trainer.checks import check_classes, labelled_folders
 from streamload.trainer.no_effect import warn_of_unused_decoders
 from streamload.trainer.remote_reader import class_names_in, find_classes, find_listing
-from streamload.trainer.skipped_members import PassedOver
+from streamload.trainer.skipped_members import SkippedMembers
 from streamload.unknown_names import advises, no_attribute
 
 __all__ = ["TarDataset"]
@@ -99,10 +99,10 @@ class TarDataset(Dataset[Any]):
         _check_access_at_random(listing, options)
         with closing(RandomAccess(listing, options.storages, strict=options.strict)) as access:
             counts = access.counts()
-            passed_over = PassedOver()
-            passed_over.look_at(access.skipped())
+            skipped_members = SkippedMembers()
+            skipped_members.look_at(access.skipped())
             if not sum(counts):
-                passed_over.explain_emptiness()
+                skipped_members.explain_emptiness()
             options.check_fields_exist(access.fields())
             warn_of_unused_decoders(options, access.fields())
         for folders in labelled_folders({"": Portion(urls, 1.0)}, [listing], options):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import inspect
 import warnings
 
-__all__ = ["warn_at_users_line"]
+__all__ = ["warn_at_caller"]
 
 
-def warn_at_users_line(message: str) -> None:
+def warn_at_caller(message: str) -> None:
     """Give a UserWarning whose place is the nearest caller outside this package, however many frames that is up."""
     frame, frames_of_ours = inspect.currentframe(), 0
     while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "streamload":

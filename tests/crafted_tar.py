@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-END_MARK = bytes(1024)
+END_OF_ARCHIVE = bytes(1024)
 USTAR, GNU, V7 = b"ustar\x0000", b"ustar  \x00", bytes(8)
 
 
@@ -68,7 +68,7 @@ class Archive:
         self.content += block + payload + bytes(-len(payload) % 512)
         return self
 
-    def whole(self, end: bytes = END_MARK) -> bytes:
+    def whole(self, end: bytes = END_OF_ARCHIVE) -> bytes:
         return bytes(self.content) + end
 
 

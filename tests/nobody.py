@@ -20,7 +20,7 @@ class Nobody:
     def is_wanted(self, state: FetchedShard, number: int) -> bool:
         return True
 
-    def under_way(self, state: FetchedShard) -> set[int]:
+    def in_flight(self, state: FetchedShard) -> set[int]:
         return {0}
 
     def arrived(self, state: FetchedShard, number: int, size_bytes: int) -> None:

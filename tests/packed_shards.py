@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import pytest
 from backports import zstd
 
-from streamload.tar.decompression import Compression, Unpacker
+from streamload.tar.decompression import Compression, Decompressor
 
 EXTENSION = {Compression.GZIP: "gz", Compression.ZSTD: "zst", Compression.XZ: "xz", Compression.BZIP2: "bz2"}
 URL = "s3://bucket/a.tar.gz"
@@ -48,15 +48,15 @@ def by_program(command: Sequence[str], content: bytes) -> bytes:
     return subprocess.run(command, input=content, capture_output=True, check=True).stdout
 
 
-def unpacked(compression: Compression, data: bytes, chunk_bytes: int | None = None, **options: int) -> bytes:
+def decompressed(compression: Compression, data: bytes, chunk_bytes: int | None = None, **options: int) -> bytes:
     """All that a file unpacks to."""
-    unpacker = Unpacker(compression, URL, **options)
+    decompressor = Decompressor(compression, URL, **options)
     pieces: list[bytes] = []
     step = chunk_bytes or max(1, len(data))
     for start in range(0, len(data), step):
-        pieces += unpacker.feed(data[start : start + step])
-    unpacker.finish()
+        pieces += decompressor.feed(data[start : start + step])
+    decompressor.finish()
     assert all(pieces)
-    assert unpacker.packed_bytes == len(data)
-    assert unpacker.unpacked_bytes == sum(map(len, pieces))
+    assert decompressor.compressed_bytes == len(data)
+    assert decompressor.decompressed_bytes == sum(map(len, pieces))
     return b"".join(pieces)

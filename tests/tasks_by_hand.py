@@ -193,5 +193,5 @@ def only_batch(work: Job, shelf: Shelf, task: RowTask) -> Any:
     done, slots = run(work, shelf, task)
     (piece,) = done.pieces
     assert piece.failures == ()
-    assert not piece.misfit
+    assert not piece.layout_mismatch
     return batch_of(piece, slots)

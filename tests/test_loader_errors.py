@@ -31,7 +31,7 @@ from streamload.errors import (
     WorkerError,
 )
 from streamload.images import Resize
-from streamload.trainer import batch_builder as delivery
+from streamload.trainer import batch_builder as batch_builder
 
 WORKERS = pytest.mark.parametrize("options", [{"num_workers": 0}, {"num_workers": 1}])
 
@@ -91,8 +91,8 @@ def test_skip_and_replace(source: str, options: dict[str, Any]) -> None:
 def test_of_samples_that_were_left_out_the_newest_are_named_and_all_are_counted(
     source: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert delivery.MOST_KEPT == 10_000
-    monkeypatch.setattr(delivery, "MOST_KEPT", 3)
+    assert batch_builder.MOST_KEPT == 10_000
+    monkeypatch.setattr(batch_builder, "MOST_KEPT", 3)
 
     def transform(value: int) -> int:
         raise ValueError(value)

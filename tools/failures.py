@@ -13,7 +13,7 @@ import typer
 from streamload.errors import StreamloadError
 from streamload.text import printable
 
-__all__ = ["UsageError", "say", "told_errors"]
+__all__ = ["UsageError", "reported_errors", "say"]
 
 
 class UsageError(Exception):
@@ -26,7 +26,7 @@ def say(line: str) -> None:
 
 
 @contextmanager
-def told_errors(interrupted: str = "") -> Iterator[None]:
+def reported_errors(interrupted: str = "") -> Iterator[None]:
     """Turn what a user can cause into a message and an exit status; anything else is a bug and stays as it is.
 
     Args:

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from streamload_tools.bench import Limits, bench, bench_lines
 from streamload_tools.decoding import undecodable
-from streamload_tools.failures import say, told_errors
+from streamload_tools.failures import reported_errors, say
 from streamload_tools.indexing import index_shards
 from streamload_tools.progress import open_progress
 from streamload_tools.reading import Reader, tables
@@ -85,7 +85,7 @@ def index_command(
 
     Shards may be compressed. If one of them is damaged, the index stays as it was.
     """
-    with told_errors("the index stays as it was"):
+    with reported_errors("the index stays as it was"):
         storages = Storages(parse_storage_options(storage_option or []))
         shards = find_shards(urls, storages)
         with open_progress("indexing", len(shards), "shards") as progress:
@@ -113,7 +113,7 @@ def ls_command(
     storage_option: StorageOption = None,
 ) -> None:
     """List shards with their bytes, samples and fields; or every sample. Shards without an index are read."""
-    with told_errors():
+    with reported_errors():
         storages = Storages(parse_storage_options(storage_option or []))
         listing = list_shards(urls, index, storages)
         reader = Reader(storages, workers or available_processors())
@@ -152,7 +152,7 @@ def verify_command(
 
     Labels must have names in classes.json, where there is one.
     """
-    with told_errors():
+    with reported_errors():
         options = parse_storage_options(storage_option or [])
         storages, workers = Storages(options), workers or available_processors()
         shards = find_shards(urls, storages)
@@ -212,7 +212,7 @@ def stats_command(
 
     It is read from the index; shards without one are read, with progress.
     """
-    with told_errors():
+    with reported_errors():
         storages = Storages(parse_storage_options(storage_option or []))
         stats = dataset_stats(urls, index, storages, workers=workers or available_processors(), ranks=ranks)
         for line in [json.dumps(as_json(stats), indent=2)] if as_document else as_lines(stats):
@@ -243,7 +243,7 @@ def bench_command(
 
     The first batch is told apart and not counted. Ctrl-C ends with what was measured so far.
     """
-    with told_errors():
+    with reported_errors():
         result, what = bench(
             urls,
             None if fields is None else fields.split(","),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import typer
 from streamload_tools import shardify_options as option
-from streamload_tools.failures import UsageError, told_errors
+from streamload_tools.failures import UsageError, reported_errors
 from streamload_tools.packing.packing import PackOptions
 from streamload_tools.packing.resizing import Resizing
 from streamload_tools.packing.source_to_shards import Place, source_to_shards
@@ -84,7 +84,7 @@ def shardify(
     packed, what was uploaded is removed again. With --overwrite, what is there is removed before the first upload.
     """
     del show_version
-    with told_errors("nothing of what was under way is published"):
+    with reported_errors("nothing of what was under way is published"):
         _refuse_pairs(resize=resize, quality=quality, split=split, partition=partition)
         source_to_shards(
             source,

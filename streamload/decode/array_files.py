@@ -159,10 +159,10 @@ def check_entries(entries: Sequence[zipfile.ZipInfo], limit_bytes: int) -> None:
     Raises:
         ValueError: names what is wrong with the archive.
     """
-    unpacked = sum(entry.file_size for entry in entries)
-    if unpacked > limit_bytes:
+    decompressed = sum(entry.file_size for entry in entries)
+    if decompressed > limit_bytes:
         raise ValueError(
-            f"the archive unpacks to {unpacked} bytes; the limit is {limit_bytes}. If it is no bomb, "
+            f"the archive unpacks to {decompressed} bytes; the limit is {limit_bytes}. If it is no bomb, "
             "store the values uncompressed as npy, or hand over a decoder for this field with decode={...}"
         )
     if len({entry.filename for entry in entries}) != len(entries):

@@ -23,10 +23,10 @@ from streamload.memory.slots import round_up
 
 __all__ = [
     "ArrayLeaf",
-    "BesideLeaf",
     "Layout",
     "MappingNode",
     "Node",
+    "OutOfBandLeaf",
     "SequenceNode",
     "as_array",
     "assemble",
@@ -72,7 +72,7 @@ class ArrayLeaf:
 
 
 @dataclass(frozen=True, slots=True)
-class BesideLeaf:
+class OutOfBandLeaf:
     """A value that travels beside the slot: in a layout of rows a list with one value a row, else anything."""
 
     number: int
@@ -95,7 +95,7 @@ class SequenceNode:
     children: tuple[Node, ...]
 
 
-Node = ArrayLeaf | BesideLeaf | MappingNode | SequenceNode
+Node = ArrayLeaf | OutOfBandLeaf | MappingNode | SequenceNode
 
 
 @dataclass(frozen=True)
@@ -105,13 +105,13 @@ class Layout:
     Attributes:
         tree: the root.
         arrays: the tree's array leaves, by number.
-        besides: how many values travel beside the slot.
+        out_of_band: how many values travel beside the slot.
         capacity: the rows that the slot has room for; None where each leaf is a whole array.
     """
 
     tree: Node
     arrays: tuple[ArrayLeaf, ...]
-    besides: int
+    out_of_band: int
     capacity: int | None
 
     def with_capacity(self, rows: int) -> Layout:
@@ -137,7 +137,7 @@ class _Builder:
 
     def __init__(self) -> None:
         self.arrays: list[ArrayLeaf] = []
-        self.besides: list[Any] = []
+        self.out_of_band: list[Any] = []
 
     def array(self, value: NDArray[Any], *, tensor: bool = True, torch_dtype: str | None = None) -> ArrayLeaf:
         axes = _memory_order(value)
@@ -147,9 +147,9 @@ class _Builder:
         self.arrays.append(leaf)
         return leaf
 
-    def beside(self, value: Any) -> BesideLeaf:
-        self.besides.append(value)
-        return BesideLeaf(len(self.besides) - 1)
+    def add_out_of_band(self, value: Any) -> OutOfBandLeaf:
+        self.out_of_band.append(value)
+        return OutOfBandLeaf(len(self.out_of_band) - 1)
 
 
 def _memory_order(value: NDArray[Any]) -> tuple[int, ...] | None:
@@ -200,7 +200,7 @@ def describe_rows(row: Any) -> Layout:
     """
     builder = _Builder()
     tree = _describe_row(row, builder)
-    return Layout(tree, tuple(builder.arrays), len(builder.besides), capacity=1)
+    return Layout(tree, tuple(builder.arrays), len(builder.out_of_band), capacity=1)
 
 
 def _describe_row(row: Any, builder: _Builder) -> Node:
@@ -216,7 +216,7 @@ def _describe_row(row: Any, builder: _Builder) -> Node:
     if isinstance(row, bool | int | float):
         return builder.array(np.empty((), _scalar_dtype(kind)))
     if isinstance(row, str | bytes):
-        return builder.beside(None)
+        return builder.add_out_of_band(None)
     if kind in (dict, OrderedDict):
         return MappingNode(kind, tuple(row), tuple(_describe_row(row[key], builder) for key in row))
     if is_named_tuple(kind):
@@ -247,7 +247,7 @@ def describe_batch(batch: Any) -> tuple[Layout, list[NDArray[Any]], list[Any]]:
     builder = _Builder()
     arrays: list[NDArray[Any]] = []
     tree = _describe_whole(batch, builder, arrays)
-    return Layout(tree, tuple(builder.arrays), len(builder.besides), capacity=None), arrays, builder.besides
+    return Layout(tree, tuple(builder.arrays), len(builder.out_of_band), capacity=None), arrays, builder.out_of_band
 
 
 def _describe_whole(value: Any, builder: _Builder, arrays: list[NDArray[Any]]) -> Node:
@@ -263,7 +263,7 @@ def _describe_whole(value: Any, builder: _Builder, arrays: list[NDArray[Any]]) -
         return MappingNode(kind, tuple(value), tuple(_describe_whole(item, builder, arrays) for item in value.values()))
     if kind in (list, tuple) or is_named_tuple(kind):
         return SequenceNode(kind, tuple(_describe_whole(item, builder, arrays) for item in value))
-    return builder.beside(value)
+    return builder.add_out_of_band(value)
 
 
 def _is_dense(tensor: Any) -> bool:
@@ -290,23 +290,23 @@ def slot_views(layout: Layout, memory: Bytes, rows: int | None) -> list[NDArray[
 
 
 def assemble(
-    layout: Layout, arrays: Sequence[Any], besides: Sequence[Any], finish: Callable[[ArrayLeaf, Any], Any]
+    layout: Layout, arrays: Sequence[Any], out_of_band: Sequence[Any], finish: Callable[[ArrayLeaf, Any], Any]
 ) -> Any:
     """Put a batch together from its leaves.
 
     Args:
         layout: its tree.
         arrays: one for each array leaf.
-        besides: one for each value beside the slot.
+        out_of_band: one for each value beside the slot.
         finish: makes of an array what the user gets (a tensor).
     """
-    return _build(layout.tree, arrays, besides, finish, of_rows=layout.capacity is not None)
+    return _build(layout.tree, arrays, out_of_band, finish, of_rows=layout.capacity is not None)
 
 
 def _build(
     node: Node,
     arrays: Sequence[Any],
-    besides: Sequence[Any],
+    out_of_band: Sequence[Any],
     finish: Callable[[ArrayLeaf, Any], Any],
     *,
     of_rows: bool,
@@ -315,14 +315,14 @@ def _build(
     # garbage collection.
     if isinstance(node, ArrayLeaf):
         return finish(node, arrays[node.number])
-    if isinstance(node, BesideLeaf):
-        return besides[node.number]
-    children = [_build(child, arrays, besides, finish, of_rows=of_rows) for child in node.children]
+    if isinstance(node, OutOfBandLeaf):
+        return out_of_band[node.number]
+    children = [_build(child, arrays, out_of_band, finish, of_rows=of_rows) for child in node.children]
     if isinstance(node, MappingNode):
         return _as_mapping(node.kind, dict(zip(node.keys, children, strict=True)))
     if of_rows:  # torch transposes sequences with `zip`, so that tuples come out
         children = [
-            tuple(value) if isinstance(child, BesideLeaf) else value
+            tuple(value) if isinstance(child, OutOfBandLeaf) else value
             for child, value in zip(node.children, children, strict=True)
         ]
     return node.kind(*children) if is_named_tuple(node.kind) else _as_sequence(node.kind, children)

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from streamload.decode.batch_layout import (
     ArrayLeaf,
-    BesideLeaf,
     Layout,
     MappingNode,
     Node,
+    OutOfBandLeaf,
     SequenceNode,
     as_array,
     assemble,
@@ -28,13 +28,13 @@ from streamload.decode.batch_layout import (
 from streamload.decode.stored_columns import StoredRows
 from streamload.memory.mapped import Bytes
 
-__all__ = ["MisfitError", "Rows", "build_batch", "choose_rows", "torch_collate", "write_rows"]
+__all__ = ["LayoutMismatchError", "Rows", "build_batch", "choose_rows", "torch_collate", "write_rows"]
 
 _MADE_IN_PLACE_BYTES = 4096
 """Smaller arrays are copied sooner than it is found out that they need not be."""
 
 
-class MisfitError(Exception):
+class LayoutMismatchError(Exception):
     """Some row does not have the layout that the first ones had; its batch is to be collated as a whole."""
 
 
@@ -108,50 +108,50 @@ def write_rows(layout: Layout, rows: Rows, memory: Bytes, first_row: int) -> lis
         For each value beside the slot the list of these rows' values.
 
     Raises:
-        MisfitError: a row has another nest, dtype or shape; the slot's rows are then undefined.
+        LayoutMismatchError: a row has another nest, dtype or shape; the slot's rows are then undefined.
     """
     end = first_row + rows.count
     places = [view[first_row:end] for view in slot_views(layout, memory, layout.capacity)]
-    besides: list[list[Any]] = [[] for _ in range(layout.besides)]
+    out_of_band: list[list[Any]] = [[] for _ in range(layout.out_of_band)]
     tree = layout.tree
     if rows.columns is None:
-        _write(tree, rows.values, places, besides)
-        return besides
+        _write(tree, rows.values, places, out_of_band)
+        return out_of_band
     if not isinstance(tree, MappingNode | SequenceNode) or len(tree.children) != len(rows.columns):
-        raise MisfitError
+        raise LayoutMismatchError
     if tree.keys != rows.keys if isinstance(tree, MappingNode) else rows.kind is dict:
-        raise MisfitError
+        raise LayoutMismatchError
     for child, part in zip(tree.children, rows.columns, strict=True):
-        _write(child, part, places, besides)
-    return besides
+        _write(child, part, places, out_of_band)
+    return out_of_band
 
 
-def _write(node: Node, column: Any, places: list[NDArray[Any]], besides: list[list[Any]]) -> None:
+def _write(node: Node, column: Any, places: list[NDArray[Any]], out_of_band: list[list[Any]]) -> None:
     if isinstance(node, ArrayLeaf):
         _write_column(node, column, places[node.number])
-    elif isinstance(node, BesideLeaf):
+    elif isinstance(node, OutOfBandLeaf):
         if not all(isinstance(value, str | bytes) for value in column):
-            raise MisfitError
-        besides[node.number] = list(column)
+            raise LayoutMismatchError
+        out_of_band[node.number] = list(column)
     else:
         for child, part in zip(node.children, _transpose(node, column), strict=True):
-            _write(child, part, places, besides)
+            _write(child, part, places, out_of_band)
 
 
 def _transpose(node: MappingNode | SequenceNode, column: Any) -> list[list[Any]]:
     if isinstance(column, np.ndarray | StoredRows):
-        raise MisfitError
+        raise LayoutMismatchError
     kinds = set(map(type, column))
     if isinstance(node, MappingNode):
         keys = set(node.keys)
         if kinds != {node.kind} or not all(value.keys() == keys for value in column):
-            raise MisfitError
+            raise LayoutMismatchError
         return [[value[key] for value in column] for key in node.keys]
     length = len(node.children)
     if not kinds <= ({list, tuple} if node.kind is list else {node.kind}):
-        raise MisfitError
+        raise LayoutMismatchError
     if not all(len(value) == length for value in column):
-        raise MisfitError
+        raise LayoutMismatchError
     return [[value[number] for value in column] for number in range(length)]
 
 
@@ -159,12 +159,12 @@ def _write_column(leaf: ArrayLeaf, column: Any, out: NDArray[Any]) -> None:
     """Write the values of one leaf for consecutive rows; `out` has one entry a row."""
     if isinstance(column, np.ndarray):
         if column.dtype != out.dtype or column.shape != out.shape:
-            raise MisfitError
+            raise LayoutMismatchError
         out[...] = column
         return
     if isinstance(column, StoredRows):
         if column.dtype != out.dtype or column.shape != out.shape[1:] or not out.flags.c_contiguous:
-            raise MisfitError
+            raise LayoutMismatchError
         column.copy_to(out)
         return
     kinds = set(map(type, column))
@@ -172,16 +172,16 @@ def _write_column(leaf: ArrayLeaf, column: Any, out: NDArray[Any]) -> None:
         try:
             out[:] = column
         except OverflowError as error:
-            raise MisfitError from error
+            raise LayoutMismatchError from error
         return
     if any(is_tensor(value) for value in column):
         column = [_tensor_memory(leaf, value) for value in column]
     elif not all(map(is_plain_array, kinds)):
-        raise MisfitError
+        raise LayoutMismatchError
     shape, dtype = out.shape[1:], out.dtype
     for number, value in enumerate(column):
         if value.dtype != dtype or value.shape != shape:
-            raise MisfitError
+            raise LayoutMismatchError
         if value.nbytes < _MADE_IN_PLACE_BYTES or not _is_same_memory(value, out[number]):
             out[number] = value
 
@@ -201,10 +201,10 @@ _SCALARS_OF: dict[str, frozenset[type]] = {
 
 def _tensor_memory(leaf: ArrayLeaf, value: Any) -> NDArray[Any]:
     if not is_tensor(value):
-        raise MisfitError
+        raise LayoutMismatchError
     memory, torch_dtype = as_array(value)
     if torch_dtype != leaf.torch_dtype:
-        raise MisfitError
+        raise LayoutMismatchError
     return memory
 
 
@@ -212,7 +212,7 @@ def build_batch(
     layout: Layout,
     memory: Bytes,
     rows: int | None,
-    besides: Sequence[Any],
+    out_of_band: Sequence[Any],
     chosen: Sequence[int] | None = None,
 ) -> Any:
     """The batch that the user gets, viewing the slot's memory without a copy.
@@ -221,14 +221,14 @@ def build_batch(
         layout: of the batch.
         memory: of its slot.
         rows: how many rows it has; None where the layout has none.
-        besides: the values that came beside the slot.
+        out_of_band: the values that came beside the slot.
         chosen: the rows to give, in order, where some failed; these are copied.
     """
     arrays: list[Any] = slot_views(layout, memory, rows)
     if chosen is not None:
         arrays = [array[list(chosen)] for array in arrays]
-        besides = [[values[number] for number in chosen] for values in besides]
-    return assemble(layout, arrays, besides, _finish)
+        out_of_band = [[values[number] for number in chosen] for values in out_of_band]
+    return assemble(layout, arrays, out_of_band, _finish)
 
 
 def choose_rows(count: int, failed: Container[int], on_error: str) -> list[int]:

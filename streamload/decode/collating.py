@@ -19,7 +19,7 @@ from streamload.decode.batch_layout import (
     describe_rows,
     slot_views,
 )
-from streamload.decode.collate import MisfitError, Rows, choose_rows, torch_collate, write_rows
+from streamload.decode.collate import LayoutMismatchError, Rows, choose_rows, torch_collate, write_rows
 from streamload.decode.failure import Attempt, failure_here, failure_of, in_words
 from streamload.decode.layout_mismatch import difference_between, find_missing_key
 from streamload.decode.out_of_band import InSlot, dump_values, store_values
@@ -30,7 +30,7 @@ from streamload.tar.table import MISSING
 
 __all__ = ["PieceCollator"]
 
-_IRREGULAR = (MisfitError, TypeError, RecursionError)
+_RAGGED = (LayoutMismatchError, TypeError, RecursionError)
 """Rows that are unlike each other, of classes that only torch knows, or nested too deeply."""
 
 _COLLATE_STREAM = 1 << 40
@@ -107,16 +107,16 @@ class PieceCollator:
                 rows = rows.take([row if row not in failed else good for row in range(rows.count)])
             size_bytes = layout.offsets()[1]
             values = write_rows(layout, rows, self._slots.at_least(piece.slot, size_bytes), piece.first_row)
-            besides, size_bytes = self._store(piece, values, size_bytes, may_use_slot=piece.complete)
+            out_of_band, size_bytes = self._store(piece, values, size_bytes, may_use_slot=piece.complete)
             return PieceDone(
                 piece,
                 layout=None if self._layout else dump_values(layout),
                 size_bytes=size_bytes,
-                besides=besides,
+                out_of_band=out_of_band,
                 failures=failures,
             )
-        except _IRREGULAR:
-            return PieceDone(piece, misfit=True)
+        except _RAGGED:
+            return PieceDone(piece, layout_mismatch=True)
 
     def _whole_batch(
         self,
@@ -173,17 +173,17 @@ class PieceCollator:
             layout = describe_rows(rows.row(0)).with_capacity(rows.count)
             size_bytes = layout.offsets()[1]
             values = write_rows(layout, rows, self._slots.at_least(piece.slot, size_bytes), 0)
-            besides, size_bytes = self._store(piece, values, size_bytes)
+            out_of_band, size_bytes = self._store(piece, values, size_bytes)
             return PieceDone(
                 piece,
                 whole=True,
                 layout=dump_values(layout),
                 size_bytes=size_bytes,
                 rows=rows.count,
-                besides=besides,
+                out_of_band=out_of_band,
                 failures=failures,
             )
-        except _IRREGULAR:
+        except _RAGGED:
             if find_missing_key(rows) is not None:  # torch would take the first row's keys, and drop what others have
                 raise
         return self._lay_down(piece, torch_collate(rows), failures)
@@ -196,13 +196,13 @@ class PieceCollator:
             memory = self._slots.at_least(piece.slot, size_bytes)
             for view, array in zip(slot_views(layout, memory, None), arrays, strict=True):
                 view[...] = array
-        besides, size_bytes = self._store(piece, values, size_bytes)
+        out_of_band, size_bytes = self._store(piece, values, size_bytes)
         return PieceDone(
             piece,
             whole=True,
             layout=dump_values(layout),
             size_bytes=size_bytes,
-            besides=besides,
+            out_of_band=out_of_band,
             failures=failures,
         )
 

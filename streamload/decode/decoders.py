@@ -146,7 +146,7 @@ def decompress_gzip(data: memoryview, limit_bytes: int = DECOMPRESSED_LIMIT_BYTE
     Raises:
         ValueError: the file is damaged or cut off, or unpacks to more than `limit_bytes` beyond its own.
     """
-    unpacked, position = bytearray(), 0
+    decompressed, position = bytearray(), 0
     limit_bytes += len(data)
     stream = zlib.decompressobj(_GZIP_WINDOW_BITS)
     while position < len(data):
@@ -157,18 +157,18 @@ def decompress_gzip(data: memoryview, limit_bytes: int = DECOMPRESSED_LIMIT_BYTE
             stream = zlib.decompressobj(_GZIP_WINDOW_BITS)
         chunk = data[position : position + _GZIP_CHUNK_BYTES]
         try:
-            unpacked += stream.decompress(chunk, limit_bytes - len(unpacked) + 1)
+            decompressed += stream.decompress(chunk, limit_bytes - len(decompressed) + 1)
         except zlib.error as exc:
             raise ValueError(f"not a gzip file, or a damaged one: {exc}") from exc
         position += len(chunk) - len(stream.unused_data)
-        if len(unpacked) > limit_bytes:
+        if len(decompressed) > limit_bytes:
             raise ValueError(
                 f"the gzip file unpacks to more than the limit of {limit_bytes} bytes. If it is no bomb, store the "
                 "values uncompressed, or hand over a decoder for this field with decode={...}"
             )
     if not stream.eof:
         raise ValueError(f"the gzip file is cut off after {len(data)} bytes; write the sample again")
-    return unpacked
+    return decompressed
 
 
 def decode_integer(data: memoryview) -> int:

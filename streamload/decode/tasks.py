@@ -282,21 +282,21 @@ class PieceDone(NamedTuple):
     Attributes:
         piece: the piece.
         whole: it was collated as a whole batch.
-        misfit: some row did not fit the layout; the batch must be done again as a whole.
+        layout_mismatch: some row did not fit the layout; the batch must be done again as a whole.
         layout: a cloudpickle of the layout, for whole batches and for the first rows of all.
         size_bytes: what the batch takes of its slot.
         rows: how many rows the batch has; None where the layout has none (a `collate_fn` made it).
-        besides: a pickle of the values that are no arrays, or where in the slot it lies.
+        out_of_band: a pickle of the values that are no arrays, or where in the slot it lies.
         failures: the rows that failed.
     """
 
     piece: Piece
     whole: bool = False
-    misfit: bool = False
+    layout_mismatch: bool = False
     layout: bytes | None = None
     size_bytes: int = 0
     rows: int | None = None
-    besides: bytes | InSlot | None = None
+    out_of_band: bytes | InSlot | None = None
     failures: tuple[RowFailure, ...] = ()
 
 

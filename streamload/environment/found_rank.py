@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from streamload.environment.launchers import dataloader_worker, found_rank, launched_tasks, rank_of_group
 from streamload.text import counted
-from streamload.warn_at_caller import warn_at_users_line
+from streamload.warn_at_caller import warn_at_caller
 
 __all__ = ["check_found_rank", "goes_by_found_rank"]
 
@@ -46,7 +46,7 @@ def goes_by_found_rank(rank: int | None, *, is_divided: bool) -> bool:
         return False
     launched = None if found_rank() is not None else launched_tasks()
     if launched is not None:
-        warn_at_users_line(
+        warn_at_caller(
             f"this is one of {counted(launched.tasks, 'task')} that {launched.launcher} has started, and each of them "
             "reads all samples as rank 0 of 1: there is no process group, and RANK and WORLD_SIZE are not both set. "
             f'Make the loader after init_process_group, or give rank=int(os.environ["{launched.task_variable}"]) and '

@@ -14,6 +14,7 @@ from streamload.decode.failure import Attempt, failure_of
 from streamload.decode.tasks import BytesMoved, RowsDone, ScanDone, ScanTask, Task
 from streamload.feeder.messages import (
     AbandonEpoch,
+    Acknowledge,
     Configure,
     Counted,
     CountSamples,
@@ -21,7 +22,6 @@ from streamload.feeder.messages import (
     Failed,
     Ready,
     Taken,
-    TellTaken,
 )
 from streamload.fetch.budget import bytes_for_parts, requests_at_once
 from streamload.fetch.cache.disk_cache import DiskCache
@@ -29,7 +29,7 @@ from streamload.fetch.fetch_options import Fetching
 from streamload.fetch.fetched_listing import fetched_shards
 from streamload.fetch.fetcher import Fetcher
 from streamload.fetch.parts import PART_BYTES, parts_of_rows
-from streamload.fetch.prerequisites import Near
+from streamload.fetch.prerequisites import Prerequisites
 from streamload.fetch.resident import ResidentShards
 from streamload.index.dataset_index import DatasetIndex
 from streamload.index.listing import Listing
@@ -41,7 +41,7 @@ from streamload.memory.unnamed import naming_the_limit
 from streamload.order.sampling import Sampled
 from streamload.schedule.epoch import Epoch, ReadyBatch
 from streamload.schedule.epochs import Epochs
-from streamload.schedule.orphaned_tasks import LateTasks
+from streamload.schedule.orphaned_tasks import OrphanedTasks
 from streamload.schedule.scan_feed import ScanFeed
 from streamload.schedule.scans import Scans
 from streamload.schedule.scheduler import Learned, RowBatcher
@@ -95,15 +95,17 @@ class Feeder:
             indexes=indexes,
             budget_bytes=configure.fetching.budget_bytes,
         )
-        self.near = near = self._make_near(configure.fetching, listing)
+        self.prerequisites = prerequisites = self._make_prerequisites(configure.fetching, listing)
         self._scans = Scans(
             self._tables,
             strict=strict,
-            arriving=() if near is None else near.fetcher.fetched,
-            arrived=None if near is None else lambda shard, start: near.fetcher.arrived_from(shard, start)[0],
+            arriving=() if prerequisites is None else prerequisites.fetcher.fetched,
+            arrived=None
+            if prerequisites is None
+            else lambda shard, start: prerequisites.fetcher.arrived_from(shard, start)[0],
         )
-        self._feed = None if near is None else ScanFeed(self._scans, self._tables, near.fetcher)
-        self._late = LateTasks(None if near is None else near.fetcher)
+        self._feed = None if prerequisites is None else ScanFeed(self._scans, self._tables, prerequisites.fetcher)
+        self._orphaned = OrphanedTasks(None if prerequisites is None else prerequisites.fetcher)
         self._totals = FeederTotals()
         self._counting = False
         self._questions = count(1)
@@ -114,7 +116,7 @@ class Feeder:
             self._deliver,
             works_ahead=not in_process and not isinstance(configure.settings.order.choice, Sampled),
         )
-        shards = ResidentShards(listing.shards, None if near is None else near.fetcher)
+        shards = ResidentShards(listing.shards, None if prerequisites is None else prerequisites.fetcher)
         self.pool = start_pool(self, shards)
 
     def handle(self, message: Any) -> None:
@@ -122,17 +124,17 @@ class Feeder:
         with self._failing():
             match message:
                 case EpochStart():
-                    if self.near is not None:
-                        self._epochs.forgive(self.near.try_again())  # the storage may have come back
+                    if self.prerequisites is not None:
+                        self._epochs.forgive(self.prerequisites.try_again())  # the storage may have come back
                         order, counts = self._settings.order, self._tables.counts.values
-                        self.near.fetcher.foresight.begin(order, counts, message.epoch, message.position)
+                        self.prerequisites.fetcher.foresight.begin(order, counts, message.epoch, message.position)
                     self._epochs.ask(message)
                     self.pool.abandon_unwanted()
                 case AbandonEpoch():
                     self._epochs.abandon(message.number)
                     self.pool.abandon_unwanted()
                 case Taken():
-                    self._note_told(message)
+                    self._note_acknowledged(message)
                     self._slots.taken(message.batches)
                     self._slots.released(message.released)
                     self._epochs.taken(message.batches)
@@ -145,7 +147,7 @@ class Feeder:
         """A task has come back from the pool."""
         with self._failing():
             self._totals.add(done)
-            self._late.over(done.number)
+            self._orphaned.over(done.number)
             if isinstance(done, RowsDone):
                 self._epochs.on_done(done)
             else:
@@ -155,8 +157,8 @@ class Feeder:
     def on_moved(self, moved: BytesMoved) -> None:
         """A worker has its own copy of these bytes."""
         with self._failing():
-            if self.near is not None and self._epochs.waits_for(moved.number):
-                self.near.fetcher.moved(moved.shard, moved.start, moved.end)
+            if self.prerequisites is not None and self._epochs.waits_for(moved.number):
+                self.prerequisites.fetcher.moved(moved.shard, moved.start, moved.end)
 
     def is_wanted(self, task: Task) -> bool:
         """Whether anyone waits for the result of a task; if not, what it needs may be nowhere, and will never come."""
@@ -165,17 +167,17 @@ class Feeder:
     def on_dropped(self, task: Task) -> None:
         """A task is not under way any more."""
         self._epochs.drop(task.number)
-        self._late.over(task.number)
+        self._orphaned.over(task.number)
 
     def may_redo(self, task: Task) -> bool:
         """Whether all is there that a task needs: some may have moved to a worker that died, or have left the cache."""
-        if self.near is None:
+        if self.prerequisites is None:
             return True
-        fetcher = self.near.fetcher
+        fetcher = self.prerequisites.fetcher
         if isinstance(task, ScanTask):
             return task.available is None or fetcher.arrived_from(task.shard, task.start)[0] >= task.available
         with self._failing():
-            return fetcher.there_again(parts_of_rows(task.table.shards, task.table.places()))
+            return fetcher.resident_again(parts_of_rows(task.table.shards, task.table.places()))
         return False
 
     def on_room(self) -> None:
@@ -192,11 +194,11 @@ class Feeder:
         self._fail(error)
 
     def close(self) -> None:
-        """End the workers and close the slots. Calling it twice is fine. `near` is closed by whoever has the loop."""
+        """End the workers and close the slots. Calling it twice is fine. `prerequisites` is closed by whoever has the loop."""
         self.pool.close()
         self._slots.close()
 
-    def _make_near(self, fetching: Fetching, listing: Listing) -> Near | None:
+    def _make_prerequisites(self, fetching: Fetching, listing: Listing) -> Prerequisites | None:
         """What brings shards near, if there are any that need that."""
         fetched = fetched_shards(listing, fetching.storages)
         if not fetched and not any(map(self._tables.is_remote, range(len(listing.shards)))):
@@ -213,7 +215,7 @@ class Feeder:
             cache=None if folder is None else DiskCache(folder, fetching.cache_bytes, part_bytes=PART_BYTES),
             most_requests=requests_at_once(fetching.budget_bytes),
         )
-        return Near(fetcher, self._tables, wake=self._take_turn_soon, progress=self._take_turn_soon)
+        return Prerequisites(fetcher, self._tables, wake=self._take_turn_soon, progress=self._take_turn_soon)
 
     def _bytes_for_batches(self) -> int:
         """What batches take, or will take when as many exist as may."""
@@ -228,9 +230,9 @@ class Feeder:
         """Go on with fetching, and with what has come."""
         self._turn_is_due = False
         with self._failing():
-            assert self.near is not None
-            self.near.pump()
-            self.pool.drop_shards(self.near.fetcher.take_closed())
+            assert self.prerequisites is not None
+            self.prerequisites.pump()
+            self.pool.drop_shards(self.prerequisites.fetcher.take_closed())
             self.pool.resume()
             self._pump()
 
@@ -252,9 +254,9 @@ class Feeder:
             slots=self._slots,
             learned=self._learned,
             totals=self._totals,
-            late=self._late,
+            orphaned=self._orphaned,
             before=before,
-            near=self.near,
+            prerequisites=self.prerequisites,
         )
 
     def _pump(self) -> None:
@@ -274,35 +276,35 @@ class Feeder:
         Raises:
             StorageError: what is needed at once does not fit into the budget.
         """
-        if self.near is None:
+        if self.prerequisites is None:
             return
-        fetcher = self.near.fetcher
-        if fetcher.stuck:
+        fetcher = self.prerequisites.fetcher
+        if fetcher.stalled:
             self._slots.discard_free()
         fetcher.follow_slots()
-        if not fetcher.stuck or self._scans.under_way:
+        if not fetcher.stalled or self._scans.in_flight:
             return
-        if self._late:
+        if self._orphaned:
             self.pool.drop_unwanted()
-        if self._late or not fetcher.stuck:
+        if self._orphaned or not fetcher.stalled:
             return
         # Until it says so itself, the loop may have let go of batches since it was last heard of.
-        hopeless = self._epochs.waits and (self._told_nothing or self._in_process)
-        hopeless = hopeless or (self._counting and not self._epochs.busy)
-        if hopeless and not (self._feed is not None and self._feed.make_way()):
+        crash_loop = self._epochs.waits and (self._told_nothing or self._in_process)
+        crash_loop = crash_loop or (self._counting and not self._epochs.busy)
+        if crash_loop and not (self._feed is not None and self._feed.evict()):
             raise fetcher.too_small(counting=self._counting)
-        if self._question is None and not hopeless:
+        if self._question is None and not crash_loop:
             self._question = next(self._questions)
-            self._send(TellTaken(self._question), ())
+            self._send(Acknowledge(self._question), ())
 
-    def _note_told(self, taken: Taken) -> None:
+    def _note_acknowledged(self, taken: Taken) -> None:
         """Take in whether the trainer still has something to tell; an answer from before a delivery says nothing."""
         if taken.batches or taken.released:
             self._question, self._told_nothing = None, False
         elif self._question is not None and taken.answers == self._question:
             self._told_nothing = True
 
-    def _deliver(self, start: EpochStart, batches: list[ReadyBatch], last: bool, tell_after: int) -> None:
+    def _deliver(self, start: EpochStart, batches: list[ReadyBatch], last: bool, acknowledge_after: int) -> None:
         """Send batches, as many with one message as its descriptors allow."""
         self._question, self._told_nothing = None, False  # of these it has not been asked
         for first in range(0, max(1, len(batches)), MAX_DESCRIPTORS):
@@ -319,7 +321,7 @@ class Feeder:
                 opened,
                 retired,
                 last=last and end >= len(batches),
-                tell_after=tell_after,
+                acknowledge_after=acknowledge_after,
                 totals=self._totals,
             )
             self._send(ready, descriptors)
@@ -327,8 +329,8 @@ class Feeder:
     def _note_totals(self) -> None:
         totals = self._totals
         totals.skipped_members = self._tables.skipped
-        if self.near is not None:
-            counts = self.near.fetcher.counts
+        if self.prerequisites is not None:
+            counts = self.prerequisites.fetcher.counts
             totals.fetched_bytes, totals.requests = counts.received_bytes, counts.requests
             totals.failed_requests = counts.throttled + counts.broken
 

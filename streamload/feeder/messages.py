@@ -17,6 +17,7 @@ from streamload.storage.storages import Storages
 
 __all__ = [
     "AbandonEpoch",
+    "Acknowledge",
     "Answer",
     "Call",
     "Configure",
@@ -27,7 +28,6 @@ __all__ = [
     "ReadFrom",
     "Ready",
     "Taken",
-    "TellTaken",
 ]
 
 
@@ -90,7 +90,7 @@ class Taken:
     """The trainer has taken batches, and nobody there views these slots any more.
 
     Attributes:
-        answers: the number of the `TellTaken` that made it say so, if one did.
+        answers: the number of the `Acknowledge` that made it say so, if one did.
     """
 
     batches: int
@@ -133,7 +133,7 @@ class Ready:
         retired: slots that are to be dropped.
         last: whether all batches of the epoch have been sent now. Of an epoch that has not been asked for yet, that is
             said with a later message.
-        tell_after: how many batches may be taken before the feeder is told of them.
+        acknowledge_after: how many batches may be taken before the feeder is told of them.
         totals: so far.
     """
 
@@ -142,12 +142,12 @@ class Ready:
     opened: tuple[int, ...]
     retired: tuple[int, ...]
     last: bool
-    tell_after: int
+    acknowledge_after: int
     totals: FeederTotals
 
 
 @dataclass(frozen=True)
-class TellTaken:
+class Acknowledge:
     """Nothing goes on here: say now, and not later together, which batches have been taken.
 
     Attributes:

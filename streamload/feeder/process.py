@@ -81,7 +81,7 @@ class _Process:
                 )
             if attempt.error is not None:
                 self._send(Failed(failure_of(naming_the_limit(attempt.error))), ())
-            elif self._feeder is not None and self._feeder.near is not None:
+            elif self._feeder is not None and self._feeder.prerequisites is not None:
                 keep_freed_memory()
         elif self._feeder is not None:
             self._feeder.handle(message)
@@ -145,8 +145,8 @@ class _Process:
             await self._reader.aclose()
         if self._feeder is not None:
             self._feeder.close()
-            if self._feeder.near is not None:
-                await self._feeder.near.close()
+            if self._feeder.prerequisites is not None:
+                await self._feeder.prerequisites.close()
             return
         self._early.end(_GRACE_S)
 

@@ -173,19 +173,20 @@ def budget_error(
     missing_bytes: int,
     needed_bytes: int,
     slot_bytes: int,
-    unpacking_bytes: int,
+    decompressing_bytes: int,
     *,
     counting: bool,
 ) -> StorageError:
     """The error to raise when nothing goes on within the budget: what takes it, and what to do."""
-    budget, missing, needed, slots, unpacking = (
-        _shown(size_bytes) for size_bytes in (budget_bytes, missing_bytes, needed_bytes, slot_bytes, unpacking_bytes)
+    budget, missing, needed, slots, decompressing = (
+        _shown(size_bytes)
+        for size_bytes in (budget_bytes, missing_bytes, needed_bytes, slot_bytes, decompressing_bytes)
     )
     advice = "an index (`streamload index`), which gives len() without reading" if counting else "a smaller batch_size"
     return StorageError(
         f"memory_budget of {budget} is too small: {missing} more are needed now, while {needed} of shards are held "
         f"because samples in them are wanted too or are yet to be drawn within shuffle_window, {slots} are batches, "
-        f"and {unpacking} hold what is being decompressed. Give a larger memory_budget, a smaller shuffle_window, "
+        f"and {decompressing} hold what is being decompressed. Give a larger memory_budget, a smaller shuffle_window, "
         f"{advice}, or a cache_dir on a disk with more room"
     )
 

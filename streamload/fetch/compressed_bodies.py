@@ -11,13 +11,13 @@ from typing import Protocol
 from streamload.fetch.cache.cached_shard import CacheOffError
 from streamload.fetch.cache.openings import CacheOpenings
 from streamload.fetch.cached_body import CachedBody
-from streamload.fetch.compressed_body import PACKED_BYTES_HELD, RemoteBody, local_body
+from streamload.fetch.compressed_body import COMPRESSED_BYTES_HELD, RemoteBody, local_body
 from streamload.fetch.fetched_shard import FetchedShard
 from streamload.fetch.transfers import Part
 from streamload.storage.download import Downloaded
 from streamload.storage.storages import Storages
 
-__all__ = ["PackedBodies"]
+__all__ = ["CompressedBodies"]
 
 
 class _Body(Protocol):
@@ -30,7 +30,7 @@ class _Body(Protocol):
     def failed(self, part: Part, error: BaseException, /) -> None: ...
 
 
-class PackedBodies:
+class CompressedBodies:
     """Opens compressed shards for reading from their start, and takes in what is fetched for them.
 
     Each body that is fetched has a negative number of its own, which its parts bear as that of their shard. So what
@@ -60,7 +60,7 @@ class PackedBodies:
     @property
     def held_bytes(self) -> int:
         """What they take of memory."""
-        return len(self._bodies) * PACKED_BYTES_HELD
+        return len(self._bodies) * COMPRESSED_BYTES_HELD
 
     def open(self, state: FetchedShard) -> AsyncGenerator[bytes]:
         """The bytes of a shard.

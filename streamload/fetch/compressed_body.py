@@ -9,12 +9,12 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from streamload.fetch.transfers import Part
 from streamload.storage.download import Downloaded, Pin
 
-__all__ = ["PACKED_BYTES_HELD", "RemoteBody", "local_body"]
+__all__ = ["COMPRESSED_BYTES_HELD", "RemoteBody", "local_body"]
 
 _PIECE_BYTES = 2 << 20
 _PIECES_AHEAD = 3
 
-PACKED_BYTES_HELD = (_PIECES_AHEAD + 2) * _PIECE_BYTES
+COMPRESSED_BYTES_HELD = (_PIECES_AHEAD + 2) * _PIECE_BYTES
 """About how much memory a shard takes besides its parts while it is unpacked."""
 
 

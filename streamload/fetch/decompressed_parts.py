@@ -8,12 +8,12 @@ from contextlib import aclosing
 from typing import Protocol
 
 from streamload.fetch.parts import PART_BYTES
-from streamload.tar.decompression import Unpacker, unpack
+from streamload.tar.decompression import Decompressor, unpack
 
-__all__ = ["UnpackedParts", "UnpackingEvents"]
+__all__ = ["DecompressedParts", "DecompressionEvents"]
 
 
-class UnpackingEvents(Protocol):
+class DecompressionEvents(Protocol):
     """Who takes what is unpacked. Everything is called in the loop."""
 
     def has(self, number: int, /) -> bool:
@@ -28,7 +28,7 @@ class UnpackingEvents(Protocol):
     def write(self, offset: int, data: bytes, /) -> None:
         """Some bytes of the unpacked shard, in order."""
 
-    def unpacked(self, number: int, size_bytes: int, /) -> None:
+    def decompressed(self, number: int, size_bytes: int, /) -> None:
         """A part is there whole."""
 
     def ended(self, total_bytes: int, /) -> None:
@@ -38,7 +38,7 @@ class UnpackingEvents(Protocol):
         """It cannot be unpacked any further."""
 
 
-class UnpackedParts:
+class DecompressedParts:
     """Unpacks one shard from its start to its end; it can only go forward, so every part needs those before it.
 
     What becomes of a part is settled when its first byte comes: it is written, or passed over because it is there
@@ -46,7 +46,7 @@ class UnpackedParts:
 
     Args:
         body: the compressed shard; closed when it has ended.
-        unpacker: a new one.
+        decompressor: a new one.
         events: told what happens.
         granted: the parts for which there is room already.
 
@@ -57,7 +57,11 @@ class UnpackedParts:
     """
 
     def __init__(
-        self, body: AsyncGenerator[bytes], unpacker: Unpacker, events: UnpackingEvents, granted: Iterable[int] = ()
+        self,
+        body: AsyncGenerator[bytes],
+        decompressor: Decompressor,
+        events: DecompressionEvents,
+        granted: Iterable[int] = (),
     ) -> None:
         self.next_number = 0
         self.waits_for_room = False
@@ -67,7 +71,7 @@ class UnpackedParts:
         self._grants = set(granted)
         self._granted = asyncio.Event()
         self._cancelled = self._closed = False
-        self._task = asyncio.create_task(self._run(body, unpacker))
+        self._task = asyncio.create_task(self._run(body, decompressor))
         self._task.add_done_callback(self._over)
 
     @property
@@ -97,13 +101,13 @@ class UnpackedParts:
         self._cancelled = True
         self._task.cancel()
 
-    async def _run(self, body: AsyncGenerator[bytes], unpacker: Unpacker) -> None:
+    async def _run(self, body: AsyncGenerator[bytes], decompressor: Decompressor) -> None:
         async with aclosing(body):
-            total_bytes = await unpack(body, unpacker, self._write)
+            total_bytes = await unpack(body, decompressor, self._write)
         self.ended = True
         if total_bytes % PART_BYTES and self._writes:
             self.next_number += 1
-            self._events.unpacked(total_bytes // PART_BYTES, total_bytes % PART_BYTES)
+            self._events.decompressed(total_bytes // PART_BYTES, total_bytes % PART_BYTES)
         self._events.ended(total_bytes)
 
     def _over(self, task: asyncio.Task[None]) -> None:
@@ -126,7 +130,7 @@ class UnpackedParts:
                 if within + count == PART_BYTES:
                     self.next_number = number + 1
                     self._grants.discard(number)
-                    self._events.unpacked(number, PART_BYTES)
+                    self._events.decompressed(number, PART_BYTES)
             view, offset = view[count:], offset + count
 
     async def _is_to_be_written(self, number: int) -> bool:

@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass, field
 
 from streamload.fetch.cache.cached_shard import CachedShard
-from streamload.fetch.decompressed_parts import UnpackedParts
+from streamload.fetch.decompressed_parts import DecompressedParts
 from streamload.memory.sparse import SparseMemory
 from streamload.storage.download import Pin
 from streamload.tar.decompression import Compression
@@ -30,7 +30,7 @@ class FetchedShard:
         cached: its file in the disk cache.
         cache_asked: whether the disk cache has been asked for a file.
         opening: held by whoever asks it, on behalf of all parts.
-        unpacking: of a compressed shard, from the first part that is brought.
+        decompressing: of a compressed shard, from the first part that is brought.
     """
 
     number: int
@@ -43,7 +43,7 @@ class FetchedShard:
     cached: CachedShard | None = None
     cache_asked: bool = False
     opening: asyncio.Lock = field(default_factory=asyncio.Lock)
-    unpacking: UnpackedParts | None = None
+    decompressing: DecompressedParts | None = None
 
     @property
     def size_bytes(self) -> int:
@@ -58,7 +58,7 @@ class FetchedShard:
 
         So it is with what is on its way of a compressed shard whose unpacking was ended to begin once more.
         """
-        return self.compression is not None and (self.unpacking is None or self.unpacking.waits_for_room)
+        return self.compression is not None and (self.decompressing is None or self.decompressing.waits_for_room)
 
     def descriptor(self) -> int:
         """A copy of the descriptor, for whoever reads; the caller closes it."""
@@ -92,8 +92,8 @@ class FetchedShard:
 
     def close(self) -> None:
         """Let go of everything."""
-        if self.unpacking is not None:
-            self.unpacking.cancel()
+        if self.decompressing is not None:
+            self.decompressing.cancel()
         if self.memory is not None:
             self.memory.close()
         if self.cached is not None:

@@ -82,7 +82,7 @@ class FetchedShards:
         left = {each: len(ledger.parts_of(each)) for each in self._open}
         if (empty := next((each for each, parts in left.items() if not parts), None)) is not None:
             return [empty]
-        for key in ledger.dispensable():
+        for key in ledger.evictable():
             other = shard_and_number(key)[0]
             left[other] -= 1
             if not left[other]:

@@ -14,7 +14,7 @@ from streamload.fetch.failures import Failures
 from streamload.fetch.fetched_shard import FetchedShard
 from streamload.fetch.fetched_shards import FetchedShards
 from streamload.fetch.ledger import PartLedger
-from streamload.fetch.part_fetching import Bringer
+from streamload.fetch.part_fetching import PartFetcher
 from streamload.fetch.parts import PART_BYTES, part_edges, part_key, parts_within, shard_and_number
 from streamload.fetch.resident import OpenShard, open_listed
 from streamload.fetch.transfers import TransferCounts
@@ -24,7 +24,7 @@ from streamload.tar.decompression import compression_of
 
 __all__ = ["Fetcher"]
 
-Told = Callable[[int, int], None]
+Progressed = Callable[[int, int], None]
 
 
 class Fetcher:
@@ -76,10 +76,10 @@ class Fetcher:
         self._progress = progress
         self._cache = cache
         self._most_requests = most_requests
-        self._bringer: Bringer | None = None
+        self._part_fetcher: PartFetcher | None = None
         self._shards = FetchedShards(listing, most_open, cached=cache is not None)
         self._failures = Failures()
-        self._told: list[Told] = []
+        self._told: list[Progressed] = []
 
     # -- what is wanted --------------------------------------------------------------------------------------------
 
@@ -110,7 +110,7 @@ class Fetcher:
             self._wake()
         return failed.values()
 
-    def there_again(self, keys: Collection[int]) -> bool:
+    def resident_again(self, keys: Collection[int]) -> bool:
         """Whether held parts are all there for what has to be made once more; those that have moved are brought.
 
         Raises:
@@ -132,14 +132,14 @@ class Fetcher:
     def freed(self) -> None:
         """Something is not held or pinned any more, so there may be room again."""
         self._missing = None
-        if self.ledger.waiting or self.ledger.has_costless:
+        if self.ledger.waiting or self.ledger.has_free:
             self._wake()
 
-    def hungry(self) -> bool:
+    def below_watermark(self) -> bool:
         """Whether more could be fetched at once than is wanted."""
-        return self.ledger.waiting < (1 if self._bringer is None else self._bringer.at_once)
+        return self.ledger.waiting < (1 if self._part_fetcher is None else self._part_fetcher.at_once)
 
-    def on_arrival(self, told: Told) -> Callable[[], None]:
+    def on_arrival(self, told: Progressed) -> Callable[[], None]:
         """Have `told(shard, key)` called for each part that comes; what is returned ends that."""
         self._told.append(told)
         return partial(self._told.remove, told)
@@ -178,7 +178,7 @@ class Fetcher:
     @property
     def counts(self) -> TransferCounts:
         """What has happened to requests so far."""
-        return TransferCounts() if self._bringer is None else self._bringer.counts
+        return TransferCounts() if self._part_fetcher is None else self._part_fetcher.counts
 
     def take_closed(self) -> list[int]:
         """The shards whose memory has been closed since the last call, and that have no other one now."""
@@ -188,13 +188,13 @@ class Fetcher:
 
     def pump(self) -> None:
         """Start all that there is room for."""
-        if self._bringer is None:
+        if self._part_fetcher is None:
             listed = self._listing.shards
-            self._bringer = Bringer(
+            self._part_fetcher = PartFetcher(
                 self._storages, self._cache, lambda n: open_listed(listed[n]), self, self._most_requests
             )
-        for costless in self.ledger.take_costless():
-            self._drop(costless)
+        for free in self.ledger.take_free():
+            self._drop(free)
         self._missing = None
         while (key := self.ledger.next_wanted()) is not None:
             shard, number = shard_and_number(key)
@@ -203,12 +203,12 @@ class Fetcher:
             if start >= end:
                 self.failed(state, number, DatasetIndexError("the index points behind the end", url=state.url))
                 continue
-            if not self._bringer.takes(state):
+            if not self._part_fetcher.takes(state):
                 return
             if state.compression is not None:
-                if self._bringer.would_begin_again(state, number) and self.under_way(state):
+                if self._part_fetcher.would_begin_again(state, number) and self.in_flight(state):
                     return  # what it is about to bring comes first, and may make room
-                before = (part_key(shard, each) for each in self._bringer.parts_before(state, number))
+                before = (part_key(shard, each) for each in self._part_fetcher.parts_before(state, number))
                 if self.ledger.want_before(before, key):  # unpacking goes through these first, so they are next now
                     continue
             if not self._make_room(shard, end - start):
@@ -216,27 +216,27 @@ class Fetcher:
                 return
             self.ledger.admitted(key, end - start)
             self._shards.opened(shard)
-            self._bringer.bring(state, number)
+            self._part_fetcher.fetch(state, number)
 
     @property
-    def stuck(self) -> bool:
+    def stalled(self) -> bool:
         """Whether what is wanted next does not fit, and nothing is on its way whose arrival could change that."""
         if self._missing is None or self._has_room(*self._missing):
             return False
-        on_the_way = {shard_and_number(key)[0] for key in self.ledger.on_their_way()}
-        ends_some = self._bringer is not None and self._bringer.ends_some
+        on_the_way = {shard_and_number(key)[0] for key in self.ledger.in_flight()}
+        ends_some = self._part_fetcher is not None and self._part_fetcher.ends_some
         return not ends_some and all(self.state_of(shard).waits_for_room for shard in on_the_way)
 
-    def make_way(self) -> bool:
+    def evict(self) -> bool:
         """End unpackings that wait for room, for a part of another shard that has none; whether there were any."""
         needed = None if self._missing is None else self._missing[0]
-        return self._bringer is not None and self._bringer.make_way(needed)
+        return self._part_fetcher is not None and self._part_fetcher.evict(needed)
 
     def follow_slots(self) -> None:
         """Free parts where batches have grown into their room, and go on where there is room for what did not fit."""
         self.ledger.next_wanted()
         excess_bytes = self.ledger.used_bytes + self._other_bytes - self.ledger.budget_bytes
-        for key in list(self.ledger.dispensable()) if excess_bytes > 0 else ():
+        for key in list(self.ledger.evictable()) if excess_bytes > 0 else ():
             used_bytes = self.ledger.used_bytes
             self._drop(key)
             excess_bytes -= used_bytes - self.ledger.used_bytes
@@ -250,14 +250,14 @@ class Fetcher:
         shard, missing_bytes = self._missing or (0, 0)
         if self._shards.to_close(shard, self.ledger) is None:
             return self._shards.too_many()
-        unpacking_bytes = 0 if self._bringer is None else self._bringer.held_bytes
-        needs = missing_bytes, self.ledger.kept_from_next_bytes(), self._slot_bytes(), unpacking_bytes
+        decompressing_bytes = 0 if self._part_fetcher is None else self._part_fetcher.held_bytes
+        needs = missing_bytes, self.ledger.kept_from_next_bytes(), self._slot_bytes(), decompressing_bytes
         return budget_error(budget_for(self.ledger.budget_bytes), *needs, counting=counting)
 
     async def close(self) -> None:
         """Stop everything and let go of all memory. Twice is fine."""
-        if self._bringer is not None:
-            await self._bringer.close()
+        if self._part_fetcher is not None:
+            await self._part_fetcher.close()
         self.let_go()
         await self._storages.aclose()
 
@@ -279,8 +279,8 @@ class Fetcher:
         for other in self._shards.to_close(shard, self.ledger) or ():
             for key in list(self.ledger.parts_of(other)):
                 self.ledger.dropped(key)
-            if self._bringer is not None:
-                self._bringer.forget(self._shards[other])
+            if self._part_fetcher is not None:
+                self._part_fetcher.forget(self._shards[other])
             self._shards.release(other)
         for key in self._room_for(size_bytes) or ():
             self._drop(key)
@@ -292,7 +292,7 @@ class Fetcher:
     @property
     def _other_bytes(self) -> int:
         """What else counts against the budget."""
-        return self._slot_bytes() + (0 if self._bringer is None else self._bringer.held_bytes)
+        return self._slot_bytes() + (0 if self._part_fetcher is None else self._part_fetcher.held_bytes)
 
     def _drop(self, key: int) -> None:
         shard, number = shard_and_number(key)
@@ -304,27 +304,27 @@ class Fetcher:
     def _close_if_unused(self, shard: int) -> None:
         state = None if self.ledger.uses(shard) else self._shards.take_if_finished(shard)
         if state is not None:
-            if self._bringer is not None:
-                self._bringer.forget(state)
+            if self._part_fetcher is not None:
+                self._part_fetcher.forget(state)
             state.close()
 
     # -- what the bringer says -------------------------------------------------------------------------------------
 
     def state_of(self, shard: int) -> FetchedShard:
-        """See `BringerEvents`."""
+        """See `PartFetcherEvents`."""
         return self._shards[shard]
 
     def has(self, state: FetchedShard, number: int) -> bool:
-        """See `BringerEvents`."""
+        """See `PartFetcherEvents`."""
         return self.ledger.is_present(part_key(state.number, number))
 
-    def under_way(self, state: FetchedShard) -> set[int]:
-        """See `BringerEvents`."""
+    def in_flight(self, state: FetchedShard) -> set[int]:
+        """See `PartFetcherEvents`."""
         parts = self.ledger.parts_of(state.number)
         return {shard_and_number(key)[1] for key in parts if not self.ledger.is_present(key)}
 
     def arrived(self, state: FetchedShard, number: int, size_bytes: int) -> None:
-        """See `BringerEvents`."""
+        """See `PartFetcherEvents`."""
         key = part_key(state.number, number)
         if key in self.ledger.parts_of(state.number):
             self.ledger.arrived(key, size_bytes)
@@ -334,19 +334,19 @@ class Fetcher:
             self._wake()
 
     def failed(self, state: FetchedShard, number: int, error: Exception) -> None:
-        """See `BringerEvents`."""
+        """See `PartFetcherEvents`."""
         key = part_key(state.number, number)
         self._failures.note(key, error)
         self.ledger.give_up(key)
         self._progress()
 
     def not_coming(self, state: FetchedShard) -> None:
-        """See `BringerEvents`."""
-        for key in self.ledger.on_their_way() & self.ledger.parts_of(state.number):
+        """See `PartFetcherEvents`."""
+        for key in self.ledger.in_flight() & self.ledger.parts_of(state.number):
             self.ledger.dropped(key)
 
     def left_cache(self, state: FetchedShard) -> None:
-        """See `BringerEvents`. What is still needed of the shard comes into memory, all of it once more."""
+        """See `PartFetcherEvents`. What is still needed of the shard comes into memory, all of it once more."""
         state.generation = self._shards.new_generation()
         keys = sorted(self.ledger.parts_of(state.number))
         for key in keys:
@@ -355,9 +355,9 @@ class Fetcher:
         self._wake()
 
     def is_wanted(self, state: FetchedShard, number: int) -> bool:
-        """See `BringerEvents`."""
+        """See `PartFetcherEvents`."""
         return self.ledger.is_expected(part_key(state.number, number))
 
     def has_room(self) -> None:
-        """See `BringerEvents`."""
+        """See `PartFetcherEvents`."""
         self._wake()

@@ -12,7 +12,7 @@ from typing import Any
 from streamload.errors import ShardChangedError, ShardNotFoundError
 from streamload.storage.download import Downloaded, Watch
 
-__all__ = ["Stragglers", "download_with_second"]
+__all__ = ["HedgedRequests", "download_with_second"]
 
 _SAMPLES = 64
 _ENOUGH_SAMPLES = 5
@@ -23,7 +23,7 @@ _BURST = 8.0
 _FIRST_TOKENS = 4.0
 
 
-class Stragglers:
+class HedgedRequests:
     """Knows how long requests usually take, and how many more may be sent. Does no I/O; any monotonic clock's times.
 
     A request is judged in two steps: by the time until its first byte, then by the time that the rest takes for its
@@ -62,7 +62,7 @@ class Stragglers:
         if watch.answered_s is None:
             return _later(watch.sent_s, self._waits.median)
         per_byte_s = self._rates.median
-        return _later(watch.answered_s, None if per_byte_s is None else per_byte_s * watch.asked_bytes)
+        return _later(watch.answered_s, None if per_byte_s is None else per_byte_s * watch.requested_bytes)
 
     def allows(self) -> bool:
         """Whether one more request is within the share; if so, it is counted."""
@@ -141,5 +141,5 @@ def _that_decides(downloads: dict[asyncio.Task[Downloaded], Watch]) -> asyncio.T
         if isinstance(task.exception(), ShardChangedError | ShardNotFoundError):
             return task
     first = next(iter(downloads))
-    brings_bytes = any(watch.received_bytes for task, watch in downloads.items() if not task.done())
-    return first if first.done() and not brings_bytes else None
+    fetches_bytes = any(watch.received_bytes for task, watch in downloads.items() if not task.done())
+    return first if first.done() and not fetches_bytes else None

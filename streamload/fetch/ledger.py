@@ -43,13 +43,13 @@ class PartLedger:
         self._reserved: dict[int, deque[int]] = {}
         self._idle: set[int] = set()
         # The idle ones once more, by what they are there for: whoever needs room must not look at all of them.
-        self._useless: OrderedDict[int, None] = OrderedDict()
+        self._unreferenced: OrderedDict[int, None] = OrderedDict()
         self._idle_kept: set[int] = set()
         self._idle_reserved: set[int] = set()
-        self._costless: dict[int, None] = {}
+        self._free: dict[int, None] = {}
         self._moved: set[int] = set()
         self._wanted = PartQueue()
-        self._on_the_way: set[int] = set()
+        self._prerequisites: set[int] = set()
         self._turn = 0
         self._of_shard: dict[int, set[int]] = {}
 
@@ -59,18 +59,18 @@ class PartLedger:
         return len(self._wanted)
 
     @property
-    def has_costless(self) -> bool:
-        """Whether `take_costless` may have something to give."""
-        return bool(self._costless)
+    def has_free(self) -> bool:
+        """Whether `take_free` may have something to give."""
+        return bool(self._free)
 
-    def on_their_way(self) -> set[int]:
+    def in_flight(self) -> set[int]:
         """The keys of the parts that are on their way."""
         return set(self._coming)
 
     def kept_from_next_bytes(self) -> int:
         """What is there or on its way and may not be given back for the part that is fetched next."""
-        self.next_wanted()  # `dispensable` is for what that has looked at last
-        return self.used_bytes - sum(self._sizes[key] for key in self.dispensable())
+        self.next_wanted()  # `evictable` is for what that has looked at last
+        return self.used_bytes - sum(self._sizes[key] for key in self.evictable())
 
     def is_present(self, key: int) -> bool:
         """Whether the part is there."""
@@ -86,7 +86,7 @@ class PartLedger:
 
     def is_needed(self, key: int) -> bool:
         """Whether anyone has a use for the part, or it is on the way to one that has."""
-        needs: tuple[Iterable[int], ...] = (self._holds, self._pins, self._reserved, self._on_the_way)
+        needs: tuple[Iterable[int], ...] = (self._holds, self._pins, self._reserved, self._prerequisites)
         return any(key in each for each in needs)
 
     def is_reserved(self, key: int) -> bool:
@@ -123,7 +123,7 @@ class PartLedger:
         missing = [each for each in keys if each not in self._sizes]
         for each in missing:
             self._wanted.put(each, turn)  # ascending numbers of one shard: before the part itself
-        self._on_the_way.update(missing)
+        self._prerequisites.update(missing)
         return bool(missing)
 
     def want_moved(self, keys: Iterable[int]) -> bool:
@@ -220,17 +220,17 @@ class PartLedger:
         if missing <= 0:
             return []
         dropped = []
-        for key in self.dispensable():
+        for key in self.evictable():
             missing -= self._sizes[key]
             dropped.append(key)
             if missing <= 0:
                 return dropped
         return None
 
-    def dispensable(self) -> Iterator[int]:
+    def evictable(self) -> Iterator[int]:
         """What may be given back for the part that is fetched next, in this order."""
         turn, wanted = self._wanted.head or (0, None)
-        yield from self._useless  # those that have been of no use for longest come first
+        yield from self._unreferenced  # those that have been of no use for longest come first
         limit = -1 if wanted is None or wanted in self._reserved else self._rank_of(wanted)
         kept = [key for key in self._idle_kept if self._rank_of(key) > limit]
         yield from sorted(kept, key=lambda key: (self._rank_of(key), key), reverse=True)
@@ -239,10 +239,10 @@ class PartLedger:
         while later:
             yield heapq.heappop(later)[1]
 
-    def take_costless(self) -> list[int]:
+    def take_free(self) -> list[int]:
         """The parts that nobody has a use for and that take no memory; to be dropped."""
-        costless, self._costless = self._costless, {}
-        return [key for key in costless if key in self._useless or (key in self._moved and key not in self._holds)]
+        free, self._free = self._free, {}
+        return [key for key in free if key in self._unreferenced or (key in self._moved and key not in self._holds)]
 
     def admitted(self, key: int, size_bytes: int) -> None:
         """The part is on its way, and counts from now on."""
@@ -258,7 +258,7 @@ class PartLedger:
         self._sizes[key] = size_bytes
         self._present.add(key)
         self._coming.discard(key)
-        self._on_the_way.discard(key)
+        self._prerequisites.discard(key)
         self._idle_if_unneeded(key)
 
     def move(self, key: int) -> bool:
@@ -281,7 +281,7 @@ class PartLedger:
     def give_up(self, key: int) -> None:
         """The part cannot be had, or is not wanted any more."""
         self._not_idle(key)
-        self._on_the_way.discard(key)
+        self._prerequisites.discard(key)
         self._wanted.remove(key)
         self._present.discard(key)
         self._coming.discard(key)
@@ -318,7 +318,7 @@ class PartLedger:
         if counter[key] <= 0:
             del counter[key]
             if key in self._moved:
-                self._costless[key] = None
+                self._free[key] = None
             self._idle_if_unneeded(key)
 
     def _idle_if_unneeded(self, key: int) -> None:
@@ -333,7 +333,7 @@ class PartLedger:
 
     def _sort_in(self, key: int) -> None:
         """Put a part where it belongs among the idle ones, if it is one."""
-        self._useless.pop(key, None)
+        self._unreferenced.pop(key, None)
         self._idle_kept.discard(key)
         self._idle_reserved.discard(key)
         if key not in self._idle:
@@ -343,6 +343,6 @@ class PartLedger:
         elif key in self._kept:
             self._idle_kept.add(key)
         else:
-            self._useless[key] = None
+            self._unreferenced[key] = None
             if not self._sizes[key]:
-                self._costless[key] = None
+                self._free[key] = None

@@ -12,23 +12,23 @@ from streamload.errors import DatasetIndexError
 from streamload.fetch.cache.cached_shard import CacheDamagedError, CachedShard, CacheOffError
 from streamload.fetch.cache.disk_cache import DiskCache
 from streamload.fetch.cache.openings import CacheOpenings
-from streamload.fetch.compressed_bodies import PackedBodies
+from streamload.fetch.compressed_bodies import CompressedBodies
 from streamload.fetch.concurrency import MOST_REQUESTS
-from streamload.fetch.decompressed_parts import UnpackedParts
+from streamload.fetch.decompressed_parts import DecompressedParts
 from streamload.fetch.fetched_shard import FetchedShard
 from streamload.fetch.parts import part_edges
 from streamload.fetch.transfers import Part, Source, TransferCounts, Transfers
 from streamload.storage.download import Downloaded
 from streamload.storage.storages import Storages
-from streamload.tar.decompression import Unpacker
+from streamload.tar.decompression import Decompressor
 
-__all__ = ["Bringer", "BringerEvents"]
+__all__ = ["PartFetcher", "PartFetcherEvents"]
 
 
 _MOST_WAYS_MADE = 8
 
 
-class BringerEvents(Protocol):
+class PartFetcherEvents(Protocol):
     """Who wants the parts. Everything is called in the loop."""
 
     def state_of(self, shard: int, /) -> FetchedShard:
@@ -40,7 +40,7 @@ class BringerEvents(Protocol):
     def is_wanted(self, state: FetchedShard, number: int, /) -> bool:
         """Whether a part is there, on its way, or wanted."""
 
-    def under_way(self, state: FetchedShard, /) -> set[int]:
+    def in_flight(self, state: FetchedShard, /) -> set[int]:
         """The parts of a shard that are to be brought and have not come."""
 
     def arrived(self, state: FetchedShard, number: int, size_bytes: int, /) -> None:
@@ -59,7 +59,7 @@ class BringerEvents(Protocol):
         """More parts can be brought at once."""
 
 
-class Bringer:
+class PartFetcher:
     """Brings parts, in a running loop.
 
     Args:
@@ -75,7 +75,7 @@ class Bringer:
         storages: Storages,
         cache: DiskCache | None,
         open_local: Callable[[int], int],
-        events: BringerEvents,
+        events: PartFetcherEvents,
         most_requests: int = MOST_REQUESTS,
     ) -> None:
         self._storages = storages
@@ -84,10 +84,10 @@ class Bringer:
         callbacks = self._source, self._write, self._on_done, self._on_failed
         self._transfers = Transfers(*callbacks, retries=storages.retries, most=most_requests)
         self._openings = CacheOpenings(cache, storages)
-        self._bodies = PackedBodies(storages, self._openings, open_local, self._transfers.start)
+        self._bodies = CompressedBodies(storages, self._openings, open_local, self._transfers.start)
         self._ways_made: Counter[int | None] = Counter()
         self._claims: set[asyncio.Task[None]] = set()
-        self._unpackings: list[tuple[FetchedShard, UnpackedParts]] = []
+        self._decompressions: list[tuple[FetchedShard, DecompressedParts]] = []
 
     @property
     def at_once(self) -> int:
@@ -108,10 +108,10 @@ class Bringer:
         """Whether a part of this shard can be brought now."""
         return state.compression is not None or self._transfers.room() > len(self._claims)
 
-    def bring(self, state: FetchedShard, number: int) -> None:
+    def fetch(self, state: FetchedShard, number: int) -> None:
         """Bring a part."""
         if state.compression is not None:
-            self._unpacking(state).grant(number)
+            self._decompressing(state).grant(number)
         elif self._cache is not None and (state.cached is not None or not state.cache_asked):
             self._run(self._claim(state, number), state, number)
         else:
@@ -119,19 +119,21 @@ class Bringer:
 
     def would_begin_again(self, state: FetchedShard, number: int) -> bool:
         """Whether an unpacking that goes on is behind a part already, so that it would be ended to bring that part."""
-        unpacking = state.unpacking
-        if unpacking is None or unpacking.ended or unpacking.over or unpacking.waits_for_room:
+        decompressing = state.decompressing
+        if decompressing is None or decompressing.ended or decompressing.over or decompressing.waits_for_room:
             return False
-        return unpacking.next_number > number
+        return decompressing.next_number > number
 
     def parts_before(self, state: FetchedShard, number: int) -> range:
         """The parts of a compressed shard that unpacking goes through before it comes to this one."""
-        unpacking = state.unpacking
-        if unpacking is not None and (unpacking.next_number > number or unpacking.ended or unpacking.over):
+        decompressing = state.decompressing
+        if decompressing is not None and (
+            decompressing.next_number > number or decompressing.ended or decompressing.over
+        ):
             self.forget(state)  # it has been here before, or has failed: once more from the start
-        return range(0 if state.unpacking is None else state.unpacking.next_number, number)
+        return range(0 if state.decompressing is None else state.decompressing.next_number, number)
 
-    def make_way(self, needed: int | None) -> bool:
+    def evict(self, needed: int | None) -> bool:
         """End the unpackings that wait for room, but not that of the shard that is needed.
 
         They begin again, from the start, when their turn comes. It is done some times only for a shard of which nothing
@@ -140,7 +142,11 @@ class Bringer:
         Returns:
             Whether there were any; what they hold goes soon, and then there is word of it.
         """
-        others = [state for state, unpacking in self._unpackings if state.unpacking is unpacking and not unpacking.over]
+        others = [
+            state
+            for state, decompressing in self._decompressions
+            if state.decompressing is decompressing and not decompressing.over
+        ]
         waiting = [state for state in others if state.number != needed and state.waits_for_room]
         if not waiting or self._ways_made[needed] >= _MOST_WAYS_MADE:
             return False
@@ -153,21 +159,21 @@ class Bringer:
     @property
     def ends_some(self) -> bool:
         """Whether unpackings have been told to end and still hold what they hold."""
-        return any(unpacking.ends for _, unpacking in self._unpackings)
+        return any(decompressing.ends for _, decompressing in self._decompressions)
 
     def forget(self, state: FetchedShard) -> None:
         """Nothing more of this shard is wanted. The loop need not be running."""
-        if state.unpacking is not None:
-            state.unpacking.cancel()
-            state.unpacking = None
+        if state.decompressing is not None:
+            state.decompressing.cancel()
+            state.decompressing = None
 
     async def close(self) -> None:
         """Stop everything. Twice is fine."""
         for claim in self._claims:
             claim.cancel()
         await asyncio.gather(*self._claims, return_exceptions=True)
-        for _, unpacking in self._unpackings:  # also those that are on their way: they ask for more
-            await unpacking.close()
+        for _, decompressing in self._decompressions:  # also those that are on their way: they ask for more
+            await decompressing.close()
         await self._transfers.close()
 
     # -- downloads -------------------------------------------------------------------------------------------------
@@ -287,74 +293,76 @@ class Bringer:
 
     # -- compressed shards -----------------------------------------------------------------------------------------
 
-    def _unpacking(self, state: FetchedShard) -> UnpackedParts:
-        if state.unpacking is None:
+    def _decompressing(self, state: FetchedShard) -> DecompressedParts:
+        if state.decompressing is None:
             assert state.compression is not None
-            granted = self._events.under_way(state)
-            unpacker = Unpacker(state.compression, state.url)
-            state.unpacking = UnpackedParts(self._bodies.open(state), unpacker, _Unpacked(self, state), granted)
-            self._unpackings = [each for each in self._unpackings if not each[1].over]
-            self._unpackings.append((state, state.unpacking))
-        return state.unpacking
+            granted = self._events.in_flight(state)
+            decompressor = Decompressor(state.compression, state.url)
+            state.decompressing = DecompressedParts(
+                self._bodies.open(state), decompressor, _Decompressed(self, state), granted
+            )
+            self._decompressions = [each for each in self._decompressions if not each[1].over]
+            self._decompressions.append((state, state.decompressing))
+        return state.decompressing
 
-    def unpacked(self, state: FetchedShard, number: int, size_bytes: int) -> None:
-        """See `UnpackingEvents.unpacked`."""
+    def decompressed(self, state: FetchedShard, number: int, size_bytes: int) -> None:
+        """See `DecompressionEvents.decompressed`."""
         self._ways_made.pop(state.number, None)
         self._events.arrived(state, number, size_bytes)
 
     def has(self, state: FetchedShard, number: int) -> bool:
-        """See `UnpackingEvents.has`."""
+        """See `DecompressionEvents.has`."""
         return self._events.has(state, number)
 
     def is_wanted(self, state: FetchedShard, number: int) -> bool:
-        """See `UnpackingEvents.is_wanted`."""
+        """See `DecompressionEvents.is_wanted`."""
         return self._events.is_wanted(state, number)
 
-    def unpacking_waits(self) -> None:
-        """See `UnpackingEvents.waits`."""
+    def decompressing_waits(self) -> None:
+        """See `DecompressionEvents.waits`."""
         self._events.has_room()
 
-    def unpacking_ended(self, state: FetchedShard, total_bytes: int) -> None:
-        """See `UnpackingEvents.ended`."""
+    def decompressing_ended(self, state: FetchedShard, total_bytes: int) -> None:
+        """See `DecompressionEvents.ended`."""
         state.total_bytes = total_bytes
         error = DatasetIndexError("the index points behind the end of the shard", url=state.url)
-        for number in sorted(self._events.under_way(state)):
+        for number in sorted(self._events.in_flight(state)):
             if part_edges(number, None)[0] >= total_bytes:
                 self._events.failed(state, number, error)
 
-    def unpacking_failed(self, state: FetchedShard, error: Exception) -> None:
-        """See `UnpackingEvents.failed`."""
-        for number in sorted(self._events.under_way(state)):
+    def decompressing_failed(self, state: FetchedShard, error: Exception) -> None:
+        """See `DecompressionEvents.failed`."""
+        for number in sorted(self._events.in_flight(state)):
             self._events.failed(state, number, error)
 
 
-class _Unpacked:
+class _Decompressed:
     """One shard's events, for the bringer."""
 
-    def __init__(self, bringer: Bringer, state: FetchedShard) -> None:
-        self._bringer = bringer
+    def __init__(self, part_fetcher: PartFetcher, state: FetchedShard) -> None:
+        self._part_fetcher = part_fetcher
         self._state = state
 
     def has(self, number: int, /) -> bool:
-        return self._bringer.has(self._state, number)
+        return self._part_fetcher.has(self._state, number)
 
     def is_wanted(self, number: int, /) -> bool:
-        return self._bringer.is_wanted(self._state, number)
+        return self._part_fetcher.is_wanted(self._state, number)
 
     def waits(self) -> None:
-        self._bringer.unpacking_waits()
+        self._part_fetcher.decompressing_waits()
 
     def write(self, offset: int, data: bytes, /) -> None:
         self._state.write(offset, data)
 
-    def unpacked(self, number: int, size_bytes: int, /) -> None:
-        self._bringer.unpacked(self._state, number, size_bytes)
+    def decompressed(self, number: int, size_bytes: int, /) -> None:
+        self._part_fetcher.decompressed(self._state, number, size_bytes)
 
     def ended(self, total_bytes: int, /) -> None:
-        self._bringer.unpacking_ended(self._state, total_bytes)
+        self._part_fetcher.decompressing_ended(self._state, total_bytes)
 
     def failed(self, error: Exception, /) -> None:
-        self._bringer.unpacking_failed(self._state, error)
+        self._part_fetcher.decompressing_failed(self._state, error)
 
 
 def _part(state: FetchedShard, number: int) -> Part:

@@ -10,12 +10,12 @@ from streamload.fetch.failures import Failures
 from streamload.fetch.fetcher import Fetcher
 from streamload.index.tables import Tables
 
-__all__ = ["Near"]
+__all__ = ["Prerequisites"]
 
 _TABLES_AT_ONCE = 16
 
 
-class Near:
+class Prerequisites:
     """A fetcher, and the loading of tables beside it.
 
     Args:

@@ -11,7 +11,7 @@ from typing import Any
 
 from streamload.errors import TransientStorageError
 from streamload.fetch.concurrency import MOST_REQUESTS, Concurrency
-from streamload.fetch.hedged_requests import Stragglers, download_with_second
+from streamload.fetch.hedged_requests import HedgedRequests, download_with_second
 from streamload.storage.download import Downloaded, Pin, RangeStorage, Watch, download
 from streamload.storage.retry_policy import Retries
 
@@ -119,7 +119,7 @@ class Transfers:
         running = _Running(part, self._source(part.shard), self._write, self._retries, self._steering)
         task = asyncio.create_task(download_with_second(running.ask, running.late))
         self._steering.running[task] = running
-        self._steering.stragglers.started()
+        self._steering.hedged_requests.started()
         task.add_done_callback(partial(self._ended, part))
 
     async def close(self) -> None:
@@ -132,7 +132,7 @@ class Transfers:
 
     def _ended(self, part: Part, task: asyncio.Task[Downloaded]) -> None:
         del self._steering.running[task]
-        self._steering.look_for_late_ones()
+        self._steering.hedge_late_requests()
         error = None if task.cancelled() else task.exception()
         if self._closed or task.cancelled():
             return
@@ -147,13 +147,13 @@ class _Steering:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, most: int) -> None:
         self.concurrency = Concurrency(most=most)
-        self.stragglers = Stragglers()
+        self.hedged_requests = HedgedRequests()
         self.counts = TransferCounts()
         self.running: dict[asyncio.Task[Downloaded], _Running] = {}
         self._loop = loop
         self._timer: asyncio.TimerHandle | None = None
 
-    def look_for_late_ones(self) -> None:
+    def hedge_late_requests(self) -> None:
         """Ask again for what is late, and wake up when the next one will be. Called whenever a request moves on."""
         if self._timer is not None:
             self._timer.cancel()
@@ -165,10 +165,10 @@ class _Steering:
                 continue
             if late_s > now_s:
                 next_s = min(next_s, late_s)
-            elif self.stragglers.allows():
+            elif self.hedged_requests.allows():
                 running.late.set()
         if next_s < math.inf:
-            self._timer = self._loop.call_at(next_s, self.look_for_late_ones)
+            self._timer = self._loop.call_at(next_s, self.hedge_late_requests)
 
 
 class _Running:
@@ -208,7 +208,7 @@ class _Running:
         end = self._part.end if total_bytes is None else min(self._part.end, total_bytes)
         if not self._watches or self.late.is_set() or self._reached() >= end:
             return None
-        return self._steering.stragglers.late_at(self._watches[-1])
+        return self._steering.hedged_requests.late_at(self._watches[-1])
 
     def _reached(self) -> int:
         return max(self._part.start, *(watch.position for watch in self._watches), 0)
@@ -227,23 +227,23 @@ class _ReportingWatch(Watch):
         super().__init__()
         self._steering = steering
 
-    def sent(self, now_s: float, asked_bytes: int) -> None:
+    def sent(self, now_s: float, requested_bytes: int) -> None:
         """See `Watch.sent`."""
-        super().sent(now_s, asked_bytes)
+        super().sent(now_s, requested_bytes)
         self._steering.counts.requests += 1
-        self._steering.look_for_late_ones()
+        self._steering.hedge_late_requests()
 
-    def answered(self, now_s: float, asked_bytes: int) -> None:
+    def answered(self, now_s: float, requested_bytes: int) -> None:
         """See `Watch.answered`."""
         if self.sent_s is not None:
-            self._steering.stragglers.answered(now_s - self.sent_s)
-        super().answered(now_s, asked_bytes)
-        self._steering.look_for_late_ones()
+            self._steering.hedged_requests.answered(now_s - self.sent_s)
+        super().answered(now_s, requested_bytes)
+        self._steering.hedge_late_requests()
 
     def completed(self, now_s: float) -> None:
         """See `Watch.completed`."""
         if self.answered_s is not None:
-            self._steering.stragglers.finished(now_s - self.answered_s, self.asked_bytes)
+            self._steering.hedged_requests.finished(now_s - self.answered_s, self.requested_bytes)
         self._steering.concurrency.succeeded(len(self._steering.running))
         super().completed(now_s)
 

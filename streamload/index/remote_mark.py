@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from streamload.errors import ShardNotFoundError
-from streamload.index.shard_naming import NumberedName
+from streamload.index.shard_naming import ShardNaming
 from streamload.index.unfinished import MOST_MARK_BYTES, UnfinishedSet, mark_path, with_set, without_set
 from streamload.storage.protocol import Storage
 
@@ -28,7 +28,7 @@ def mark_remote_unfinished(storage: Storage, folder: str, added: UnfinishedSet) 
     storage.write(mark_path(folder), with_set(read_mark(storage, folder), folder, added))
 
 
-def mark_remote_finished(storage: Storage, folder: str, shards: NumberedName) -> None:
+def mark_remote_finished(storage: Storage, folder: str, shards: ShardNaming) -> None:
     """Take the mark of a set from a folder, since all of the set is there, or nothing. Idempotent.
 
     Raises:

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 from streamload.index.dataset_index import INDEX_FILE, INDEX_FOLDER, DatasetIndex, write_index
 
-__all__ = ["NumberedName", "destination_of", "remove_entries", "remove_shards", "remove_stale_entries"]
+__all__ = ["ShardNaming", "destination_of", "remove_entries", "remove_shards", "remove_stale_entries"]
 
 _NUMBER = re.compile(r"%0?(\d*)d")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 @dataclass(frozen=True, slots=True)
-class NumberedName:
+class ShardNaming:
     """A name such as `shard-%06d.tar`, taken apart.
 
     Attributes:
@@ -50,7 +50,7 @@ class NumberedName:
             return []
 
 
-def destination_of(pattern_or_folder: str | os.PathLike[str], prefix: str) -> tuple[str, NumberedName]:
+def destination_of(pattern_or_folder: str | os.PathLike[str], prefix: str) -> tuple[str, ShardNaming]:
     """The folder and the names that a writer was asked for.
 
     Args:
@@ -67,7 +67,7 @@ def destination_of(pattern_or_folder: str | os.PathLike[str], prefix: str) -> tu
     if not name.endswith(".tar"):
         if not prefix or prefix.startswith(".") or "/" in prefix or _CONTROL.search(prefix):
             raise ValueError(f"prefix must be a visible file name without '/', not {prefix!r}")
-        return path, NumberedName(f"{prefix}-", 6, ".tar")
+        return path, ShardNaming(f"{prefix}-", 6, ".tar")
     numbers = list(_NUMBER.finditer(name))
     if len(numbers) != 1 or name.startswith("."):
         raise ValueError(
@@ -75,10 +75,10 @@ def destination_of(pattern_or_folder: str | os.PathLike[str], prefix: str) -> tu
             "as in 'out/train-%06d.tar', and must not be hidden"
         )
     number = numbers[0]
-    return folder or ".", NumberedName(name[: number.start()], int(number[1] or 0), name[number.end() :])
+    return folder or ".", ShardNaming(name[: number.start()], int(number[1] or 0), name[number.end() :])
 
 
-def remove_shards(folder: str, shards: NumberedName) -> None:
+def remove_shards(folder: str, shards: ShardNaming) -> None:
     """Remove all shards of a name, after their entries in the index beside them, so that none of those is ever stale.
 
     Raises:
@@ -90,7 +90,7 @@ def remove_shards(folder: str, shards: NumberedName) -> None:
         os.unlink(os.path.join(folder, name))
 
 
-def remove_stale_entries(folder: str, shards: NumberedName) -> None:
+def remove_stale_entries(folder: str, shards: ShardNaming) -> None:
     """Remove what the index says of shards of a name that are all gone, because someone deleted them by hand.
 
     Raises:
@@ -101,7 +101,7 @@ def remove_stale_entries(folder: str, shards: NumberedName) -> None:
         remove_entries(folder, shards)
 
 
-def remove_entries(folder: str, shards: NumberedName) -> None:
+def remove_entries(folder: str, shards: ShardNaming) -> None:
     """Remove what the index in a folder says of all shards of a name, whether or not they are there.
 
     Raises:

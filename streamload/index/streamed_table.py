@@ -13,7 +13,7 @@ from streamload.errors import ShardFormatError
 from streamload.memory.sparse import SparseMemory
 from streamload.storage.download import Pin, download
 from streamload.storage.protocol import Storage
-from streamload.tar.decompression import Unpacker, compression_of
+from streamload.tar.decompression import Decompressor, compression_of
 from streamload.tar.growing_table import GrowingTable
 from streamload.tar.prefix_scan import scan_prefix
 from streamload.tar.scan import crc32_of, labels_of
@@ -59,18 +59,18 @@ async def stream_shard(
     """
     pin = Pin()
     compression = compression_of(url)
-    unpacker = None if compression is None else Unpacker(compression, url)
+    decompressor = None if compression is None else Decompressor(compression, url)
     table = StreamedTable(url, every_byte=every_byte)
 
     def take(_: int, piece: bytes) -> None:
         on_bytes(len(piece))
-        for unpacked in (piece,) if unpacker is None else unpacker.feed(piece):
-            table.add(unpacked)
+        for decompressed in (piece,) if decompressor is None else decompressor.feed(piece):
+            table.add(decompressed)
 
     try:
         await download(storage, url, 0, _TO_THE_END, take, pin=pin)
-        if unpacker is not None and pin.total_bytes != 0:
-            unpacker.finish()
+        if decompressor is not None and pin.total_bytes != 0:
+            decompressor.finish()
         return ReadShard(pin.total_bytes or 0, None, pin.etag, table.finish())
     finally:
         table.close()

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 
 from streamload.errors import DatasetIndexError, without_secrets
 from streamload.index.dataset_index import INDEX_FOLDER
-from streamload.index.shard_naming import NumberedName
+from streamload.index.shard_naming import ShardNaming
 from streamload.storage.atomic import replace_file
 
 __all__ = [
@@ -66,7 +66,7 @@ class UnfinishedSet:
         writer: who writes them: `SHARDIFY` or `SHARD_WRITER`.
     """
 
-    shards: NumberedName
+    shards: ShardNaming
     writer: str
 
 
@@ -82,7 +82,7 @@ def unfinished_sets(content: bytes, folder: str) -> Sequence[UnfinishedSet]:
         DatasetIndexError: it is damaged, so nothing is known of what is complete.
     """
     try:
-        return [UnfinishedSet(NumberedName(**entry["shards"]), str(entry["writer"])) for entry in json.loads(content)]
+        return [UnfinishedSet(ShardNaming(**entry["shards"]), str(entry["writer"])) for entry in json.loads(content)]
     except (ValueError, TypeError, LookupError, RecursionError) as exc:
         raise DatasetIndexError(
             "this mark of an interrupted writer is damaged; write the shards again, or remove it if they are complete",
@@ -105,7 +105,7 @@ def with_set(content: bytes | None, folder: str, added: UnfinishedSet) -> bytes:
     return _content([*_others(content, folder, added.shards), added])
 
 
-def without_set(content: bytes | None, folder: str, shards: NumberedName) -> bytes | None:
+def without_set(content: bytes | None, folder: str, shards: ShardNaming) -> bytes | None:
     """A mark's content without a set; None where no other is left. Raises DatasetIndexError as it is damaged."""
     others = _others(content, folder, shards)
     return _content(others) if others else None
@@ -122,7 +122,7 @@ def mark_unfinished(folder: str, added: UnfinishedSet, *, durable: bool = True) 
         _write(folder, with_set(_read(folder), folder, added), durable=durable)
 
 
-def mark_finished(folder: str, shards: NumberedName, *, durable: bool = True) -> None:
+def mark_finished(folder: str, shards: ShardNaming, *, durable: bool = True) -> None:
     """Take the mark of a set from a local folder, since all of the set is there, or nothing. Idempotent.
 
     Raises:
@@ -138,7 +138,7 @@ def mark_finished(folder: str, shards: NumberedName, *, durable: bool = True) ->
             os.unlink(mark_path(folder))
 
 
-def _others(content: bytes | None, folder: str, shards: NumberedName) -> list[UnfinishedSet]:
+def _others(content: bytes | None, folder: str, shards: ShardNaming) -> list[UnfinishedSet]:
     return [] if content is None else [each for each in unfinished_sets(content, folder) if each.shards != shards]
 
 

@@ -26,7 +26,7 @@ class SlotReader:
     def __init__(self, on_map: Callable[[Bytes], None] | None = None) -> None:
         self._memory: dict[int, Bytes] = {}
         self._new: set[int] = set()
-        self._loans: dict[int, weakref.ref[Bytes]] = {}
+        self._leases: dict[int, weakref.ref[Bytes]] = {}
         self._on_map = on_map
         self.released: list[int] = []
         """The slots whose last view has died since the feeder was told last; the caller empties it."""
@@ -45,9 +45,9 @@ class SlotReader:
                 self._on_map(memory)
         # A memoryview in between gives this loan an identity of its own: NumPy would otherwise let views of it refer to
         # the mapped array directly, and the loan would seem to end at once.
-        loan = np.frombuffer(memory.data, np.uint8)
-        self._loans[slot] = weakref.ref(loan, partial(_end_loan, slot, self._loans, self.released))
-        return loan
+        lease = np.frombuffer(memory.data, np.uint8)
+        self._leases[slot] = weakref.ref(lease, partial(_end_lease, slot, self._leases, self.released))
+        return lease
 
     def drop(self, slots: Sequence[int]) -> None:
         """Forget slots that the feeder has given away; what the user still views stays valid."""
@@ -61,7 +61,7 @@ class SlotReader:
         self._new.clear()
 
 
-def _end_loan(slot: int, loans: dict[int, weakref.ref[Bytes]], released: list[int], _: object) -> None:
+def _end_lease(slot: int, leases: dict[int, weakref.ref[Bytes]], released: list[int], _: object) -> None:
     """A plain reference costs a third of `weakref.finalize`, once for every batch."""
-    del loans[slot]
+    del leases[slot]
     released.append(slot)

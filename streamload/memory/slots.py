@@ -23,7 +23,7 @@ _PAGE_BYTES = 4096
 _MAX_FREE_SLOTS = 640
 """More than the batches that are ever under way, so that slots go to and fro and are not made anew."""
 
-_SHARE_UNDER_WAY = 4
+_SHARE_IN_FLIGHT = 4
 _SHARE_KEPT = 8
 """Of the descriptors that this process may have, which shards and connections want too."""
 
@@ -51,10 +51,10 @@ class Slots(Protocol):
     """Whoever makes slots and knows where each of them is.
 
     Attributes:
-        most_under_way: how many batches may have slots that the trainer has not taken.
+        most_in_flight: how many batches may have slots that the trainer has not taken.
     """
 
-    most_under_way: int
+    most_in_flight: int
 
     def take(self, size_bytes: int) -> int:
         """A free slot, or a new one of at least this size."""
@@ -135,13 +135,13 @@ class SlotPool:
     oldest away for good, so that no descriptor is held for them.
 
     Attributes:
-        most_under_way: see `Slots`.
+        most_in_flight: see `Slots`.
     """
 
     def __init__(self) -> None:
         limit = descriptor_limit()
-        self.most_under_way = max(2, limit // _SHARE_UNDER_WAY)
-        self._most_free = min(_MAX_FREE_SLOTS, self.most_under_way)
+        self.most_in_flight = max(2, limit // _SHARE_IN_FLIGHT)
+        self._most_free = min(_MAX_FREE_SLOTS, self.most_in_flight)
         self._most_kept = min(_MAX_KEPT_SLOTS, limit // _SHARE_KEPT)
         self._descriptors: dict[int, int] = {}
         self._sizes: dict[int, int] = {}
@@ -213,8 +213,8 @@ class SlotPool:
         count = len(self._free)
         if count < _LEAST_FREE_SLOTS:
             return True
-        under_way = len(self._descriptors) - count - len(self._kept)  # so many will come and go again
-        return count < self._most_free and (count < under_way or count * self._sizes[slot] < _FREE_BYTES)
+        in_flight = len(self._descriptors) - count - len(self._kept)  # so many will come and go again
+        return count < self._most_free and (count < in_flight or count * self._sizes[slot] < _FREE_BYTES)
 
     def discard(self, slot: int) -> None:
         """Never use this slot again; its memory lives on with whoever maps it."""
@@ -254,7 +254,7 @@ class SlotPool:
 class HeapSlots:
     """Slots on the heap of the only process there is: maker, filler and reader in one. A slot is used once."""
 
-    most_under_way = _NO_BOUND
+    most_in_flight = _NO_BOUND
 
     def __init__(self) -> None:
         self._memory: dict[int, Bytes] = {}

@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from streamload.order.lanes import SlidingShuffle, lane_bounds
 from streamload.order.retirement import ShardRetirement
-from streamload.order.runs import Line
+from streamload.order.runs import SampleSequence
 
-__all__ = ["Weave"]
+__all__ = ["Interleaving"]
 
 _ENDLESS = 1 << 62
 
@@ -19,19 +19,19 @@ IntArray = NDArray[np.int64]
 Streams = dict[int, SlidingShuffle]
 
 
-class Weave:
+class Interleaving:
     """The lanes of one line, as one rank reads them: forward only.
 
     Args:
-        line: what the epoch's samples lie on.
+        sequence: what the epoch's samples lie on.
         n_lanes: how many lanes it is cut into.
-        reach: how far, in samples, a sample can move within its lane.
+        radius: how far, in samples, a sample can move within its lane.
     """
 
-    def __init__(self, line: Line, n_lanes: int, reach: int) -> None:
-        self.line = line
+    def __init__(self, sequence: SampleSequence, n_lanes: int, radius: int) -> None:
+        self.sequence = sequence
         self._n_lanes = n_lanes
-        self._reach = reach
+        self._radius = radius
         self._streams: Streams = {}
         self._bounds: IntArray | None = None
         self._retirement: ShardRetirement | None = None
@@ -45,17 +45,17 @@ class Weave:
         """Take notice of counts that have become known. Returns whether the line has become complete by that."""
         if self._bounds is not None:
             return False
-        line = self.line
-        line.extend()
-        if line.complete:
-            self._bounds = lane_bounds(line.known_end, self._n_lanes)
+        sequence = self.sequence
+        sequence.extend()
+        if sequence.complete:
+            self._bounds = lane_bounds(sequence.known_end, self._n_lanes)
         if 0 in self._streams and self._n_lanes == 1:
-            self._streams[0].grow(line.known_end, line.complete)
-        return line.complete
+            self._streams[0].grow(sequence.known_end, sequence.complete)
+        return sequence.complete
 
-    def settle(self, first_number: int, number_end: int) -> int:
+    def finalize(self, first_number: int, number_end: int) -> int:
         """With one lane: settle emissions from the first one on, as far as the known counts allow; see the stream's."""
-        return self._stream(self._streams, 0, first_number).settle(number_end)
+        return self._stream(self._streams, 0, first_number).finalize(number_end)
 
     def positions(self, lanes: IntArray, numbers: IntArray) -> IntArray:
         """The positions of some emissions; in each lane the numbers ascend, and are above those of earlier calls."""
@@ -68,9 +68,9 @@ class Weave:
 
     def finished(self, least: int) -> list[int]:
         """The shards that no emission from number `least` of every lane on is of, each named once."""
-        if not self.line.complete and (self._n_lanes > 1 or self.line.needs_all):
+        if not self.sequence.complete and (self._n_lanes > 1 or self.sequence.needs_all):
             return []
-        return self._retired().pass_positions(least - self._reach)
+        return self._retired().pass_positions(least - self._radius)
 
     def finish_all(self) -> list[int]:
         """The shards of the line that were not named yet."""
@@ -87,12 +87,12 @@ class Weave:
             least: a number to which every lane has come at least.
             most: and at most.
         """
-        line = self.line
-        places = line.places_of(shard)
+        sequence = self.sequence
+        places = sequence.places_of(shard)
         if places is None or (self._bounds is None and self._n_lanes > 1):
             return [(0, _ENDLESS)]
-        passed = max(0, least - self._reach)
-        reached = most + self._reach if line.repeats else _ENDLESS
+        passed = max(0, least - self._radius)
+        reached = most + self._radius if sequence.has_repeats else _ENDLESS
         bounds = [0, _ENDLESS] if self._bounds is None or self._n_lanes == 1 else self._bounds.tolist()
         found = []
         for start, end in places:
@@ -102,32 +102,32 @@ class Weave:
                     break
                 piece = max(start, lane_start + passed), min(end, lane_end)
                 if piece[0] < piece[1] and piece[0] - lane_start <= reached:
-                    found.append(line.samples_at(*piece))
+                    found.append(sequence.samples_at(*piece))
         return found
 
     def _retired(self) -> ShardRetirement:
         if self._retirement is None:
-            self._retirement = ShardRetirement(self.line, self._n_lanes)
+            self._retirement = ShardRetirement(self.sequence, self._n_lanes)
         return self._retirement
 
     def _stream(self, streams: Streams, lane: int, first_number: int) -> SlidingShuffle:
         """The lane's stream, made when it is first needed."""
         if lane not in streams:
-            line = self.line
-            start, end = 0, line.known_end
+            sequence = self.sequence
+            start, end = 0, sequence.known_end
             if self._bounds is not None:
                 start, end = int(self._bounds[lane]), int(self._bounds[lane + 1])
 
             def uniforms(first: int, count: int) -> NDArray[np.float64]:
-                return line.uniforms(start + first, count)
+                return sequence.uniforms(start + first, count)
 
-            streams[lane] = SlidingShuffle(uniforms, self._reach, first_number)
-            streams[lane].grow(end - start, line.complete)
+            streams[lane] = SlidingShuffle(uniforms, self._radius, first_number)
+            streams[lane].grow(end - start, sequence.complete)
         return streams[lane]
 
     def _positions(self, streams: Streams, lanes: IntArray, numbers: IntArray) -> IntArray:
         lane_starts = np.zeros(1, np.int64) if self._bounds is None else self._bounds
-        if not self._reach:
+        if not self._radius:
             return lane_starts[lanes] + numbers
         if self._n_lanes == 1 and len(numbers):
             return self._stream(streams, 0, int(numbers[0])).take(numbers)

@@ -27,7 +27,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["SlidingShuffle", "expected_reach", "lane_bounds"]
+__all__ = ["SlidingShuffle", "expected_radius", "lane_bounds"]
 
 _FIRST_BLOCK = 1_024
 _SMALLEST_FULL_BLOCK = 4_096
@@ -44,7 +44,7 @@ def lane_bounds(n_samples: int, n_lanes: int) -> NDArray[np.int64]:
     return lanes * share + lanes * extra // n_lanes
 
 
-def expected_reach(number_end: int, window: int) -> int:
+def expected_radius(number_end: int, window: int) -> int:
     """About how many positions must be drawn before the first `number_end` emissions are settled.
 
     Of the positions below x, about x**2 / 2w have a key below x while x < w, and x - w/2 from there on.
@@ -86,19 +86,19 @@ class SlidingShuffle:
         self._known_end = known_end
         self._ended = ended
 
-    def settle(self, number_end: int) -> int:
+    def finalize(self, number_end: int) -> int:
         """Settle the emissions below `number_end`, as far as the known positions allow.
 
         Returns:
             The number below which the emissions are settled; it may be more than was asked for.
         """
         pieces = [self._ready]
-        settled_end = self._ready_start + len(self._ready)
-        while settled_end < number_end and self._can_settle_more():
-            pieces.append(self._settle_block())
-            settled_end += len(pieces[-1])
+        finalized_end = self._ready_start + len(self._ready)
+        while finalized_end < number_end and self._can_finalize_more():
+            pieces.append(self._finalize_block())
+            finalized_end += len(pieces[-1])
         self._ready = np.concatenate(pieces) if len(pieces) > 1 else self._ready
-        return settled_end
+        return finalized_end
 
     def take(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
         """The positions (in the lane) of some emissions, and let go of everything up to the last of them.
@@ -120,20 +120,20 @@ class SlidingShuffle:
             positions[found:found_end] = self._ready[numbers[found:found_end] - self._ready_start]
             found = found_end
             if found < len(numbers):
-                if not self._can_settle_more():
+                if not self._can_finalize_more():
                     raise IndexError(f"emission {numbers[found]} lies beyond the {self._known_end} known samples")
                 self._ready_start += len(self._ready)
-                self._ready = self._settle_block()
+                self._ready = self._finalize_block()
         if len(numbers):
             self._next_number = int(numbers[-1]) + 1
             self._ready = self._ready[self._next_number - self._ready_start :]
             self._ready_start = self._next_number
         return positions
 
-    def _can_settle_more(self) -> bool:
+    def _can_finalize_more(self) -> bool:
         return self._drawn_end < self._known_end or (self._ended and len(self._waiting) > 0)
 
-    def _settle_block(self) -> NDArray[np.int64]:
+    def _finalize_block(self) -> NDArray[np.int64]:
         """Draw the next block of positions and return those that are now final, in the order of emission."""
         first, end = self._drawn_end, min(self._drawn_end + self._block, self._known_end)
         self._block = min(2 * self._block, self._full_block)
@@ -143,10 +143,10 @@ class SlidingShuffle:
         keys, positions = _sorted_by_key(keys, positions)
         self._drawn_end = end
         is_last = self._ended and end == self._known_end
-        settled = len(keys) if is_last else int(np.searchsorted(keys, end, side="right"))
-        self._waiting = positions[settled:].copy()
-        self._waiting_keys = keys[settled:].copy()
-        return positions[:settled]
+        finalized = len(keys) if is_last else int(np.searchsorted(keys, end, side="right"))
+        self._waiting = positions[finalized:].copy()
+        self._waiting_keys = keys[finalized:].copy()
+        return positions[:finalized]
 
 
 def _sorted_by_key(

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from streamload.order.randomness import CounterDraws, as_uniforms
 from streamload.text import counted
 
-__all__ = ["ShardCounts", "ShardLine"]
+__all__ = ["ShardCounts", "ShardSequence"]
 
 UNKNOWN = -1
 _SHARDS_PER_STEP = 4_096
@@ -100,7 +100,7 @@ class ShardCounts:
         return int(self._values.sum())
 
 
-class ShardLine:
+class ShardSequence:
     """The shards in an epoch's order, laid end to end as far as their counts are known.
 
     The first shard of unknown count is laid in part: as many samples as were found of it so far.
@@ -112,7 +112,7 @@ class ShardLine:
     """
 
     needs_all = False
-    repeats = False
+    has_repeats = False
 
     def __init__(self, order: NDArray[np.int64], counts: ShardCounts, key: NDArray[np.uint64]) -> None:
         self.order = order
@@ -185,7 +185,7 @@ class ShardLine:
         index = np.searchsorted(edges, positions, side="right") - 1
         return self.order[index], positions - edges[index]
 
-    def copies(self, _positions: NDArray[np.int64]) -> None:
+    def repeats(self, _positions: NDArray[np.int64]) -> None:
         """No sample comes twice."""
 
     def uniforms(self, first: int, count: int) -> NDArray[np.float64]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from streamload.order.interleaving import Weave
+from streamload.order.interleaving import Interleaving
 from streamload.order.layout import ShardCounts
 from streamload.order.mixing import BlockShares, MixedTurns
 from streamload.order.options import OrderOptions, full_batches_and_last_rows
 from streamload.order.plan import RowBlock
 from streamload.order.sampling import Mixed
-from streamload.order.sequence import dataset_line, mixed_shares
+from streamload.order.sequence import dataset_sequence, mixed_shares
 from streamload.order.slices import lanes_and_numbers, rank_bounds
 from streamload.text import counted
 
@@ -40,7 +40,7 @@ class MixturePlan:
         self._rank = rank
         self._world_size = world_size
         self._position = start
-        self._weaves: list[Weave] = []
+        self._interleavings: list[Interleaving] = []
         self._shares: BlockShares | None = None
         self._turns: MixedTurns | None = None
         self._full_batches_left = 0
@@ -60,14 +60,16 @@ class MixturePlan:
     @property
     def lanes_read(self) -> list[int]:
         """The lanes of which this rank has made the shuffled stream so far; without shuffle there are none."""
-        return sorted({lane for weave in self._weaves for lane in weave.lanes_read})
+        return sorted({lane for interleave in self._interleavings for lane in interleave.lanes_read})
 
     def shards_ahead(self) -> list[int]:
         """The shards in the order in which the plan comes to them first, as far as that is known."""
         places = [
-            (int(start) / max(1, weave.line.known_end), int(shard))
-            for weave in self._weaves
-            for shard, start in zip(weave.line.order.tolist(), weave.line.edges.tolist(), strict=False)
+            (int(start) / max(1, interleave.sequence.known_end), int(shard))
+            for interleave in self._interleavings
+            for shard, start in zip(
+                interleave.sequence.order.tolist(), interleave.sequence.edges.tolist(), strict=False
+            )
         ]
         return list(dict.fromkeys(shard for _, shard in sorted(places)))
 
@@ -95,21 +97,21 @@ class MixturePlan:
     def finished(self) -> list[int]:
         """The shards that occur in no later block of this plan, each named once; in the end all of the epoch's."""
         if self._ended:
-            return [shard for weave in self._weaves for shard in weave.finish_all()]
+            return [shard for interleave in self._interleavings for shard in interleave.finish_all()]
         return [
             shard
-            for weave, least in zip(self._weaves, self._passed(0), strict=False)
-            for shard in weave.finished(least)
+            for interleave, least in zip(self._interleavings, self._passed(0), strict=False)
+            for shard in interleave.finished(least)
         ]
 
     def unpassed(self, shard: int) -> list[tuple[int, int]]:
         """Ranges of a shard's samples that hold those of later blocks; see `RankPlan.unpassed`."""
         if self._ended:
             return []
-        if not self._weaves:
+        if not self._interleavings:
             return [(0, 1 << 62)]
         dataset = int(np.searchsorted(self._mixed.edges, shard, side="right")) - 1
-        return self._weaves[dataset].unpassed(shard, self._passed(0)[dataset], self._passed(1)[dataset])
+        return self._interleavings[dataset].unpassed(shard, self._passed(0)[dataset], self._passed(1)[dataset])
 
     @property
     def _ended(self) -> bool:
@@ -120,9 +122,9 @@ class MixturePlan:
         self._shares = shares = mixed_shares(mixed, self._counts.total)
         self._turns = MixedTurns(shares, mixed.block, options.seed, self._epoch)
         for dataset in range(len(mixed.shares)):
-            line = dataset_line(options, mixed, self._counts, self._epoch, dataset)
-            self._weaves.append(Weave(line, options.lanes, options.reach))
-            self._weaves[-1].refresh()
+            sequence = dataset_sequence(options, mixed, self._counts, self._epoch, dataset)
+            self._interleavings.append(Interleaving(sequence, options.lanes, options.radius))
+            self._interleavings[-1].refresh()
         self._full_batches_left, self._last_rows = full_batches_and_last_rows(
             options, int(shares.sizes.sum()), self._rank, self._world_size, self._position
         )
@@ -138,7 +140,7 @@ class MixturePlan:
         assert self._shares is not None
         options, size = self._options, self._options.batch_size * self._world_size
         start, full_end = self._position, self._position + n_full * size
-        datasets, lanes, numbers = self._emissions(start, full_end)
+        datasets, lanes, numbers = self._output_indexes(start, full_end)
         by_lane = np.argsort(lanes.reshape(n_full, size), axis=1, kind="stable")
         own = by_lane[:, self._rank * options.batch_size : (self._rank + 1) * options.batch_size]
         own = (own + np.arange(n_full, dtype=np.int64)[:, np.newaxis] * size).ravel()
@@ -160,17 +162,17 @@ class MixturePlan:
         n_own = end - start
         n_rows = n_own + (-n_own % self._world_size if self._options.pad else 0)
         first_row, end_row = rank_bounds(n_rows, self._rank, self._world_size)
-        datasets, lanes, numbers = self._emissions(start, end)
+        datasets, lanes, numbers = self._output_indexes(start, end)
         own = np.argsort(lanes, kind="stable")[first_row : min(end_row, n_own)]
         rows = [self._rows(datasets[own], lanes[own], numbers[own], apart=False)]
         wrapped = np.arange(max(first_row, n_own), max(end_row, n_own), dtype=np.int64) - n_own
         if len(wrapped):
             wrapped %= end
-            datasets, lanes, numbers = self._emissions(0, int(wrapped.max()) + 1)
+            datasets, lanes, numbers = self._output_indexes(0, int(wrapped.max()) + 1)
             rows.append(self._rows(datasets[wrapped], lanes[wrapped], numbers[wrapped], apart=True))
         return rows
 
-    def _emissions(self, start: int, end: int) -> tuple[IntArray, IntArray, IntArray]:
+    def _output_indexes(self, start: int, end: int) -> tuple[IntArray, IntArray, IntArray]:
         """For each position of the epoch's order the dataset, the lane in it, and the number in the lane."""
         assert self._turns is not None
         assert self._shares is not None
@@ -186,12 +188,12 @@ class MixturePlan:
     ) -> tuple[IntArray, IntArray, IntArray]:
         """The shard, the sample and the copy of some emissions."""
         found = np.zeros((3, len(datasets)), np.int64)
-        for dataset, weave in enumerate(self._weaves):
+        for dataset, interleave in enumerate(self._interleavings):
             of_it = np.flatnonzero(datasets == dataset)
             if len(of_it):
-                find = weave.positions_apart if apart else weave.positions
+                find = interleave.positions_apart if apart else interleave.positions
                 positions = find(lanes[of_it], numbers[of_it])
-                found[:2, of_it] = weave.line.locate(positions)
-                copies = weave.line.copies(positions)
-                found[2, of_it] = 0 if copies is None else copies
+                found[:2, of_it] = interleave.sequence.locate(positions)
+                repeats = interleave.sequence.repeats(positions)
+                found[2, of_it] = 0 if repeats is None else repeats
         return found[0], found[1], found[2]

@@ -60,7 +60,7 @@ class OrderOptions:
                 raise ValueError(f"{name}={getattr(self, name)} is too small; it must be at least {least}")
 
     @property
-    def reach(self) -> int:
+    def radius(self) -> int:
         """How far, in samples, a sample can move within its lane."""
         return self.window if self.shuffle and self.window > 1 else 0
 

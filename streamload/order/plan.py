@@ -12,8 +12,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from streamload.order.interleaving import Weave
-from streamload.order.lanes import expected_reach
+from streamload.order.interleaving import Interleaving
+from streamload.order.lanes import expected_radius
 from streamload.order.layout import ShardCounts
 from streamload.order.options import (
     OrderOptions,
@@ -21,7 +21,7 @@ from streamload.order.options import (
     full_batches_and_last_rows,
     samples_per_rank,
 )
-from streamload.order.sequence import line_of_epoch, shards_in_order
+from streamload.order.sequence import sequence_of_epoch, shards_in_order
 from streamload.order.slices import slice_of_any_batch, slices_of_full_batches
 from streamload.text import counted
 
@@ -134,8 +134,8 @@ class RankPlan:
         self._world_size = world_size
         self._global_batch = options.batch_size * world_size
         self._position = start
-        self._line = line_of_epoch(options, counts, epoch, numbers)
-        self._weave = Weave(self._line, options.lanes, options.reach)
+        self._sequence = sequence_of_epoch(options, counts, epoch, numbers)
+        self._interleaving = Interleaving(self._sequence, options.lanes, options.radius)
         self._full_batches_left = 0
         self._last_rows = 0
         self._refresh()
@@ -153,11 +153,11 @@ class RankPlan:
     @property
     def lanes_read(self) -> list[int]:
         """The lanes of which this rank has made the shuffled stream so far; without shuffle there are none."""
-        return self._weave.lanes_read
+        return self._interleaving.lanes_read
 
     def shards_ahead(self) -> list[int]:
         """The shards in the order in which the plan comes to them first, as far as that is known."""
-        return list(dict.fromkeys(self._line.order.tolist()))
+        return list(dict.fromkeys(self._sequence.order.tolist()))
 
     def missing(self, limit: int = 8) -> list[int]:
         """The shards whose counts are needed before the next `take`, in the epoch's order, at most `limit`.
@@ -167,20 +167,20 @@ class RankPlan:
         from the mean of the known counts (none while nothing is known), and may be one or two too many.
         """
         self._refresh()
-        line = self._line
-        if line.complete:
+        sequence = self._sequence
+        if sequence.complete:
             return []
-        if self._options.lanes > 1 or line.needs_all:
-            return line.unknown(len(line.order), limit)
-        if self._batches_settled(1):
+        if self._options.lanes > 1 or sequence.needs_all:
+            return sequence.unknown(len(sequence.order), limit)
+        if self._batches_finalized(1):
             return []
-        reach = max(
-            expected_reach(self._first_row() + self._options.batch_size, self._options.reach), self._batch_end()
+        radius = max(
+            expected_radius(self._first_row() + self._options.batch_size, self._options.radius), self._batch_end()
         )
-        mean = line.whole_end / max(line.known_shards, 1)
-        first_end = max(line.known_end, line.whole_end + mean)
-        n_following = -int((first_end - reach) // mean) if mean and reach > first_end else 0
-        return line.unknown(1 + n_following, limit)
+        mean = sequence.whole_end / max(sequence.known_shards, 1)
+        first_end = max(sequence.known_end, sequence.whole_end + mean)
+        n_following = -int((first_end - radius) // mean) if mean and radius > first_end else 0
+        return sequence.unknown(1 + n_following, limit)
 
     def take(self, max_rows: int) -> RowBlock | None:
         """The next batches: as many whole ones as fit into `max_rows` and as the counts allow, at least one.
@@ -196,11 +196,11 @@ class RankPlan:
         if self.missing(1):
             raise RuntimeError("counts are missing for the next batch: set those that missing() names before take()")
         wanted = max(1, max_rows // self._options.batch_size)
-        if self._line.complete:
+        if self._sequence.complete:
             n_full = min(wanted, self._full_batches_left)
             with_last = self._last_rows > 0 and n_full < wanted
         else:
-            n_full, with_last = self._batches_settled(wanted), False
+            n_full, with_last = self._batches_finalized(wanted), False
         if n_full == 0 and not with_last:
             return None
         return self._take_batches(n_full, with_last)
@@ -212,8 +212,10 @@ class RankPlan:
         named at most a window (in samples of a lane) later than it could be.
         """
         if self._ended:
-            return self._weave.finish_all()
-        return self._weave.finished(self.number)  # whatever is needed later, of any lane, has at least this number
+            return self._interleaving.finish_all()
+        return self._interleaving.finished(
+            self.number
+        )  # whatever is needed later, of any lane, has at least this number
 
     def unpassed(self, shard: int) -> list[tuple[int, int]]:
         """Ranges of a shard's samples that hold all those of later blocks, the end of each exclusive.
@@ -222,17 +224,17 @@ class RankPlan:
         be fetched again. As for `finished`, a sample is passed at most a window later than it could be, and rows that
         fill up the last batch are not looked at.
         """
-        return [] if self._ended else self._weave.unpassed(shard, self.number, self.number)
+        return [] if self._ended else self._interleaving.unpassed(shard, self.number, self.number)
 
     @property
     def _ended(self) -> bool:
-        return self._line.complete and self._full_batches_left == 0 and self._last_rows == 0
+        return self._sequence.complete and self._full_batches_left == 0 and self._last_rows == 0
 
     def _refresh(self) -> None:
         """Take notice of counts that have become known."""
-        if self._weave.refresh():
+        if self._interleaving.refresh():
             self._full_batches_left, self._last_rows = full_batches_and_last_rows(
-                self._options, self._line.known_end, self._rank, self._world_size, self._position
+                self._options, self._sequence.known_end, self._rank, self._world_size, self._position
             )
 
     def _batch_end(self) -> int:
@@ -242,27 +244,27 @@ class RankPlan:
         """The number, in a single lane, of this rank's first row of the next full batch."""
         return self._position + self._rank * self._options.batch_size
 
-    def _batches_settled(self, wanted: int) -> int:
+    def _batches_finalized(self, wanted: int) -> int:
         """With one lane and counts still unknown: how many of the next batches the known counts settle."""
-        known_end, size = self._line.known_end, self._global_batch
+        known_end, size = self._sequence.known_end, self._global_batch
         n_full = min(wanted, (known_end - self._position) // size)
         if n_full <= 0:
             return 0
         first_end = self._first_row() + self._options.batch_size
-        settled_end = known_end
-        if self._options.reach:
+        finalized_end = known_end
+        if self._options.radius:
             # A number that lies a window before the end of what is known is settled, whatever the draws are.
-            settled_end = known_end - self._options.reach
-            if settled_end < first_end + (n_full - 1) * size:
+            finalized_end = known_end - self._options.radius
+            if finalized_end < first_end + (n_full - 1) * size:
                 most = max(_MOST_NUMBERS_AHEAD, size)
                 wanted_end = min(first_end + (n_full - 1) * size, first_end + most)
-                settled_end = max(settled_end, self._weave.settle(self._first_row(), wanted_end))
-        return max(0, min(n_full, (settled_end - first_end) // size + 1))
+                finalized_end = max(finalized_end, self._interleaving.finalize(self._first_row(), wanted_end))
+        return max(0, min(n_full, (finalized_end - first_end) // size + 1))
 
     def _take_batches(self, n_full: int, with_last: bool) -> RowBlock:
-        options, line = self._options, self._line
+        options, sequence = self._options, self._sequence
         starts = self._position + np.arange(n_full, dtype=np.int64) * self._global_batch
-        rounds_end = line.known_end // options.lanes * options.lanes
+        rounds_end = sequence.known_end // options.lanes * options.lanes
         n_simple = int(np.searchsorted(starts, rounds_end - self._global_batch, side="right"))
         pieces = [
             slices_of_full_batches(starts[:n_simple], options.lanes, self._rank, self._world_size, options.batch_size)
@@ -270,12 +272,12 @@ class RankPlan:
         ends = starts + self._global_batch
         if with_last:
             start = self._position + n_full * self._global_batch
-            starts, ends = np.append(starts, start), np.append(ends, line.known_end)
+            starts, ends = np.append(starts, start), np.append(ends, sequence.known_end)
         wrapped_lanes = wrapped_numbers = np.empty(0, np.int64)
         for start, end in zip(starts[n_simple:].tolist(), ends[n_simple:].tolist(), strict=True):
             lanes, numbers, wrapped_lanes, wrapped_numbers = slice_of_any_batch(
                 range(start, end),
-                line.known_end,
+                sequence.known_end,
                 options.lanes,
                 rank=self._rank,
                 world_size=self._world_size,
@@ -284,16 +286,16 @@ class RankPlan:
             pieces.append((lanes, numbers))
         lanes = np.concatenate([piece[0] for piece in pieces])
         numbers = np.concatenate([piece[1] for piece in pieces])
-        positions = self._weave.positions(lanes, numbers)
+        positions = self._interleaving.positions(lanes, numbers)
         if len(wrapped_numbers):
-            positions = np.concatenate((positions, self._weave.positions_apart(wrapped_lanes, wrapped_numbers)))
-        shard, sample = line.locate(positions)
+            positions = np.concatenate((positions, self._interleaving.positions_apart(wrapped_lanes, wrapped_numbers)))
+        shard, sample = sequence.locate(positions)
         batch_edges = np.minimum(np.arange(len(ends) + 1, dtype=np.int64) * options.batch_size, len(shard))
         self._advance(n_full, with_last, int(ends[-1]))
-        return RowBlock(batch_edges, shard, sample, ends, line.copies(positions))
+        return RowBlock(batch_edges, shard, sample, ends, sequence.repeats(positions))
 
     def _advance(self, n_full: int, with_last: bool, end: int) -> None:
         self._position = end
-        if self._line.complete:
+        if self._sequence.complete:
             self._full_batches_left -= n_full
             self._last_rows = 0 if with_last else self._last_rows

@@ -1,6 +1,6 @@
 """Epochs that are laid of runs: pieces of shards, or shards in which every sample stands as often as it is drawn.
 
-The lines of this module offer what `ShardLine` does, and need the counts of all shards before they are laid.
+The lines of this module offer what `ShardSequence` does, and need the counts of all shards before they are laid.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from streamload.order.layout import ShardCounts
 from streamload.order.randomness import CounterDraws, as_uniforms
 
-__all__ = ["Copies", "Line", "RunLine", "Runs", "SampledLine", "whole_passes"]
+__all__ = ["RepeatCounts", "RunSequence", "Runs", "SampleSequence", "SampledSequence", "whole_passes"]
 
 IntArray = NDArray[np.int64]
 
 
-class Line(Protocol):
+class SampleSequence(Protocol):
     """What the samples of an epoch lie on: positions, each of which holds a sample of a shard.
 
     Attributes:
@@ -28,11 +28,11 @@ class Line(Protocol):
         order: int64[k], the shards of the runs; the last run of a shard ends where the shard is done with.
         known_shards: how many runs are laid as a whole.
         known_end: how many positions are laid.
-        repeats: some shard has several runs.
+        has_repeats: some shard has several runs.
     """
 
     needs_all: bool
-    repeats: bool
+    has_repeats: bool
     order: IntArray
     known_shards: int
     known_end: int
@@ -64,7 +64,7 @@ class Line(Protocol):
     def locate(self, positions: IntArray, /) -> tuple[IntArray, IntArray]:
         """For each position the shard, and the number of the sample in the shard."""
 
-    def copies(self, positions: IntArray, /) -> IntArray | None:
+    def repeats(self, positions: IntArray, /) -> IntArray | None:
         """For each position how often its sample came before in the epoch's line; None where none comes twice."""
 
     def uniforms(self, first: int, count: int, /) -> NDArray[np.float64]:
@@ -113,16 +113,16 @@ def whole_passes(counts: IntArray, start: int, size: int, order_of: Callable[[in
     return Runs(shards[some], firsts[some], lengths[some], passes[some])
 
 
-class Copies:
+class RepeatCounts:
     """Which sample stands where in the shards laid end to end as listed, each as often as it is drawn.
 
     Args:
-        copies: int64[N], how often each sample is drawn, in the order of the listing.
+        repeats: int64[N], how often each sample is drawn, in the order of the listing.
         counts: int64[n_shards], the samples of each shard.
     """
 
-    def __init__(self, copies: IntArray, counts: IntArray) -> None:
-        self._ends = np.cumsum(copies)
+    def __init__(self, repeats: IntArray, counts: IntArray) -> None:
+        self._ends = np.cumsum(repeats)
         self._first_sample = np.cumsum(counts) - counts
         before = np.concatenate((np.zeros(1, np.int64), self._ends))
         self._first_place = before[self._first_sample]
@@ -137,8 +137,8 @@ class Copies:
         return samples - self._first_sample[shards], places - before
 
 
-class RunLine:
-    """The runs of an epoch laid end to end; see `Line`.
+class RunSequence:
+    """The runs of an epoch laid end to end; see `SampleSequence`.
 
     Args:
         counts: of the shards.
@@ -149,19 +149,19 @@ class RunLine:
     needs_all = True
 
     def __init__(
-        self, counts: ShardCounts, key: NDArray[np.uint64], lay: Callable[[IntArray], tuple[Runs, Copies | None]]
+        self, counts: ShardCounts, key: NDArray[np.uint64], lay: Callable[[IntArray], tuple[Runs, RepeatCounts | None]]
     ) -> None:
         self._counts = counts
         self._draws = CounterDraws(key)
         self._lay = lay
         self._runs: Runs | None = None
-        self._copies: Copies | None = None
+        self._repeats: RepeatCounts | None = None
         self._edges: IntArray = np.zeros(1, np.int64)
         self._by_shard: IntArray = np.empty(0, np.int64)
         self.order: IntArray = np.empty(0, np.int64)
         self.known_shards = 0
         self.known_end = 0
-        self.repeats = False
+        self.has_repeats = False
         self.extend()
 
     @property
@@ -183,12 +183,12 @@ class RunLine:
         """Lay all runs, if all counts are known."""
         if self._runs is not None or not self._counts.complete:
             return
-        self._runs, self._copies = self._lay(self._counts.values)
+        self._runs, self._repeats = self._lay(self._counts.values)
         self.order = self._runs.shards
         self._edges = np.concatenate((np.zeros(1, np.int64), np.cumsum(self._runs.lengths)))
         self._by_shard = np.argsort(self.order, kind="stable")
         self.known_shards, self.known_end = len(self.order), int(self._edges[-1])
-        self.repeats = len(np.unique(self.order)) < len(self.order)
+        self.has_repeats = len(np.unique(self.order)) < len(self.order)
 
     def unknown(self, _n_shards: int, limit: int) -> list[int]:
         """The shards of unknown count, at most `limit`."""
@@ -210,13 +210,13 @@ class RunLine:
         """For each position the shard, and the number of the sample in the shard, int64 each."""
         run, numbers = self._find(positions)
         shards = self.order[run]
-        return shards, numbers if self._copies is None else self._copies.find(shards, numbers)[0]
+        return shards, numbers if self._repeats is None else self._repeats.find(shards, numbers)[0]
 
-    def copies(self, positions: IntArray) -> IntArray:
+    def repeats(self, positions: IntArray) -> IntArray:
         """For each position how often its sample may have come before, int64."""
         run, numbers = self._find(positions)
         assert self._runs is not None
-        return self._runs.passes[run] if self._copies is None else self._copies.find(self.order[run], numbers)[1]
+        return self._runs.passes[run] if self._repeats is None else self._repeats.find(self.order[run], numbers)[1]
 
     def uniforms(self, first: int, count: int) -> NDArray[np.float64]:
         """One draw in [0, 1) for each of the positions `first` to `first + count`, float64[count].
@@ -243,8 +243,8 @@ class RunLine:
         return run, positions - self._edges[run] + self._runs.firsts[run]
 
 
-class SampledLine:
-    """The samples that a sampler has named, in its order; see `Line`. Shards come in the order of their last use.
+class SampledSequence:
+    """The samples that a sampler has named, in its order; see `SampleSequence`. Shards come in the order of their last use.
 
     Args:
         counts: of the shards.
@@ -252,7 +252,7 @@ class SampledLine:
     """
 
     needs_all = True
-    repeats = False
+    has_repeats = False
 
     def __init__(self, counts: ShardCounts, numbers: IntArray) -> None:
         self._counts = counts
@@ -307,7 +307,7 @@ class SampledLine:
         shards = np.searchsorted(self._shard_ends, numbers, side="right")
         return shards, numbers - np.concatenate((np.zeros(1, np.int64), self._shard_ends))[shards]
 
-    def copies(self, positions: IntArray) -> IntArray:
+    def repeats(self, positions: IntArray) -> IntArray:
         """For each position how often its sample came before, int64."""
         if self._before is None:
             self._before = _counted_before(self._numbers)

@@ -77,16 +77,16 @@ class Weighted:
         shares: NDArray[np.float64] = np.diff(summed, prepend=0.0)
         return shares
 
-    def copies(self, seed: int, epoch: int) -> NDArray[np.int64]:
+    def repeats(self, seed: int, epoch: int) -> NDArray[np.int64]:
         """How often each sample comes in an epoch, int64[N]; the sum is `epoch_size`. Takes O(N log N)."""
         size = self._sizes()
         start, drawn = self._stretches(seed, epoch)
         first_pass, first = np.divmod(start, np.maximum(size, 1))
         last_pass, end = np.divmod(start + drawn, np.maximum(size, 1))
-        copies: NDArray[np.int64] = (last_pass - first_pass)[self.group]
-        copies -= self._turns(seed, first_pass) < first[self.group]
-        copies += self._turns(seed, last_pass) < end[self.group]
-        return copies
+        repeats: NDArray[np.int64] = (last_pass - first_pass)[self.group]
+        repeats -= self._turns(seed, first_pass) < first[self.group]
+        repeats += self._turns(seed, last_pass) < end[self.group]
+        return repeats
 
     def drawn_of_shards(self, counts: NDArray[np.int64]) -> NDArray[np.int64]:
         """About how many draws each shard has in an epoch, int64[n_shards]."""

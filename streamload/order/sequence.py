@@ -7,14 +7,14 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from streamload.order.layout import ShardCounts, ShardLine
+from streamload.order.layout import ShardCounts, ShardSequence
 from streamload.order.mixing import BlockShares
 from streamload.order.options import OrderOptions
 from streamload.order.randomness import permutation, philox_key
-from streamload.order.runs import Copies, Line, RunLine, Runs, SampledLine, whole_passes
+from streamload.order.runs import RepeatCounts, Runs, RunSequence, SampledSequence, SampleSequence, whole_passes
 from streamload.order.sampling import Mixed, Sampled, Stretched, Weighted
 
-__all__ = ["dataset_line", "line_of_epoch", "mixed_shares", "runs_of_epoch", "shards_in_order"]
+__all__ = ["dataset_sequence", "mixed_shares", "runs_of_epoch", "sequence_of_epoch", "shards_in_order"]
 
 IntArray = NDArray[np.int64]
 
@@ -27,7 +27,9 @@ def shards_in_order(options: OrderOptions, n_shards: int, number: int) -> IntArr
     return permutation(options.seed, number, n_shards) if options.shuffle else np.arange(n_shards, dtype=np.int64)
 
 
-def line_of_epoch(options: OrderOptions, counts: ShardCounts, epoch: int, numbers: IntArray | None = None) -> Line:
+def sequence_of_epoch(
+    options: OrderOptions, counts: ShardCounts, epoch: int, numbers: IntArray | None = None
+) -> SampleSequence:
     """What an epoch's positions stand for.
 
     Args:
@@ -41,13 +43,13 @@ def line_of_epoch(options: OrderOptions, counts: ShardCounts, epoch: int, number
     match choice:
         case Sampled():
             assert numbers is not None, "a sampler's numbers come with the start of the epoch"
-            return SampledLine(counts, numbers)
+            return SampledSequence(counts, numbers)
         case Stretched() | Weighted():
-            return RunLine(counts, key, lambda known: _lay(options, choice, known, epoch))
+            return RunSequence(counts, key, lambda known: _lay(options, choice, known, epoch))
         case Mixed():
             raise AssertionError("a mixture has a line for each dataset")
         case None:
-            return ShardLine(shards_in_order(options, len(counts), epoch), counts, key)
+            return ShardSequence(shards_in_order(options, len(counts), epoch), counts, key)
 
 
 def mixed_shares(mixed: Mixed, n_samples: int) -> BlockShares:
@@ -55,11 +57,11 @@ def mixed_shares(mixed: Mixed, n_samples: int) -> BlockShares:
     return BlockShares(mixed.shares, mixed.block, mixed.epoch_size or n_samples)
 
 
-def dataset_line(options: OrderOptions, mixed: Mixed, counts: ShardCounts, epoch: int, dataset: int) -> RunLine:
+def dataset_sequence(options: OrderOptions, mixed: Mixed, counts: ShardCounts, epoch: int, dataset: int) -> RunSequence:
     """What the samples lie on that an epoch has of one dataset of a mixture; all counts must be known."""
     key = philox_key(options.seed, epoch, "window")
     size = int(mixed_shares(mixed, counts.total).sizes[dataset])
-    return RunLine(
+    return RunSequence(
         counts, key, lambda known: (_lay_dataset(options, mixed, known, dataset, (epoch * size, size)), None)
     )
 
@@ -107,13 +109,13 @@ def _lay_dataset(options: OrderOptions, mixed: Mixed, counts: IntArray, dataset:
 
 def _lay(
     options: OrderOptions, choice: Stretched | Weighted, counts: IntArray, epoch: int
-) -> tuple[Runs, Copies | None]:
+) -> tuple[Runs, RepeatCounts | None]:
     if isinstance(choice, Stretched):
         size = choice.epoch_size
         passes = whole_passes(counts, epoch * size, size, lambda number: shards_in_order(options, len(counts), number))
         return passes, None
-    copies = Copies(choice.copies(options.seed, epoch), counts)
+    repeats = RepeatCounts(choice.repeats(options.seed, epoch), counts)
     order = shards_in_order(options, len(counts), epoch)
-    order = order[copies.lengths[order] > 0]
+    order = order[repeats.lengths[order] > 0]
     nothing = np.zeros(len(order), np.int64)
-    return Runs(order, nothing, copies.lengths[order], nothing), copies
+    return Runs(order, nothing, repeats.lengths[order], nothing), repeats

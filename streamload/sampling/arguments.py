@@ -21,10 +21,10 @@ from streamload.sampling.sampler import SamplerDraws
 from streamload.sampling.weights import Weights, by_label, checked_weights, label_weights, named
 from streamload.text import counted
 
-__all__ = ["Choosing"]
+__all__ = ["SamplingOptions"]
 
 
-class Choosing:
+class SamplingOptions:
     """What `weights`, `sampler` and `epoch_size` make of the order.
 
     Args:
@@ -78,7 +78,7 @@ class Choosing:
         self._sampler = None if sampler is None else SamplerDraws(sampler, rank, world_size)
 
     @classmethod
-    def among(cls, arguments: Mapping[str, Any], rank: int, world_size: int) -> Choosing:
+    def among(cls, arguments: Mapping[str, Any], rank: int, world_size: int) -> SamplingOptions:
         """From the loader's arguments, for the rank and world size that were found."""
         return cls(
             arguments["weights"],

@@ -21,13 +21,13 @@ from typing import NamedTuple
 from streamload.decode.missing_field import with_fields
 from streamload.decode.out_of_band import InSlot
 from streamload.decode.tasks import PieceDone, RowFailure, RowsDone, RowTask
-from streamload.fetch.prerequisites import Near
+from streamload.fetch.prerequisites import Prerequisites
 from streamload.index.tables import Tables
 from streamload.memory.slots import Slots
 from streamload.order.epoch_start import EpochStart
-from streamload.schedule.orphaned_tasks import LateTasks
+from streamload.schedule.orphaned_tasks import OrphanedTasks
 from streamload.schedule.scans import Scans
-from streamload.schedule.scheduler import Dealer, Learned, PipelineSettings, RowBatch, RowBatcher
+from streamload.schedule.scheduler import Learned, PipelineSettings, RowBatch, RowBatcher, Scheduler
 from streamload.statistics import FeederTotals
 from streamload.workers.protocol import Pool
 
@@ -39,7 +39,7 @@ _MESSAGES_PER_WINDOW = 5
 _MOST_INLINE_BYTES = 1 << 20
 """Of a batch's values beside its arrays in messages: more is written to its slot, which one worker then fills alone."""
 
-_MOST_UNTOLD = 64
+_MOST_UNACKNOWLEDGED = 64
 """Half of the slots that the pool keeps for a trainer that has not given them back yet."""
 
 
@@ -56,7 +56,7 @@ class Part(NamedTuple):
     """Rows of a batch as one task made them: their values that are no arrays, see `PieceDone`."""
 
     rows: int
-    besides: bytes | InSlot | None
+    out_of_band: bytes | InSlot | None
 
 
 class ReadyBatch(NamedTuple):
@@ -102,9 +102,9 @@ class Epoch:
         slots: where batches are written.
         learned: from earlier epochs, for later ones.
         totals: what is added up.
-        late: gets those of its tasks under way that nobody waits for any more.
+        orphaned: gets those of its tasks under way that nobody waits for any more.
         before: the batcher of the epoch before, whose batches count as under way too.
-        near: brings what has to be fetched; None where everything is here.
+        prerequisites: brings what has to be fetched; None where everything is here.
 
     Attributes:
         start: which epoch this is.
@@ -122,9 +122,9 @@ class Epoch:
         slots: Slots,
         learned: Learned,
         totals: FeederTotals,
-        late: LateTasks,
+        orphaned: OrphanedTasks,
         before: RowBatcher | None = None,
-        near: Near | None = None,
+        prerequisites: Prerequisites | None = None,
     ) -> None:
         self.start = start
         self.batcher = RowBatcher(in_order=settings.in_order, before=before)
@@ -138,9 +138,9 @@ class Epoch:
         self._slots = slots
         self._learned = learned
         self._totals = totals
-        self._late = late
+        self._orphaned = orphaned
         self._tasks: dict[int, RowTask] = {}
-        self._dealer = Dealer(
+        self._scheduler = Scheduler(
             settings,
             start,
             tables=tables,
@@ -149,14 +149,14 @@ class Epoch:
             slots=slots,
             batcher=self.batcher,
             learned=learned,
-            begun_again=self._note_late,
-            near=near,
+            begun_again=self._note_orphaned,
+            prerequisites=prerequisites,
         )
 
     @property
     def exhausted(self) -> bool:
-        """Whether every batch has been dealt out; see `Dealer.exhausted`."""
-        return self._dealer.exhausted
+        """Whether every batch has been dealt out; see `Scheduler.exhausted`."""
+        return self._scheduler.exhausted
 
     @property
     def ended(self) -> bool:
@@ -188,17 +188,17 @@ class Epoch:
             StreamloadError: a shard cannot be read.
         """
         while self._pool.has_room():
-            task = self._dealer.next_task()
+            task = self._scheduler.next_task()
             if task is None and self.must_wrap:
                 self._wrapped = True
-                self._dealer.wrap_round()
+                self._scheduler.wrap_round()
                 continue
             if task is None:
                 break
             if isinstance(task, RowTask):
                 self._tasks[task.number] = task
             self._pool.submit(task)
-        self._totals.plan_s += self._dealer.take_plan_s()
+        self._totals.plan_s += self._scheduler.take_plan_s()
 
     def waits_for(self, number: int) -> bool:
         """Whether a task is being done for batches of this epoch, none of which is made again by another task."""
@@ -210,35 +210,37 @@ class Epoch:
         if done.number not in self._tasks:
             return False
         del self._tasks[done.number]
-        self._dealer.measure(done)
+        self._scheduler.measure(done)
         for part in done.pieces:
             batch = self.batcher.find(part.piece.batch, part.piece.slot)
-            if part.misfit:
-                self._learned.irregular = True
+            if part.layout_mismatch:
+                self._learned.ragged = True
                 if batch is not None:
-                    self._dealer.make_again(batch)
+                    self._scheduler.make_again(batch)
             elif batch is not None:
                 self._note_layout(part)
                 if _needs_slot(part, batch):
                     self._learned.uncut = True
                     self._learned.expect_objects(_bytes_inline(part) * batch.rows // part.piece.rows)
-                    self._dealer.make_again(batch)
+                    self._scheduler.make_again(batch)
                     continue
                 batch.parts.append(part)
                 batch.rows_done += part.piece.rows
-        self._learned.outstanding = self._dealer.outstanding
+        self._learned.outstanding = self._scheduler.outstanding
         return True
 
     def take_ready(self) -> tuple[list[ReadyBatch], int]:
         """The batches that are ready, in order, and how many the trainer may take before it tells of it."""
         complete = self.batcher.take_complete()
         for batch in complete:
-            self._dealer.done(batch)
+            self._scheduler.done(batch)
         ready = [self._ready(batch) for batch in complete]
         if self._fills_up:
             for each in ready:
                 self._note_left(each)
-        return ready, min(max(1, self._dealer.outstanding // _MESSAGES_PER_WINDOW), _MOST_UNTOLD) if ready else 1
+        return ready, min(
+            max(1, self._scheduler.outstanding // _MESSAGES_PER_WINDOW), _MOST_UNACKNOWLEDGED
+        ) if ready else 1
 
     def drop(self, number: int) -> None:
         """A task is not under way any more, and has no answer; it need not be one of this epoch."""
@@ -247,15 +249,15 @@ class Epoch:
     def abandon(self) -> None:
         """Nobody wants what has not been given out. Its slots are not used again: tasks may still write there."""
         for task in self._tasks.values():
-            self._late.add(task)
+            self._orphaned.add(task)
         for batch in self.batcher.take_all():
-            self._dealer.done(batch)
+            self._scheduler.done(batch)
             self._slots.discard(batch.slot)
         self.close()
 
     def close(self) -> None:
         """Nothing is fetched for this epoch any more. Twice is fine."""
-        self._dealer.close()
+        self._scheduler.close()
 
     def _note_left(self, batch: ReadyBatch) -> None:
         """A batch is given out, for which the next one comes where nothing is left of it."""
@@ -264,19 +266,19 @@ class Epoch:
         else:
             self._something_left, self._owes = True, False
             if self._wrapped:
-                self._dealer.close()
+                self._scheduler.close()
 
-    def _note_late(self) -> None:
+    def _note_orphaned(self) -> None:
         """A batch was begun again, so nobody waits for those of its tasks that are under way."""
         for task in self._tasks.values():
             if not self.waits_for(task.number):
-                self._late.add(task)
+                self._orphaned.add(task)
 
     def _note_layout(self, part: PieceDone) -> None:
         learned = self._learned
         learned.size_bytes = max(learned.size_bytes, part.size_bytes)
-        if isinstance(part.besides, InSlot):
-            learned.expect_objects(part.besides.size_bytes)
+        if isinstance(part.out_of_band, InSlot):
+            learned.expect_objects(part.out_of_band.size_bytes)
         if part.layout is not None and not part.whole:
             learned.layout = part.layout
             self._pool.fix_layout(part.layout)
@@ -292,7 +294,7 @@ class Epoch:
             size_bytes=max([part.size_bytes for part in parts]),
             layout=parts[0].layout if whole else self._learned.layout,
             rows=parts[0].rows if whole else batch.rows,
-            parts=tuple([Part(part.piece.rows, part.besides) for part in parts]),
+            parts=tuple([Part(part.piece.rows, part.out_of_band) for part in parts]),
             failed=tuple([self._located(failure) for failure in failures]),
             dropped_already=whole,
             end=batch.end,
@@ -314,4 +316,4 @@ def _needs_slot(part: PieceDone, batch: RowBatch) -> bool:
 
 
 def _bytes_inline(part: PieceDone) -> int:
-    return len(part.besides) if isinstance(part.besides, bytes) else 0
+    return len(part.out_of_band) if isinstance(part.out_of_band, bytes) else 0

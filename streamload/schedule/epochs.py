@@ -163,12 +163,12 @@ class Epochs:
                 self._announce(self._next)
 
     def _announce(self, epoch: Epoch) -> None:
-        ready, tell_after = epoch.take_ready()
+        ready, acknowledge_after = epoch.take_ready()
         last = epoch is self._asked and epoch.ended
         if ready:
             self._untaken.append((epoch.batcher, len(ready)))
         if ready or last:
-            self._deliver(epoch.start, ready, last, tell_after)
+            self._deliver(epoch.start, ready, last, acknowledge_after)
         if last:
             epoch.close()
             self._asked = None

@@ -7,7 +7,7 @@ from collections import deque
 from time import perf_counter
 
 from streamload.fetch.epoch_parts import EpochParts
-from streamload.fetch.prerequisites import Near
+from streamload.fetch.prerequisites import Prerequisites
 from streamload.index.tables import Tables
 from streamload.order.plan import EpochPlan, RowBlock
 from streamload.schedule.planned import PlannedRows, locate
@@ -15,18 +15,18 @@ from streamload.schedule.scans import Scans
 from streamload.schedule.task_size import MAX_RUN_ROWS
 from streamload.workers.protocol import Pool
 
-__all__ = ["RowsAhead"]
+__all__ = ["Lookahead"]
 
 _FIRST_ROWS = 1024
 _BLOCK_ROWS = 2048
-_MOST_ROWS_AHEAD = 1 << 17
+_MOST_LOOKAHEAD_ROWS = 1 << 17
 _SCANS_AHEAD = 4
 _TABLES_AHEAD = 8
 _KEPT_AHEAD = 64
 """In more shards at once nothing is brought for scans, while thousands may wait to be scanned."""
 
 
-class RowsAhead:
+class Lookahead:
     """Gives out the batches of a plan, each as soon as all that it needs is there.
 
     Of a local dataset one block of rows is planned at a time. Where bytes must be fetched, more are planned, as long
@@ -40,7 +40,7 @@ class RowsAhead:
         tables: where samples lie.
         scans: finds out what the tables don't know.
         pool: told which shards are finished.
-        near: brings what is not here; None where everything is.
+        prerequisites: brings what is not here; None where everything is.
         block_rows: of each block of rows, and then only one block is planned at a time; None for what is fast.
     """
 
@@ -54,7 +54,7 @@ class RowsAhead:
         tables: Tables,
         scans: Scans,
         pool: Pool,
-        near: Near | None,
+        prerequisites: Prerequisites | None,
         block_rows: int | None = None,
     ) -> None:
         self._plan = plan
@@ -65,8 +65,8 @@ class RowsAhead:
         self._tables = tables
         self._scans = scans
         self._pool = pool
-        self._near = near
-        self._parts = None if near is None else EpochParts(near.fetcher, plan, tables)
+        self._prerequisites = prerequisites
+        self._parts = None if prerequisites is None else EpochParts(prerequisites.fetcher, plan, tables)
         self._blocks: deque[tuple[RowBlock, list[int]]] = deque()
         self._located: deque[tuple[PlannedRows, list[int]]] = deque()
         self._rows = 0
@@ -94,7 +94,7 @@ class RowsAhead:
         Raises:
             StreamloadError: it will not come.
         """
-        if not self._located or self._near is not None:
+        if not self._located or self._prerequisites is not None:
             self._look_ahead()
         if not self._located:
             return None
@@ -114,14 +114,14 @@ class RowsAhead:
                 self._parts.close()  # what comes from now on is the next epoch's
         return planned, number
 
-    def there_again(self, source: tuple[PlannedRows, int]) -> bool:
+    def resident_again(self, source: tuple[PlannedRows, int]) -> bool:
         """Whether all is there that a batch which was given out needs, to be made once more.
 
         Raises:
             StreamloadError: it will not come.
         """
         planned, number = source
-        return self._near is None or self._near.fetcher.there_again(planned.parts[number])
+        return self._prerequisites is None or self._prerequisites.fetcher.resident_again(planned.parts[number])
 
     def done(self, source: tuple[PlannedRows, int]) -> None:
         """A batch was made, or is not wanted any more."""
@@ -133,8 +133,8 @@ class RowsAhead:
         """Nothing more is wanted of this epoch, but for the batches given out."""
         self._planned_all = True
         if self._parts is not None:
-            undealt = [parts for planned, _ in self._located for parts in planned.parts][self._next_batch :]
-            for parts in reversed(undealt):
+            unscheduled = [parts for planned, _ in self._located for parts in planned.parts][self._next_batch :]
+            for parts in reversed(unscheduled):
                 self._parts.cancel(parts)
             self._parts.close()
         self._located.clear()
@@ -155,8 +155,13 @@ class RowsAhead:
             return False
         if not self._located and not self._blocks:
             return True
-        near = None if self._fixed_block_rows else self._near
-        return near is not None and len(self._blocks) < 2 and self._rows < _MOST_ROWS_AHEAD and near.fetcher.hungry()
+        prerequisites = None if self._fixed_block_rows else self._prerequisites
+        return (
+            prerequisites is not None
+            and len(self._blocks) < 2
+            and self._rows < _MOST_LOOKAHEAD_ROWS
+            and prerequisites.fetcher.below_watermark()
+        )
 
     def _plan_block(self) -> bool:
         """Plan the next block of rows; False where counts are missing, or at the end."""
@@ -165,7 +170,7 @@ class RowsAhead:
             if all(self._tables.counts.values[shard] < 0 for shard in missing) and self._plan.missing(1):
                 return False
         block = self._plan.take(self._block_rows)
-        self._block_rows = self._fixed_block_rows or (MAX_RUN_ROWS if self._near is None else _BLOCK_ROWS)
+        self._block_rows = self._fixed_block_rows or (MAX_RUN_ROWS if self._prerequisites is None else _BLOCK_ROWS)
         finished = self._plan.finished()
         if block is None:
             self._planned_all = True
@@ -177,19 +182,19 @@ class RowsAhead:
         self._blocks.append((block, finished))
         if not self._tables.counts.complete:  # so that they are known before they are missed
             self._scans.ask_for(itertools.islice(self._scan_order, _SCANS_AHEAD))
-        if self._near is not None:
-            self._near.fetcher.foresight.passed(self._plan.number)
-            self._near.want_tables(itertools.islice(self._table_order, _TABLES_AHEAD))
+        if self._prerequisites is not None:
+            self._prerequisites.fetcher.foresight.passed(self._plan.number)
+            self._prerequisites.want_tables(itertools.islice(self._table_order, _TABLES_AHEAD))
         return True
 
     def _locate_block(self) -> bool:
         """Find where the rows of the first block lie; False where tables have yet to come."""
         block, finished = self._blocks[0]
-        if self._near is not None and not self._near.has_tables(dict.fromkeys(block.shard.tolist())):
+        if self._prerequisites is not None and not self._prerequisites.has_tables(dict.fromkeys(block.shard.tolist())):
             if self._parts is not None and not self._located:  # so that the first batch does not wait for both in turn
                 self._parts.guess(block)
             return False
-        fetched = None if self._near is None else self._near.fetcher.fetched
+        fetched = None if self._prerequisites is None else self._prerequisites.fetcher.fetched
         planned = locate(block, self._tables, self._fields, verify=self._verify, fetched=fetched)
         self._blocks.popleft()  # not before: what fails now must fail again when it is tried again
         self._located.append((planned, finished))
@@ -212,5 +217,5 @@ class RowsAhead:
         finished, self._finished = self._finished, shards
         if finished:
             self._pool.forget_shards(finished)
-            if self._near is not None:
-                self._near.fetcher.finish(finished)
+            if self._prerequisites is not None:
+                self._prerequisites.fetcher.finish(finished)

@@ -6,10 +6,10 @@ from streamload.decode.tasks import RowTask
 from streamload.fetch.fetcher import Fetcher
 from streamload.fetch.parts import parts_of_rows, shard_and_number
 
-__all__ = ["LateTasks"]
+__all__ = ["OrphanedTasks"]
 
 
-class LateTasks:
+class OrphanedTasks:
     """Those whose batch is made again by another task, or whose epoch was given up.
 
     A worker that has such a task does it all the same. Were its bytes given back meanwhile, it would find zeros, and

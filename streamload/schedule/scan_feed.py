@@ -52,7 +52,7 @@ class ScanFeed:
             found = self._look(shard, 0)[0] or found
         return found
 
-    def make_way(self) -> bool:
+    def evict(self) -> bool:
         """Let go of what was brought for later, for a part that is needed sooner. No scan may be under way.
 
         It is brought once more in its turn.
@@ -67,7 +67,7 @@ class ScanFeed:
         for shard in [shard for shard in self._held if shard != keeps]:
             fetcher.ledger.release(part_key(shard, number) for number in self._held.pop(shard))
         fetcher.follow_slots()
-        return not fetcher.stuck or fetcher.make_way()
+        return not fetcher.stalled or fetcher.evict()
 
     def _look(self, shard: int, left: int) -> tuple[bool, int]:
         """Pass on what has come of a shard, and ask for more of it.

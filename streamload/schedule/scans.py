@@ -24,13 +24,13 @@ class _Arriving:
         turn: the how manyth it was to be asked for.
         available: the end of the bytes that are there from the next scan's start on.
         total: the shard's size, where it is known.
-        under_way: a scan has been given out and has not come back.
+        in_flight: a scan has been given out and has not come back.
     """
 
     turn: int
     available: int = 0
     total: int | None = None
-    under_way: bool = False
+    in_flight: bool = False
 
 
 class Scans:
@@ -60,13 +60,13 @@ class Scans:
         self._waiting: deque[int] = deque()
         self._asked: set[int] = set()
         self._arriving: dict[int, _Arriving] = {}
-        self._told_of: set[int] = set()
+        self._noted_of: set[int] = set()
         self._turns = itertools.count()
         self._given_out: set[int] = set()
         self.numbers: Iterator[int] = itertools.count()
 
     @property
-    def under_way(self) -> bool:
+    def in_flight(self) -> bool:
         """Whether a scan has been given out and has not come back."""
         return bool(self._given_out)
 
@@ -115,10 +115,10 @@ class Scans:
         arriving = self._arriving.get(shard)
         if arriving is None:
             return
-        if arriving.total is None and total is not None and not arriving.under_way and self._is_known(shard):
+        if arriving.total is None and total is not None and not arriving.in_flight and self._is_known(shard):
             self._forget(shard)  # what the first answer has said of it led to a scan of an earlier run
             return
-        self._told_of.add(shard)
+        self._noted_of.add(shard)
         arriving.available = end
         arriving.total = total if total is not None else arriving.total
 
@@ -127,17 +127,17 @@ class Scans:
         if self._waiting:
             return self._give_out(self._waiting.popleft())
         # Of those that wait for their turn to be brought, which may be thousands, there is nothing to scan.
-        for shard in sorted(self._told_of, key=lambda shard: self._arriving[shard].turn):
+        for shard in sorted(self._noted_of, key=lambda shard: self._arriving[shard].turn):
             arriving = self._arriving[shard]
             start, needs = self._tables.next_scan(shard)
             end, total = arriving.available, arriving.total
             least = needs if total is None else min(needs, total)
-            if arriving.under_way or end < least:
+            if arriving.in_flight or end < least:
                 continue
             if self._arrived is not None:
                 end = min(end, self._arrived(shard, start))
             if end >= least:
-                arriving.under_way = True
+                arriving.in_flight = True
                 return self._give_out(shard, start, end, total)
         return None
 
@@ -164,7 +164,7 @@ class Scans:
         if done.piece.ended or done.shard not in self._arriving:
             self._forget(done.shard)
         else:
-            self._arriving[done.shard].under_way = False
+            self._arriving[done.shard].in_flight = False
         self._tables.add_piece(done.shard, done.piece)
 
     def _is_known(self, shard: int) -> bool:
@@ -177,4 +177,4 @@ class Scans:
     def _forget(self, shard: int) -> None:
         self._asked.discard(shard)
         self._arriving.pop(shard, None)
-        self._told_of.discard(shard)
+        self._noted_of.discard(shard)

@@ -9,7 +9,7 @@ from functools import partial
 
 from streamload.decode.tasks import Piece, PieceDone, RowsDone, RowTask, ScanTask
 from streamload.errors import StreamloadError
-from streamload.fetch.prerequisites import Near
+from streamload.fetch.prerequisites import Prerequisites
 from streamload.index.tables import Tables
 from streamload.memory.slots import Slots
 from streamload.memory.unnamed import descriptor_limit
@@ -19,13 +19,13 @@ from streamload.order.options import samples_of_epoch
 from streamload.order.plan import EpochPlan, OrderOptions, RankPlan
 from streamload.order.sampling import Mixed, Sampled
 from streamload.schedule.batcher import Batcher, OpenBatch
-from streamload.schedule.lookahead import RowsAhead
+from streamload.schedule.lookahead import Lookahead
 from streamload.schedule.planned import PlannedRows
 from streamload.schedule.scans import Scans
 from streamload.schedule.task_size import MAX_RUN_ROWS, TaskSize, task_size
 from streamload.workers.protocol import Pool
 
-__all__ = ["Dealer", "Learned", "PipelineSettings", "RowBatch", "RowBatcher"]
+__all__ = ["Learned", "PipelineSettings", "RowBatch", "RowBatcher", "Scheduler"]
 
 Source = tuple[PlannedRows, int]
 """A batch's rows: the block, and which of its batches."""
@@ -76,7 +76,7 @@ class Learned:
         size_bytes: of a slot.
         objects_bytes: of a batch's values that are no arrays: on a worker's heap, and then on the trainer's.
         outstanding: how many batches may be in flight or waiting for the loop.
-        irregular: some row did not fit the layout, so batches are collated one by one.
+        ragged: some row did not fit the layout, so batches are collated one by one.
         uncut: values that are no arrays are large, and are written to a slot by the one worker that makes the batch.
         row_s: seconds of a worker for one row.
     """
@@ -85,7 +85,7 @@ class Learned:
     size_bytes: int = 1
     objects_bytes: int = 0
     outstanding: int = 0
-    irregular: bool = False
+    ragged: bool = False
     uncut: bool = False
     row_s: float | None = None
 
@@ -111,7 +111,7 @@ class Learned:
         self.row_s = row_s if self.row_s is None else 0.7 * self.row_s + 0.3 * row_s
 
 
-class Dealer:
+class Scheduler:
     """Deals out one epoch of one rank.
 
     Args:
@@ -124,7 +124,7 @@ class Dealer:
         batcher: bounds how many batches are under way.
         learned: from earlier epochs and tasks.
         begun_again: called when a batch is begun again, so that nobody waits for its tasks under way.
-        near: brings what has to be fetched; None where everything is here.
+        prerequisites: brings what has to be fetched; None where everything is here.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class Dealer:
         batcher: RowBatcher,
         learned: Learned,
         begun_again: Callable[[], None],
-        near: Near | None = None,
+        prerequisites: Prerequisites | None = None,
     ) -> None:
         self._settings = settings
         self._number = start.epoch
@@ -150,17 +150,21 @@ class Dealer:
         self._learned = learned
         self._begun_again = begun_again
         self._start = start
-        self._plan_rows = partial(_plan_rows, settings, tables=tables, scans=scans, pool=pool, near=near)
+        self._plan_rows = partial(
+            _plan_rows, settings, tables=tables, scans=scans, pool=pool, prerequisites=prerequisites
+        )
         self._ahead = self._plan_rows(start)
         self._wrapped = False
         self._tables = tables
         # Each row may lie in another shard, and a worker must be able to open all shards of its tasks.
         shards_at_once = max(1, descriptor_limit() // _SHARE_OF_DESCRIPTORS)
         self._most_run_rows = shards_at_once if len(tables.counts) > shards_at_once else MAX_RUN_ROWS
-        self._dealing: tuple[RowBatch, int] | None = None
+        self._scheduling: tuple[RowBatch, int] | None = None
         self._again: deque[RowBatch] = deque()
         self._waits_for_first_row = False
-        self._most_slot_bytes = None if near is None else near.fetcher.ledger.budget_bytes // _SLOTS_SHARE
+        self._most_slot_bytes = (
+            None if prerequisites is None else prerequisites.fetcher.ledger.budget_bytes // _SLOTS_SHARE
+        )
 
     @property
     def exhausted(self) -> bool:
@@ -169,7 +173,7 @@ class Dealer:
         Until then the next epoch must not begin: it would learn a layout from a first row of its own, and rows of one
         batch would be written by two layouts.
         """
-        return self._ahead.exhausted and self._dealing is None and not self._waits_for_first_row
+        return self._ahead.exhausted and self._scheduling is None and not self._waits_for_first_row
 
     def wrap_round(self) -> None:
         """When every batch is complete: go on from the start of the epoch's order, batch by batch, until `close`."""
@@ -193,7 +197,7 @@ class Dealer:
         return self._rows()
 
     def _made_again(self) -> RowTask | None:
-        if not self._ahead.there_again(self._again[0].source):
+        if not self._ahead.resident_again(self._again[0].source):
             return None
         batch = self._again.popleft()
         return self._task([(batch, 0, batch.rows)], whole=True)
@@ -205,7 +209,7 @@ class Dealer:
 
     @property
     def _whole(self) -> bool:
-        return self._settings.whole_batches or self._learned.irregular or self._sampled_few
+        return self._settings.whole_batches or self._learned.ragged or self._sampled_few
 
     def _first_rows(self) -> RowTask | None:
         """A single row, from which the layout of all is learned; nothing else is dealt out meanwhile."""
@@ -218,13 +222,13 @@ class Dealer:
     def _rows(self) -> RowTask | None:
         """A part of a slow batch, or a run of fast ones."""
         size = self._size()
-        if size.parts > 1 or self._dealing is not None:
+        if size.parts > 1 or self._scheduling is not None:
             return self._part_of_batch(-(-self._settings.order.batch_size // size.parts))
         return self._run(whole=False)
 
     def _whole_batches(self) -> RowTask | None:
-        if self._dealing is not None:  # dealt out in part when another batch turned out not to fit
-            self.make_again(self._dealing[0])
+        if self._scheduling is not None:  # dealt out in part when another batch turned out not to fit
+            self.make_again(self._scheduling[0])
             return self._made_again()
         return self._run(whole=True)
 
@@ -252,14 +256,14 @@ class Dealer:
         return self._task([(batch, 0, batch.rows) for batch in batches], whole=whole)
 
     def _part_of_batch(self, rows: int) -> RowTask | None:
-        if self._dealing is None:
+        if self._scheduling is None:
             batch = self._open_batch() if self._batcher.outstanding < self._size().outstanding else None
             if batch is None:
                 return None
-            self._dealing = batch, 0
-        batch, start = self._dealing
+            self._scheduling = batch, 0
+        batch, start = self._scheduling
         end = min(start + rows, batch.rows)
-        self._dealing = (batch, end) if end < batch.rows else None
+        self._scheduling = (batch, end) if end < batch.rows else None
         return self._task([(batch, start, end)], whole=False)
 
     @property
@@ -278,7 +282,7 @@ class Dealer:
         )
         most_run = max(1, self._most_run_rows // self._settings.order.batch_size)
         size = replace(size, run=min(size.run, most_run))
-        most = self._slots.most_under_way
+        most = self._slots.most_in_flight
         if self._most_slot_bytes is not None:
             known = self._learned.row_s is not None or not self._whole  # else the first one tells how large they are
             by_bytes = self._most_slot_bytes // self._learned.batch_bytes if known else 1
@@ -358,8 +362,8 @@ class Dealer:
 
     def make_again(self, batch: RowBatch) -> None:
         """Have a batch collated as a whole, because some of its rows differ from those that set the layout."""
-        if self._dealing is not None and self._dealing[0] is batch:
-            self._dealing = None
+        if self._scheduling is not None and self._scheduling[0] is batch:
+            self._scheduling = None
         # The old slot stays with the pool, unused: parts that are under way may still be written to it. These are few,
         # because once a batch was made again all later ones are made whole.
         batch.restart(self._slots.take(self._learned.size_bytes))
@@ -381,11 +385,11 @@ def _plan_rows(
     tables: Tables,
     scans: Scans,
     pool: Pool,
-    near: Near | None,
+    prerequisites: Prerequisites | None,
     block_rows: int | None = None,
-) -> RowsAhead:
+) -> Lookahead:
     plan = _plan(settings.order, tables, start)
-    return RowsAhead(
+    return Lookahead(
         plan,
         plan.shards_ahead(),
         settings.fields,
@@ -393,7 +397,7 @@ def _plan_rows(
         tables=tables,
         scans=scans,
         pool=pool,
-        near=near,
+        prerequisites=prerequisites,
         block_rows=block_rows,
     )
 

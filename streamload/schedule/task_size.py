@@ -10,7 +10,7 @@ __all__ = ["MAX_RUN_ROWS", "TaskSize", "task_size"]
 _TASK_S = 0.010
 _LONGEST_PART_S = 0.100
 _RUN_BYTES = 20 << 20
-_BATCHES_UNDER_WAY = 512
+_BATCHES_IN_FLIGHT = 512
 
 MAX_RUN_ROWS = 16_384
 """The most rows of a run of batches; a block of the plan has so many."""
@@ -61,7 +61,7 @@ def task_size(
         one_for_each = min(max(1, capacity // 2), math.ceil(batch_s / _TASK_S))
         parts = min(batch_rows, max(one_for_each, math.ceil(batch_s / _LONGEST_PART_S)))
     elif batch_s > 0:
-        by_number = _BATCHES_UNDER_WAY // tasks
+        by_number = _BATCHES_IN_FLIGHT // tasks
         by_time = int(min(_TASK_S / batch_s, by_number))
         run = max(1, min(by_time, by_number, _RUN_BYTES // slot_bytes, MAX_RUN_ROWS // batch_rows))
     return TaskSize(parts, run, max(prefetch_batches, -(-run * tasks // parts)))

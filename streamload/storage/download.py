@@ -79,25 +79,25 @@ class Watch:
     Attributes:
         sent_s: when the running request was sent, by the loop's clock; None between two requests.
         answered_s: when its first byte came; None before that.
-        asked_bytes: how much it asked for.
+        requested_bytes: how much it asked for.
         position: the byte of the shard up to which everything has been written.
         received_bytes: how much the download has brought so far, over all its requests.
     """
 
-    __slots__ = ("answered_s", "asked_bytes", "position", "received_bytes", "sent_s")
+    __slots__ = ("answered_s", "position", "received_bytes", "requested_bytes", "sent_s")
 
     def __init__(self) -> None:
         self.sent_s: float | None = None
         self.answered_s: float | None = None
-        self.asked_bytes = self.position = self.received_bytes = 0
+        self.requested_bytes = self.position = self.received_bytes = 0
 
-    def sent(self, now_s: float, asked_bytes: int) -> None:
+    def sent(self, now_s: float, requested_bytes: int) -> None:
         """A request is sent."""
-        self.sent_s, self.answered_s, self.asked_bytes = now_s, None, asked_bytes
+        self.sent_s, self.answered_s, self.requested_bytes = now_s, None, requested_bytes
 
-    def answered(self, now_s: float, asked_bytes: int) -> None:
-        """Its first byte has come; `asked_bytes` is as before, or less where the shard ends earlier."""
-        self.answered_s, self.asked_bytes = now_s, asked_bytes
+    def answered(self, now_s: float, requested_bytes: int) -> None:
+        """Its first byte has come; `requested_bytes` is as before, or less where the shard ends earlier."""
+        self.answered_s, self.requested_bytes = now_s, requested_bytes
 
     def completed(self, now_s: float) -> None:
         """It has brought all that it was asked for."""

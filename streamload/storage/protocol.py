@@ -34,7 +34,7 @@ __all__ = [
 UNKNOWN_BYTES = -1
 """The size of a shard that the storage does not tell without a request for each shard."""
 
-_SETTLED_S = 60.0
+_RESOLVED_S = 60.0
 """What was changed more recently may be changed again within the second; and some servers always say that it is now."""
 
 _GLOB = re.compile(r"[*?\[]")
@@ -217,7 +217,7 @@ def version_of(etag: str | None, changed: datetime | None, total_bytes: int) -> 
     if etag is not None or changed is None:
         return quoted(etag)
     changed_s = changed.timestamp()
-    if changed_s <= 0 or datetime.now(UTC).timestamp() - changed_s < _SETTLED_S:
+    if changed_s <= 0 or datetime.now(UTC).timestamp() - changed_s < _RESOLVED_S:
         return None
     return f'W/"{int(changed_s):x}-{total_bytes:x}"'
 

@@ -1,6 +1,6 @@
 """One compressed stream (a gzip member, a zstd frame, an xz or a bzip2 stream), decompressed in bounded pieces.
 
-The decompressors of bzip2, xz and zstd have the interface that is needed here, `PackedStream`; that of gzip is fitted
+The decompressors of bzip2, xz and zstd have the interface that is needed here, `CompressedStream`; that of gzip is fitted
 to it.
 """
 
@@ -17,13 +17,13 @@ if sys.version_info >= (3, 14):
 else:
     from backports import zstd
 
-__all__ = ["FAILURES", "PackedStream", "bzip2_stream", "gzip_stream", "xz_stream", "zstd_stream"]
+__all__ = ["FAILURES", "CompressedStream", "bzip2_stream", "gzip_stream", "xz_stream", "zstd_stream"]
 
 _GZIP_WITH_HEADER = 31
 _XZ_MOST_MEMORY_BYTES = 256 << 20
 
 
-class PackedStream(Protocol):
+class CompressedStream(Protocol):
     """One stream. Memory is bounded by the format's window, the input given at once and `max_length`."""
 
     @property
@@ -47,7 +47,7 @@ class PackedStream(Protocol):
 
 
 FAILURES = (zlib.error, lzma.LZMAError, zstd.ZstdError, OSError)
-"""What `PackedStream.decompress` raises for a damaged stream; bzip2's is a plain OSError."""
+"""What `CompressedStream.decompress` raises for a damaged stream; bzip2's is a plain OSError."""
 
 
 class _GzipMember:
@@ -72,21 +72,21 @@ class _GzipMember:
         return piece
 
 
-def gzip_stream() -> PackedStream:
+def gzip_stream() -> CompressedStream:
     """A gzip member."""
     return _GzipMember()
 
 
-def bzip2_stream() -> PackedStream:
+def bzip2_stream() -> CompressedStream:
     """A bzip2 stream; the crc of each block and of all is verified."""
     return bz2.BZ2Decompressor()
 
 
-def xz_stream() -> PackedStream:
+def xz_stream() -> CompressedStream:
     """An xz stream; its check and its index are verified. At most 256 MiB are spent on its dictionary."""
     return lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MOST_MEMORY_BYTES)
 
 
-def zstd_stream() -> PackedStream:
+def zstd_stream() -> CompressedStream:
     """A zstd frame, or a skippable one; its checksum is verified. libzstd refuses windows of more than 128 MiB."""
     return zstd.ZstdDecompressor()

@@ -22,7 +22,7 @@ from streamload.errors import ShardFormatError
 from streamload.tar.compressed_names import compression_name
 from streamload.tar.compressed_streams import (
     FAILURES,
-    PackedStream,
+    CompressedStream,
     bzip2_stream,
     gzip_stream,
     xz_stream,
@@ -33,7 +33,7 @@ from streamload.tar.not_a_tar import what_else
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-__all__ = ["MOST_RATIO", "RATIO_FREE_BYTES", "Compression", "Unpacker", "compression_of", "unpack"]
+__all__ = ["MOST_RATIO", "RATIO_FREE_BYTES", "Compression", "Decompressor", "compression_of", "unpack"]
 
 MOST_RATIO = 1000
 """A shard that unpacks to more than this many times its size is refused, above `RATIO_FREE_BYTES`."""
@@ -56,7 +56,7 @@ class Compression(enum.Enum):
     BZIP2 = "bzip2"
 
 
-_STREAMS: dict[Compression, Callable[[], PackedStream]] = {
+_STREAMS: dict[Compression, Callable[[], CompressedStream]] = {
     Compression.GZIP: gzip_stream,
     Compression.ZSTD: zstd_stream,
     Compression.XZ: xz_stream,
@@ -76,14 +76,14 @@ def compression_of(url: str) -> Compression | None:
     return None if name is None else Compression[name]
 
 
-class Unpacker:
+class Decompressor:
     """Takes in a compressed shard piece by piece and gives out what it unpacks to. Not safe for several threads.
 
     Decompressing releases the GIL, so it is worth a thread (see `unpack`).
 
     Attributes:
-        packed_bytes: what was taken in so far.
-        unpacked_bytes: what was given out so far.
+        compressed_bytes: what was taken in so far.
+        decompressed_bytes: what was given out so far.
     """
 
     def __init__(
@@ -104,18 +104,18 @@ class Unpacker:
             most_ratio: more than this many bytes for each byte of input are refused ...
             ratio_free_bytes: ... once the shard is larger than this.
         """
-        self.packed_bytes = 0
-        self.unpacked_bytes = 0
+        self.compressed_bytes = 0
+        self.decompressed_bytes = 0
         self._compression = compression
         self._url = url
         self._piece_bytes = piece_bytes
         self._most_ratio = most_ratio
         self._ratio_free_bytes = ratio_free_bytes
         self._new_stream = _STREAMS[compression]
-        self._stream: PackedStream | None = None
+        self._stream: CompressedStream | None = None
         self._streams_ended = 0
         self._stream_start = 0
-        self._unpacked_before = 0  # by the streams before this one
+        self._decompressed_before = 0  # by the streams before this one
         self._padding_bytes = 0
 
     def feed(self, chunk: Buffer) -> Iterator[bytes]:
@@ -133,7 +133,7 @@ class Unpacker:
         view = memoryview(chunk).cast("B")
         for start in range(0, len(view), _SLICE_BYTES):
             data = bytes(view[start : start + _SLICE_BYTES])
-            self.packed_bytes += len(data)
+            self.compressed_bytes += len(data)
             yield from self._unpack(data)
 
     def finish(self) -> None:
@@ -147,12 +147,12 @@ class Unpacker:
             raise self._error(
                 f"the shard is cut: it ends within the {name} that starts at byte {self._stream_start}; "
                 "fetch or pack it again",
-                self.packed_bytes,
+                self.compressed_bytes,
             )
         if self._compression is Compression.XZ and self._padding_bytes % _XZ_PADDING_BYTES:
             raise self._error(
                 "the padding behind the last xz stream is no multiple of 4 bytes; fetch or pack it again",
-                self.packed_bytes,
+                self.compressed_bytes,
             )
 
     def _unpack(self, data: bytes) -> Iterator[bytes]:
@@ -164,7 +164,7 @@ class Unpacker:
             piece = self._decompress(self._stream, data)
             data = b""
             if piece:
-                self.unpacked_bytes += len(piece)
+                self.decompressed_bytes += len(piece)
                 self._refuse_bombs()
                 yield piece
             if self._stream.eof:
@@ -185,7 +185,7 @@ class Unpacker:
             return data
         may_follow = self._compression is Compression.XZ and self._padding_bytes % _XZ_PADDING_BYTES == 0
         if self._padding_bytes and not may_follow:
-            offset = self.packed_bytes - len(data)
+            offset = self.compressed_bytes - len(data)
             name = _STREAM_NAMES[self._compression]
             raise self._error(
                 f"the padding behind the last {name} is followed by something else at byte {offset}; fetch or pack the "
@@ -193,12 +193,12 @@ class Unpacker:
                 offset,
             )
         self._stream = self._new_stream()
-        self._stream_start = self.packed_bytes - len(data)
-        self._unpacked_before = self.unpacked_bytes
+        self._stream_start = self.compressed_bytes - len(data)
+        self._decompressed_before = self.decompressed_bytes
         return data
 
-    def _decompress(self, stream: PackedStream, data: bytes) -> bytes:
-        start = self.packed_bytes - len(data)
+    def _decompress(self, stream: CompressedStream, data: bytes) -> bytes:
+        start = self.compressed_bytes - len(data)
         try:
             return stream.decompress(data, self._piece_bytes)
         except FAILURES as exc:
@@ -213,17 +213,20 @@ class Unpacker:
 
     def _doubt(self) -> str:
         """What else the damage may be: a stream behind others that gave nothing is perhaps none at all."""
-        if not self._streams_ended or self.unpacked_bytes > self._unpacked_before:
+        if not self._streams_ended or self.decompressed_bytes > self._decompressed_before:
             return ""
         return f", or something that does not belong there follows {self._streams_ended} whole ones"
 
     def _refuse_bombs(self) -> None:
-        if self.unpacked_bytes > self._ratio_free_bytes and self.unpacked_bytes > self._most_ratio * self.packed_bytes:
+        if (
+            self.decompressed_bytes > self._ratio_free_bytes
+            and self.decompressed_bytes > self._most_ratio * self.compressed_bytes
+        ):
             raise self._error(
-                f"the first {self.packed_bytes} bytes of this shard unpack to {self.unpacked_bytes} or more, over "
+                f"the first {self.compressed_bytes} bytes of this shard unpack to {self.decompressed_bytes} or more, over "
                 f"{self._most_ratio:g} times as much, so it may be a decompression bomb; if it is not, store it "
                 "uncompressed",
-                self.packed_bytes,
+                self.compressed_bytes,
             )
 
     def _error(self, message: str, offset: int) -> ShardFormatError:
@@ -232,7 +235,7 @@ class Unpacker:
 
 async def unpack(
     body: AsyncIterator[Buffer],
-    unpacker: Unpacker,
+    decompressor: Decompressor,
     write: Callable[[int, bytes], Awaitable[None] | None],
     *,
     executor: Executor | None = None,
@@ -244,7 +247,7 @@ async def unpack(
 
     Args:
         body: the compressed shard; it is not closed here.
-        unpacker: a new one.
+        decompressor: a new one.
         write: called for each piece in order, with its offset in the unpacked shard. What it returns is awaited.
         executor: where to decompress; by default the loop's own threads.
 
@@ -252,19 +255,19 @@ async def unpack(
         The size of the unpacked shard in bytes, all of which was written.
 
     Raises:
-        ShardFormatError: as `Unpacker.feed` and `Unpacker.finish`. What was written until then may be wrong.
+        ShardFormatError: as `Decompressor.feed` and `Decompressor.finish`. What was written until then may be wrong.
     """
     loop = asyncio.get_running_loop()
     offset = 0
     async for chunk in body:
-        pieces = unpacker.feed(chunk)
+        pieces = decompressor.feed(chunk)
         while step := await loop.run_in_executor(executor, _next_pieces, pieces):
             for piece in step:
                 written = write(offset, piece)
                 if written is not None:
                     await written
                 offset += len(piece)
-    unpacker.finish()
+    decompressor.finish()
     return offset
 
 

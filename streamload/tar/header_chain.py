@@ -38,7 +38,7 @@ LINK = "link"
 
 _REGULAR = b"0\x007"
 _NO_PAYLOAD = {b"1": LINK, b"2": LINK, b"3": "special", b"4": "special", b"5": "directory", b"6": "special"}
-_PASSED_OVER = {b"V": "volume label", b"D": "directory"}
+_SKIPPED = {b"V": "volume label", b"D": "directory"}
 _REFUSED = {
     b"S": "a sparse file, which cannot be read in place; re-pack the shard without `tar --sparse`",
     b"M": "a file continued from another volume; put the volumes together and re-pack the shard",
@@ -294,12 +294,12 @@ class _Chain:
         if kind in _NO_PAYLOAD:
             self._skipped.append((position, _NO_PAYLOAD[kind]))
             return start
-        if kind not in _PASSED_OVER and kind not in _REGULAR:
+        if kind not in _SKIPPED and kind not in _REGULAR:
             what = _REFUSED.get(kind, "which is unknown; re-pack the shard as ustar, pax or GNU tar")
             raise self._error(f"a member of type {kind.decode('latin-1')!r}: {what}", position)
         size = self._checked_size(header.size if extensions.pax_size is None else extensions.pax_size, position)
-        if kind in _PASSED_OVER:
-            self._skipped.append((position, _PASSED_OVER[kind]))
+        if kind in _SKIPPED:
+            self._skipped.append((position, _SKIPPED[kind]))
         else:
             self._names.append(self._name(header, extensions))
             self._odd_places.append((start, size))

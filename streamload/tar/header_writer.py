@@ -11,9 +11,9 @@ import zlib
 
 from streamload.tar.header import BLOCK_BYTES
 
-__all__ = ["END_MARK", "member_bytes", "member_header", "padding"]
+__all__ = ["END_OF_ARCHIVE", "member_bytes", "member_header", "padding"]
 
-END_MARK = bytes(2 * BLOCK_BYTES)
+END_OF_ARCHIVE = bytes(2 * BLOCK_BYTES)
 """Two zero blocks close an archive; nothing follows them."""
 
 _NAME_BYTES = 100

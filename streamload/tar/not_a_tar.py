@@ -21,22 +21,22 @@ _LEADING_BYTES = 64
 _USTAR_AT = 257
 
 
-def what_else(head: bytes, packed_as: str | None = None) -> str | None:
+def what_else(head: bytes, compressed_as: str | None = None) -> str | None:
     """What a file is instead of a tar archive, and what to do; None where its first bytes don't tell.
 
     Args:
         head: the first bytes, a block of 512 at best.
-        packed_as: the compression that it should have ("gzip", "zstd", "xz", "bzip2"); None for a plain archive.
+        compressed_as: the compression that it should have ("gzip", "zstd", "xz", "bzip2"); None for a plain archive.
     """
     start = head[:_LEADING_BYTES].lstrip().lower()
     said = next((said for magic, said in _TEXTS.items() if start.startswith(magic)), None)
     if said is not None:
         return f"this is {said}"
-    if packed_as and head[_USTAR_AT : _USTAR_AT + 5] == b"ustar":
+    if compressed_as and head[_USTAR_AT : _USTAR_AT + 5] == b"ustar":
         return "this is a plain tar archive, not a compressed one; name it .tar"
     compression = next((kind for magic, kind in _COMPRESSED.items() if head.startswith(magic)), None)
-    if compression in (None, packed_as):
+    if compression in (None, compressed_as):
         return None
-    if packed_as:
+    if compressed_as:
         return f"this is {compression} data, which is not what its name says; name it by its compression"
     return f"this is {compression} data, not a plain tar archive; decompress it, or name it by its compression"

@@ -17,9 +17,9 @@ from streamload.errors import SampleError
 from streamload.memory.mapped import Bytes
 from streamload.schedule.epoch import Part, ReadyBatch
 from streamload.text import counted
-from streamload.trainer.skipped_members import PassedOver
+from streamload.trainer.skipped_members import SkippedMembers
 
-__all__ = ["MOST_KEPT", "Delivery"]
+__all__ = ["MOST_KEPT", "BatchBuilder"]
 
 _log = logging.getLogger("streamload")
 _MAX_LOGGED = 5
@@ -27,7 +27,7 @@ MOST_KEPT = 10_000
 """Of the errors of samples that were left out; each holds what was raised, with a traceback as text."""
 
 
-class Delivery:
+class BatchBuilder:
     """Builds batches, and applies `on_error` to the samples that failed.
 
     Args:
@@ -40,7 +40,7 @@ class Delivery:
         skipped: the errors of the samples that were left out or replaced, in the order of delivery; the newest
             `MOST_KEPT`, since a run may be long.
         n_skipped: how many there were.
-        passed_over: knows of members of shards that are no part of a sample, and tells of some.
+        skipped_members: knows of members of shards that are no part of a sample, and tells of some.
     """
 
     def __init__(self, on_error: OnError, max_errors: int | None, *, fills_up: bool = False) -> None:
@@ -50,7 +50,7 @@ class Delivery:
         self._layouts: dict[bytes, Layout] = {}
         self.skipped: deque[SampleError] = deque(maxlen=MOST_KEPT)
         self.n_skipped = 0
-        self.passed_over = PassedOver()
+        self.skipped_members = SkippedMembers()
 
     def judge(self, batch: ReadyBatch) -> Sequence[int]:
         """The rows of a batch that the loop gets; none where every one of its samples has failed.
@@ -127,14 +127,18 @@ class Delivery:
 
 def _merge(parts: tuple[Part, ...], layout: Layout, memory: Bytes) -> list[Any]:
     """The values that are no arrays, of all parts one after the other."""
-    if layout.besides == 0:
+    if layout.out_of_band == 0:
         return []
-    if len(parts) == 1 and parts[0].besides is not None:
-        values: list[Any] = load_values(parts[0].besides, memory)
+    if len(parts) == 1 and parts[0].out_of_band is not None:
+        values: list[Any] = load_values(parts[0].out_of_band, memory)
         return values
-    merged: list[Any] = [[] for _ in range(layout.besides)]
+    merged: list[Any] = [[] for _ in range(layout.out_of_band)]
     for part in parts:
-        lists = [[None] * part.rows] * layout.besides if part.besides is None else load_values(part.besides, memory)
+        lists = (
+            [[None] * part.rows] * layout.out_of_band
+            if part.out_of_band is None
+            else load_values(part.out_of_band, memory)
+        )
         for column, piece in zip(merged, lists, strict=True):
             column.extend(piece)
     return merged

@@ -76,11 +76,11 @@ class Connection(Protocol):
     def put_back(self, messages: Iterable[Any]) -> None:
         """Have messages received again, before any other."""
 
-    def taken(self, batches: int, tell_after: int = 1, /) -> None:
+    def taken(self, batches: int, acknowledge_after: int = 1, /) -> None:
         """Note that so many batches were taken; the feeder is told with the next message, or once there are enough."""
 
     def tell(self, *, answers: int | None = None) -> None:
-        """Tell the feeder now what it has not been told yet; in answer to a `TellTaken`, also that there is nothing."""
+        """Tell the feeder now what it has not been told yet; in answer to a `Acknowledge`, also that there is nothing."""
 
     def lend(self, slot: int) -> Bytes:
         """The memory of a batch, as much as it takes at least."""
@@ -114,7 +114,7 @@ class FeederProcess:
         self._used = False
         self._unsent: deque[Any] = deque()
         self._sending = Lock()
-        self._untold = 0
+        self._unacknowledged = 0
         self._child = child = launch("streamload.feeder.start", workers, at_once)
         self._channel = Channel(child.socket)
         self._receiving = RLock()
@@ -214,18 +214,18 @@ class FeederProcess:
         """Have messages received again, before any other."""
         self._put_back.extendleft(reversed(list(messages)))
 
-    def taken(self, batches: int, tell_after: int = 1, /) -> None:
+    def taken(self, batches: int, acknowledge_after: int = 1, /) -> None:
         """Note that so many batches were taken: a message for each would cost more than all the rest."""
-        self._untold += batches
-        if self._untold >= tell_after:
+        self._unacknowledged += batches
+        if self._unacknowledged >= acknowledge_after:
             self.tell()
 
     def tell(self, *, answers: int | None = None) -> None:
         """Tell the feeder now which batches were taken, which slots are free, and whatever else is still to be said."""
-        if self._untold or answers is not None:
+        if self._unacknowledged or answers is not None:
             released = self._slots.released
-            untold, self._untold = self._untold, 0
-            self._unsent.append(Taken(untold, tuple(released.pop() for _ in range(len(released))), answers))
+            unacknowledged, self._unacknowledged = self._unacknowledged, 0
+            self._unsent.append(Taken(unacknowledged, tuple(released.pop() for _ in range(len(released))), answers))
         self._send_unsent()
 
     def _send_unsent(self) -> None:

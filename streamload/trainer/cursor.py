@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["Standing"]
+__all__ = ["Cursor"]
 
 
 @dataclass(slots=True)
-class Standing:
+class Cursor:
     """Shared by a pass, which moves it on, and its loader.
 
     Attributes:

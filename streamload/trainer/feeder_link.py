@@ -24,14 +24,14 @@ from streamload.index.sizes import look_at
 from streamload.log_records import log_levels
 from streamload.memory.unnamed import naming_the_limit
 from streamload.options import Options
-from streamload.sampling.arguments import Choosing
+from streamload.sampling.arguments import SamplingOptions
 from streamload.sampling.mixture import Portion
 from streamload.schedule.scheduler import PipelineSettings
 from streamload.storage.protocol import UNKNOWN_BYTES
 from streamload.storage.urls import expand_urls
 from streamload.trainer.checks import check_classes, check_fields, check_window_fits, labelled_folders
 from streamload.trainer.connection import Connection, FeederProcess
-from streamload.trainer.in_process_feeder import FeederHere
+from streamload.trainer.in_process_feeder import InProcessFeeder
 from streamload.trainer.no_effect import warn_of_no_effect
 from streamload.trainer.page_locked import HostRegistry, cuda_registry, pinning
 
@@ -66,7 +66,7 @@ class FeederLink:
         self._options = options
         self._registry = registry
         self._portions = portions
-        self._choosing: Choosing | None = None
+        self._sampling: SamplingOptions | None = None
         self._own_transforms: OwnTransforms = ()
         self._connection: Connection | None = None
         self._unconfigured: FeederProcess | None = None
@@ -86,7 +86,7 @@ class FeederLink:
     def settings(self, lanes: int) -> PipelineSettings:
         """How the order and the batches are made."""
         settings = self._options.pipeline(lanes)
-        choice = None if self._choosing is None else self._choosing.choice
+        choice = None if self._sampling is None else self._sampling.choice
         return replace(settings, order=replace(settings.order, choice=choice))
 
     def connect(self, lanes: int) -> Connection:
@@ -179,7 +179,7 @@ class FeederLink:
         )
         if here:
             return read_labels(listing, storages)
-        connection = self._unconfigured = self._asked_before() or self._start_process()
+        connection = self._unconfigured = self._requested_before() or self._start_process()
         labels: Labels = self._call(connection, read_labels, listing, storages)
         return labels
 
@@ -196,7 +196,7 @@ class FeederLink:
         storages = self._options.storages
         if self._options.workers == 0 or all(map(storages.is_local, folders)):
             return read_class_names(folders, storages)
-        connection = self._unconfigured = self._asked_before() or self._start_process()
+        connection = self._unconfigured = self._requested_before() or self._start_process()
         names: tuple[str, ...] | None = self._call(connection, read_class_names, folders, storages)
         return names
 
@@ -228,7 +228,7 @@ class FeederLink:
             self.close()
             raise
 
-    def choose(self, choosing: Choosing) -> None:
+    def choose(self, sampling: SamplingOptions) -> None:
         """Find out what epochs are made of; where that cannot be, no feeder is left.
 
         Raises:
@@ -237,17 +237,17 @@ class FeederLink:
             StorageError: the index or classes.json cannot be read.
         """
         try:
-            choosing.settle(
-                self.labels if choosing.needs_labels else None,
+            sampling.settle(
+                self.labels if sampling.needs_labels else None,
                 self.edges,
-                self.class_names if choosing.needs_names else None,
+                self.class_names if sampling.needs_names else None,
             )
             if self.listing.counts is not None:
-                choosing.check_counts(self.listing.counts)
+                sampling.check_counts(self.listing.counts)
         except (ValueError, StreamloadError):
             self.close()
             raise
-        self._choosing = choosing
+        self._sampling = sampling
         if len(self._listings) > 1:
             own = (portion.transform for portion in self._portions.values())
             self._own_transforms = tuple(zip(self.edges, own, strict=False))
@@ -305,7 +305,7 @@ class FeederLink:
             return look_at(urls, self._options.storages)
         connection = self._connection
         if connection is None or connection.closed:
-            connection = self._unconfigured = self._asked_before() or self._start_process()
+            connection = self._unconfigured = self._requested_before() or self._start_process()
         found: dict[str, int] = self._call(connection, look_at, urls, self._options.storages)
         return found
 
@@ -351,7 +351,7 @@ class FeederLink:
         self._job = None if job is None else replace(job, data=b"")  # it may be large
         self._given = self._functions()
         self._changed = False
-        unconfigured = self._asked_before()
+        unconfigured = self._requested_before()
         known = unconfigured is not None and self._knows_listing is unconfigured
         configure = Configure(
             listing=None if known else self.listing,
@@ -365,7 +365,7 @@ class FeederLink:
         )
         self._unconfigured = None  # not sooner: what does not pickle has raised, and `close` ends it
         if options.workers == 0:
-            return FeederHere(configure, self.listing, options.job(self._own_transforms))
+            return InProcessFeeder(configure, self.listing, options.job(self._own_transforms))
         connection = unconfigured or self._start_process(options.workers)
         connection.send(configure)
         return connection
@@ -375,7 +375,7 @@ class FeederLink:
         given = (self._options.decode, self._options.transform, *(own for _, own in self._own_transforms))
         return tuple(dict(each) for each in given if isinstance(each, Mapping))
 
-    def _asked_before(self) -> FeederProcess | None:
+    def _requested_before(self) -> FeederProcess | None:
         """A feeder that was started to be asked something, and has not been told yet what to do."""
         connection = self._unconfigured
         return None if connection is None or connection.closed else connection

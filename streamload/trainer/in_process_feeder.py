@@ -19,10 +19,10 @@ from streamload.memory.slots import HeapSlots
 from streamload.trainer.loop_thread import LoopThread
 from streamload.workers.in_process import CallerPool
 
-__all__ = ["FeederHere"]
+__all__ = ["InProcessFeeder"]
 
 
-class FeederHere:
+class InProcessFeeder:
     """A feeder in the caller's own thread, which works whenever it is asked for the next message.
 
     It ends with this object at the latest: when it is closed or garbage-collected, or when the interpreter exits.
@@ -107,7 +107,7 @@ class FeederHere:
     def ask_to_end(self) -> None:
         """It has no process that could take its time to end."""
 
-    def taken(self, batches: int, _tell_after: int = 1, /) -> None:
+    def taken(self, batches: int, _acknowledge_after: int = 1, /) -> None:
         """Tell the feeder that so many batches were taken. At once, because it costs a call only."""
         self._feeder.handle(Taken(batches, ()))
 
@@ -131,5 +131,5 @@ def _end_here(feeder: Feeder, loop: LoopThread, owner: int) -> None:
     if os.getpid() != owner:  # a fork of it has the descriptors only: the loop and the connections are the parent's
         return
     feeder.close()
-    if feeder.near is not None:
-        loop.close(feeder.near.close())
+    if feeder.prerequisites is not None:
+        loop.close(feeder.prerequisites.close())

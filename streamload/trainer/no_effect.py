@@ -10,7 +10,7 @@ from streamload.fetch.fetched_listing import fetched_shards
 from streamload.index.listing import Listing
 from streamload.options import DEFAULT_WINDOW, Options
 from streamload.text import listed
-from streamload.warn_at_caller import warn_at_users_line
+from streamload.warn_at_caller import warn_at_caller
 
 __all__ = ["warn_of_no_effect", "warn_of_unused_decoders"]
 
@@ -23,7 +23,7 @@ def warn_of_no_effect(options: Options, listings: Sequence[Listing]) -> None:
         listings: of each dataset.
     """
     for message in _without_effect(options, listings):
-        warn_at_users_line(message)
+        warn_at_caller(message)
     known = all(listing.counts is not None for listing in listings)
     warn_of_unused_decoders(options, [name for listing in listings for name in listing.fields] if known else [])
 
@@ -67,6 +67,4 @@ def warn_of_unused_decoders(options: Options, existing: Sequence[str]) -> None:
     ):
         alike = difflib.get_close_matches(key, read, 1)
         hint = f"; did you mean {alike[0]!r}?" if alike else ""
-        warn_at_users_line(
-            f"decode has a function for {key!r}, which no field is read by: they are {listed(read)}{hint}"
-        )
+        warn_at_caller(f"decode has a function for {key!r}, which no field is read by: they are {listed(read)}{hint}")

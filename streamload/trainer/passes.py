@@ -13,15 +13,15 @@ import numpy as np
 
 from streamload.decode.failure import Attempt, error_from
 from streamload.errors import LoaderClosedError, SampleError, WorkerError
-from streamload.feeder.messages import Failed, Ready, TellTaken
+from streamload.feeder.messages import Acknowledge, Failed, Ready
 from streamload.memory.mapped import Bytes
 from streamload.order.epoch_start import EpochStart
 from streamload.schedule.epoch import ReadyBatch
 from streamload.statistics import Meter
 from streamload.text import counted
-from streamload.trainer.batch_builder import Delivery
+from streamload.trainer.batch_builder import BatchBuilder
 from streamload.trainer.connection import Connection
-from streamload.trainer.cursor import Standing
+from streamload.trainer.cursor import Cursor
 from streamload.trainer.device import Mover
 
 __all__ = ["Pass"]
@@ -49,11 +49,11 @@ class Filling:
     and when. Behind the last one the feeder goes on from the order's start (`ReadyBatch.extra`).
 
     Args:
-        delivery: judges and builds them.
+        batch_builder: judges and builds them.
     """
 
-    def __init__(self, delivery: Delivery) -> None:
-        self._delivery = delivery
+    def __init__(self, batch_builder: BatchBuilder) -> None:
+        self._batch_builder = batch_builder
         self._ends: deque[int] = deque()
         self._source: tuple[ReadyBatch, Bytes, Sequence[int]] | None = None
 
@@ -65,10 +65,10 @@ class Filling:
             memory: of its slot.
 
         Raises:
-            SampleError: as `Delivery.judge`.
+            SampleError: as `BatchBuilder.judge`.
         """
-        chosen = self._delivery.judge(batch)
-        if chosen or self._delivery.fills_up:
+        chosen = self._batch_builder.judge(batch)
+        if chosen or self._batch_builder.fills_up:
             if not batch.extra:
                 self._ends.append(batch.end)
             if chosen and self._ends:
@@ -86,7 +86,7 @@ class Filling:
             memory = np.array(memory[: batch.size_bytes])
         else:
             self._source = None
-        return Filled(self._delivery.build(batch, memory, chosen), len(chosen), end)
+        return Filled(self._batch_builder.build(batch, memory, chosen), len(chosen), end)
 
     def clear(self) -> None:
         """Let go of everything."""
@@ -112,8 +112,8 @@ class Pass(Iterator[Any]):
         start: which epoch, and from where.
         connection: to a feeder that has been told to start it.
         begin_again: connects to another feeder, and tells that to start it.
-        delivery: builds the batches.
-        standing: kept up to date for the loader.
+        batch_builder: builds the batches.
+        cursor: kept up to date for the loader.
         meter: adds up.
         last_position: tells where the standing is behind the last batch; infinite if that is not known.
         on_nothing: called when the epoch is over and this pass has given no batch.
@@ -131,8 +131,8 @@ class Pass(Iterator[Any]):
         self,
         start: EpochStart,
         connection: Connection,
-        delivery: Delivery,
-        standing: Standing,
+        batch_builder: BatchBuilder,
+        cursor: Cursor,
         meter: Meter,
         *,
         begin_again: Callable[[], Connection],
@@ -146,8 +146,8 @@ class Pass(Iterator[Any]):
         self._in_order = in_order
         self.connection = connection
         self._begin_again = begin_again
-        self._delivery = delivery
-        self._standing = standing
+        self._batch_builder = batch_builder
+        self._cursor = cursor
         self._meter = meter
         self._mover = mover
         self._last_position = last_position
@@ -155,21 +155,21 @@ class Pass(Iterator[Any]):
         self.timeout_s = timeout_s
         self.on_close: Callable[[], None] | None = None
         self._pending: deque[ReadyBatch] = deque()
-        self._filling = Filling(delivery)
+        self._filling = Filling(batch_builder)
         self._ahead: _Made | None = None
         self._error_ahead: Exception | None = None
         self._all_came = False
-        self._tell_after = 1
-        self._asked_at: float | None = None
+        self._acknowledge_after = 1
+        self._requested_at: float | None = None
         self._waited_before_s = 0.0
         self._gave_at: float | None = None
         self._batches = 0
-        self._skipped_before = delivery.n_skipped
+        self._skipped_before = batch_builder.n_skipped
         self._why = ""
         self._over: Literal["no", "finished", "closed"] = "no"
         self._turns = RLock()
         self._in_turn = False
-        standing.state = "running"
+        cursor.state = "running"
 
     def __next__(self) -> Any:
         given = self.turn(self.receive)
@@ -204,7 +204,7 @@ class Pass(Iterator[Any]):
             self.stop("it was begun by another process, of which this one is a fork")
         if self._over == "closed":
             raise LoaderClosedError(f"this pass is over: {self._why}")
-        asked_at = self._note_asked()
+        requested_at = self._note_requested()
         try:
             while (batch := self._take()) is None:
                 if self._all_came:
@@ -226,8 +226,8 @@ class Pass(Iterator[Any]):
             # After an error of ours the loop may go on from where it stands; Ctrl-C is a way to leave it.
             self._end_processes("it was ended by an error", "ready" if isinstance(error, Exception) else "left")
             raise
-        self._gave_at, self._asked_at = perf_counter(), None
-        self._meter.gave(self._gave_at - asked_at)
+        self._gave_at, self._requested_at = perf_counter(), None
+        self._meter.gave(self._gave_at - requested_at)
         return batch
 
     def _is_closed(self) -> bool:
@@ -238,13 +238,13 @@ class Pass(Iterator[Any]):
         ends = current_thread().daemon and not main_thread().is_alive()
         return ends and self.connection.closed and not self._is_closed()
 
-    def _note_asked(self) -> float:
-        if self._asked_at is None:
-            self._asked_at = perf_counter()
+    def _note_requested(self) -> float:
+        if self._requested_at is None:
+            self._requested_at = perf_counter()
             self._waited_before_s = self.connection.waited_s
             if self._gave_at is not None:
-                self._meter.loop_worked_s += self._asked_at - self._gave_at
-        return self._asked_at
+                self._meter.loop_worked_s += self._requested_at - self._gave_at
+        return self._requested_at
 
     def _take(self) -> tuple[Any] | None:
         """The next batch, in a tuple, if it is here; it counts as given."""
@@ -271,7 +271,7 @@ class Pass(Iterator[Any]):
             if not self._pending:
                 return None
             ready = self._pending.popleft()
-            self.connection.taken(1, self._tell_after)
+            self.connection.taken(1, self._acknowledge_after)
             memory = self.connection.lend(ready.slot)  # also of one that is passed over: so it is given back
             if not self._filling.put(ready, memory):
                 self._note_given(ready.end)
@@ -281,7 +281,7 @@ class Pass(Iterator[Any]):
 
     def _note_given(self, end: int) -> None:
         if self._in_order:
-            self._standing.position = end
+            self._cursor.position = end
 
     def _look_ahead(self) -> None:
         """Begin to move the batch after the one that is given now, if it is here. What fails is raised at its turn.
@@ -339,11 +339,11 @@ class Pass(Iterator[Any]):
                 if message.start == self._start:
                     self._pending.extend(message.batches)
                     self._all_came = message.last
-                    self._tell_after = message.tell_after
+                    self._acknowledge_after = message.acknowledge_after
                 else:
                     self._let_go(message.batches)
-                self._delivery.passed_over.look_at(message.totals.skipped_members)
-            case TellTaken():
+                self._batch_builder.skipped_members.look_at(message.totals.skipped_members)
+            case Acknowledge():
                 if self._mover is not None:
                     self._mover.close()  # it is asked because nothing goes on without the memory that copies read
                 self.connection.tell(answers=message.number)
@@ -357,7 +357,7 @@ class Pass(Iterator[Any]):
 
     def _refuse_nothing(self) -> None:
         """An epoch without a batch because every sample of it was left out is an error, whatever `on_error` says."""
-        kept, skipped = self._delivery.skipped, self._delivery.n_skipped - self._skipped_before
+        kept, skipped = self._batch_builder.skipped, self._batch_builder.n_skipped - self._skipped_before
         if skipped and self._batches == 0:
             which, shown = ("first", kept[-skipped]) if skipped <= len(kept) else ("last", kept[-1])
             raise SampleError(f"every one of {counted(skipped, 'sample')} has failed; the {which}: {shown}") from shown
@@ -370,7 +370,7 @@ class Pass(Iterator[Any]):
         if self._over != "no":
             return False
         self._over, self._why = "closed", why
-        self._standing.state = "ready" if self._gave_at is None else state
+        self._cursor.state = "ready" if self._gave_at is None else state
         self._pending.clear()
         self._filling.clear()
         self._ahead = self._error_ahead = None
@@ -405,7 +405,7 @@ class Pass(Iterator[Any]):
                 self._end_processes(why)
             elif self.connection.closed:  # in a fork, or when the interpreter ends: nothing is left to abandon
                 self.stop(why)
-            elif self._gave_at is not None and self._standing.position >= self._last_position():
+            elif self._gave_at is not None and self._cursor.position >= self._last_position():
                 self._finish()
                 if self.on_close is not None:
                     self.on_close()
@@ -420,7 +420,9 @@ class Pass(Iterator[Any]):
         self.stop(why)
         if untaken:
             totals = self._meter.totals
-            self.connection.put_back([Ready(self._start, untaken, (), (), last=False, tell_after=1, totals=totals)])
+            self.connection.put_back(
+                [Ready(self._start, untaken, (), (), last=False, acknowledge_after=1, totals=totals)]
+            )
         if not all_came:
             self.connection.abandon(self._start[0])
         if self._mover is not None:
@@ -437,7 +439,7 @@ class Pass(Iterator[Any]):
 
     def _finish(self) -> None:
         self._over = "finished"
-        self._standing.finish_epoch()
+        self._cursor.finish_epoch()
 
     def __del__(self) -> None:
         self.end("it was dropped")

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from streamload.order.epoch_start import EpochStart
 from streamload.tar.header_chain import LINK, MISSING_END
 from streamload.text import counted
-from streamload.warn_at_caller import warn_at_users_line
+from streamload.warn_at_caller import warn_at_caller
 
-__all__ = ["NothingLeft", "PassedOver"]
+__all__ = ["NothingLeft", "SkippedMembers"]
 
 
 class NothingLeft:
@@ -18,21 +18,21 @@ class NothingLeft:
     Args:
         drop_last: whether the samples are dropped that fill no batch on every rank.
         batch_size: samples of a batch, on each rank.
-        passed_over: knows the members that belong to no sample.
+        skipped_members: knows the members that belong to no sample.
     """
 
-    def __init__(self, drop_last: bool, batch_size: int, passed_over: PassedOver) -> None:
+    def __init__(self, drop_last: bool, batch_size: int, skipped_members: SkippedMembers) -> None:
         self._may_say = drop_last
         self._batch_size = batch_size
-        self._passed_over = passed_over
+        self._skipped_members = skipped_members
 
     def is_possible(self, start: EpochStart) -> bool:
         """Whether a pass that begins there could have no batch for such a reason, and that is still to be said."""
-        return start.position == 0 and (self._may_say or not self._passed_over.emptiness_told)
+        return start.position == 0 and (self._may_say or not self._skipped_members.emptiness_reported)
 
     def explain_resumed_end(self, epoch: int) -> None:
         """Warn that a pass has no batch because it goes on behind the last one of its epoch."""
-        warn_at_users_line(
+        warn_at_caller(
             f"this pass has no batch: it goes on where a state was saved behind the last batch of epoch {epoch}, and "
             f"the next pass is epoch {epoch + 1}; a loop that counts epochs by itself calls set_epoch({epoch + 1}) "
             "first, and for Lightning there is streamload.lightning.LightningLoader"
@@ -48,7 +48,7 @@ class NothingLeft:
                 whether members were passed over. A sampler may well choose none of many.
         """
         if in_shards == 0:
-            self._passed_over.explain_emptiness()
+            self._skipped_members.explain_emptiness()
         if samples == 0 or in_shards == 0:
             return
         world_size = start.world_size
@@ -58,32 +58,32 @@ class NothingLeft:
         self._may_say = False
         ranks = f" on each of {counted(world_size, 'rank')}" if world_size > 1 else ""
         have, need = f"has {counted(samples, 'sample')}", f"batch_size={self._batch_size}{ranks} takes {block:,}"
-        warn_at_users_line(
+        warn_at_caller(
             f"drop_last=True drops the whole epoch, so there is no batch: it {have}, and one batch of {need}; "
             "give a smaller batch_size, or drop_last=False"
         )
 
 
-class PassedOver:
+class SkippedMembers:
     """Says once each in a loader's life that links were passed over, and that no sample is in the shards.
 
     Attributes:
-        emptiness_told: whether the latter has been said.
+        emptiness_reported: whether the latter has been said.
     """
 
     def __init__(self) -> None:
         self._skipped: Mapping[str, int] = {}
-        self._links_told = False
-        self.emptiness_told = False
+        self._links_reported = False
+        self.emptiness_reported = False
 
     def look_at(self, skipped: Mapping[str, int]) -> None:
         """Take in how many members the scans have passed over so far, by reason, and warn of links among them."""
         self._skipped = skipped
         links = skipped.get(LINK, 0)
-        if not links or self._links_told:
+        if not links or self._links_reported:
             return
-        self._links_told = True
-        warn_at_users_line(
+        self._links_reported = True
+        warn_at_caller(
             f"{counted(links, 'link')} passed over in the shards read so far: a link in an archive has no bytes of its "
             "own, and `tar` makes links of symbolic links and of files that have several names; if they belong to "
             "samples, pack the shards with `tar --hard-dereference -h`",
@@ -91,17 +91,17 @@ class PassedOver:
 
     def explain_emptiness(self) -> None:
         """Warn that no sample is in the shards, all of which have been scanned."""
-        if self.emptiness_told:
+        if self.emptiness_reported:
             return
-        self.emptiness_told = True
+        self.emptiness_reported = True
         reasons = [f"{count:,} {reason}" for reason, count in self._skipped.items() if reason != MISSING_END]
         if reasons:
-            warn_at_users_line(
+            warn_at_caller(
                 f"no sample is in the shards: all their members were passed over ({', '.join(reasons)}); "
                 "the files of a sample are regular ones named KEY.FIELD, such as 0001.jpg and 0001.cls",
             )
         else:
-            warn_at_users_line(
+            warn_at_caller(
                 "no sample is in the shards, so there is nothing to give; see that they are the right ones, and that "
                 "what packed them had something to pack"
             )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from streamload.index.dataset_index import INDEX_FOLDER, IndexedShard, write_index
-from streamload.index.shard_naming import NumberedName, remove_shards, remove_stale_entries
+from streamload.index.shard_naming import ShardNaming, remove_shards, remove_stale_entries
 from streamload.index.unfinished import SHARD_WRITER, UnfinishedSet, mark_finished, mark_unfinished
 from streamload.tar.table import ShardTable
 from streamload.write.shard_file import GrowingShard, ShardFile, remove_abandoned
@@ -24,11 +24,11 @@ class Destination(Protocol):
 
     folder: str
 
-    def existing(self, names: NumberedName) -> list[str]:
+    def existing(self, names: ShardNaming) -> list[str]:
         """The shards of this form that are there, sorted."""
         ...
 
-    def clear(self, names: NumberedName, *, shards: bool) -> None:
+    def clear(self, names: ShardNaming, *, shards: bool) -> None:
         """Make way for shards of this form, and mark the folder as unfinished.
 
         Args:
@@ -53,7 +53,7 @@ class Destination(Protocol):
         """Wait until all that was published is there."""
         ...
 
-    def finish(self, names: NumberedName) -> None:
+    def finish(self, names: ShardNaming) -> None:
         """All of the shards of this form are there: the folder is not unfinished any more."""
         ...
 
@@ -68,11 +68,11 @@ class LocalFolder:
     def __init__(self, folder: str) -> None:
         self.folder = folder
 
-    def existing(self, names: NumberedName) -> list[str]:
+    def existing(self, names: ShardNaming) -> list[str]:
         """See `Destination`."""
         return names.existing(self.folder)
 
-    def clear(self, names: NumberedName, *, shards: bool) -> None:
+    def clear(self, names: ShardNaming, *, shards: bool) -> None:
         """See `Destination`."""
         mark_unfinished(self.folder, UnfinishedSet(names, SHARD_WRITER))
         remove_abandoned(self.folder, names.matches)
@@ -96,7 +96,7 @@ class LocalFolder:
     def settle(self) -> None:
         """See `Destination`."""
 
-    def finish(self, names: NumberedName) -> None:
+    def finish(self, names: ShardNaming) -> None:
         """See `Destination`."""
         mark_finished(self.folder, names)
 

@@ -17,7 +17,7 @@ from streamload.index.remote_index import (
     write_remote_table,
 )
 from streamload.index.remote_mark import mark_remote_finished, mark_remote_unfinished
-from streamload.index.shard_naming import NumberedName
+from streamload.index.shard_naming import ShardNaming
 from streamload.index.unfinished import SHARD_WRITER, UnfinishedSet
 from streamload.storage.protocol import Storage, escaped, protocol_of, without_secrets
 from streamload.storage.storages import Storages
@@ -60,11 +60,11 @@ class RemoteFolder:
         self._upload: Future[None] | None = None
         self._etags: dict[str, str | None] = {}
 
-    def existing(self, names: NumberedName) -> list[str]:
+    def existing(self, names: ShardNaming) -> list[str]:
         """See `Destination`; one listing."""
         return existing_names(self._storage, self.folder, names)
 
-    def clear(self, names: NumberedName, *, shards: bool) -> None:
+    def clear(self, names: ShardNaming, *, shards: bool) -> None:
         """See `Destination`."""
         mark_remote_unfinished(self._storage, self.folder, UnfinishedSet(names, SHARD_WRITER))
         existing = self.existing(names)
@@ -88,7 +88,7 @@ class RemoteFolder:
         if upload is not None:
             upload.result()
 
-    def finish(self, names: NumberedName) -> None:
+    def finish(self, names: ShardNaming) -> None:
         """See `Destination`."""
         mark_remote_finished(self._storage, self.folder, names)
 
@@ -179,7 +179,7 @@ class _UploadedShard(GrowingShard):
         return name if isinstance(name, str) else f"/proc/self/fd/{self._opened.fileno()}"
 
 
-def existing_names(storage: Storage, folder: str, names: NumberedName) -> list[str]:
+def existing_names(storage: Storage, folder: str, names: ShardNaming) -> list[str]:
     """The shards of a form in a remote folder, sorted; one listing. Raises StorageError."""
     listed = [info.url.rpartition("/")[2] for info in storage.list(f"{escaped(folder)}/*")]
     return sorted(filter(names.matches, listed))

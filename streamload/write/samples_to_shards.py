@@ -13,11 +13,11 @@ from streamload.errors import StorageError, StreamloadError, without_secrets
 from streamload.index.dataset_index import IndexedShard
 from streamload.index.shard_naming import destination_of
 from streamload.numpy_scalars import as_python
-from streamload.tar.header_writer import END_MARK, member_bytes, member_header
+from streamload.tar.header_writer import END_OF_ARCHIVE, member_bytes, member_header
 from streamload.tar.scan import LABEL_FIELD
 from streamload.tar.table import ShardTable
 from streamload.text import counted
-from streamload.warn_at_caller import warn_at_users_line
+from streamload.warn_at_caller import warn_at_caller
 from streamload.write.destination import Destination
 from streamload.write.encode import encode_field
 from streamload.write.shard_file import GrowingShard, Member
@@ -124,9 +124,9 @@ class SamplesToShards:
         key = _checked_key(sample)
         members = _members(key, sample)
         sample_bytes = sum(member_bytes(header, len(payload)) for _, header, payload in members)
-        if sample_bytes + len(END_MARK) > self._max_bytes:
+        if sample_bytes + len(END_OF_ARCHIVE) > self._max_bytes:
             raise ValueError(
-                f"sample {key!r} makes a shard of {sample_bytes + len(END_MARK):,} bytes on its own, and "
+                f"sample {key!r} makes a shard of {sample_bytes + len(END_OF_ARCHIVE):,} bytes on its own, and "
                 f"max_bytes is {self._max_bytes:,}; raise max_bytes or make the sample smaller"
             )
         full = self._shard is not None and self._is_full(self._shard, sample_bytes)
@@ -164,7 +164,7 @@ class SamplesToShards:
             if self._published:
                 self._destination.finish(self._names)
             if self._keeps_old:
-                warn_at_users_line(
+                warn_at_caller(
                     f"no sample was written, so the shards in {without_secrets(self.folder)!r} to be overwritten are "
                     "there still"
                 )

@@ -18,7 +18,7 @@ from io import BufferedWriter, FileIO
 
 import numpy as np
 
-from streamload.tar.header_writer import END_MARK, member_bytes, padding
+from streamload.tar.header_writer import END_OF_ARCHIVE, member_bytes, padding
 from streamload.tar.table import ShardTable
 
 __all__ = ["GrowingShard", "Member", "ShardFile", "remove_abandoned", "sync_folder"]
@@ -43,7 +43,7 @@ class GrowingShard(ABC):
     def __init__(self, name: str, descriptor: int) -> None:
         """Begin an empty shard in a file, which is closed with it."""
         self.name = name
-        self.bytes = len(END_MARK)
+        self.bytes = len(END_OF_ARCHIVE)
         self._file: BufferedWriter | None = BufferedWriter(FileIO(descriptor, "wb"), _BUFFER_BYTES)
         self._keys: dict[str, None] = {}
         self._fields: dict[str, int] = {}
@@ -71,7 +71,7 @@ class GrowingShard(ABC):
             raise ValueError(f"sample {key!r} brings more than {_MAX_FIELDS} distinct fields into one shard")
         if self._file is None:
             raise ValueError("the shard was published or discarded already")
-        position = self.bytes - len(END_MARK)
+        position = self.bytes - len(END_OF_ARCHIVE)
         for field, header, payload in members:
             self._file.write(header)
             self._file.write(payload)
@@ -81,7 +81,7 @@ class GrowingShard(ABC):
             self._field_numbers.append(self._fields.setdefault(field, len(self._fields)))
             self._crc32.append(zlib.crc32(payload))
             position += member_bytes(header, len(payload))
-        self.bytes = position + len(END_MARK)
+        self.bytes = position + len(END_OF_ARCHIVE)
         self._keys[key] = None
         self._sample_start.append(len(self._offsets))
         self._labels.append(label)
@@ -98,7 +98,7 @@ class GrowingShard(ABC):
         """Write the end mark and hand everything to the system."""
         if self._file is None:
             raise ValueError("the shard was published or discarded already")
-        self._file.write(END_MARK)
+        self._file.write(END_OF_ARCHIVE)
         self._file.flush()
         return self._file
 

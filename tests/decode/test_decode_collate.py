@@ -19,7 +19,7 @@ from same_batches import assert_same
 from torch.utils.data import default_collate
 
 from streamload.decode.batch_layout import describe_rows
-from streamload.decode.collate import MisfitError, Rows, build_batch, choose_rows, torch_collate, write_rows
+from streamload.decode.collate import LayoutMismatchError, Rows, build_batch, choose_rows, torch_collate, write_rows
 
 
 class Point(NamedTuple):
@@ -34,13 +34,13 @@ def laid_out(values: list[Any], *, capacity: int | None = None, cuts: tuple[int,
     """The batch that comes out of a slot into which rows were written, in several parts where there are cuts."""
     layout = describe_rows(values[0]).with_capacity(capacity or len(values))
     memory = np.full(layout.offsets()[1] + 64, 0xAB, np.uint8)
-    besides: list[list[Any]] = [[] for _ in range(layout.besides)]
+    out_of_band: list[list[Any]] = [[] for _ in range(layout.out_of_band)]
     edges = sorted({0, len(values), *(cut for cut in cuts if 0 < cut < len(values))})
     for start, end in pairwise(edges):
-        for whole, part in zip(besides, write_rows(layout, Rows(end - start, values[start:end]), memory, start)):
+        for whole, part in zip(out_of_band, write_rows(layout, Rows(end - start, values[start:end]), memory, start)):
             whole.extend(part)
     assert (memory[-64:] == 0xAB).all(), "nothing is written behind what the layout asks for"
-    return build_batch(layout, memory, len(values), besides)
+    return build_batch(layout, memory, len(values), out_of_band)
 
 
 # -- against torch, for any nest -----------------------------------------------------------------------------------
@@ -130,8 +130,8 @@ def test_chosen_rows_come_out_as_torch_would_collate_them(values: list[Any], dat
     chosen = data.draw(st.lists(st.integers(0, len(values) - 1), min_size=1, max_size=5))
     layout = describe_rows(values[0]).with_capacity(len(values))
     memory = np.zeros(layout.offsets()[1], np.uint8)
-    besides = write_rows(layout, Rows(len(values), values), memory, 0)
-    ours = build_batch(layout, memory, len(values), besides, chosen)
+    out_of_band = write_rows(layout, Rows(len(values), values), memory, 0)
+    ours = build_batch(layout, memory, len(values), out_of_band, chosen)
     assert_same(ours, default_collate([values[row] for row in chosen]))
 
 
@@ -220,8 +220,8 @@ def test_columns_come_out_as_their_rows_would() -> None:
     rows = Rows(4, columns=columns)
     layout = describe_rows(rows.row(0)).with_capacity(4)
     memory = np.zeros(layout.offsets()[1], np.uint8)
-    besides = write_rows(layout, rows, memory, 0)
-    assert_same(build_batch(layout, memory, 4, besides), default_collate([rows.row(number) for number in range(4)]))
+    out_of_band = write_rows(layout, rows, memory, 0)
+    assert_same(build_batch(layout, memory, 4, out_of_band), default_collate([rows.row(number) for number in range(4)]))
 
 
 @pytest.mark.parametrize("kind", [dict, tuple])
@@ -282,7 +282,7 @@ MISFITS: dict[str, tuple[Any, Any]] = {
 def test_a_row_unlike_the_first_is_a_misfit(first: Any, other: Any) -> None:
     layout = describe_rows(first).with_capacity(3)
     memory = np.zeros(layout.offsets()[1], np.uint8)
-    with pytest.raises(MisfitError):
+    with pytest.raises(LayoutMismatchError):
         write_rows(layout, Rows(3, [first, other, first]), memory, 0)
 
 
@@ -305,7 +305,7 @@ def test_columns_unlike_the_first_row_are_misfits(
 ) -> None:
     layout = describe_rows(first).with_capacity(2)
     memory = np.zeros(layout.offsets()[1], np.uint8)
-    with pytest.raises(MisfitError):
+    with pytest.raises(LayoutMismatchError):
         write_rows(layout, Rows(2, columns=columns, kind=kind, keys=keys), memory, 0)
 
 
@@ -353,7 +353,7 @@ def test_rows_of_unusual_classes_are_left_to_torch_or_come_out_the_same(row: Any
     """Whoever collates falls back to torch where `describe_rows` or `write_rows` declines; nothing else may happen."""
     try:
         ours = laid_out([row, row])
-    except (TypeError, MisfitError):
+    except (TypeError, LayoutMismatchError):
         return
     assert_same(ours, default_collate([row, row]))
 

@@ -34,7 +34,7 @@ def test_parts_of_a_batch_are_written_side_by_side() -> None:
     tasks = [shelf.task(names, rows, batches=(len(rows),), capacity=5) for rows in ([0, 1], [2], [3, 4])]
     slots = slots_for(tasks[0])
     first = 0
-    besides: list[str] = []
+    out_of_band: list[str] = []
     layout: bytes | None = None
     maker = RowMaker(job(fields=names), slots)
     for task in tasks:
@@ -47,10 +47,10 @@ def test_parts_of_a_batch_are_written_side_by_side() -> None:
             maker.fix_layout(layout)
         else:
             assert done.layout is None, "the layout is told once"
-        assert done.besides is not None
-        besides += pickle.loads(done.besides)[0]
+        assert done.out_of_band is not None
+        out_of_band += pickle.loads(done.out_of_band)[0]
         first += piece.rows
-    whole = PieceDone(type(piece)(0, 0, 0, 5), besides=pickle.dumps([besides]))
+    whole = PieceDone(type(piece)(0, 0, 0, 5), out_of_band=pickle.dumps([out_of_band]))
     numbers, arrays, texts = batch_of(whole, slots, layout)
     assert numbers.tolist() == [0, 1, 2, 3, 4]
     assert arrays[:, 2].tolist() == [0, 1, 2, 3, 4]
@@ -68,7 +68,7 @@ def test_rows_unlike_those_before_are_misfits_of_their_batch_only() -> None:
     samples = [{"npy": npy(np.zeros(4 if number == 4 else 3))} for number in range(6)]
     shelf = Shelf(samples)
     done, slots = run(job(fields=("npy",)), shelf, shelf.task(("npy",), batches=(2, 2, 2)))
-    assert [piece.misfit for piece in done.pieces] == [False, False, True]
+    assert [piece.layout_mismatch for piece in done.pieces] == [False, False, True]
     # The third is made again as a whole; its rows differ, so torch is asked, which refuses them.
     again, _ = run(job(fields=("npy",)), shelf, shelf.task(("npy",), [4, 5], whole=True))
     (failure,) = again.pieces[0].failures
@@ -88,7 +88,7 @@ def test_the_first_good_row_decides_on_the_layout() -> None:
 def test_rows_that_have_all_failed_have_no_layout() -> None:
     shelf = Shelf([{"cls": b"bad"}, {"cls": b"worse"}])
     (piece,) = run(job(fields=("cls",)), shelf, shelf.task(("cls",)))[0].pieces
-    assert (piece.layout, piece.misfit, len(piece.failures)) == (None, False, 2)
+    assert (piece.layout, piece.layout_mismatch, len(piece.failures)) == (None, False, 2)
 
 
 @pytest.mark.parametrize("value", [2**63, -(2**70), 10**30])
@@ -97,7 +97,7 @@ def test_an_integer_that_no_tensor_can_hold_is_an_error_of_its_batch(value: int)
     shelf = Shelf([{"json": as_json({"id": value})}, {"json": as_json({"id": 1})}])
     for rows in ([0, 1], [1, 0]):
         done, _ = run(job(fields=("json",)), shelf, shelf.task(("json",), rows))
-        assert done.pieces[0].misfit
+        assert done.pieces[0].layout_mismatch
         (piece,) = run(job(fields=("json",)), shelf, shelf.task(("json",), rows, whole=True))[0].pieces
         assert [failure.kind for failure in piece.failures] == ["CollateError"]
 
@@ -105,7 +105,7 @@ def test_an_integer_that_no_tensor_can_hold_is_an_error_of_its_batch(value: int)
 @pytest.mark.parametrize("value", [None, {"a": None}, [1, None], {"a": [None]}])
 def test_what_cannot_be_collated_is_an_error_that_says_what_to_do(value: Any) -> None:
     shelf = Shelf([{"json": as_json(value)}])
-    assert run(job(fields=("json",)), shelf, shelf.task(("json",)))[0].pieces[0].misfit
+    assert run(job(fields=("json",)), shelf, shelf.task(("json",)))[0].pieces[0].layout_mismatch
     (piece,) = run(job(fields=("json",)), shelf, shelf.task(("json",), whole=True))[0].pieces
     (failure,) = piece.failures
     assert failure.kind == "CollateError"
@@ -119,7 +119,7 @@ def test_a_deep_nest_is_collated_or_an_error_of_its_batch(depth: int, whole: boo
     """Data must not be able to take the worker down by its depth."""
     shelf = Shelf([{"json": b"[" * depth + b"]" * depth}])
     (piece,) = run(job(fields=("json",)), shelf, shelf.task(("json",), whole=whole))[0].pieces
-    assert piece.misfit or piece.layout is not None or piece.failures
+    assert piece.layout_mismatch or piece.layout is not None or piece.failures
 
 
 def test_rows_that_differ_in_key_order_only_fit() -> None:
@@ -136,7 +136,7 @@ def test_keys_that_only_some_rows_have_are_never_dropped_in_silence() -> None:
     layout = maker.run(task, shelf, [-1, -1]).pieces[0].layout
     assert layout is not None
     maker.fix_layout(layout)
-    assert maker.run(shelf.task(("json",), [1]), shelf, [-1, -1]).pieces[0].misfit
+    assert maker.run(shelf.task(("json",), [1]), shelf, [-1, -1]).pieces[0].layout_mismatch
     (batch,) = only_batch(job(fields=("json",)), shelf, shelf.task(("json",), [1], whole=True))
     assert sorted(batch) == ["a", "b"]
 

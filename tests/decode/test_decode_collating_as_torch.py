@@ -112,23 +112,27 @@ def ours(values: list[Any], cuts: list[int]) -> Any:
     maker = RowMaker(job(fields=("cls",), transform=lambda sample: values[sample[0]], on_error="raise"), slots)
     failed: tuple[RowFailure, ...] = ()
     layout: bytes | None = None
-    besides: list[list[Any]] | None = None
+    out_of_band: list[list[Any]] | None = None
     for start, end in pairwise(sorted({0, len(values), *(cut for cut in cuts if cut < len(values))})):
         plain = shelf.task(("cls",), list(range(start, end)), capacity=len(values))
         (done,) = maker.run(
             RowTask(**{**vars(plain), "pieces": (Piece(0, 0, start, end - start),)}), shelf, [-1]
         ).pieces
         failed = failed or done.failures
-        if done.misfit or failed:
+        if done.layout_mismatch or failed:
             break
         if done.layout is not None:
             layout = done.layout
             maker.fix_layout(layout)
-        if done.besides is not None:
-            part = pickle.loads(done.besides)
-            besides = part if besides is None else [[*one, *more] for one, more in zip(besides, part, strict=True)]
+        if done.out_of_band is not None:
+            part = pickle.loads(done.out_of_band)
+            out_of_band = (
+                part if out_of_band is None else [[*one, *more] for one, more in zip(out_of_band, part, strict=True)]
+            )
     else:
-        laid = PieceDone(Piece(0, 0, 0, len(values)), besides=None if besides is None else pickle.dumps(besides))
+        laid = PieceDone(
+            Piece(0, 0, 0, len(values)), out_of_band=None if out_of_band is None else pickle.dumps(out_of_band)
+        )
         return batch_of(laid, slots, layout)
     if failed:
         return failed[0]

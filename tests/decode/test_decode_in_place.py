@@ -63,7 +63,7 @@ class Work:
         return self.maker.run(task, self.shelf, [-1, -1])
 
     def batch(self, piece: PieceDone) -> Any:
-        assert not piece.misfit
+        assert not piece.layout_mismatch
         memory = self.slots.at_least(piece.piece.slot, self.layout.offsets()[1])
         return build_batch(self.layout, memory, piece.piece.rows, [])
 
@@ -121,7 +121,7 @@ def test_a_result_that_does_not_fit_its_place_is_a_misfit(other: Fill) -> None:
     strange = RowMaker(job(fields=("cls",), transform={"cls": other}), work.slots)
     strange.fix_layout(pickle.dumps(work.layout))
     task = work.shelf.task(("cls",), first_slot=work.slots.take(1))
-    assert strange.run(task, work.shelf, [-1, -1]).pieces[0].misfit
+    assert strange.run(task, work.shelf, [-1, -1]).pieces[0].layout_mismatch
 
 
 def test_functions_that_see_whole_samples_or_batches_get_no_place() -> None:

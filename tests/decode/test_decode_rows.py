@@ -96,7 +96,7 @@ def test_alternatives_that_change_kind_between_tasks_do_not_fit_the_layout() -> 
     first = maker.run(task, shelf, [-1, -1])
     assert first.pieces[0].layout is not None
     maker.fix_layout(first.pieces[0].layout)
-    assert maker.run(shelf.task(("npy;txt",), [1, 2]), shelf, [-1, -1]).pieces[0].misfit
+    assert maker.run(shelf.task(("npy;txt",), [1, 2]), shelf, [-1, -1]).pieces[0].layout_mismatch
 
 
 def test_a_field_that_a_sample_lacks_is_no_part_of_its_dict() -> None:
@@ -114,7 +114,7 @@ def test_a_field_that_a_sample_lacks_is_no_part_of_its_dict() -> None:
 def test_dicts_of_different_fields_are_refused() -> None:
     shelf = Shelf([{"npy": npy([0, 1])}, {"npy": npy([2, 3]), "cls": b"1"}])
     done, _ = run(job(), shelf, shelf.task())
-    assert done.pieces[0].misfit
+    assert done.pieces[0].layout_mismatch
     done, _ = run(job(), shelf, shelf.task(whole=True))
     (failure,) = done.pieces[0].failures
     assert (failure.kind, "'cls'" in failure.message) == ("CollateError", True)

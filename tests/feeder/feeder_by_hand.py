@@ -135,8 +135,8 @@ class FeederByHand:
 
     @property
     def fetcher(self) -> Fetcher:
-        assert self.feeder.near is not None
-        return self.feeder.near.fetcher
+        assert self.feeder.prerequisites is not None
+        return self.feeder.prerequisites.fetcher
 
     def kinds(self) -> list[str]:
         """What was sent, by the names of the messages."""
@@ -149,7 +149,7 @@ class FeederByHand:
 
     async def settled(self) -> None:
         """Nothing is to be done any more in the loop, and nothing is on its way."""
-        await self.until(lambda: not self.fetcher.ledger.on_their_way())
+        await self.until(lambda: not self.fetcher.ledger.in_flight())
         for _ in range(5):
             await asyncio.sleep(0)
 
@@ -230,7 +230,7 @@ def with_feeder(
             await body(by_hand)
         finally:
             by_hand.feeder.close()
-            assert by_hand.feeder.near is not None
-            await by_hand.feeder.near.close()
+            assert by_hand.feeder.prerequisites is not None
+            await by_hand.feeder.prerequisites.close()
 
     asyncio.run(run())

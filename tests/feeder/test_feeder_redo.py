@@ -19,7 +19,7 @@ def parts_of(task: RowTask) -> list[int]:
 
 
 def may_be_given_back(by_hand: FeederByHand) -> set[int]:
-    return set(by_hand.fetcher.ledger.dispensable())
+    return set(by_hand.fetcher.ledger.evictable())
 
 
 def leave_cache(by_hand: FeederByHand) -> None:
@@ -52,14 +52,14 @@ async def a_batch_made_again_and_delivered(by_hand: FeederByHand) -> RowTask:
     first, *_ = await by_hand.begin(1)
     by_hand.answer(first)
     await by_hand.until(lambda: len(by_hand.pool.tasks) >= 3)
-    misfit, late = by_hand.pool.tasks[1:3]
-    assert {piece.batch for task in (first, misfit, late) for piece in task.pieces} == {0}
-    by_hand.answer(misfit, misfit=True)
+    layout_mismatch, orphaned = by_hand.pool.tasks[1:3]
+    assert {piece.batch for task in (first, layout_mismatch, orphaned) for piece in task.pieces} == {0}
+    by_hand.answer(layout_mismatch, layout_mismatch=True)
     await by_hand.until(lambda: any(task.whole for task in by_hand.pool.tasks))
     (whole,) = (task for task in by_hand.pool.tasks if task.whole and task.pieces[0].batch == 0)
     by_hand.answer(whole, whole=True)
     assert len(by_hand.batches()) == 1
-    return late
+    return orphaned
 
 
 @pytest.mark.parametrize("comes_back", [True, False])
@@ -69,17 +69,17 @@ def test_what_a_task_reads_stays_until_it_is_over_though_its_batch_was_made_agai
     """Else a worker would find zeros there, and run the user's code on them."""
 
     async def body(by_hand: FeederByHand) -> None:
-        late = await a_batch_made_again_and_delivered(by_hand)
+        orphaned = await a_batch_made_again_and_delivered(by_hand)
         of_others = {key for task in by_hand.pool.tasks if task.pieces[0].batch > 0 for key in parts_of(task)}
         first_part = set(parts_of(by_hand.pool.tasks[0]))
-        held = set(parts_of(late)) - first_part - of_others
+        held = set(parts_of(orphaned)) - first_part - of_others
         assert held
         assert first_part <= may_be_given_back(by_hand), "what others have read may go"
         assert not held & may_be_given_back(by_hand)
         if comes_back:
-            by_hand.answer(late)
+            by_hand.answer(orphaned)
         else:
-            by_hand.pool.returned.append(late)  # a worker dies with it
+            by_hand.pool.returned.append(orphaned)  # a worker dies with it
             by_hand.pool.resume()
         assert held <= may_be_given_back(by_hand)
         assert by_hand.pool.returned == by_hand.pool.again == [], "it is not done for nobody"
@@ -97,11 +97,11 @@ def test_what_tasks_of_an_epoch_read_that_was_given_up_stays_until_they_are_over
             answered += 1
             await by_hand.until(lambda: len(tasks) > answered)
         first = tasks[answered].pieces[0].batch
-        late = [task for task in tasks[answered:] if task.pieces[0].batch == first]
+        orphaned = [task for task in tasks[answered:] if task.pieces[0].batch == first]
         by_hand.feeder.handle(EpochStart(5, 3, 0, 1))  # it needs the last part alone
         await by_hand.until(lambda: tasks[-1].epoch == 5)
         held = {0, 1}
-        assert held <= {key for task in late for key in parts_of(task)}
+        assert held <= {key for task in orphaned for key in parts_of(task)}
         assert not held & may_be_given_back(by_hand)
         for task in tasks[answered:]:
             if task.epoch == 1:

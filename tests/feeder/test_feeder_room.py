@@ -27,7 +27,7 @@ def test_where_nothing_goes_on_the_trainer_is_asked_after_each_delivery_what_it_
     async def body(by_hand: FeederByHand) -> None:
         (task,) = await by_hand.begin(1)
         await by_hand.settled()
-        assert by_hand.fetcher.stuck
+        assert by_hand.fetcher.stalled
         assert by_hand.kinds() == ["TellTaken"]
         by_hand.answer(task)
         await by_hand.settled()
@@ -95,7 +95,7 @@ def test_counting_waits_for_the_batches_that_are_being_made(plain_url: str) -> N
         for scanned in by_hand.pool.scans[1:]:
             by_hand.scan(scanned)
         await by_hand.settled()
-        assert by_hand.fetcher.stuck
+        assert by_hand.fetcher.stalled
         by_hand.feeder.handle(CountSamples())
         assert "Failed" not in by_hand.kinds()
         by_hand.slots.more_bytes = 0
@@ -110,7 +110,7 @@ def test_what_is_known_is_counted_whatever_there_is_room_for(url: str) -> None:
         (task,) = await by_hand.begin(1)
         by_hand.answer(task)
         await by_hand.settled()
-        assert by_hand.fetcher.stuck
+        assert by_hand.fetcher.stalled
         by_hand.feeder.handle(CountSamples())
         assert "Counted" in by_hand.kinds()
         assert "Failed" not in by_hand.kinds()
@@ -171,16 +171,16 @@ def test_what_is_made_again_and_does_not_fit_any_more_is_an_error_when_late_task
         first, *_ = await by_hand.begin(1)
         by_hand.answer(first)
         await by_hand.until(lambda: len(by_hand.pool.tasks) >= 3)
-        misfit, late = by_hand.pool.tasks[1:3]
-        by_hand.feeder.on_moved(BytesMoved(late.number, 0, PART_BYTES, 2 * PART_BYTES))
+        layout_mismatch, orphaned = by_hand.pool.tasks[1:3]
+        by_hand.feeder.on_moved(BytesMoved(orphaned.number, 0, PART_BYTES, 2 * PART_BYTES))
         by_hand.slots.more_bytes = ONE_PART_BYTES
-        by_hand.answer(misfit, misfit=True)
+        by_hand.answer(layout_mismatch, layout_mismatch=True)
         for task in by_hand.pool.tasks[3:]:
-            by_hand.answer(task, misfit=True)
+            by_hand.answer(task, layout_mismatch=True)
         await by_hand.settled()
-        assert by_hand.fetcher.stuck
+        assert by_hand.fetcher.stalled
         assert "Failed" not in by_hand.kinds(), "there is room when the late one is over, for all that is known"
-        by_hand.pool.returned.append(late)  # a worker dies with it
+        by_hand.pool.returned.append(orphaned)  # a worker dies with it
         by_hand.pool.resume()
         await by_hand.settled()
         assert "too small" in str(failure(by_hand))
@@ -195,19 +195,19 @@ def test_a_late_task_behind_one_that_is_held_up_is_over(url: str) -> None:
         first, *_ = await by_hand.begin(1)
         by_hand.answer(first)
         await by_hand.until(lambda: len(by_hand.pool.tasks) >= 4)
-        held_up, misfit, late = by_hand.pool.tasks[1:4]
-        assert [task.pieces[0].batch for task in (held_up, misfit, late)] == [0, 1, 1]
+        held_up, layout_mismatch, orphaned = by_hand.pool.tasks[1:4]
+        assert [task.pieces[0].batch for task in (held_up, layout_mismatch, orphaned)] == [0, 1, 1]
         by_hand.feeder.on_moved(BytesMoved(held_up.number, 0, 0, PART_BYTES))
         by_hand.slots.more_bytes = ONE_PART_BYTES
-        by_hand.pool.returned = [held_up, late]
+        by_hand.pool.returned = [held_up, orphaned]
         by_hand.pool.busy = True
         by_hand.pool.resume()
         await by_hand.settled()
-        assert by_hand.fetcher.stuck
-        assert by_hand.pool.returned == [held_up, late]
+        assert by_hand.fetcher.stalled
+        assert by_hand.pool.returned == [held_up, orphaned]
         assert "Failed" not in by_hand.kinds()
         by_hand.pool.busy = False
-        by_hand.answer(misfit, misfit=True)
+        by_hand.answer(layout_mismatch, layout_mismatch=True)
         assert by_hand.pool.returned == [held_up]
         await by_hand.settled()
         assert "too small" in str(failure(by_hand)), "nothing is waited for any more"
@@ -225,11 +225,11 @@ def test_what_late_tasks_of_another_epoch_read_is_waited_for_and_no_error(url: s
             answered += 1
             await by_hand.until(lambda: len(tasks) > answered)
         await by_hand.settled()
-        late = tasks[answered:]
+        orphaned = tasks[answered:]
         by_hand.feeder.handle(EpochStart(5, 3, 0, 1))
         await by_hand.settled()
-        assert by_hand.fetcher.stuck
-        for task in late:
+        assert by_hand.fetcher.stalled
+        for task in orphaned:
             assert "Failed" not in by_hand.kinds()
             by_hand.answer(task)
         await by_hand.until(lambda: tasks[-1].epoch == 5)
@@ -241,7 +241,7 @@ def test_parts_that_are_needed_later_are_freed_where_batches_grow(url: str) -> N
     async def body(by_hand: FeederByHand) -> None:
         (task,) = await by_hand.begin(1)
         ledger = by_hand.fetcher.ledger
-        await by_hand.until(lambda: ledger.used_bytes > 2 * PART_BYTES and not ledger.on_their_way())
+        await by_hand.until(lambda: ledger.used_bytes > 2 * PART_BYTES and not ledger.in_flight())
         by_hand.slots.more_bytes = ledger.budget_bytes - 2 * PART_BYTES
         by_hand.pool.full = True  # else what is dealt next holds its parts
         by_hand.answer(task)

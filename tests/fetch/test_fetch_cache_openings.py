@@ -18,7 +18,7 @@ from streamload.fetch.cache.openings import CacheOpenings
 from streamload.fetch.cache.partial_shard import PartialFiles, PartialShard
 from streamload.fetch.cache.shard_identity import ShardIdentity
 from streamload.fetch.fetched_shard import FetchedShard
-from streamload.fetch.part_fetching import Bringer
+from streamload.fetch.part_fetching import PartFetcher
 from streamload.fetch.parts import PART_BYTES
 from streamload.storage.download import Pin
 from streamload.storage.storages import Storages
@@ -97,11 +97,11 @@ def test_a_bringer_that_is_closed_as_a_file_is_opened_leaves_none_open(tmp_path:
         cache = TellingCache(tmp_path, wait)
         url = f"s3://bucket/{name}"
         state = FetchedShard(0, url, Pin(SIZE_BYTES, '"1"'), compression_of(url), 0, SIZE_BYTES)
-        bringer = Bringer(Storages(), cache, lambda _: -1, Nobody([state]))
-        bringer.bring(state, 0)
+        part_fetcher = PartFetcher(Storages(), cache, lambda _: -1, Nobody([state]))
+        part_fetcher.fetch(state, 0)
         async with asyncio.timeout(DEADLINE_S):
             await opened.wait()
-            closing = asyncio.create_task(bringer.close())
+            closing = asyncio.create_task(part_fetcher.close())
             await asyncio.sleep(0)
             assert files_open_in(tmp_path)
             go_on.set()

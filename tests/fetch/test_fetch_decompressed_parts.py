@@ -12,7 +12,7 @@ from streamload.fetch.fetcher import Fetcher
 from streamload.fetch.parts import PART_BYTES, part_key
 from streamload.index.listing import list_shards
 from streamload.storage.storages import Storages
-from streamload.tar.decompression import Unpacker
+from streamload.tar.decompression import Decompressor
 
 DEADLINE_S = 20.0
 KEYS = [part_key(0, number) for number in range(3)]
@@ -93,12 +93,12 @@ def test_a_part_that_was_just_granted_is_on_its_way(packed: str) -> None:
             little.room_for(1)
             little.want(*KEYS)
             await little.until(lambda: fetcher.there(KEYS[:1]) and fetcher.state_of(0).waits_for_room)
-            assert fetcher.stuck
+            assert fetcher.stalled
             little.room_for(2)
             fetcher.pump()
-            assert not fetcher.stuck
+            assert not fetcher.stalled
             await little.until(lambda: fetcher.there(KEYS[:2]) and fetcher.state_of(0).waits_for_room)
-            assert fetcher.stuck
+            assert fetcher.stalled
         finally:
             await fetcher.close()
 
@@ -120,7 +120,7 @@ def test_a_part_that_is_needed_once_more_does_not_end_the_unpacking_of_what_is_o
             little.want(KEYS[1])
             fetcher.pump()
             await little.until(lambda: fetcher.there(KEYS[2:]))
-            await little.until(lambda: fetcher.stuck)
+            await little.until(lambda: fetcher.stalled)
             fetcher.ledger.release(KEYS[2:])
             little.room_for(2)
             fetcher.freed()
@@ -142,6 +142,6 @@ def test_whatever_ends_the_unpacking_is_told(packed: str, monkeypatch: pytest.Mo
     def feed(*_: object) -> None:
         raise MemoryError("no more")
 
-    monkeypatch.setattr(Unpacker, "feed", feed)
+    monkeypatch.setattr(Decompressor, "feed", feed)
     with pytest.raises(MemoryError, match="no more"):
         asyncio.run(fetch(packed, 1 << 30))

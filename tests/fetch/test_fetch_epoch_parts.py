@@ -161,12 +161,12 @@ def test_what_comes_of_a_shard_that_is_being_scanned_is_kept_and_of_no_other() -
         for told in parts.told:
             told(shard, part_key(shard, 0))
     first, second = part_key(0, 0), part_key(1, 0)
-    assert list(parts.ledger.dispensable()) == [second, first], "what is kept makes room last"
+    assert list(parts.ledger.evictable()) == [second, first], "what is kept makes room last"
     epoch.close()
     assert parts.told == []
     parts.ledger.hold([second])
     parts.ledger.release([second])
-    assert list(parts.ledger.dispensable()) == [first, second], "now it depends on the last use only"
+    assert list(parts.ledger.evictable()) == [first, second], "now it depends on the last use only"
 
 
 def test_what_comes_once_more_when_the_plan_is_behind_it_is_not_kept() -> None:
@@ -184,4 +184,4 @@ def test_what_comes_once_more_when_the_plan_is_behind_it_is_not_kept() -> None:
     parts.ledger.hold([part_key(1, 0)])
     parts.ledger.want([part_key(1, 0)])
     parts.ledger.next_wanted()
-    assert list(parts.ledger.dispensable()) == [key]
+    assert list(parts.ledger.evictable()) == [key]

@@ -41,24 +41,24 @@ async def a_part_waits_for_another(url: str) -> tuple[list[bool], bool, bool]:
         fetcher.ledger.hold(keys[1])
         fetcher.want(keys[1])
         fetcher.pump()
-        stuck = [fetcher.stuck]
+        stalled = [fetcher.stalled]
         woken.clear()
         fetcher.ledger.release(keys[0])
         fetcher.freed()
-        stuck.append(fetcher.stuck)
+        stalled.append(fetcher.stalled)
         woken_then = bool(woken)
         came.clear()
         fetcher.pump()
         await came.wait()
-        return stuck, woken_then, fetcher.there(keys[1])
+        return stalled, woken_then, fetcher.there(keys[1])
     finally:
         await fetcher.close()
 
 
 def test_room_that_a_batch_has_left_is_seen_at_once() -> None:
     with FaultServer({"data/shard.tar": bytes(2 * PART_BYTES)}) as server:
-        stuck, woken, there = asyncio.run(a_part_waits_for_another(f"{server.url}/data/shard.tar"))
-    assert stuck == [True, False]
+        stalled, woken, there = asyncio.run(a_part_waits_for_another(f"{server.url}/data/shard.tar"))
+    assert stalled == [True, False]
     assert woken
     assert there
 

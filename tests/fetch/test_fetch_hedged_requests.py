@@ -10,71 +10,71 @@ import pytest
 from virtual_time import run_in_virtual_time
 
 from streamload.errors import ShardChangedError, StorageError
-from streamload.fetch.hedged_requests import Stragglers, download_with_second
+from streamload.fetch.hedged_requests import HedgedRequests, download_with_second
 from streamload.storage.download import Downloaded, Watch
 
 
-def sent(at_s: float, asked_bytes: int = 100) -> Watch:
+def sent(at_s: float, requested_bytes: int = 100) -> Watch:
     watch = Watch()
-    watch.sent(at_s, asked_bytes)
+    watch.sent(at_s, requested_bytes)
     return watch
 
 
 def test_with_few_to_compare_with_none_is_late() -> None:
-    stragglers = Stragglers()
+    hedged_requests = HedgedRequests()
     for _ in range(4):
-        stragglers.answered(0.1)
-    assert stragglers.late_at(sent(10.0)) is None
-    stragglers.answered(0.1)
-    assert stragglers.late_at(sent(10.0)) == pytest.approx(10.3)
+        hedged_requests.answered(0.1)
+    assert hedged_requests.late_at(sent(10.0)) is None
+    hedged_requests.answered(0.1)
+    assert hedged_requests.late_at(sent(10.0)) == pytest.approx(10.3)
 
 
 def test_an_answer_is_late_after_three_times_the_median_and_never_before_a_fifth_of_a_second() -> None:
-    stragglers = Stragglers()
+    hedged_requests = HedgedRequests()
     for wait_s in (0.01, 0.02, 0.03, 5.0, 10.0):
-        stragglers.answered(wait_s)
-    assert stragglers.late_at(sent(10.0)) == pytest.approx(10.2)
+        hedged_requests.answered(wait_s)
+    assert hedged_requests.late_at(sent(10.0)) == pytest.approx(10.2)
     for _ in range(10):
-        stragglers.answered(1.0)
-    assert stragglers.late_at(sent(10.0)) == pytest.approx(13.0)
+        hedged_requests.answered(1.0)
+    assert hedged_requests.late_at(sent(10.0)) == pytest.approx(13.0)
 
 
 def test_only_the_latest_count() -> None:
-    stragglers = Stragglers()
+    hedged_requests = HedgedRequests()
     for wait_s in [1.0] * 1000 + [0.1] * 64:
-        stragglers.answered(wait_s)
-    assert stragglers.late_at(sent(0.0)) == pytest.approx(0.3)
+        hedged_requests.answered(wait_s)
+    assert hedged_requests.late_at(sent(0.0)) == pytest.approx(0.3)
 
 
 def test_a_body_is_judged_by_its_size() -> None:
-    stragglers = Stragglers()
+    hedged_requests = HedgedRequests()
     for size in (100, 200, 300, 400, 500):
-        stragglers.finished(transfer_s=size / 100, transferred_bytes=size)
-    stragglers.finished(0.0, 0)
-    watch = sent(0.0, asked_bytes=1000)
-    assert stragglers.late_at(watch) is None
-    watch.answered(5.0, asked_bytes=50)
-    assert stragglers.late_at(watch) == pytest.approx(5.0 + 3 * 0.5)
+        hedged_requests.finished(transfer_s=size / 100, transferred_bytes=size)
+    hedged_requests.finished(0.0, 0)
+    watch = sent(0.0, requested_bytes=1000)
+    assert hedged_requests.late_at(watch) is None
+    watch.answered(5.0, requested_bytes=50)
+    assert hedged_requests.late_at(watch) == pytest.approx(5.0 + 3 * 0.5)
 
 
 def test_a_download_between_two_tries_is_not_late() -> None:
-    stragglers = Stragglers()
+    hedged_requests = HedgedRequests()
     for _ in range(5):
-        stragglers.answered(0.1)
-    assert stragglers.late_at(Watch()) is None
+        hedged_requests.answered(0.1)
+    assert hedged_requests.late_at(Watch()) is None
 
 
 def test_second_requests_are_few_and_one_among_few_parts_is_possible() -> None:
-    stragglers = Stragglers()
-    assert [stragglers.allows() for _ in range(6)] == [True] * 4 + [False] * 2
+    hedged_requests = HedgedRequests()
+    assert [hedged_requests.allows() for _ in range(6)] == [True] * 4 + [False] * 2
     allowed = 0
     for _ in range(1000):
-        stragglers.started()
-        allowed += stragglers.allows()
+        hedged_requests.started()
+        allowed += hedged_requests.allows()
     assert 49 <= allowed <= 50
     for _ in range(1000):
-        stragglers.started()
-    assert sum(stragglers.allows() for _ in range(100)) == 8
+        hedged_requests.started()
+    assert sum(hedged_requests.allows() for _ in range(100)) == 8
 
 
 # -- two downloads beside each other

@@ -132,11 +132,11 @@ def test_parts_that_lie_on_the_disk_are_dropped_as_soon_as_nobody_needs_them() -
     for key in wanted:
         ledger.admitted(key, 10)
         ledger.arrived(key, 0)
-    assert ledger.take_costless() == []
+    assert ledger.take_free() == []
     ledger.use(wanted)
     ledger.release(wanted)
-    assert sorted(ledger.take_costless()) == wanted
-    assert ledger.take_costless() == []
+    assert sorted(ledger.take_free()) == wanted
+    assert ledger.take_free() == []
 
 
 @settings(deadline=None, max_examples=200)

@@ -121,7 +121,7 @@ class Epochs(RuleBasedStateMachine):
 
     @rule(other=st.integers(0, 15))
     def pump(self, other: int) -> None:
-        for key in self.ledger.take_costless():
+        for key in self.ledger.take_free():
             self.drop(key)
             assert key not in self.kept
         key = self.ledger.next_wanted()
@@ -169,7 +169,7 @@ class Epochs(RuleBasedStateMachine):
     def the_bytes_are_those_of_the_parts(self) -> None:
         counted = sum(self.there.values()) + sum(self.moved.values())
         assert self.ledger.used_bytes == counted + SIZE * len(self.coming)
-        assert self.ledger.on_their_way() == self.coming
+        assert self.ledger.in_flight() == self.coming
         needed = self.in_use()
         unneeded = sum(size for key, size in self.there.items() if key not in needed)
         kept_bytes = self.ledger.kept_from_next_bytes()
@@ -208,7 +208,7 @@ class Epochs(RuleBasedStateMachine):
         assert self.ledger.next_wanted() is None
         assert self.ledger.waiting == 0
         assert self.ledger.kept_from_next_bytes() == 0
-        for key in [*self.ledger.take_costless(), *(self.ledger.room_for(BUDGET, 0) or ())]:
+        for key in [*self.ledger.take_free(), *(self.ledger.room_for(BUDGET, 0) or ())]:
             self.drop(key)
         assert self.ledger.used_bytes == 0
 

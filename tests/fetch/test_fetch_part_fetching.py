@@ -12,7 +12,7 @@ from nobody import Nobody
 from streamload.errors import ShardNotFoundError
 from streamload.fetch.cache.disk_cache import DiskCache
 from streamload.fetch.fetched_shard import FetchedShard
-from streamload.fetch.part_fetching import Bringer
+from streamload.fetch.part_fetching import PartFetcher
 from streamload.fetch.parts import PART_BYTES
 from streamload.storage.download import Pin
 from streamload.storage.storages import Storages
@@ -62,12 +62,12 @@ def test_a_request_that_fails_when_nobody_wants_it_any_more_makes_room_for_anoth
         pin = Pin() if cached else Pin(size_bytes, None)
         cache = DiskCache(str(tmp_path), 1 << 30, part_bytes=PART_BYTES) if cached else None
         waiting = Waiting(FetchedShard(0, url, pin, compression_of(url), 0, size_bytes))
-        bringer = Bringer(storage, cache, lambda _: -1, waiting)
+        part_fetcher = PartFetcher(storage, cache, lambda _: -1, waiting)
         try:
             async with asyncio.timeout(DEADLINE_S):
-                bringer.bring(waiting.states[0], 0)
+                part_fetcher.fetch(waiting.states[0], 0)
                 await storage.asked.wait()
-                bringer.forget(waiting.states[0])
+                part_fetcher.forget(waiting.states[0])
                 waiting.states[0].release(1)
                 await asyncio.sleep(0.01)  # whatever reads the shard from its start has ended
                 assert waiting.woken.is_set() == name.endswith(".gz")  # what that has held is free, which is told too
@@ -75,7 +75,7 @@ def test_a_request_that_fails_when_nobody_wants_it_any_more_makes_room_for_anoth
                 storage.gate.set()
                 await waiting.woken.wait()
         finally:
-            await bringer.close()
+            await part_fetcher.close()
 
     asyncio.run(run())
 
@@ -108,19 +108,21 @@ def test_unpackings_make_way_for_another_shard_but_not_for_ever() -> None:
         gz = compression_of("a.tar.gz")
         states = [FetchedShard(shard, f"s3://bucket/{shard}.tar.gz", Pin(), gz, 0, None) for shard in (0, 1)]
         events = Paused(states)
-        bringer = Bringer(RefusingStorage(), None, lambda _: -1, events)
+        part_fetcher = PartFetcher(RefusingStorage(), None, lambda _: -1, events)
         times = 0
         while times < 100:
             for state in states:
-                state.unpacking = cast("Any", PausedUnpacking())
-            bringer._unpackings = [(state, state.unpacking) for state in states if state.unpacking is not None]
-            if not bringer.make_way(1):
+                state.decompressing = cast("Any", PausedUnpacking())
+            part_fetcher._decompressions = [
+                (state, state.decompressing) for state in states if state.decompressing is not None
+            ]
+            if not part_fetcher.evict(1):
                 break
-            assert states[0].unpacking is None
-            assert states[1].unpacking is not None
+            assert states[0].decompressing is None
+            assert states[1].decompressing is not None
             times += 1
-        bringer.unpacked(states[1], 0, PART_BYTES)  # it goes on, so there is a reason to try again
-        assert bringer.make_way(1)
+        part_fetcher.decompressed(states[1], 0, PART_BYTES)  # it goes on, so there is a reason to try again
+        assert part_fetcher.evict(1)
         return times, events.given_up
 
     times, given_up = asyncio.run(run())

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from streamload.fetch.fetcher import Fetcher
-from streamload.fetch.prerequisites import Near
+from streamload.fetch.prerequisites import Prerequisites
 from streamload.index.tables import Tables
 
 
@@ -55,7 +55,7 @@ class NoParts:
         self.closed += 1
 
 
-class Told:
+class Progressed:
     def __init__(self) -> None:
         self.woken = self.progressed = 0
 
@@ -66,9 +66,9 @@ class Told:
         self.progressed += 1
 
 
-def near_of(tables: SlowTables, told: Told, fetcher: Any = None) -> Near:
+def near_of(tables: SlowTables, told: Progressed, fetcher: Any = None) -> Prerequisites:
     parts = cast("Fetcher", fetcher or NoParts())
-    return Near(parts, cast("Tables", tables), wake=told.wake, progress=told.progress)
+    return Prerequisites(parts, cast("Tables", tables), wake=told.wake, progress=told.progress)
 
 
 async def some_turns() -> None:
@@ -78,37 +78,37 @@ async def some_turns() -> None:
 
 def test_tables_are_loaded_in_the_order_of_need_sixteen_at_once() -> None:
     async def main() -> None:
-        tables, told = SlowTables(), Told()
-        near = near_of(tables, told)
-        assert not near.has_tables([7, 3])
-        near.want_tables([3, *range(10, 40)])
+        tables, told = SlowTables(), Progressed()
+        prerequisites = near_of(tables, told)
+        assert not prerequisites.has_tables([7, 3])
+        prerequisites.want_tables([3, *range(10, 40)])
         assert told.woken == 2
-        near.pump()
+        prerequisites.pump()
         await some_turns()
         assert tables.asked == [7, 3, *range(10, 24)]
         tables.gate.set()
         await some_turns()
         assert told.progressed == 16
-        assert near.has_tables([7, 3, 23])
-        near.pump()
+        assert prerequisites.has_tables([7, 3, 23])
+        prerequisites.pump()
         await some_turns()
         assert tables.asked == [7, 3, *range(10, 40)]
-        await near.close()
+        await prerequisites.close()
 
     asyncio.run(main())
 
 
 def test_a_table_that_is_here_is_not_asked_for() -> None:
     async def main() -> None:
-        tables, told = SlowTables(), Told()
+        tables, told = SlowTables(), Progressed()
         tables.here.add(1)
-        near = near_of(tables, told)
-        assert near.has_tables([1])
+        prerequisites = near_of(tables, told)
+        assert prerequisites.has_tables([1])
         assert told.woken == 0
-        near.pump()
+        prerequisites.pump()
         await some_turns()
         assert tables.asked == []
-        await near.close()
+        await prerequisites.close()
 
     asyncio.run(main())
 
@@ -116,50 +116,50 @@ def test_a_table_that_is_here_is_not_asked_for() -> None:
 @pytest.mark.parametrize("kind", [OSError, KeyError])
 def test_a_failure_is_raised_for_its_shard_alone_and_not_tried_again(kind: type[Exception]) -> None:
     async def main() -> None:
-        tables, told = SlowTables(), Told()
+        tables, told = SlowTables(), Progressed()
         tables.broken[2] = kind("broken")
         tables.gate.set()
-        near = near_of(tables, told)
-        near.want_tables([1, 2])
-        near.pump()
+        prerequisites = near_of(tables, told)
+        prerequisites.want_tables([1, 2])
+        prerequisites.pump()
         await some_turns()
-        assert near.has_tables([1])
+        assert prerequisites.has_tables([1])
         for _ in range(2):
             with pytest.raises(kind, match="broken"):
-                near.has_tables([1, 2])
-        near.want_tables([2])
-        near.pump()
+                prerequisites.has_tables([1, 2])
+        prerequisites.want_tables([2])
+        prerequisites.pump()
         await some_turns()
         assert tables.asked == [1, 2]
-        await near.close()
+        await prerequisites.close()
 
     asyncio.run(main())
 
 
 def test_what_has_failed_is_loaded_once_more_when_it_is_tried_again() -> None:
     async def main() -> None:
-        tables, told = SlowTables(), Told()
+        tables, told = SlowTables(), Progressed()
         error = tables.broken[2] = OSError("broken")
         tables.gate.set()
-        near = near_of(tables, told)
-        near.want_tables([2])
-        near.pump()
+        prerequisites = near_of(tables, told)
+        prerequisites.want_tables([2])
+        prerequisites.pump()
         await some_turns()
-        assert near.try_again() == [error]
-        assert near.try_again() == []
-        assert not near.has_tables([2])
-        near.pump()
+        assert prerequisites.try_again() == [error]
+        assert prerequisites.try_again() == []
+        assert not prerequisites.has_tables([2])
+        prerequisites.pump()
         await some_turns()
         with pytest.raises(OSError, match="broken"):
-            near.has_tables([2])
-        near.try_again()
+            prerequisites.has_tables([2])
+        prerequisites.try_again()
         del tables.broken[2]
-        assert not near.has_tables([2])
-        near.pump()
+        assert not prerequisites.has_tables([2])
+        prerequisites.pump()
         await some_turns()
-        assert near.has_tables([2])
+        assert prerequisites.has_tables([2])
         assert tables.asked == [2, 2, 2]
-        await near.close()
+        await prerequisites.close()
 
     asyncio.run(main())
 
@@ -167,11 +167,11 @@ def test_what_has_failed_is_loaded_once_more_when_it_is_tried_again() -> None:
 def test_closing_ends_what_is_loading_and_the_fetcher() -> None:
     async def main() -> None:
         tables, parts = SlowTables(), NoParts()
-        near = near_of(tables, Told(), parts)
-        near.want_tables([1, 2])
-        near.pump()
+        prerequisites = near_of(tables, Progressed(), parts)
+        prerequisites.want_tables([1, 2])
+        prerequisites.pump()
         await some_turns()
-        await near.close()
+        await prerequisites.close()
         assert (tables.cancelled, parts.closed) == (2, 1)
 
     asyncio.run(main())

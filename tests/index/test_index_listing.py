@@ -14,7 +14,7 @@ from streamload import ShardWriter, StreamLoader
 from streamload.errors import DatasetIndexError, ShardNotFoundError, StorageError
 from streamload.index.finder import find_shards
 from streamload.index.listing import Listing, list_shards
-from streamload.index.shard_naming import NumberedName
+from streamload.index.shard_naming import ShardNaming
 from streamload.index.unfinished import SHARDIFY, UnfinishedSet, mark_unfinished
 from streamload.storage.local import LocalStorage, local_path, storage_for
 from streamload.storage.protocol import ShardInfo
@@ -308,7 +308,7 @@ def test_a_shard_of_another_size_is_stale(tmp_path: Path) -> None:
 def test_an_unfinished_set_without_a_shard_is_no_empty_folder(tmp_path: Path) -> None:
     write(tmp_path, [1], index=False)
     (tmp_path / "shard0-000000.tar").unlink()
-    mark_unfinished(str(tmp_path), UnfinishedSet(NumberedName("shard-", 6, ".tar"), SHARDIFY))
+    mark_unfinished(str(tmp_path), UnfinishedSet(ShardNaming("shard-", 6, ".tar"), SHARDIFY))
     for find in (list_shards, find_shards):
         with pytest.raises(DatasetIndexError, match="shardify.*interrupted.*--resume"):
             find(tmp_path)

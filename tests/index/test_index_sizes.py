@@ -14,7 +14,7 @@ from nobody import Nobody
 from streamload.errors import ShardNotFoundError
 from streamload.fetch.cache.disk_cache import DiskCache
 from streamload.fetch.fetched_shard import FetchedShard
-from streamload.fetch.part_fetching import Bringer
+from streamload.fetch.part_fetching import PartFetcher
 from streamload.fetch.parts import PART_BYTES
 from streamload.index.finder import Finder
 from streamload.index.sizes import look_at
@@ -138,16 +138,16 @@ def test_the_disk_cache_asks_about_shards_together_and_about_each_once(tmp_path:
         storages = MeetingRequests()
         cache = DiskCache(str(tmp_path), 1 << 30, part_bytes=PART_BYTES)
         states = [FetchedShard(number, url, Pin(), None, 0, None) for number, url in enumerate(URLS)]
-        bringer = Bringer(storages, cache, lambda _: -1, Nobody(states))
+        part_fetcher = PartFetcher(storages, cache, lambda _: -1, Nobody(states))
         try:
             for state in states:
                 for part in (0, 1):
-                    bringer.bring(state, part)
+                    part_fetcher.fetch(state, part)
             async with asyncio.timeout(DEADLINE_S):
                 while not all(state.cache_asked for state in states):
                     await asyncio.sleep(0.001)
         finally:
-            await bringer.close()
+            await part_fetcher.close()
             cache.close()
         return storages
 

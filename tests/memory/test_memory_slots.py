@@ -132,11 +132,11 @@ def test_many_free_slots_are_not_hoarded(pool: SlotPool, size_bytes: int, kept: 
 
 @pytest.mark.parametrize(("limit", "under_way", "kept"), [(256, 64, 32), (512, 128, 64)])
 def test_slots_take_their_share_of_descriptors(
-    monkeypatch: pytest.MonkeyPatch, limit: int, under_way: int, kept: int
+    monkeypatch: pytest.MonkeyPatch, limit: int, in_flight: int, kept: int
 ) -> None:
     monkeypatch.setattr(slots, "descriptor_limit", lambda: limit)
     pool = SlotPool()
-    assert pool.most_under_way == under_way
+    assert pool.most_in_flight == in_flight
     lent = [pool.take(10) for _ in range(kept + 5)]
     for slot in lent:
         hand_out(pool, slot)
@@ -146,13 +146,13 @@ def test_slots_take_their_share_of_descriptors(
 
 def test_as_many_slots_stay_free_as_are_under_way(pool: SlotPool) -> None:
     """Large ones that come back together are wanted again at once."""
-    under_way, back = [pool.take(8 << 20) for _ in range(60)], [pool.take(8 << 20) for _ in range(50)]
+    in_flight, back = [pool.take(8 << 20) for _ in range(60)], [pool.take(8 << 20) for _ in range(50)]
     for slot in back:
         hand_out(pool, slot)
     pool.released(back)
     assert pool.take_retired() == []
     assert sorted(pool.take(8 << 20) for _ in back) == back
-    assert not set(back) & set(under_way)
+    assert not set(back) & set(in_flight)
 
 
 def test_the_pool_knows_which_slots_it_holds(pool: SlotPool) -> None:
@@ -275,19 +275,19 @@ def test_the_pool_knows_how_much_memory_all_slots_take(pool: SlotPool) -> None:
 # -- the reader ----------------------------------------------------------------------------------------------------
 
 
-def views_of(loan: Bytes) -> dict[str, Any]:
+def views_of(lease: Bytes) -> dict[str, Any]:
     """What a user may hold of a batch, in many forms, each derived in another way."""
     import torch
 
-    tensor = torch.from_numpy(loan[:64].view(np.float32))
+    tensor = torch.from_numpy(lease[:64].view(np.float32))
     return {
-        "the loan": loan,
-        "a slice": loan[10:20],
-        "a view of another dtype": loan[:80].view(np.int64),
-        "a reshaped part": loan[:64].view(np.float32).reshape(4, 4)[1],
-        "a transposed part": loan[:64].reshape(8, 8).T[2:4],
-        "a scalar's memory": loan[:8].view(np.int64)[0, ...],
-        "a memoryview": memoryview(loan)[3:9],
+        "the loan": lease,
+        "a slice": lease[10:20],
+        "a view of another dtype": lease[:80].view(np.int64),
+        "a reshaped part": lease[:64].view(np.float32).reshape(4, 4)[1],
+        "a transposed part": lease[:64].reshape(8, 8).T[2:4],
+        "a scalar's memory": lease[:8].view(np.int64)[0, ...],
+        "a memoryview": memoryview(lease)[3:9],
         "a tensor": tensor,
         "a row of a tensor": tensor.reshape(4, 4)[2],
         "a tensor of another dtype": tensor.view(torch.bfloat16)[3],
@@ -332,9 +332,9 @@ def test_a_loan_has_at_least_the_size_asked_for_and_shows_what_was_written(pool:
     filler.at_least(slot, 50_000)[49_999] = 9
     assert hand_out(pool, slot, 50_000), "it has grown, so it must be mapped anew"
     reader.add(slot, pool.descriptor(slot))
-    loan = reader.lend(slot)
-    assert len(loan) >= 50_000
-    assert loan[49_999] == 9
+    lease = reader.lend(slot)
+    assert len(lease) >= 50_000
+    assert lease[49_999] == 9
     filler.close()
 
 

@@ -47,12 +47,12 @@ def epoch_order(options: OrderOptions, counts: list[int], epoch: int) -> list[tu
     if options.shuffle:
         shard_key = key_of(options.seed, epoch, "shards")
         shards.sort(key=lambda s: (word(shard_key, s), s))
-    line = [(shard, sample) for shard in shards for sample in range(counts[shard])]
-    n, n_lanes = len(line), options.lanes
+    sequence = [(shard, sample) for shard in shards for sample in range(counts[shard])]
+    n, n_lanes = len(sequence), options.lanes
     key = key_of(options.seed, epoch, "window")
     lanes = []
     for lane in range(n_lanes):
-        own = line[lane * n // n_lanes : (lane + 1) * n // n_lanes]
+        own = sequence[lane * n // n_lanes : (lane + 1) * n // n_lanes]
         if options.shuffle:
             own = [own[p] for p in lane_emissions([uniform(key, *row) for row in own], options.window)]
         lanes.append(own)
@@ -66,8 +66,10 @@ def keys_on_one_lane(options: OrderOptions, counts: list[int]) -> tuple[list[int
     """For epoch 0 and a single lane: the shards in their order, and the key of each position of their line."""
     order = shards_in_order(options, len(counts), 0).tolist()
     key = key_of(options.seed, 0, "window")
-    line = [(shard, sample) for shard in order for sample in range(counts[shard])]
-    return order, [p + (uniform(key, *row) * options.window if options.shuffle else 0) for p, row in enumerate(line)]
+    sequence = [(shard, sample) for shard in order for sample in range(counts[shard])]
+    return order, [
+        p + (uniform(key, *row) * options.window if options.shuffle else 0) for p, row in enumerate(sequence)
+    ]
 
 
 def rank_batches(

@@ -46,12 +46,12 @@ def slow_line(options: OrderOptions, counts: list[int], epoch: int, numbers: lis
     if isinstance(choice, Sampled):
         return [(everything[number], (0, 0)) for number in numbers]
     if isinstance(choice, Weighted):
-        copies = dict(zip(everything, choice.copies(options.seed, epoch).tolist(), strict=True))
-        line = []
+        repeats = dict(zip(everything, choice.repeats(options.seed, epoch).tolist(), strict=True))
+        sequence = []
         for shard in pass_order(options, counts, epoch):
-            draws = [(shard, sample) for sample in range(counts[shard]) for _ in range(copies[shard, sample])]
-            line += [(row, (number, 0)) for number, row in enumerate(draws)]
-        return line
+            draws = [(shard, sample) for sample in range(counts[shard]) for _ in range(repeats[shard, sample])]
+            sequence += [(row, (number, 0)) for number, row in enumerate(draws)]
+        return sequence
     assert isinstance(choice, Stretched)
     first = epoch * choice.epoch_size
     endless, number = [], first // len(everything)
@@ -63,12 +63,12 @@ def slow_line(options: OrderOptions, counts: list[int], epoch: int, numbers: lis
     return endless[first % len(everything) :][: choice.epoch_size]
 
 
-def slow_order(options: OrderOptions, line: list[tuple[Row, Row]], epoch: int) -> list[tuple[int, int, int, int]]:
-    n, n_lanes = len(line), options.lanes
+def slow_order(options: OrderOptions, sequence: list[tuple[Row, Row]], epoch: int) -> list[tuple[int, int, int, int]]:
+    n, n_lanes = len(sequence), options.lanes
     key = key_of(options.seed, epoch, "window")
     lanes = []
     for lane in range(n_lanes):
-        own = line[lane * n // n_lanes : (lane + 1) * n // n_lanes]
+        own = sequence[lane * n // n_lanes : (lane + 1) * n // n_lanes]
         if options.shuffle:
             draws = [(word(key, number, row[0], done) >> 11) / 2**53 for row, (number, done) in own]
             own = [own[p] for p in lane_emissions(draws, options.window)]
@@ -144,7 +144,7 @@ def test_nothing_that_was_let_go_of_comes_again_and_the_rest_is_let_go_of_in_the
         assert not {shard for shard, _ in later} & {shard for named in gone[: at + 1] for shard in named}
         if isinstance(options.choice, Sampled):
             assert not any(left[at]), "anything may come again at any time, and not everything can be kept"
-        elif not plan._line.repeats:
+        elif not plan._sequence.has_repeats:
             assert all(sample in left[at][shard] for shard, sample in later)
     named = [shard for shards in gone for shard in shards]
     assert len(named) == len(set(named))
@@ -167,7 +167,7 @@ def test_a_part_is_kept_for_a_window_and_not_longer() -> None:
                 if any(start <= begun and end > begun + 80 for start, end in runs.get(shard, [])):
                     assert sample in left[shard]
             begun = plan.number
-            runs = {shard: plan._line.places_of(shard) or [] for shard in range(20)}
+            runs = {shard: plan._sequence.places_of(shard) or [] for shard in range(20)}
             left = {shard: {s for a, b in plan.unpassed(shard) for s in range(a, b)} for shard in range(20)}
             assert sum(len(left[s]) for s in runs if any(a <= begun for a, _ in runs[s])) <= 100 + 30 + 50 + 30
 
@@ -200,12 +200,12 @@ def test_draws_are_exact_by_group_and_even_within_it(data: st.DataObject) -> Non
     assert np.allclose(choice.shares(), shares)
     total = np.zeros(len(group), np.int64)
     for epoch in range(4):
-        copies = choice.copies(seed, epoch)
-        assert copies.sum() == size
-        total += copies
-        assert (np.abs(np.bincount(group, copies, minlength=4) - shares) < 1 + 1e-6).all()
+        repeats = choice.repeats(seed, epoch)
+        assert repeats.sum() == size
+        total += repeats
+        assert (np.abs(np.bincount(group, repeats, minlength=4) - shares) < 1 + 1e-6).all()
         for number in range(4):
-            own = copies[group == number]
+            own = repeats[group == number]
             assert own.max(initial=0) - own.min(initial=own.max(initial=0)) <= 2
             assert weight[number] > 0 or not own.any()
 
@@ -214,7 +214,7 @@ def test_over_epochs_all_samples_of_a_label_come_equally_often() -> None:
     group = (np.arange(2000) % 20 == 7).astype(np.uint8)
     choice = Weighted(group, 1 / np.bincount(group), 2000)
     for epochs in (1, 2, 19):
-        total = sum(choice.copies(3, epoch) for epoch in range(epochs))
+        total = sum(choice.repeats(3, epoch) for epoch in range(epochs))
         for label in range(2):
             assert np.ptp(total[group == label]) <= 1
     assert np.ptp(total[group == 0]) == 0
@@ -223,17 +223,17 @@ def test_over_epochs_all_samples_of_a_label_come_equally_often() -> None:
 def test_weights_that_all_differ_are_met_in_the_mean() -> None:
     weight = np.arange(1, 101, dtype=np.float64)
     choice = Weighted(np.arange(100, dtype=np.uint8), weight, 100)
-    copies = np.array([choice.copies(0, epoch) for epoch in range(2000)])
+    repeats = np.array([choice.repeats(0, epoch) for epoch in range(2000)])
     expected = weight / weight.sum() * 100
-    assert (np.abs(copies - expected) < 1).all()
-    assert np.abs(copies.mean(axis=0) - expected).max() < 0.06
+    assert (np.abs(repeats - expected) < 1).all()
+    assert np.abs(repeats.mean(axis=0) - expected).max() < 0.06
 
 
 def test_which_samples_are_drawn_depends_on_seed_and_epoch() -> None:
     choice = Weighted(np.zeros(50, np.uint8), np.ones(1), 20)
-    assert choice.copies(1, 2).tolist() == choice.copies(1, 2).tolist()
-    assert choice.copies(1, 2).tolist() != choice.copies(2, 2).tolist()
-    assert choice.copies(1, 2).tolist() != choice.copies(1, 3).tolist()
+    assert choice.repeats(1, 2).tolist() == choice.repeats(1, 2).tolist()
+    assert choice.repeats(1, 2).tolist() != choice.repeats(2, 2).tolist()
+    assert choice.repeats(1, 2).tolist() != choice.repeats(1, 3).tolist()
 
 
 # -- stretches -----------------------------------------------------------------------------------------------------

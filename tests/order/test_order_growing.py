@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamload.order.layout import ShardLine
+from streamload.order.layout import ShardSequence
 from streamload.order.plan import OrderOptions, RankPlan, ShardCounts, shards_in_order
 from streamload.order.randomness import philox_key
 
@@ -76,8 +76,8 @@ def test_a_batch_comes_as_soon_as_the_samples_known_so_far_settle_it(options, co
         while missing := plan.missing(1):
             (shard,) = missing
             known_end = sum(counts[s] for s in order[: order.index(shard)]) + known.least(shard)
-            settled = sum(keyed <= known_end for keyed in keys[:known_end]) if options.shuffle else known_end
-            assert known_end < position + size or settled < position + (rank + 1) * options.batch_size
+            finalized = sum(keyed <= known_end for keyed in keys[:known_end]) if options.shuffle else known_end
+            assert known_end < position + size or finalized < position + (rank + 1) * options.batch_size
             if known.least(shard) < counts[shard]:
                 known.at_least(shard, known.least(shard) + 1)
             else:
@@ -143,13 +143,15 @@ def test_only_the_first_open_shard_is_laid():
     known = ShardCounts(3)
     known.at_least(0, 5)
     known.at_least(1, 5)
-    line = ShardLine(shards_in_order(dataclasses.replace(OPTIONS, shuffle=False), 3, 0), known, philox_key(0, 0, "w"))
-    assert (line.known_shards, line.known_end, line.whole_end, line.complete) == (0, 5, 0, False)
-    assert line.edges.tolist() == [0]
+    sequence = ShardSequence(
+        shards_in_order(dataclasses.replace(OPTIONS, shuffle=False), 3, 0), known, philox_key(0, 0, "w")
+    )
+    assert (sequence.known_shards, sequence.known_end, sequence.whole_end, sequence.complete) == (0, 5, 0, False)
+    assert sequence.edges.tolist() == [0]
     known.set(0, 6)
-    line.extend()
-    assert (line.known_shards, line.known_end, line.whole_end) == (1, 11, 6)
-    assert line.unknown(3, 8) == [1, 2]
+    sequence.extend()
+    assert (sequence.known_shards, sequence.known_end, sequence.whole_end) == (1, 11, 6)
+    assert sequence.unknown(3, 8) == [1, 2]
 
 
 def test_counts_only_grow():

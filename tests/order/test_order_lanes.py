@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamload.order import lanes as lanes_module
-from streamload.order.lanes import SlidingShuffle, expected_reach, lane_bounds
+from streamload.order.lanes import SlidingShuffle, expected_radius, lane_bounds
 from streamload.order.randomness import philox_key, uniforms
 
 KEY = philox_key(1, 0, "window")
@@ -118,9 +118,9 @@ def test_what_was_passed_cannot_be_taken_again():
 def test_what_is_not_settled_cannot_be_taken():
     made = SlidingShuffle(hashed_draws, 20)
     made.grow(100, False)
-    settled = made.settle(1000)
+    finalized = made.finalize(1000)
     with pytest.raises(IndexError, match="beyond the 100 known samples"):
-        made.take(np.array([settled]))
+        made.take(np.array([finalized]))
 
 
 @settings(deadline=None)
@@ -133,22 +133,22 @@ def test_a_growing_lane_settles_exactly_what_no_later_sample_can_precede(window,
     for step in steps:
         known_end += step
         made.grow(known_end, False)
-        settled = made.settle(10**6)
-        assert settled == sum(key <= known_end for key in keys[:known_end])
-        found += made.take(np.arange(len(found), settled)).tolist()
+        finalized = made.finalize(10**6)
+        assert finalized == sum(key <= known_end for key in keys[:known_end])
+        found += made.take(np.arange(len(found), finalized)).tolist()
     made.grow(known_end, True)
-    assert made.settle(10**6) == length
+    assert made.finalize(10**6) == length
     assert found + made.take(np.arange(len(found), length)).tolist() == whole
 
 
 def test_settling_stops_where_it_was_asked_to():
     made = stream(hashed_draws, 20, 10**9)
-    assert 100 <= made.settle(100) <= 100 + 20 + 32
+    assert 100 <= made.finalize(100) <= 100 + 20 + 32
 
 
 @pytest.mark.parametrize("number_end", [1, 64, 999, 5_000, 20_000])
 def test_expected_reach_is_about_right(number_end):
     window = 10_000
     keys = np.sort(np.arange(40_000) + hashed_draws(0, 40_000) * window)
-    assert expected_reach(number_end, window) == pytest.approx(keys[number_end - 1], rel=0.05, abs=window / 25)
-    assert expected_reach(number_end, window) <= number_end + window // 2
+    assert expected_radius(number_end, window) == pytest.approx(keys[number_end - 1], rel=0.05, abs=window / 25)
+    assert expected_radius(number_end, window) <= number_end + window // 2

@@ -16,7 +16,7 @@ from streamload.order.mixture_plan import MixturePlan
 from streamload.order.options import OrderOptions
 from streamload.order.plan import ShardCounts
 from streamload.order.sampling import Mixed
-from streamload.order.sequence import dataset_line
+from streamload.order.sequence import dataset_sequence
 from streamload.order.slices import rank_bounds
 
 OPTIONS = OrderOptions(seed=5, shuffle=True, window=30, lanes=2, batch_size=4, drop_last=False, pad=False)
@@ -86,19 +86,19 @@ def slow_dataset(
 ) -> list[tuple[int, int, int]]:
     """What an epoch has of a dataset, in the order in which its turns come, as (lane, shard, sample)."""
     own = counts[mixed.edges[dataset] : mixed.edges[dataset + 1]]
-    total, line = sum(own), []
+    total, sequence = sum(own), []
     for number in range(epoch * size // total, (epoch * size + size) // total + 1):
         shards = list(range(len(own)))
         if options.shuffle:
             key = key_of(options.seed, number, f"shards of dataset {dataset}")
             shards.sort(key=lambda shard: (word(key, shard), shard))
         done = number - epoch * size // total
-        line += [(shard + mixed.edges[dataset], sample, done) for shard in shards for sample in range(own[shard])]
-    line = line[epoch * size % total :][:size]
+        sequence += [(shard + mixed.edges[dataset], sample, done) for shard in shards for sample in range(own[shard])]
+    sequence = sequence[epoch * size % total :][:size]
     key = key_of(options.seed, epoch, "window")
     lanes = []
     for lane in range(options.lanes):
-        part = line[lane * size // options.lanes : (lane + 1) * size // options.lanes]
+        part = sequence[lane * size // options.lanes : (lane + 1) * size // options.lanes]
         if options.shuffle:
             draws = [(word(key, sample, shard, done) >> 11) / 2**53 for shard, sample, done in part]
             part = [part[p] for p in lane_emissions(draws, options.window)]
@@ -152,8 +152,8 @@ def test_nothing_that_was_let_go_of_comes_again(case: tuple[OrderOptions, list[i
     known = ShardCounts.of(counts)
     plan = MixturePlan(options, known, 1, 0, 1)
     assert isinstance(options.choice, Mixed)
-    lines = [dataset_line(options, options.choice, known, 1, d) for d in range(len(options.choice.shares))]
-    repeats = {shard for line in lines if line.repeats for shard in line.order.tolist()}
+    lines = [dataset_sequence(options, options.choice, known, 1, d) for d in range(len(options.choice.shares))]
+    has_repeats = {shard for sequence in lines if sequence.has_repeats for shard in sequence.order.tolist()}
     blocks, gone, left = [], [], []
     while (block := plan.take(1)) is not None:
         blocks.append(set(zip(block.shard.tolist(), block.sample.tolist(), strict=True)))
@@ -162,7 +162,7 @@ def test_nothing_that_was_let_go_of_comes_again(case: tuple[OrderOptions, list[i
     for at in range(len(blocks)):
         later = set().union(*blocks[at + 1 :])
         assert not {shard for shard, _ in later} & {shard for named in gone[: at + 1] for shard in named}
-        assert all(sample in left[at][shard] for shard, sample in later if shard not in repeats)
+        assert all(sample in left[at][shard] for shard, sample in later if shard not in has_repeats)
     named = [shard for shards in [*gone, plan.finished()] for shard in shards]
     assert len(named) == len(set(named))
     assert {shard for block in blocks for shard, _ in block} <= set(named)
@@ -175,11 +175,11 @@ def test_a_part_is_kept_for_a_window_and_not_longer() -> None:
     options = dataclasses.replace(OPTIONS, lanes=1, choice=mixed)
     plan = MixturePlan(options, ShardCounts.of(counts), 1, 0, 1)
     while plan.take(50) is not None:
-        for dataset, weave in enumerate(plan._weaves):
+        for dataset, interleave in enumerate(plan._interleavings):
             begun = plan._passed(0)[dataset]
             held = 0
             for shard in range(*mixed.edges[dataset : dataset + 2]):
-                places = weave.line.places_of(shard)
+                places = interleave.sequence.places_of(shard)
                 if places and any(start <= begun for start, _ in places):
                     held += sum(end - start for start, end in plan.unpassed(shard))
             assert held <= 100 + 2 * 30 + 100

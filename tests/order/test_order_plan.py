@@ -149,8 +149,8 @@ def test_a_rank_of_many_touches_only_its_own_lane_in_a_billion_samples():
     for start in (0, 2_000 * n_ranks * batch_size):
         plan = RankPlan(options, counts, 0, 517, n_ranks, start=start)
         drawn = []
-        draw = plan._line.uniforms
-        plan._line.uniforms = lambda first, count, draw=draw, drawn=drawn: drawn.append(count) or draw(first, count)
+        draw = plan._sequence.uniforms
+        plan._sequence.uniforms = lambda first, count, draw=draw, drawn=drawn: drawn.append(count) or draw(first, count)
         block = plan.take(4 * batch_size)
         assert plan.lanes_read == [517]
         assert len(block.shard) == 4 * batch_size

@@ -66,9 +66,9 @@ def test_a_shard_is_asked_for_only_if_the_next_batch_needs_it(options, counts, w
     while True:
         for shard in iter(lambda: (plan.missing(1) or [None])[0], None):
             known_end = sum(counts[s] for s in order[: order.index(shard)])
-            settled = sum(keyed <= known_end for keyed in keys[:known_end]) if options.shuffle else known_end
+            finalized = sum(keyed <= known_end for keyed in keys[:known_end]) if options.shuffle else known_end
             last = position + (rank + 1) * options.batch_size
-            assert known_end < position + size or settled < last
+            assert known_end < position + size or finalized < last
             known.set(shard, counts[shard])
         block = plan.take(1)
         if block is None:
@@ -170,6 +170,6 @@ def test_what_is_settled_ahead_is_bounded(monkeypatch):
         known.set(shard, 40_000)
     plan = RankPlan(options, known, 0, 0, 1)
     block = plan.take(70_000)
-    drawn = plan._weave._streams[0]._drawn_end
+    drawn = plan._interleaving._streams[0]._drawn_end
     assert len(block.shard) >= 50
     assert drawn < 80_000

@@ -12,7 +12,7 @@ from places import Place, local, write_datasets
 from servers.faults import FaultServer, Script
 
 from streamload import Mixture, StreamLoader
-from streamload.schedule import lookahead as rows_ahead
+from streamload.schedule import lookahead as lookahead
 
 MB = 1_000_000
 SIZES = [[MB] * 25] * 4
@@ -44,8 +44,8 @@ def server(folder: Path) -> Iterator[FaultServer]:
 @pytest.fixture(autouse=True)
 def _short_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks that are a small part of an epoch, so that parts are kept from one to the next, or are not."""
-    monkeypatch.setattr(rows_ahead, "_FIRST_ROWS", 8)
-    monkeypatch.setattr(rows_ahead, "_BLOCK_ROWS", 8)
+    monkeypatch.setattr(lookahead, "_FIRST_ROWS", 8)
+    monkeypatch.setattr(lookahead, "_BLOCK_ROWS", 8)
 
 
 def labels_of(samples: list[Any]) -> list[int]:

@@ -15,10 +15,10 @@ from streamload.feeder.messages import Ready
 from streamload.order.epoch_start import EpochStart
 from streamload.schedule.epoch import ReadyBatch
 from streamload.statistics import FeederTotals, Meter
-from streamload.trainer.cursor import Standing
+from streamload.trainer.cursor import Cursor
 from streamload.trainer.loop_thread import LoopThread
 from streamload.trainer.passes import Pass
-from streamload.trainer.skipped_members import PassedOver
+from streamload.trainer.skipped_members import SkippedMembers
 
 _TURN_S = 0.4
 
@@ -93,7 +93,7 @@ class Given:
         self.skipped: list[SampleError] = []
         self.n_skipped = 0
         self.fills_up = False
-        self.passed_over = PassedOver()
+        self.skipped_members = SkippedMembers()
 
     def judge(self, _: ReadyBatch) -> range:
         return range(1)
@@ -110,12 +110,12 @@ def test_messages_without_a_batch_do_not_extend_it_and_each_batch_has_all_of_it(
         return Ready(start.identity, batches, (), (), last, 1, FeederTotals())
 
     connection: Any = Scripted(ready(), ready(), ready(1), ready(), ready(2), ready(last=True))
-    delivery: Any = Given()
+    batch_builder: Any = Given()
     begun = Pass(
         start,
         connection,
-        delivery,
-        Standing(),
+        batch_builder,
+        Cursor(),
         Meter(),
         begin_again=lambda: connection,
         last_position=lambda: 2,

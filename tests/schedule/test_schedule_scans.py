@@ -50,7 +50,7 @@ class Arrival:
             self._descriptors.append(descriptor)
             self.open.add(ShardOpened(number, listing.shards[number].url, len(content)), descriptor)
 
-    def bring(self, shard: int, end: int, *, total: bool = True) -> None:
+    def fetch(self, shard: int, end: int, *, total: bool = True) -> None:
         """Have the bytes up to `end` come."""
         content = self.contents[shard]
         end = min(end, len(content))
@@ -86,13 +86,13 @@ def test_a_scan_is_given_out_when_its_bytes_have_come(arrival: Arrival) -> None:
     assert scans.wanted() == [2, 0]
     assert scans.next_bytes(2) == (0, 512)
     assert scans.next_task() is None
-    arrival.bring(0, 511)
+    arrival.fetch(0, 511)
     assert scans.next_task() is None
-    arrival.bring(0, 20_000)
+    arrival.fetch(0, 20_000)
     task = scans.next_task()
     assert task == ScanTask(0, 0, True, 0, 20_000, len(arrival.contents[0]))
     assert scans.wanted() == [2, 0], "until it has ended"
-    arrival.bring(0, 30_000)
+    arrival.fetch(0, 30_000)
     assert scans.next_task() is None, "one scan of a shard at a time"
     scans.on_done(scan(task, arrival.open))
     found = arrival.tables.find(0)
@@ -109,7 +109,7 @@ def test_a_scan_is_given_out_when_its_bytes_have_come(arrival: Arrival) -> None:
 def test_the_earlier_asked_for_goes_first(arrival: Arrival) -> None:
     arrival.scans.ask_for([2, 0, 1])
     for shard in (0, 1, 2):
-        arrival.bring(shard, 5_000)
+        arrival.fetch(shard, 5_000)
     tasks = [arrival.scans.next_task() for _ in range(4)]
     assert [None if task is None else task.shard for task in tasks] == [2, 0, 1, None]
 
@@ -163,7 +163,7 @@ def test_only_what_is_held_is_scanned(tmp_path: Path) -> None:
 def test_a_shard_that_has_ended_is_known_and_kept(arrival: Arrival, tmp_path: Path) -> None:
     arrival.scans.ask_for([0])
     while arrival.scans.wanted():
-        arrival.bring(0, arrival.ends[0] + 7_000)
+        arrival.fetch(0, arrival.ends[0] + 7_000)
         arrival.scan()
     assert arrival.tables.counts.values.tolist() == [COUNTS[0], -1, -1, -1]
     arrival.scans.ask_for([0])
@@ -181,14 +181,14 @@ def test_a_shard_that_has_ended_is_known_and_kept(arrival: Arrival, tmp_path: Pa
 def test_a_shard_that_is_growing_can_be_asked_for_again(arrival: Arrival) -> None:
     """As the next epoch does, with its own scans and the tables of the loader."""
     arrival.scans.ask_for([0])
-    arrival.bring(0, 20_000)
+    arrival.fetch(0, 20_000)
     arrival.scan()
     start, needs = arrival.scans.next_bytes(0)
     later = Arrival(arrival.listing, Path("unused"), tables=arrival.tables)
     later.scans.ask_for([0])
     assert later.scans.wanted() == [0]
     assert later.scans.next_bytes(0) == (start, needs)
-    later.bring(0, 1 << 30)
+    later.fetch(0, 1 << 30)
     done = later.scan()
     later.open.close()
     assert done is not None
@@ -197,32 +197,32 @@ def test_a_shard_that_is_growing_can_be_asked_for_again(arrival: Arrival) -> Non
 
 def test_the_end_of_a_shard_is_scanned_when_its_size_becomes_known(arrival: Arrival) -> None:
     arrival.scans.ask_for([1])
-    arrival.bring(1, 1 << 30, total=False)
+    arrival.fetch(1, 1 << 30, total=False)
     done = arrival.scan()
     assert done is not None
     assert done.piece is not None
     assert not done.piece.ended
     assert arrival.scan() is None
-    arrival.bring(1, 1 << 30)
+    arrival.fetch(1, 1 << 30)
     assert arrival.scan() is not None
     assert arrival.tables.counts.values[1] == COUNTS[1]
 
 
 def test_a_size_that_was_told_once_is_remembered(arrival: Arrival) -> None:
     arrival.scans.ask_for([1])
-    arrival.bring(1, 600)
-    arrival.bring(1, 1 << 30, total=False)
+    arrival.fetch(1, 600)
+    arrival.fetch(1, 1 << 30, total=False)
     assert arrival.scan() is not None
     assert arrival.tables.counts.values[1] == COUNTS[1]
 
 
 def test_asking_twice_is_asking_once(arrival: Arrival) -> None:
     arrival.scans.ask_for([0, 0])
-    arrival.bring(0, 5_000)
+    arrival.fetch(0, 5_000)
     arrival.scans.ask_for([0])
     assert arrival.scans.next_task() is not None
     arrival.scans.ask_for([0])
-    arrival.bring(0, 10_000)
+    arrival.fetch(0, 10_000)
     assert arrival.scans.next_task() is None
     local = Scans(arrival.tables, strict=True)
     local.ask_for([1, 1])
@@ -231,7 +231,7 @@ def test_asking_twice_is_asking_once(arrival: Arrival) -> None:
 
 
 def test_bytes_of_shards_that_nobody_asked_for(arrival: Arrival) -> None:
-    arrival.bring(3, 1 << 30)
+    arrival.fetch(3, 1 << 30)
     assert arrival.scans.next_task() is None
     assert arrival.scans.wanted() == []
 
@@ -245,7 +245,7 @@ def test_damage_is_raised_and_nothing_more_is_wanted(arrival: Arrival) -> None:
     arrival.scans.ask_for([0])
     with pytest.raises(ShardFormatError) as caught:
         while arrival.scans.wanted():
-            arrival.bring(0, arrival.ends[0] + 5_000)
+            arrival.fetch(0, arrival.ends[0] + 5_000)
             arrival.scan()
     assert caught.value.offset == int(table.member_offset[20]) - 512
     assert caught.value.url == arrival.listing.shards[0].url
@@ -265,7 +265,7 @@ def test_a_kept_scan_is_found_when_the_first_answer_says_which_version_it_is(tmp
         arrival.scans.ask_for([0])
         assert arrival.scans.wanted() == [0]
         arrival.tables.note_version(0, len(arrival.contents[0]), etag)
-        arrival.bring(0, 1 << 30)
+        arrival.fetch(0, 1 << 30)
         assert (arrival.scan() is not None) == scans
         arrival.open.close()
         assert arrival.scans.wanted() == []
@@ -300,7 +300,7 @@ def test_rows_flow_as_bytes_come_and_are_the_same(
             arrival.scans.ask_for(missing)
             first = missing[0]
             assert first in arrival.scans.wanted()
-            arrival.bring(first, arrival.ends[first] + data.draw(st.sampled_from([300, 5_000, 20_000])))
+            arrival.fetch(first, arrival.ends[first] + data.draw(st.sampled_from([300, 5_000, 20_000])))
             arrival.scan()
         block = plan.take(16)
         if block is None:

@@ -25,9 +25,9 @@ from streamload.memory.mapped import map_memory
 from streamload.memory.slots import _MAX_KEPT_SLOTS, SlotPool
 from streamload.order.epoch_start import EpochStart
 from streamload.order.plan import OrderOptions, RankPlan, ShardCounts
-from streamload.schedule import lookahead as rows_ahead
+from streamload.schedule import lookahead as lookahead
 from streamload.schedule.epoch import Epoch, ReadyBatch
-from streamload.schedule.orphaned_tasks import LateTasks
+from streamload.schedule.orphaned_tasks import OrphanedTasks
 from streamload.schedule.scans import Scans
 from streamload.schedule.scheduler import Learned, PipelineSettings
 from streamload.statistics import FeederTotals
@@ -111,12 +111,12 @@ class Run:
             slots=self.slots,
             learned=self.learned,
             totals=FeederTotals(),
-            late=LateTasks(None),
+            orphaned=OrphanedTasks(None),
         )
 
-    def _deliver(self, ready: list[ReadyBatch], tell_after: int) -> None:
-        assert tell_after >= 1, "one that never tells stops everything"
-        assert tell_after <= _MAX_KEPT_SLOTS // 2, "one that tells late has slots given away"
+    def _deliver(self, ready: list[ReadyBatch], acknowledge_after: int) -> None:
+        assert acknowledge_after >= 1, "one that never tells stops everything"
+        assert acknowledge_after <= _MAX_KEPT_SLOTS // 2, "one that tells late has slots given away"
         for batch in ready:
             rows = sum(part.rows for part in batch.parts)
             written = self._written.pop(batch.slot)
@@ -151,7 +151,7 @@ class Run:
             of_piece = places[row : row + piece.rows]
             row += piece.rows
             if not task.whole and any(map(self._misfits, of_piece)):
-                done.append(PieceDone(piece, misfit=True))
+                done.append(PieceDone(piece, layout_mismatch=True))
                 continue
             slot = self._written.setdefault(piece.slot, {})
             for number, place in enumerate(of_piece, piece.first_row):
@@ -330,9 +330,9 @@ def test_after_a_misfit_all_batches_are_made_whole(folder: Path) -> None:
     assert run.batches == run.expected()
     first_whole = next(number for number, task in enumerate(run.tasks) if task.whole)
     assert first_whole > 0
-    late = [task for task in run.tasks[first_whole + 4 :] if not task.whole]
-    assert late == [], "those that were under way come back, and that is all"
-    assert run.learned.irregular
+    orphaned = [task for task in run.tasks[first_whole + 4 :] if not task.whole]
+    assert orphaned == [], "those that were under way come back, and that is all"
+    assert run.learned.ragged
 
 
 def test_the_old_slot_of_a_batch_that_is_made_again_is_not_used_for_another(folder: Path) -> None:
@@ -344,7 +344,7 @@ def test_the_old_slot_of_a_batch_that_is_made_again_is_not_used_for_another(fold
     assert isinstance(old, RowTask)
     slot = old.pieces[0].slot
     run.answer()
-    assert run.learned.irregular
+    assert run.learned.ragged
     assert run.slots.descriptor(slot) >= 0, "a part that was dealt out can still find it"
     for _ in range(60):
         run.epoch.pump()
@@ -421,19 +421,19 @@ def test_a_long_queue_is_told_of_in_time(folder: Path) -> None:
 
 def test_a_run_waits_for_no_batches_that_are_not_told_of(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where slots may take little, a run was as long as the queue: it waited for the last batch to be told of."""
-    monkeypatch.setattr(rows_ahead, "_FIRST_ROWS", 9)
+    monkeypatch.setattr(lookahead, "_FIRST_ROWS", 9)
     run = Run(folder, batch_size=1, capacity=2, learned=Learned(layout=b"known", size_bytes=1 << 20, row_s=1e-6))
-    monkeypatch.setattr(run.epoch._dealer, "_most_slot_bytes", 16 << 20)
+    monkeypatch.setattr(run.epoch._scheduler, "_most_slot_bytes", 16 << 20)
     told = 0
     run.epoch.pump()
     while not run.epoch.ended:
         assert run.pool.tasks, "the loop has taken all there is, and nothing is made"
         run.answer()
-        tell_after = run.epoch.take_ready()[1]
-        untold = len(run.batches) - told
-        if untold >= tell_after:
-            run.epoch.batcher.taken(untold - untold % tell_after)
-            told += untold - untold % tell_after
+        acknowledge_after = run.epoch.take_ready()[1]
+        unacknowledged = len(run.batches) - told
+        if unacknowledged >= acknowledge_after:
+            run.epoch.batcher.taken(unacknowledged - unacknowledged % acknowledge_after)
+            told += unacknowledged - unacknowledged % acknowledge_after
         run.epoch.pump()
     run.slots.close()
     assert run.batches == run.expected()
@@ -445,9 +445,9 @@ def test_the_slots_of_an_epoch_that_nobody_wants_are_given_away(folder: Path) ->
     run.epoch.pump()
     run.answer()
     run.epoch.pump()
-    under_way = {piece.slot for task in run.pool.tasks if isinstance(task, RowTask) for piece in task.pieces}
-    assert under_way
+    in_flight = {piece.slot for task in run.pool.tasks if isinstance(task, RowTask) for piece in task.pieces}
+    assert in_flight
     run.epoch.abandon()
-    assert not any(run.slots.holds(slot) for slot in under_way)
-    assert under_way <= set(run.slots.take_retired())
+    assert not any(run.slots.holds(slot) for slot in in_flight)
+    assert in_flight <= set(run.slots.take_retired())
     run.slots.close()

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import threading
 
-from streamload.storage.buckets.in_flight import UnderWay
+from streamload.storage.buckets.in_flight import InFlight
 
 
-async def held_elsewhere(under_way: UnderWay, let_go: threading.Event) -> threading.Thread:
+async def held_elsewhere(in_flight: InFlight, let_go: threading.Event) -> threading.Thread:
     """An answer that was cancelled, and that another thread holds until it is told to let go."""
     answer: list[asyncio.Future[None]] = [asyncio.get_running_loop().create_future()]
-    under_way.add(answer[0])
+    in_flight.add(answer[0])
     answer[0].cancel()
 
     def hold() -> None:
@@ -25,9 +25,9 @@ async def held_elsewhere(under_way: UnderWay, let_go: threading.Event) -> thread
 
 def test_an_answer_that_a_thread_holds_is_waited_for() -> None:
     async def main() -> tuple[bool, bool]:
-        under_way, let_go = UnderWay(lambda: None), threading.Event()
-        thread = await held_elsewhere(under_way, let_go)
-        over = asyncio.create_task(under_way.over())
+        in_flight, let_go = InFlight(lambda: None), threading.Event()
+        thread = await held_elsewhere(in_flight, let_go)
+        over = asyncio.create_task(in_flight.over())
         await asyncio.sleep(0.05)
         before = over.done()
         let_go.set()
@@ -40,9 +40,9 @@ def test_an_answer_that_a_thread_holds_is_waited_for() -> None:
 
 def test_an_answer_that_is_kept_for_ever_does_not_hold_up_the_end() -> None:
     async def main() -> None:
-        under_way, let_go = UnderWay(lambda: None), threading.Event()
-        thread = await held_elsewhere(under_way, let_go)
-        await asyncio.wait_for(under_way.over(), 10)
+        in_flight, let_go = InFlight(lambda: None), threading.Event()
+        thread = await held_elsewhere(in_flight, let_go)
+        await asyncio.wait_for(in_flight.over(), 10)
         let_go.set()
         thread.join()
 
@@ -52,21 +52,21 @@ def test_an_answer_that_is_kept_for_ever_does_not_hold_up_the_end() -> None:
 def test_what_is_freed_with_a_call_only_is_freed() -> None:
     async def main() -> None:
         kept: list[asyncio.Future[None]] = [asyncio.get_running_loop().create_future()]
-        under_way = UnderWay(kept.clear)
-        under_way.add(kept[0])
-        await asyncio.wait_for(under_way.over(), 0.5)
+        in_flight = InFlight(kept.clear)
+        in_flight.add(kept[0])
+        await asyncio.wait_for(in_flight.over(), 0.5)
 
     asyncio.run(main())
 
 
 def test_what_has_come_is_not_waited_for() -> None:
     async def main() -> None:
-        under_way = UnderWay(lambda: None)
+        in_flight = InFlight(lambda: None)
         for number in range(3):
             answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
             answer.set_result(number)
-            assert await under_way.add(answer) == number
+            assert await in_flight.add(answer) == number
         del answer
-        await asyncio.wait_for(under_way.over(), 0.5)
+        await asyncio.wait_for(in_flight.over(), 0.5)
 
     asyncio.run(main())

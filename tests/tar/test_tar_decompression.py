@@ -16,14 +16,14 @@ import pytest
 from backports import zstd
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from packed_shards import URL, by_program, mixed, packed, unpacked
+from packed_shards import URL, by_program, decompressed, mixed, packed
 
 from streamload.errors import ShardFormatError
 from streamload.tar.decompression import (
     MOST_RATIO,
     RATIO_FREE_BYTES,
     Compression,
-    Unpacker,
+    Decompressor,
     compression_of,
     unpack,
 )
@@ -78,15 +78,15 @@ def test_the_name_says_how_a_shard_is_compressed(url: str, compression: Compress
 )
 def test_what_the_programs_write_is_unpacked(compression: Compression, command: list[str]) -> None:
     one, other = by_program(command, CONTENT), by_program(command, CONTENT[:1000])
-    assert unpacked(compression, one) == CONTENT
-    assert unpacked(compression, one + other + one, chunk_bytes=9_999) == CONTENT + CONTENT[:1000] + CONTENT
+    assert decompressed(compression, one) == CONTENT
+    assert decompressed(compression, one + other + one, chunk_bytes=9_999) == CONTENT + CONTENT[:1000] + CONTENT
 
 
 def test_the_frames_of_parallel_zstd_and_its_skippable_ones(tmp_path_factory: pytest.TempPathFactory) -> None:
     source = tmp_path_factory.mktemp("pzstd") / "a.tar"
     source.write_bytes(CONTENT)
     data = by_program(["pzstd", "-q", "-p", "3", "-c", str(source)], b"")
-    assert unpacked(Compression.ZSTD, data) == CONTENT
+    assert decompressed(Compression.ZSTD, data) == CONTENT
     assert b"\x50\x2a\x4d\x18" in data  # each frame has its length in a skippable frame before it
 
 
@@ -98,33 +98,33 @@ def _skippable(number: int, size: int) -> bytes:
 def test_skippable_frames_are_passed_over_wherever_they_are(chunk_bytes: int | None) -> None:
     one = packed(Compression.ZSTD, CONTENT[:5_000])
     data = _skippable(0, 0) + one + _skippable(15, 300) + one + _skippable(3, 1)
-    assert unpacked(Compression.ZSTD, data, chunk_bytes) == CONTENT[:5_000] * 2
+    assert decompressed(Compression.ZSTD, data, chunk_bytes) == CONTENT[:5_000] * 2
 
 
 @pytest.mark.parametrize("compression", ALL)
 def test_an_empty_stream_is_no_end(compression: Compression) -> None:
     empty, one = packed(compression, b""), packed(compression, CONTENT)
-    assert unpacked(compression, empty) == b""
-    assert unpacked(compression, empty + one + empty + one) == CONTENT * 2
+    assert decompressed(compression, empty) == b""
+    assert decompressed(compression, empty + one + empty + one) == CONTENT * 2
 
 
 @pytest.mark.parametrize("padding_bytes", [1, 3, 4, 512, 100_000])
 @pytest.mark.parametrize("chunk_bytes", [1_000, None])
 def test_gzip_may_end_in_zeros(padding_bytes: int, chunk_bytes: int | None) -> None:
     data = packed(Compression.GZIP, CONTENT) + bytes(padding_bytes)
-    assert unpacked(Compression.GZIP, data, chunk_bytes) == CONTENT
+    assert decompressed(Compression.GZIP, data, chunk_bytes) == CONTENT
 
 
 def test_xz_streams_may_be_padded_to_multiples_of_four() -> None:
     one = packed(Compression.XZ, CONTENT)
-    assert unpacked(Compression.XZ, one + bytes(8) + one + bytes(4), chunk_bytes=3) == CONTENT * 2
+    assert decompressed(Compression.XZ, one + bytes(8) + one + bytes(4), chunk_bytes=3) == CONTENT * 2
 
 
 def test_gzip_headers_with_everything_in_them() -> None:
     header = bytes([0x1F, 0x8B, 8, 0b11111, 1, 2, 3, 4, 2, 3]) + b"\x04\x00abcd" + b"name\0" + b"comment\0"
     header += (zlib.crc32(header) & 0xFFFF).to_bytes(2, "little")
     data = header + packed(Compression.GZIP, CONTENT)[10:]
-    assert unpacked(Compression.GZIP, data, chunk_bytes=1) == CONTENT
+    assert decompressed(Compression.GZIP, data, chunk_bytes=1) == CONTENT
 
 
 @settings(max_examples=40, deadline=None)
@@ -139,9 +139,9 @@ def test_the_result_does_not_depend_on_how_the_bytes_arrive(
     contents = [mixed(size, seed) for seed, size in enumerate(sizes)]
     data = b"".join(packed(compression, content) for content in contents)
     edges = [0, *sorted(int(cut * len(data)) for cut in cuts), len(data)]
-    unpacker = Unpacker(compression, URL)
-    pieces = [piece for a, b in pairwise(edges) for piece in unpacker.feed(memoryview(data)[a:b])]
-    unpacker.finish()
+    decompressor = Decompressor(compression, URL)
+    pieces = [piece for a, b in pairwise(edges) for piece in decompressor.feed(memoryview(data)[a:b])]
+    decompressor.finish()
     assert b"".join(pieces) == b"".join(contents)
 
 
@@ -178,9 +178,9 @@ def test_the_dense_zstd_frame_is_one() -> None:
 @pytest.mark.parametrize("compression", ALL)
 @pytest.mark.parametrize("piece_bytes", [4 << 10, 1 << 20])
 def test_no_piece_is_larger_than_asked_however_dense_the_input(compression: Compression, piece_bytes: int) -> None:
-    unpacker = Unpacker(compression, URL, piece_bytes=piece_bytes)
-    sizes = [len(piece) for piece in unpacker.feed(_dense(compression))]
-    unpacker.finish()
+    decompressor = Decompressor(compression, URL, piece_bytes=piece_bytes)
+    sizes = [len(piece) for piece in decompressor.feed(_dense(compression))]
+    decompressor.finish()
     assert min(sizes) > 0
     assert max(sizes) <= piece_bytes
     assert sum(sizes) == DENSE_BYTES
@@ -190,23 +190,23 @@ def test_no_piece_is_larger_than_asked_however_dense_the_input(compression: Comp
 def test_a_bomb_is_refused_before_it_has_gone_off(compression: Compression) -> None:
     one = _dense(compression)
     assert DENSE_BYTES / len(one) > MOST_RATIO
-    unpacker = Unpacker(compression, URL)
+    decompressor = Decompressor(compression, URL)
     with pytest.raises(ShardFormatError, match=r"over 1000 times as much.*bomb.*store it uncompressed") as caught:
-        for _ in unpacker.feed(one * 10):
+        for _ in decompressor.feed(one * 10):
             pass
     assert caught.value.url == URL
-    assert RATIO_FREE_BYTES < unpacker.unpacked_bytes <= RATIO_FREE_BYTES + (1 << 20)
+    assert RATIO_FREE_BYTES < decompressor.decompressed_bytes <= RATIO_FREE_BYTES + (1 << 20)
 
 
 def test_gzip_can_be_held_to_a_smaller_ratio() -> None:
-    unpacker = Unpacker(Compression.GZIP, URL, most_ratio=900, ratio_free_bytes=1 << 20)
+    decompressor = Decompressor(Compression.GZIP, URL, most_ratio=900, ratio_free_bytes=1 << 20)
     with pytest.raises(ShardFormatError, match="over 900 times"):
-        list(unpacker.feed(_dense(Compression.GZIP)))
+        list(decompressor.feed(_dense(Compression.GZIP)))
 
 
 @pytest.mark.parametrize("compression", ALL)
 def test_a_small_archive_may_be_as_dense_as_it_likes(compression: Compression) -> None:
-    assert unpacked(compression, _dense(compression)) == bytes(DENSE_BYTES)
+    assert decompressed(compression, _dense(compression)) == bytes(DENSE_BYTES)
 
 
 # -- driven by a loop ----------------------------------------------------------------------------------------------
@@ -228,7 +228,7 @@ def test_unpack_writes_every_byte_at_its_offset(compression: Compression) -> Non
         result[offset : offset + len(piece)] = piece
 
     data = packed(compression, CONTENT)
-    size = asyncio.run(unpack(_chunks(data, 100_000), Unpacker(compression, URL), write))
+    size = asyncio.run(unpack(_chunks(data, 100_000), Decompressor(compression, URL), write))
     assert size == len(CONTENT)
     assert result == CONTENT
 
@@ -237,7 +237,7 @@ def test_unpack_asks_for_no_more_before_all_is_written_and_decompresses_elsewher
     log: list[str] = []
     threads: set[str] = set()
 
-    class Noted(Unpacker):
+    class Noted(Decompressor):
         def feed(self, chunk: bytes | bytearray | memoryview) -> Iterator[bytes]:
             for piece in super().feed(chunk):
                 threads.add(threading.current_thread().name)
@@ -261,7 +261,7 @@ def test_unpack_asks_for_no_more_before_all_is_written_and_decompresses_elsewher
 def test_unpack_raises_where_the_body_ends_early() -> None:
     data = packed(Compression.ZSTD, CONTENT)[:-1]
     with pytest.raises(ShardFormatError, match="cut"):
-        asyncio.run(unpack(_chunks(data, 1_000), Unpacker(Compression.ZSTD, URL), lambda offset, piece: None))
+        asyncio.run(unpack(_chunks(data, 1_000), Decompressor(Compression.ZSTD, URL), lambda offset, piece: None))
 
 
 def test_unpack_passes_on_what_writing_raises() -> None:
@@ -269,7 +269,7 @@ def test_unpack_passes_on_what_writing_raises() -> None:
         raise MemoryError("no room")
 
     with pytest.raises(MemoryError, match="no room"):
-        asyncio.run(unpack(_chunks(packed(Compression.XZ, CONTENT), 1_000), Unpacker(Compression.XZ, URL), write))
+        asyncio.run(unpack(_chunks(packed(Compression.XZ, CONTENT), 1_000), Decompressor(Compression.XZ, URL), write))
 
 
 def test_unpack_can_be_cancelled_while_it_writes() -> None:
@@ -281,7 +281,7 @@ def test_unpack_can_be_cancelled_while_it_writes() -> None:
             await asyncio.Event().wait()
 
         body = _chunks(packed(Compression.ZSTD, CONTENT), 1_000)
-        task = asyncio.create_task(unpack(body, Unpacker(Compression.ZSTD, URL), write))
+        task = asyncio.create_task(unpack(body, Decompressor(Compression.ZSTD, URL), write))
         await writing.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):

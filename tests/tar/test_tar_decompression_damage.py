@@ -10,10 +10,10 @@ import zlib
 import pytest
 from backports import zstd
 from matrix import EVERY
-from packed_shards import URL, mixed, packed, unpacked
+from packed_shards import URL, decompressed, mixed, packed
 
 from streamload.errors import ShardFormatError
-from streamload.tar.decompression import Compression, Unpacker
+from streamload.tar.decompression import Compression, Decompressor
 
 ALL = list(Compression)
 SMALL = mixed(6_000, seed=3)[4_900:5_900]
@@ -29,10 +29,10 @@ def test_every_cut_is_an_error_that_says_where(compression: Compression, every: 
     beside_edges = {1, *range(len(one) - 20, len(one) + 20), *range(len(data) - 20, len(data))}
     for end in sorted({*range(0, len(data), every), *beside_edges}):
         if end in whole - {0}:
-            assert unpacked(compression, data[:end]) == SMALL * (end // len(one))
+            assert decompressed(compression, data[:end]) == SMALL * (end // len(one))
             continue
         with pytest.raises(ShardFormatError, match="cut: it ends within") as caught:
-            unpacked(compression, data[:end])
+            decompressed(compression, data[:end])
         assert (caught.value.url, caught.value.offset) == (URL, end)
         assert f"starts at byte {end // len(one) * len(one)}" in caught.value.message
 
@@ -41,7 +41,7 @@ def test_every_cut_of_a_large_zstd_frame_at_its_blocks_is_an_error() -> None:
     data = packed(Compression.ZSTD, mixed(600_000))
     for end in range(0, len(data), 9_973):
         with pytest.raises(ShardFormatError, match="cut"):
-            unpacked(Compression.ZSTD, data[:end])
+            decompressed(Compression.ZSTD, data[:end])
 
 
 def _flips(data: bytes) -> list[tuple[int, int, bytes]]:
@@ -86,7 +86,7 @@ def test_every_turned_bit_is_an_error_or_changes_nothing(compression: Compressio
 def _failure(compression: Compression, data: bytes) -> ShardFormatError | None:
     """The error that unpacking ends in; where there is none, the bytes are those of `SMALL`."""
     try:
-        found = unpacked(compression, data)
+        found = decompressed(compression, data)
     except ShardFormatError as exc:
         return exc
     assert found == SMALL
@@ -101,7 +101,7 @@ def test_damage_in_a_large_shard_is_found_and_placed(compression: Compression) -
     for at in range(len(one) + 200, len(data) - 20, len(one) // 7):
         damaged = bytes(data[:at]) + bytes([data[at] ^ 0x55]) + bytes(data[at + 1 :])
         with pytest.raises(ShardFormatError, match=f"that starts at byte {len(one)} ") as caught:
-            unpacked(compression, damaged)
+            decompressed(compression, damaged)
         assert caught.value.offset is not None
         assert caught.value.offset >= min(at, len(data) - (64 << 10)) - (64 << 10)
 
@@ -118,7 +118,7 @@ def test_what_follows_the_last_stream_is_an_error(
     with pytest.raises(
         ShardFormatError, match=r"follows 1 whole ones|padding .* followed by something else|cut"
     ) as caught:
-        unpacked(compression, one + garbage, chunk_bytes)
+        decompressed(compression, one + garbage, chunk_bytes)
     assert caught.value.offset is not None
     assert caught.value.offset >= len(one)
 
@@ -126,13 +126,13 @@ def test_what_follows_the_last_stream_is_an_error(
 @pytest.mark.parametrize("compression", [Compression.ZSTD, Compression.BZIP2])
 def test_zeros_behind_formats_that_have_none_are_an_error(compression: Compression) -> None:
     with pytest.raises(ShardFormatError, match=r"follows 1 whole ones|cut"):
-        unpacked(compression, packed(compression, SMALL) + bytes(512))
+        decompressed(compression, packed(compression, SMALL) + bytes(512))
 
 
 def test_a_gzip_member_behind_padding_is_an_error() -> None:
     one = packed(Compression.GZIP, SMALL)
     with pytest.raises(ShardFormatError, match="followed by something else") as caught:
-        unpacked(Compression.GZIP, one + bytes(512) + one)
+        decompressed(Compression.GZIP, one + bytes(512) + one)
     assert caught.value.offset == len(one) + 512
 
 
@@ -140,16 +140,16 @@ def test_a_gzip_member_behind_padding_is_an_error() -> None:
 def test_xz_padding_that_is_no_multiple_of_four_is_an_error(padding_bytes: int) -> None:
     one = packed(Compression.XZ, SMALL)
     with pytest.raises(ShardFormatError, match="multiple of 4"):
-        unpacked(Compression.XZ, one + bytes(padding_bytes))
+        decompressed(Compression.XZ, one + bytes(padding_bytes))
     with pytest.raises(ShardFormatError, match="followed by something else"):
-        unpacked(Compression.XZ, one + bytes(padding_bytes) + one)
+        decompressed(Compression.XZ, one + bytes(padding_bytes) + one)
 
 
 @pytest.mark.parametrize("compression", ALL)
 @pytest.mark.parametrize("data", [b"x", b"not found, and no web page", bytes(1024), mixed(5_000)])
 def test_what_is_not_compressed_at_all_is_an_error(compression: Compression, data: bytes) -> None:
     with pytest.raises(ShardFormatError, match=r"starts at byte 0") as caught:
-        unpacked(compression, data)
+        decompressed(compression, data)
     assert caught.value.offset is not None
 
 
@@ -161,14 +161,14 @@ def test_the_trailer_of_gzip_is_verified(place: int, what: str) -> None:
     data = bytearray(packed(Compression.GZIP, SMALL))
     data[place] ^= 1
     with pytest.raises(ShardFormatError, match=what if what == "length" else "check"):
-        unpacked(Compression.GZIP, bytes(data))
+        decompressed(Compression.GZIP, bytes(data))
 
 
 def test_the_checksum_of_zstd_is_verified() -> None:
     data = bytearray(packed(Compression.ZSTD, SMALL))
     data[-1] ^= 1
     with pytest.raises(ShardFormatError, match="checksum"):
-        unpacked(Compression.ZSTD, bytes(data))
+        decompressed(Compression.ZSTD, bytes(data))
 
 
 def test_a_zstd_frame_of_another_length_than_it_says_is_an_error() -> None:
@@ -176,21 +176,21 @@ def test_a_zstd_frame_of_another_length_than_it_says_is_an_error() -> None:
     at = 5 if data[4] & 0x20 else 6
     data[at] ^= 1
     with pytest.raises(ShardFormatError):
-        unpacked(Compression.ZSTD, bytes(data))
+        decompressed(Compression.ZSTD, bytes(data))
 
 
 def test_a_zstd_block_of_the_reserved_type_is_an_error() -> None:
     with pytest.raises(ShardFormatError, match="starts at byte 0"):
-        unpacked(Compression.ZSTD, b"\x28\xb5\x2f\xfd\x00\x58" + b"\x07\x00\x00")
+        decompressed(Compression.ZSTD, b"\x28\xb5\x2f\xfd\x00\x58" + b"\x07\x00\x00")
 
 
 def test_windows_that_take_too_much_memory_are_refused() -> None:
     zstd_header = b"\x28\xb5\x2f\xfd" + bytes([0x00, (31 - 10) << 3]) + b"\x01\x00\x00"
     with pytest.raises(ShardFormatError, match="memory"):
-        unpacked(Compression.ZSTD, zstd_header)
+        decompressed(Compression.ZSTD, zstd_header)
     filters = [{"id": lzma.FILTER_LZMA2, "preset": 0, "dict_size": 1 << 30}]
     with pytest.raises(ShardFormatError, match=r"[Mm]emory"):
-        unpacked(Compression.XZ, _xz_with_dictionary(filters))
+        decompressed(Compression.XZ, _xz_with_dictionary(filters))
 
 
 def _xz_with_dictionary(filters: list[dict[str, int]]) -> bytes:
@@ -210,13 +210,13 @@ def _crc32(data: bytes) -> bytes:
 
 def test_the_error_survives_the_way_between_processes() -> None:
     with pytest.raises(ShardFormatError) as caught:
-        unpacked(Compression.BZIP2, bz2.compress(SMALL)[:-1])
+        decompressed(Compression.BZIP2, bz2.compress(SMALL)[:-1])
     again = pickle.loads(pickle.dumps(caught.value))
     assert (again.url, again.offset, str(again)) == (URL, caught.value.offset, str(caught.value))
 
 
 def test_nothing_at_all_is_a_cut_shard() -> None:
-    unpacker = Unpacker(Compression.GZIP, URL)
-    assert list(unpacker.feed(b"")) == []
+    decompressor = Decompressor(Compression.GZIP, URL)
+    assert list(decompressor.feed(b"")) == []
     with pytest.raises(ShardFormatError, match="cut"):
-        unpacker.finish()
+        decompressor.finish()

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import webdataset
-from crafted_tar import END_MARK, GNU, V7, Archive, base_256, header, pax_record
+from crafted_tar import END_OF_ARCHIVE, GNU, V7, Archive, base_256, header, pax_record
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -290,7 +290,7 @@ def test_any_names_make_the_samples_that_webdataset_makes(names: list[str]) -> N
 
 def test_the_table_does_not_hold_on_to_the_mapping(tmp_path: Path) -> None:
     shard = tmp_path / "shard.tar"
-    shard.write_bytes(Archive().add(header(b"a.cls", 1), b"7").whole(END_MARK * 9))
+    shard.write_bytes(Archive().add(header(b"a.cls", 1), b"7").whole(END_OF_ARCHIVE * 9))
     data = np.memmap(shard, mode="r")
     table = scan_shard(data, str(shard), crc32=True, labels=True)
     mapping = data._mmap

@@ -424,7 +424,7 @@ def test_a_replaced_worker_knows_the_layout(shelf: Shelf, tmp_path: Path) -> Non
         await office.until(lambda: office.restarted == 1)
         for answer in await office.do(others):
             assert answer.pieces[0].layout is None
-            assert not answer.pieces[0].misfit
+            assert not answer.pieces[0].layout_mismatch
 
     in_office(job(fields=FIELDS), shelf.write(tmp_path), body, workers=1)
 

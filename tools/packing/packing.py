@@ -26,7 +26,7 @@ from streamload_tools.sources.loading import Fault
 from streamload_tools.sources.source import Source
 
 from streamload.errors import ShardFormatError
-from streamload.tar.header_writer import END_MARK
+from streamload.tar.header_writer import END_OF_ARCHIVE
 
 __all__ = ["PackOptions", "pack"]
 
@@ -227,7 +227,7 @@ class _Run:
                 self._check_fits(files[largest].key, stored[largest])
             spans = shard_spans(stored, self.options.max_bytes, self.options.max_count)
         else:
-            spans = shard_spans([1] * len(files), len(files) + len(END_MARK), _PIECE_FILES)
+            spans = shard_spans([1] * len(files), len(files) + len(END_OF_ARCHIVE), _PIECE_FILES)
         kind = "pieces" if self.options.resizing is not None else "shards"
         for number, (start, end) in enumerate(spans):
             yield PackTask(
@@ -269,7 +269,7 @@ class _Run:
 
     def _check_fits(self, key: str, size: int) -> None:
         """Raises ValueError if the largest sample is larger than a shard may be."""
-        shard_bytes = size + len(END_MARK)
+        shard_bytes = size + len(END_OF_ARCHIVE)
         if shard_bytes > self.options.max_bytes:
             raise ValueError(
                 f"sample {key!r} makes a shard of {shard_bytes:,} bytes on its own, and --max-bytes is "

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from streamload_tools.packing.split import order_of, split_by_class
 from streamload_tools.sources.source import Source, SourceFile
 
-from streamload.tar.header_writer import END_MARK, member_bytes, member_header
+from streamload.tar.header_writer import END_OF_ARCHIVE, member_bytes, member_header
 from streamload.tar.scan import LABEL_FIELD
 from streamload.tar.table import ShardTable
 
@@ -74,7 +74,7 @@ def shard_spans(sizes: Iterable[int], max_bytes: int, max_count: int | None) -> 
     spans: list[Span] = []
     start = number = filled = 0
     for number, size in enumerate(sizes):
-        if number > start and (filled + size + len(END_MARK) > max_bytes or number - start == max_count):
+        if number > start and (filled + size + len(END_OF_ARCHIVE) > max_bytes or number - start == max_count):
             spans.append((start, number))
             start, filled = number, 0
         filled += size

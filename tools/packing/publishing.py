@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from streamload_tools.packing.records import Finished
 
 from streamload.index.dataset_index import INDEX_FOLDER, IndexedShard, write_index
-from streamload.index.shard_naming import NumberedName, remove_entries
+from streamload.index.shard_naming import ShardNaming, remove_entries
 from streamload.index.unfinished import SHARDIFY, UnfinishedSet, mark_finished, mark_path, mark_unfinished
 from streamload.storage.atomic import replace_file
 from streamload.write.shard_file import sync_folder
 
 __all__ = ["CLASSES", "NAMES", "Part", "classes_content", "publish"]
 
-NAMES = NumberedName("shard-", 6, ".tar")
+NAMES = ShardNaming("shard-", 6, ".tar")
 CLASSES = "classes.json"
 _HALF_WRITTEN = re.compile(
     r"\.(classes\.json|index\.json|\.streamload-unfinished\.json|shard-\d{6,}\.tar\.npz)\.[0-9a-f]{16}\.tmp"

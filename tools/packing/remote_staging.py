@@ -104,7 +104,7 @@ class RemoteStaging(Staging):
             return
         if not self._begun:
             self._begun = True
-            self._make_way()
+            self._evict()
         while len(self._uploads) >= _UPLOADS_AT_ONCE:
             self._uploads.popleft().result()
         self._uploads.append(self._threads.submit(self._upload, part, key, name, task, finished))
@@ -152,7 +152,7 @@ class RemoteStaging(Staging):
             self._finish()
         self.records.remove()
 
-    def _make_way(self) -> None:
+    def _evict(self) -> None:
         """Mark the folders, and remove the shards of an earlier dataset, and their entries in the indexes first."""
         # One step for all of them, then the next: whoever reads several must not take some for the whole.
         for split in self._splits:

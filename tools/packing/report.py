@@ -14,18 +14,18 @@ from streamload_tools.sources.source import ARRAY_FIELDS, Source
 
 from streamload.errors import without_secrets
 
-__all__ = ["tell_faults", "tell_notes", "tell_result"]
+__all__ = ["report_faults", "report_notes", "report_result"]
 
 _FAULTS_SHOWN = 20
 
 
-def tell_notes(source: Source) -> None:
+def report_notes(source: Source) -> None:
     """What was passed over, and what looks like a mistake."""
     for note in source.notes:
         say(f"note: {note}")
 
 
-def tell_faults(faults: Sequence[Fault]) -> None:
+def report_faults(faults: Sequence[Fault]) -> None:
     """Name the files that cannot be packed, the first of them only if there are many."""
     for fault in faults[:_FAULTS_SHOWN]:
         say(f"{fault.path}: {fault.reason}")
@@ -33,7 +33,7 @@ def tell_faults(faults: Sequence[Fault]) -> None:
         say(f"... and {len(faults) - _FAULTS_SHOWN:,} more")
 
 
-def tell_result(parts: Sequence[Part], dest: str, source: Source, skipped: int, seconds: float) -> None:
+def report_result(parts: Sequence[Part], dest: str, source: Source, skipped: int, seconds: float) -> None:
     """What was written, and how it is read."""
     for part in parts:
         if part.name:

@@ -15,7 +15,7 @@ from streamload_tools.packing.packing import PackOptions, pack
 from streamload_tools.packing.publishing import Part, publish
 from streamload_tools.packing.records import kept
 from streamload_tools.packing.remote_staging import remote_staging
-from streamload_tools.packing.report import tell_faults, tell_notes, tell_result
+from streamload_tools.packing.report import report_faults, report_notes, report_result
 from streamload_tools.packing.staging import Run, Staging, is_being_published, staging_folder
 from streamload_tools.packing.targets import Start, check_local, check_places, check_remote, refuse_shards
 from streamload_tools.sources.kinds import SourceOptions, open_source
@@ -66,7 +66,7 @@ def source_to_shards(
         raise UsageError(
             f"{source!r} is divided into {', '.join(found.parts)} already; leave out --split, or give one of them"
         )
-    tell_notes(found)
+    report_notes(found)
     splits = list(options.fractions or found.parts or [""])
     if place.storage is None:
         something_to_do = check_local(dest, splits, start)
@@ -78,19 +78,19 @@ def source_to_shards(
     run = Run(dest, _remembered(source, options), listing, start.resume, start.overwrite)
     if place.storage is not None:
         with remote_staging(run, place.storage, splits, place.staging) as staging:
-            _tell_whether_resumed(staging, start)
+            _report_whether_resumed(staging, start)
             parts, skipped = _packed(found, listing, options, staging)
             staging.publish(parts, found.classes)
     else:
         with staging_folder(run) as staging:
-            _tell_whether_resumed(staging, start)
+            _report_whether_resumed(staging, start)
             if not is_being_published(dest):  # another run may have published while this one waited for the lock
                 refuse_shards(dest, splits, start)
             parts, skipped = _pack_and_publish(found, listing, dest, options, staging)
-    tell_result(_not_empty(parts), dest, found, skipped, time.monotonic() - began)
+    report_result(_not_empty(parts), dest, found, skipped, time.monotonic() - began)
 
 
-def _tell_whether_resumed(staging: Staging, start: Start) -> None:
+def _report_whether_resumed(staging: Staging, start: Start) -> None:
     if start.resume and not staging.resumed:
         say("note: there is no unfinished run to resume; packing from the start")
 
@@ -113,7 +113,7 @@ def _pack_and_publish(
 def _packed(found: Source, listing: Listing, options: PackOptions, staging: Staging) -> tuple[list[Part], int]:
     """The parts, of which at least one holds something, and how many files were left out. Else the command ends."""
     parts, faults = pack(found, listing, options, staging)
-    tell_faults(faults)
+    report_faults(faults)
     if faults and not options.skip_bad:
         staging.abandon()
         are, s = ("is", "") if len(faults) == 1 else ("are", "s")

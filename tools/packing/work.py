@@ -22,17 +22,29 @@ from streamload_tools.sources.loading import Fault, load
 from streamload_tools.sources.source import SourceFile
 
 from streamload.errors import ShardFormatError, StreamloadError
-from streamload.tar.header_writer import END_MARK, member_header
+from streamload.tar.header_writer import END_OF_ARCHIVE, member_header
 from streamload.tar.scan import LABEL_FIELD
 from streamload.tar.table import ShardTable
 from streamload.write.shard_file import Member, ShardFile
 
-__all__ = ["CheckTask", "Done", "Failed", "JoinTask", "PackTask", "Result", "Task", "Tell", "Told", "do", "fingerprint"]
+__all__ = [
+    "CheckTask",
+    "Done",
+    "Failed",
+    "JoinTask",
+    "PackTask",
+    "Progressed",
+    "Report",
+    "Result",
+    "Task",
+    "do",
+    "fingerprint",
+]
 
-_TELL_INTERVAL_S = 0.1
+_REPORT_INTERVAL_S = 0.1
 _COPY_BYTES = 1 << 22
 
-Tell = Callable[[int, int], None]
+Report = Callable[[int, int], None]
 """Called with the number of files, and of their bytes, that were done since the last call."""
 
 
@@ -82,7 +94,7 @@ Result = Finished | tuple[Fault, ...]
 
 
 @dataclass(frozen=True)
-class Told:
+class Progressed:
     """So many more files, of so many bytes together, are done."""
 
     items: int
@@ -103,7 +115,7 @@ class Failed:
     error: OSError | StreamloadError
 
 
-def do(task: Task, tell: Tell) -> Result:
+def do(task: Task, tell: Report) -> Result:
     """Do a task, or take what an earlier run has left of it, if that is whole.
 
     Raises:
@@ -139,7 +151,7 @@ def fingerprint(task: PackTask | JoinTask) -> str:
 class _Counter:
     """Counts, and tells of it ten times a second at most."""
 
-    def __init__(self, tell: Tell) -> None:
+    def __init__(self, tell: Report) -> None:
         self._tell = tell
         self._items = self._bytes = 0
         self._told = time.monotonic()
@@ -147,7 +159,7 @@ class _Counter:
     def count(self, items: int, item_bytes: int) -> None:
         self._items += items
         self._bytes += item_bytes
-        if time.monotonic() - self._told >= _TELL_INTERVAL_S:
+        if time.monotonic() - self._told >= _REPORT_INTERVAL_S:
             self.tell()
 
     def tell(self) -> None:
@@ -229,7 +241,7 @@ def _joined(task: JoinTask, hidden: str) -> ShardTable:
             members = slice(int(table.sample_start[start]), int(table.sample_start[end]))
             assert table.member_crc32 is not None
             expected.append(table.member_crc32[members])
-        _write_all(target.fileno(), END_MARK)
+        _write_all(target.fileno(), END_OF_ARCHIVE)
         if task.sync:
             os.fsync(target.fileno())
     table = scanned_table(hidden, every_byte=True)

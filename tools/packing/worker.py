@@ -12,7 +12,7 @@ import os
 import socket
 import sys
 
-from streamload_tools.packing.work import Done, Failed, Task, Told, do
+from streamload_tools.packing.work import Done, Failed, Progressed, Task, do
 
 from streamload.environment.launch import die_with
 from streamload.errors import StreamloadError
@@ -37,7 +37,7 @@ def main() -> None:
 
 def _answer(task: Task, channel: Channel) -> Done | Failed:
     try:
-        return Done(do(task, lambda items, item_bytes: channel.send(Told(items, item_bytes))))
+        return Done(do(task, lambda items, item_bytes: channel.send(Progressed(items, item_bytes))))
     except (BrokenPipeError, ConnectionResetError):
         raise
     except (OSError, StreamloadError) as exc:

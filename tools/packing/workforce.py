@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from types import TracebackType
 from typing import Self
 
-from streamload_tools.packing.work import Done, Failed, Result, Task, Tell, Told, do
+from streamload_tools.packing.work import Done, Failed, Progressed, Report, Result, Task, do
 
 from streamload.environment.launch import launch
 from streamload.errors import WorkerError
@@ -43,7 +43,7 @@ class Workforce:
         while wanted > 1 and len(self._workers) < wanted:
             self._workers.append(_Worker(self._kept_open))
 
-    def results(self, tasks: Iterable[Task], number: int, tell: Tell) -> Iterator[Result]:
+    def results(self, tasks: Iterable[Task], number: int, tell: Report) -> Iterator[Result]:
         """The results of tasks, in their order.
 
         Args:
@@ -66,7 +66,7 @@ class Workforce:
                 selector.register(worker.socket, selectors.EVENT_READ, worker)
             yield from self._shared(iter(tasks), selector, tell)
 
-    def _shared(self, tasks: Iterator[Task], selector: selectors.BaseSelector, tell: Tell) -> Iterator[Result]:
+    def _shared(self, tasks: Iterator[Task], selector: selectors.BaseSelector, tell: Report) -> Iterator[Result]:
         busy: dict[_Worker, int] = {}
         finished: dict[int, Result] = {}
         given = taken = 0
@@ -85,7 +85,7 @@ class Workforce:
                 worker = key.data
                 for message in worker.messages():
                     match message:
-                        case Told(items, item_bytes):
+                        case Progressed(items, item_bytes):
                             tell(items, item_bytes)
                         case Failed(error):
                             raise error
@@ -119,7 +119,7 @@ class _Worker:
         with contextlib.suppress(ConnectionError):
             self.socket.sendall(frame(task, ()))
 
-    def messages(self) -> Iterator[Told | Done | Failed]:
+    def messages(self) -> Iterator[Progressed | Done | Failed]:
         """What has come from it, after waiting for at least some bytes. Raises WorkerError if it has died."""
         data, ancillary = read_from(self.socket)
         if not data:

@@ -32,7 +32,7 @@ SPLITS = ("train", "training", "val", "valid", "validation", "test")
 
 
 @dataclass(slots=True)
-class _PassedOver:
+class _Skipped:
     """What a walk did not go into."""
 
     hidden: int = 0
@@ -62,7 +62,7 @@ def find_images(source: str, *, follow_links: bool = False, known: tuple[str, ..
             file.
         OSError: a folder cannot be listed.
     """
-    passed = _PassedOver()
+    passed = _Skipped()
     names = sorted(os.listdir(source))
     visible = [name for name in names if not name.startswith(".")]
     passed.hidden = len(names) - len(visible)
@@ -94,13 +94,13 @@ def visible_files(folder: str, *, follow_links: bool) -> tuple[list[str], list[s
     Raises:
         OSError: a folder cannot be listed.
     """
-    passed = _PassedOver()
+    passed = _Skipped()
     found = sorted(_files_below(folder, frozenset(), follow_links, passed))
     notes = [f"passed over {counted(passed.hidden, 'hidden name')}"] if passed.hidden else []
     return found, notes + passed.notes()
 
 
-def _check_layout(source: str, classes: list[str], others: list[str], passed: _PassedOver) -> None:
+def _check_layout(source: str, classes: list[str], others: list[str], passed: _Skipped) -> None:
     """Refuse what is no ImageFolder, saying what it may be instead."""
     arrays = [name for name in others if field_of(name, ARRAY_FIELDS)]
     if arrays:
@@ -125,12 +125,12 @@ def _check_layout(source: str, classes: list[str], others: list[str], passed: _P
         )
 
 
-def _hint_of_links(passed: _PassedOver) -> str:
+def _hint_of_links(passed: _Skipped) -> str:
     return f" (it holds links to folders, such as {passed.links[0]!r}: add --follow-symlinks)" if passed.links else ""
 
 
 def _notes(
-    source: str, classes: list[str], files: Sequence[SourceFile], *, empty: list[str], strays: int, passed: _PassedOver
+    source: str, classes: list[str], files: Sequence[SourceFile], *, empty: list[str], strays: int, passed: _Skipped
 ) -> list[str]:
     notes = []
     if passed.hidden or strays:
@@ -161,7 +161,7 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(map(repr, names[:_NAMED])) + (", ..." if names[_NAMED:] else "")
 
 
-def _files_below(folder: str, above: frozenset[tuple[int, int]], follow_links: bool, passed: _PassedOver) -> list[str]:
+def _files_below(folder: str, above: frozenset[tuple[int, int]], follow_links: bool, passed: _Skipped) -> list[str]:
     """The visible files below a folder, in no order."""
     found: list[str] = []
     waiting = [(folder, above)]
@@ -182,7 +182,7 @@ def _files_below(folder: str, above: frozenset[tuple[int, int]], follow_links: b
     return found
 
 
-def _may_enter(folder: str, follow_links: bool, passed: _PassedOver) -> bool:
+def _may_enter(folder: str, follow_links: bool, passed: _Skipped) -> bool:
     if follow_links or not os.path.islink(folder):
         return True
     passed.links.append(folder)

@@ -123,14 +123,14 @@ def _uses(
     lines = runs_of_epoch(options, counts, epoch)
     total = sum(int(lengths.sum()) for _, lengths in lines)
     nothing = np.empty(0, np.int64), np.empty(0, np.float64)
-    uses = [nothing, *(_uses_of_line(options, order, lengths, total, lanes) for order, lengths in lines)]
+    uses = [nothing, *(_uses_of_sequence(options, order, lengths, total, lanes) for order, lengths in lines)]
     shards, numbers = (np.concatenate(column) for column in zip(*uses, strict=True))
     by_shard = np.lexsort((numbers, shards))
     edges = np.searchsorted(shards[by_shard], np.arange(len(counts) + 1))
     return edges, numbers[by_shard]
 
 
-def _uses_of_line(
+def _uses_of_sequence(
     options: OrderOptions,
     order: NDArray[np.int64],
     lengths: NDArray[np.int64],
@@ -145,7 +145,7 @@ def _uses_of_line(
     n_lanes = np.where(ends > starts, np.searchsorted(bounds, ends, side="left") - first, 0)
     shards = np.repeat(order, n_lanes)
     lane = np.repeat(first, n_lanes) + _counted_up(n_lanes)
-    numbers = _first_emission(np.maximum(np.repeat(starts, n_lanes) - bounds[lane], 0), options.reach)
+    numbers = _first_output_index(np.maximum(np.repeat(starts, n_lanes) - bounds[lane], 0), options.radius)
     if lanes is not None:
         here = np.isin(lane, np.fromiter(lanes, np.int64))
         shards, numbers = shards[here], numbers[here]
@@ -159,7 +159,7 @@ def _counted_up(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.arange(total, dtype=np.int64) - np.repeat(ends - lengths, lengths)
 
 
-def _first_emission(positions: NDArray[np.int64], window: int) -> NDArray[np.float64]:
+def _first_output_index(positions: NDArray[np.int64], window: int) -> NDArray[np.float64]:
     """About how many emissions of a lane come before any of the samples from each position on."""
     exact = positions.astype(np.float64)
     if not window:

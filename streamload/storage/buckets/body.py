@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from streamload.errors import StorageError, TransientStorageError
-from streamload.storage.buckets.in_flight import UnderWay
+from streamload.storage.buckets.in_flight import InFlight
 from streamload.storage.buckets.obstore_errors import storage_error
 from streamload.storage.errors import transient_error
 from streamload.text import counted
@@ -25,15 +25,15 @@ class ObjectBody:
         result: obstore's answer.
         sizes: of the range and of the whole object.
         etag: of the object.
-        under_way: told of every piece that is asked for.
+        in_flight: told of every piece that is asked for.
     """
 
-    def __init__(self, url: str, result: Any, sizes: tuple[int, int], *, etag: str | None, under_way: UnderWay) -> None:
+    def __init__(self, url: str, result: Any, sizes: tuple[int, int], *, etag: str | None, in_flight: InFlight) -> None:
         self._range_bytes, self.total_bytes = sizes
         self.etag = etag
         self._url = url
         self._stream = result.stream(min_chunk_size=_CHUNK_BYTES)
-        self._under_way = under_way
+        self._in_flight = in_flight
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """See `RangeBody.chunks`."""
@@ -55,7 +55,7 @@ class ObjectBody:
 
     async def _next(self, stream: Any) -> Any:
         try:
-            return await self._under_way.add(anext(stream))
+            return await self._in_flight.add(anext(stream))
         except StopAsyncIteration:
             return None
 

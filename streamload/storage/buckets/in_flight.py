@@ -7,14 +7,14 @@ import weakref
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-__all__ = ["UnderWay"]
+__all__ = ["InFlight"]
 
 _FIRST_WAIT_S = 0.001
 _LONGEST_WAIT_S = 0.5
 _Result = TypeVar("_Result")
 
 
-class UnderWay:
+class InFlight:
     """Knows which answers obstore's threads still hold on to.
 
     Such a thread tells Python that an answer has come, also where nobody waits for it any more. If Python ends

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from streamload.errors import ShardChangedError, ShardNotFoundError, StorageError, TransientStorageError
 from streamload.storage.buckets.body import ObjectBody, body_error
-from streamload.storage.buckets.in_flight import UnderWay
+from streamload.storage.buckets.in_flight import InFlight
 from streamload.storage.buckets.listing import ObjectListing
 from streamload.storage.buckets.meta import info_of, version_in
 from streamload.storage.buckets.obstore_errors import is_whole_answer, storage_error
@@ -67,7 +67,7 @@ class ObjectStorage:
         self._stores: dict[tuple[str, bool], Any] = {}
         self._answers_200: set[str] = set()
         self._served_parts = ServedParts()
-        self._under_way = UnderWay(_call_obstore)
+        self._in_flight = InFlight(_call_obstore)
         self._lock = threading.Lock()
 
     def info(self, url: str) -> ShardInfo:
@@ -152,7 +152,7 @@ class ObjectStorage:
             options["if_match"] = strong
         try:
             # No local name: an error that someone keeps would keep the store through it, and its connections.
-            result = await self._under_way.add(obstore.get_async(self._store(place), place.key, options=options))
+            result = await self._in_flight.add(obstore.get_async(self._store(place), place.key, options=options))
         except (obstore.exceptions.BaseError, OSError, ValueError) as exc:
             if is_whole_answer(exc) and self._config.family != "http":
                 self._answers_200.add(place.root)
@@ -167,7 +167,7 @@ class ObjectStorage:
         first, last = result.range
         if (first, last) != (start, total_bytes if end is None else min(end, total_bytes)):
             raise transient_error(url, "the server sent another part of the object than was asked for")
-        return ObjectBody(url, result, (last - first, total_bytes), etag=now, under_way=self._under_way)
+        return ObjectBody(url, result, (last - first, total_bytes), etag=now, in_flight=self._in_flight)
 
     async def _empty_or_refused(self, place: ObjectPlace, wanted: Wanted, refusal: StorageError) -> EmptyBody:
         """What the object is now, after a range of it was refused: there is none of an empty one.
@@ -192,7 +192,7 @@ class ObjectStorage:
         if self._config.config.get("skip_signature"):
             address = place.unsigned_address(self._config)
         else:
-            address = await self._under_way.add(obstore.sign_async(self._store(place), "GET", place.key, _SIGNED_FOR))
+            address = await self._in_flight.add(obstore.sign_async(self._store(place), "GET", place.key, _SIGNED_FOR))
         session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=tls_context(self._config.client)))
         return await open_http_range(session, address, wanted, on_close=session.close)
 
@@ -200,7 +200,7 @@ class ObjectStorage:
         import obstore
 
         try:
-            meta = await self._under_way.add(obstore.head_async(self._store(place), place.key))
+            meta = await self._in_flight.add(obstore.head_async(self._store(place), place.key))
         except (obstore.exceptions.BaseError, OSError):
             return None, None
         return meta["size"], version_in(meta)
@@ -227,7 +227,7 @@ class ObjectStorage:
         """Drop the stores, and their connections with them, when nothing is under way any more."""
         with self._lock:
             self._stores.clear()
-        await self._under_way.over()
+        await self._in_flight.over()
 
     # -- listing
 

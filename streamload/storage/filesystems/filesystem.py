@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from streamload.errors import ShardNotFoundError, StorageError
 from streamload.storage.errors import changed_error, check_small, close_matches, transient_error
-from streamload.storage.filesystems.fsspec_errors import TellsErrors, filesystem_error
+from streamload.storage.filesystems.fsspec_errors import ReportsErrors, filesystem_error
 from streamload.storage.filesystems.listing import find_matches
 from streamload.storage.filesystems.opening import OpenFilesystem, open_filesystem, path_in, shard_info
 from streamload.storage.filesystems.s3fs_range import open_s3fs_range
@@ -139,7 +139,7 @@ class FilesystemStorage:
         """
         opened, path = self._on_loop(url)
         wanted = Wanted(url, start, end, etag)
-        with TellsErrors(url):
+        with ReportsErrors(url):
             if _streams(opened):
                 return await self._served_parts.noted(place_of(url), _stream(opened, path, wanted))
             return await self._read(opened, path, wanted)
@@ -181,7 +181,7 @@ class FilesystemStorage:
                 await _put(opened, source, written)
                 await opened.call("mv", written, path)
             except BaseException:
-                with suppress(StorageError), TellsErrors(url):
+                with suppress(StorageError), ReportsErrors(url):
                     await opened.call("rm_file", written)
                 raise
 
@@ -230,7 +230,7 @@ class FilesystemStorage:
         patience = self._retries.begin(url)
 
         async def once(opened: OpenFilesystem, path: str) -> _Result:
-            with TellsErrors(url):
+            with ReportsErrors(url):
                 return await act(opened, path)
 
         async def whole() -> _Result:
@@ -304,7 +304,7 @@ async def _look(opened: OpenFilesystem, path: str) -> ShardInfo:
 async def _with_advice(opened: OpenFilesystem, path: str, error: ShardNotFoundError) -> ShardNotFoundError:
     folder, _, name = path.rpartition("/")
     try:
-        with TellsErrors(opened.url(folder)):
+        with ReportsErrors(opened.url(folder)):
             entries = await opened.call("ls", folder, detail=True)
     except ShardNotFoundError:
         entries = []

@@ -9,7 +9,7 @@ from streamload.errors import ShardNotFoundError, StorageError, TransientStorage
 from streamload.storage.errors import connection_error, status_error
 from streamload.storage.protocol import without_secrets
 
-__all__ = ["TellsErrors", "filesystem_error"]
+__all__ = ["ReportsErrors", "filesystem_error"]
 
 _CONNECTING = (
     "ClientConnectorError",
@@ -31,7 +31,7 @@ _BROKEN = (
 )
 
 
-class TellsErrors:
+class ReportsErrors:
     """A block in which whatever a filesystem raises becomes a StorageError; mistakes in our own code do not.
 
     The original is not kept as the cause, since its text may hold keys or signatures.

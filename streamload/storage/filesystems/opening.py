@@ -12,7 +12,7 @@ from typing import Any
 
 from streamload.errors import StorageError
 from streamload.storage.errors import transient_error
-from streamload.storage.filesystems.fsspec_errors import TellsErrors
+from streamload.storage.filesystems.fsspec_errors import ReportsErrors
 from streamload.storage.options import filesystem_options
 from streamload.storage.protocol import UNKNOWN_BYTES, ShardInfo, protocol_of, quoted, without_secrets
 from streamload.storage.urls import chain_links
@@ -97,7 +97,7 @@ def open_filesystem(url: str, options: Mapping[str, Any], filesystem: Any) -> tu
         ValueError: the filesystem does not take these options.
     """
     try:
-        with TellsErrors(url, besides=(ImportError, ValueError, FileNotFoundError)):
+        with ReportsErrors(url, besides=(ImportError, ValueError, FileNotFoundError)):
             fs, path, is_async = _opened(url, options, filesystem)
     except ImportError as exc:
         raise StorageError(f"this storage needs a package that is not there: {exc}", url=without_secrets(url)) from exc

@@ -8,7 +8,7 @@ from typing import Any
 
 from streamload.errors import ShardChangedError, StorageError
 from streamload.storage.errors import changed_error, transient_error
-from streamload.storage.filesystems.fsspec_errors import TellsErrors
+from streamload.storage.filesystems.fsspec_errors import ReportsErrors
 from streamload.storage.http_range import Wanted, covered_bytes, strong_etag
 from streamload.storage.protocol import EmptyBody, RangeBody, quoted, same_etag
 from streamload.text import counted
@@ -33,7 +33,7 @@ async def open_s3fs_range(fs: Any, path: str, wanted: Wanted) -> RangeBody:
         options["IfMatch"] = strong
     options |= {"Bucket": bucket, "Key": key, "Range": f"bytes={wanted.start}-{last}"}
     try:
-        with TellsErrors(wanted.url):
+        with ReportsErrors(wanted.url):
             answer = await methodcaller("_call_s3", "get_object", **options)(fs)
     except ShardChangedError:
         size_bytes, now = await _size_and_etag_now(fs, bucket, key)
@@ -56,7 +56,7 @@ async def open_s3fs_range(fs: Any, path: str, wanted: Wanted) -> RangeBody:
 
 async def _size_and_etag_now(fs: Any, bucket: str, key: str) -> tuple[int | None, str | None]:
     try:
-        with TellsErrors(key):
+        with ReportsErrors(key):
             found = await methodcaller("_call_s3", "head_object", Bucket=bucket, Key=key)(fs)
     except StorageError:
         return None, None
@@ -75,7 +75,7 @@ class _S3Body:
         left = self._range_bytes
         try:
             while left > 0:
-                with TellsErrors(self._url):
+                with ReportsErrors(self._url):
                     chunk = await self._body.read(min(left, _CHUNK_BYTES))
                 if not chunk:
                     break
