@@ -75,12 +75,12 @@ class StreamLoader(LoaderAttributes, AsyncLoop):
             `on_error`. False adds nothing: every sample exactly once, for evaluation.
         num_workers: worker processes; "auto" is this rank's share of the processors, 0 does all in the caller's thread;
             more than four for each processor are warned of.
-        prefetch_batches: batches that are made ahead. More are under way, two for each worker, where a batch is made by
+        prefetch_batches: batches that are made ahead. More are in flight, two for each worker, where a batch is made by
             one worker (with a `collate_fn`, or many small and fast ones at once, up to 20 MiB).
         in_order: False gives batches as they are finished. Then there is no position: it cannot be saved, and a pass
             that ended with an error begins its epoch again.
         worker_init_fn: called with the worker's number in each worker when it starts.
-        timeout: seconds to wait for a batch before a WorkerError; 0 waits for ever. With `num_workers=0` they count
+        timeout: seconds to wait for a batch before a WorkerError; 0 waits forever. With `num_workers=0` they count
             while a batch waits for remote bytes; work in the caller's thread neither counts nor is interrupted.
         pin_memory: give tensors in page-locked memory. "auto": where there is CUDA. Without CUDA it has no effect.
         device: "cuda", "cuda:1", a number or a torch.device: give batches whose tensors are there, ready to be used on
@@ -89,7 +89,8 @@ class StreamLoader(LoaderAttributes, AsyncLoop):
         seed: of the order and of all randomness.
         shuffle_window: how far, in samples, a sample may move within its lane. 10,000 mixes about eleven shards of a
             thousand samples.
-        lanes: how many streams the order is woven from; fixed by the first run (default: its world size), so that a
+        lanes: how many streams the order is interleaved from; fixed by the first run (default: its world size), so
+        that a
             run can be resumed at another world size.
         rank: this process's; by default torch.distributed's, or RANK's.
         world_size: the number of ranks; by default torch.distributed's, or WORLD_SIZE's.
@@ -122,7 +123,7 @@ class StreamLoader(LoaderAttributes, AsyncLoop):
             out, or an error with "replace". A transform's TypeError, NameError and the like are
             mistakes in the program and always raised; for samples that are to be skipped raise ValueError.
         max_errors: how many samples may be left out or replaced in the loader's life; None for any number.
-        strict: False lets shards pass that end without an end-of-archive mark (they are counted) or with many zeros.
+        strict: False lets shards pass that end without an end-of-archive marker (they are counted) or with many zeros.
         verify: check every field against the checksum in the index.
 
     Raises:
@@ -216,7 +217,7 @@ class StreamLoader(LoaderAttributes, AsyncLoop):
         """What the samples are transformed with; see the constructor's argument.
 
         When another one is set, the next pass uses it: the next epoch, or the rest of one that an error has ended. The
-        pass that is under way is not changed.
+        pass that is in flight is not changed.
 
         Raises:
             TypeError, ValueError: when it is set to what the constructor would refuse; nothing is changed then.
@@ -258,7 +259,7 @@ class StreamLoader(LoaderAttributes, AsyncLoop):
     def __iter__(self) -> Pass:
         """Begin a pass: the next epoch, or the rest of one that was resumed or ended by an error of the loader.
 
-        A pass that is still under way ends; going on with it raises LoaderClosedError. One that has given no batch yet
+        A pass that is still in flight ends; going on with it raises LoaderClosedError. One that has given no batch yet
         does not count: its epoch begins again. One that has given all of them is finished, as loops find that count
         steps, and leaves its processes running.
 
@@ -364,7 +365,7 @@ class StreamLoader(LoaderAttributes, AsyncLoop):
         return self._meter.statistics(skipped_samples=self._batch_builder.n_skipped)
 
     def close(self) -> None:
-        """End the feeder and its workers. Batches that were delivered stay valid. Calling it twice is fine."""
+        """End the feeder and its workers. Batches that were delivered stay valid. Idempotent."""
         self._end_pass("the loader was closed")
         self._link.close()
         if self._mover is not None:

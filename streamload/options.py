@@ -130,7 +130,7 @@ class Options:
         return Storages(self.storage_options, self.filesystem)
 
     def fetching(self) -> Fetching:
-        """The part that concerns shards that have to be brought near."""
+        """The part that concerns shards that have to be fetched."""
         budget = self.memory_budget
         folder = self._cache_folder
         return Fetching(
@@ -253,7 +253,7 @@ class Options:
         if self.max_errors is not None:
             _check_int("max_errors", self.max_errors, 0, "or None")
         if isinstance(self.timeout, bool) or not isinstance(self.timeout, int | float) or not 0 <= self.timeout < inf:
-            raise ValueError(f"timeout={self.timeout!r} must be a number of seconds, or 0 to wait for ever")
+            raise ValueError(f"timeout={self.timeout!r} must be a number of seconds, or 0 to wait forever")
 
     def _check_choices(self) -> None:
         for name in ("shuffle", "drop_last", "pad", "in_order", "strict", "verify"):

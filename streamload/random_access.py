@@ -138,7 +138,7 @@ class RandomAccess:
             return [len(table) for _, table in self._all_tables()]
 
     def skipped(self) -> Mapping[str, int]:
-        """How many members were passed over, by reason, in the shards that no index knows and that are at hand."""
+        """How many members were skipped, by reason, in the shards that no index knows and that are at hand."""
         return self._tables.skipped
 
     def fields(self) -> tuple[str, ...]:
@@ -199,7 +199,7 @@ class RandomAccess:
         return sample_error(failure, self._listing.shards[failure.shard].url, table.key(failure.sample))
 
     def close(self) -> None:
-        """Close shards, and end the process that reads remote ones. Twice is fine; what is needed is opened again."""
+        """Close shards, and end the process that reads remote ones. Idempotent.; what is needed is opened again."""
         with self._lock:
             for opened in self._open.values():
                 opened.close()

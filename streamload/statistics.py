@@ -69,7 +69,7 @@ class Statistics:
         skipped_members: members of shards that are no part of a sample, by reason, for shards scanned in this run.
         skipped_samples: samples that failed and were left out or replaced (`on_error`).
         restarted_workers: workers that died and were replaced.
-        fetched_bytes: what has arrived from remote storage, before it was unpacked.
+        fetched_bytes: what has arrived from remote storage, before it was decompressed.
         requests: for ranges of shards.
         failed_requests: how many of these failed and were made again.
     """

@@ -70,7 +70,7 @@ class TarDataset(Dataset[Any]):
         filesystem: an fsspec filesystem to read everything with: `urls` and `index` are its paths, or urls of its own
             protocol; others are refused.
         verify: check every field against the checksum in the index.
-        strict: False lets shards pass that end without an end-of-archive mark.
+        strict: False lets shards pass that end without an end-of-archive marker.
 
     Raises:
         TypeError, ValueError: a wrong argument, or a shard that is compressed as a whole.
@@ -193,7 +193,7 @@ class TarDataset(Dataset[Any]):
             raise no_attribute(type(self), name)
 
     def close(self) -> None:
-        """Close what this process has opened. Twice is fine, and it is opened again where a sample is asked for."""
+        """Close what this process has opened. Idempotent., and it is opened again where a sample is asked for."""
         if self._access is not None and self._access.process_id == os.getpid():
             self._access.close()
 
@@ -266,7 +266,7 @@ class TarDataset(Dataset[Any]):
         return np.where(numbers < 0, numbers + len(self), numbers)
 
     def _here(self) -> RandomAccess:
-        """What this process has open; what a process that it was forked from had open is let go of."""
+        """What this process has open; what a process that it was forked from had open is released."""
         if self._access is None or self._access.process_id != os.getpid():
             self._access = RandomAccess(self._listing, self._options.storages, strict=self._options.strict)
         return self._access
@@ -296,7 +296,7 @@ def _check_access_at_random(listing: Listing, options: Options) -> None:
         if compression_of(shard.url) is not None:
             raise ValueError(
                 f"urls names {without_secrets(shard.url)!r}, which is compressed as a whole and can only be read from "
-                "its start; unpack it (or compress its members instead), or use StreamLoader"
+                "its start; decompress it (or compress its members instead), or use StreamLoader"
             )
         if index is None and not options.storages.is_local(shard.url):
             raise DatasetIndexError(

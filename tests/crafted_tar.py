@@ -118,7 +118,7 @@ def base_256_archive(members: int) -> Archive:
 
 
 def dialects(members: int = 3) -> dict[str, Archive]:
-    """A sound archive of each dialect, without its end mark; ten members in the most usual one."""
+    """A sound archive of each dialect, without its end-of-archive marker; ten members in the most usual one."""
     return {
         "gnu": plain_archive(10, magic=GNU),
         "ustar": plain_archive(members),

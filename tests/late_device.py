@@ -1,4 +1,4 @@
-"""A stand-in for a GPU: it copies as late as it may, so whatever is used or given back too early has wrong bytes."""
+"""A stand-in for a GPU: it copies as late as it may, so whatever is used or freed too early has wrong bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compressed bytes to unpack, by the real programs and by Python's own libraries, and a way to unpack them at once."""
+"""Bytes compressed by the real programs and by Python's own libraries, and a way to decompress them at once."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def by_program(command: Sequence[str], content: bytes) -> bytes:
 
 
 def decompressed(compression: Compression, data: bytes, chunk_bytes: int | None = None, **options: int) -> bytes:
-    """All that a file unpacks to."""
+    """All that a file decompresses to."""
     decompressor = Decompressor(compression, URL, **options)
     pieces: list[bytes] = []
     step = chunk_bytes or max(1, len(data))

@@ -152,7 +152,7 @@ def test_memory_is_that_of_the_whole_tree(benchmark_module: Callable[[str], Any]
 
 
 class _Batches:
-    """A loader whose epochs are given: lists of labels, the last one for ever."""
+    """A loader whose epochs are given: lists of labels, the last one forever."""
 
     processes = 1
     epochs: list[list[int]]

@@ -103,7 +103,7 @@ def test_the_batch_ahead_is_copied_but_not_given(source: str, device: LateDevice
             assert device.read(batch[1])[0] == positions[-1] - BATCH
             assert loader.statistics().samples == positions[-1]
     assert positions == [10, 20, 30, 40, 50, 60]
-    assert begun[:2] == [2, 3], "the second is under way when the first is given, and so on"
+    assert begun[:2] == [2, 3], "the second is in flight when the first is given, and so on"
     with make(source) as again:
         batches = begin(again, ready=2)
         next(batches)
@@ -131,7 +131,7 @@ def test_a_pass_that_is_left_gives_everything_back(source: str, device: LateDevi
     given = next(batches)
     assert len(device.stream) > 0
     del batches
-    assert len(device.stream) == 0, "it was waited for before memory was given back"
+    assert len(device.stream) == 0, "it was waited for before memory was freed"
     assert device.too_early == 0
     assert device.read(given[1]) == list(range(10)), "what was given stays"
     loader.close()

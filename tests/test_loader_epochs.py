@@ -119,7 +119,7 @@ def test_who_stays_at_an_epoch_has_none_made_ahead(source: str, tmp_path: Path) 
             made_ahead = noting.made() - passes * TOTAL
         wait_until(lambda: noting.made() >= 3 * TOTAL)
         time.sleep(0.3)
-        assert noting.made() - 3 * TOTAL <= made_ahead + 20, "what was on its way when the second pass began"
+        assert noting.made() - 3 * TOTAL <= made_ahead + 20, "what was in flight when the second pass began"
 
 
 def test_a_state_loaded_between_epochs(source: str) -> None:
@@ -154,7 +154,7 @@ def slots_held() -> int:
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="this system does not show descriptors")
 def test_memory_of_what_was_not_wanted_is_used_again(tmp_path: Path) -> None:
-    """How many slots there are depends on timing; their bound, of those free, lent and under way, is below 300."""
+    """How many slots there are depends on timing; their bound, of those free, lent and in flight, is below 300."""
     noting, total, ahead, turns = Noting(tmp_path / "made"), 50, 30, 12
     source = write_numbers(tmp_path / "few", [total])
     with StreamLoader(source, **options(batch_size=1, transform={"cls": noting}, prefetch_batches=40)) as loader:
@@ -173,7 +173,7 @@ def test_what_is_made_ahead_counts_with_what_is_left_of_the_epoch_before(source:
     noting = Noting(tmp_path / "made", pause_s=0.003)
     with StreamLoader(source, **options(transform={"cls": noting}, collate_fn=list, prefetch_batches=1)) as loader:
         for number, _ in enumerate(loader, start=1):
-            if number == TOTAL // 10 - 5:  # five are left: of those that may be under way, one is the next epoch's
+            if number == TOTAL // 10 - 5:  # five are left: of those that may be in flight, one is the next epoch's
                 wait_until(lambda: noting.made() >= TOTAL)
                 time.sleep(0.3)
                 assert noting.made() <= TOTAL + 10 * 3

@@ -494,7 +494,9 @@ def test_a_field_expands_no_further_than_the_budget(tmp_path: Path) -> None:
     with StreamLoader(source, 1, fields=("bin.gz",), num_workers=0, memory_budget="8MiB") as loader:
         batches = iter(loader)
         assert len(next(batches)[0][0]) == 1 << 20
-        with pytest.raises(DecodeError, match=r"unpacks to more than the limit of 2\d{6} bytes.*decode=") as caught:
+        with pytest.raises(
+            DecodeError, match=r"decompresses to more than the limit of 2\d{6} bytes.*decode="
+        ) as caught:
             next(batches)
     assert caught.value.key == "sample1"
     with StreamLoader(source, 1, fields=("bin.gz",), num_workers=0) as loader:

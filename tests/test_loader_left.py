@@ -212,7 +212,7 @@ def test_no_more_is_made_for_a_pass_that_was_left(source: str, tmp_path: Path) -
     with make(source, transform={"cls": noting}, prefetch_batches=4) as loader:
         loader.set_epoch(0)
         next(iter(loader))
-        time.sleep(0.1)  # for the tasks under way
+        time.sleep(0.1)  # for the tasks in flight
         made = noting.made()
         time.sleep(0.2)
         assert noting.made() == made < TOTAL

@@ -53,7 +53,7 @@ def only_links(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.parametrize("workers", [0, 1])
 def test_links_are_told_of_once_where_the_loop_stands(linked: str, workers: int) -> None:
     with StreamLoader(linked, 1, fields=("cls",), num_workers=workers) as loader:
-        with pytest.warns(UserWarning, match=f"^3 links passed over.*{ADVICE}") as said:
+        with pytest.warns(UserWarning, match=f"^3 links skipped.*{ADVICE}") as said:
             assert len(list(loader)) == 2
         assert [warning.filename for warning in said] == [__file__]
         assert loader.statistics().skipped_members == {"link": 3}
@@ -81,11 +81,11 @@ def test_a_warning_that_is_an_error_loses_no_sample(linked: str) -> None:
 @pytest.mark.parametrize("options", [{}, {"drop_last": True}])
 def test_shards_of_nothing_but_links_are_no_empty_loop_in_silence(only_links: str, options: dict[str, Any]) -> None:
     with StreamLoader(only_links, 2, fields=("cls",), num_workers=0, **options) as loader:
-        with pytest.warns(UserWarning, match="passed over") as said:
+        with pytest.warns(UserWarning, match="skipped") as said:
             assert list(loader) == []
         links, empty = (str(warning.message) for warning in said)
-        assert links.startswith("4 links passed over")
-        assert "no sample is in the shards: all their members were passed over (4 link); the files" in empty
+        assert links.startswith("4 links skipped")
+        assert "no sample is in the shards: all their members were skipped (4 link); the files" in empty
         assert list(loader) == []
         assert len(loader) == 0
 
@@ -96,7 +96,7 @@ def test_files_without_a_field_are_no_empty_loop_in_silence(tmp_path: Path) -> N
         (tmp_path / "files" / name).write_text("x")
     shard = pack(tmp_path / "files", tmp_path / "s.tar")
     with StreamLoader(shard, 2, num_workers=0) as loader:
-        with pytest.warns(UserWarning, match=r"passed over \(1 hidden, 2 no extension\).*KEY\.FIELD") as said:
+        with pytest.warns(UserWarning, match=r"skipped \(1 hidden, 2 no extension\).*KEY\.FIELD") as said:
             assert list(loader) == []
         assert [warning.filename for warning in said] == [__file__]
     with pytest.warns(UserWarning, match="KEY.FIELD"), TarDataset(shard) as dataset:
@@ -141,7 +141,7 @@ def test_an_empty_archive_by_number_is_told_of(tmp_path: Path) -> None:
 
 
 def test_a_dataset_by_number_tells_of_links(linked: str, only_links: str) -> None:
-    with pytest.warns(UserWarning, match=f"^3 links passed over.*{ADVICE}") as said:
+    with pytest.warns(UserWarning, match=f"^3 links skipped.*{ADVICE}") as said:
         dataset = TarDataset(linked, fields=("cls",))
     assert [warning.filename for warning in said] == [__file__]
     assert dataset[1] == (7,)
@@ -157,7 +157,7 @@ def test_the_command_that_indexes_tells_of_links(linked: str, tmp_path: Path) ->
     done = CliRunner().invoke(app, ["index", linked, "--output", os.fspath(tmp_path / "index")])
     assert done.exit_code == 0
     assert "indexed 1 shard, 2 samples" in done.stdout
-    assert "warning: 3 links passed over" in done.stderr
+    assert "warning: 3 links skipped" in done.stderr
     assert ADVICE in done.stderr
     with StreamLoader(linked, 1, fields=("cls",), index=tmp_path / "index", num_workers=0) as loader:
         assert len(list(loader)) == 2  # who wrote the index was told

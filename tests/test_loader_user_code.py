@@ -184,7 +184,7 @@ def test_another_transform_is_used_from_the_next_pass_on(source: str, place: dic
         batches = iter(loader)
         next(batches)
         loader.transform = {"cls": Scaled(2)}
-        assert next(batches)[0].tolist() == [3, 4, 5], "a pass that is under way is not changed"
+        assert next(batches)[0].tolist() == [3, 4, 5], "a pass that is in flight is not changed"
         assert list(batches) == []
         assert values(loader) == [0, 2, 4, 6, 8, 10]
         assert isinstance(loader.transform, dict)

@@ -52,7 +52,7 @@ def raise_on_33(value: int) -> int:
 
 
 def wait_a_little(sample: Any) -> Any:
-    """Keeps batches from being so quick to make that many are under way."""
+    """Keeps batches from being so quick to make that many are in flight."""
     time.sleep(0.001)
     return sample
 

@@ -25,7 +25,7 @@ def _run(module: str) -> None:
         _say_interrupted()
         raise SystemExit(130) from None
     except SystemExit as end:
-        # typer ends like this, without a word, for Ctrl-C while it reads the arguments; `reported_errors` names no cause.
+        # typer ends like this for Ctrl-C while it reads the arguments; `reported_errors` names no cause.
         if isinstance(getattr(end.__context__, "__cause__", None), KeyboardInterrupt):
             _say_interrupted()
         raise

@@ -37,7 +37,7 @@ class Indexed:
 
     Attributes:
         samples: how many there are.
-        links: hard and symbolic links, which were passed over.
+        links: hard and symbolic links, which were skipped.
         gone: shards that the index had and that are not there any more; it has them no longer.
     """
 
@@ -101,7 +101,7 @@ def _check(folder: str, urls: Sequence[str]) -> None:
 
 
 class _Spool:
-    """Tables on their way to an index, in one file without a name: those of very many shards may not fit in memory."""
+    """Tables in flight to an index, in one file without a name: those of very many shards may not fit in memory."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.samples = self.links = 0

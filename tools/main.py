@@ -98,7 +98,7 @@ def index_command(
             )
         if found.links:
             say(
-                f"warning: {counted(found.links, 'link')} passed over, for a link has no bytes of its own; if they "
+                f"warning: {counted(found.links, 'link')} skipped, for a link has no bytes of its own; if they "
                 "belong to samples, pack the shards with `tar --hard-dereference -h`"
             )
 

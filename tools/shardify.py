@@ -84,7 +84,7 @@ def shardify(
     packed, what was uploaded is removed again. With --overwrite, what is there is removed before the first upload.
     """
     del show_version
-    with reported_errors("nothing of what was under way is published"):
+    with reported_errors("nothing of what was in flight is published"):
         _refuse_pairs(resize=resize, quality=quality, split=split, partition=partition)
         source_to_shards(
             source,

@@ -154,7 +154,7 @@ def _member_value(name: str, content: bytes) -> NDArray[Any] | bytes:
 
 
 def check_entries(entries: Sequence[zipfile.ZipInfo], limit_bytes: int) -> None:
-    """Refuses a zip archive that would unpack to absurd memory or holds a name twice.
+    """Refuses a zip archive that would decompress to absurd memory or holds a name twice.
 
     Raises:
         ValueError: names what is wrong with the archive.
@@ -162,7 +162,7 @@ def check_entries(entries: Sequence[zipfile.ZipInfo], limit_bytes: int) -> None:
     decompressed = sum(entry.file_size for entry in entries)
     if decompressed > limit_bytes:
         raise ValueError(
-            f"the archive unpacks to {decompressed} bytes; the limit is {limit_bytes}. If it is no bomb, "
+            f"the archive decompresses to {decompressed} bytes; the limit is {limit_bytes}. If it is no bomb, "
             "store the values uncompressed as npy, or hand over a decoder for this field with decode={...}"
         )
     if len({entry.filename for entry in entries}) != len(entries):

@@ -144,7 +144,7 @@ def decompress_gzip(data: memoryview, limit_bytes: int = DECOMPRESSED_LIMIT_BYTE
     """The contents of a gzip file of one or several members; zeros behind the last are ignored.
 
     Raises:
-        ValueError: the file is damaged or cut off, or unpacks to more than `limit_bytes` beyond its own.
+        ValueError: the file is damaged or cut off, or decompresses to more than `limit_bytes` beyond its own.
     """
     decompressed, position = bytearray(), 0
     limit_bytes += len(data)
@@ -163,8 +163,8 @@ def decompress_gzip(data: memoryview, limit_bytes: int = DECOMPRESSED_LIMIT_BYTE
         position += len(chunk) - len(stream.unused_data)
         if len(decompressed) > limit_bytes:
             raise ValueError(
-                f"the gzip file unpacks to more than the limit of {limit_bytes} bytes. If it is no bomb, store the "
-                "values uncompressed, or hand over a decoder for this field with decode={...}"
+                f"the gzip file decompresses to more than the limit of {limit_bytes} bytes. If it is no bomb, store "
+                "the values uncompressed, or hand over a decoder for this field with decode={...}"
             )
     if not stream.eof:
         raise ValueError(f"the gzip file is cut off after {len(data)} bytes; write the sample again")

@@ -1,4 +1,4 @@
-"""Exceptions on their way from a worker to the training loop, and back to what the user raised there."""
+"""Exceptions in flight from a worker to the training loop, and back to what the user raised there."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ class RowError(Exception):
 
 @dataclass(slots=True)
 class Work:
-    """One task on its way: what it reads, how far it is, and what has failed so far.
+    """One task in flight: what it reads, how far it is, and what has failed so far.
 
     Attributes:
         task: what is asked.

@@ -1,4 +1,4 @@
-"""A job on its way to the workers, with what the user's modules hold; and whether it is another one by now."""
+"""A job in flight to the workers, with what the user's modules hold; and whether it is another one by now."""
 
 from __future__ import annotations
 

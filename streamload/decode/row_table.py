@@ -1,4 +1,4 @@
-"""Rows and where their fields lie, in one array: what the plan found out, on its way to a worker.
+"""Rows and where their fields lie, in one array: what the plan found out, in flight to a worker.
 
 `ColumnKind` and `RowTable` travel between processes and have no `__slots__`, as in `tasks.py`.
 """

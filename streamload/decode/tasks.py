@@ -227,7 +227,7 @@ class ScanTask:
 
 @dataclass(frozen=True)
 class Failure:
-    """An exception on its way to the training loop.
+    """An exception in flight to the training loop.
 
     Attributes:
         error: a cloudpickle of the exception, or None where it does not pickle.

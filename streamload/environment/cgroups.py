@@ -22,7 +22,7 @@ _NO_LIMIT = 1 << 60
 
 @dataclass(frozen=True, slots=True)
 class _MemoryFiles:
-    """Where a version of cgroups keeps its numbers of bytes, and the names of what `memory.stat` could give back."""
+    """Where a version of cgroups keeps its numbers of bytes, and the names of what `memory.stat` could free."""
 
     limits: tuple[str, ...]
     usage: str

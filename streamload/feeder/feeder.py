@@ -1,4 +1,4 @@
-"""The feeder: makes the plan, deals out tasks to the workers, and sends batches to the trainer in order.
+"""The feeder: makes the plan, schedules tasks to the workers, and sends batches to the trainer in order.
 
 It does not know where it runs: `send` may lead to a socket, or to the caller's own thread.
 """
@@ -165,7 +165,7 @@ class Feeder:
         return isinstance(task, ScanTask) or self._epochs.waits_for(task.number)
 
     def on_dropped(self, task: Task) -> None:
-        """A task is not under way any more."""
+        """A task is not in flight any more."""
         self._epochs.drop(task.number)
         self._orphaned.over(task.number)
 
@@ -194,12 +194,12 @@ class Feeder:
         self._fail(error)
 
     def close(self) -> None:
-        """End the workers and close the slots. Calling it twice is fine. `prerequisites` is closed by whoever has the loop."""
+        """End the workers and close the slots. Idempotent. `prerequisites` is closed by whoever has the loop."""
         self.pool.close()
         self._slots.close()
 
     def _make_prerequisites(self, fetching: Fetching, listing: Listing) -> Prerequisites | None:
-        """What brings shards near, if there are any that need that."""
+        """What fetches shards, if there are any that need that."""
         fetched = fetched_shards(listing, fetching.storages)
         if not fetched and not any(map(self._tables.is_remote, range(len(listing.shards)))):
             return None
@@ -288,7 +288,7 @@ class Feeder:
             self.pool.drop_unwanted()
         if self._orphaned or not fetcher.stalled:
             return
-        # Until it says so itself, the loop may have let go of batches since it was last heard of.
+        # Until it says so itself, the loop may have release batches since it was last heard of.
         crash_loop = self._epochs.waits and (self._told_nothing or self._in_process)
         crash_loop = crash_loop or (self._counting and not self._epochs.busy)
         if crash_loop and not (self._feed is not None and self._feed.evict()):

@@ -69,7 +69,7 @@ class Configure:
         settings: the pipeline's.
         job: the pickled `Job`, see `job_pickle`.
         workers: how many.
-        fetching: how shards that are not files of this machine, or are compressed, are brought near.
+        fetching: how shards that are not files of this machine, or are compressed, are fetched.
         import_path: the trainer's `sys.path`.
         ends_at_failure: whether the first sample that fails, in the epoch's order, ends the pass.
         log_levels: of the trainer's loggers, for the workers.

@@ -122,7 +122,7 @@ class _Process:
         )
 
     def _on_exception(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """A mistake of ours in a callback: without this the trainer would wait for ever."""
+        """A mistake of ours in a callback: without this the trainer would wait forever."""
         error = context.get("exception") or RuntimeError(context["message"])
         self._send(Failed(failure_of(naming_the_limit(error))), ())
 

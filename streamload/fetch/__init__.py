@@ -1,1 +1,1 @@
-"""Bringing bytes near: storage, listing, and the shards that workers can map."""
+"""Fetching bytes: storage, listing, and the shards that workers can map."""

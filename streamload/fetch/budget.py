@@ -32,7 +32,7 @@ _REQUESTS_SHARE = 3
 """A smaller budget is divided so between parts with batches, and requests, of which there are fewer then."""
 
 _BATCHES = 3
-"""At the least: one is being made or is ready, one is the loop's, and one replaces it before the loop lets go of it."""
+"""At the least: one is being made or is ready, one is the loop's, and one replaces it before the loop releases it."""
 
 _GUESS_BYTES = 4 << 30
 _STEPS_FOR_A_MEAN = 4

@@ -17,7 +17,7 @@ _PIECE_BYTES = 2 << 20
 
 
 class CachedBody:
-    """A remote shard from its start to its end, the next part of it under way.
+    """A remote shard from its start to its end, the next part of it in flight.
 
     Args:
         shard: a number for its parts that tells them from all others.

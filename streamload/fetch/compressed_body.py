@@ -15,7 +15,7 @@ _PIECE_BYTES = 2 << 20
 _PIECES_AHEAD = 3
 
 COMPRESSED_BYTES_HELD = (_PIECES_AHEAD + 2) * _PIECE_BYTES
-"""About how much memory a shard takes besides its parts while it is unpacked."""
+"""About how much memory a shard takes besides its parts while it is decompressed."""
 
 
 async def local_body(descriptor: int) -> AsyncIterator[bytes]:
@@ -27,7 +27,7 @@ async def local_body(descriptor: int) -> AsyncIterator[bytes]:
 
 
 class RemoteBody:
-    """A remote shard from its start to its end, with several requests under way.
+    """A remote shard from its start to its end, with several requests in flight.
 
     Args:
         shard: a number for its parts that tells them from all others.

@@ -1,4 +1,4 @@
-"""A compressed shard, unpacked part by part as room for the parts is granted."""
+"""A compressed shard, decompressed part by part as room for the parts is granted."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from contextlib import aclosing
 from typing import Protocol
 
 from streamload.fetch.parts import PART_BYTES
-from streamload.tar.decompression import Decompressor, unpack
+from streamload.tar.decompression import Decompressor, decompress
 
 __all__ = ["DecompressedParts", "DecompressionEvents"]
 
 
 class DecompressionEvents(Protocol):
-    """Who takes what is unpacked. Everything is called in the loop."""
+    """Who takes what is decompressed. Everything is called in the loop."""
 
     def has(self, number: int, /) -> bool:
         """Whether a part is there already, so that no room need be granted for it."""
@@ -23,25 +23,25 @@ class DecompressionEvents(Protocol):
         """Whether a part that is not there is to be kept: room was granted for it, or will be."""
 
     def waits(self) -> None:
-        """There is no room yet for the part that comes now; or it was told to stop, and has let go of all."""
+        """There is no room yet for the part that comes now; or it was told to stop, and has release all."""
 
     def write(self, offset: int, data: bytes, /) -> None:
-        """Some bytes of the unpacked shard, in order."""
+        """Some bytes of the decompressed shard, in order."""
 
     def decompressed(self, number: int, size_bytes: int, /) -> None:
         """A part is there whole."""
 
     def ended(self, total_bytes: int, /) -> None:
-        """The shard is unpacked to its end, and was whole."""
+        """The shard is decompressed to its end, and was whole."""
 
     def failed(self, error: Exception, /) -> None:
-        """It cannot be unpacked any further."""
+        """It cannot be decompressed any further."""
 
 
 class DecompressedParts:
     """Unpacks one shard from its start to its end; it can only go forward, so every part needs those before it.
 
-    What becomes of a part is settled when its first byte comes: it is written, or passed over because it is there
+    What becomes of a part is settled when its first byte comes: it is written, or skipped because it is there
     already, or nobody wants it while one behind it is wanted. So a part that is wanted later is not found half written.
 
     Args:
@@ -51,9 +51,9 @@ class DecompressedParts:
         granted: the parts for which there is room already.
 
     Attributes:
-        next_number: the first part that has not been passed over or written whole; it is being written, or is next.
+        next_number: the first part that has not been skipped or written whole; it is being written, or is next.
         waits_for_room: for that part.
-        ended: all of it has been unpacked.
+        ended: all of it has been decompressed.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class DecompressedParts:
         return self._cancelled and not self.over
 
     async def close(self) -> None:
-        """Stop; no event comes any more. Twice is fine."""
+        """Stop; no event comes any more. Idempotent."""
         self._closed = True
         self.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
@@ -103,7 +103,7 @@ class DecompressedParts:
 
     async def _run(self, body: AsyncGenerator[bytes], decompressor: Decompressor) -> None:
         async with aclosing(body):
-            total_bytes = await unpack(body, decompressor, self._write)
+            total_bytes = await decompress(body, decompressor, self._write)
         self.ended = True
         if total_bytes % PART_BYTES and self._writes:
             self.next_number += 1
@@ -134,7 +134,7 @@ class DecompressedParts:
             view, offset = view[count:], offset + count
 
     async def _is_to_be_written(self, number: int) -> bool:
-        """Wait for room for a part that comes now; False where it is passed over."""
+        """Wait for room for a part that comes now; False where it is skipped."""
         while number not in self._grants or self._events.has(number):
             one_behind_is_wanted = max(self._grants, default=0) > number
             if self._events.has(number) or (one_behind_is_wanted and not self._events.is_wanted(number)):

@@ -61,7 +61,7 @@ class EpochParts:
         self._stop_listening: Callable[[], None] | None = fetcher.on_arrival(self._on_arrival)
 
     def guess(self, block: RowBlock) -> None:
-        """Have parts brought in which rows probably lie, while the tables that say where are on their way themselves.
+        """Have parts brought in which rows probably lie, while the tables that say where are in flight themselves.
 
         They are held until `located` says that it is known now.
         """
@@ -91,7 +91,7 @@ class EpochParts:
         return self._fetcher.there(keys)
 
     def use(self, keys: Collection[int]) -> None:
-        """The next batch is dealt out: it holds its parts until it is `done`, and the epoch until they are passed."""
+        """The next batch is scheduled: it holds its parts until it is `done`, and the epoch until they are passed."""
         self._fetcher.ledger.use(keys)
         for key in keys:
             shard, number = shard_and_number(key)
@@ -100,12 +100,12 @@ class EpochParts:
                 self._fetcher.ledger.pin(key)
 
     def done(self, keys: Collection[int]) -> None:
-        """A batch that was dealt out was made, or is not wanted any more."""
+        """A batch that was scheduled was made, or is not wanted any more."""
         self._fetcher.ledger.release(keys)
         self._fetcher.freed()
 
     def cancel(self, keys: Collection[int]) -> None:
-        """A batch will not be dealt out; the last one first."""
+        """A batch will not be scheduled; the last one first."""
         self._fetcher.ledger.cancel(keys)
 
     def keep(self, shard: int) -> None:
@@ -115,7 +115,7 @@ class EpochParts:
             self._fetcher.ledger.expect_rows(shard)
 
     def advance(self) -> None:
-        """The plan has gone on: let go of what no later row needs."""
+        """The plan has gone on: release what no later row needs."""
         for shard in [shard for shard in {**self._pinned, **self._kept} if self._has_moved(shard)]:
             for key in [*self._pinned.get(shard, ())]:
                 if self._is_passed(shard, shard_and_number(key)[1]):
@@ -128,7 +128,7 @@ class EpochParts:
         self._fetcher.freed()
 
     def close(self) -> None:
-        """Let go of everything but what batches hold. Twice is fine."""
+        """Let go of everything but what batches hold. Idempotent."""
         if self._stop_listening is not None:
             self._stop_listening()
             self._stop_listening = None

@@ -1,4 +1,4 @@
-"""How shards are brought near, as the user has chosen it."""
+"""How shards are fetched, as the user has chosen it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One shard that has to be brought near: where it comes from, and the memory or file in which its parts arrive."""
+"""One shard that has to be fetched: where it comes from, and the memory or file in which its parts arrive."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ __all__ = ["FetchedShard"]
 
 @dataclass(slots=True, eq=False)
 class FetchedShard:
-    """A shard of which parts are wanted, there, or on their way.
+    """A shard of which parts are wanted, there, or in flight.
 
     Attributes:
         number: in the listing.
         url: the shard.
         pin: the version that is read.
-        compression: how it is compressed; its parts are those of the unpacked shard then.
+        compression: how it is compressed; its parts are those of the decompressed shard then.
         generation: another one for every memory that the shard has had; workers need a new descriptor for each.
-        total_bytes: its size, unpacked; None as long as it is not known.
+        total_bytes: its size, decompressed; None as long as it is not known.
         memory: where its parts arrive, unless they do so in `cached`.
         cached: its file in the disk cache.
         cache_asked: whether the disk cache has been asked for a file.
@@ -56,7 +56,7 @@ class FetchedShard:
     def waits_for_room(self) -> bool:
         """Whether nothing of it comes before there is room for another part.
 
-        So it is with what is on its way of a compressed shard whose unpacking was ended to begin once more.
+        So it is with what is in flight of a compressed shard whose decompressing was ended to begin once more.
         """
         return self.compression is not None and (self.decompressing is None or self.decompressing.waits_for_room)
 

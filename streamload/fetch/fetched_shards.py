@@ -64,7 +64,7 @@ class FetchedShards:
         return self._generations
 
     def opened(self, shard: int) -> None:
-        """Some of it is on its way, so it is open now."""
+        """Some of it is in flight, so it is open now."""
         self._open[shard] = None
 
     def to_close(self, shard: int, ledger: PartLedger) -> list[int] | None:
@@ -116,7 +116,7 @@ class FetchedShards:
         return self._states.pop(shard)
 
     def take_closed(self) -> list[int]:
-        """The shards whose memory was let go of since the last call, and that have no other one now."""
+        """The shards whose memory was released since the last call, and that have no other one now."""
         closed, self._closed = self._closed, []
         return [shard for shard in closed if shard not in self._open]
 

@@ -209,7 +209,7 @@ class Fetcher:
                 if self._part_fetcher.would_begin_again(state, number) and self.in_flight(state):
                     return  # what it is about to bring comes first, and may make room
                 before = (part_key(shard, each) for each in self._part_fetcher.parts_before(state, number))
-                if self.ledger.want_before(before, key):  # unpacking goes through these first, so they are next now
+                if self.ledger.want_before(before, key):  # decompressing goes through these first, so they are next now
                     continue
             if not self._make_room(shard, end - start):
                 self._missing = shard, end - start
@@ -220,7 +220,7 @@ class Fetcher:
 
     @property
     def stalled(self) -> bool:
-        """Whether what is wanted next does not fit, and nothing is on its way whose arrival could change that."""
+        """Whether what is wanted next does not fit, and nothing is in flight whose arrival could change that."""
         if self._missing is None or self._has_room(*self._missing):
             return False
         on_the_way = {shard_and_number(key)[0] for key in self.ledger.in_flight()}
@@ -255,7 +255,7 @@ class Fetcher:
         return budget_error(budget_for(self.ledger.budget_bytes), *needs, counting=counting)
 
     async def close(self) -> None:
-        """Stop everything and let go of all memory. Twice is fine."""
+        """Stop everything and release all memory. Idempotent."""
         if self._part_fetcher is not None:
             await self._part_fetcher.close()
         self.let_go()

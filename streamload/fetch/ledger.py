@@ -1,4 +1,4 @@
-"""Which parts are there, who needs them and when, and what may be given back for others: the byte budget.
+"""Which parts are there, who needs them and when, and what may be freed for others: the byte budget.
 
 Nothing here reads, writes or waits.
 """
@@ -19,15 +19,15 @@ class PartLedger:
     """Keeps account of parts by their keys (`parts.part_key`).
 
     A part is *reserved* for batches that are planned, in their order. It is *held* from the moment such a batch is
-    dealt out until it is made, and *pinned* by an epoch that has used it and may still use it again. What is neither
-    held nor pinned may be given back: first what nobody has a use for, then what is *kept* for rows that are not
+    scheduled until it is made, and *pinned* by an epoch that has used it and may still use it again. What is neither
+    held nor pinned may be freed: first what nobody has a use for, then what is *kept* for rows that are not
     planned yet, then what is reserved for a later batch than the one that needs the room. As long as there is room
     everything stays, so in a dataset that is smaller than the budget nothing is fetched twice. A part that takes no
     memory, because it lies on the disk, has no reason to stay. One whose bytes have *moved* to a worker is not there
     any more, but counts as long as it is held.
 
     Args:
-        budget_bytes: what all parts that are there or on their way may take together, beside what others take.
+        budget_bytes: what all parts that are there or in flight may take together, beside what others take.
     """
 
     def __init__(self, budget_bytes: int) -> None:
@@ -55,7 +55,7 @@ class PartLedger:
 
     @property
     def waiting(self) -> int:
-        """How many parts are wanted and not even on their way."""
+        """How many parts are wanted and not even in flight."""
         return len(self._wanted)
 
     @property
@@ -64,11 +64,11 @@ class PartLedger:
         return bool(self._free)
 
     def in_flight(self) -> set[int]:
-        """The keys of the parts that are on their way."""
+        """The keys of the parts that are in flight."""
         return set(self._coming)
 
     def kept_from_next_bytes(self) -> int:
-        """What is there or on its way and may not be given back for the part that is fetched next."""
+        """What is there or in flight and may not be freed for the part that is fetched next."""
         self.next_wanted()  # `evictable` is for what that has looked at last
         return self.used_bytes - sum(self._sizes[key] for key in self.evictable())
 
@@ -81,7 +81,7 @@ class PartLedger:
         return self._present.issuperset(keys)
 
     def is_expected(self, key: int) -> bool:
-        """Whether the part is there, on its way, or wanted."""
+        """Whether the part is there, in flight, or wanted."""
         return key in self._sizes or key in self._wanted
 
     def is_needed(self, key: int) -> bool:
@@ -94,11 +94,11 @@ class PartLedger:
         return key in self._reserved
 
     def parts_of(self, shard: int) -> set[int]:
-        """The keys of a shard's parts that are there or on their way."""
+        """The keys of a shard's parts that are there or in flight."""
         return self._of_shard.get(shard, set())
 
     def uses(self, shard: int) -> bool:
-        """Whether a part of the shard is there, on its way, or wanted."""
+        """Whether a part of the shard is there, in flight, or wanted."""
         return bool(self.parts_of(shard)) or any(shard_and_number(key)[0] == shard for key in self._wanted)
 
     # -- needs -----------------------------------------------------------------------------------------------------
@@ -117,7 +117,7 @@ class PartLedger:
         """Have earlier parts of a wanted part's shard brought in its turn, because it can only be had through them.
 
         Returns:
-            Whether one of them is neither there nor on its way.
+            Whether one of them is neither there nor in flight.
         """
         turn = self._wanted.turn_of(key)
         missing = [each for each in keys if each not in self._sizes]
@@ -150,7 +150,7 @@ class PartLedger:
             self._reserved[key].append(self._turn)
 
     def use(self, keys: Iterable[int]) -> None:
-        """The first batch for which these are reserved is dealt out: they are held for it from now on."""
+        """The first batch for which these are reserved is scheduled: they are held for it from now on."""
         for key in keys:
             self._cancel(key, first=True)
             self._holds[key] += 1
@@ -210,7 +210,7 @@ class PartLedger:
         return self._wanted.next(self.is_needed)
 
     def room_for(self, size_bytes: int, other_bytes: int) -> list[int] | None:
-        """What to give back so that there is room for the part that is fetched next; None where there cannot be.
+        """What to free so that there is room for the part that is fetched next; None where there cannot be.
 
         Args:
             size_bytes: of the part.
@@ -228,7 +228,7 @@ class PartLedger:
         return None
 
     def evictable(self) -> Iterator[int]:
-        """What may be given back for the part that is fetched next, in this order."""
+        """What may be freed for the part that is fetched next, in this order."""
         turn, wanted = self._wanted.head or (0, None)
         yield from self._unreferenced  # those that have been of no use for longest come first
         limit = -1 if wanted is None or wanted in self._reserved else self._rank_of(wanted)
@@ -245,7 +245,7 @@ class PartLedger:
         return [key for key in free if key in self._unreferenced or (key in self._moved and key not in self._holds)]
 
     def admitted(self, key: int, size_bytes: int) -> None:
-        """The part is on its way, and counts from now on."""
+        """The part is in flight, and counts from now on."""
         self._wanted.remove(key)
         self._sizes[key] = size_bytes
         self._coming.add(key)

@@ -1,4 +1,4 @@
-"""Bringing single parts near: by a download, from the disk cache, or by unpacking what comes before them."""
+"""Fetching single parts: by a download, from the disk cache, or by decompressing what comes before them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class PartFetcherEvents(Protocol):
         """Whether a part is there."""
 
     def is_wanted(self, state: FetchedShard, number: int, /) -> bool:
-        """Whether a part is there, on its way, or wanted."""
+        """Whether a part is there, in flight, or wanted."""
 
     def in_flight(self, state: FetchedShard, /) -> set[int]:
         """The parts of a shard that are to be brought and have not come."""
@@ -50,7 +50,7 @@ class PartFetcherEvents(Protocol):
         """A part cannot be brought."""
 
     def not_coming(self, state: FetchedShard, /) -> None:
-        """What is on its way of a shard will not come."""
+        """What is in flight of a shard will not come."""
 
     def left_cache(self, state: FetchedShard, /) -> None:
         """The disk cache takes no more of a shard; what was there of it is not any more."""
@@ -91,7 +91,7 @@ class PartFetcher:
 
     @property
     def at_once(self) -> int:
-        """How many parts may be on their way."""
+        """How many parts may be in flight."""
         return self._transfers.room() + self._transfers.in_flight
 
     @property
@@ -118,14 +118,14 @@ class PartFetcher:
             self._transfers.start(_part(state, number))
 
     def would_begin_again(self, state: FetchedShard, number: int) -> bool:
-        """Whether an unpacking that goes on is behind a part already, so that it would be ended to bring that part."""
+        """Whether a running decompression is behind a part already, so that it would be restarted for that part."""
         decompressing = state.decompressing
         if decompressing is None or decompressing.ended or decompressing.over or decompressing.waits_for_room:
             return False
         return decompressing.next_number > number
 
     def parts_before(self, state: FetchedShard, number: int) -> range:
-        """The parts of a compressed shard that unpacking goes through before it comes to this one."""
+        """The parts of a compressed shard that decompressing goes through before it comes to this one."""
         decompressing = state.decompressing
         if decompressing is not None and (
             decompressing.next_number > number or decompressing.ended or decompressing.over
@@ -168,11 +168,11 @@ class PartFetcher:
             state.decompressing = None
 
     async def close(self) -> None:
-        """Stop everything. Twice is fine."""
+        """Stop everything. Idempotent."""
         for claim in self._claims:
             claim.cancel()
         await asyncio.gather(*self._claims, return_exceptions=True)
-        for _, decompressing in self._decompressions:  # also those that are on their way: they ask for more
+        for _, decompressing in self._decompressions:  # also those that are in flight: they ask for more
             await decompressing.close()
         await self._transfers.close()
 

@@ -1,4 +1,4 @@
-"""The queue of parts that are wanted and not on their way yet, in the order in which they will be needed."""
+"""The queue of parts that are wanted and not in flight yet, in the order in which they will be needed."""
 
 from __future__ import annotations
 

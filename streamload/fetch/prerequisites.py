@@ -72,7 +72,7 @@ class Prerequisites:
         self.fetcher.pump()
 
     async def close(self) -> None:
-        """Stop everything and let go of all memory. Twice is fine."""
+        """Stop everything and release all memory. Idempotent."""
         loading = list(self._loading.values())
         for task in loading:
             task.cancel()

@@ -93,7 +93,7 @@ def joined_ranges(places: Sequence[tuple[int, int, int]]) -> list[ByteRange]:
     """Few ranges that cover many places; neighbours are read together, in requests of about a part at most.
 
     Args:
-        places: shard, start and end of each, in any order; empty ones are passed over.
+        places: shard, start and end of each, in any order; empty ones are skipped.
     """
     joined: list[ByteRange] = []
     for shard, start, end in sorted(places):

@@ -1,4 +1,4 @@
-"""The parts that are on their way: started by whoever knows the order, fetched as fast as the storage takes it."""
+"""The parts that are in flight: started by whoever knows the order, fetched as fast as the storage takes it."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class Transfers:
 
     @property
     def in_flight(self) -> int:
-        """How many parts are on their way."""
+        """How many parts are in flight."""
         return len(self._steering.running)
 
     @property
@@ -123,7 +123,7 @@ class Transfers:
         task.add_done_callback(partial(self._ended, part))
 
     async def close(self) -> None:
-        """Give up what is on its way and wait until it has ended; neither callback is called again. Twice is fine."""
+        """Give up what is in flight and wait until it has ended; neither callback is called again. Idempotent."""
         self._closed = True
         tasks = list(self._steering.running)
         for task in tasks:
@@ -172,7 +172,7 @@ class _Steering:
 
 
 class _Running:
-    """A part on its way: one download of it or, where the latest one takes too long, one more."""
+    """A part in flight: one download of it or, where the latest one takes too long, one more."""
 
     __slots__ = ("_part", "_retries", "_source", "_steering", "_watches", "_write", "late")
 

@@ -28,7 +28,7 @@ def look_at(urls: Sequence[str], storages: Storages) -> dict[str, int]:
 class Looks:
     """Requests about shards, one for each, at most 16 at a time; all of them begin with the `with` block.
 
-    The block's end waits for those that are under way, and drops the others.
+    The block's end waits for those that are in flight, and drops the others.
 
     Args:
         storages: where the shards lie.

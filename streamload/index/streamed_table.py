@@ -116,7 +116,7 @@ class StreamedTable:
         return replace(table, member_crc32=crc32, labels=labels)
 
     def close(self) -> None:
-        """Let go of the memory. Twice is fine."""
+        """Let go of the memory. Idempotent."""
         self._memory.close()
 
     def _scan(self, total: int | None) -> None:

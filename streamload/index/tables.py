@@ -47,7 +47,7 @@ class Tables:
 
     Attributes:
         counts: the samples of each shard, as far as they are known; grows as tables come in.
-        skipped: how many members were passed over, by reason, in the shards scanned so far.
+        skipped: how many members were skipped, by reason, in the shards scanned so far.
     """
 
     def __init__(

@@ -54,7 +54,7 @@ class AsyncChannel:
             self._write()
 
     def close(self) -> None:
-        """Stop serving and close the socket. Calling it twice is fine."""
+        """Stop serving and close the socket. Idempotent."""
         if self._closed:
             return
         self._closed = True

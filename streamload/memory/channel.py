@@ -173,6 +173,6 @@ class Channel:
             self._socket.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
-        """Close the socket; the other end sees the end of the stream. Calling it twice is fine."""
+        """Close the socket; the other end sees the end of the stream. Idempotent."""
         self._frames.close()
         self._socket.close()

@@ -1,7 +1,7 @@
 """Slots: the memory of one batch, made once, filled by workers, read by the trainer, and used again.
 
 `SlotPool` is the side that makes slots (the feeder); the side that hands their memory to the user (the trainer) is in
-`slot_reader.py`. A slot goes round: taken from the pool, filled, delivered, read, and given back when the last array or
+`slot_reader.py`. A slot goes round: taken from the pool, filled, delivered, read, and freed when the last array or
 tensor that views it has died.
 """
 
@@ -21,7 +21,7 @@ __all__ = ["HeapSlots", "MappedSlots", "SlotMemory", "SlotPool", "Slots", "round
 
 _PAGE_BYTES = 4096
 _MAX_FREE_SLOTS = 640
-"""More than the batches that are ever under way, so that slots go to and fro and are not made anew."""
+"""More than the batches that are ever in flight, so that slots go to and fro and are not made anew."""
 
 _SHARE_IN_FLIGHT = 4
 _SHARE_KEPT = 8

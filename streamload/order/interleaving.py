@@ -1,4 +1,4 @@
-"""A line cut into lanes, each of them shuffled: which position an emission stands for, and what lies behind."""
+"""A sequence cut into lanes, each of them shuffled: which position an output stands for, and what lies behind."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Streams = dict[int, SlidingShuffle]
 
 
 class Interleaving:
-    """The lanes of one line, as one rank reads them: forward only.
+    """The lanes of one sequence, as one rank reads them: forward only.
 
     Args:
         sequence: what the epoch's samples lie on.
@@ -42,7 +42,7 @@ class Interleaving:
         return sorted(self._streams)
 
     def refresh(self) -> bool:
-        """Take notice of counts that have become known. Returns whether the line has become complete by that."""
+        """Take notice of counts that have become known. Returns whether the sequence has become complete by that."""
         if self._bounds is not None:
             return False
         sequence = self.sequence
@@ -54,11 +54,11 @@ class Interleaving:
         return sequence.complete
 
     def finalize(self, first_number: int, number_end: int) -> int:
-        """With one lane: settle emissions from the first one on, as far as the known counts allow; see the stream's."""
+        """With one lane: finalize outputs from the first one on, as far as the known counts allow; see the stream's."""
         return self._stream(self._streams, 0, first_number).finalize(number_end)
 
     def positions(self, lanes: IntArray, numbers: IntArray) -> IntArray:
-        """The positions of some emissions; in each lane the numbers ascend, and are above those of earlier calls."""
+        """The positions of some outputs; in each lane the numbers ascend, and are above those of earlier calls."""
         return self._positions(self._streams, lanes, numbers)
 
     def positions_apart(self, lanes: IntArray, numbers: IntArray) -> IntArray:
@@ -67,20 +67,20 @@ class Interleaving:
         return self._positions({}, pairs[0], pairs[1])[places.ravel()]
 
     def finished(self, least: int) -> list[int]:
-        """The shards that no emission from number `least` of every lane on is of, each named once."""
+        """The shards that no output from number `least` of every lane on is of, each named once."""
         if not self.sequence.complete and (self._n_lanes > 1 or self.sequence.needs_all):
             return []
         return self._retired().pass_positions(least - self._radius)
 
     def finish_all(self) -> list[int]:
-        """The shards of the line that were not named yet."""
+        """The shards of the sequence that were not named yet."""
         return self._retired().pass_all()
 
     def unpassed(self, shard: int, least: int, most: int) -> list[tuple[int, int]]:
-        """Ranges of a shard's samples that hold all those of later emissions, the end of each exclusive.
+        """Ranges of a shard's samples that hold all those of later outputs, the end of each exclusive.
 
-        Where the line comes to a shard several times, those that are yet to begin are left out: what they need may be
-        fetched again.
+        Where the sequence comes to a shard several times, those that are yet to begin are left out: what they need
+        may be fetched again.
 
         Args:
             shard: which one.

@@ -12,10 +12,10 @@ Let K(n) be the n-th smallest key, n counted from 0.
 
 So a position below n - w, whose key is below n, is emitted before number n; and a position above n + w after it. To
 start at number n, draw the keys from position a = max(0, n - w) on. What is missing, the positions below a, are all
-among the first n emissions, so of the positions from a on exactly n - a are emitted before number n: skip that many.
+among the first n outputs, so of the positions from a on exactly n - a are emitted before number n: skip that many.
 The keys depend on positions and draws only, so the rest of the stream is the same wherever it was started.
 
-**Why it is settled in blocks.** Once the positions below e are drawn, every later key is at least e, and a later
+**Why it is final in blocks.** Once the positions below e are drawn, every later key is at least e, and a later
 position with the key e loses the tie. So all drawn keys of at most e are final, and what is kept back are at most w
 positions.
 """
@@ -35,7 +35,7 @@ _LARGEST_FULL_BLOCK = 65_536
 
 
 def lane_bounds(n_samples: int, n_lanes: int) -> NDArray[np.int64]:
-    """Where the lanes lie in the shards laid end to end: lane l is `bounds[l]:bounds[l + 1]`, int64[n_lanes + 1].
+    """Where the lanes lie in the shards concatenated: lane l is `bounds[l]:bounds[l + 1]`, int64[n_lanes + 1].
 
     The lengths of two lanes differ by at most one.
     """
@@ -45,7 +45,7 @@ def lane_bounds(n_samples: int, n_lanes: int) -> NDArray[np.int64]:
 
 
 def expected_radius(number_end: int, window: int) -> int:
-    """About how many positions must be drawn before the first `number_end` emissions are settled.
+    """About how many positions must be drawn before the first `number_end` outputs are final.
 
     Of the positions below x, about x**2 / 2w have a key below x while x < w, and x - w/2 from there on.
     """
@@ -55,12 +55,12 @@ def expected_radius(number_end: int, window: int) -> int:
 
 
 class SlidingShuffle:
-    """The emissions of one lane, in order, from a first number on. Moves forward only; memory O(window + block).
+    """The outputs of one lane, in order, from a first number on. Moves forward only; memory O(window + block).
 
     Args:
         uniforms: gives the draws of the lane's positions `first` to `first + count` as float64[count].
         window: how far, in samples, a sample may move; 0 and 1 leave the order as it is.
-        first_number: the first emission that will be asked for.
+        first_number: the first output that will be asked for.
     """
 
     def __init__(self, uniforms: Callable[[int, int], NDArray[np.float64]], window: int, first_number: int = 0) -> None:
@@ -87,10 +87,10 @@ class SlidingShuffle:
         self._ended = ended
 
     def finalize(self, number_end: int) -> int:
-        """Settle the emissions below `number_end`, as far as the known positions allow.
+        """Finalize the outputs below `number_end`, as far as the known positions allow.
 
         Returns:
-            The number below which the emissions are settled; it may be more than was asked for.
+            The number below which the outputs are final; it may be more than was asked for.
         """
         pieces = [self._ready]
         finalized_end = self._ready_start + len(self._ready)
@@ -101,13 +101,13 @@ class SlidingShuffle:
         return finalized_end
 
     def take(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The positions (in the lane) of some emissions, and let go of everything up to the last of them.
+        """The positions (in the lane) of some outputs, and release everything up to the last of them.
 
         Args:
-            numbers: int64[k], ascending, none below what was taken before, all within what can be settled.
+            numbers: int64[k], ascending, none below what was taken before, all within what can be finalized.
 
         Raises:
-            IndexError: a number lies before what is left of the stream, or cannot be settled yet.
+            IndexError: a number lies before what is left of the stream, or cannot be finalized yet.
         """
         positions = np.empty(len(numbers), np.int64)
         found = 0
@@ -134,7 +134,7 @@ class SlidingShuffle:
         return self._drawn_end < self._known_end or (self._ended and len(self._waiting) > 0)
 
     def _finalize_block(self) -> NDArray[np.int64]:
-        """Draw the next block of positions and return those that are now final, in the order of emission."""
+        """Draw the next block of positions and return those that are now final, in the order of output."""
         first, end = self._drawn_end, min(self._drawn_end + self._block, self._known_end)
         self._block = min(2 * self._block, self._full_block)
         drawn = np.arange(first, end, dtype=np.int64)

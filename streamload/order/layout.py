@@ -1,4 +1,4 @@
-"""The shards of one epoch laid end to end: from a position to the shard and the sample that lie there."""
+"""The shards of one epoch concatenated: from a position to the shard and the sample that lie there."""
 
 from __future__ import annotations
 
@@ -101,14 +101,14 @@ class ShardCounts:
 
 
 class ShardSequence:
-    """The shards in an epoch's order, laid end to end as far as their counts are known.
+    """The shards in an epoch's order, concatenated as far as their counts are known.
 
-    The first shard of unknown count is laid in part: as many samples as were found of it so far.
+    The first shard of unknown count is built in part: as many samples as were found of it so far.
 
     Attributes:
         order: int64[n_shards], the shards as they follow each other.
-        known_shards: how many shards, from the first on, are laid as a whole.
-        known_end: how many samples are laid, those of the open last shard among them.
+        known_shards: how many shards, from the first on, are built whole.
+        known_end: how many samples are built, those of the open last shard among them.
     """
 
     needs_all = False
@@ -126,7 +126,7 @@ class ShardSequence:
 
     @property
     def complete(self) -> bool:
-        """Whether all shards are laid, so that `known_end` is the number of samples of the epoch."""
+        """Whether all shards are built, so that `known_end` is the number of samples of the epoch."""
         return self.known_shards == len(self.order)
 
     @property
@@ -139,11 +139,11 @@ class ShardSequence:
 
     @property
     def whole_end(self) -> int:
-        """How many samples the shards hold that are laid as a whole."""
+        """How many samples the shards hold that are built whole."""
         return int(self._edges[self.known_shards])
 
     def places_of(self, shard: int) -> list[tuple[int, int]] | None:
-        """The positions of a shard's samples, as start and end, as far as they are laid; None if none are."""
+        """The positions of a shard's samples, as start and end, as far as they are built; None if none are."""
         if self._place is None:
             self._place = np.empty(len(self.order), np.int64)
             self._place[self.order] = np.arange(len(self.order))
@@ -174,7 +174,7 @@ class ShardSequence:
             self.known_shards, self.known_end = end, int(self._edges[end])
 
     def unknown(self, n_shards: int, limit: int) -> list[int]:
-        """The shards of unknown count among the next `n_shards` not laid as a whole, in order, at most `limit`."""
+        """The shards of unknown count among the next `n_shards` not built whole, in order, at most `limit`."""
         following = self.order[self.known_shards : self.known_shards + n_shards]
         unknown: NDArray[np.int64] = following[self._counts.values[following] == UNKNOWN]
         return [int(shard) for shard in unknown[:limit]]

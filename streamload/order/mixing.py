@@ -62,7 +62,7 @@ class BlockShares:
 
 
 class MixedTurns:
-    """Which dataset is next, and with which of its emissions, at every position of an epoch's order.
+    """Which dataset is next, and with which of its outputs, at every position of an epoch's order.
 
     Args:
         shares: how many of each dataset are in a block.
@@ -76,7 +76,7 @@ class MixedTurns:
         self._draws = CounterDraws(philox_key(seed, epoch, "mixture"))
 
     def at(self, start: int, end: int) -> tuple[IntArray, IntArray]:
-        """For the positions from `start` to `end` the dataset, and the number of its emission; int64 each."""
+        """For the positions from `start` to `end` the dataset, and the number of its output; int64 each."""
         if start >= end:
             return np.empty(0, np.int64), np.empty(0, np.int64)
         first, last = start // self._block, (end - 1) // self._block

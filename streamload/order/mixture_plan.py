@@ -1,4 +1,4 @@
-"""The plan of an epoch of several datasets: the turns of the datasets, each of which is woven from lanes by itself."""
+"""The plan of an epoch of several datasets: their turns; each of them is interleaved from lanes by itself."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class MixturePlan:
 
     @property
     def number(self) -> int:
-        """How many emissions every lane has come to, at least, over all datasets."""
+        """How many outputs every lane has come to, at least, over all datasets."""
         return self._position // self._options.lanes
 
     @property
@@ -186,7 +186,7 @@ class MixturePlan:
     def _rows(
         self, datasets: IntArray, lanes: IntArray, numbers: IntArray, *, apart: bool
     ) -> tuple[IntArray, IntArray, IntArray]:
-        """The shard, the sample and the copy of some emissions."""
+        """The shard, the sample and the copy of some outputs."""
         found = np.zeros((3, len(datasets)), np.int64)
         for dataset, interleave in enumerate(self._interleavings):
             of_it = np.flatnonzero(datasets == dataset)

@@ -35,11 +35,11 @@ class OrderOptions:
         seed: names the order; not negative.
         shuffle: permute the shards and shuffle within the window; otherwise everything stays as listed.
         window: how far the shuffle may move a sample within its lane, in samples.
-        lanes: the number of lanes that the order is woven from.
+        lanes: the number of lanes that the order is interleaved from.
         batch_size: rows of one rank's batch.
         drop_last: drop the samples at the end that fill no global batch.
         pad: fill a short last batch up to a multiple of the world size with the first samples of the order.
-        choice: what an epoch is made of; None for every sample once. What a sampler has named is not shuffled.
+        sampling: what an epoch is made of; None for every sample once. What a sampler has named is not shuffled.
 
     Raises:
         ValueError: a number is too small.

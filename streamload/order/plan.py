@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 _MOST_NUMBERS_AHEAD = 65_536
-"""How many emissions of a streamed lane are settled before they are asked for, beyond the next batch."""
+"""How many outputs of a streamed lane are final before they are asked for, beyond the next batch."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,7 +49,7 @@ class RowBlock:
         shard: int64[rows], the shard's number in the listing.
         sample: int64[rows], the sample's number in the shard.
         ends: int64[m], the position of the epoch's order (over all ranks) after each batch, which a state records.
-        copy: int64[rows], how often the sample came before in the epoch, so that two copies of a sample have
+        copy: int64[rows], how often the sample came before in the epoch, so that two repeats of a sample have
             randomness of their own; None where every sample comes once.
     """
 
@@ -69,7 +69,7 @@ class EpochPlan(Protocol):
 
     @property
     def number(self) -> int:
-        """How many emissions every lane has come to, at least."""
+        """How many outputs every lane has come to, at least."""
 
     def shards_ahead(self) -> list[int]:
         """The shards in the order in which the plan comes to them first."""
@@ -93,7 +93,7 @@ class RankPlan:
     Global batch j of the plan is `order[start + j * B : start + (j + 1) * B]`, B = batch_size * world_size. Sorted
     lane-major, it is cut into one slice for each rank. Rows that fill up a short last batch follow its own rows.
 
-    With several lanes, or where the options have a `choice`, all counts must be known before the first batch. With
+    With several lanes, or where the options have a `sampling`, all counts must be known before the first batch. With
     one lane a batch needs the counts of the shards up to where the window reaches, and `counts` may be filled in while
     the plan runs: ask `missing`, set those counts, `take`. Of the first shard whose count is unknown the plan goes on
     into the samples that `counts` says it holds at least. What comes out does not depend on when the counts became
@@ -108,7 +108,7 @@ class RankPlan:
         rank: the rank, below `world_size`.
         world_size: the number of ranks.
         start: how many samples of the epoch's order were delivered before.
-        numbers: int64[M], the epoch's samples, where the options' choice is `Sampled`.
+        numbers: int64[M], the epoch's samples, where the options' sampling is `Sampled`.
 
     Raises:
         ValueError: rank, world size or start make no sense, here or as soon as the number of samples is known.
@@ -147,7 +147,7 @@ class RankPlan:
 
     @property
     def number(self) -> int:
-        """How many emissions every lane has come to, at least."""
+        """How many outputs every lane has come to, at least."""
         return self._position // self._options.lanes
 
     @property
@@ -245,7 +245,7 @@ class RankPlan:
         return self._position + self._rank * self._options.batch_size
 
     def _batches_finalized(self, wanted: int) -> int:
-        """With one lane and counts still unknown: how many of the next batches the known counts settle."""
+        """With one lane and counts still unknown: how many of the next batches the known counts finalize."""
         known_end, size = self._sequence.known_end, self._global_batch
         n_full = min(wanted, (known_end - self._position) // size)
         if n_full <= 0:
@@ -253,7 +253,7 @@ class RankPlan:
         first_end = self._first_row() + self._options.batch_size
         finalized_end = known_end
         if self._options.radius:
-            # A number that lies a window before the end of what is known is settled, whatever the draws are.
+            # A number that lies a window before the end of what is known is final, whatever the draws are.
             finalized_end = known_end - self._options.radius
             if finalized_end < first_end + (n_full - 1) * size:
                 most = max(_MOST_NUMBERS_AHEAD, size)

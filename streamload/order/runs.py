@@ -1,6 +1,6 @@
-"""Epochs that are laid of runs: pieces of shards, or shards in which every sample stands as often as it is drawn.
+"""Epochs that are made of runs: pieces of shards, or shards in which every sample stands as often as it is drawn.
 
-The lines of this module offer what `ShardSequence` does, and need the counts of all shards before they are laid.
+The sequences of this module offer what `ShardSequence` does, and need the counts of all shards before they are built.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class SampleSequence(Protocol):
     """What the samples of an epoch lie on: positions, each of which holds a sample of a shard.
 
     Attributes:
-        needs_all: nothing is laid before all counts are known.
+        needs_all: nothing is built before all counts are known.
         order: int64[k], the shards of the runs; the last run of a shard ends where the shard is done with.
-        known_shards: how many runs are laid as a whole.
-        known_end: how many positions are laid.
+        known_shards: how many runs are built whole.
+        known_end: how many positions are built.
         has_repeats: some shard has several runs.
     """
 
@@ -39,7 +39,7 @@ class SampleSequence(Protocol):
 
     @property
     def complete(self) -> bool:
-        """Whether everything is laid."""
+        """Whether everything is built."""
 
     @property
     def edges(self) -> IntArray:
@@ -47,7 +47,7 @@ class SampleSequence(Protocol):
 
     @property
     def whole_end(self) -> int:
-        """Where the last run ends that is laid as a whole."""
+        """Where the last run ends that is built whole."""
 
     def extend(self) -> None:
         """Lay what has become known."""
@@ -56,7 +56,7 @@ class SampleSequence(Protocol):
         """The shards whose counts are needed next."""
 
     def places_of(self, shard: int, /) -> list[tuple[int, int]] | None:
-        """Where a shard's runs lie, as starts and ends; None where they are not laid yet."""
+        """Where a shard's runs lie, as starts and ends; None where they are not built yet."""
 
     def samples_at(self, start: int, end: int, /) -> tuple[int, int]:
         """The samples of a shard, as start and end, that stand at positions of one run."""
@@ -65,7 +65,7 @@ class SampleSequence(Protocol):
         """For each position the shard, and the number of the sample in the shard."""
 
     def repeats(self, positions: IntArray, /) -> IntArray | None:
-        """For each position how often its sample came before in the epoch's line; None where none comes twice."""
+        """For each position how often its sample came before in the epoch's sequence; None where none comes twice."""
 
     def uniforms(self, first: int, count: int, /) -> NDArray[np.float64]:
         """One draw in [0, 1) for each position."""
@@ -114,7 +114,7 @@ def whole_passes(counts: IntArray, start: int, size: int, order_of: Callable[[in
 
 
 class RepeatCounts:
-    """Which sample stands where in the shards laid end to end as listed, each as often as it is drawn.
+    """Which sample stands where in the shards concatenated as listed, each as often as it is drawn.
 
     Args:
         repeats: int64[N], how often each sample is drawn, in the order of the listing.
@@ -138,12 +138,12 @@ class RepeatCounts:
 
 
 class RunSequence:
-    """The runs of an epoch laid end to end; see `SampleSequence`.
+    """The runs of an epoch concatenated; see `SampleSequence`.
 
     Args:
         counts: of the shards.
         key: of the draws.
-        lay: makes the runs, when all counts are known, and the copies where samples are drawn by weight.
+        lay: makes the runs, when all counts are known, and the repeats where samples are drawn by weight.
     """
 
     needs_all = True
@@ -166,7 +166,7 @@ class RunSequence:
 
     @property
     def complete(self) -> bool:
-        """Whether the runs are laid."""
+        """Whether the runs are built."""
         return self._runs is not None
 
     @property
@@ -176,7 +176,7 @@ class RunSequence:
 
     @property
     def whole_end(self) -> int:
-        """All that is laid is laid as a whole."""
+        """All that is built is built whole."""
         return self.known_end
 
     def extend(self) -> None:
@@ -195,7 +195,7 @@ class RunSequence:
         return [int(shard) for shard in np.flatnonzero(self._counts.values < 0)[:limit]]
 
     def places_of(self, shard: int) -> list[tuple[int, int]] | None:
-        """Where a shard's runs lie; None before anything is laid."""
+        """Where a shard's runs lie; None before anything is built."""
         if self._runs is None:
             return None
         first, end = np.searchsorted(self.order, (shard, shard + 1), sorter=self._by_shard)
@@ -244,7 +244,8 @@ class RunSequence:
 
 
 class SampledSequence:
-    """The samples that a sampler has named, in its order; see `SampleSequence`. Shards come in the order of their last use.
+    """The samples that a sampler has named, in its order; see `SampleSequence`. Shards come in the order of their
+    last use.
 
     Args:
         counts: of the shards.

@@ -1,4 +1,4 @@
-"""What an epoch's samples lie on: every shard once, or what the order's choice makes of them."""
+"""What an epoch's samples lie on: every shard once, or what the order's sampling makes of them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ IntArray = NDArray[np.int64]
 def shards_in_order(options: OrderOptions, n_shards: int, number: int) -> IntArray:
     """The shards in the order in which one pass over the dataset lays them end to end, int64[n_shards].
 
-    Without a choice the pass is the epoch of this number.
+    Without sampling the pass is the epoch of this number.
     """
     return permutation(options.seed, number, n_shards) if options.shuffle else np.arange(n_shards, dtype=np.int64)
 
@@ -36,7 +36,7 @@ def sequence_of_epoch(
         options: the order's.
         counts: of the shards; may become known later.
         epoch: which epoch.
-        numbers: int64[M], the epoch's samples, where the choice is `Sampled`.
+        numbers: int64[M], the epoch's samples, where the sampling is `Sampled`.
     """
     key = philox_key(options.seed, epoch, "window")
     choice = options.choice
@@ -67,10 +67,11 @@ def dataset_sequence(options: OrderOptions, mixed: Mixed, counts: ShardCounts, e
 
 
 def runs_of_epoch(options: OrderOptions, counts: IntArray, epoch: int) -> list[tuple[IntArray, IntArray]]:
-    """About how the runs of an epoch's lines follow each other: for each line shards and lengths, int64[k] each.
+    """About how the runs of an epoch's sequences follow each other: for each sequence shards and lengths, int64[k]
+    each.
 
-    A mixture has a line for each dataset. What is drawn by weight is taken for its mean; of a sampler's epoch nothing
-    is known.
+    A mixture has a sequence for each dataset. What is drawn by weight is taken for its mean; of a sampler's epoch
+    nothing is known.
     """
     choice = options.choice
     match choice:

@@ -1,4 +1,4 @@
-"""Which emissions of which lanes one rank takes of a global batch: arithmetic on positions of the epoch's order.
+"""Which outputs of which lanes one rank takes of a global batch: arithmetic on positions of the epoch's order.
 
 The order takes the lanes in turn. While all lanes last (the *full rounds*), position g is number `g // L` of lane
 `g % L`; the fewer than L positions after that are the last samples of the lanes that are longer by one. A global

@@ -67,7 +67,7 @@ class LoaderState:
 
     @classmethod
     def from_json(cls, mapping: Mapping[str, Any]) -> LoaderState:
-        """Read what `to_json` wrote; names that it does not know are passed over.
+        """Read what `to_json` wrote; names that it does not know are skipped.
 
         Raises:
             LoaderStateError: it is no state, of another format, or a value is missing or cannot be right; the
@@ -131,8 +131,8 @@ def check(
     """Make sure that a loader reads in the order that a state was saved in.
 
     The window is compared only where it has an effect, that is with shuffle; lanes only where the loader was given
-    a number (None takes over the state's). Of `choice`, which holds what the loader has of the state's values that may
-    be None, the first word of `sampler` is compared: the rest of it is the order's digest.
+    a number (None takes over the state's). Of `sampling`, which holds what the loader has of the state's values that
+    may be None, the first word of `sampler` is compared: the rest of it is the order's digest.
 
     Raises:
         LoaderStateError: something differs; the message lists all that does, with both values, and what to do.

@@ -1,6 +1,6 @@
 """The batcher: keeps the batches that are being made, and gives them out whole and in order.
 
-It is the bound on memory: whoever deals out work asks it for room, and room comes back when the trainer takes a batch.
+It is the bound on memory: whoever schedules work asks it for room, and room comes back when the trainer takes a batch.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""One epoch of one rank, end to end: plan, locate, deal out, put in order, deliver.
+"""One epoch of one rank, end to end: plan, locate, schedule, put in order, deliver.
 
 The pipeline does no waiting and no input or output of its own. Its user calls `pump` after every event (a task done, a
-batch taken, a worker ready), and `pump` deals out whatever can be dealt out now. So the same code runs in the feeder's
+batch taken, a worker ready), and `pump` schedules whatever can be scheduled now. So the same code runs in the feeder's
 event loop and in the caller's own thread.
 
 What happens when something fails:
@@ -91,7 +91,7 @@ class ReadyBatch(NamedTuple):
 
 
 class Epoch:
-    """An epoch on its way.
+    """An epoch in flight.
 
     Args:
         settings: the loader's.
@@ -102,8 +102,8 @@ class Epoch:
         slots: where batches are written.
         learned: from earlier epochs, for later ones.
         totals: what is added up.
-        orphaned: gets those of its tasks under way that nobody waits for any more.
-        before: the batcher of the epoch before, whose batches count as under way too.
+        orphaned: gets those of its tasks in flight that nobody waits for any more.
+        before: the batcher of the epoch before, whose batches count as in flight too.
         prerequisites: brings what has to be fetched; None where everything is here.
 
     Attributes:
@@ -155,7 +155,7 @@ class Epoch:
 
     @property
     def exhausted(self) -> bool:
-        """Whether every batch has been dealt out; see `Scheduler.exhausted`."""
+        """Whether every batch has been scheduled; see `Scheduler.exhausted`."""
         return self._scheduler.exhausted
 
     @property
@@ -182,7 +182,7 @@ class Epoch:
         return bool(self._tasks) and not self._pool.held_up
 
     def pump(self) -> None:
-        """Deal out all that can be dealt out now.
+        """Schedule all that can be scheduled now.
 
         Raises:
             StreamloadError: a shard cannot be read.
@@ -243,7 +243,7 @@ class Epoch:
         ) if ready else 1
 
     def drop(self, number: int) -> None:
-        """A task is not under way any more, and has no answer; it need not be one of this epoch."""
+        """A task is not in flight any more, and has no answer; it need not be one of this epoch."""
         self._tasks.pop(number, None)
 
     def abandon(self) -> None:
@@ -256,7 +256,7 @@ class Epoch:
         self.close()
 
     def close(self) -> None:
-        """Nothing is fetched for this epoch any more. Twice is fine."""
+        """Nothing is fetched for this epoch any more. Idempotent."""
         self._scheduler.close()
 
     def _note_left(self, batch: ReadyBatch) -> None:
@@ -269,7 +269,7 @@ class Epoch:
                 self._scheduler.close()
 
     def _note_orphaned(self) -> None:
-        """A batch was begun again, so nobody waits for those of its tasks that are under way."""
+        """A batch was begun again, so nobody waits for those of its tasks that are in flight."""
         for task in self._tasks.values():
             if not self.waits_for(task.number):
                 self._orphaned.add(task)

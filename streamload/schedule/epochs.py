@@ -1,4 +1,4 @@
-"""The epoch that is under way and the one after it, which is begun as soon as there is no more work to deal out."""
+"""The epoch that is in flight and the one after it, which is begun as soon as there is no more work to schedule."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class Epochs:
         return any(epoch is not None and epoch.waits_for(task) for epoch in (self._asked, self._next))
 
     def drop(self, task: int) -> None:
-        """A task is not under way any more, and has no answer: nobody waits for it."""
+        """A task is not in flight any more, and has no answer: nobody waits for it."""
         for epoch in (self._asked, self._next):
             if epoch is not None:
                 epoch.drop(task)
@@ -134,7 +134,7 @@ class Epochs:
                 return
 
     def pump(self) -> None:
-        """Announce what is ready, and deal out what can be dealt out.
+        """Announce what is ready, and schedule what can be scheduled.
 
         Raises:
             StreamloadError: the epoch that was asked for cannot go on.

@@ -1,4 +1,4 @@
-"""The rows of an epoch, planned ahead of dealing, and what has to be brought near for them asked for in time."""
+"""The rows of an epoch, planned ahead of dealing, and what has to be fetched for them asked for in time."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ class Lookahead:
                 self._parts.keep(shard)
 
     def _finish(self, shards: list[int]) -> None:
-        """What a block has finished with is let go when the next one has been dealt out."""
+        """What a block has finished with is let go when the next one has been scheduled."""
         finished, self._finished = self._finished, shards
         if finished:
             self._pool.forget_shards(finished)

@@ -1,4 +1,4 @@
-"""Tasks that are under way for nobody any more: what they read stays until they come back."""
+"""Tasks that are in flight for nobody any more: what they read stays until they come back."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["OrphanedTasks"]
 class OrphanedTasks:
     """Those whose batch is made again by another task, or whose epoch was given up.
 
-    A worker that has such a task does it all the same. Were its bytes given back meanwhile, it would find zeros, and
+    A worker that has such a task does it all the same. Were its bytes freed meanwhile, it would find zeros, and
     the user's code would be run on these.
 
     Args:
@@ -27,7 +27,7 @@ class OrphanedTasks:
         return len(self._parts)
 
     def add(self, task: RowTask) -> None:
-        """Nobody waits for this one any more; its batch still holds what it reads. Twice is fine."""
+        """Nobody waits for this one any more; its batch still holds what it reads. Idempotent."""
         if self._fetcher is None or task.number in self._parts:
             return
         keys = parts_of_rows(task.table.shards, task.table.places())
@@ -36,7 +36,7 @@ class OrphanedTasks:
         self._parts[task.number] = held
 
     def over(self, number: int) -> None:
-        """A task is not under way any more. It need not be one of these."""
+        """A task is not in flight any more. It need not be one of these."""
         held = self._parts.pop(number, None)
         if held is not None and self._fetcher is not None:
             self._fetcher.ledger.release(held)

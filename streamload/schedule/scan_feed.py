@@ -53,7 +53,7 @@ class ScanFeed:
         return found
 
     def evict(self) -> bool:
-        """Let go of what was brought for later, for a part that is needed sooner. No scan may be under way.
+        """Let go of what was brought for later, for a part that is needed sooner. No scan may be in flight.
 
         It is brought once more in its turn.
 
@@ -62,7 +62,7 @@ class ScanFeed:
         """
         fetcher = self._fetcher
         first = fetcher.ledger.next_wanted()
-        # What is first may be wanted for a scan itself: then those of the shards behind it make way.
+        # What is first may be wanted for a scan itself: then those of the shards behind it are evicted.
         keeps = None if first is None or fetcher.ledger.is_reserved(first) else shard_and_number(first)[0]
         for shard in [shard for shard in self._held if shard != keeps]:
             fetcher.ledger.release(part_key(shard, number) for number in self._held.pop(shard))
@@ -88,7 +88,7 @@ class ScanFeed:
         if left > 0:
             left -= self._want(shard, start // PART_BYTES, -(-end // PART_BYTES), total, left)
             if total is None and self._fetcher.state_of(shard).compression is not None:
-                left = 0  # one at a time: its end is not known before it is unpacked
+                left = 0  # one at a time: its end is not known before it is decompressed
         return False, left
 
     def _want(self, shard: int, first: int, come: int, total: int | None, most: int) -> int:

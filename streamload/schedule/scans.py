@@ -44,7 +44,7 @@ class Scans:
         strict: how shards are scanned.
         arriving: the shards whose bytes must come first; by default none.
         arrived: tells of a shard to which end its bytes are there without a gap from a place on. It is asked when a
-            scan is given out, since what was `available` may be gone: left with the disk cache, or given back.
+            scan is given out, since what was `available` may be gone: left with the disk cache, or freed.
 
     Attributes:
         numbers: the numbers of tasks, unique within a pool.
@@ -101,12 +101,12 @@ class Scans:
         return self._tables.next_scan(shard)
 
     def available(self, shard: int, end: int, total: int | None = None) -> None:
-        """Say how far the bytes of a shard have come; of a shard that is not wanted this is passed over.
+        """Say how far the bytes of a shard have come; of a shard that is not wanted this is skipped.
 
         Args:
             shard: the shard.
             end: the end of the bytes that are there without a gap from the start of `next_bytes` on. They have to
-                stay until the next scan has come back. It may also be less than before, where bytes were given back.
+                stay until the next scan has come back. It may also be less than before, where bytes were freed.
             total: the shard's size, where it is known by now.
 
         Raises:

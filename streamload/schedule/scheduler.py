@@ -1,4 +1,4 @@
-"""Dealing out: an epoch's rows, cut into tasks for the workers."""
+"""Scheduling: an epoch's rows, cut into tasks for the workers."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class PipelineSettings:
         verify: check the bytes against the index's checksums.
         strict: how shards are scanned.
         whole_batches: every batch is made by one task (a `collate_fn` wants them so).
-        prefetch_batches: how many batches may be under way or waiting for the loop, at least.
+        prefetch_batches: how many batches may be in flight or waiting for the loop, at least.
         in_order: deliver them in order.
         fills_up: another batch comes in the place of one of which every sample has failed.
     """
@@ -112,7 +112,7 @@ class Learned:
 
 
 class Scheduler:
-    """Deals out one epoch of one rank.
+    """Schedules one epoch of one rank.
 
     Args:
         settings: the loader's.
@@ -121,9 +121,9 @@ class Scheduler:
         scans: what has to be scanned before it can be planned.
         pool: who does the work; asked only how much it takes, and told which shards are finished.
         slots: where batches are written.
-        batcher: bounds how many batches are under way.
+        batcher: bounds how many batches are in flight.
         learned: from earlier epochs and tasks.
-        begun_again: called when a batch is begun again, so that nobody waits for its tasks under way.
+        begun_again: called when a batch is begun again, so that nobody waits for its tasks in flight.
         prerequisites: brings what has to be fetched; None where everything is here.
     """
 
@@ -168,7 +168,7 @@ class Scheduler:
 
     @property
     def exhausted(self) -> bool:
-        """Whether every batch has been dealt out, and no layout is still to be learned from a first row.
+        """Whether every batch has been scheduled, and no layout is still to be learned from a first row.
 
         Until then the next epoch must not begin: it would learn a layout from a first row of its own, and rows of one
         batch would be written by two layouts.
@@ -182,7 +182,7 @@ class Scheduler:
         self._wrapped = True
 
     def next_task(self) -> RowTask | ScanTask | None:
-        """What to do next; None where nothing can be dealt out now."""
+        """What to do next; None where nothing can be scheduled now."""
         return self._scans.next_task() or self._rows_task() or self._scans.next_task()
 
     def _rows_task(self) -> RowTask | None:
@@ -212,7 +212,7 @@ class Scheduler:
         return self._settings.whole_batches or self._learned.ragged or self._sampled_few
 
     def _first_rows(self) -> RowTask | None:
-        """A single row, from which the layout of all is learned; nothing else is dealt out meanwhile."""
+        """A single row, from which the layout of all is learned; nothing else is scheduled meanwhile."""
         if self._waits_for_first_row:
             return None
         task = self._part_of_batch(rows=1)
@@ -227,7 +227,7 @@ class Scheduler:
         return self._run(whole=False)
 
     def _whole_batches(self) -> RowTask | None:
-        if self._scheduling is not None:  # dealt out in part when another batch turned out not to fit
+        if self._scheduling is not None:  # scheduled in part when another batch turned out not to fit
             self.make_again(self._scheduling[0])
             return self._made_again()
         return self._run(whole=True)
@@ -245,7 +245,7 @@ class Scheduler:
             except StreamloadError:
                 if not batches:
                     raise
-                break  # it is met again behind those that have been opened, which must be dealt out
+                break  # it is met again behind those that have been opened, which must be scheduled
             if batch is None:
                 break
             batches.append(batch)
@@ -268,7 +268,7 @@ class Scheduler:
 
     @property
     def outstanding(self) -> int:
-        """How many batches may be under way or waiting for the loop."""
+        """How many batches may be in flight or waiting for the loop."""
         return self._size().outstanding
 
     def _size(self) -> TaskSize:
@@ -364,7 +364,7 @@ class Scheduler:
         """Have a batch collated as a whole, because some of its rows differ from those that set the layout."""
         if self._scheduling is not None and self._scheduling[0] is batch:
             self._scheduling = None
-        # The old slot stays with the pool, unused: parts that are under way may still be written to it. These are few,
+        # The old slot stays with the pool, unused: parts that are in flight may still be written to it. These are few,
         # because once a batch was made again all later ones are made whole.
         batch.restart(self._slots.take(self._learned.size_bytes))
         self._again.append(batch)

@@ -23,7 +23,7 @@ class TaskSize:
     Attributes:
         parts: into how many tasks a batch is cut.
         run: how many batches make a task.
-        outstanding: how many batches may be under way or waiting for the loop.
+        outstanding: how many batches may be in flight or waiting for the loop.
     """
 
     parts: int
@@ -41,8 +41,8 @@ def task_size(
     long as each worker gets one of every batch. Fast batches make a run: a message costs little beside its work.
 
     No worker may stand idle: each has a task in hand and one waiting, whatever that is in batches. So more than
-    `prefetch_batches` are under way where batches are small or made whole. A run is held to 20 MiB, so all that is
-    under way to 20 MiB for each task and two more.
+    `prefetch_batches` are in flight where batches are small or made whole. A run is held to 20 MiB, so all that is
+    in flight to 20 MiB for each task and two more.
 
     Args:
         row_s: seconds of a worker for one row; None where nothing is known yet: then a batch is cut for everyone.

@@ -59,7 +59,7 @@ class ShardInfo(NamedTuple):
 
 
 class RangeBody(Protocol):
-    """The answer to a request for a range, on its way. Whoever gets it reads it to the end or closes it."""
+    """The answer to a request for a range, in flight. Whoever gets it reads it to the end or closes it."""
 
     @property
     def total_bytes(self) -> int:
@@ -80,7 +80,7 @@ class RangeBody(Protocol):
         ...
 
     async def aclose(self) -> None:
-        """Give up what has not arrived; its connection is dropped. Twice is fine."""
+        """Give up what has not arrived; its connection is dropped. Idempotent."""
         ...
 
 

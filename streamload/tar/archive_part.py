@@ -28,7 +28,7 @@ class NotArrivedError(Exception):
 class ArchivePart:
     """Bytes `start` to `available` of an archive, by their places in the archive.
 
-    Nothing outside of them is ever touched: it may not have come yet, or may have been given back already.
+    Nothing outside of them is ever touched: it may not have come yet, or may have been freed already.
 
     Attributes:
         octets: uint8[available - start], the bytes.

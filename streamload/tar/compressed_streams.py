@@ -1,7 +1,7 @@
 """One compressed stream (a gzip member, a zstd frame, an xz or a bzip2 stream), decompressed in bounded pieces.
 
-The decompressors of bzip2, xz and zstd have the interface that is needed here, `CompressedStream`; that of gzip is fitted
-to it.
+The decompressors of bzip2, xz and zstd have the interface that is needed here, `CompressedStream`; that of gzip is
+fitted to it.
 """
 
 from __future__ import annotations

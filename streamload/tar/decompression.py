@@ -3,7 +3,7 @@
 A shard may be made of several gzip members, zstd frames, xz or bzip2 streams, as `cat a.gz b.gz` and the parallel
 compressors write them. A gzip file may end in zeros, as gzip itself allows, and an xz file may have zeros between and
 behind its streams in multiples of four, as its format allows. Anything else behind a stream is an error, and so is a
-file that ends early: a shard is unpacked as a whole or is refused.
+file that ends early: a shard is decompressed as a whole or is refused.
 
 What no format protects is not noticed, and changes no byte of the result: in a gzip header the time, the name and the
 like; in a zstd frame's header one unused bit, and the size of the window. A zstd frame without a checksum (the
@@ -33,13 +33,13 @@ from streamload.tar.not_a_tar import what_else
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-__all__ = ["MOST_RATIO", "RATIO_FREE_BYTES", "Compression", "Decompressor", "compression_of", "unpack"]
+__all__ = ["MOST_RATIO", "RATIO_FREE_BYTES", "Compression", "Decompressor", "compression_of", "decompress"]
 
 MOST_RATIO = 1000
-"""A shard that unpacks to more than this many times its size is refused, above `RATIO_FREE_BYTES`."""
+"""A shard that decompresses to more than this many times its size is refused, above `RATIO_FREE_BYTES`."""
 
 RATIO_FREE_BYTES = 64 << 20
-"""Up to this size a shard may unpack at any ratio; small archives are mostly zeros."""
+"""Up to this size a shard may decompress at any ratio; small archives are mostly zeros."""
 
 _PIECE_BYTES = 1 << 20
 _SLICE_BYTES = 64 << 10  # what is given to a decompressor at once: bounds copies, and tells where damage is
@@ -77,9 +77,9 @@ def compression_of(url: str) -> Compression | None:
 
 
 class Decompressor:
-    """Takes in a compressed shard piece by piece and gives out what it unpacks to. Not safe for several threads.
+    """Takes in a compressed shard piece by piece and gives out what it decompresses to. Not safe for several threads.
 
-    Decompressing releases the GIL, so it is worth a thread (see `unpack`).
+    Decompressing releases the GIL, so it is worth a thread (see `decompress`).
 
     Attributes:
         compressed_bytes: what was taken in so far.
@@ -95,7 +95,7 @@ class Decompressor:
         most_ratio: float = MOST_RATIO,
         ratio_free_bytes: int = RATIO_FREE_BYTES,
     ) -> None:
-        """Prepare to unpack one shard.
+        """Prepare to decompress one shard.
 
         Args:
             compression: its format.
@@ -127,7 +127,8 @@ class Decompressor:
             Pieces in order, none of them empty or longer than `piece_bytes`.
 
         Raises:
-            ShardFormatError: the shard is damaged, or unpacks to far more than any real one. `offset` is the place in
+            ShardFormatError: the shard is damaged, or decompresses to far more than any real one. `offset` is the
+            place in
                 the compressed file, not more than 64 KiB before the damage was noticed.
         """
         view = memoryview(chunk).cast("B")
@@ -223,8 +224,8 @@ class Decompressor:
             and self.decompressed_bytes > self._most_ratio * self.compressed_bytes
         ):
             raise self._error(
-                f"the first {self.compressed_bytes} bytes of this shard unpack to {self.decompressed_bytes} or more, over "
-                f"{self._most_ratio:g} times as much, so it may be a decompression bomb; if it is not, store it "
+                f"the first {self.compressed_bytes} bytes of this shard decompress to {self.decompressed_bytes} or more, "
+                f"over {self._most_ratio:g} times as much, so it may be a decompression bomb; if it is not, store it "
                 "uncompressed",
                 self.compressed_bytes,
             )
@@ -233,7 +234,7 @@ class Decompressor:
         return ShardFormatError(message, url=self._url, offset=offset)
 
 
-async def unpack(
+async def decompress(
     body: AsyncIterator[Buffer],
     decompressor: Decompressor,
     write: Callable[[int, bytes], Awaitable[None] | None],
@@ -248,11 +249,11 @@ async def unpack(
     Args:
         body: the compressed shard; it is not closed here.
         decompressor: a new one.
-        write: called for each piece in order, with its offset in the unpacked shard. What it returns is awaited.
+        write: called for each piece in order, with its offset in the decompressed shard. What it returns is awaited.
         executor: where to decompress; by default the loop's own threads.
 
     Returns:
-        The size of the unpacked shard in bytes, all of which was written.
+        The size of the decompressed shard in bytes, all of which was written.
 
     Raises:
         ShardFormatError: as `Decompressor.feed` and `Decompressor.finish`. What was written until then may be wrong.

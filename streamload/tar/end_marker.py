@@ -1,4 +1,4 @@
-"""What stands behind the last member of an archive: the end-of-archive mark, and nothing but zeros from there on."""
+"""What stands behind the last member of an archive: the end-of-archive marker, and nothing but zeros from there on."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MOST_RECORD_BLOCKS = 32_768
 
 
 class EndNotArrivedError(NotArrivedError):
-    """The end mark is there, and what follows it has not come as a whole; so far it is as it must be.
+    """The end-of-archive marker is there, and what follows it has not come as a whole; so far it is as it must be.
 
     Attributes:
         reached: the check can go on from here as if this were where the mark begins.
@@ -60,7 +60,7 @@ def check_end(part: ArchivePart, position: int, url: str, *, strict: bool) -> bo
     if total - position <= BLOCK_BYTES:
         if strict:
             raise ShardFormatError(
-                "the end-of-archive mark (two blocks of zeros) is missing, so the shard was probably cut; "
+                "the end-of-archive marker (two blocks of zeros) is missing, so the shard was probably cut; "
                 "fetch or pack it again, or pass strict=False if it is known to be whole",
                 url=url,
                 offset=position,
@@ -107,7 +107,7 @@ def check_zeros_behind(end: int, total: int, url: str, *, strict: bool, cut: boo
     the archive would only seem to be shorter; so unusual records are believed only where the last payload is whole.
 
     Args:
-        end: where the end-of-archive mark begins.
+        end: where the end-of-archive marker begins.
         total: the size of the archive.
         url: the shard, for errors.
         strict: False accepts it.
@@ -136,7 +136,7 @@ def _check_zeros(part: ArchivePart, start: int, url: str) -> None:
         block = part.read(found, min(BLOCK_BYTES, part.limit - found))
         what = "a second archive follows" if looks_like_header(block) else "other bytes follow"
         raise ShardFormatError(
-            f"{what} behind the end-of-archive mark and would not be read; if archives were put together "
+            f"{what} behind the end-of-archive marker and would not be read; if archives were put together "
             "with `cat`, keep them as separate shards or use `tar --concatenate`",
             url=url,
             offset=found,

@@ -32,7 +32,7 @@ BLOCK_BYTES = 512
 """Headers start at multiples of this, and payloads are filled up with zeros to a multiple of it."""
 
 ZERO_BLOCK = bytes(BLOCK_BYTES)
-"""Two of these are the end-of-archive mark."""
+"""Two of these are the end-of-archive marker."""
 
 MAX_RECORDS_BYTES = 1 << 20
 """The longest extension payload (pax records, a GNU long name) that is believed."""

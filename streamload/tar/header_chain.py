@@ -1,4 +1,4 @@
-"""The chain of headers through a tar archive, from the first to the end-of-archive mark, as far as it has come.
+"""The chain of headers through a tar archive, from the first to the end-of-archive marker, as far as it has come.
 
 Runs of plain headers are taken as `headers` finds them. Whatever is not plain is read again by `tar.parse_header`, in
 order, so the first damaged header is the one that is reported, however far walking went astray behind it. Payload
@@ -30,8 +30,8 @@ from streamload.text import counted
 
 __all__ = ["LINK", "MISSING_END", "TarMembers", "read_chain", "read_chain_part"]
 
-MISSING_END = "missing end mark"
-"""The reason under which an archive without its end-of-archive mark is counted."""
+MISSING_END = "missing end-of-archive marker"
+"""The reason under which an archive without its end-of-archive marker is counted."""
 
 LINK = "link"
 """The reason under which hard and symbolic links are counted; `tar` writes files with several names so, too."""
@@ -57,11 +57,12 @@ class TarMembers:
         offset: int64[M], first byte of each payload; its header is the 512 bytes before it.
         size: int64[M], payload bytes.
         skipped: where other members' headers start, each with the reason why it is none of these.
-        missing_end: True if the end-of-archive mark is missing.
-        end: where the archive's members end, which is where its end mark begins; None where more may follow. What lies
+        missing_end: True if the end-of-archive marker is missing.
+        end: where the archive's members end, which is where its end-of-archive marker begins; None where more may
+        follow. What lies
             behind it may still have to be checked.
         reached: where reading has to go on: at the first header of a member that has not come as a whole with all
-            its headers, or in the zeros of the end mark.
+            its headers, or in the zeros of the end-of-archive marker.
         needs: the end of the bytes that must be there to get further, or None if everything has been read and checked.
     """
 
@@ -96,11 +97,11 @@ def read_chain(data: NDArray[np.uint8], url: str, *, strict: bool = True) -> Tar
     Args:
         data: uint8[n], the whole archive; contiguous.
         url: the shard, for errors.
-        strict: False lets an archive pass that ends at the end of a member, without its end-of-archive mark.
+        strict: False lets an archive pass that ends at the end of a member, without its end-of-archive marker.
 
     Raises:
         ShardFormatError: the archive is damaged, cut, or uses what cannot be read in place; `offset` is where the
-            first header (or block of the end mark) starts that is not right.
+            first header (or block of the end-of-archive marker) starts that is not right.
     """
     return read_chain_part(ArchivePart(data, 0, len(data), len(data)), url, strict=strict)
 

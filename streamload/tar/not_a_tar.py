@@ -15,7 +15,7 @@ _TEXTS = {
     b"<!doctype html": "a web page, perhaps of a server's error; look at it, and fetch the shard again",
     b"<html": "a web page, perhaps of a server's error; look at it, and fetch the shard again",
     b"<?xml": "an XML document, perhaps a bucket's error; look at it, and fetch the shard again",
-    b"pk\x03\x04": "a zip archive, not a tar archive; unpack it, and pack the files as tar",
+    b"pk\x03\x04": "a zip archive, not a tar archive; decompress it, and pack the files as tar",
 }
 _LEADING_BYTES = 64
 _USTAR_AT = 257

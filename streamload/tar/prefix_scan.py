@@ -39,7 +39,7 @@ class ScannedPiece:
             No scan needs what lies before.
         needs: the end of the bytes that must be there before the next call can get further, always more than were
             there; or None if there is nothing left to scan.
-        end: where the end-of-archive mark begins, if this piece has come upon it.
+        end: where the end-of-archive marker begins, if this piece has come upon it.
         cut: whether zeros may have taken the place of the last payload's end; False where `end` is None.
     """
 

@@ -55,7 +55,8 @@ def scan_shard(
     Args:
         data: uint8[n], the whole shard, contiguous; a mapped file only in a process that may die of one that is cut.
         url: the shard, for errors.
-        strict: False accepts a missing end-of-archive mark, which is then counted in `skipped`, and an archive that is
+        strict: False accepts a missing end-of-archive marker, which is then counted in `skipped`, and an archive that
+        is
             followed by more zeros than tar writes; nothing else.
         crc32: compute the crc32 of every payload, which reads the whole shard.
         labels: read the labels; they are None if some sample has no `cls`, or one that is not a decimal integer.

@@ -34,8 +34,8 @@ class ShardTable:
         key_start: int64[S + 1], where each key begins in `key_bytes`.
         member_crc32: uint32[M], crc32 of each payload, or None where it was not computed.
         labels: int64[S], the integer in the sample's `cls`, or None where some sample has none.
-        skipped: how many members were passed over, by reason.
-        missing_end: True if the end-of-archive mark was missing (possible only with `strict=False`).
+        skipped: how many members were skipped, by reason.
+        missing_end: True if the end-of-archive marker was missing (possible only with `strict=False`).
     """
 
     shard_bytes: int

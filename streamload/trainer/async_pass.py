@@ -94,7 +94,7 @@ class AsyncLoop(ABC):
 
     @abstractmethod
     def _running(self) -> Pass | None:
-        """The pass that is under way."""
+        """The pass that is in flight."""
 
     @abstractmethod
     def _ask_to_end(self) -> list[int]:

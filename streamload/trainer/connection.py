@@ -80,7 +80,7 @@ class Connection(Protocol):
         """Note that so many batches were taken; the feeder is told with the next message, or once there are enough."""
 
     def tell(self, *, answers: int | None = None) -> None:
-        """Tell the feeder now what it has not been told yet; in answer to a `Acknowledge`, also that there is nothing."""
+        """Send all unsent messages now; in answer to an `Acknowledge`, also where nothing was taken."""
 
     def lend(self, slot: int) -> Bytes:
         """The memory of a batch, as much as it takes at least."""
@@ -89,7 +89,7 @@ class Connection(Protocol):
         """Let go of slots that the feeder has given away, when all batches announced before have been lent."""
 
     def close(self) -> None:
-        """End the feeder and its workers, and wait for them. Calling it twice is fine."""
+        """End the feeder and its workers, and wait for them. Idempotent."""
 
 
 class FeederProcess:

@@ -169,7 +169,7 @@ def _parsed(device: Any) -> torch.device:
 
 @dataclass(frozen=True, slots=True)
 class Moving:
-    """A batch on its way to a device."""
+    """A batch in flight to a device."""
 
     batch: Any
     copies: list[torch.Tensor]
@@ -188,7 +188,7 @@ class Mover:
     """Moves batches to a device, and keeps what they are copied from until that is done.
 
     It neither waits nor works by itself: `settle` is to be called now and then. When it is dropped, it waits for the
-    copies that are under way.
+    copies that are in flight.
 
     Args:
         device: where to.
@@ -227,7 +227,7 @@ class Mover:
             self._held.popleft()
 
     def close(self) -> None:
-        """Wait for the copies that are under way, and let go of the host's memory. It can be used again."""
+        """Wait for the copies that are in flight, and release the host's memory. It can be used again."""
         _wait_for(self._held)
 
 

@@ -105,7 +105,7 @@ class FeederLink:
         return self._connection
 
     def change_transform(self, transform: Transform | None) -> Options:
-        """Have later passes use another transform; a pass that is under way is not changed.
+        """Have later passes use another transform; a pass that is in flight is not changed.
 
         Raises:
             TypeError, ValueError: it makes no sense, or has functions for fields that no sample has.
@@ -151,7 +151,7 @@ class FeederLink:
 
         Args:
             lanes: of the order.
-            in_pass: a pass is under way, which then hears of a failure too.
+            in_pass: a pass is in flight, which then hears of a failure too.
 
         Raises:
             StreamloadError: a shard cannot be read, or is damaged.
@@ -266,7 +266,7 @@ class FeederLink:
         return [descriptor for descriptor in asked if descriptor is not None]
 
     def close(self) -> None:
-        """End the feeder for good. Twice is fine."""
+        """End the feeder for good. Idempotent."""
         self._closed = True
         self.disconnect()
 
@@ -318,7 +318,7 @@ class FeederLink:
         return answer.result
 
     def _answer(self, connection: Connection, kind: type[Any]) -> Any:
-        """Wait for an answer of some kind; what comes before it belongs to a pass that is under way."""
+        """Wait for an answer of some kind; what comes before it belongs to a pass that is in flight."""
         meanwhile: list[Any] = []
         try:
             while not isinstance(message := connection.receive(None), kind):

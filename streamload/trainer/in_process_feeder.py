@@ -122,7 +122,7 @@ class InProcessFeeder:
         """Nothing to do: slots are used once."""
 
     def close(self) -> None:
-        """Forget everything. Calling it twice is fine."""
+        """Forget everything. Idempotent."""
         self._end()
         self._messages.clear()
 

@@ -58,7 +58,7 @@ class Filling:
         self._source: tuple[ReadyBatch, Bytes, Sequence[int]] | None = None
 
     def put(self, batch: ReadyBatch, memory: Bytes) -> bool:
-        """Take in the next batch, when there is nothing to `take`; False where it is passed over.
+        """Take in the next batch, when there is nothing to `take`; False where it is skipped.
 
         Args:
             batch: as announced.
@@ -272,7 +272,7 @@ class Pass(Iterator[Any]):
                 return None
             ready = self._pending.popleft()
             self.connection.taken(1, self._acknowledge_after)
-            memory = self.connection.lend(ready.slot)  # also of one that is passed over: so it is given back
+            memory = self.connection.lend(ready.slot)  # also of one that is skipped: so it is freed
             if not self._filling.put(ready, memory):
                 self._note_given(ready.end)
             del memory
@@ -415,7 +415,7 @@ class Pass(Iterator[Any]):
             self._turns.release()
 
     def _abandon(self, why: str) -> None:
-        """What was announced is put back for the next pass to let go of: this may run in the middle of anything."""
+        """What was announced is put back for the next pass to release: this may run in the middle of anything."""
         untaken, all_came = tuple(self._pending), self._all_came
         self.stop(why)
         if untaken:

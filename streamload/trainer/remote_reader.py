@@ -40,7 +40,7 @@ class RemoteReader(Protocol):
         """The bytes of each range."""
 
     def close(self) -> None:
-        """End it. Twice is fine."""
+        """End it. Idempotent."""
 
 
 class _ReaderProcess:

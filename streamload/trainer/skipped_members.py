@@ -45,7 +45,7 @@ class NothingLeft:
             start: of the pass.
             samples: of its whole epoch, among its ranks; None, of which nothing is said, where that is not known yet.
             in_shards: how many there are to choose from, once all shards have been scanned: only then is it known
-                whether members were passed over. A sampler may well choose none of many.
+                whether members were skipped. A sampler may well choose none of many.
         """
         if in_shards == 0:
             self._skipped_members.explain_emptiness()
@@ -65,7 +65,7 @@ class NothingLeft:
 
 
 class SkippedMembers:
-    """Says once each in a loader's life that links were passed over, and that no sample is in the shards.
+    """Says once each in a loader's life that links were skipped, and that no sample is in the shards.
 
     Attributes:
         emptiness_reported: whether the latter has been said.
@@ -77,14 +77,14 @@ class SkippedMembers:
         self.emptiness_reported = False
 
     def look_at(self, skipped: Mapping[str, int]) -> None:
-        """Take in how many members the scans have passed over so far, by reason, and warn of links among them."""
+        """Take in how many members the scans have skipped so far, by reason, and warn of links among them."""
         self._skipped = skipped
         links = skipped.get(LINK, 0)
         if not links or self._links_reported:
             return
         self._links_reported = True
         warn_at_caller(
-            f"{counted(links, 'link')} passed over in the shards read so far: a link in an archive has no bytes of its "
+            f"{counted(links, 'link')} skipped in the shards read so far: a link in an archive has no bytes of its "
             "own, and `tar` makes links of symbolic links and of files that have several names; if they belong to "
             "samples, pack the shards with `tar --hard-dereference -h`",
         )
@@ -97,7 +97,7 @@ class SkippedMembers:
         reasons = [f"{count:,} {reason}" for reason, count in self._skipped.items() if reason != MISSING_END]
         if reasons:
             warn_at_caller(
-                f"no sample is in the shards: all their members were passed over ({', '.join(reasons)}); "
+                f"no sample is in the shards: all their members were skipped ({', '.join(reasons)}); "
                 "the files of a sample are regular ones named KEY.FIELD, such as 0001.jpg and 0001.cls",
             )
         else:

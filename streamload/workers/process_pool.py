@@ -56,7 +56,7 @@ _MOST_DEATHS_IN_A_ROW = 16
 """Or four for each worker: all may die at once where memory runs out."""
 _GRACE_S = 0.3
 _GRACE_OF_THE_LOST_S = 2.0
-"""A worker that has let go of its socket is on its way out; if it were killed then, why it ends would not be known."""
+"""A worker that has release its socket is in flight out; if it were killed then, why it ends would not be known."""
 _GRACE_OF_THE_UNWANTED_S = 1.0
 """A task takes a tenth of that; to start a worker anew costs as much, and more where the user's code imports much."""
 _SHARE_OF_DESCRIPTORS = 4

@@ -58,7 +58,7 @@ class Destination(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of everything. Twice is fine."""
+        """Let go of everything. Idempotent."""
         ...
 
 

@@ -100,13 +100,13 @@ class RemoteFolder:
         merge_remote_index(self._storage, self._index_folder, with_etags, fields)
 
     def close(self) -> None:
-        """See `Destination`; an upload that is under way is waited for."""
+        """See `Destination`; an upload that is in flight is waited for."""
         upload, self._upload = self._upload, None
         thread, self._thread = self._thread, None
         if thread is not None:
             thread.shutdown(wait=True)
         if upload is not None and (error := upload.exception()) is not None:
-            _log.warning("a shard that was on its way is not in %s: %s", without_secrets(self.folder), error)
+            _log.warning("a shard that was in flight is not in %s: %s", without_secrets(self.folder), error)
 
     def start_upload(self, shard: _UploadedShard, path: str, table: ShardTable) -> None:
         """Upload a file that is complete, and its table, when the upload before it is done.

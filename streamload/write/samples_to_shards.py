@@ -60,11 +60,11 @@ class SamplesToShards:
         Args:
             pattern_or_folder: a folder, or a path with a `%06d` for the shard's number.
             destination: makes, of the folder as it was given, where shards go.
-            max_bytes: the most bytes of a shard, headers and end mark included.
+            max_bytes: the most bytes of a shard, headers and end-of-archive marker included.
             max_count: the most samples of a shard, or None.
             prefix: of the names in a folder.
             index: whether `close()` writes one.
-            overwrite: whether shards of these names, and their entries in the index, make way for the first new one.
+            overwrite: whether shards of these names, and their entries in the index, are evicted for the first new one.
 
         Raises:
             TypeError, ValueError: an argument of the wrong kind; the message names it.
@@ -96,7 +96,7 @@ class SamplesToShards:
 
     @property
     def shards(self) -> tuple[str, ...]:
-        """The paths or urls of the shards published so far; remote ones may still be on their way."""
+        """The paths or urls of the shards published so far; remote ones may still be in flight."""
         return tuple(os.path.join(self.folder, shard.name) for shard, _ in self._published)
 
     @property
@@ -109,7 +109,7 @@ class SamplesToShards:
 
         Args:
             sample: `"__key__"` and one value for each field, encoded by the field's extension (`encode_field`). Other
-                names of the form `__x__` are passed over, so a sample that a loader gave can be written as it is.
+                names of the form `__x__` are skipped, so a sample that a loader gave can be written as it is.
 
         Raises:
             TypeError, ValueError: the sample cannot be stored, or would not be read back as it is, or its key stands

@@ -95,7 +95,7 @@ class GrowingShard(ABC):
         """Remove what was written; nothing happens after `publish()` or another `discard()`."""
 
     def _end(self) -> BufferedWriter:
-        """Write the end mark and hand everything to the system."""
+        """Write the end-of-archive marker and hand everything to the system."""
         if self._file is None:
             raise ValueError("the shard was published or discarded already")
         self._file.write(END_OF_ARCHIVE)
@@ -137,7 +137,7 @@ class ShardFile(GrowingShard):
         super().__init__(name, descriptor)
 
     def publish(self, *, replace: bool, durable: bool = True) -> ShardTable:
-        """Write the end mark, bring everything to the disk, give the file its name.
+        """Write the end-of-archive marker, bring everything to the disk, give the file its name.
 
         Args:
             replace: take the place of a file of that name; else FileExistsError, should there be one by now.

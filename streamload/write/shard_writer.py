@@ -52,7 +52,8 @@ class ShardWriter(SamplesToShards):
         Args:
             pattern_or_folder: a folder, which is made if needed and where shards are named `<prefix>-000000.tar`, or a
                 path that ends in `.tar` and holds a `%06d` for the shard's number: `s3://bucket/train-%06d.tar`.
-            max_bytes: no shard is larger than this, headers and end mark included: a number of bytes, or "256MB".
+            max_bytes: no shard is larger than this, headers and end-of-archive marker included: a number of bytes, or
+            "256MB".
             max_count: no shard holds more samples than this.
             prefix: how names begin where a folder was given.
             index: write `.streamload/` beside the shards at `close()`.

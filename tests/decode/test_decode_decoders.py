@@ -59,7 +59,7 @@ def test_npy_of_structured_dtype() -> None:
 def test_npy_owns_its_memory() -> None:
     shard = bytearray(npy_bytes(np.arange(6)))
     got = decoder_for("npy")(memoryview(shard))
-    shard[-48:] = bytes(48)  # as if the shard's pages were given back
+    shard[-48:] = bytes(48)  # as if the shard's pages were freed
     np.testing.assert_array_equal(got, np.arange(6))
 
 

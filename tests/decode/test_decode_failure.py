@@ -1,4 +1,4 @@
-"""Exceptions on their way to the loop: they arrive as what they were, or as what is left of them, but they arrive."""
+"""Exceptions in flight to the loop: they arrive as what they were, or as what is left of them, but they arrive."""
 
 from __future__ import annotations
 

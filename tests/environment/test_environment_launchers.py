@@ -60,7 +60,7 @@ def bind(monkeypatch: pytest.MonkeyPatch, processors: int) -> None:
         ({"MPI_LOCALNRANKS": 4, "PMI_SIZE": 8, "SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURM_NODEID": 1}, 4),
         # torchrun within a task of srun
         ({"LOCAL_WORLD_SIZE": 8, "WORLD_SIZE": 16, "SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURM_STEP_NUM_TASKS": 2}, 8),
-        # what makes no sense is passed over
+        # what makes no sense is skipped
         ({"LOCAL_WORLD_SIZE": "x", "LOCAL_SIZE": 0, "OMPI_COMM_WORLD_LOCAL_SIZE": "", "MPI_LOCALNRANKS": 2}, 2),
         ({"LOCAL_WORLD_SIZE": -1, "WORLD_SIZE": "many"}, 1),
         ({"WORLD_SIZE": 0}, 1),

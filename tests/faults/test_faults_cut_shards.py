@@ -72,7 +72,7 @@ def test_a_shard_that_is_cut_while_it_is_scanned(source: str, cut: int) -> None:
 
 
 def test_scanning_a_file_finds_what_scanning_its_memory_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Windows end in headers, in payloads, in extension headers and in the end mark; large members are passed over."""
+    """Windows end in headers, in payloads, in extension headers and in the end marker; large members are skipped."""
     with ShardWriter(tmp_path / "a-%06d.tar", index=False) as writer:
         for number in range(60):
             key = f"{'long' * 40}{number}" if number % 7 == 3 else f"{number}"

@@ -117,7 +117,7 @@ loader.close()
     ("where", "workers", "comes"), [("remote", 0, "refused"), ("remote", 1, "read"), ("local", 0, "read")]
 )
 def test_a_fork_reads_by_itself_or_says_why_it_cannot(tmp_path: Path, where: str, workers: int, comes: str) -> None:
-    """Threads do not go along into a fork, and what waits for one of a storage library waits for ever."""
+    """Threads do not go along into a fork, and what waits for one of a storage library waits forever."""
     source = write_numbers(tmp_path / "shards", [8])
     script = tmp_path / "trainer.py"
     script.write_text(IN_FORK + WITHOUT_WORKERS)

@@ -148,7 +148,7 @@ class FeederByHand:
                 await asyncio.sleep(0.001)
 
     async def settled(self) -> None:
-        """Nothing is to be done any more in the loop, and nothing is on its way."""
+        """Nothing is to be done any more in the loop, and nothing is in flight."""
         await self.until(lambda: not self.fetcher.ledger.in_flight())
         for _ in range(5):
             await asyncio.sleep(0)

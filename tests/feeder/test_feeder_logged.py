@@ -78,7 +78,7 @@ def test_what_was_logged_before_the_end_is_not_lost(tmp_path: Path, caplog: pyte
         while made.stat().st_size < 5:
             assert time.monotonic() < deadline_s
             time.sleep(0.01)
-        time.sleep(0.2)  # the last record is on its way: from the worker to the feeder, from there to here
+        time.sleep(0.2)  # the last record is in flight: from the worker to the feeder, from there to here
     # Some of them twice: the epoch after this one is begun ahead.
     assert {record.getMessage() for record in caplog.records} == {f"made {number}" for number in range(5)}
 

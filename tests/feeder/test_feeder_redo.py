@@ -48,7 +48,7 @@ def test_a_task_whose_shard_has_left_the_cache_waits_until_all_is_there_again(ur
 
 
 async def a_batch_made_again_and_delivered(by_hand: FeederByHand) -> RowTask:
-    """The first batch is cut, and begun again while one of its tasks is under way; that task."""
+    """The first batch is cut, and begun again while one of its tasks is in flight; that task."""
     first, *_ = await by_hand.begin(1)
     by_hand.answer(first)
     await by_hand.until(lambda: len(by_hand.pool.tasks) >= 3)

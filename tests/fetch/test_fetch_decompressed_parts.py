@@ -1,4 +1,4 @@
-"""Compressed shards on their way: whatever goes wrong is told, and nothing runs on when the fetcher is closed."""
+"""Compressed shards in flight: whatever goes wrong is told, and nothing runs on when the fetcher is closed."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class WithLittleRoom:
 
 
 def test_a_part_that_was_just_granted_is_on_its_way(packed: str) -> None:
-    """Unpacking has waited for room, and has it, but has not run since."""
+    """Decompressing has waited for room, and has it, but has not run since."""
 
     async def run() -> None:
         little = WithLittleRoom(packed)
@@ -137,7 +137,7 @@ def test_nothing_runs_on_when_it_is_closed_in_the_middle(packed: str) -> None:
 
 
 def test_whatever_ends_the_unpacking_is_told(packed: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else the loop would wait for the parts for ever."""
+    """Else the loop would wait for the parts forever."""
 
     def feed(*_: object) -> None:
         raise MemoryError("no more")

@@ -170,7 +170,7 @@ def test_what_comes_of_a_shard_that_is_being_scanned_is_kept_and_of_no_other() -
 
 
 def test_what_comes_once_more_when_the_plan_is_behind_it_is_not_kept() -> None:
-    """No step of the plan would ever let go of it, if that waits for the room."""
+    """No step of the plan would ever release it, if that waits for the room."""
     parts = Parts()
     epoch = epoch_of(parts, Position(), Known(TABLE, None))
     epoch.keep(0)

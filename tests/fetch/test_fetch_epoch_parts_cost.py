@@ -53,7 +53,7 @@ class Epoch:
         return [(self.passed[shard], self.samples)] if self.passed[shard] < self.samples else []
 
     def use(self, *keys: int) -> None:
-        """Deal out a batch, and make it."""
+        """Schedule a batch, and make it."""
         self.parts.want(list(keys))
         for key in keys:
             if not self.ledger.is_present(key):

@@ -1,4 +1,4 @@
-"""The account of parts: what is needed sooner comes first, and what is in use is never given back."""
+"""The account of parts: what is needed sooner comes first, and what is in use is never freed."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_what_a_batch_uses_stays_until_it_is_made() -> None:
 
 
 def test_what_has_moved_comes_once_more_before_all_that_later_batches_need() -> None:
-    """It waits for nothing that waits for it: a later batch's parts would take its room, and nothing is dealt out."""
+    """It waits for nothing that waits for it: a later batch's parts would take its room, and nothing is scheduled."""
     ledger = PartLedger(40)
     first = batch(ledger, 0, 1)
     batch(ledger, 2, 3)
@@ -163,9 +163,9 @@ def test_every_batch_gets_its_parts_within_any_budget_that_holds_one(
             ledger.use(planned[0])
             dealt.append(planned.pop(0))
         else:
-            assert dealt, "nothing is under way, and the next batch is not served"
+            assert dealt, "nothing is in flight, and the next batch is not served"
         for each in dealt:
-            assert ledger.are_present(each), "what is in use was given back"
+            assert ledger.are_present(each), "what is in use was freed"
         if dealt and (not planned or data.draw(st.booleans()) or not ledger.are_present(planned[0])):
             ledger.release(dealt.pop(0))
     assert ledger.kept_from_next_bytes() == 0

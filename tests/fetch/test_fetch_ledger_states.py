@@ -18,7 +18,7 @@ some_parts = st.lists(st.sampled_from(PARTS), min_size=1, max_size=3, unique=Tru
 
 
 class Epochs(RuleBasedStateMachine):
-    """Batches are planned, dealt out, made and given up; parts come, fail, are dropped; shards leave the cache."""
+    """Batches are planned, scheduled, made and given up; parts come, fail, are dropped; shards leave the cache."""
 
     @initialize()
     def begin(self) -> None:

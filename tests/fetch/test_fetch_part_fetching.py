@@ -53,7 +53,7 @@ class Waiting(Nobody):
 def test_a_request_that_fails_when_nobody_wants_it_any_more_makes_room_for_another(
     tmp_path: Path, name: str, cached: bool
 ) -> None:
-    """Nothing else may be on its way that would ever wake whoever waits for that. For a cache it is of the version."""
+    """Nothing else may be in flight that would ever wake whoever waits for that. For a cache it is of the version."""
 
     async def run() -> None:
         url = f"s3://bucket/{name}"
@@ -95,7 +95,7 @@ class Paused(Nobody):
 
 
 class PausedUnpacking:
-    """An unpacking that waits for room, and begins again at once when it is ended."""
+    """A decompression that waits for room, and begins again at once when it is ended."""
 
     over, ends, waits_for_room = False, False, True
 

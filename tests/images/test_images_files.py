@@ -147,7 +147,7 @@ def test_a_cut_file_is_an_error_or_complete_but_never_another_picture(kind: str)
             refused += 1
         else:
             np.testing.assert_array_equal(got, whole, err_msg=f"cut to {size} of {len(data)}")
-            assert size > len(data) - 30  # nothing but an end mark or a checksum is missing
+            assert size > len(data) - 30  # nothing but an end-of-archive marker or a checksum is missing
     assert refused > 100
 
 

@@ -79,7 +79,7 @@ def test_a_table_that_misses_its_end_and_odd_field_names_come_back() -> None:
     back = table_from_npz(io.BytesIO(npz_of(table)), "")
     assert back.missing_end
     assert back.fields == ("\udcffä",)
-    assert back.skipped == {"missing end mark": 1}
+    assert back.skipped == {"missing end-of-archive marker": 1}
 
 
 def test_a_table_makes_the_same_bytes_at_any_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -537,7 +537,7 @@ def test_a_table_file_takes_no_more_memory_than_it_is_long() -> None:
     try:
         assert "compressed" in refused(bomb.getvalue())
         assert "and has" in refused(claim.getvalue())
-        assert len(table_from_npz(io.BytesIO(besides.getvalue()), "")) == 5, "what it does not know is passed over"
+        assert len(table_from_npz(io.BytesIO(besides.getvalue()), "")) == 5, "what it does not know is skipped"
         assert tracemalloc.get_traced_memory()[1] < 1 << 23
     finally:
         tracemalloc.stop()

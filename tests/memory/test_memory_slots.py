@@ -119,7 +119,7 @@ def test_a_user_who_keeps_batches_gets_the_oldest_slots_for_good(pool: SlotPool)
 
 @pytest.mark.parametrize(("size_bytes", "kept"), [(10, _MAX_KEPT_SLOTS), (64 << 20, 8), (6 << 20, 22)])
 def test_many_free_slots_are_not_hoarded(pool: SlotPool, size_bytes: int, kept: int) -> None:
-    """Those that a user lets go of after keeping them."""
+    """Those that a user releases after keeping them."""
     slots = [pool.take(size_bytes) for _ in range(_MAX_KEPT_SLOTS)]
     for slot in slots:
         hand_out(pool, slot)

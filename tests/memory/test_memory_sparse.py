@@ -1,4 +1,4 @@
-"""Sparse memory: it grows, and what is given back is free."""
+"""Sparse memory: it grows, and what is freed is free."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_only_what_was_written_takes_memory_and_others_see_it() -> None:
     assert bytes(seen[50 * PAGE : 50 * PAGE + 3]) == b"xxx"
 
 
-@pytest.mark.skipif(not hasattr(mmap, "MADV_REMOVE"), reason="pages are given back on Linux only")
+@pytest.mark.skipif(not hasattr(mmap, "MADV_REMOVE"), reason="pages are freed on Linux only")
 def test_only_whole_pages_between_the_places_are_given_back() -> None:
     memory = SparseMemory(10 * PAGE + 100)
     memory.write(0, b"y" * memory.size_bytes)

@@ -110,7 +110,7 @@ def test_a_cache_on_the_disk_serves_the_second_time(
 def test_tables_of_more_shards_at_once_than_are_kept(
     folder: Path, server: FaultServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each that came took the room of one that had come before, for ever."""
+    """Each that came took the room of one that had come before, forever."""
     monkeypatch.setattr("streamload.index.tables._LEAST_MEMORY_BYTES", 1)
     monkeypatch.setattr("streamload.index.tables._MOST_MEMORY_BYTES", 1)
     server.play(Script())

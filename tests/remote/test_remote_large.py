@@ -173,7 +173,7 @@ def test_a_worker_may_die_of_a_batch_that_was_made_again_and_delivered(server: F
         return {"crc": crc, "label": label, "array": np.zeros(2 if label in (LARGE, 1, 2, 4) else 1)}
 
     found = {}
-    sampler = [0, 5, 6, 7, LARGE, 1, 2, 4, *[0] * 60]  # more than is dealt out ahead
+    sampler = [0, 5, 6, 7, LARGE, 1, 2, 4, *[0] * 60]  # more than is scheduled ahead
     with loader_of(server, longer, num_workers=2, sampler=sampler, timeout=30) as loader:
         for batch in loader:
             found.update(zip(batch["label"].tolist(), batch["crc"].tolist(), strict=True))

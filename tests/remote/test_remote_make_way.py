@@ -1,4 +1,4 @@
-"""Little room: what was brought for later, for a scan or by unpacking ahead, makes way for what is needed sooner."""
+"""Little room: what was fetched for later, for a scan or by decompressing ahead, is evicted for what comes first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compressed shards with little room: unpacking goes only forward, and what it brings may be in its own way."""
+"""Compressed shards with little room: decompressing goes only forward, and what it brings may be in its own way."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ ORDERS = [
     {"batch_size": 5, "shuffle_window": 60, "num_workers": 0, "budget": 55, "prefetch_batches": 4, "seed": 38},
     {"batch_size": 1, "shuffle_window": 60, "num_workers": 0, "budget": 36, "prefetch_batches": 4, "seed": 46},
 ]
-"""With each of these a part was needed once more that unpacking had passed, and a loader waited for ever."""
+"""With each of these a part was needed once more that decompressing had passed, and a loader waited forever."""
 
 
 @pytest.mark.parametrize(

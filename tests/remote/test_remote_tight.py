@@ -1,4 +1,4 @@
-"""With little room a loader gives every sample, or says what is too small; it never waits for ever."""
+"""With little room a loader gives every sample, or says what is too small; it never waits forever."""
 
 from __future__ import annotations
 

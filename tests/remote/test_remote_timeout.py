@@ -44,7 +44,7 @@ class Clock:
 
     def _pass(self, loop: LoopThread) -> None:
         self.turns += 1
-        assert self.turns < 1000, "it waits for ever"
+        assert self.turns < 1000, "it waits forever"
         self.now_s += _TURN_S
         if not self._vain:
             self._turn(loop, 30)

@@ -128,7 +128,7 @@ def test_what_is_gone_again_is_not_scanned(tmp_path: Path) -> None:
 
 
 def test_only_what_is_held_is_scanned(tmp_path: Path) -> None:
-    """What has come behind it may be given back for others while a scan waits or is under way."""
+    """What has come behind it may be freed for others while a scan waits or is in flight."""
     folder, parts = "http://127.0.0.1:9", {0: -1, 1: 2, 2: 9}
     listed = tuple(
         Shard(f"{folder}/{number}.tar", f"{number}.tar", max(-1, count * PART_BYTES), 0, folder)

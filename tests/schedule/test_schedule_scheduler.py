@@ -1,4 +1,4 @@
-"""Dealing out: every row once and in its place, whatever order the work comes back in, and never too much at once.
+"""Scheduling: every row once and in its place, whatever order the work comes back in, and never too much at once.
 
 The pool of these tests does nothing by itself. It notes for each slot which sample was written to which row, and
 answers when a test says so, after a time that the test makes up.
@@ -176,7 +176,7 @@ class Run:
         self.epoch.pump()
         taken = 0
         while not self.epoch.ended:
-            assert self.pool.tasks, "nothing is under way, and the epoch has not ended"
+            assert self.pool.tasks, "nothing is in flight, and the epoch has not ended"
             self.answer(choose(len(self.pool.tasks)))
             if len(self.batches) - taken >= taken_at_once or not self.pool.tasks:
                 self.epoch.batcher.taken(len(self.batches) - taken)
@@ -252,7 +252,7 @@ def test_the_layout_is_learned_from_a_single_row_before_anything_else(folder: Pa
     assert isinstance(task, RowTask)
     assert [(piece.first_row, piece.rows) for piece in task.pieces] == [(0, 1)]
     run.epoch.pump()
-    assert len(run.pool.tasks) == 1, "nothing else is dealt out meanwhile"
+    assert len(run.pool.tasks) == 1, "nothing else is scheduled meanwhile"
     run.answer()
     assert run.pool.layouts == [b"layout"]
     run.epoch.pump()
@@ -331,12 +331,12 @@ def test_after_a_misfit_all_batches_are_made_whole(folder: Path) -> None:
     first_whole = next(number for number, task in enumerate(run.tasks) if task.whole)
     assert first_whole > 0
     orphaned = [task for task in run.tasks[first_whole + 4 :] if not task.whole]
-    assert orphaned == [], "those that were under way come back, and that is all"
+    assert orphaned == [], "those that were in flight come back, and that is all"
     assert run.learned.ragged
 
 
 def test_the_old_slot_of_a_batch_that_is_made_again_is_not_used_for_another(folder: Path) -> None:
-    """Parts of it that are under way may still be written there, by a worker that is told of it only now."""
+    """Parts of it that are in flight may still be written there, by a worker that is told of it only now."""
     learned = Learned(layout=b"known", size_bytes=100, row_s=0.02)
     run = Run(folder, shuffle=False, learned=learned, misfits=lambda place: place == (0, 0))
     run.epoch.pump()
@@ -345,7 +345,7 @@ def test_the_old_slot_of_a_batch_that_is_made_again_is_not_used_for_another(fold
     slot = old.pieces[0].slot
     run.answer()
     assert run.learned.ragged
-    assert run.slots.descriptor(slot) >= 0, "a part that was dealt out can still find it"
+    assert run.slots.descriptor(slot) >= 0, "a part that was scheduled can still find it"
     for _ in range(60):
         run.epoch.pump()
         if not run.pool.tasks:
@@ -440,7 +440,7 @@ def test_a_run_waits_for_no_batches_that_are_not_told_of(folder: Path, monkeypat
 
 
 def test_the_slots_of_an_epoch_that_nobody_wants_are_given_away(folder: Path) -> None:
-    """Tasks that are under way may still write there, so they are not used again; and nobody keeps them."""
+    """Tasks that are in flight may still write there, so they are not used again; and nobody keeps them."""
     run = Run(folder)
     run.epoch.pump()
     run.answer()

@@ -27,7 +27,7 @@ class Report:
     Attributes:
         requests: how many, of all methods.
         sent_bytes: of bodies of objects.
-        most_beside: the most requests under way at once.
+        most_beside: the most requests in flight at once.
         log: method, path and Range header of each.
         spans: of each that has been answered: the path, and `time.monotonic` when it came and when its last byte was
             sent.

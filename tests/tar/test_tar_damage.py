@@ -231,7 +231,7 @@ def test_a_missing_end_mark_is_accepted_only_where_asked() -> None:
             assert error_of(content).offset == len(archive.content)
             table = scan(content, strict=False)
             assert table.missing_end, dialect
-            assert table.skipped == {"missing end mark": 1}
+            assert table.skipped == {"missing end-of-archive marker": 1}
             assert len(table) == len(scan(archive.whole()))
 
 

@@ -1,4 +1,4 @@
-"""Compressed shards: what the real programs write is unpacked, in small pieces, however it arrives."""
+"""Compressed shards: what the real programs write is decompressed, in small pieces, however it arrives."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from streamload.tar.decompression import (
     Compression,
     Decompressor,
     compression_of,
-    unpack,
+    decompress,
 )
 
 CONTENT = mixed(700_000)
@@ -228,7 +228,7 @@ def test_unpack_writes_every_byte_at_its_offset(compression: Compression) -> Non
         result[offset : offset + len(piece)] = piece
 
     data = packed(compression, CONTENT)
-    size = asyncio.run(unpack(_chunks(data, 100_000), Decompressor(compression, URL), write))
+    size = asyncio.run(decompress(_chunks(data, 100_000), Decompressor(compression, URL), write))
     assert size == len(CONTENT)
     assert result == CONTENT
 
@@ -249,8 +249,10 @@ def test_unpack_asks_for_no_more_before_all_is_written_and_decompresses_elsewher
         log.append("end")
 
     data = packed(Compression.GZIP, bytes(20 << 20)) * 2
-    with ThreadPoolExecutor(1, "unpack") as executor:
-        size = asyncio.run(unpack(_chunks(data, 20_000, log), Noted(Compression.GZIP, URL), write, executor=executor))
+    with ThreadPoolExecutor(1, "decompress") as executor:
+        size = asyncio.run(
+            decompress(_chunks(data, 20_000, log), Noted(Compression.GZIP, URL), write, executor=executor)
+        )
     assert size == 40 << 20
     assert threads == {"unpack_0"}
     assert "beginbegin" not in "".join(log)
@@ -261,7 +263,7 @@ def test_unpack_asks_for_no_more_before_all_is_written_and_decompresses_elsewher
 def test_unpack_raises_where_the_body_ends_early() -> None:
     data = packed(Compression.ZSTD, CONTENT)[:-1]
     with pytest.raises(ShardFormatError, match="cut"):
-        asyncio.run(unpack(_chunks(data, 1_000), Decompressor(Compression.ZSTD, URL), lambda offset, piece: None))
+        asyncio.run(decompress(_chunks(data, 1_000), Decompressor(Compression.ZSTD, URL), lambda offset, piece: None))
 
 
 def test_unpack_passes_on_what_writing_raises() -> None:
@@ -269,7 +271,9 @@ def test_unpack_passes_on_what_writing_raises() -> None:
         raise MemoryError("no room")
 
     with pytest.raises(MemoryError, match="no room"):
-        asyncio.run(unpack(_chunks(packed(Compression.XZ, CONTENT), 1_000), Decompressor(Compression.XZ, URL), write))
+        asyncio.run(
+            decompress(_chunks(packed(Compression.XZ, CONTENT), 1_000), Decompressor(Compression.XZ, URL), write)
+        )
 
 
 def test_unpack_can_be_cancelled_while_it_writes() -> None:
@@ -281,7 +285,7 @@ def test_unpack_can_be_cancelled_while_it_writes() -> None:
             await asyncio.Event().wait()
 
         body = _chunks(packed(Compression.ZSTD, CONTENT), 1_000)
-        task = asyncio.create_task(unpack(body, Decompressor(Compression.ZSTD, URL), write))
+        task = asyncio.create_task(decompress(body, Decompressor(Compression.ZSTD, URL), write))
         await writing.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):

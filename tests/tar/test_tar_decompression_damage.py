@@ -84,7 +84,7 @@ def test_every_turned_bit_is_an_error_or_changes_nothing(compression: Compressio
 
 
 def _failure(compression: Compression, data: bytes) -> ShardFormatError | None:
-    """The error that unpacking ends in; where there is none, the bytes are those of `SMALL`."""
+    """The error that decompressing ends in; where there is none, the bytes are those of `SMALL`."""
     try:
         found = decompressed(compression, data)
     except ShardFormatError as exc:

@@ -129,7 +129,7 @@ def test_hidden_names_and_strays_are_counted_and_named(tmp_path: Path) -> None:
     (tmp_path / "README").write_text("x")
     (tmp_path / "b").mkdir()
     assert find_images(str(tmp_path)).notes == (
-        "passed over 3 hidden names, and 1 file outside of the class folders",
+        "skipped 3 hidden names, and 1 file outside of the class folders",
         "1 class folder is empty and keeps its number: 'b'",
     )
 
@@ -150,10 +150,10 @@ def test_links_to_folders_are_followed_on_request_and_circles_named(tmp_path: Pa
     assert keys(follow_links=True) == ["a/0", "a/more/2", "b/2"]
     links = [str(source / name) for name in ("b", "a/more", "a/deep/up")]
     assert find_images(str(source)).notes == (
-        f"passed over 3 links to folders: {', '.join(map(repr, links))}; --follow-symlinks follows them",
+        f"skipped 3 links to folders: {', '.join(map(repr, links))}; --follow-symlinks follows them",
     )
     followed = find_images(str(source), follow_links=True)
-    assert followed.notes == (f"passed over links that lead back to a folder above them: '{source}/a/deep/up'",)
+    assert followed.notes == (f"skipped links that lead back to a folder above them: '{source}/a/deep/up'",)
     (source / "a" / "0.jpg").unlink()
     (tmp_path / "only_links").mkdir()
     (tmp_path / "only_links" / "a").symlink_to(tmp_path / "a")

@@ -68,7 +68,8 @@ def shard_spans(sizes: Iterable[int], max_bytes: int, max_count: int | None) -> 
 
     Args:
         sizes: the bytes of each sample.
-        max_bytes: no shard is larger, end mark included; a single sample that is larger gets a shard of its own.
+        max_bytes: no shard is larger, end-of-archive marker included; a single sample that is larger gets a shard of
+        its own.
         max_count: no shard holds more samples.
     """
     spans: list[Span] = []

@@ -89,7 +89,7 @@ class RemoteStaging(Staging):
         return finished if shard is not None and shard.task == fingerprint() else None
 
     def take(self, part: str, path: str, fingerprint: Callable[[], str], finished: Finished) -> None:
-        """See `Staging.take`: upload what is not there yet, when fewer than some uploads are under way.
+        """See `Staging.take`: upload what is not there yet, when fewer than some uploads are in flight.
 
         Raises:
             StorageError: this or an earlier upload failed.
@@ -138,7 +138,7 @@ class RemoteStaging(Staging):
         self._finish()
 
     def stop(self) -> None:
-        """Begin no more uploads, and wait for those that are under way. Twice is fine."""
+        """Begin no more uploads, and wait for those that are in flight. Idempotent."""
         self._threads.shutdown(wait=True, cancel_futures=True)
 
     def withdraw(self) -> None:

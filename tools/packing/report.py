@@ -20,7 +20,7 @@ _FAULTS_SHOWN = 20
 
 
 def report_notes(source: Source) -> None:
-    """What was passed over, and what looks like a mistake."""
+    """What was skipped, and what looks like a mistake."""
     for note in source.notes:
         say(f"note: {note}")
 

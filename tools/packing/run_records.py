@@ -55,7 +55,7 @@ class UploadedShard:
 
 
 class PackingRecords:
-    """The records of the run that is under way in a remote folder.
+    """The records of the run that is in flight in a remote folder.
 
     Args:
         storage: where the folder lies.

@@ -330,7 +330,7 @@ def has_finished(folder: str) -> bool:
 
 
 def remove_unfinished(folder: str) -> None:
-    """Remove the hidden files of shards that were under way."""
+    """Remove the hidden files of shards that were in flight."""
     for top, _, names in os.walk(folder):
         for name in names:
             if name.startswith("."):

@@ -1,7 +1,7 @@
 """The images of an ImageFolder: one folder for each class, numbered in the order of their names.
 
 The convention is torchvision's `ImageFolder`: classes are the folders directly in the source, sorted; images lie in
-them at any depth. Hidden names are passed over and counted, other files are kept in the list as they may be mistakes.
+them at any depth. Hidden names are skipped and counted, other files are kept in the list as they may be mistakes.
 A link to a file is that file; links to folders are followed only on request.
 """
 
@@ -43,9 +43,9 @@ class _Skipped:
         notes = []
         if self.links:
             noun = "link to a folder" if len(self.links) == 1 else "links to folders"
-            notes.append(f"passed over {len(self.links):,} {noun}: {_some(self.links)}; --follow-symlinks follows them")
+            notes.append(f"skipped {len(self.links):,} {noun}: {_some(self.links)}; --follow-symlinks follows them")
         if self.circles:
-            notes.append(f"passed over links that lead back to a folder above them: {_some(self.circles)}")
+            notes.append(f"skipped links that lead back to a folder above them: {_some(self.circles)}")
         return notes
 
 
@@ -89,14 +89,14 @@ def find_images(source: str, *, follow_links: bool = False, known: tuple[str, ..
 
 
 def visible_files(folder: str, *, follow_links: bool) -> tuple[list[str], list[str]]:
-    """The paths of all visible files below a folder, sorted, and notes on what was passed over.
+    """The paths of all visible files below a folder, sorted, and notes on what was skipped.
 
     Raises:
         OSError: a folder cannot be listed.
     """
     passed = _Skipped()
     found = sorted(_files_below(folder, frozenset(), follow_links, passed))
-    notes = [f"passed over {counted(passed.hidden, 'hidden name')}"] if passed.hidden else []
+    notes = [f"skipped {counted(passed.hidden, 'hidden name')}"] if passed.hidden else []
     return found, notes + passed.notes()
 
 
@@ -135,7 +135,7 @@ def _notes(
     notes = []
     if passed.hidden or strays:
         hidden = counted(passed.hidden, "hidden name")
-        notes.append(f"passed over {hidden}, and {counted(strays, 'file')} outside of the class folders")
+        notes.append(f"skipped {hidden}, and {counted(strays, 'file')} outside of the class folders")
     notes += passed.notes()
     if empty:
         are = (

@@ -91,7 +91,7 @@ def files_by_id(
         for name, number in zip(names, numbers, strict=True)
     )
     if strays:
-        notes.append(f"passed over {counted(len(strays), 'file')} without a sample, such as {strays[0]!r}")
+        notes.append(f"skipped {counted(len(strays), 'file')} without a sample, such as {strays[0]!r}")
     parts = None if partition_file is None else _parts(partition_file, names)
     return Source(files, names_of_classes, "file", tuple(notes), parts)
 

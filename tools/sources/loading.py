@@ -42,7 +42,7 @@ def load(file: SourceFile, expected_bytes: int = ANY_SIZE) -> tuple[bytes, str |
 
 
 def _read(path: str) -> bytes | None:
-    # Without O_NONBLOCK, a named pipe among the files would stop everything for ever.
+    # Without O_NONBLOCK, a named pipe among the files would stop everything forever.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         found = os.fstat(descriptor)

@@ -74,7 +74,7 @@ class Source:
         files: in the order in which they are packed if nothing is shuffled.
         classes: the names of the classes, the position being the label; None where labels are numbers without names.
         noun: what a file is, in the singular, for messages.
-        notes: what was passed over, and what looks like a mistake; one line each.
+        notes: what was skipped, and what looks like a mistake; one line each.
         parts: the positions in `files` of each split that the user laid down, or None.
     """
 

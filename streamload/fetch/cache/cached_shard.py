@@ -212,7 +212,7 @@ class CachedShard:
             self.partial.remove()
 
     def close(self) -> None:
-        """Close the files and let go of what is claimed; a second time does nothing."""
+        """Close the files and release what is claimed; a second time does nothing."""
         if self.descriptor < 0:
             return
         self._claimed.clear()  # their locks go with the files

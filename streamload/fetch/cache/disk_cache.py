@@ -133,7 +133,7 @@ class DiskCache:
             future.result()
 
     def close(self) -> None:
-        """Close every shard that is still open, and wait for those that are being made durable. Twice is fine."""
+        """Close every shard that is still open, and wait for those that are being made durable. Idempotent."""
         with self._mutex:
             self._closed = True
             shards = tuple(self._shards)
@@ -311,7 +311,7 @@ def shards_folder(cache_dir: str) -> str:
 
 
 def _listed(folder: str) -> Iterator[tuple[str, str, os.stat_result]]:
-    """Name, path and status of the files in a folder; one that is removed meanwhile is passed over."""
+    """Name, path and status of the files in a folder; one that is removed meanwhile is skipped."""
     with os.scandir(folder) as entries:
         for entry in entries:
             with suppress(FileNotFoundError):

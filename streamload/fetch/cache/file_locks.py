@@ -1,4 +1,4 @@
-"""Locks on files that the kernel lets go of when their owner dies, however it dies.
+"""Locks on files that the kernel releases when their owner dies, however it dies.
 
 On Linux they are locks of an open file description on one byte each: two openings of a file exclude each other even
 within one process, and a lock lives as long as any copy of its descriptor, in whichever process. Elsewhere they are

@@ -244,7 +244,7 @@ class PartialShard:
             raise
 
     def close(self) -> None:
-        """Close both files, which lets go of all locks; a second time does nothing."""
+        """Close both files, which releases all locks; a second time does nothing."""
         for descriptor in (self.descriptor, self._state):
             if descriptor >= 0:
                 os.close(descriptor)

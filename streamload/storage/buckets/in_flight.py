@@ -18,11 +18,11 @@ class InFlight:
     """Knows which answers obstore's threads still hold on to.
 
     Such a thread tells Python that an answer has come, also where nobody waits for it any more. If Python ends
-    meanwhile, that aborts the process; and until then the connection stays open. When the thread has let go of an
+    meanwhile, that aborts the process; and until then the connection stays open. When the thread has release an
     answer, the answer is gone.
 
     Args:
-        settle: a call into obstore. What its threads have let go of is freed with the next such call only.
+        settle: a call into obstore. What its threads have release is freed with the next such call only.
     """
 
     def __init__(self, settle: Callable[[], object]) -> None:
@@ -35,7 +35,7 @@ class InFlight:
         return answer
 
     async def over(self) -> None:
-        """Wait until obstore has let go of all answers, which must have come or been cancelled; at most a second.
+        """Wait until obstore has release all answers, which must have come or been cancelled; at most a second.
 
         It looks again and again, mostly twice: nothing tells of it.
         """

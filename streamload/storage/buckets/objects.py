@@ -224,7 +224,7 @@ class ObjectStorage:
             return
 
     async def aclose(self) -> None:
-        """Drop the stores, and their connections with them, when nothing is under way any more."""
+        """Drop the stores, and their connections with them, when nothing is in flight any more."""
         with self._lock:
             self._stores.clear()
         await self._in_flight.over()
@@ -339,7 +339,7 @@ def _call_obstore() -> object:
 
 
 def _use_here(url: str) -> None:
-    """Note that this process uses obstore: in a fork its threads are the parent's, and it would wait for ever.
+    """Note that this process uses obstore: in a fork its threads are the parent's, and it would wait forever.
 
     Raises:
         StorageError: it was forked from one that has.
@@ -349,7 +349,7 @@ def _use_here(url: str) -> None:
         _used_by.append(process)
     elif _used_by[0] != process:
         raise StorageError(
-            "this process was forked from one that has read from a storage, and would wait for ever here; give the "
+            "this process was forked from one that has read from a storage, and would wait forever here; give the "
             "loader num_workers=1 or more, so that a process of its own reads, or start this one by spawn",
             url=without_secrets(url),
         )
