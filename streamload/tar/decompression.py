@@ -224,7 +224,7 @@ class Decompressor:
             and self.decompressed_bytes > self._most_ratio * self.compressed_bytes
         ):
             raise self._error(
-                f"the first {self.compressed_bytes} bytes of this shard decompress to {self.decompressed_bytes} or more, "
+                f"the first {self.compressed_bytes} bytes of this shard make {self.decompressed_bytes} or more, "
                 f"over {self._most_ratio:g} times as much, so it may be a decompression bomb; if it is not, store it "
                 "uncompressed",
                 self.compressed_bytes,

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 from scripted_server import CONTENT, Script, serve
-from test_fetch_storage_errors import storages_of
+from test_storage_errors import storages_of
 
 from streamload.errors import StorageError, TransientStorageError
 
