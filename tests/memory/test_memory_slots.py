@@ -130,7 +130,7 @@ def test_many_free_slots_are_not_hoarded(pool: SlotPool, size_bytes: int, kept: 
     assert sorted(again + retired) == slots
 
 
-@pytest.mark.parametrize(("limit", "under_way", "kept"), [(256, 64, 32), (512, 128, 64)])
+@pytest.mark.parametrize(("limit", "in_flight", "kept"), [(256, 64, 32), (512, 128, 64)])
 def test_slots_take_their_share_of_descriptors(
     monkeypatch: pytest.MonkeyPatch, limit: int, in_flight: int, kept: int
 ) -> None:
