@@ -254,7 +254,7 @@ def test_unpack_asks_for_no_more_before_all_is_written_and_decompresses_elsewher
             decompress(_chunks(data, 20_000, log), Noted(Compression.GZIP, URL), write, executor=executor)
         )
     assert size == 40 << 20
-    assert threads == {"unpack_0"}
+    assert threads == {"decompress_0"}
     assert "beginbegin" not in "".join(log)
     assert all(log[at - 1] == "end" for at in range(1, len(log)) if log[at] == "chunk" and log[at - 1] != "chunk")
     assert log.count("begin") > 20
