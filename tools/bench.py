@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
-from streamload_tools.failures import UsageError
+import typer
+from streamload_tools.arguments import Index, StorageOption, Urls, parse_storage_options
+from streamload_tools.failures import UsageError, reported_errors
+from streamload_tools.output import print_line, shown_bytes
 from streamload_tools.reading import Reader, tables
-from streamload_tools.sizes import counted, shown_bytes
 
 import streamload
 from streamload.decode.decoders import is_image
@@ -20,12 +22,55 @@ from streamload.index.listing import list_shards
 from streamload.statistics import Statistics
 from streamload.storage.storages import Storages
 from streamload.tar.table import MISSING, ShardTable
+from streamload.text import counted
 
-__all__ = ["BenchResult", "Limits", "bench", "bench_lines", "usual_fields"]
+__all__ = ["bench_command", "usual_fields"]
+
+
+def bench_command(
+    urls: Urls,
+    *,
+    batch_size: Annotated[int, typer.Option(help="Samples in a batch.", min=1)] = 64,
+    loader_workers: Annotated[
+        int | None, typer.Option("--workers", help="Worker processes; default: one for each core.", min=0)
+    ] = None,
+    seconds: Annotated[float | None, typer.Option(help="Stop after so many seconds; default 10.", min=0)] = None,
+    batches: Annotated[int | None, typer.Option(help="Stop after so many batches.", min=1)] = None,
+    shuffle: Annotated[bool, typer.Option("--shuffle", help="Read in a shuffled order.")] = False,
+    fields: Annotated[
+        str | None,
+        typer.Option(help="What to read, as in 'jpg;png,cls'; default: the fields that all samples of a shard have."),
+    ] = None,
+    crop: Annotated[int, typer.Option(help="Pixels that RandomResizedCrop brings images to; 0: none.", min=0)] = 224,
+    raw: Annotated[bool, typer.Option("--no-decode", "--raw", help="Leave the fields' bytes as they are.")] = False,
+    index: Index = None,
+    storage_option: StorageOption = None,
+) -> None:
+    """Read shards with a StreamLoader as fast as it goes, pass after pass, and say how fast that is and what limits it.
+
+    The first batch is told apart and not counted. Ctrl-C ends with what was measured so far.
+    """
+    with reported_errors():
+        result, what = _bench(
+            urls,
+            None if fields is None else fields.split(","),
+            _Limits(10.0 if seconds is None and batches is None else seconds, batches),
+            decode=not raw,
+            crop=crop,
+            batch_size=batch_size,
+            shuffle=shuffle,
+            num_workers="auto" if loader_workers is None else loader_workers,
+            index=index,
+            storage_options=parse_storage_options(storage_option),
+        )
+        for line in _bench_lines(result, what):
+            print_line(line)
+        if result.interrupted:
+            raise typer.Exit(130)
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class _Limits:
     """When to stop: so many seconds or batches behind the first one, whichever comes sooner; None for never."""
 
     seconds: float | None
@@ -33,7 +78,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class BenchResult:
+class _Result:
     """What was measured behind the first batch, which is not counted.
 
     Attributes:
@@ -57,15 +102,15 @@ class BenchResult:
     statistics: Statistics
 
 
-def bench(
+def _bench(
     urls: Sequence[str],
     fields: Sequence[str] | None,
-    limits: Limits,
+    limits: _Limits,
     *,
     decode: bool,
     crop: int,
     **options: Any,
-) -> tuple[BenchResult, str]:
+) -> tuple[_Result, str]:
     """Read with a StreamLoader as fast as it goes, pass after pass, until a limit is reached or Ctrl-C.
 
     Args:
@@ -118,7 +163,7 @@ def usual_fields(urls: Sequence[str], index: str | None, storage_options: dict[s
     return tuple(";".join(group) for group in found)
 
 
-def bench_lines(result: BenchResult, what: str) -> Iterator[str]:
+def _bench_lines(result: _Result, what: str) -> Iterator[str]:
     """The result for people."""
     yield what
     yield f"first batch after {result.first_batch_s:.2f} s"
@@ -139,7 +184,7 @@ def _in_every_sample(table: ShardTable, alternatives: Sequence[str]) -> bool:
     return bool((table.column(alternatives) != MISSING).all())
 
 
-def _measure(loader: streamload.StreamLoader, limits: Limits, started: float) -> BenchResult:
+def _measure(loader: streamload.StreamLoader, limits: _Limits, started: float) -> _Result:
     first = last = 0.0
     before = loader.statistics()
     passes, interrupted = 0, False
@@ -160,7 +205,7 @@ def _measure(loader: streamload.StreamLoader, limits: Limits, started: float) ->
         error.add_note("leave fields out with --fields, or measure without decoding with --no-decode")
         raise
     after = loader.statistics()
-    return BenchResult(
+    return _Result(
         samples=after.samples - before.samples,
         batches=after.batches - before.batches,
         payload_bytes=after.payload_bytes - before.payload_bytes,

@@ -9,20 +9,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import typer
+from streamload_tools.output import say
 
 from streamload.errors import StreamloadError
-from streamload.text import printable
 
-__all__ = ["UsageError", "reported_errors", "say"]
+__all__ = ["UsageError", "reported_errors"]
 
 
 class UsageError(Exception):
     """The command line asks for something that cannot be; the message says what would be right."""
-
-
-def say(line: str) -> None:
-    """One line on standard error; `printable`."""
-    typer.echo(printable(line), err=True)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Protocol, Self, TextIO
 
-from streamload_tools.sizes import shown_bytes, shown_time
+from streamload_tools.output import shown_bytes, shown_time
 
 __all__ = ["LineProgress", "Progress", "open_progress"]
 

@@ -11,7 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TypeVar
 
-from streamload.errors import StorageError
+import numpy as np
+
+from streamload.errors import DatasetIndexError, ShardFormatError, StorageError, StreamloadError
 from streamload.index.index_lookup import IndexLookup
 from streamload.index.listing import Listing
 from streamload.index.streamed_table import ReadShard, stream_shard
@@ -21,7 +23,7 @@ from streamload.tar.decompression import compression_of
 from streamload.tar.scan import scan_file
 from streamload.tar.table import ShardTable
 
-__all__ = ["ReadShard", "Reader", "scanned_table", "tables"]
+__all__ = ["ReadShard", "Reader", "differences", "scanned_table", "tables"]
 
 _Result = TypeVar("_Result")
 
@@ -163,3 +165,32 @@ def tables(
     indexed = {shard.url: folder is not None for shard, folder in zip(listing.shards, listing.index_of, strict=True)}
     for _, result in reader.each(list(shards), found, advance):
         yield result
+
+
+def differences(url: str, table: ShardTable, known: ShardTable) -> Iterator[StreamloadError]:
+    """What a shard's own table and the one in the index disagree about."""
+    rebuild = "restore the shard, or rebuild the index with `streamload index` if the shard is right"
+    same_places = (
+        table.fields == known.fields
+        and np.array_equal(table.member_offset, known.member_offset)
+        and np.array_equal(table.member_size, known.member_size)
+        and np.array_equal(table.member_field, known.member_field)
+        and np.array_equal(table.sample_start, known.sample_start)
+        and np.array_equal(table.key_bytes, known.key_bytes)
+        and np.array_equal(table.key_start, known.key_start)
+    )
+    if not same_places:
+        yield DatasetIndexError(f"the index names other samples than the shard holds; {rebuild}", url=url)
+        return
+    if known.member_crc32 is not None and table.member_crc32 is not None:
+        for member in np.flatnonzero(table.member_crc32 != known.member_crc32).tolist():
+            sample = int(np.searchsorted(table.sample_start, member, side="right")) - 1
+            field = table.fields[int(table.member_field[member])]
+            yield ShardFormatError(
+                f"the bytes of field {field!r} differ from those that were indexed (crc32); {rebuild}",
+                url=url,
+                key=table.key(sample),
+                offset=int(table.member_offset[member]),
+            )
+    if known.labels is not None and not (table.labels is not None and np.array_equal(table.labels, known.labels)):
+        yield DatasetIndexError(f"the index has other labels than the shard; {rebuild}", url=url)

@@ -36,7 +36,7 @@ def test_ctrl_c_is_one_line_and_keeps_what_is_finished(tmp_path: Path, monkeypat
     source, dest = images(tmp_path), tmp_path / "dest"
     err = stopped_in_the_middle(source, dest, monkeypatch)
     assert [line for line in err.splitlines() if not line.startswith("packing")] == [
-        "interrupted: nothing of what was in flight is published; what is finished is kept: run the same command with "
+        "interrupted: no unfinished shard is published; what is finished is kept: run the same command with "
         "--resume to go on, or with --overwrite to start anew"
     ]
     assert os.listdir(dest) == [STAGING]
@@ -57,7 +57,7 @@ def test_ctrl_c_before_anything_is_finished_leaves_nothing(tmp_path: Path, monke
     monkeypatch.setattr(loading, "fault_of", interrupted)
     status, out, err = pack(images(tmp_path), tmp_path / "dest")
     assert (status, out) == (130, "")
-    assert "interrupted: nothing of what was in flight is published\n" in err
+    assert "interrupted: no unfinished shard is published\n" in err
     assert not (tmp_path / "dest").exists()
 
 

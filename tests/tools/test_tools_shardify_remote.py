@@ -18,8 +18,8 @@ import webdataset
 from image_folders import files_below, images, pack
 from remote_places import Place, new_place
 from servers.rclone import S3Server
+from streamload_tools.output import shown_bytes
 from streamload_tools.packing import work
-from streamload_tools.sizes import shown_bytes
 
 from streamload import StreamLoader
 from streamload.errors import StorageError

@@ -6,9 +6,8 @@ import contextlib
 import json
 from dataclasses import dataclass
 
-from streamload_tools.reading import scanned_table
+from streamload_tools.reading import differences, scanned_table
 from streamload_tools.sources.loading import Fault
-from streamload_tools.verify import differences
 
 from streamload.errors import StreamloadError
 from streamload.index.table_file import table_from_npz, table_to_npz

@@ -17,11 +17,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 
 from streamload_tools.failures import UsageError
+from streamload_tools.output import shown_bytes
 from streamload_tools.packing.publishing import CLASSES, NAMES, Part, classes_content
 from streamload_tools.packing.records import DONE, TABLE, Finished
 from streamload_tools.packing.run_records import PackingRecords, UploadedShard
 from streamload_tools.packing.staging import Run, Staging, has_finished, locked_folder, remove_unfinished
-from streamload_tools.sizes import shown_bytes
 
 from streamload.errors import StorageError
 from streamload.index.dataset_index import IndexedShard, table_path

@@ -10,22 +10,26 @@ from importlib.metadata import version
 from typing import Any
 
 import typer
-from streamload_tools.failures import UsageError, say
+from streamload_tools.failures import UsageError
+from streamload_tools.output import say, shown_bytes, shown_time
 from streamload_tools.packing.packing import PackOptions, pack
 from streamload_tools.packing.publishing import Part, publish
 from streamload_tools.packing.records import kept
 from streamload_tools.packing.remote_staging import remote_staging
-from streamload_tools.packing.report import report_faults, report_notes, report_result
 from streamload_tools.packing.staging import Run, Staging, is_being_published, staging_folder
 from streamload_tools.packing.targets import Start, check_local, check_places, check_remote, refuse_shards
 from streamload_tools.sources.kinds import SourceOptions, open_source
 from streamload_tools.sources.listing import Listing, list_files
+from streamload_tools.sources.loading import Fault
 from streamload_tools.sources.source import ARRAY_FIELDS, Source, SourceError, other_kinds_advice
 
+from streamload.errors import without_secrets
 from streamload.storage.protocol import Storage
 from streamload.text import counted
 
 __all__ = ["Place", "source_to_shards"]
+
+_FAULTS_SHOWN = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +70,7 @@ def source_to_shards(
         raise UsageError(
             f"{source!r} is divided into {', '.join(found.parts)} already; leave out --split, or give one of them"
         )
-    report_notes(found)
+    _report_notes(found)
     splits = list(options.fractions or found.parts or [""])
     if place.storage is None:
         something_to_do = check_local(dest, splits, start)
@@ -87,7 +91,7 @@ def source_to_shards(
             if not is_being_published(dest):  # another run may have published while this one waited for the lock
                 refuse_shards(dest, splits, start)
             parts, skipped = _pack_and_publish(found, listing, dest, options, staging)
-    report_result(_not_empty(parts), dest, found, skipped, time.monotonic() - began)
+    _report_result(_not_empty(parts), dest, found, skipped, time.monotonic() - began)
 
 
 def _report_whether_resumed(staging: Staging, start: Start) -> None:
@@ -113,7 +117,7 @@ def _pack_and_publish(
 def _packed(found: Source, listing: Listing, options: PackOptions, staging: Staging) -> tuple[list[Part], int]:
     """The parts, of which at least one holds something, and how many files were left out. Else the command ends."""
     parts, faults = pack(found, listing, options, staging)
-    report_faults(faults)
+    _report_faults(faults)
     if faults and not options.skip_bad:
         staging.abandon()
         are, s = ("is", "") if len(faults) == 1 else ("are", "s")
@@ -162,3 +166,47 @@ def _remembered(source: str, options: PackOptions) -> dict[str, Any]:
         names = ("simplejpeg", "opencv-python-headless", "pillow", "numpy")
         remembered |= {name: version(name) for name in names}
     return remembered
+
+
+def _report_notes(source: Source) -> None:
+    """What was skipped, and what looks like a mistake."""
+    for note in source.notes:
+        say(f"note: {note}")
+
+
+def _report_faults(faults: Sequence[Fault]) -> None:
+    """Name the files that cannot be packed, the first of them only if there are many."""
+    for fault in faults[:_FAULTS_SHOWN]:
+        say(f"{fault.path}: {fault.reason}")
+    if len(faults) > _FAULTS_SHOWN:
+        say(f"... and {len(faults) - _FAULTS_SHOWN:,} more")
+
+
+def _report_result(parts: Sequence[Part], dest: str, source: Source, skipped: int, seconds: float) -> None:
+    """What was written, and how it is read."""
+    for part in parts:
+        if part.name:
+            typer.echo(f"{part.name}: {_counts([part])}")
+    number = len(source.classes or ())
+    classes = "" if source.classes is None else f", {number:,} {'class' if number == 1 else 'classes'}"
+    left_out = f", {counted(skipped, 'file')} left out" if skipped else ""
+    typer.echo(f"packed {_counts(parts)}{classes}, in {shown_time(seconds)}{left_out}")
+    tables = [shard.table for part in parts for shard in part.shards if shard.table is not None]
+    stored = {name for table in tables for name in table.fields} - {"cls", "json"}
+    field = ";".join(sorted(stored, key=lambda name: (name != "jpg", name)))
+    folder = os.path.join(dest, parts[0].name) if parts[0].name else dest
+    arrays = not stored.isdisjoint(ARRAY_FIELDS.values())
+    typer.echo("read it with:")
+    typer.echo("  from streamload import StreamLoader")
+    if not arrays:
+        typer.echo("  from streamload.images import RandomResizedCrop")
+    transform = "" if arrays else f', transform={{"{field}": RandomResizedCrop(224)}}'
+    where = without_secrets(folder)
+    typer.echo(f'  StreamLoader({where!r}, batch_size=64, shuffle=True, fields=("{field}", "cls"){transform})')
+
+
+def _counts(parts: Sequence[Part]) -> str:
+    shards = sum(len(part.shards) for part in parts)
+    samples = sum(part.samples for part in parts)
+    size = shown_bytes(sum(part.bytes for part in parts))
+    return f"{counted(shards, 'shard')}, {counted(samples, 'sample')}, {size}"

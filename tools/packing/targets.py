@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from glob import escape
 
-from streamload_tools.failures import UsageError, say
+from streamload_tools.failures import UsageError
+from streamload_tools.output import say
 from streamload_tools.packing.publishing import CLASSES, NAMES
 from streamload_tools.packing.run_records import PackingRecords
 from streamload_tools.packing.staging import is_being_published, is_unfinished, remove_remains
-from streamload_tools.sizes import counted
 
 from streamload.storage.protocol import Storage
+from streamload.text import counted
 from streamload.write.remote_folder import existing_names
 
 __all__ = ["Start", "check_local", "check_places", "check_remote", "refuse_shards"]

@@ -6,9 +6,8 @@ import difflib
 import os
 from dataclasses import dataclass, field
 
-from streamload_tools.sources.classes import find_images
-from streamload_tools.sources.folder_splits import images_of_splits, split_folders
-from streamload_tools.sources.ids import files_by_id
+from streamload_tools.sources.id_folder import files_by_id
+from streamload_tools.sources.image_folders import find_images, images_of_splits, split_folders
 from streamload_tools.sources.source import SAMPLE_FIELDS, Source, SourceError, field_of
 from streamload_tools.sources.table import TABLE_EXTENSIONS, TableColumns, files_of_table
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from streamload_tools.sizes import counted
 from streamload_tools.sources.source import Source, SourceFile
 
 from streamload.storage.atomic import replace_file
+from streamload.text import counted
 
 __all__ = ["Listing", "list_files"]
 

@@ -14,6 +14,7 @@ __all__ = [
     "ARRAY_FIELDS",
     "IMAGE_FIELDS",
     "SAMPLE_FIELDS",
+    "SPLIT_NAME",
     "KeyedFiles",
     "Source",
     "SourceError",
@@ -35,6 +36,9 @@ ARRAY_FIELDS = {"npy": "npy", "pt": "pt", "pth": "pth"}
 
 SAMPLE_FIELDS = IMAGE_FIELDS | ARRAY_FIELDS
 """Both."""
+
+SPLIT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+"""The names that a split may have, since its folder has the same."""
 
 _NAMED = 5
 _LEAST_LABEL, _LARGEST_LABEL = -(1 << 63), (1 << 63) - 1

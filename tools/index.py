@@ -1,4 +1,4 @@
-"""The index of shards that exist already: all of them are read first, and only then is anything written."""
+"""`streamload index`: the index of existing shards. All of them are read before anything is written."""
 
 from __future__ import annotations
 
@@ -8,15 +8,20 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import BinaryIO
+from typing import Annotated, BinaryIO
 
-from streamload_tools.failures import UsageError
+import typer
+from streamload_tools.arguments import StorageOption, Urls, Workers, parse_storage_options
+from streamload_tools.failures import UsageError, reported_errors
+from streamload_tools.output import say
+from streamload_tools.progress import open_progress
 from streamload_tools.reading import Reader, ReadShard
-from streamload_tools.sizes import counted
 from streamload_tools.verify import missing_names
 
+from streamload.environment.launchers import available_processors
 from streamload.errors import StorageError
 from streamload.index.dataset_index import INDEX_FOLDER, IndexedShard, write_index_files
+from streamload.index.finder import find_shards
 from streamload.index.index_file import table_path
 from streamload.index.index_lookup import IndexLookup
 from streamload.index.remote_index import merge_remote_index
@@ -25,14 +30,46 @@ from streamload.index.table_file import table_to_npz
 from streamload.storage.protocol import protocol_of, without_secrets
 from streamload.storage.storages import Storages
 from streamload.tar.header_chain import LINK
+from streamload.text import counted
 
-__all__ = ["Indexed", "index_shards"]
+__all__ = ["index_command"]
 
 _UPLOADS_AT_ONCE = 8
 
 
+def index_command(
+    urls: Urls,
+    *,
+    output: Annotated[
+        str | None, typer.Option(help="The folder for the index, local or remote; default: beside the shards.")
+    ] = None,
+    workers: Workers = None,
+    storage_option: StorageOption = None,
+) -> None:
+    """Read shards once and write their index, so that loaders start at once and know their length.
+
+    Shards may be compressed. If one of them is damaged, the index stays as it was.
+    """
+    with reported_errors("the index stays as it was"):
+        storages = Storages(parse_storage_options(storage_option))
+        shards = find_shards(urls, storages)
+        with open_progress("indexing", len(shards), "shards") as progress:
+            found = _index_shards(shards, output, storages, workers or available_processors(), progress.advance)
+        typer.echo(f"indexed {counted(len(shards), 'shard')}, {counted(found.samples, 'sample')}")
+        if found.gone:
+            say(
+                f"note: dropped {counted(len(found.gone), 'shard')} from the index, such as {found.gone[0]!r}, "
+                "for lack of a file of that name"
+            )
+        if found.links:
+            say(
+                f"warning: {counted(found.links, 'link')} skipped, for a link has no bytes of its own; if they "
+                "belong to samples, pack the shards with `tar --hard-dereference -h`"
+            )
+
+
 @dataclass(frozen=True, slots=True)
-class Indexed:
+class _Indexed:
     """What was found in the shards of an index.
 
     Attributes:
@@ -46,13 +83,13 @@ class Indexed:
     gone: tuple[str, ...]
 
 
-def index_shards(
+def _index_shards(
     urls: Sequence[str],
     output: str | None,
     storages: Storages,
     workers: int,
     advance: Callable[[int, int], None],
-) -> Indexed:
+) -> _Indexed:
     """Read shards and write their index, or leave the index as it was.
 
     Args:
@@ -85,7 +122,7 @@ def index_shards(
             dropped = [] if output else missing_names(folder_and_name(inside[0])[0], lookup, storages)
             spool.write(folder, inside, storages, dropped)
             gone += dropped
-    return Indexed(spool.samples, spool.links, tuple(gone))
+    return _Indexed(spool.samples, spool.links, tuple(gone))
 
 
 def _check(folder: str, urls: Sequence[str]) -> None:

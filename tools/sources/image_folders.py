@@ -1,4 +1,4 @@
-"""The images of an ImageFolder: one folder for each class, numbered in the order of their names.
+"""The images of an ImageFolder, or of one ImageFolder per split: one folder per class, numbered in order of name.
 
 The convention is torchvision's `ImageFolder`: classes are the folders directly in the source, sorted; images lie in
 them at any depth. Hidden names are skipped and counted, other files are kept in the list as they may be mistakes.
@@ -11,10 +11,10 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from streamload_tools.sizes import counted
 from streamload_tools.sources.source import (
     ARRAY_FIELDS,
     IMAGE_FIELDS,
+    SAMPLE_FIELDS,
     KeyedFiles,
     Source,
     SourceError,
@@ -24,10 +24,12 @@ from streamload_tools.sources.source import (
     other_kinds_advice,
 )
 
-__all__ = ["SPLITS", "find_images", "visible_files"]
+from streamload.text import counted
+
+__all__ = ["find_images", "images_of_splits", "split_folders", "visible_files"]
 
 _NAMED = 5
-SPLITS = ("train", "training", "val", "valid", "validation", "test")
+_SPLITS = ("train", "training", "val", "valid", "validation", "test")
 """What folders are called that are rather splits than classes."""
 
 
@@ -144,7 +146,7 @@ def _notes(
             else "class folders are empty and keep their numbers"
         )
         notes.append(f"{len(empty):,} {are}: {_some(empty)}")
-    if set(SPLITS).issuperset(classes):
+    if set(_SPLITS).issuperset(classes):
         notes.append(
             f"the classes are {', '.join(classes)}; if these are splits, pack each of them by "
             "itself, all but the first with --classes FIRST/classes.json"
@@ -192,3 +194,75 @@ def _may_enter(folder: str, follow_links: bool, passed: _Skipped) -> bool:
 def _identity(folder: str) -> tuple[int, int]:
     found = os.stat(folder)
     return found.st_dev, found.st_ino
+
+
+def split_folders(source: str, *, follow_links: bool) -> list[str]:
+    """The names of the splits that a folder holds; empty unless it holds two or more of them and nothing else.
+
+    Each must hold folders, which are the classes, and no image beside them. So classes that are called `train` and
+    `test` are classes where their images lie directly in them.
+
+    Raises:
+        OSError: a folder cannot be listed.
+    """
+    folders, files = _inside(source, follow_links)
+    if len(folders) < 2 or not set(_SPLITS).issuperset(folders) or _samples(files):
+        return []
+    for name in folders:
+        classes, loose = _inside(os.path.join(source, name), follow_links)
+        if not classes or _samples(loose):
+            return []
+    return sorted(folders, key=_SPLITS.index)
+
+
+def images_of_splits(
+    source: str, splits: Sequence[str], *, follow_links: bool, known: tuple[str, ...] | None
+) -> Source:
+    """List the ImageFolders of all splits, without opening a file. Keys are as if each split were packed by itself.
+
+    Args:
+        source: the folder of the splits.
+        splits: their names.
+        follow_links: go into folders behind links too.
+        known: the names of the classes by number, where they are given; otherwise those of all splits, in their order.
+
+    Raises:
+        SourceError: as for `find_images`.
+        OSError: a folder cannot be listed.
+    """
+    folders = {split: os.path.join(source, split) for split in splits}
+    found = {name for folder in folders.values() for name in _inside(folder, follow_links)[0]}
+    classes = known or tuple(sorted(found))
+    files: list[SourceFile] = []
+    parts: dict[str, Sequence[int]] = {}
+    notes = [
+        f"{', '.join(splits)} are taken for splits of one dataset and packed into folders of these names, with one "
+        f"numbering of classes ({len(classes):,})"
+    ]
+    only = sorted(found.difference(_inside(folders[splits[0]], follow_links)[0]))
+    if only:
+        notes.append(f"{counted(len(only), 'class folder')} not in {splits[0]!r}, such as {only[0]!r}")
+    for split, folder in folders.items():
+        listed = find_images(folder, follow_links=follow_links, known=classes)
+        parts[split] = range(len(files), len(files) + len(listed.files))
+        files += listed.files
+        notes += [f"{split}: {note}" for note in listed.notes]
+    return Source(tuple(files), classes, notes=tuple(notes), parts=parts)
+
+
+def _inside(folder: str, follow_links: bool) -> tuple[list[str], list[str]]:
+    """The names of the visible folders and of the other files in a folder."""
+    folders, files = [], []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.startswith("."):
+                continue
+            if not entry.is_dir():
+                files.append(entry.name)
+            elif follow_links or not entry.is_symlink():
+                folders.append(entry.name)
+    return folders, files
+
+
+def _samples(names: Sequence[str]) -> bool:
+    return any(field_of(name, SAMPLE_FIELDS) for name in names)

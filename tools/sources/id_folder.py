@@ -12,11 +12,10 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from streamload_tools.packing.split import SPLIT_NAME
-from streamload_tools.sizes import counted
-from streamload_tools.sources.classes import visible_files
+from streamload_tools.sources.image_folders import visible_files
 from streamload_tools.sources.source import (
     SAMPLE_FIELDS,
+    SPLIT_NAME,
     KeyedFiles,
     Source,
     SourceError,
@@ -26,6 +25,8 @@ from streamload_tools.sources.source import (
     other_kinds_advice,
 )
 from streamload_tools.sources.table import TABLE_EXTENSIONS, Row, TableColumns, read_table
+
+from streamload.text import counted
 
 __all__ = ["files_by_id"]
 
