@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -14,7 +13,6 @@ from typing import Any, TypeVar
 
 from streamload_tools.failures import UsageError
 from streamload_tools.packing.records import Finished
-from streamload_tools.sources.listing import Listing
 from streamload_tools.sources.loading import Fault
 
 from streamload.errors import DatasetIndexError, ShardNotFoundError, StorageError
@@ -29,7 +27,6 @@ __all__ = ["PackingRecords", "UploadedShard"]
 
 _RECORDS, _RUN = PACKING.rsplit("/", 1)
 _LISTING = "source.npz"
-_FORMAT = 1
 _AT_ONCE = 16
 _MOST_RECORD_BYTES = 64 << 20
 
@@ -68,47 +65,24 @@ class PackingRecords:
         self._folder = f"{destination}/{_RECORDS}"
 
     def run(self) -> dict[str, Any] | None:
-        """What `begin` has noted, or None if there is no run that can be resumed. Raises StorageError."""
+        """The record of a run that can be resumed, or None. Raises StorageError."""
         return self._document(_RUN)
 
-    def begin(self, options: Mapping[str, Any], listing: Listing, scratch: str) -> str:
-        """Note a new run, in the stead of any other.
+    def begin(self, document: Mapping[str, Any], listing_path: str) -> None:
+        """Record a new run, in place of any other. Raises StorageError.
 
         Args:
-            options: all that the shards' bytes depend on beside the files.
-            listing: the files.
-            scratch: a file that may be overwritten.
-
-        Returns:
-            A name for this run and no other.
-
-        Raises:
-            OSError, StorageError: something cannot be written.
+            document: the record of the run.
+            listing_path: the file with the listing of its files.
         """
         self.remove()
-        listing.save(scratch)
-        self._storage.write(f"{self._folder}/{_LISTING}", scratch)
-        identity = secrets.token_hex(8)
-        self._write(_RUN, {"format": _FORMAT, "id": identity, "options": dict(options)})
-        return identity
+        self._storage.write(f"{self._folder}/{_LISTING}", listing_path)
+        self._write(_RUN, document)
 
-    def difference(self, options: Mapping[str, Any], listing: Listing, scratch: str) -> str | None:
-        """How this run differs from the noted one, or None. Raises OSError, StorageError."""
-        run = self.run() or {}
-        if run.get("format") != _FORMAT:
-            return "it is of another version of streamload"
-        before = run["options"]
-        before = {name: before.get(name) for name in (*options, *before)}
-        different = [
-            f"{name} was {value!r} and is {options.get(name)!r}"
-            for name, value in before.items()
-            if value != options.get(name)
-        ]
-        if different:
-            return ", ".join(different)
-        with open(scratch, "wb") as file:
+    def fetch_listing(self, path: str) -> None:
+        """Copy the listing of the recorded run to a local file. Raises OSError, StorageError."""
+        with open(path, "wb") as file:
             file.write(self._storage.read_bytes(f"{self._folder}/{_LISTING}", most_bytes=MOST_INDEX_BYTES))
-        return listing.difference(scratch)
 
     def keep(self, key: str, shard: UploadedShard) -> None:
         """Note that a task is done. Raises StorageError."""

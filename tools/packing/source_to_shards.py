@@ -13,10 +13,9 @@ import typer
 from streamload_tools.failures import UsageError
 from streamload_tools.output import say, shown_bytes, shown_time
 from streamload_tools.packing.packing import PackOptions, pack
-from streamload_tools.packing.publishing import Part, publish
-from streamload_tools.packing.records import kept
+from streamload_tools.packing.publishing import Part
 from streamload_tools.packing.remote_staging import remote_staging
-from streamload_tools.packing.staging import Run, Staging, is_being_published, staging_folder
+from streamload_tools.packing.staging import Run, Staging, is_being_published, local_staging, open_staging
 from streamload_tools.packing.targets import Start, check_local, check_places, check_remote, refuse_shards
 from streamload_tools.sources.kinds import SourceOptions, open_source
 from streamload_tools.sources.listing import Listing, list_files
@@ -79,39 +78,21 @@ def source_to_shards(
     if not something_to_do:
         return
     listing = list_files(found)
-    run = Run(dest, _remembered(source, options), listing, start.resume, start.overwrite)
-    if place.storage is not None:
-        with remote_staging(run, place.storage, splits, place.staging) as staging:
-            _report_whether_resumed(staging, start)
+    run = Run(dest, _remembered(source, options), listing, start.resume, start.overwrite, options.sync)
+    remote = place.storage
+    staging = local_staging(run) if remote is None else remote_staging(run, remote, splits, place.staging)
+    with open_staging(staging):
+        if start.resume and not staging.resumed:
+            say("note: there is no unfinished run to resume; packing from the start")
+        if remote is None and not is_being_published(dest):  # another may have published meanwhile
+            refuse_shards(dest, splits, start)
+        parts = staging.half_published()
+        if parts is None:
             parts, skipped = _packed(found, listing, options, staging)
-            staging.publish(parts, found.classes)
-    else:
-        with staging_folder(run) as staging:
-            _report_whether_resumed(staging, start)
-            if not is_being_published(dest):  # another run may have published while this one waited for the lock
-                refuse_shards(dest, splits, start)
-            parts, skipped = _pack_and_publish(found, listing, dest, options, staging)
+        else:
+            skipped = len(found.files) - sum(part.samples for part in parts)
+        staging.publish(parts, found.classes)
     _report_result(_not_empty(parts), dest, found, skipped, time.monotonic() - began)
-
-
-def _report_whether_resumed(staging: Staging, start: Start) -> None:
-    if start.resume and not staging.resumed:
-        say("note: there is no unfinished run to resume; packing from the start")
-
-
-def _pack_and_publish(
-    found: Source, listing: Listing, dest: str, options: PackOptions, staging: Staging
-) -> tuple[list[Part], int]:
-    """The parts, and how many files were left out."""
-    begun = staging.publishing() if staging.resumed else None
-    if begun is not None:
-        parts = [_part_of_before(name, paths) for name, paths in begun.items()]
-        publish(parts, dest, found.classes, sync=options.sync, again=True)
-        return parts, len(found.files) - sum(part.samples for part in parts)
-    parts, skipped = _packed(found, listing, options, staging)
-    staging.begin_publishing({part.name: [shard.path for shard in part.shards] for part in parts})
-    publish(parts, dest, found.classes, sync=options.sync)
-    return parts, skipped
 
 
 def _packed(found: Source, listing: Listing, options: PackOptions, staging: Staging) -> tuple[list[Part], int]:
@@ -138,13 +119,6 @@ def _packed(found: Source, listing: Listing, options: PackOptions, staging: Stag
 
 def _not_empty(parts: Sequence[Part]) -> list[Part]:
     return [part for part in parts if part.shards]
-
-
-def _part_of_before(name: str, paths: Sequence[str]) -> Part:
-    shards = [kept(path, check=False) for path in paths]
-    if None in shards:
-        raise ValueError("the unfinished run is damaged; start anew with --overwrite")
-    return Part(name, [shard for shard in shards if shard is not None])
 
 
 def _remembered(source: str, options: PackOptions) -> dict[str, Any]:
