@@ -23,8 +23,10 @@ Urls = Annotated[
         show_default=False,
     ),
 ]
-Index = Annotated[str | None, typer.Option(help="The folder of the index, if it is not beside the shards.")]
-Workers = Annotated[int | None, typer.Option(help="Shards to read at once. Default: one per core.", min=1)]
+Index = Annotated[
+    str | None, typer.Option(metavar="FOLDER", help="The folder of the index, if it is not beside the shards.")
+]
+Workers = Annotated[int | None, typer.Option(metavar="N", help="Shards to read at once. Default: one per core.", min=1)]
 StorageOption = Annotated[
     list[str] | None,
     typer.Option(

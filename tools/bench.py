@@ -1,4 +1,4 @@
-"""`streamload bench`: how fast a StreamLoader reads a dataset here, and what limits it."""
+"""`streamload bench`: measure how fast a StreamLoader reads a dataset on this machine, and what limits it."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ __all__ = ["bench_command", "usual_fields"]
 def bench_command(
     urls: Urls,
     *,
-    batch_size: Annotated[int, typer.Option(help="Samples in a batch.", min=1)] = 64,
+    batch_size: Annotated[int, typer.Option(help="Samples per batch.", min=1)] = 64,
     loader_workers: Annotated[
-        int | None, typer.Option("--workers", help="Worker processes; default: one for each core.", min=0)
+        int | None, typer.Option("--workers", help="Worker processes. Default: one per core.", min=0)
     ] = None,
-    seconds: Annotated[float | None, typer.Option(help="Stop after so many seconds; default 10.", min=0)] = None,
-    batches: Annotated[int | None, typer.Option(help="Stop after so many batches.", min=1)] = None,
-    shuffle: Annotated[bool, typer.Option("--shuffle", help="Read in a shuffled order.")] = False,
+    seconds: Annotated[float | None, typer.Option(help="Stop after this time, in seconds. Default: 10.", min=0)] = None,
+    batches: Annotated[int | None, typer.Option(help="Stop after this number of batches.", min=1)] = None,
+    shuffle: Annotated[bool, typer.Option("--shuffle", help="Shuffle, as for training.")] = False,
     fields: Annotated[
         str | None,
-        typer.Option(help="What to read, as in 'jpg;png,cls'; default: the fields that all samples of a shard have."),
+        typer.Option(help="Fields to read, such as 'jpg;png,cls'. Default: those of every sample in the first shard."),
     ] = None,
-    crop: Annotated[int, typer.Option(help="Pixels that RandomResizedCrop brings images to; 0: none.", min=0)] = 224,
-    raw: Annotated[bool, typer.Option("--no-decode", "--raw", help="Leave the fields' bytes as they are.")] = False,
+    crop: Annotated[int, typer.Option(help="Output size of RandomResizedCrop in pixels; 0: no crop.", min=0)] = 224,
+    raw: Annotated[bool, typer.Option("--no-decode", "--raw", help="Do not decode the fields.")] = False,
     index: Index = None,
     storage_option: StorageOption = None,
 ) -> None:
-    """Read shards with a StreamLoader as fast as it goes, pass after pass, and say how fast that is and what limits it.
+    """Read shards with a StreamLoader, epoch after epoch, and report its speed and what limits it.
 
-    The first batch is told apart and not counted. Ctrl-C ends with what was measured so far.
+    The first batch is timed separately. Ctrl-C ends the measurement and reports it.
     """
     with reported_errors():
         result, what = _bench(
@@ -71,7 +71,7 @@ def bench_command(
 
 @dataclass(frozen=True, slots=True)
 class _Limits:
-    """When to stop: so many seconds or batches behind the first one, whichever comes sooner; None for never."""
+    """When to stop: this many seconds or batches after the first batch, whichever comes first; None is no limit."""
 
     seconds: float | None
     batches: int | None
@@ -79,17 +79,17 @@ class _Limits:
 
 @dataclass(frozen=True, slots=True)
 class _Result:
-    """What was measured behind the first batch, which is not counted.
+    """A measurement; the first batch is not part of it.
 
     Attributes:
-        samples: delivered.
-        batches: delivered.
-        payload_bytes: of the fields that were read meanwhile, as stored.
-        seconds: what that took.
-        first_batch_s: from before the loader was made to its first batch.
-        passes: over the dataset, that were begun.
-        interrupted: it was ended by Ctrl-C.
-        statistics: of the loader, from its beginning.
+        samples: how many were delivered.
+        batches: how many were delivered.
+        payload_bytes: size of the fields that were read, as stored.
+        seconds: duration.
+        first_batch_s: time from before the loader was created to its first batch.
+        passes: epochs started.
+        interrupted: Ctrl-C ended it.
+        statistics: the loader's, from its start.
     """
 
     samples: int
@@ -111,18 +111,18 @@ def _bench(
     crop: int,
     **options: Any,
 ) -> tuple[_Result, str]:
-    """Read with a StreamLoader as fast as it goes, pass after pass, until a limit is reached or Ctrl-C.
+    """Read with a StreamLoader, epoch after epoch, until a limit is reached or Ctrl-C.
 
     Args:
         urls: shards, patterns or folders.
-        fields: the fields to read; None for the usual ones (`usual_fields`).
+        fields: the fields to read; None is `usual_fields`.
         limits: when to stop.
-        decode: False leaves the bytes as they are.
-        crop: bring images to so many pixels by RandomResizedCrop, since they are rarely all of one size; 0 leaves them.
+        decode: False keeps the bytes.
+        crop: size in pixels for RandomResizedCrop, since images rarely have one size; 0 is no crop.
         **options: StreamLoader's.
 
     Returns:
-        What was measured, and of what, in words.
+        The measurement, and a description of the loader.
 
     Raises:
         StreamloadError, ValueError: the loader's.
@@ -133,7 +133,7 @@ def _bench(
     images = [name for name in chosen if all(map(is_image, name.split(";")))] if decode and crop else []
     transform = dict.fromkeys(images, RandomResizedCrop(crop)) if images else None
     if fields is None:
-        started = time.perf_counter()  # to look at the fields is not the loader's work
+        started = time.perf_counter()  # finding the fields is not the loader's work
     with streamload.StreamLoader(list(urls), fields=chosen, decode=decode, transform=transform, **options) as loader:
         result = _measure(loader, limits, started)
         what = f"fields {', '.join(chosen)}{'' if decode else ', not decoded'}"
@@ -143,9 +143,9 @@ def _bench(
 
 
 def usual_fields(urls: Sequence[str], index: str | None, storage_options: dict[str, Any]) -> tuple[str, ...]:
-    """The fields that all samples of the first shard have; those of images stand for each other.
+    """The fields that every sample of the first shard has; image fields are alternatives of each other.
 
-    The shard is read where it is in no index.
+    The shard is read if it has no index.
 
     Raises:
         UsageError: its samples have no field in common.
@@ -159,16 +159,16 @@ def usual_fields(urls: Sequence[str], index: str | None, storage_options: dict[s
     others = [(name,) for name in table.fields if name not in images]
     found = [group for group in (tuple(images), *others) if group and _in_every_sample(table, group)]
     if not found:
-        raise UsageError("the samples of the first shard have no field in common; name some with --fields")
+        raise UsageError("the samples of the first shard have no field in common; choose some with --fields")
     return tuple(";".join(group) for group in found)
 
 
 def _bench_lines(result: _Result, what: str) -> Iterator[str]:
-    """The result for people."""
+    """The result as text."""
     yield what
     yield f"first batch after {result.first_batch_s:.2f} s"
     if not result.batches:
-        yield "nothing else was measured, since no other batch came"
+        yield "nothing else was measured: there was no second batch"
         return
     stored = shown_bytes(result.payload_bytes / result.seconds)
     batch_ms = 1000 * result.seconds / result.batches
@@ -199,7 +199,7 @@ def _measure(loader: streamload.StreamLoader, limits: _Limits, started: float) -
                 break
     except KeyboardInterrupt:
         if not first:
-            raise KeyboardInterrupt("no batch had come yet") from None
+            raise KeyboardInterrupt("there was no batch yet") from None
         interrupted = True
     except CollateError as error:
         error.add_note("leave fields out with --fields, or measure without decoding with --no-decode")
@@ -218,7 +218,7 @@ def _measure(loader: streamload.StreamLoader, limits: _Limits, started: float) -
 
 
 def _batches(loader: streamload.StreamLoader) -> Iterator[tuple[int, float]]:
-    """For each batch, of endless passes, the number of its pass and when it came."""
+    """The epoch and the arrival time of each batch, epoch after epoch without end."""
     number = 0
     while True:
         number += 1

@@ -25,12 +25,12 @@ __all__ = ["ls_command"]
 def ls_command(
     urls: Urls,
     *,
-    samples: Annotated[bool, typer.Option("--samples", help="List every sample with its fields and bytes.")] = False,
+    samples: Annotated[bool, typer.Option("--samples", help="List every sample with its fields.")] = False,
     index: Index = None,
     workers: Workers = None,
     storage_option: StorageOption = None,
 ) -> None:
-    """List shards with their bytes, samples and fields; or every sample. Shards without an index are read."""
+    """List shards with their size, samples and fields, or every sample. Shards without an index are read."""
     with reported_errors():
         storages = Storages(parse_storage_options(storage_option))
         listing = list_shards(urls, index, storages)
@@ -56,7 +56,7 @@ def ls_command(
 
 
 def _shown_names(listing: Listing) -> list[str]:
-    """The shards' names, or where one comes twice, in several folders, their urls."""
+    """The names of the shards, or their urls if shards in several folders have one name."""
     names = [shard.name for shard in listing.shards]
     return names if len(set(names)) == len(names) else [without_secrets(shard.url) for shard in listing.shards]
 

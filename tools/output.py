@@ -33,7 +33,7 @@ def aligned(rows: Sequence[Sequence[str]], *, numbers: int) -> Iterator[str]:
 
 
 def shown_bytes(size: float) -> str:
-    """Bytes in the unit that suits them, in powers of 1000."""
+    """Bytes in a suitable unit, in powers of 1000."""
     for unit in ("B", "KB", "MB", "GB"):
         if size < 999.5:
             return f"{size:.0f} {unit}" if unit == "B" or size >= 99.95 else f"{size:.1f} {unit}"

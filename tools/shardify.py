@@ -11,8 +11,8 @@ from streamload_tools.failures import UsageError, reported_errors
 from streamload_tools.packing.packing import PackOptions
 from streamload_tools.packing.planning import parse_split
 from streamload_tools.packing.resizing import Resizing
-from streamload_tools.packing.source_to_shards import Place, source_to_shards
-from streamload_tools.packing.targets import Start
+from streamload_tools.packing.source_to_shards import source_to_shards
+from streamload_tools.packing.targets import Place, Start
 from streamload_tools.sources.kinds import SourceOptions
 from streamload_tools.sources.table import TableColumns
 
@@ -66,9 +66,14 @@ def shardify(
     ],
     *,
     max_bytes: Annotated[
-        str, typer.Option(help="Maximum size of a shard, such as 256MB, 1GB or 100MiB; 1 MB is 1,000,000 bytes.")
+        str,
+        typer.Option(
+            metavar="SIZE", help="Maximum size of a shard, such as 256MB, 1GB or 100MiB; 1 MB is 1,000,000 bytes."
+        ),
     ] = "256MB",
-    max_count: Annotated[int | None, typer.Option(help="Maximum number of samples in a shard.", min=1)] = None,
+    max_count: Annotated[
+        int | None, typer.Option(metavar="N", help="Maximum number of samples in a shard.", min=1)
+    ] = None,
     shuffle: Annotated[
         bool, typer.Option(help="Shuffle the samples, or keep the order of classes and paths, or of the table.")
     ] = True,
@@ -78,11 +83,15 @@ def shardify(
     ] = 0,
     split: Annotated[
         str | None,
-        typer.Option(help="Split each class at random into folders of DEST, as in train=0.9,val=0.1."),
+        typer.Option(
+            metavar="NAME=FRACTION,...",
+            help="Split each class at random into folders of DEST, as in train=0.9,val=0.1.",
+        ),
     ] = None,
     resize: Annotated[
         int | None,
         typer.Option(
+            metavar="PIXELS",
             help="Resize larger images so that the shorter side has this many pixels, and store them as JPEG, whatever "
             "they were. EXIF orientation is applied, CMYK becomes RGB, grey stays grey; transparency, colour profiles "
             "and other metadata are dropped. Images that are small enough are stored unchanged.",
@@ -91,34 +100,41 @@ def shardify(
     ] = None,
     quality: Annotated[
         int | None,
-        typer.Option(help=f"Quality of the JPEG files of --resize. Default: {_DEFAULT_QUALITY}.", min=1, max=100),
+        typer.Option(
+            metavar="N", help=f"Quality of the JPEG files of --resize. Default: {_DEFAULT_QUALITY}.", min=1, max=100
+        ),
     ] = None,
     workers: Annotated[
         int | None,
-        typer.Option(help="Number of processes; the shards do not depend on it. Default: one per core.", min=1),
+        typer.Option(
+            metavar="N", help="Number of processes; the shards do not depend on it. Default: one per core.", min=1
+        ),
     ] = None,
     labels: Annotated[
         str | None,
         typer.Option(
+            metavar="FILE",
             help='The labels of files that are named by ID: JSON, {"ID": label, ...}, or a table with columns id and '
-            "label. Default: labels.json (.csv, .tsv, .jsonl) in SOURCE."
+            "label. Default: labels.json (.csv, .tsv, .jsonl) in SOURCE.",
         ),
     ] = None,
     classes: Annotated[
         str | None,
         typer.Option(
+            metavar="FILE",
             help="A classes.json that numbers the classes, such as that of the training data. Labels are then names of "
-            "classes, and one that it does not contain is an error."
+            "classes, and one that it does not contain is an error.",
         ),
     ] = None,
     partition: Annotated[
-        str | None, typer.Option(help='With --labels: the splits, as JSON: {"train": ["ID", ...], ...}.')
+        str | None,
+        typer.Option(metavar="FILE", help='With --labels: the splits, as JSON: {"train": ["ID", ...], ...}.'),
     ] = None,
     path_column: Annotated[
-        str | None, typer.Option(help="The table's column of paths or IDs. Default: found by its name.")
+        str | None, typer.Option(metavar="NAME", help="The table's column of paths or IDs. Default: found by its name.")
     ] = None,
     label_column: Annotated[
-        str | None, typer.Option(help="The table's column of labels. Default: found by its name.")
+        str | None, typer.Option(metavar="NAME", help="The table's column of labels. Default: found by its name.")
     ] = None,
     labels_as_names: Annotated[
         bool,
@@ -144,8 +160,9 @@ def shardify(
     staging: Annotated[
         str | None,
         typer.Option(
+            metavar="FOLDER",
             help="With a remote DEST: the local folder for shards that are not uploaded yet, a few at a time, or all "
-            "of them with --resize. Default: in the folder for temporary files."
+            "of them with --resize. Default: in the folder for temporary files.",
         ),
     ] = None,
     storage_option: StorageOption = None,
@@ -161,8 +178,8 @@ def shardify(
     Files are stored unchanged, under their extension (jpeg as jpg), with the number of their class as cls. The same
     files and options give the same bytes. Nothing is published unless everything could be packed.
 
-    In a bucket, each shard is uploaded as soon as it is finished, and the index last; if packing fails, the uploads are
-    removed. With --overwrite, the shards that are there are removed before the first upload.
+    In a bucket, each shard is uploaded as soon as it is finished, and the index last; if a file cannot be packed, the
+    uploads are removed. With --overwrite, the shards that are there are removed before the first upload.
     """
     del version
     with reported_errors("no unfinished shard is published"):

@@ -36,15 +36,15 @@ _LABELS_SHOWN = 20
 def stats_command(
     urls: Urls,
     *,
-    ranks: Annotated[int, typer.Option(help="How many ranks to reckon with.", min=1)] = 1,
-    as_document: Annotated[bool, typer.Option("--json", help="Print JSON, with every label.")] = False,
+    ranks: Annotated[int, typer.Option(help="World size: how many ranks share the dataset.", min=1)] = 1,
+    as_document: Annotated[bool, typer.Option("--json", help="Print JSON with every label.")] = False,
     index: Index = None,
     workers: Workers = None,
     storage_option: StorageOption = None,
 ) -> None:
-    """Say how large shards, fields and classes are, what each rank gets, and what a shuffle takes in memory.
+    """Report the sizes of shards, fields and classes, the samples per rank, and the memory that a shuffle takes.
 
-    It is read from the index; shards without one are read, with progress.
+    The numbers come from the index; shards without an index are read.
     """
     with reported_errors():
         storages = Storages(parse_storage_options(storage_option))
@@ -55,7 +55,7 @@ def stats_command(
 
 @dataclass(frozen=True, slots=True)
 class FieldFigures:
-    """One field: how many samples have it, and its members' sizes."""
+    """One field: how many samples have it, and the sizes of its members in bytes."""
 
     samples: int
     bytes: int
@@ -66,11 +66,11 @@ class FieldFigures:
 
 @dataclass(frozen=True, slots=True)
 class Labels:
-    """The whole numbers in `cls`.
+    """The integers in `cls`.
 
     Attributes:
-        counts: samples of each label, the most frequent first.
-        unknown: samples of shards of which some sample has no whole number as `cls`.
+        counts: each label with its number of samples, the most frequent first.
+        unknown: number of samples in shards where some `cls` is not an integer.
     """
 
     counts: tuple[tuple[int, int], ...]
@@ -78,7 +78,7 @@ class Labels:
 
     @property
     def imbalance(self) -> float:
-        """How many times as frequent as the rarest label the most frequent one is."""
+        """Samples of the most frequent label per sample of the rarest."""
         return self.counts[0][1] / self.counts[-1][1]
 
 
@@ -87,10 +87,10 @@ class DatasetFigures:
     """A dataset.
 
     Attributes:
-        bytes: of the shards as they are stored.
+        bytes: size of the shards as stored.
         samples_per_shard: min, median and max.
         fields: by name, in the order of their first appearance.
-        labels: None where no sample has a `cls`, or none of the shards has whole numbers there.
+        labels: None if no shard has an integer `cls` in every sample.
     """
 
     shards: int
@@ -102,7 +102,7 @@ class DatasetFigures:
 
 
 class _FieldTally:
-    """What is added up of one field."""
+    """The totals of one field."""
 
     def __init__(self) -> None:
         self.samples = self.bytes = self.max_bytes = 0
@@ -120,7 +120,7 @@ class _FieldTally:
 
 
 class Tally:
-    """Adds up tables, of which none is kept."""
+    """Totals over the tables of shards, which it does not keep."""
 
     def __init__(self) -> None:
         self._shard_samples: list[int] = []
@@ -129,7 +129,7 @@ class Tally:
         self._labels: Counter[int] = Counter()
 
     def add(self, shard_bytes: int, table: ShardTable) -> None:
-        """Count one shard; `shard_bytes` is its size as it is stored."""
+        """Add one shard; `shard_bytes` is its size as stored."""
         self._shard_samples.append(len(table))
         self._bytes += shard_bytes
         for number, name in enumerate(table.fields):
@@ -143,7 +143,7 @@ class Tally:
         self._labels.update(dict(zip(values.tolist(), counts.tolist(), strict=True)))
 
     def figures(self) -> DatasetFigures:
-        """What it comes to; at least one shard has been added."""
+        """The totals of at least one shard."""
         counts = sorted(self._labels.items(), key=lambda item: (-item[1], item[0]))
         shards = np.array(self._shard_samples)
         return DatasetFigures(
@@ -157,9 +157,9 @@ class Tally:
 
 
 def least_budget_bytes(figures: DatasetFigures, *, window: int, ranks: int) -> int:
-    """The memory_budget of each rank that a StreamLoader asks for where the shards are remote and there is no cache.
+    """The memory_budget that a StreamLoader requires on each rank for remote shards without a cache.
 
-    It is what its refusal of a smaller one says: the least that is accepted, and a twentieth more.
+    As in the error for a smaller one, this is the minimum and 5 % more.
 
     Args:
         figures: the dataset; its shards are not compressed.
@@ -193,7 +193,7 @@ def least_budget_bytes(figures: DatasetFigures, *, window: int, ranks: int) -> i
 
 
 def samples_of_a_rank(samples: int, ranks: int) -> tuple[int, int]:
-    """Samples of each rank in an epoch, filled up (`pad=True`), and the fewest that one gets with `pad=False`."""
+    """Samples per rank and epoch with `pad=True`, and the fewest that a rank gets with `pad=False`."""
     return -(-samples // ranks), samples // ranks
 
 
@@ -202,10 +202,10 @@ class DatasetStats:
     """The figures, and what follows from them.
 
     Attributes:
-        ranks: the world size that the rest is for.
-        budget_bytes: the least `memory_budget` for a shuffle_window of 10,000, if the shards lie remotely; None for
-            compressed shards, of which more has to be held than can be said before.
-        rank_samples: what each rank gets in an epoch, and the fewest that one gets with `pad=False`.
+        ranks: the world size.
+        budget_bytes: the minimum `memory_budget` for a shuffle_window of 10,000 and remote shards; None for compressed
+            shards, whose need is not known in advance.
+        rank_samples: as `samples_of_a_rank` has them.
     """
 
     figures: DatasetFigures
@@ -217,14 +217,14 @@ class DatasetStats:
 def dataset_stats(
     urls: Sequence[str], index: str | None, storages: Storages, *, workers: int, ranks: int
 ) -> DatasetStats:
-    """Read the indexes, or the shards where there is none, with progress on standard error.
+    """Read the indexes, or the shards without one, with progress on standard error.
 
     Args:
         urls: shards, patterns or folders.
-        index: the index's folder, if it is not beside the shards.
-        storages: where all this lies.
-        workers: how many shards are read at once.
-        ranks: the world size to reckon with.
+        index: the folder of the index, if it is not beside the shards.
+        storages: their storages.
+        workers: how many shards to read at once.
+        ranks: the world size.
 
     Raises:
         StreamloadError: an index or a shard cannot be read, or is damaged.
@@ -248,7 +248,7 @@ def dataset_stats(
 
 
 def as_json(stats: DatasetStats) -> dict[str, Any]:
-    """All figures, and all labels, as values that JSON can hold."""
+    """All figures and labels as a JSON object."""
     figures = stats.figures
     least, median, most = figures.samples_per_shard
     return {
@@ -267,7 +267,7 @@ def as_json(stats: DatasetStats) -> dict[str, Any]:
 
 
 def as_lines(stats: DatasetStats) -> Iterator[str]:
-    """The same for people."""
+    """The figures as text."""
     figures = stats.figures
     least, median, most = figures.samples_per_shard
     yield f"{counted(figures.shards, 'shard')}, {counted(figures.samples, 'sample')}, {shown_bytes(figures.bytes)}"
@@ -312,7 +312,7 @@ def _advice(stats: DatasetStats) -> Iterator[str]:
     unpadded = "" if padded == fewest else f" ({fewest:,} or {padded:,} with pad=False)"
     yield f"{ranks} {counted(padded, 'sample')} an epoch{unpadded}"
     if stats.budget_bytes is None:
-        yield f"memory_budget for shuffle_window={_WINDOW:,}: not known beforehand where shards are compressed"
+        yield f"memory_budget for shuffle_window={_WINDOW:,}: not known beforehand for compressed shards"
     else:
         budget = f"{max(1, -(-stats.budget_bytes // 10**6)):,}MB"
         yield f"remote shards need a memory_budget of at least {budget} on each rank for shuffle_window={_WINDOW:,}"

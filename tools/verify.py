@@ -38,15 +38,15 @@ def verify_command(
     urls: Urls,
     *,
     decode: Annotated[
-        bool, typer.Option("--decode", help="Decode every field of every sample too, as a loader does.")
+        bool, typer.Option("--decode", help="Also decode every field of every sample, as a loader does.")
     ] = False,
     index: Index = None,
     workers: Workers = None,
     storage_option: StorageOption = None,
 ) -> None:
-    """Read every byte of shards, strictly, and compare it with the index; exit status 1 if anything is damaged.
+    """Read every byte of shards and compare it with the index. The exit status is 1 if anything is damaged.
 
-    Labels must have names in classes.json, where there is one.
+    If there is a classes.json, every label must have a name in it.
     """
     with reported_errors():
         options = parse_storage_options(storage_option)
@@ -89,16 +89,16 @@ def _without_index(shards: int) -> str:
     if not shards:
         return ""
     return (
-        f"; {counted(shards, 'shard')} without an index, of which only the headers could be checked and not what is in "
-        "the files: make an index with `streamload index` while they are known to be right"
+        f"; of {counted(shards, 'shard')} without an index only the headers were checked, since there are no checksums "
+        "of the content: run `streamload index` while they are known to be intact"
     )
 
 
 class _Checked(NamedTuple):
-    """A shard that was read from end to end.
+    """A shard that was read completely.
 
     Attributes:
-        samples: how many are in it.
+        samples: number of samples.
         damages: what is wrong with it.
     """
 
@@ -107,13 +107,13 @@ class _Checked(NamedTuple):
 
 
 def _check(url: str, lookup: IndexLookup, reader: Reader, classes: Sequence[str] | None) -> _Checked:
-    """Read one shard from end to end; what is wrong with it.
+    """Read one shard completely, and report what is wrong with it.
 
     Args:
         url: the shard.
-        lookup: where the index is found, if there is one.
+        lookup: finds its index.
         reader: reads it.
-        classes: the names of the classes by number, as `classes.json` beside it has them, or None.
+        classes: the names of the classes in the `classes.json` beside it, or None.
     """
     folder, name = folder_and_name(url)
     try:
@@ -137,7 +137,7 @@ def _class_names(
 ) -> tuple[dict[str, tuple[str, ...]], list[StreamloadError]]:
     """The names of the classes in the `classes.json` of each folder that has one, and what is wrong with these files.
 
-    Where it may not be read, it is taken for one that is not there. A name that stands for two labels is wrong.
+    A file without read permission counts as missing. A name of two labels is wrong.
     """
     found: dict[str, tuple[str, ...]] = {}
     wrong: list[StreamloadError] = []
@@ -156,7 +156,7 @@ def _class_names(
 
 
 def _names_of_two_labels(names: Sequence[str], url: str) -> Iterator[DatasetIndexError]:
-    """The first name that comes twice."""
+    """The first repeated name."""
     first: dict[str, int] = {}
     for label, name in enumerate(names):
         if first.setdefault(name, label) != label:
@@ -165,7 +165,7 @@ def _names_of_two_labels(names: Sequence[str], url: str) -> Iterator[DatasetInde
 
 
 def _nameless_labels(url: str, table: ShardTable, classes: Sequence[str]) -> Iterator[StreamloadError]:
-    """The first label that has no name, and how many there are."""
+    """The first label without a name, and how many there are."""
     if table.labels is None:
         return
     nameless = np.flatnonzero((table.labels < 0) | (table.labels >= len(classes)))
@@ -174,16 +174,16 @@ def _nameless_labels(url: str, table: ShardTable, classes: Sequence[str]) -> Ite
         more = f" (and {counted(len(nameless) - 1, 'more sample')})" if len(nameless) > 1 else ""
         yield DatasetIndexError(
             f"the label {int(table.labels[first])}{more} has no name in {CLASSES_FILE}, which names "
-            f"{len(classes):,}; pack the shards again with one numbering (`shardify --classes`), or correct the file",
+            f"{len(classes):,}; pack the shards with its numbers (`shardify --classes`), or correct the file",
             url=url,
             key=table.key(first),
         )
 
 
 def missing_names(folder: str, lookup: IndexLookup, storages: Storages) -> list[str]:
-    """The names of shards that the index beside the shards of a folder has and that are not there.
+    """The shards in the index of a folder that do not exist.
 
-    Web servers do not tell; and where the index or the folder cannot be read, nothing is known.
+    None are found on web servers, or where the index or the folder cannot be read.
     """
     try:
         index = lookup.of_folder(folder)
@@ -197,7 +197,7 @@ def missing_names(folder: str, lookup: IndexLookup, storages: Storages) -> list[
 
 
 def _missing_shards(shards: Sequence[str], lookup: IndexLookup, storages: Storages) -> Iterator[StreamloadError]:
-    """The shards that the indexes beside some shards name and that are not there."""
+    """The shards in the indexes of the shards' folders that do not exist."""
     for folder in dict.fromkeys(folder_and_name(url)[0] for url in shards):
         for name in missing_names(folder, lookup, storages):
             yield ShardNotFoundError(
@@ -208,7 +208,7 @@ def _missing_shards(shards: Sequence[str], lookup: IndexLookup, storages: Storag
 
 
 def _without_checksums(shards: Sequence[str], lookup: IndexLookup) -> int:
-    """How many of these shards neither an index nor their compression has checksums of, for what is in the files."""
+    """How many of these shards have checksums of their content neither in an index nor in their compression."""
     return sum(not is_compressed(url) and lookup.of_folder(folder_and_name(url)[0]) is None for url in shards)
 
 
@@ -219,16 +219,14 @@ def _undecodable(
     workers: int,
     advance: Callable[[int, int], None],
 ) -> Iterator[SampleError]:
-    """Decode all fields of all samples as a loader does; the samples of which one cannot be decoded.
-
-    Samples are decoded in batches by a StreamLoader and let go at once, within its budget of memory.
+    """Decode every field of every sample with a StreamLoader; the errors of samples that cannot be decoded.
 
     Args:
-        shards: whole shards.
-        index: the folder with their index, if it is not beside them.
-        storage_options: of the storage, as for the loader.
-        workers: processes.
-        advance: called with samples, and 0, as they are done.
+        shards: intact shards.
+        index: the folder of their index, if it is not beside them.
+        storage_options: the loader's.
+        workers: number of processes.
+        advance: called with numbers of samples, and 0, as they are decoded.
 
     Raises:
         StreamloadError: a shard cannot be read, or a sample kills the processes that decode it.

@@ -196,7 +196,7 @@ def test_a_preview_in_the_header_does_not_stand_for_the_end_of_a_jpeg() -> None:
     with_preview = data[:2] + segment + data[2:]
     assert fault_of_image(with_preview) is None
     assert fault_of_image(with_preview + b"appended by the camera") is None
-    assert fault_of_image(with_preview[:-2]) == "the JPEG is cut short: its end-of-image mark is missing"
+    assert fault_of_image(with_preview[:-2]) == "the JPEG is cut short: its end-of-image marker is missing"
 
 
 @pytest.mark.parametrize(

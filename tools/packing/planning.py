@@ -30,28 +30,28 @@ __all__ = [
 ]
 
 COLUMNS_FIELD = "json"
-"""The field for the other columns of a table."""
+"""The field of a table's other columns."""
 
-_ORDER, _SPLIT = 0, 1  # what a stream of random numbers is for
+_ORDER, _SPLIT = 0, 1  # the purposes of random streams
 _BLOCK_BYTES = 512
 _USTAR_NAME_BYTES = 100
 _USTAR_SIZE = 8**11
 
 Span = tuple[int, int]
-"""A run of samples: the first, and the one behind the last."""
+"""Consecutive samples: the first, and one past the last."""
 
 
 def planned_parts(
     source: Source, fractions: Mapping[str, float] | None, bad: frozenset[str], *, shuffle: bool, seed: int
 ) -> dict[str, list[int]]:
-    """The positions of each split's files, in the order in which they are packed; one nameless part without splits.
+    """The positions of each split's files in packing order; without splits, one part named "".
 
     Args:
         source: the files.
-        fractions: the share of each split, or None. Each class is divided in these shares.
-        bad: paths of files that are left out before anything is divided.
-        shuffle: mix the classes; otherwise the source's order stays.
-        seed: of the shuffle and of the division.
+        fractions: the share of each split in each class, or None.
+        bad: paths of files to leave out before splitting.
+        shuffle: shuffle the samples; otherwise they keep the source's order.
+        seed: seed of the shuffle and of the splits.
     """
     good = [number for number, file in enumerate(source.files) if file.path not in bad]
     if source.parts is not None:
@@ -68,7 +68,7 @@ def planned_parts(
 
 
 def sample_bytes(file: SourceFile, size: int) -> int:
-    """What a file takes up in a shard, with its label and headers, if its bytes are stored as they are."""
+    """Bytes of a sample in a shard, with its label, headers and padding, if the file is stored unchanged."""
     total = _member_bytes(file.key, file.field or "", size) + _member_bytes(file.key, LABEL_FIELD, len(str(file.label)))
     if file.columns is not None:
         total += _member_bytes(file.key, COLUMNS_FIELD, len(file.columns))
@@ -76,13 +76,12 @@ def sample_bytes(file: SourceFile, size: int) -> int:
 
 
 def shard_spans(sizes: Iterable[int], max_bytes: int, max_count: int | None) -> list[Span]:
-    """Cut a run of samples into shards, each as full as it may be.
+    """Cut consecutive samples into shards, each as full as allowed.
 
     Args:
         sizes: the bytes of each sample.
-        max_bytes: no shard is larger, end-of-archive marker included; a single sample that is larger gets a shard of
-        its own.
-        max_count: no shard holds more samples.
+        max_bytes: maximum size of a shard with its end-of-archive marker; a larger sample gets a shard of its own.
+        max_count: maximum number of samples in a shard.
     """
     spans: list[Span] = []
     start = number = filled = 0
@@ -95,14 +94,14 @@ def shard_spans(sizes: Iterable[int], max_bytes: int, max_count: int | None) -> 
 
 
 def table_sample_bytes(table: ShardTable) -> NDArray[np.int64]:
-    """int64[S], what each sample of a shard that was written here takes up, headers and padding included."""
+    """int64[S], the bytes of each sample in a shard that shardify wrote, with headers and padding."""
     ends = table.member_offset + table.member_size
     ends += -ends % _BLOCK_BYTES
     return np.diff(ends[table.sample_start[1:] - 1], prepend=0)
 
 
 def _member_bytes(key: str, field: str, size: int) -> int:
-    # Building a header to measure it would cost several microseconds a file, and nearly all are one block.
+    # Building a header to measure it costs several microseconds per file, and nearly all headers are one block.
     if len(key) + 1 + len(field) <= _USTAR_NAME_BYTES and key.isascii() and size < _USTAR_SIZE:
         return _BLOCK_BYTES + size + -size % _BLOCK_BYTES
     return member_bytes(member_header(f"{key}.{field}", size), size)
@@ -135,26 +134,26 @@ def parse_split(text: str) -> dict[str, float]:
 
 
 def _permutation(count: int, seed: int, *stream: int) -> NDArray[np.int64]:
-    """int64[count], a permutation of `range(count)` that depends on the seed and on the stream's numbers alone."""
+    """int64[count], a permutation of `range(count)` that depends only on the seed and the numbers of the stream."""
     words = np.array([*stream, 0, 0, 0][:4], np.uint64)
     raw = np.random.Philox(key=np.array([seed, 0x5348415244494659], np.uint64), counter=words).random_raw(count)
     return np.argsort(raw, kind="stable")
 
 
 def order_of(count: int, seed: int) -> NDArray[np.int64]:
-    """int64[count], the shuffled order in which samples are packed."""
+    """int64[count], the shuffled order of samples."""
     return _permutation(count, seed, 0, 0, 0, _ORDER)
 
 
 def split_by_class(labels: Sequence[int], fractions: Mapping[str, float], seed: int) -> dict[str, list[int]]:
-    """Divide the samples of each class at random, each split getting its share of each class.
+    """Split the samples of each class at random, in the given shares.
 
-    A class with at least as many samples as there are splits of nonzero fraction gives each of those at least one.
+    A split of nonzero fraction gets at least one sample of each class that has enough samples for all such splits.
 
     Args:
         labels: the class of each sample.
         fractions: the share of each split; they add up to 1.
-        seed: 64 bits; equal seeds give equal splits.
+        seed: 64 bits.
 
     Returns:
         For each split the positions in `labels`, ascending.
@@ -175,7 +174,7 @@ def split_by_class(labels: Sequence[int], fractions: Mapping[str, float], seed: 
 
 
 def _shares(count: int, fractions: list[float]) -> list[int]:
-    """Whole numbers that add up to `count`, near `count * fraction`, none of them 0 if that is possible."""
+    """Integers near `count * fraction` that add up to `count`, none of them 0 if possible."""
     quotas = [count * fraction for fraction in fractions]
     least = [1 if fraction > 0 and count >= sum(f > 0 for f in fractions) else 0 for fraction in fractions]
     shares = [max(low, math.floor(quota + 1e-9)) for low, quota in zip(least, quotas, strict=True)]

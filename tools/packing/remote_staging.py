@@ -1,8 +1,7 @@
-"""Packing into a bucket: shards grow in a local folder and are uploaded when finished; records say how far it is.
+"""Packing into a bucket: shards are written to a local folder and uploaded when finished; records track progress.
 
-Objects cannot be renamed, so shards get their names before all of them are there; until then each folder has the mark
-of an unfinished set, which readers refuse. What makes them a dataset, the index, comes last, and then the mark goes.
-What cannot be resumed is removed again.
+Objects cannot be renamed, so shards get their final names before all of them exist. Until then each folder is marked as
+unfinished, and readers refuse it. The index comes last, then the mark is removed. What cannot be resumed is removed.
 """
 
 from __future__ import annotations
@@ -36,14 +35,14 @@ from streamload.index.unfinished import SHARDIFY, UnfinishedSet
 from streamload.storage.protocol import Storage
 from streamload.write.remote_folder import existing_names, upload_shard
 
-__all__ = ["RemoteStaging", "remote_staging"]
+__all__ = ["RemoteStaging", "local_folder"]
 
 _UPLOADS_AT_ONCE = 4
 _SHARDS = "shards"
 
 
 class RemoteStaging(Staging):
-    """A `Staging` whose finished shards go to a bucket.
+    """A `Staging` whose finished shards go to a bucket, with copies of the records, so that any machine can resume.
 
     Args:
         folder: the local folder.
@@ -98,7 +97,7 @@ class RemoteStaging(Staging):
         return finished if shard is not None and shard.task == fingerprint() else None
 
     def take(self, part: str, path: str, fingerprint: Callable[[], str], finished: Finished) -> None:
-        """See `Staging.take`: upload what is not there yet, when fewer than some uploads are in flight.
+        """See `Staging.take`: upload the shard unless it is there; wait while too many uploads are in flight.
 
         Raises:
             StorageError: this or an earlier upload failed.
@@ -119,11 +118,7 @@ class RemoteStaging(Staging):
         self._uploads.append(self._threads.submit(self._upload, part, key, name, task, finished))
 
     def publish(self, parts: Sequence[Part], classes: Sequence[str] | None) -> None:
-        """Wait for the uploads, and write all that belongs to the shards, the indexes last.
-
-        Raises:
-            StorageError: something cannot be written; a run that resumes this one does it again.
-        """
+        """See `Staging.publish`: wait for the uploads, and write `classes.json` and the indexes."""
         while self._uploads:
             self._uploads.popleft().result()
         content = classes_content(classes)
@@ -152,7 +147,7 @@ class RemoteStaging(Staging):
             return True
         try:
             return bool(self._records.uploaded())
-        except StorageError:  # which may be why the run has ended
+        except StorageError:  # perhaps the reason why the run failed
             return True
 
     def kept_where(self) -> str:
@@ -178,12 +173,13 @@ class RemoteStaging(Staging):
 
     def finish(self) -> None:
         """See `Staging.finish`."""
+        clear(self.folder)  # first, since a run with records can be resumed
         self._records.remove()
         super().finish()
 
     def _evict(self) -> None:
-        """Mark the folders, and remove the shards of an earlier dataset, and their entries in the indexes first."""
-        # One step for all of them, then the next: whoever reads several must not take some for the whole.
+        """Mark the folders as unfinished, and remove the index entries and then the shards of an earlier dataset."""
+        # Each step for all parts before the next step, so that whoever reads several parts at once sees all or none.
         for split in self._splits:
             mark_remote_unfinished(self._storage, self._folder(split), UnfinishedSet(NAMES, SHARDIFY))
         kept = {(self._folder_of_key(key), shard.name) for key, (shard, _) in self._known.items()}
@@ -226,29 +222,22 @@ class RemoteStaging(Staging):
         return self._folder(split if split in self._splits else "")
 
     def _key(self, path: str) -> str:
-        """How the record of a shard is called; "" for what is no shard."""
+        """The key of a shard's record; "" for other files."""
         kind, _, rest = os.path.relpath(path, self.folder).partition("/")
         return rest.replace("/", "~") if kind == _SHARDS else ""
 
 
-def remote_staging(run: Run, storage: Storage, splits: Sequence[str], base: str | None) -> RemoteStaging:
-    """The staging of a run that packs into a bucket.
+def local_folder(destination: str, base: str | None) -> str:
+    """The local folder for runs into a remote destination; it depends on that and the user, so later runs find it.
 
     Args:
-        run: the run.
-        storage: of the bucket.
-        splits: the names of the parts; "" where there is only one.
-        base: where the local folder is created; None is the system's folder for temporary files.
+        destination: url of the destination.
+        base: the parent folder; None is the system's folder for temporary files.
 
     Raises:
         UsageError: the folder is another user's.
         OSError: it cannot be created.
     """
-    return RemoteStaging(_local_folder(run.destination, base), run, storage, splits)
-
-
-def _local_folder(destination: str, base: str | None) -> str:
-    """The same folder for each run into a destination, so that a later one finds what an earlier one left."""
     parent = tempfile.gettempdir() if base is None else base
     digest = hashlib.sha256(destination.encode("utf-8", "surrogateescape")).hexdigest()[:16]
     folder = os.path.join(parent, f"streamload-shardify-{os.geteuid()}-{digest}")

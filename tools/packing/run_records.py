@@ -1,4 +1,4 @@
-"""What a run that packs into a bucket keeps there for a later one: small objects, removed when everything is done."""
+"""The records of a run that packs into a bucket: small objects there, from which a later run resumes."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True, slots=True)
 class UploadedShard:
-    """A task that is done, and whose shard is in its place.
+    """The record of a finished task and its shard.
 
     Attributes:
-        task: what stands for all that its content comes from.
-        name: the shard's, or None where no sample was left.
-        etag: the object's version.
-        faults: what was to be in it and could not be packed.
+        task: the fingerprint of the task.
+        name: the shard's name, or None if it would have no sample.
+        etag: the object's ETag.
+        faults: the files that could not be packed.
     """
 
     task: str
@@ -52,11 +52,11 @@ class UploadedShard:
 
 
 class PackingRecords:
-    """The records of the run that is in flight in a remote folder.
+    """The records of an unfinished run.
 
     Args:
-        storage: where the folder lies.
-        destination: its url.
+        storage: storage of the destination.
+        destination: url of the destination.
     """
 
     def __init__(self, storage: Storage, destination: str) -> None:
@@ -85,12 +85,12 @@ class PackingRecords:
             file.write(self._storage.read_bytes(f"{self._folder}/{_LISTING}", most_bytes=MOST_INDEX_BYTES))
 
     def keep(self, key: str, shard: UploadedShard) -> None:
-        """Note that a task is done. Raises StorageError."""
+        """Record a finished task. Raises StorageError."""
         document = {"task": shard.task, "name": shard.name, "etag": shard.etag, "faults": shard.faults}
         self._write(f"{key}.json", document)
 
     def uploaded(self) -> dict[str, UploadedShard]:
-        """All that is done, by the keys given to `keep`. Raises StorageError; UsageError if a record is damaged."""
+        """The finished tasks, by the keys given to `keep`. Raises StorageError; UsageError if a record is damaged."""
         names = [name for name in self._names() if name.endswith(".json") and name != _RUN]
         documents = _at_once(self._document, names)
         try:
@@ -108,10 +108,10 @@ class PackingRecords:
             raise UsageError(f"a record in {self._folder!r} is damaged; start anew with --overwrite") from exc
 
     def tables(self, shards: Mapping[str, tuple[str, UploadedShard]]) -> dict[str, Finished]:
-        """What is known of shards that are in their places, by key; those whose table or object is gone are left out.
+        """The results of finished tasks whose table and object still exist, by key. Raises StorageError.
 
         Args:
-            shards: for each key the folder and the shard.
+            shards: the folder and the shard of each key.
         """
 
         def find(key: str) -> Finished | None:
@@ -132,7 +132,7 @@ class PackingRecords:
         return {key: finished for key, finished in zip(shards, found, strict=True) if finished is not None}
 
     def remove(self) -> None:
-        """Remove all records, first of all what makes it a run that can be resumed. Raises StorageError."""
+        """Remove all records, starting with the one that makes a run resumable. Raises StorageError."""
         self._storage.delete(f"{self._folder}/{_RUN}")
         _at_once(lambda name: self._storage.delete(f"{self._folder}/{name}"), self._names())
 

@@ -1,11 +1,10 @@
-"""One run of `shardify`: from a source on this machine to published shards, at a destination that may be remote."""
+"""One run of `shardify`: from a local source to published shards at a destination that may be remote."""
 
 from __future__ import annotations
 
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
@@ -14,46 +13,30 @@ from streamload_tools.failures import UsageError
 from streamload_tools.output import say, shown_bytes, shown_time
 from streamload_tools.packing.packing import PackOptions, pack
 from streamload_tools.packing.publishing import Part
-from streamload_tools.packing.remote_staging import remote_staging
-from streamload_tools.packing.staging import Run, Staging, is_being_published, local_staging, open_staging
-from streamload_tools.packing.targets import Start, check_local, check_places, check_remote, refuse_shards
+from streamload_tools.packing.remote_staging import RemoteStaging
+from streamload_tools.packing.staging import Run, Staging, is_being_published, open_staging
+from streamload_tools.packing.targets import Place, Start, check_destination, check_places, refuse_shards
 from streamload_tools.sources.kinds import SourceOptions, open_source
 from streamload_tools.sources.listing import Listing, list_files
 from streamload_tools.sources.loading import Fault
 from streamload_tools.sources.source import ARRAY_FIELDS, Source, SourceError, other_kinds_advice
 
 from streamload.errors import without_secrets
-from streamload.storage.protocol import Storage
 from streamload.text import counted
 
-__all__ = ["Place", "source_to_shards"]
+__all__ = ["source_to_shards"]
 
 _FAULTS_SHOWN = 20
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where shards go.
-
-    Attributes:
-        dest: a path, or a url without a slash at its end.
-        storage: what writes there, if it is remote.
-        staging: where shards grow then, or None.
-    """
-
-    dest: str
-    storage: Storage | None
-    staging: str | None
 
 
 def source_to_shards(
     source: str, source_options: SourceOptions, options: PackOptions, place: Place, start: Start
 ) -> None:
-    """Pack a source and publish its shards, and tell the user what happened.
+    """Pack a source, publish its shards, and report to the user.
 
     Raises:
-        UsageError: source, destination and options make no sense together, or shards are in the way.
-        typer.Exit: files are bad, or none is left to pack, which was told; nothing is published.
+        UsageError: source, destination and options do not fit together, or there are shards already.
+        typer.Exit: files are bad, or none is left to pack, which is reported; nothing is published.
         StorageError, OSError: something cannot be read or written.
     """
     began = time.monotonic()
@@ -71,21 +54,19 @@ def source_to_shards(
         )
     _report_notes(found)
     splits = list(options.fractions or found.parts or [""])
-    if place.storage is None:
-        something_to_do = check_local(dest, splits, start)
-    else:
-        something_to_do = check_remote(place.storage, dest, splits, start)
-    if not something_to_do:
+    if not check_destination(place, splits, start):
         return
     listing = list_files(found)
     run = Run(dest, _remembered(source, options), listing, start.resume, start.overwrite, options.sync)
-    remote = place.storage
-    staging = local_staging(run) if remote is None else remote_staging(run, remote, splits, place.staging)
+    if place.storage is None:
+        staging = Staging(place.staging_folder(), run)
+    else:
+        staging = RemoteStaging(place.staging_folder(), run, place.storage, splits)
     with open_staging(staging):
         if start.resume and not staging.resumed:
             say("note: there is no unfinished run to resume; packing from the start")
-        if remote is None and not is_being_published(dest):  # another may have published meanwhile
-            refuse_shards(dest, splits, start)
+        if place.storage is None and not is_being_published(dest):  # another may have published meanwhile
+            refuse_shards(place, splits, start)
         parts = staging.half_published()
         if parts is None:
             parts, skipped = _packed(found, listing, options, staging)
@@ -96,7 +77,7 @@ def source_to_shards(
 
 
 def _packed(found: Source, listing: Listing, options: PackOptions, staging: Staging) -> tuple[list[Part], int]:
-    """The parts, of which at least one holds something, and how many files were left out. Else the command ends."""
+    """The parts, at least one of them with shards, and how many files were skipped; otherwise the command ends."""
     parts, faults = pack(found, listing, options, staging)
     _report_faults(faults)
     if faults and not options.skip_bad:
@@ -122,14 +103,14 @@ def _not_empty(parts: Sequence[Part]) -> list[Part]:
 
 
 def _remembered(source: str, options: PackOptions) -> dict[str, Any]:
-    """All that the bytes of the shards depend on beside the files, by the names that users know."""
+    """Everything besides the files that the bytes of the shards depend on, by the users' names."""
     remembered: dict[str, Any] = {
         "SOURCE": os.path.realpath(source),
         "--max-bytes": options.max_bytes,
         "--max-count": options.max_count,
         "--shuffle": options.shuffle,
         "--seed": options.seed,
-        # Pairs, for the order decides what goes where, and dictionaries are equal in any order.
+        # Pairs, since their order matters and dictionaries of any order are equal.
         "--split": None if options.fractions is None else [list(share) for share in options.fractions.items()],
         "--skip-bad": options.skip_bad,
         "--resize": None if options.resizing is None else options.resizing.size,
@@ -143,13 +124,13 @@ def _remembered(source: str, options: PackOptions) -> dict[str, Any]:
 
 
 def _report_notes(source: Source) -> None:
-    """What was skipped, and what looks like a mistake."""
+    """Print what was skipped, and what looks like a mistake."""
     for note in source.notes:
         say(f"note: {note}")
 
 
 def _report_faults(faults: Sequence[Fault]) -> None:
-    """Name the files that cannot be packed, the first of them only if there are many."""
+    """Print the files that cannot be packed, only the first of them if there are many."""
     for fault in faults[:_FAULTS_SHOWN]:
         say(f"{fault.path}: {fault.reason}")
     if len(faults) > _FAULTS_SHOWN:
@@ -157,7 +138,7 @@ def _report_faults(faults: Sequence[Fault]) -> None:
 
 
 def _report_result(parts: Sequence[Part], dest: str, source: Source, skipped: int, seconds: float) -> None:
-    """What was written, and how it is read."""
+    """Print what was written, and how to read it."""
     for part in parts:
         if part.name:
             typer.echo(f"{part.name}: {_counts([part])}")

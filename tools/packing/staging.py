@@ -35,7 +35,6 @@ __all__ = [
     "has_finished",
     "is_being_published",
     "is_unfinished",
-    "local_staging",
     "open_staging",
     "remove_remains",
     "remove_unfinished",
@@ -216,11 +215,6 @@ class Staging:
         self.remove()
 
 
-def local_staging(run: Run) -> Staging:
-    """The staging folder in a local destination."""
-    return Staging(os.path.join(run.destination, STAGING), run)
-
-
 @contextmanager
 def open_staging(staging: Staging) -> Iterator[None]:
     """Create and lock the folder, and take over or discard an earlier run.
@@ -340,17 +334,16 @@ def is_unfinished(destination: str) -> bool:
     return _earlier(os.path.join(destination, STAGING)) is not None
 
 
-def remove_remains(destination: str) -> None:
-    """Remove what is left of a run that published everything and was stopped while it cleaned up.
+def remove_remains(folder: str, destination: str) -> None:
+    """Remove the staging folder of a run that published everything and was stopped while it cleaned up.
 
     Raises:
         UsageError: another run is active there.
         OSError: it cannot be removed.
     """
-    folder = os.path.join(destination, STAGING)
     if os.path.isdir(folder):
         with _locked_folder(folder, destination):
-            if not is_unfinished(destination):
+            if _earlier(folder) is None:
                 shutil.rmtree(folder)
 
 

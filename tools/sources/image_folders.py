@@ -1,8 +1,8 @@
 """The images of an ImageFolder, or of one ImageFolder per split: one folder per class, numbered in order of name.
 
-The convention is torchvision's `ImageFolder`: classes are the folders directly in the source, sorted; images lie in
-them at any depth. Hidden names are skipped and counted, other files are kept in the list as they may be mistakes.
-A link to a file is that file; links to folders are followed only on request.
+The convention is that of torchvision's `ImageFolder`: the classes are the folders directly in the source, sorted, and
+contain images at any depth. Hidden names are skipped and counted; other files are listed, since they may be mistakes.
+Links to files are followed, links to folders only on request.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ __all__ = ["find_images", "images_of_splits", "split_folders", "visible_files"]
 
 _NAMED = 5
 _SPLITS = ("train", "training", "val", "valid", "validation", "test")
-"""What folders are called that are rather splits than classes."""
+"""Names of folders that are more likely splits than classes."""
 
 
 @dataclass(slots=True)
 class _Skipped:
-    """What a walk did not go into."""
+    """What a walk skipped."""
 
     hidden: int = 0
     links: list[str] = field(default_factory=list)
@@ -56,12 +56,11 @@ def find_images(source: str, *, follow_links: bool = False, known: tuple[str, ..
 
     Args:
         source: the folder of the class folders.
-        follow_links: go into folders behind links too, except where a link leads back to a folder above it.
-        known: the names of the classes by number, where they are given; otherwise they are those of the folders.
+        follow_links: follow links to folders, except to a parent folder.
+        known: the given names of the classes by number; None to use the names of the folders.
 
     Raises:
-        SourceError: it has images outside of every class, no class, a class that is not known, or classes without any
-            file.
+        SourceError: it has images outside of the class folders, no class, an unknown class, or only empty classes.
         OSError: a folder cannot be listed.
     """
     passed = _Skipped()
@@ -103,7 +102,7 @@ def visible_files(folder: str, *, follow_links: bool) -> tuple[list[str], list[s
 
 
 def _check_layout(source: str, classes: list[str], others: list[str], passed: _Skipped) -> None:
-    """Refuse what is no ImageFolder, saying what it may be instead."""
+    """Refuse what is not an ImageFolder, and say what it may be."""
     arrays = [name for name in others if field_of(name, ARRAY_FIELDS)]
     if arrays:
         raise SourceError(
@@ -164,7 +163,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _files_below(folder: str, above: frozenset[tuple[int, int]], follow_links: bool, passed: _Skipped) -> list[str]:
-    """The visible files below a folder, in no order."""
+    """The visible files below a folder, in any order."""
     found: list[str] = []
     waiting = [(folder, above)]
     while waiting:
@@ -197,10 +196,10 @@ def _identity(folder: str) -> tuple[int, int]:
 
 
 def split_folders(source: str, *, follow_links: bool) -> list[str]:
-    """The names of the splits that a folder holds; empty unless it holds two or more of them and nothing else.
+    """The names of the splits in a folder; empty unless it contains at least two splits and no other folder or sample.
 
-    Each must hold folders, which are the classes, and no image beside them. So classes that are called `train` and
-    `test` are classes where their images lie directly in them.
+    A split contains class folders and no image beside them, so classes named `train` and `test` whose images are
+    directly in them are classes.
 
     Raises:
         OSError: a folder cannot be listed.
@@ -218,13 +217,13 @@ def split_folders(source: str, *, follow_links: bool) -> list[str]:
 def images_of_splits(
     source: str, splits: Sequence[str], *, follow_links: bool, known: tuple[str, ...] | None
 ) -> Source:
-    """List the ImageFolders of all splits, without opening a file. Keys are as if each split were packed by itself.
+    """List the ImageFolders of all splits without opening a file. Keys are those of each split packed separately.
 
     Args:
         source: the folder of the splits.
         splits: their names.
-        follow_links: go into folders behind links too.
-        known: the names of the classes by number, where they are given; otherwise those of all splits, in their order.
+        follow_links: follow links to folders.
+        known: the given names of the classes by number; None to use the names of the folders in all splits.
 
     Raises:
         SourceError: as for `find_images`.
@@ -236,8 +235,8 @@ def images_of_splits(
     files: list[SourceFile] = []
     parts: dict[str, Sequence[int]] = {}
     notes = [
-        f"{', '.join(splits)} are taken for splits of one dataset and packed into folders of these names, with one "
-        f"numbering of classes ({len(classes):,})"
+        f"{', '.join(splits)} are taken as splits of one dataset and packed into folders of these names, with the same "
+        f"numbers of classes ({len(classes):,})"
     ]
     only = sorted(found.difference(_inside(folders[splits[0]], follow_links)[0]))
     if only:
