@@ -25,13 +25,13 @@ from streamload.sampling.arguments import SamplingOptions
 from streamload.sampling.mixture import Mixture, portions_of
 from streamload.sampling.weights import Weights
 from streamload.statistics import Meter, Statistics
-from streamload.storage.urls import expand_urls
 from streamload.text import counted
 from streamload.trainer.async_pass import AsyncLoop
 from streamload.trainer.batch_builder import BatchBuilder
 from streamload.trainer.connection import Connection
 from streamload.trainer.cursor import Cursor
 from streamload.trainer.device import Mover, device_for
+from streamload.trainer.feeder_client import named_places
 from streamload.trainer.feeder_link import FeederLink
 from streamload.trainer.page_locked import cuda_registry
 from streamload.trainer.passes import Pass
@@ -179,9 +179,7 @@ class StreamLoader(LoaderAttributes, AsyncLoop):
         self._sampling = SamplingOptions.among(locals(), self.rank, self.world_size)
         self._rank_was_found = goes_by_found_rank(rank, is_divided=self._sampling.is_divided)
         portions = portions_of(urls, index)
-        self._options = options.resolved_for(
-            [url for portion in portions.values() for url in expand_urls(portion.urls)]
-        )
+        self._options = options.resolved_for(named_places(portions.values()))
         self._link = FeederLink(self._options, portions, registry=moves_to.registry if moves_to else cuda_registry)
         self._listing = self._link.listing
         self._lanes = self._sampling.lanes

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from streamload.index.listing import Listing
 from streamload.options import Options
-from streamload.trainer.remote_reader import find_classes
+from streamload.trainer.feeder_client import read_classes
 from streamload.unknown_names import no_attribute
 
 __all__ = ["LoaderAttributes"]
@@ -67,7 +67,7 @@ class LoaderAttributes:
             DatasetIndexError: it is damaged, or the folders of the shards have different ones.
             StorageError: it cannot be read.
         """
-        return find_classes(self._listing, self._options.storages)
+        return read_classes(self._listing, self._options.storages)
 
     @property
     def dataset(self) -> range:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from streamload.environment.launch import Child, launch
 from streamload.errors import LoaderClosedError, WorkerError
-from streamload.feeder.messages import AbandonEpoch, Configure, Ready, Taken
+from streamload.feeder.messages import AbandonEpoch, Acknowledge, Configure, Ready
 from streamload.log_records import Logged
 from streamload.memory.channel import Channel
 from streamload.memory.mapped import Bytes
@@ -80,7 +80,7 @@ class Connection(Protocol):
         """Note that so many batches were taken; the feeder is told with the next message, or once there are enough."""
 
     def tell(self, *, answers: int | None = None) -> None:
-        """Send all unsent messages now; in answer to an `Acknowledge`, also where nothing was taken."""
+        """Send all unsent messages now; in answer to an `AcknowledgeRequest`, also where nothing was taken."""
 
     def lend(self, slot: int) -> Bytes:
         """The memory of a batch, as much as it takes at least."""
@@ -105,13 +105,14 @@ class FeederProcess:
 
     Attributes:
         waited_s: see `Connection`.
+        configured: whether it was sent a `Configure`.
     """
 
     def __init__(self, workers: int, on_map: Callable[[Bytes], None] | None, *, at_once: int) -> None:
         self._slots = SlotReader(on_map)
         self._put_back: deque[Any] = deque()
         self.waited_s = 0.0
-        self._used = False
+        self.configured = False
         self._unsent: deque[Any] = deque()
         self._sending = Lock()
         self._unacknowledged = 0
@@ -123,7 +124,7 @@ class FeederProcess:
 
     def send(self, message: Any) -> None:
         """Give the feeder a message; if it is dead, the next `receive` says so."""
-        self._used = self._used or isinstance(message, Configure)
+        self.configured = self.configured or isinstance(message, Configure)
         self._unsent.append(message)
         self.tell()
 
@@ -225,7 +226,9 @@ class FeederProcess:
         if self._unacknowledged or answers is not None:
             released = self._slots.released
             unacknowledged, self._unacknowledged = self._unacknowledged, 0
-            self._unsent.append(Taken(unacknowledged, tuple(released.pop() for _ in range(len(released))), answers))
+            self._unsent.append(
+                Acknowledge(unacknowledged, tuple(released.pop() for _ in range(len(released))), answers)
+            )
         self._send_unsent()
 
     def _send_unsent(self) -> None:
@@ -248,7 +251,7 @@ class FeederProcess:
 
     def __del__(self) -> None:
         started = getattr(self, "_end", None) is not None
-        if started and not self.closed and self._used:
+        if started and not self.closed and self.configured:
             message = "a StreamLoader was dropped without close() or `with`; its processes are ended now"
             warnings.warn(message, ResourceWarning, source=self, stacklevel=2)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from streamload.decode.tasks import Job
 from streamload.feeder.feeder import Feeder
-from streamload.feeder.messages import Configure, Taken
+from streamload.feeder.messages import Acknowledge, Configure
 from streamload.fetch.resident import ResidentShards
 from streamload.index.listing import Listing
 from streamload.memory.mapped import Bytes
@@ -109,7 +109,7 @@ class InProcessFeeder:
 
     def taken(self, batches: int, _acknowledge_after: int = 1, /) -> None:
         """Tell the feeder that so many batches were taken. At once, because it costs a call only."""
-        self._feeder.handle(Taken(batches, ()))
+        self._feeder.handle(Acknowledge(batches, ()))
 
     def tell(self, *, answers: int | None = None) -> None:
         """It knows already."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from streamload.decode.failure import Attempt, error_from
 from streamload.errors import LoaderClosedError, SampleError, WorkerError
-from streamload.feeder.messages import Acknowledge, Failed, Ready
+from streamload.feeder.messages import AcknowledgeRequest, Failed, Ready
 from streamload.memory.mapped import Bytes
 from streamload.order.epoch_start import EpochStart
 from streamload.schedule.epoch import ReadyBatch
@@ -343,7 +343,7 @@ class Pass(Iterator[Any]):
                 else:
                     self._let_go(message.batches)
                 self._batch_builder.skipped_members.look_at(message.totals.skipped_members)
-            case Acknowledge():
+            case AcknowledgeRequest():
                 if self._mover is not None:
                     self._mover.close()  # it is asked because nothing goes on without the memory that copies read
                 self.connection.tell(answers=message.number)
