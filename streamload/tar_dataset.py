@@ -29,9 +29,8 @@ from streamload.sampling.mixture import Portion
 from streamload.storage.urls import Urls
 from streamload.tar.decompression import compression_of
 from streamload.text import counted
-from streamload.trainer.checks import check_classes, labelled_folders
+from streamload.trainer.checks import check_classes, labelled_folders, warn_of_unused_decoders
 from streamload.trainer.feeder_client import FeederClient, listing_places, named_places, read_classes
-from streamload.trainer.no_effect import warn_of_unused_decoders
 from streamload.trainer.skipped_members import SkippedMembers
 from streamload.unknown_names import advises, no_attribute
 

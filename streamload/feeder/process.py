@@ -6,6 +6,7 @@ import asyncio
 import os
 import socket
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -13,11 +14,11 @@ from streamload.decode.failure import Attempt, answer_failure, failure_of
 from streamload.environment.launch import EarlyWorkers
 from streamload.feeder.calls import Calls
 from streamload.feeder.feeder import Feeder
-from streamload.feeder.logged import log_in_trainer
 from streamload.feeder.messages import Answer, Call, Configure, Failed
 from streamload.fetch.resident import ResidentShards
 from streamload.index.dataset_index import DatasetIndex
 from streamload.index.listing import Listing, list_shards
+from streamload.log_records import Logged, forward_records
 from streamload.memory.async_channel import AsyncChannel
 from streamload.memory.heap import keep_freed_memory
 from streamload.memory.slots import SlotPool
@@ -56,7 +57,7 @@ class _Process:
         self._calling: set[asyncio.Task[None]] = set()
         self.ended = asyncio.Event()
         self._channel = AsyncChannel(sock, self._on_message, self.ended.set)
-        log_in_trainer(self._channel.send)
+        _log_in_trainer(self._channel.send)
         self._watch_trainer()
 
     def _on_message(self, message: Any, _: list[int]) -> None:
@@ -143,6 +144,19 @@ class _Process:
                 await self._feeder.prerequisites.close()
             return
         self._early.end(_GRACE_S)
+
+
+def _log_in_trainer(send: Callable[[Logged], None]) -> None:
+    """Have `send` take what is logged in this process from now on, in the running event loop, and nobody else."""
+    loop, loops_thread = asyncio.get_running_loop(), threading.get_ident()
+
+    def to_trainer(logged: Logged) -> None:
+        if threading.get_ident() == loops_thread:
+            send(logged)  # now: what a worker logged comes before the batch that it was making
+        else:
+            loop.call_soon_threadsafe(send, logged)
+
+    forward_records(to_trainer)
 
 
 async def _serve(sock: socket.socket, trainer: int, early: EarlyWorkers) -> NoReturn:

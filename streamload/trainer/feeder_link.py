@@ -26,11 +26,16 @@ from streamload.sampling.arguments import SamplingOptions
 from streamload.sampling.mixture import Portion
 from streamload.schedule.scheduler import PipelineSettings
 from streamload.storage.protocol import UNKNOWN_BYTES
-from streamload.trainer.checks import check_classes, check_fields, check_window_fits, labelled_folders
+from streamload.trainer.checks import (
+    check_classes,
+    check_fields,
+    check_window_fits,
+    labelled_folders,
+    warn_of_no_effect,
+)
 from streamload.trainer.connection import Connection, FeederProcess
 from streamload.trainer.feeder_client import FeederClient, ask, named_places
 from streamload.trainer.in_process_feeder import InProcessFeeder
-from streamload.trainer.no_effect import warn_of_no_effect
 from streamload.trainer.page_locked import HostRegistry, cuda_registry, pinning
 
 __all__ = ["FeederLink"]
