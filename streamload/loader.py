@@ -439,7 +439,7 @@ class StreamLoader:
         if running is not None:
             running.stop("the loader was closed")
         try:
-            await end_of_processes(self._link.ask_to_end())
+            await end_of_processes(self._link.request_end())
         finally:
             self.close()
 

@@ -173,7 +173,7 @@ class TarDataset(Dataset[Any]):
     def classes(self) -> list[str] | None:
         """The names of the classes by number, as `shardify` has written them beside the shards; None where it has not.
 
-        It is read from `classes.json` when it is first asked for.
+        It is read from `classes.json` at the first use.
 
         Raises:
             DatasetIndexError: it is damaged, or the folders of the shards have different ones.

@@ -64,7 +64,7 @@ class Feeder:
         start_pool: starts the workers; gets the feeder for their events, and where shards are.
         in_loop: has something called in the event loop soon.
         listing: the shards.
-        in_process: there is no other process: slots have no descriptors, and nothing is done before it is asked for.
+        in_process: it runs in the trainer's process: slots have no descriptors, and nothing is done ahead.
         indexes: those of the listing's indexes that have been read already, by folder.
     """
 
@@ -338,7 +338,7 @@ class Feeder:
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
-        """Send what is raised inside to the trainer: nothing else would ever tell it."""
+        """Send what is raised inside to the trainer: it would wait forever."""
         with Attempt() as attempt:
             yield
         if attempt.error is not None:

@@ -99,7 +99,7 @@ class _Process:
     async def _list(self, *arguments: Any) -> Listing:
         """`list_shards`; what it finds is kept for `Configure`."""
         listing = asyncio.create_task(asyncio.to_thread(list_shards, *arguments, indexes_read=self._indexes))
-        await asyncio.sleep(0)  # so that the storage is asked before the other workers import
+        await asyncio.sleep(0)  # so that the storage gets its request before the other workers import
         self._early.start()
         self._found = await listing
         return self._found

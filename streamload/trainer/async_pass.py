@@ -76,7 +76,7 @@ class AsyncPass(AsyncIterator[Any]):
 
 
 async def end_of_processes(ending: Sequence[int]) -> None:
-    """Wait until processes that were asked to end have ended; after a moment's grace they are killed.
+    """Wait until processes end that were requested to; after a moment's grace they are killed.
 
     Args:
         ending: descriptors of processes, readable when these have ended. They are closed.

@@ -1,4 +1,4 @@
-"""Asking what may need remote I/O: here where everything is local, else in a feeder's process.
+"""Calls of functions that may need remote I/O: here where everything is local, else in a feeder's process.
 
 The libraries that speak to object stores have threads, and would hang in a process that is forked after they were used.
 """
@@ -20,12 +20,12 @@ from streamload.storage.storages import Storages
 from streamload.storage.urls import Urls, expand_urls
 from streamload.trainer.connection import Connection, FeederProcess
 
-__all__ = ["FeederClient", "ask", "listing_places", "named_places", "read_classes"]
+__all__ = ["FeederClient", "call_feeder", "listing_places", "named_places", "read_classes"]
 
 _numbers = itertools.count()
 
 
-def ask(connection: Connection, function: str, *arguments: Any) -> Any:
+def call_feeder(connection: Connection, function: str, *arguments: Any) -> Any:
     """What a feeder answers to a call.
 
     Raises:
@@ -78,7 +78,7 @@ class FeederClient:
 
     Args:
         storages: where everything lies.
-        places: everything that is asked about.
+        places: everything that the functions may read.
         start: starts a feeder's process.
 
     Attributes:
@@ -114,7 +114,7 @@ class FeederClient:
         return self.process
 
     def call(self, function: str, *arguments: Any) -> Any:
-        """What a function returns. Blocks. Raises what it raises, and what `ask` and `connect` raise."""
+        """What a function returns. Blocks. Raises what it raises, and what `call_feeder` and `connect` raise."""
         peer = self.connect()
         if isinstance(peer, Calls):
             return peer.call_here(function, arguments)

@@ -1,4 +1,4 @@
-"""A loader's link to its feeder: made when it is first needed, made anew after it was closed."""
+"""A loader's link to its feeder, which is started at the first use, and again after it was closed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from streamload.trainer.checks import (
     warn_of_no_effect,
 )
 from streamload.trainer.connection import Connection, FeederProcess
-from streamload.trainer.feeder_client import FeederClient, ask, named_places
+from streamload.trainer.feeder_client import FeederClient, call_feeder, named_places
 from streamload.trainer.in_process_feeder import InProcessFeeder
 from streamload.trainer.page_locked import HostRegistry, cuda_registry, pinning
 
@@ -44,7 +44,7 @@ _log = logging.getLogger("streamload")
 
 
 class FeederLink:
-    """Starts the feeder, in a process of its own or right here, and knows the shards that it reads.
+    """Starts the feeder, in a process of its own or in the caller's thread, and knows the shards that it reads.
 
     Args:
         options: the loader's.
@@ -72,7 +72,7 @@ class FeederLink:
         self._sampling: SamplingOptions | None = None
         self._own_transforms: OwnTransforms = ()
         self._connection: Connection | None = None
-        # Without workers there is no feeder's process, so everything is asked in this one.
+        # Without workers there is no feeder's process, so every function is called in this one.
         self._client = FeederClient(
             options.storages, named_places(portions.values()) if options.workers else (), self._start_process
         )
@@ -96,7 +96,7 @@ class FeederLink:
         return replace(settings, order=replace(settings.order, choice=choice))
 
     def connect(self, lanes: int) -> Connection:
-        """The connection to a feeder that has been told what to do.
+        """The connection to a configured feeder.
 
         Raises:
             LoaderClosedError: the loader was closed.
@@ -164,7 +164,7 @@ class FeederLink:
         """
         connection = self.connect(lanes)
         try:
-            counts: tuple[int, ...] = ask(connection, COUNT_SAMPLES)
+            counts: tuple[int, ...] = call_feeder(connection, COUNT_SAMPLES)
         except Exception:
             if not in_pass:  # nobody else would take the failure away, and the next call would get it
                 self.disconnect()
@@ -253,10 +253,10 @@ class FeederLink:
         self._client.close()
         self._connection = self._listed_by = None
 
-    def ask_to_end(self) -> list[int]:
+    def request_end(self) -> list[int]:
         """Have the feeder end before it is closed; descriptors that turn readable when it has, for the caller."""
         process = self._client.process
-        ending = None if process is None else process.ask_to_end()
+        ending = None if process is None else process.request_end()
         return [] if ending is None else [ending]
 
     def close(self) -> None:
@@ -323,7 +323,7 @@ class FeederLink:
         return tuple(dict(each) for each in given if isinstance(each, Mapping))
 
     def _start_process(self, workers_at_once: int = 1) -> FeederProcess:
-        """A feeder that starts some of the workers at once, and the others while a storage is asked."""
+        """A feeder that starts some of the workers at once, and the others while it lists shards."""
         options = self._options
         registry = self._registry() if options.pin_memory else None
         try:

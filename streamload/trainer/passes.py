@@ -387,7 +387,7 @@ class Pass(Iterator[Any]):
             case AcknowledgeRequest():
                 if self._mover is not None:
                     self._mover.close()  # it is asked because nothing goes on without the memory that copies read
-                self.connection.tell(answers=message.number)
+                self.connection.flush(answers=message.number)
             case Failed(start=(number, _, _) as start) if start != self._start and number <= self._start[0]:
                 # It has failed in work that nobody wants any more, and does no other.
                 self.connection.close()
