@@ -73,9 +73,9 @@ class FeederLink:
         self._own_transforms: OwnTransforms = ()
         self._connection: Connection | None = None
         # Without workers there is no feeder's process, so every function is called in this one.
-        self._client = FeederClient(
-            options.storages, named_places(portions.values()) if options.workers else (), self._start_process
-        )
+        places = named_places(portions.values()) if options.workers else ()
+        # It does not refer to this object: in a circle, processes would outlive a loader that was dropped.
+        self._client = FeederClient(options.storages, places, partial(_start_process, options, registry))
         self._closed = False
         self._classes_agree = False
         self._job: PickledJob | None = None
@@ -313,7 +313,7 @@ class FeederLink:
         if options.workers == 0:
             return InProcessFeeder(configure, self.listing, options.job(self._own_transforms))
         if process is None:
-            process = self._client.process = self._start_process(options.workers)
+            process = self._client.process = _start_process(options, self._registry, options.workers)
         process.send(configure)
         return process
 
@@ -322,13 +322,13 @@ class FeederLink:
         given = (self._options.decode, self._options.transform, *(own for _, own in self._own_transforms))
         return tuple(dict(each) for each in given if isinstance(each, Mapping))
 
-    def _start_process(self, workers_at_once: int = 1) -> FeederProcess:
-        """A feeder that starts some of the workers at once, and the others while it lists shards."""
-        options = self._options
-        registry = self._registry() if options.pin_memory else None
-        try:
-            return FeederProcess(
-                options.workers, None if registry is None else pinning(registry), at_once=workers_at_once
-            )
-        except OSError as error:
-            raise naming_the_limit(error) from error
+
+def _start_process(
+    options: Options, registry: Callable[[], HostRegistry | None], workers_at_once: int = 1
+) -> FeederProcess:
+    """A feeder that starts some of the workers at once, and the others while it lists shards."""
+    found = registry() if options.pin_memory else None
+    try:
+        return FeederProcess(options.workers, None if found is None else pinning(found), at_once=workers_at_once)
+    except OSError as error:
+        raise naming_the_limit(error) from error

@@ -13,7 +13,7 @@ from make_shards import write_numbers
 from streamload import StreamLoader
 from streamload.errors import WorkerError
 from streamload.feeder.messages import Answer, Call
-from streamload.trainer.feeder_client import ask
+from streamload.trainer.feeder_client import call_feeder
 
 
 class Scripted:
@@ -36,7 +36,7 @@ class Scripted:
 
 def test_a_call_leaves_a_pass_its_messages_and_takes_no_answer_to_an_abandoned_call() -> None:
     feeder: Any = Scripted("first batch", Answer(-1, "of a call that Ctrl-C ended"), "second batch")
-    assert ask(feeder, "look_at", 1, 2) == (1, 2)
+    assert call_feeder(feeder, "look_at", 1, 2) == (1, 2)
     assert list(feeder.messages) == ["first batch", "second batch"]
 
 
