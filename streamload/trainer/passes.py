@@ -25,6 +25,9 @@ from streamload.trainer.device import Mover
 
 __all__ = ["Pass"]
 
+_LOOK_UP_S = 1.0
+"""How often a pass that waits looks whether another thread has ended it, or has put back a message that is for it."""
+
 
 @dataclass(slots=True)
 class Cursor:
@@ -253,6 +256,7 @@ class Pass(Iterator[Any]):
                     raise StopIteration
                 if (message := receive()) is None:
                     return None
+                self._refuse_anothers(message)
                 self._handle(message)
         except StopIteration:
             self._finish()
@@ -270,6 +274,12 @@ class Pass(Iterator[Any]):
         self._gave_at, self._requested_at = perf_counter(), None
         self._meter.gave(self._gave_at - requested_at)
         return batch
+
+    def _refuse_anothers(self, message: Any) -> None:
+        """Leave a message to the pass that another thread has begun meanwhile."""
+        if self._is_closed():
+            self.connection.put_back([message])
+            raise LoaderClosedError(f"this pass is over: {self._why}")
 
     def _is_closed(self) -> bool:
         return self._over == "closed"
@@ -351,10 +361,15 @@ class Pass(Iterator[Any]):
         Raises:
             WorkerError: none came in time, or the feeder is dead.
         """
-        try:
-            return self.connection.receive(self._left_s())
-        except TimeoutError as error:
-            raise self.too_late() from error
+        while True:
+            left_s = self._left_s()
+            try:
+                return self.connection.receive(_LOOK_UP_S if left_s is None else min(left_s, _LOOK_UP_S))
+            except TimeoutError as error:
+                if self._is_closed():
+                    raise LoaderClosedError(f"this pass is over: {self._why}") from None
+                if left_s is not None and left_s <= _LOOK_UP_S:
+                    raise self.too_late() from error
 
     def receive_now(self) -> Any | None:
         """The feeder's next message if it is here already, else None."""
