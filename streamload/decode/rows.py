@@ -177,7 +177,7 @@ class RowMaker:
             pieces = self._collator.collate(task, rows, work.failures, work.random)
         seconds = WorkSeconds(work.decode_s, work.transform_s, perf_counter() - started, 0.0, waited_s)
         payload_bytes = sum(int(column.sizes.clip(0).sum()) for column in work.columns)
-        return RowsDone(task.number, pieces, work.count, payload_bytes, seconds)
+        return RowsDone(task.number, pieces, work.count, payload_bytes, seconds, unseeded=self._seeds.missed_torch)
 
     def samples(
         self, task: RowTask, shards: ShardMemory, random: RowRandomness

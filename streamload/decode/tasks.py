@@ -313,13 +313,19 @@ class WorkSeconds:
 
 @dataclass(frozen=True)
 class RowsDone:
-    """The answer to a `RowTask`."""
+    """The answer to a `RowTask`.
+
+    Attributes:
+        unseeded: user code imported torch during the task and may have drawn from its generator before that was
+            seeded. The task must be done again; each worker process can say this once.
+    """
 
     number: int
     pieces: tuple[PieceDone, ...]
     rows: int
     payload_bytes: int
     seconds: WorkSeconds
+    unseeded: bool = False
 
 
 @dataclass(frozen=True)

@@ -351,6 +351,10 @@ class ProcessPool:
             worker.channel.send(MoveNoted())
             return
         task = worker.tasks.pop(message.number)
+        if isinstance(message, RowsDone) and message.unseeded:
+            self._returned.append(task)
+            self.resume()
+            return
         if not isinstance(task, RowTask) or len(task.untried) < len(task.table):
             self._deaths_in_a_row = 0
         self.resume()
