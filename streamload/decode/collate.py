@@ -5,10 +5,11 @@ The rules are those of torch's `default_collate`; only the last step, from array
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
-from dataclasses import dataclass
+import pickle
+from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
+import cloudpickle
 import numpy as np
 from numpy.typing import NDArray
 
@@ -25,10 +26,25 @@ from streamload.decode.batch_layout import (
     is_tensor,
     slot_views,
 )
-from streamload.decode.stored_columns import StoredRows
+from streamload.decode.columns import Rows, StoredRows
+from streamload.decode.tasks import InSlot
 from streamload.memory.mapped import Bytes
+from streamload.memory.slots import SlotMemory
 
-__all__ = ["LayoutMismatchError", "Rows", "build_batch", "choose_rows", "torch_collate", "write_rows"]
+__all__ = [
+    "INLINE_BYTES",
+    "LayoutMismatchError",
+    "build_batch",
+    "choose_rows",
+    "dump_values",
+    "load_values",
+    "store_values",
+    "torch_collate",
+    "write_rows",
+]
+
+INLINE_BYTES = 64 << 10
+"""Values that are no arrays travel with the message up to this size; larger ones are pickled into the slot."""
 
 _MADE_IN_PLACE_BYTES = 4096
 """Smaller arrays are copied sooner than it is found out that they need not be."""
@@ -36,63 +52,6 @@ _MADE_IN_PLACE_BYTES = 4096
 
 class LayoutMismatchError(Exception):
     """Some row does not have the layout that the first ones had; its batch is to be collated as a whole."""
-
-
-@dataclass(slots=True)
-class Rows:
-    """Rows of samples: column by column where no function has seen whole samples, else row by row.
-
-    Attributes:
-        columns: the values of each field: a list, an array with a leading axis of rows, or arrays in their shards.
-        kind: dict or tuple: what one row is.
-        keys: the names of the fields, for dicts.
-        values: the rows themselves where they are not kept as columns.
-        count: how many rows there are.
-    """
-
-    count: int
-    values: list[Any] | None = None
-    columns: list[Any] | None = None
-    kind: type = tuple
-    keys: tuple[str, ...] = ()
-
-    def row(self, number: int) -> Any:
-        """One row, as the user would see it."""
-        if self.columns is None:
-            assert self.values is not None
-            return self.values[number]
-        items = [column[number] for column in self.columns]
-        return dict(zip(self.keys, items, strict=True)) if self.kind is dict else tuple(items)
-
-    def as_list(self) -> list[Any]:
-        """All rows, one by one."""
-        if self.values is not None:
-            return self.values
-        return [self.row(number) for number in range(self.count)]
-
-    def slice(self, start: int, end: int) -> Rows:
-        """Consecutive rows."""
-        if self.columns is None:
-            assert self.values is not None
-            return Rows(end - start, values=self.values[start:end])
-        columns = [
-            column.slice(start, end) if isinstance(column, StoredRows) else column[start:end] for column in self.columns
-        ]
-        return Rows(end - start, columns=columns, kind=self.kind, keys=self.keys)
-
-    def take(self, numbers: Sequence[int]) -> Rows:
-        """Some of the rows, in the order given."""
-        if self.columns is None:
-            assert self.values is not None
-            return Rows(len(numbers), values=[self.values[n] for n in numbers])
-        columns = [_chosen(column, numbers) for column in self.columns]
-        return Rows(len(numbers), columns=columns, kind=self.kind, keys=self.keys)
-
-
-def _chosen(column: Any, numbers: Sequence[int]) -> Any:
-    if isinstance(column, StoredRows):
-        return column.take(numbers)
-    return column[list(numbers)] if isinstance(column, np.ndarray) else [column[number] for number in numbers]
 
 
 def write_rows(layout: Layout, rows: Rows, memory: Bytes, first_row: int) -> list[list[Any]]:
@@ -266,3 +225,63 @@ def _finish(leaf: ArrayLeaf, array: NDArray[Any]) -> Any:
 
     tensor = torch.from_numpy(array)
     return tensor if leaf.torch_dtype is None else tensor.view(getattr(torch, leaf.torch_dtype))
+
+
+class _Chunks:
+    """Takes what a pickler writes; large `bytes` come as they are, without a copy."""
+
+    def __init__(self) -> None:
+        self.chunks: list[bytes] = []
+
+    def write(self, data: bytes | memoryview) -> None:
+        self.chunks.append(data if type(data) is bytes else bytes(data))
+
+
+def dump_values(values: Any) -> bytes:
+    """A pickle; classes that only the user's script defines need cloudpickle, which is an order slower."""
+    return b"".join(_pickled(values))
+
+
+def _pickled(values: Any) -> list[bytes]:
+    taken = _Chunks()
+    try:
+        pickle.Pickler(taken, pickle.HIGHEST_PROTOCOL).dump(values)
+    except (pickle.PicklingError, AttributeError, TypeError):
+        taken = _Chunks()
+        cloudpickle.Pickler(taken).dump(values)
+    return taken.chunks
+
+
+def store_values(values: list[Any], slots: SlotMemory, slot: int, start: int, *, may_use_slot: bool) -> bytes | InSlot:
+    """Pickle values to where they travel.
+
+    Args:
+        values: of the batch, or of some of its rows.
+        slots: gives the memory.
+        slot: the batch's.
+        start: the end of its arrays.
+        may_use_slot: nobody else writes behind these.
+
+    Returns:
+        The pickle, or where it lies.
+    """
+    chunks = _pickled(values)
+    size_bytes = sum(map(len, chunks))
+    if not may_use_slot or size_bytes <= INLINE_BYTES:
+        return b"".join(chunks)
+    _copy(chunks, slots.at_least(slot, start + size_bytes)[start : start + size_bytes])
+    return InSlot(start, size_bytes)
+
+
+def _copy(chunks: Iterable[bytes], memory: Bytes) -> None:
+    target, start = memoryview(memory.data), 0
+    for chunk in chunks:
+        target[start : start + len(chunk)] = chunk
+        start += len(chunk)
+
+
+def load_values(stored: bytes | InSlot, memory: Bytes) -> Any:
+    """The values, on this process's heap; `memory` is that of the slot."""
+    if isinstance(stored, InSlot):
+        return pickle.loads(memory[stored.start : stored.start + stored.size_bytes].data)
+    return pickle.loads(stored)

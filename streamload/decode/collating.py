@@ -19,12 +19,19 @@ from streamload.decode.batch_layout import (
     describe_rows,
     slot_views,
 )
-from streamload.decode.collate import LayoutMismatchError, Rows, choose_rows, torch_collate, write_rows
+from streamload.decode.collate import (
+    LayoutMismatchError,
+    choose_rows,
+    dump_values,
+    store_values,
+    torch_collate,
+    write_rows,
+)
+from streamload.decode.columns import Rows
 from streamload.decode.failure import Attempt, failure_here, failure_of, in_words
 from streamload.decode.layout_mismatch import difference_between, find_missing_key
-from streamload.decode.out_of_band import InSlot, dump_values, store_values
 from streamload.decode.seeding import GlobalSeeds, RowRandomness
-from streamload.decode.tasks import Failure, Job, Piece, PieceDone, RowFailure, RowTask
+from streamload.decode.tasks import Failure, InSlot, Job, Piece, PieceDone, RowFailure, RowTask
 from streamload.memory.slots import SlotMemory
 from streamload.tar.table import MISSING
 

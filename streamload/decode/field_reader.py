@@ -13,12 +13,11 @@ from numpy.typing import NDArray
 
 from streamload.decode.array_files import DECOMPRESSED_LIMIT_BYTES, NpyLayout
 from streamload.decode.column_decoding import decode_integers, may_be_integers, may_share_layout, shared_npy_layout
+from streamload.decode.columns import StoredRows
 from streamload.decode.decoders import Decoder, Encoded, decoder_for, decodes_as_built_in, is_array, is_image
 from streamload.decode.failure import Attempt
-from streamload.decode.row_shards import by_shard
-from streamload.decode.row_table import Column
+from streamload.decode.row_table import Column, by_shard
 from streamload.decode.seeding import RowRandomness
-from streamload.decode.stored_columns import StoredRows
 from streamload.decode.tasks import RowFailure, RowTask
 from streamload.memory.mapped import Bytes
 from streamload.tar.table import MISSING

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from streamload.decode.batch_layout import describe_rows, is_tensor
-from streamload.decode.collate import Rows
+from streamload.decode.columns import Rows
 
 __all__ = ["MissingKey", "difference_between", "find_missing_key"]
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from streamload.decode.collate import Rows
 from streamload.decode.collating import PieceCollator
+from streamload.decode.columns import Rows
 from streamload.decode.failure import failure_here, failure_of, in_words
 from streamload.decode.field_reader import ABSENT, FieldReader, Progress, RowError, ShardMemory, Work, field_of
 from streamload.decode.row_table import Column, RowTable

@@ -66,7 +66,7 @@ class GlobalSeeds:
 
 
 def _torch_generator() -> Any:
-    """torch's default generator; None as long as torch is not loaded, or a thread is still importing it."""
+    """Torch's default generator; None as long as torch is not loaded, or a thread is still importing it."""
     return getattr(sys.modules.get("torch"), "default_generator", None)
 
 

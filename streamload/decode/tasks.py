@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from streamload.decode.array_files import DECOMPRESSED_LIMIT_BYTES
-from streamload.decode.out_of_band import InSlot
 from streamload.decode.row_table import RowTable
 from streamload.tar.prefix_scan import ScannedPiece
 from streamload.tar.table import ShardTable
@@ -21,6 +20,7 @@ __all__ = [
     "Failure",
     "ForgetShards",
     "ForgetSlots",
+    "InSlot",
     "Job",
     "LayoutFixed",
     "MoveNoted",
@@ -274,6 +274,13 @@ class RowFailure:
     sample: int
     offset: int
     missing_field: bool = False
+
+
+class InSlot(NamedTuple):
+    """Where in its batch's slot a pickle lies."""
+
+    start: int
+    size_bytes: int
 
 
 class PieceDone(NamedTuple):

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any
 
-from streamload.decode.torchvision_start import torchvision_start
+import numpy as np
+
 from streamload.images.placing import takes_out, takes_rng
 
 __all__ = ["PROGRAM_ERRORS", "TransformRaisedError", "UserFunction", "check_takes_one", "why_not_skipped"]
 
 PROGRAM_ERRORS = (NameError, AttributeError, TypeError, ImportError, SyntaxError, NotImplementedError, MemoryError)
 """What user code raises by a mistake in the program, not in the data; `on_error` does not apply to it."""
+
+_TAKE_ARRAYS = {"ToImage", "ToPILImage", "ToTensor", "Lambda", "Identity"}
+_CHAINS = {"Compose", "Sequential", "RandomApply"}
+_CHOICES = {"RandomChoice", "RandomOrder"}
 
 
 def why_not_skipped(error: Exception, on_error: str) -> str:
@@ -104,7 +109,7 @@ class UserFunction:
         self.takes_rng = takes_rng(function)
         self.uses_global_generators = bool(getattr(function, "uses_global_generators", not self.takes_rng))
         self.takes_out = takes_out(function)
-        self._torchvision = torchvision_start(function)
+        self._torchvision = _torchvision_start(function)
 
     @property
     def starts_from_encoded(self) -> bool:
@@ -120,7 +125,7 @@ class UserFunction:
             out: offered to a function that takes one; the result may be this very array.
 
         Raises:
-            TransformRaisedError: it raised, or would do nothing (see `torchvision_start`); the `cause` is what.
+            TransformRaisedError: it raised, or would do nothing (see `_TorchvisionStart`); the `cause` is what.
         """
         options = {"rng": rng} if self.takes_rng else {}
         if out is not None and self.takes_out:
@@ -136,3 +141,68 @@ class UserFunction:
         if self._rest is not None:
             return self._rest(self._first_from_encoded(data, rng), rng, out)
         return self._from_encoded(data, rng, out) if self.takes_out else self._from_encoded(data, rng)
+
+
+class _TorchvisionStart:
+    """The transform of torchvision that gets a field or sample first, and does nothing useful with NumPy arrays.
+
+    Those of `v2` pass over all that is neither a tensor nor an image of PIL, without a word, so that a model would be
+    trained without them.
+    """
+
+    def __init__(self, transform: object) -> None:
+        kind = type(transform)
+        self._is_v2 = ".v2" in kind.__module__
+        self._name = kind.__name__
+
+    def check(self, value: Any) -> None:
+        """Raises TypeError if a decoded field, or a whole sample, holds arrays and nothing that it would work on."""
+        parts = _parts_of(value)
+        if any(isinstance(part, np.ndarray) for part in parts) and not any(map(_is_image, parts)):
+            raise TypeError(self._advice())
+
+    def _advice(self) -> str:
+        if self._is_v2:
+            return (
+                f"torchvision's v2.{self._name} passes over NumPy arrays, which images are decoded to, and would do "
+                "nothing; begin with v2.ToImage(), as in v2.Compose([v2.ToImage(), ...])"
+            )
+        return (
+            f"torchvision's {self._name} does not take NumPy arrays, which images are decoded to; begin with "
+            "ToPILImage(), as in Compose([ToPILImage(), ...])"
+        )
+
+
+def _torchvision_start(function: object) -> _TorchvisionStart | None:
+    """What would get arrays first, if it is of torchvision and takes none; None for all other functions."""
+    module, name = type(function).__module__, type(function).__name__
+    if module.startswith("streamload.images."):  # ours give arrays for arrays
+        rest = [
+            step for step in getattr(function, "operations", ()) if not type(step).__module__.startswith("streamload.")
+        ]
+        return _torchvision_start(rest[0]) if rest else None
+    if not module.startswith(("torchvision.transforms.", "torch.nn.modules.container")):
+        return None
+    if name in _CHAINS | _CHOICES:
+        steps = list(_steps_of(function))
+        found = map(_torchvision_start, steps if name in _CHOICES else steps[:1])
+        return next((each for each in found if each is not None), None)
+    if name in _TAKE_ARRAYS or not module.startswith("torchvision."):
+        return None
+    return _TorchvisionStart(function)
+
+
+def _steps_of(chain: Any) -> Iterable[object]:
+    steps = getattr(chain, "transforms", chain)
+    return steps if isinstance(steps, Iterable) else (steps,)
+
+
+def _parts_of(value: Any) -> list[Any]:
+    if isinstance(value, Mapping):
+        return list(value.values())
+    return list(value) if isinstance(value, tuple | list) else [value]
+
+
+def _is_image(part: object) -> bool:
+    """Whether it is a tensor or an image of PIL, whose packages need not be imported to know it."""
+    return type(part).__module__.partition(".")[0] in ("torch", "torchvision", "PIL")

@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from streamload.decode.missing_field import with_fields
-from streamload.decode.out_of_band import InSlot
-from streamload.decode.tasks import PieceDone, RowFailure, RowsDone, RowTask
+from streamload.decode.tasks import InSlot, PieceDone, RowFailure, RowsDone, RowTask
 from streamload.fetch.prerequisites import Prerequisites
 from streamload.index.tables import Tables
 from streamload.memory.slots import Slots

@@ -9,8 +9,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from streamload.decode.row_shards import by_shard
-from streamload.decode.row_table import Column, ColumnKind, RowTable
+from streamload.decode.row_table import Column, ColumnKind, RowTable, by_shard
 from streamload.decode.tasks import SAMPLE_NAMES
 from streamload.errors import DatasetIndexError
 from streamload.fetch.parts import LARGE_BYTES, parts_of_rows

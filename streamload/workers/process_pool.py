@@ -18,7 +18,7 @@ from typing import Any
 
 from streamload.decode.failure import error_from
 from streamload.decode.job_pickle import warn_of_lost
-from streamload.decode.row_shards import shards_of
+from streamload.decode.row_table import shards_of
 from streamload.decode.tasks import (
     BytesMoved,
     ForgetShards,

@@ -20,7 +20,7 @@ from same_batches import assert_same
 from tasks_by_hand import Shelf, batch_of, job, numbered, slots_for
 from torch.utils.data import default_collate
 
-from streamload.decode.collate import Rows
+from streamload.decode.columns import Rows
 from streamload.decode.layout_mismatch import find_missing_key
 from streamload.decode.rows import RowMaker
 from streamload.decode.tasks import Piece, PieceDone, RowFailure, RowTask

@@ -1,4 +1,4 @@
-"""Rows that still lie in their shards: arrays of one dtype and shape, copied once, straight to where they belong."""
+"""Values of rows, column by column; arrays of one dtype and shape may stay in their shards until they are copied."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streamload.decode.row_shards import by_shard
+from streamload.decode.row_table import by_shard
 
-__all__ = ["StoredRows"]
+__all__ = ["Rows", "StoredRows"]
 
 _ROW_BY_ROW_BYTES = 1024
 """From this size on a row is copied by itself; smaller ones are collected by one indexing operation for each shard."""
@@ -75,3 +75,60 @@ class StoredRows:
         for shard, start in zip(self.shards.tolist(), self.starts.tolist(), strict=True):
             begin, end = end, end + row_bytes
             written[begin:end] = memory[shard][start : start + row_bytes]
+
+
+@dataclass(slots=True)
+class Rows:
+    """Rows of samples: column by column where no function has seen whole samples, else row by row.
+
+    Attributes:
+        columns: the values of each field: a list, an array with a leading axis of rows, or arrays in their shards.
+        kind: dict or tuple: what one row is.
+        keys: the names of the fields, for dicts.
+        values: the rows themselves where they are not kept as columns.
+        count: how many rows there are.
+    """
+
+    count: int
+    values: list[Any] | None = None
+    columns: list[Any] | None = None
+    kind: type = tuple
+    keys: tuple[str, ...] = ()
+
+    def row(self, number: int) -> Any:
+        """One row, as the user would see it."""
+        if self.columns is None:
+            assert self.values is not None
+            return self.values[number]
+        items = [column[number] for column in self.columns]
+        return dict(zip(self.keys, items, strict=True)) if self.kind is dict else tuple(items)
+
+    def as_list(self) -> list[Any]:
+        """All rows, one by one."""
+        if self.values is not None:
+            return self.values
+        return [self.row(number) for number in range(self.count)]
+
+    def slice(self, start: int, end: int) -> Rows:
+        """Consecutive rows."""
+        if self.columns is None:
+            assert self.values is not None
+            return Rows(end - start, values=self.values[start:end])
+        columns = [
+            column.slice(start, end) if isinstance(column, StoredRows) else column[start:end] for column in self.columns
+        ]
+        return Rows(end - start, columns=columns, kind=self.kind, keys=self.keys)
+
+    def take(self, numbers: Sequence[int]) -> Rows:
+        """Some of the rows, in the order given."""
+        if self.columns is None:
+            assert self.values is not None
+            return Rows(len(numbers), values=[self.values[n] for n in numbers])
+        columns = [_chosen(column, numbers) for column in self.columns]
+        return Rows(len(numbers), columns=columns, kind=self.kind, keys=self.keys)
+
+
+def _chosen(column: Any, numbers: Sequence[int]) -> Any:
+    if isinstance(column, StoredRows):
+        return column.take(numbers)
+    return column[list(numbers)] if isinstance(column, np.ndarray) else [column[number] for number in numbers]
