@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import enum
 import zlib
-from collections.abc import Callable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,13 +17,13 @@ from streamload.decode.column_decoding import decode_integers, may_be_integers, 
 from streamload.decode.columns import StoredRows
 from streamload.decode.decoders import Decoder, Encoded, decoder_for, decodes_as_built_in, is_array, is_image
 from streamload.decode.failure import Attempt
-from streamload.decode.row_table import Column, by_shard
+from streamload.decode.row_table import Column, RowTable, by_shard
 from streamload.decode.seeding import RowRandomness
-from streamload.decode.tasks import RowFailure, RowTask
+from streamload.decode.tasks import RowFailure
 from streamload.memory.mapped import Bytes
 from streamload.tar.table import MISSING
 
-__all__ = ["ABSENT", "FieldReader", "Progress", "RowError", "ShardMemory", "Work", "field_of"]
+__all__ = ["ABSENT", "FieldReader", "Progress", "RowError", "ShardReader", "Work", "field_of"]
 
 _ARRAYS_PER_SHARD = 8
 _INTEGERS_PER_SHARD = 32
@@ -40,32 +41,47 @@ class _Target(enum.Enum):
     BYTES = enum.auto()
 
 
-class ShardMemory(Protocol):
-    """Where whoever makes rows finds the shards."""
+class ShardReader(ABC):
+    """Reads bytes of shards, by the numbers that a `RowTable` gives them."""
+
+    @abstractmethod
+    def read(self, shard: int, start: int, size_bytes: int) -> bytes:
+        """The bytes from `start` on; fewer where the shard ends before.
+
+        Raises:
+            OSError: the storage cannot read them.
+        """
+
+    @abstractmethod
+    def url(self, shard: int) -> str:
+        """The shard's url."""
+
+    @abstractmethod
+    def size_bytes(self, shard: int) -> int:
+        """The shard's size."""
 
     def read_into(self, target: memoryview, shard: int, start: int) -> int:
-        """Fill `target` with the bytes of a place; returns how many, fewer where the shard ends before."""
-
-    def read(self, shard: int, start: int, size_bytes: int) -> bytes:
-        """The bytes of a place, fewer where the shard ends before."""
+        """Fill `target` with the bytes from `start` on; returns how many, fewer where the shard ends before."""
+        data = self.read(shard, start, len(target))
+        target[: len(data)] = data
+        return len(data)
 
     def read_own(self, shard: int, start: int, size_bytes: int) -> bytearray:
-        """The same, in memory that the caller may change."""
+        """Like `read`, into memory that the caller may change."""
+        own = bytearray(size_bytes)
+        found = self.read_into(memoryview(own), shard, start)
+        return own if found == size_bytes else own[:found]
 
     def gather(
         self, shard: int, offsets: NDArray[np.int64], sizes: NDArray[np.int64]
     ) -> tuple[Bytes, NDArray[np.int64]] | None:
-        """The bytes of many places at once, and where each begins in them; None where one does not lie in the shard."""
-
-    def url(self, shard: int) -> str:
-        """Its url."""
-
-    def size_bytes(self, shard: int) -> int:
-        """How long it is."""
+        """The bytes of many fields at once, and where each begins in them; None to have them read one by one."""
+        del shard, offsets, sizes
+        return None
 
 
 Progress = memoryview | list[int]
-"""Where the number of the row in hand is kept, for whoever looks for it after a crash."""
+"""Its first item is the number of the current row; a memoryview is shared memory that survives a crash."""
 
 
 class RowError(Exception):
@@ -79,29 +95,35 @@ class RowError(Exception):
 
 @dataclass(slots=True)
 class Work:
-    """One task in flight: what it reads, how far it is, and what has failed so far.
+    """Rows while they are being made.
 
     Attributes:
-        task: what is asked.
-        columns: where the wanted fields lie.
-        shards: where the bytes are.
-        progress: gets the number of each row before it is touched.
-        random: of each row.
-        row_shards: the number of each row's shard.
-        failures: by row.
+        table: the rows, and where their fields lie.
+        shards: reads the bytes.
+        random: gives each row its randomness.
+        keys: the rows' keys, where the samples are to hold them.
+        progress: is set to each row's number before the row is touched.
+        failures: of the rows that have failed so far, by row.
         decode_s: seconds spent on decoding.
         transform_s: seconds spent in the user's functions.
+        columns: of the table.
+        row_shards: the number of each row's shard.
     """
 
-    task: RowTask
-    columns: tuple[Column, ...]
-    shards: ShardMemory
-    progress: Progress
+    table: RowTable
+    shards: ShardReader
     random: RowRandomness
-    row_shards: list[int]
+    keys: Sequence[str] | None = None
+    progress: Progress = field(default_factory=lambda: [-1])
     failures: dict[int, RowFailure] = field(default_factory=dict)
     decode_s: float = 0.0
     transform_s: float = 0.0
+    columns: tuple[Column, ...] = field(init=False)
+    row_shards: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.columns = self.table.columns()
+        self.row_shards = self.table.shards.tolist()
 
     @property
     def count(self) -> int:
@@ -201,7 +223,7 @@ class FieldReader:
             raise RowError("DecodeError", f"the bytes of field {column.name!r} are damaged: their crc32 differs")
         return data
 
-    def _read_bytes(self, shards: ShardMemory, shard: int, start: int, size: int, name: str) -> Encoded:
+    def _read_bytes(self, shards: ShardReader, shard: int, start: int, size: int, name: str) -> Encoded:
         """What a shard has of a place; fewer bytes where it ends before."""
         match self._target(name):
             case _Target.REUSED:
@@ -275,7 +297,7 @@ def field_of(column: Column, row: int) -> str:
 
 def _stored_arrays(column: Column, work: Work) -> StoredRows | None:
     """Arrays that all have the same dtype and shape, copied once from where they lie; None where that is not so."""
-    name, shards = column.alternatives[0], work.task.table.shards
+    name, shards = column.alternatives[0], work.table.shards
     if not may_share_layout(name, column.sizes):
         return None
     layout: NpyLayout | None = None
@@ -301,7 +323,7 @@ def _integers(column: Column, work: Work) -> NDArray[np.int64] | None:
     if not may_be_integers(name, column.sizes):
         return None
     out = np.empty(work.count, np.int64)
-    for shard, rows in by_shard(work.task.table.shards):
+    for shard, rows in by_shard(work.table.shards):
         found = work.shards.gather(shard, column.offsets[rows], column.sizes[rows])
         if found is None:
             return None

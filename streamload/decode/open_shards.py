@@ -15,6 +15,7 @@ from io import BytesIO
 import numpy as np
 from numpy.typing import NDArray
 
+from streamload.decode.field_reader import ShardReader
 from streamload.decode.tasks import ShardOpened
 from streamload.fetch.parts import LARGE_BYTES, PART_BYTES
 from streamload.memory.gathered import gather, read_fully
@@ -28,7 +29,7 @@ Moved = Callable[[int, int, int], None]
 """Told the shard and the place of bytes of which there is a copy now, up to the end of a part."""
 
 
-class OpenShards:
+class OpenShards(ShardReader):
     """Open shards, by number. The descriptors are closed with this object at the latest.
 
     Args:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
+from streamload.decode.batch_maker import BatchMaker
 from streamload.decode.failure import Attempt
 from streamload.decode.open_shards import OpenShards
-from streamload.decode.rows import RowMaker
 from streamload.decode.tasks import Job, RowsDone, ScanDone, ScanTask, ShardOpened, Task
 from streamload.fetch.resident import ResidentShards
 from streamload.memory.slots import HeapSlots
@@ -33,7 +33,7 @@ class CallerPool:
     capacity = 1
 
     def __init__(self, *, job: Job, shards: ResidentShards, slots: HeapSlots, events: PoolEvents) -> None:
-        self._maker = RowMaker(job, slots, restore_random_state=True)
+        self._maker = BatchMaker(job, slots, in_callers_process=True)
         self._shards = shards
         self._versions: dict[int, tuple[int, int]] = {}
         self._open = OpenShards(maps=False)

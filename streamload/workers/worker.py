@@ -17,10 +17,10 @@ from functools import partial
 from time import perf_counter
 from typing import Any
 
+from streamload.decode.batch_maker import BatchMaker
 from streamload.decode.failure import Attempt, failure_of
 from streamload.decode.job_pickle import load_job
 from streamload.decode.open_shards import OpenShards
-from streamload.decode.rows import RowMaker
 from streamload.decode.tasks import (
     BytesMoved,
     ForgetShards,
@@ -81,7 +81,7 @@ class _Worker:
         self._progress = progress
         self._shards = OpenShards()
         self._slots = MappedSlots()
-        self._maker: RowMaker | None = None
+        self._maker: BatchMaker | None = None
         self._waiting: deque[tuple[Any, list[int]]] = deque()
         self._sending = threading.RLock()
 
@@ -91,8 +91,8 @@ class _Worker:
         set_log_levels(setup.log_levels)
         forward_records(self._send_logged)
         job, lost = load_job(setup.job)
-        self._maker = RowMaker(job, self._slots)
-        if self._maker.resizes_images:
+        self._maker = BatchMaker(job, self._slots)
+        if self._maker.rows.resizes_images:
             opencv()  # loading it takes longer than a task, so all workers do it now and not one after the other
         if (torch := sys.modules.get("torch")) is not None:
             torch.set_num_threads(1)

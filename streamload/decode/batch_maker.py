@@ -1,10 +1,12 @@
-"""The last part of a task: its rows go to the slots of their batches, or through the user's `collate_fn`."""
+"""Tasks: rows are made, and go to the slots of their batches or through the user's `collate_fn`."""
 
 from __future__ import annotations
 
 import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from time import perf_counter
 from typing import Any
 
 from numpy.typing import NDArray
@@ -29,13 +31,16 @@ from streamload.decode.collate import (
 )
 from streamload.decode.columns import Rows
 from streamload.decode.failure import Attempt, failure_here, failure_of, in_words
+from streamload.decode.field_reader import Progress, ShardReader
 from streamload.decode.layout_mismatch import difference_between, find_missing_key
-from streamload.decode.seeding import GlobalSeeds, RowRandomness
-from streamload.decode.tasks import Failure, InSlot, Job, Piece, PieceDone, RowFailure, RowTask
+from streamload.decode.rows import RowMaker
+from streamload.decode.seeding import RowRandomness
+from streamload.decode.tasks import Failure, InSlot, Job, Piece, PieceDone, RowFailure, RowsDone, RowTask, WorkSeconds
 from streamload.memory.slots import SlotMemory
+from streamload.order.randomness import SampleRandomness
 from streamload.tar.table import MISSING
 
-__all__ = ["PieceCollator"]
+__all__ = ["BatchMaker"]
 
 _RAGGED = (LayoutMismatchError, TypeError, RecursionError)
 """Rows that are unlike each other, of classes that only torch knows, or nested too deeply."""
@@ -44,40 +49,55 @@ _COLLATE_STREAM = 1 << 40
 """Keeps the random numbers of a `collate_fn` apart from those of the batch's first sample."""
 
 
-class PieceCollator:
-    """Collates the rows of tasks.
+class BatchMaker:
+    """Does the tasks of one process, one at a time: makes their rows and writes them to the slots of their batches.
 
     Args:
-        job: for its `collate_fn` and `on_error`.
+        job: what the user wants of a sample and of a batch.
         slots: where to write.
-        seeds: set before a `collate_fn` runs, from the batch's first sample.
-        in_callers_process: exceptions stay what they are, with their tracebacks.
+        in_callers_process: as for `RowMaker`.
     """
 
-    def __init__(self, job: Job, slots: SlotMemory, seeds: GlobalSeeds, *, in_callers_process: bool = False) -> None:
+    def __init__(self, job: Job, slots: SlotMemory, *, in_callers_process: bool = False) -> None:
+        self.rows = RowMaker(job, in_callers_process=in_callers_process)
         self._failure_of = failure_here if in_callers_process else failure_of
         self._job = job
         self._slots = slots
-        self._seeds = seeds
         self._layout: Layout | None = None
+        self._randomness: tuple[int, SampleRandomness] | None = None
 
     def fix_layout(self, layout: bytes) -> None:
-        """The layout of all batches of rows from now on."""
+        """Set the layout of all later batches of rows."""
         self._layout = pickle.loads(layout)
 
-    def places(self, task: RowTask, child: int | str) -> list[NDArray[Any]] | None:
-        """Where one value of each row will lie, so that it can be made there.
+    def run(self, task: RowTask, shards: ShardReader, progress: Progress, waited_s: float = 0.0) -> RowsDone:
+        """Do one task. What fails is in the answer; only exits and interrupts are raised."""
+        random, table = self._random(task.epoch), task.table
+        with self.rows.seeds.whole_task():
+            made = self.rows.make(
+                table,
+                shards,
+                random,
+                keys=task.keys,
+                untried=task.untried,
+                progress=progress,
+                places=None if task.whole or self._layout is None else partial(self._places, task, self._layout),
+            )
+            started = perf_counter()
+            pieces = self._collate(task, made.rows, made.failures, random)
+        seconds = WorkSeconds(made.decode_s, made.transform_s, perf_counter() - started, 0.0, waited_s)
+        payload_bytes = sum(int(sizes.clip(0).sum()) for _, sizes in table.places())
+        return RowsDone(task.number, pieces, len(table), payload_bytes, seconds, unseeded=self.rows.seeds.missed_torch)
 
-        Args:
-            task: the rows.
-            child: which of the values that a row is made of: its number in a tuple, its key in a dict.
+    def _random(self, epoch: int) -> SampleRandomness:
+        if self._randomness is None or self._randomness[0] != epoch:
+            self._randomness = epoch, SampleRandomness(self._job.seed, epoch)
+        return self._randomness[1]
 
-        Returns:
-            A writable array for each row, or None where that is not known or the value is no array.
-        """
-        layout = self._layout
-        leaf = None if layout is None or task.whole else _child(layout.tree, child)
-        if layout is None or not isinstance(leaf, ArrayLeaf) or leaf.torch_dtype is not None:
+    def _places(self, task: RowTask, layout: Layout, child: int | str) -> list[NDArray[Any]] | None:
+        """Where one value of each row will lie in its slot; see `Places`."""
+        leaf = _child(layout.tree, child)
+        if not isinstance(leaf, ArrayLeaf) or leaf.torch_dtype is not None:
             return None
         places: list[NDArray[Any]] = []
         for piece in task.pieces:
@@ -86,10 +106,10 @@ class PieceCollator:
             places.extend(view[piece.first_row : piece.first_row + piece.rows])
         return places
 
-    def collate(
+    def _collate(
         self, task: RowTask, rows: Rows, failures: Mapping[int, RowFailure], randomness: RowRandomness
     ) -> tuple[PieceDone, ...]:
-        """Write a task's rows, and say what became of each piece."""
+        """Write a task's rows; returns what became of each piece."""
         done, start = [], 0
         for piece in task.pieces:
             end = start + piece.rows
@@ -149,7 +169,7 @@ class PieceCollator:
                 return self._regular_batch(piece, rows, failures)
             table = task.table
             first = int(table.samples[start]), int(table.copies[start])
-            self._seeds.seed(randomness, int(table.shards[start]) + _COLLATE_STREAM, *first)
+            self.rows.seeds.seed(randomness, int(table.shards[start]) + _COLLATE_STREAM, *first)
             batch = self._job.collate_fn(rows.as_list())
             returned = True
             return self._lay_down(piece, batch, failures)
