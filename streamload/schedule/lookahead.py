@@ -12,10 +12,12 @@ from streamload.index.tables import Tables
 from streamload.order.plan import EpochPlan, RowBlock
 from streamload.schedule.planned import PlannedRows, locate
 from streamload.schedule.scans import Scans
-from streamload.schedule.task_size import MAX_RUN_ROWS
 from streamload.workers.protocol import Pool
 
-__all__ = ["Lookahead"]
+__all__ = ["MAX_RUN_ROWS", "Lookahead"]
+
+MAX_RUN_ROWS = 16_384
+"""The most rows of a run of batches; a block of the plan has so many."""
 
 _FIRST_ROWS = 1024
 _BLOCK_ROWS = 2048

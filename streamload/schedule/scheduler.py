@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -19,13 +20,12 @@ from streamload.order.options import samples_of_epoch
 from streamload.order.plan import EpochPlan, OrderOptions, RankPlan
 from streamload.order.sampling import Mixed, Sampled
 from streamload.schedule.batcher import Batcher, OpenBatch
-from streamload.schedule.lookahead import Lookahead
+from streamload.schedule.lookahead import MAX_RUN_ROWS, Lookahead
 from streamload.schedule.planned import PlannedRows
 from streamload.schedule.scans import Scans
-from streamload.schedule.task_size import MAX_RUN_ROWS, TaskSize, task_size
 from streamload.workers.protocol import Pool
 
-__all__ = ["Learned", "PipelineSettings", "RowBatch", "RowBatcher", "Scheduler"]
+__all__ = ["Learned", "PipelineSettings", "RowBatch", "RowBatcher", "Scheduler", "TaskSize", "task_size"]
 
 Source = tuple[PlannedRows, int]
 """A batch's rows: the block, and which of its batches."""
@@ -40,6 +40,10 @@ _SLOTS_SHARE = 4
 
 _BATCHES_OF_LOOP = 2
 _SHARE_OF_DESCRIPTORS = 8
+_TASK_S = 0.010
+_LONGEST_PART_S = 0.100
+_RUN_BYTES = 20 << 20
+_BATCHES_IN_FLIGHT = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +113,57 @@ class Learned:
         seconds = done.seconds
         row_s = (seconds.decode + seconds.transform + seconds.collate) / max(1, done.rows)
         self.row_s = row_s if self.row_s is None else 0.7 * self.row_s + 0.3 * row_s
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSize:
+    """What the next tasks look like; at least one of `parts` and `run` is 1.
+
+    Attributes:
+        parts: into how many tasks a batch is cut.
+        run: how many batches make a task.
+        outstanding: how many batches may be in flight or waiting for the loop.
+    """
+
+    parts: int
+    run: int
+    outstanding: int
+
+
+def task_size(
+    row_s: float | None, batch_rows: int, slot_bytes: int, *, capacity: int, prefetch_batches: int, whole: bool
+) -> TaskSize:
+    """Tasks of about ten milliseconds, or more where a batch takes long.
+
+    A slow batch is cut, so that all workers are at the same one: it comes early, and a slow sample delays only its own
+    batch. Every task costs time by itself, most of it in caches that have grown cold, so parts may grow to 100 ms as
+    long as each worker gets one of every batch. Fast batches make a run: a message costs little beside its work.
+
+    No worker may stand idle: each has a task in hand and one waiting, whatever that is in batches. So more than
+    `prefetch_batches` are in flight where batches are small or made whole. A run is held to 20 MiB, so all that is
+    in flight to 20 MiB for each task and two more.
+
+    Args:
+        row_s: seconds of a worker for one row; None where nothing is known yet: then a batch is cut for everyone.
+        batch_rows: rows of a batch.
+        slot_bytes: of the slot of a batch.
+        capacity: tasks that the workers hold together, two for each.
+        prefetch_batches: how many batches are to be made ahead, at least.
+        whole: a batch must not be cut.
+    """
+    tasks = capacity + 2
+    batch_s = (row_s or 0.0) * batch_rows
+    run = parts = 1
+    if row_s is None:
+        parts = 1 if whole else min(batch_rows, capacity)
+    elif batch_s > _TASK_S and not whole:
+        one_for_each = min(max(1, capacity // 2), math.ceil(batch_s / _TASK_S))
+        parts = min(batch_rows, max(one_for_each, math.ceil(batch_s / _LONGEST_PART_S)))
+    elif batch_s > 0:
+        by_number = _BATCHES_IN_FLIGHT // tasks
+        by_time = int(min(_TASK_S / batch_s, by_number))
+        run = max(1, min(by_time, by_number, _RUN_BYTES // slot_bytes, MAX_RUN_ROWS // batch_rows))
+    return TaskSize(parts, run, max(prefetch_batches, -(-run * tasks // parts)))
 
 
 class Scheduler:
