@@ -1,6 +1,8 @@
-"""Collating: rows into a slot's memory on one side, a slot's memory into tensors on the other.
+"""Collating: rows to a slot's memory in the worker, and the slot's memory to a batch of tensors in the trainer.
 
-The rules are those of torch's `default_collate`; only the last step, from arrays to tensors, needs torch.
+The rules are those of torch's `default_collate`; only the last step, from arrays to tensors, needs torch. Values that
+are no arrays are pickled: large ones into the slot behind the arrays, where they pass no socket and count as the
+batch's memory, and small ones inline.
 """
 
 from __future__ import annotations
@@ -47,11 +49,11 @@ INLINE_BYTES = 64 << 10
 """Values that are no arrays travel with the message up to this size; larger ones are pickled into the slot."""
 
 _MADE_IN_PLACE_BYTES = 4096
-"""Smaller arrays are copied sooner than it is found out that they need not be."""
+"""Copying smaller arrays is faster than finding out that they need no copy."""
 
 
 class LayoutMismatchError(Exception):
-    """Some row does not have the layout that the first ones had; its batch is to be collated as a whole."""
+    """A row does not fit the layout; its batch must be collated as a whole."""
 
 
 def write_rows(layout: Layout, rows: Rows, memory: Bytes, first_row: int) -> list[list[Any]]:
@@ -59,15 +61,15 @@ def write_rows(layout: Layout, rows: Rows, memory: Bytes, first_row: int) -> lis
 
     Args:
         layout: of rows; its capacity is the slot's.
-        rows: to write; they must look like the one that the layout was found from.
+        rows: to write.
         memory: of the slot.
         first_row: where in the batch they begin.
 
     Returns:
-        For each value beside the slot the list of these rows' values.
+        For each out-of-band leaf the list of these rows' values.
 
     Raises:
-        LayoutMismatchError: a row has another nest, dtype or shape; the slot's rows are then undefined.
+        LayoutMismatchError: a row has another structure, dtype or shape; these rows of the slot are then undefined.
     """
     end = first_row + rows.count
     places = [view[first_row:end] for view in slot_views(layout, memory, layout.capacity)]
@@ -115,7 +117,7 @@ def _transpose(node: MappingNode | SequenceNode, column: Any) -> list[list[Any]]
 
 
 def _write_column(leaf: ArrayLeaf, column: Any, out: NDArray[Any]) -> None:
-    """Write the values of one leaf for consecutive rows; `out` has one entry a row."""
+    """Write the values of one leaf for consecutive rows; `out` has one entry for each row."""
     if isinstance(column, np.ndarray):
         if column.dtype != out.dtype or column.shape != out.shape:
             raise LayoutMismatchError
@@ -146,7 +148,7 @@ def _write_column(leaf: ArrayLeaf, column: Any, out: NDArray[Any]) -> None:
 
 
 def _is_same_memory(value: NDArray[Any], place: NDArray[Any]) -> bool:
-    """Whether a value, of its place's shape and dtype, was made where it belongs."""
+    """Whether a value, of its place's shape and dtype, was made there."""
     made, wanted = value.__array_interface__, place.__array_interface__
     return bool(made["data"][0] == wanted["data"][0] and value.strides == place.strides)
 
@@ -180,8 +182,8 @@ def build_batch(
         layout: of the batch.
         memory: of its slot.
         rows: how many rows it has; None where the layout has none.
-        out_of_band: the values that came beside the slot.
-        chosen: the rows to give, in order, where some failed; these are copied.
+        out_of_band: its out-of-band values.
+        chosen: the rows to return, in order, where some failed; these are copied.
     """
     arrays: list[Any] = slot_views(layout, memory, rows)
     if chosen is not None:
@@ -191,10 +193,10 @@ def build_batch(
 
 
 def choose_rows(count: int, failed: Container[int], on_error: str) -> list[int]:
-    """Which rows make up a batch in which some have failed.
+    """The rows that make up a batch in which some have failed.
 
-    With "skip" the good ones; with "replace" every place whose row failed gets the next good row, going round, so that
-    the batch keeps its length.
+    With "skip" the good ones; with "replace" every failed row is replaced by the next good one, wrapping around, so
+    that the batch keeps its length.
     """
     good = [row for row in range(count) if row not in failed]
     if on_error != "replace" or not good:
@@ -208,10 +210,10 @@ def choose_rows(count: int, failed: Container[int], on_error: str) -> list[int]:
 
 
 def torch_collate(rows: Rows) -> Any:
-    """What torch's own `default_collate` makes of rows: for the batches that have no regular layout.
+    """Collate rows by torch's own `default_collate`, for batches that have no regular layout.
 
     Raises:
-        Exception: whatever `default_collate` refuses the rows with.
+        Exception: whatever `default_collate` raises.
     """
     from torch.utils.data import default_collate
 
@@ -228,7 +230,7 @@ def _finish(leaf: ArrayLeaf, array: NDArray[Any]) -> Any:
 
 
 class _Chunks:
-    """Takes what a pickler writes; large `bytes` come as they are, without a copy."""
+    """Collects what a pickler writes; large `bytes` are not copied."""
 
     def __init__(self) -> None:
         self.chunks: list[bytes] = []
@@ -238,7 +240,7 @@ class _Chunks:
 
 
 def dump_values(values: Any) -> bytes:
-    """A pickle; classes that only the user's script defines need cloudpickle, which is an order slower."""
+    """Pickle values; classes defined in the user's script need cloudpickle, which is ten times slower."""
     return b"".join(_pickled(values))
 
 
@@ -253,17 +255,17 @@ def _pickled(values: Any) -> list[bytes]:
 
 
 def store_values(values: list[Any], slots: SlotMemory, slot: int, start: int, *, may_use_slot: bool) -> bytes | InSlot:
-    """Pickle values to where they travel.
+    """Pickle values, into the slot if they are large.
 
     Args:
         values: of the batch, or of some of its rows.
-        slots: gives the memory.
+        slots: holds the slot.
         slot: the batch's.
         start: the end of its arrays.
-        may_use_slot: nobody else writes behind these.
+        may_use_slot: no other task writes behind the arrays.
 
     Returns:
-        The pickle, or where it lies.
+        The pickle, or where in the slot it lies.
     """
     chunks = _pickled(values)
     size_bytes = sum(map(len, chunks))
@@ -281,7 +283,7 @@ def _copy(chunks: Iterable[bytes], memory: Bytes) -> None:
 
 
 def load_values(stored: bytes | InSlot, memory: Bytes) -> Any:
-    """The values, on this process's heap; `memory` is that of the slot."""
+    """Load the values to this process's heap; `memory` is the slot's."""
     if isinstance(stored, InSlot):
         return pickle.loads(memory[stored.start : stored.start + stored.size_bytes].data)
     return pickle.loads(stored)

@@ -14,7 +14,7 @@ from streamload.decode.row_table import by_shard
 __all__ = ["Rows", "StoredRows"]
 
 _ROW_BY_ROW_BYTES = 1024
-"""From this size on a row is copied by itself; smaller ones are collected by one indexing operation for each shard."""
+"""Larger rows are copied one by one; smaller ones by one indexing operation for each shard."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,8 +25,8 @@ class StoredRows:
         dtype: of every row.
         shape: of every row, in C order.
         shards: int64[n], each row's shard.
-        starts: int64[n], first byte of each row's array within its shard; all of them lie within.
-        memory: the shards, as views of bytes.
+        starts: int64[n], first byte of each row's array in its shard; all arrays lie within their shards.
+        memory: the shards' bytes.
     """
 
     dtype: np.dtype[Any]
@@ -57,7 +57,7 @@ class StoredRows:
         return StoredRows(self.dtype, self.shape, self.shards[chosen], self.starts[chosen], self.memory)
 
     def copy_to(self, out: NDArray[Any]) -> None:
-        """Copy all rows; `out` is C-contiguous, of this dtype, and has one entry for each row."""
+        """Copy all rows to `out`, which is C-contiguous, of this dtype, and has one entry for each row."""
         count = len(self)
         row_bytes = out.nbytes // count if count else 0
         if row_bytes == 0:
@@ -70,7 +70,7 @@ class StoredRows:
                 windows = np.ndarray((len(data) - row_bytes + 1,), items.dtype, data, 0, (1,))
                 items[rows] = windows[self.starts[rows]]
             return
-        # Slices of memoryviews cost half of what slices of arrays do.
+        # Slices of memoryviews cost half as much as slices of arrays.
         memory, written, end = self.memory, memoryview(target.data), 0
         for shard, start in zip(self.shards.tolist(), self.starts.tolist(), strict=True):
             begin, end = end, end + row_bytes
@@ -79,14 +79,14 @@ class StoredRows:
 
 @dataclass(slots=True)
 class Rows:
-    """Rows of samples: column by column where no function has seen whole samples, else row by row.
+    """The values of rows: column by column unless a function has seen whole samples, otherwise row by row.
 
     Attributes:
-        columns: the values of each field: a list, an array with a leading axis of rows, or arrays in their shards.
+        count: the number of rows.
+        values: the rows themselves, where they are not kept as columns.
+        columns: the values of each field: a list, an array with a leading axis of rows, or `StoredRows`.
         kind: dict or tuple: what one row is.
         keys: the names of the fields, for dicts.
-        values: the rows themselves where they are not kept as columns.
-        count: how many rows there are.
     """
 
     count: int
@@ -96,7 +96,7 @@ class Rows:
     keys: tuple[str, ...] = ()
 
     def row(self, number: int) -> Any:
-        """One row, as the user would see it."""
+        """One row, as the user sees it."""
         if self.columns is None:
             assert self.values is not None
             return self.values[number]
@@ -104,7 +104,7 @@ class Rows:
         return dict(zip(self.keys, items, strict=True)) if self.kind is dict else tuple(items)
 
     def as_list(self) -> list[Any]:
-        """All rows, one by one."""
+        """All rows, as the user sees them."""
         if self.values is not None:
             return self.values
         return [self.row(number) for number in range(self.count)]

@@ -1,16 +1,16 @@
-"""One epoch of one rank, end to end: plan, locate, schedule, put in order, deliver.
+"""The epochs of one rank, from scheduling to batches in order: the current epoch, and the next one ahead of time.
 
-The pipeline does no waiting and no input or output of its own. Its user calls `pump` after every event (a task done, a
-batch taken, a worker ready), and `pump` schedules whatever can be scheduled now. So the same code runs in the feeder's
-event loop and in the caller's own thread.
+Nothing here waits or does I/O. The owner calls `pump` after every event (a task done, a batch taken, a worker ready),
+and `pump` schedules whatever can be scheduled now. So the same code runs in the feeder's event loop and in the
+caller's thread.
 
 What happens when something fails:
 
-- A sample that fails is part of its batch's delivery; the loop raises it, or leaves the sample out, when the batch's
-  turn comes. So every batch before it is delivered, and what is raised does not depend on timing.
+- A failed sample travels with its batch; the loop raises the error, or leaves the sample out, at the batch's turn. So
+  every batch before it is delivered, and what is raised does not depend on timing.
 - A shard that cannot be read or scanned ends the epoch at once: `pump` and `on_done` raise, and the owner closes pool
-  and slots. Nothing is retried here; retries belong to the storage and to the pool.
-- A worker's death is the pool's business and is not seen here, unless the pool gives up.
+  and slots. Nothing is retried here: retries belong to the storage and to the pool.
+- The pool handles the death of a worker; it is not seen here unless the pool gives up.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ from streamload.workers.protocol import Pool
 __all__ = ["Epoch", "Epochs", "FailedRow", "OrphanedTasks", "Part", "ReadyBatch"]
 
 _MESSAGES_PER_WINDOW = 5
-"""How often the trainer tells what it has taken, while it takes as many batches as may be outstanding."""
+"""How often the trainer acknowledges, while it takes as many batches as may be outstanding."""
 
 _MOST_INLINE_BYTES = 1 << 20
-"""Of a batch's values beside its arrays in messages: more is written to its slot, which one worker then fills alone."""
+"""Bytes of a batch's out-of-band values in messages; more is written to its slot, which one worker then fills alone."""
 
 _MOST_UNACKNOWLEDGED = 64
-"""Half of the slots that the pool keeps for a trainer that has not given them back yet."""
+"""Half of the slots kept for a trainer that has not released them yet."""
 
 
 @dataclass(frozen=True)
 class FailedRow:
-    """A row that failed, and where it is from."""
+    """A failed row, and the sample it was made of."""
 
     failure: RowFailure
     url: str
@@ -56,7 +56,7 @@ class FailedRow:
 
 
 class Part(NamedTuple):
-    """Rows of a batch as one task made them: their values that are no arrays, see `PieceDone`."""
+    """Rows of a batch that one task made, and their out-of-band values; see `PieceDone`."""
 
     rows: int
     out_of_band: bytes | InSlot | None
@@ -67,14 +67,14 @@ class ReadyBatch(NamedTuple):
 
     Attributes:
         slot: where it lies.
-        size_bytes: how much of the slot it takes.
+        size_bytes: how much of the slot it uses.
         layout: a cloudpickle of its layout.
         rows: how many rows it has; None where a `collate_fn` made it and its layout has none.
         parts: in the order of their rows.
-        failed: the rows that failed, in order. In a batch of rows their places hold other rows' bytes.
-        dropped_already: the failed rows are not in the batch any more.
-        end: the position of the epoch's order behind it.
-        extra: it comes only in the place of those before it of which nothing is left; its samples have their own turn.
+        failed: the rows that failed, in order. In a batch of rows their places hold copies of other rows.
+        dropped_already: the failed rows have been removed from the batch.
+        end: the position in the epoch's order after its last sample.
+        extra: it only replaces empty batches before it; its samples are delivered at their own turn as well.
     """
 
     slot: int
@@ -94,13 +94,13 @@ class ReadyBatch(NamedTuple):
 
 
 class OrphanedTasks:
-    """Those whose batch is made again by another task, or whose epoch was given up.
+    """Tasks in flight whose result is unwanted: another task makes their batch again, or their epoch was abandoned.
 
-    A worker that has such a task does it all the same. Were its bytes freed meanwhile, it would find zeros, and
-    the user's code would be run on these.
+    A worker that holds such a task still does it. If its bytes were freed meanwhile, it would read zeros and run the
+    user's code on them; so they are held until the task is done.
 
     Args:
-        fetcher: has the bytes; None where nothing is fetched.
+        fetcher: holds the bytes; None where nothing is fetched.
     """
 
     def __init__(self, fetcher: Fetcher | None) -> None:
@@ -111,7 +111,7 @@ class OrphanedTasks:
         return len(self._parts)
 
     def add(self, task: RowTask) -> None:
-        """Nobody waits for this one any more; its batch still holds what it reads. Idempotent."""
+        """Take over from its batch the parts that a task reads. Idempotent."""
         if self._fetcher is None or task.number in self._parts:
             return
         keys = parts_of_rows(task.table.shards, task.table.places())
@@ -120,7 +120,7 @@ class OrphanedTasks:
         self._parts[task.number] = held
 
     def over(self, number: int) -> None:
-        """A task is not in flight any more. It need not be one of these."""
+        """Release the parts of a task that is no longer in flight; other tasks are ignored."""
         held = self._parts.pop(number, None)
         if held is not None and self._fetcher is not None:
             self._fetcher.ledger.release(held)
@@ -132,20 +132,20 @@ class Epoch:
 
     Args:
         settings: the loader's.
-        start: which epoch, from where, for whom.
+        start: which epoch, which position in it, which rank.
         tables: where samples lie.
-        scans: finds out what the tables don't know.
-        pool: who does the work.
+        scans: scans the shards that have no table.
+        pool: does the tasks.
         slots: where batches are written.
-        learned: from earlier epochs, for later ones.
-        totals: what is added up.
-        orphaned: gets those of its tasks in flight that nobody waits for any more.
-        before: the batcher of the epoch before, whose batches count as in flight too.
-        prerequisites: brings what has to be fetched; None where everything is here.
+        learned: by earlier epochs, for later ones.
+        totals: statistics to add to.
+        orphaned: gets its tasks in flight whose result is no longer wanted.
+        before: the previous epoch's batcher, whose batches count as outstanding too.
+        prerequisites: fetches remote parts and tables; None where everything is local.
 
     Attributes:
         start: which epoch this is.
-        batcher: its batches from the moment work on them begins until the trainer takes them.
+        batcher: its batches from their first task until the trainer takes them.
     """
 
     def __init__(
@@ -167,7 +167,7 @@ class Epoch:
         self.batcher = RowBatcher(in_order=settings.in_order, before=before)
         self._fields = settings.fields
         self._fills_up = settings.fills_up
-        self._something_left = start.position > 0  # as far as is known
+        self._something_left = start.position > 0  # a resumed epoch has delivered some samples
         self._owes = False
         self._wrapped = False
         self._tables = tables
@@ -197,25 +197,22 @@ class Epoch:
 
     @property
     def ended(self) -> bool:
-        """Whether every batch has been given out, and one more where nothing was left of the last ones."""
+        """Whether every batch has been released, and one more where the last ones were empty."""
         return self.exhausted and self.batcher.empty and not self.must_wrap
 
     @property
     def must_wrap(self) -> bool:
-        """Whether nothing was left of the last batches, so that one from the start of the order comes for them."""
+        """Whether the last batches were empty, so that one from the start of the order must replace them."""
         return self._owes and not self._wrapped and self.exhausted and self.batcher.empty
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is being done, and the trainer has taken all that was given out."""
+        """Whether no task is in flight, and the trainer has taken every released batch."""
         return not self.busy and self.batcher.outstanding == self.batcher.kept
 
     @property
     def busy(self) -> bool:
-        """Whether anything is being done.
-
-        What is to be done again, and waits for bytes that have moved to a worker, is not being done.
-        """
+        """Whether any task is in flight. One that waits to be done again, until its bytes are back, is not."""
         return bool(self._tasks) and not self._pool.held_up
 
     def pump(self) -> None:
@@ -238,12 +235,12 @@ class Epoch:
         self._totals.plan_s += self._scheduler.take_plan_s()
 
     def waits_for(self, number: int) -> bool:
-        """Whether a task is being done for batches of this epoch, none of which is made again by another task."""
+        """Whether a task in flight makes batches of this epoch, none of which another task makes again."""
         task = self._tasks.get(number)
         return task is not None and all(self.batcher.find(each.batch, each.slot) for each in task.pieces)
 
     def takes(self, done: RowsDone) -> bool:
-        """Take in an answer, if it is to a task of this epoch."""
+        """Take the result of a task; False if the task belongs to another epoch."""
         if done.number not in self._tasks:
             return False
         del self._tasks[done.number]
@@ -267,7 +264,7 @@ class Epoch:
         return True
 
     def take_ready(self) -> tuple[list[ReadyBatch], int]:
-        """The batches that are ready, in order, and how many the trainer may take before it tells of it."""
+        """The batches that are ready, in order, and how many the trainer may take before it acknowledges."""
         complete = self.batcher.take_complete()
         for batch in complete:
             self._scheduler.done(batch)
@@ -280,11 +277,11 @@ class Epoch:
         ) if ready else 1
 
     def drop(self, number: int) -> None:
-        """A task is not in flight any more, and has no answer; it need not be one of this epoch."""
+        """Forget a task that will have no result; tasks of other epochs are ignored."""
         self._tasks.pop(number, None)
 
     def abandon(self) -> None:
-        """Nobody wants what has not been given out. Its slots are not used again: tasks may still write there."""
+        """Drop all batches that have not been released. Their slots are discarded: tasks may still write to them."""
         for task in self._tasks.values():
             self._orphaned.add(task)
         for batch in self.batcher.take_all():
@@ -293,11 +290,11 @@ class Epoch:
         self.close()
 
     def close(self) -> None:
-        """Nothing is fetched for this epoch any more. Idempotent."""
+        """Stop fetching for this epoch. Idempotent."""
         self._scheduler.close()
 
     def _note_left(self, batch: ReadyBatch) -> None:
-        """A batch is given out, for which the next one comes where nothing is left of it."""
+        """Note a released batch; where it is empty, the next one replaces it."""
         if batch.nothing_left:
             self._owes = self._something_left
         else:
@@ -306,7 +303,7 @@ class Epoch:
                 self._scheduler.close()
 
     def _note_orphaned(self) -> None:
-        """A batch was begun again, so nobody waits for those of its tasks that are in flight."""
+        """A batch was restarted: its tasks in flight are orphaned."""
         for task in self._tasks.values():
             if not self.waits_for(task.number):
                 self._orphaned.add(task)
@@ -346,7 +343,7 @@ class Epoch:
 
 
 def _needs_slot(part: PieceDone, batch: RowBatch) -> bool:
-    """Whether the values that are no arrays are too large for messages: one worker makes such a batch."""
+    """Whether the out-of-band values are too large for messages: one worker must make the whole batch."""
     if part.whole or part.piece.complete:
         return False
     return _bytes_inline(part) * batch.rows > _MOST_INLINE_BYTES * part.piece.rows
@@ -361,21 +358,21 @@ Deliver = Callable[[EpochStart, list[ReadyBatch], bool, int], None]
 
 
 class Epochs:
-    """At most two epochs: the one that the trainer has asked for, and the one that it will probably ask for next.
+    """At most two epochs: the one that the trainer requested, and the one that it will probably request next.
 
-    The first batches of the next one are made while the last ones of the other are used, so there is no gap between
-    them. They are announced as soon as the other has ended, asked for or not; a trainer that begins somewhere else lets
-    them go, and then nothing is made ahead until it goes on from one epoch to the next again. What fails in the next
-    epoch takes effect when that is asked for, unless it is forgiven before.
+    The first batches of the next epoch are made while the last ones of the current one are used, so that there is no
+    gap between them. They are announced as soon as the current epoch has ended, requested or not. A trainer that
+    starts elsewhere discards them; then nothing is made ahead until one epoch follows another again. A failure in the
+    next epoch takes effect when that epoch is requested, unless it is forgiven before.
 
-    A trainer may leave the epoch that it has asked for, or just ask for another one: then that is abandoned. What was
-    announced of it the trainer still takes; the rest is made by nobody, and no other one is begun unasked.
+    A trainer may leave its epoch, or just request another one: the old one is abandoned. The trainer still takes what
+    was announced of it, the rest is not made, and no epoch is begun ahead of time.
 
     Args:
-        begin: makes an epoch, given the batcher of the one before.
-        deliver: announces batches: which epoch's, the batches, whether that was all of the epoch that was asked for,
-            and how many may be taken before that is told.
-        works_ahead: False never begins an epoch that was not asked for.
+        begin: makes an epoch, given the batcher of the previous one.
+        deliver: announces batches: of which epoch, the batches, whether they end the requested epoch, and how many may
+            be taken before the trainer acknowledges.
+        works_ahead: False never begins an epoch before it is requested.
     """
 
     def __init__(self, begin: Begin, deliver: Deliver, *, works_ahead: bool) -> None:
@@ -391,30 +388,30 @@ class Epochs:
 
     @property
     def only_next_works(self) -> bool:
-        """Whether whatever is done now is done for an epoch that was not asked for."""
+        """Whether all current work is for an epoch that has not been requested."""
         return self._next is not None and (self._asked is None or self._asked.exhausted)
 
     @property
     def waits(self) -> bool:
-        """Whether the epoch that was asked for can only go on when something more has come near."""
+        """Whether the requested epoch is blocked until more bytes are resident."""
         return self._asked is not None and self._asked.idle and not self._asked.ended
 
     @property
     def busy(self) -> bool:
-        """Whether any batch is being made; when it is, what it was made of may make room."""
+        """Whether any batch is being made; when it is done, its parts can be freed."""
         return any(epoch is not None and epoch.busy for epoch in (self._asked, self._next))
 
     @property
     def newest(self) -> tuple[int, int, int] | None:
-        """The identity of the newest epoch that anything is done for: nothing is announced of an older one."""
+        """The identity of the newest epoch in progress: nothing of an older one is announced any more."""
         newest = self._next if self._asked is None and self._next is not None else self._last
         return None if newest is None else newest.start.identity
 
     def ask(self, start: EpochStart) -> None:
-        """The trainer wants this one.
+        """Start the epoch that the trainer requests, or go on with it if it was begun ahead.
 
         Raises:
-            StreamloadError: what was done of it already has failed.
+            StreamloadError: it was begun ahead and has failed.
         """
         if self._asked is not None:
             self.abandon(self._asked.start.number)
@@ -430,27 +427,27 @@ class Epochs:
             raise error
 
     def abandon(self, number: int) -> None:
-        """The trainer does not want the rest of the epoch that it asked for as this pass, if that has not ended."""
+        """Abandon the epoch that was requested as this pass, if it has not ended."""
         if self._asked is not None and self._asked.start.number == number:
             self._asked.abandon()
             self._asked = None
             self._in_step = False
 
     def stop(self) -> None:
-        """Forget all of them."""
+        """Forget all epochs."""
         self._asked = self._next = self._next_error = None
 
     def fail_next(self, error: Exception) -> None:
-        """Something has failed that was done for the next epoch."""
+        """Keep an error for the moment when the next epoch is requested."""
         self._next_error = error
 
     def forgive(self, errors: Iterable[Exception]) -> None:
-        """What these were met for is tried again; if the next epoch has failed with one of them, it goes on."""
+        """Let the next epoch go on if it failed with one of these errors, whose cause is being retried."""
         if any(error is self._next_error for error in errors):
             self._next_error = None
 
     def taken(self, batches: int) -> None:
-        """The trainer has taken so many of the batches that were announced."""
+        """Note that the trainer has taken so many of the announced batches."""
         while batches:
             batcher, announced = self._untaken.popleft()
             count = min(batches, announced)
@@ -460,17 +457,17 @@ class Epochs:
                 self._untaken.appendleft((batcher, announced - count))
 
     def waits_for(self, task: int) -> bool:
-        """Whether a task is being done for batches that are wanted."""
+        """Whether a task in flight makes batches that are still wanted."""
         return any(epoch is not None and epoch.waits_for(task) for epoch in (self._asked, self._next))
 
     def drop(self, task: int) -> None:
-        """A task is not in flight any more, and has no answer: nobody waits for it."""
+        """Forget an unwanted task that will have no result."""
         for epoch in (self._asked, self._next):
             if epoch is not None:
                 epoch.drop(task)
 
     def on_done(self, done: RowsDone) -> None:
-        """A task has come back. That of an epoch that was abandoned is dropped."""
+        """Take the result of a task; that of an abandoned epoch is dropped."""
         for epoch in (self._asked, self._next):
             if epoch is not None and epoch.takes(done):
                 return
@@ -479,16 +476,16 @@ class Epochs:
         """Announce what is ready, and schedule what can be scheduled.
 
         Raises:
-            StreamloadError: the epoch that was asked for cannot go on.
+            StreamloadError: the requested epoch cannot go on.
         """
         if self._asked is not None:
             self._announce(self._asked)
         if self._asked is not None:
-            if self._asked.must_wrap and self._next is not None:  # or the next one might leave it no room
+            if self._asked.must_wrap and self._next is not None:  # which might leave it no room
                 self._next.abandon()
                 self._next = self._next_error = None
             self._asked.pump()
-            if self._asked.ended:  # it had no batch that was still to come
+            if self._asked.ended:  # it had no batch left
                 self._announce(self._asked)
         if self._next_error is None:
             with Attempt() as attempt:
