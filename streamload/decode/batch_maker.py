@@ -43,10 +43,10 @@ from streamload.tar.table import MISSING
 __all__ = ["BatchMaker"]
 
 _RAGGED = (LayoutMismatchError, TypeError, RecursionError)
-"""Rows that are unlike each other, of classes that only torch knows, or nested too deeply."""
+"""Raised for rows that differ, that hold classes only torch knows, or that are nested too deeply."""
 
 _COLLATE_STREAM = 1 << 40
-"""Keeps the random numbers of a `collate_fn` apart from those of the batch's first sample."""
+"""Separates the random numbers of a `collate_fn` from those of the batch's first sample."""
 
 
 class BatchMaker:
@@ -123,7 +123,7 @@ class BatchMaker:
         return tuple(done)
 
     def _rows_of_batch(self, piece: Piece, rows: Rows, failed: Mapping[int, RowFailure], capacity: int) -> PieceDone:
-        """Write rows in place, as the fixed layout has it; a row that failed holds the bytes of another one."""
+        """Write rows in place by the fixed layout; the place of a failed row gets a copy of another row."""
         failures = _in_batch(failed, piece) if failed else ()
         good = next((row for row in range(rows.count) if row not in failed), None) if failed else 0
         if good is None:
@@ -172,18 +172,18 @@ class BatchMaker:
             self.rows.seeds.seed(randomness, int(table.shards[start]) + _COLLATE_STREAM, *first)
             batch = self._job.collate_fn(rows.as_list())
             returned = True
-            return self._lay_down(piece, batch, failures)
+            return self._write_batch(piece, batch, failures)
         assert attempt.error is not None
         if self._job.collate_fn is None:
-            failure = self._unlike(task, [start + row for row in chosen], rows, attempt.error)
+            failure = self._why_not_collated(task, [start + row for row in chosen], rows, attempt.error)
         else:
             happened = "returned what cannot be sent to the training process:" if returned else "raised"
             said = f"collate_fn {happened} {in_words(attempt.error)} (for the batch that begins with this sample)"
             failure = _batch_failure(task, start, said, cause=self._failure_of(attempt.error))
         return PieceDone(piece, whole=True, failures=(*failures, replace(failure, row=piece.first_row)))
 
-    def _unlike(self, task: RowTask, task_rows: Sequence[int], rows: Rows, error: Exception) -> RowFailure:
-        """Why rows are no batch: that of the one that lacks what another has, or of the first; `error` is torch's."""
+    def _why_not_collated(self, task: RowTask, task_rows: Sequence[int], rows: Rows, error: Exception) -> RowFailure:
+        """The failure of rows that cannot be a batch: of the row that lacks a key, or the first; `error` is torch's."""
         names = None if task.keys is None else [task.keys[row] for row in task_rows]
         fields = () if self._job.fields is not None else [column.name for column in task.table.columns()]
         missing = find_missing_key(rows, names, fields)
@@ -191,11 +191,11 @@ class BatchMaker:
             return _batch_failure(task, task_rows[missing.row], missing.message, field=missing.field)
         difference = difference_between(rows)
         said = f"the batch that begins with this sample cannot be collated: {difference or in_words(error)}"
-        # torch's words say less, in a page of its own frames
+        # torch's message says less, in a page of frames
         return _batch_failure(task, task_rows[0], said, cause=None if difference else self._failure_of(error))
 
     def _regular_batch(self, piece: Piece, rows: Rows, failures: tuple[RowFailure, ...]) -> PieceDone:
-        """A batch whose rows are alike, if not like those of other batches; else torch decides what becomes of it."""
+        """Write a batch whose rows are alike, even if unlike other batches; otherwise torch collates or refuses it."""
         try:
             layout = describe_rows(rows.row(0)).with_capacity(rows.count)
             size_bytes = layout.offsets()[1]
@@ -211,12 +211,12 @@ class BatchMaker:
                 failures=failures,
             )
         except _RAGGED:
-            if find_missing_key(rows) is not None:  # torch would take the first row's keys, and drop what others have
+            if find_missing_key(rows) is not None:  # torch would drop the keys that the first row lacks
                 raise
-        return self._lay_down(piece, torch_collate(rows), failures)
+        return self._write_batch(piece, torch_collate(rows), failures)
 
-    def _lay_down(self, piece: Piece, batch: Any, failures: tuple[RowFailure, ...]) -> PieceDone:
-        """Lay whatever a `collate_fn` returned into the slot."""
+    def _write_batch(self, piece: Piece, batch: Any, failures: tuple[RowFailure, ...]) -> PieceDone:
+        """Write to the slot whatever a `collate_fn` has returned."""
         layout, arrays, values = describe_batch(batch)
         size_bytes = layout.offsets()[1]
         if arrays:
@@ -236,7 +236,7 @@ class BatchMaker:
     def _store(
         self, piece: Piece, values: list[Any], size_bytes: int, *, may_use_slot: bool = True
     ) -> tuple[bytes | InSlot | None, int]:
-        """Store what is no array; returns where it is, and the bytes of the slot that are used then."""
+        """Store the out-of-band values; returns them, or their place, and the used bytes of the slot."""
         if not values:
             return None, size_bytes
         stored = store_values(values, self._slots, piece.slot, size_bytes, may_use_slot=may_use_slot)

@@ -1,4 +1,4 @@
-"""Reading one field of many samples: from the bytes of shards to a column of values."""
+"""The field reader: one field of many samples, from bytes in shards to a column of values."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ __all__ = ["ABSENT", "FieldReader", "Progress", "RowError", "ShardReader", "Work
 
 _ARRAYS_PER_SHARD = 8
 _INTEGERS_PER_SHARD = 32
-"""Rows are read at once shard by shard. Where few are in the same one, reading them one by one is faster."""
+"""With fewer rows in each shard, reading them one by one is faster than shard by shard."""
 
 ABSENT: Any = type("Absent", (), {})()
-"""Stands in a column for a field that a sample does not have."""
+"""The value in a column of a field that a sample lacks."""
 
 
 class _Target(enum.Enum):
-    """Where the bytes of a field are read to."""
+    """The memory that a field is read into."""
 
     REUSED = enum.auto()
     BYTEARRAY = enum.auto()
@@ -85,7 +85,7 @@ Progress = memoryview | list[int]
 
 
 class RowError(Exception):
-    """What is wrong with a row, found by our own code; `kind` names a class of `streamload.errors`."""
+    """An error of a row that our own code found; `kind` names a class of `streamload.errors`."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
@@ -131,7 +131,7 @@ class Work:
         return len(self.row_shards)
 
     def each_row(self, action: Callable[[int], None], failed: Callable[[int, Exception], RowFailure]) -> None:
-        """Run an action for every row that has not failed yet; where it raises, the row has failed."""
+        """Run an action for every row that has not failed; a row for which it raises fails."""
         rows = iter(range(self.count))
         progress, failures, row = self.progress, self.failures, -1
         while True:
@@ -149,10 +149,10 @@ class FieldReader:
     """Decodes fields.
 
     Args:
-        decode: the user's choice of decoders.
-        optional: a sample without the field gets `ABSENT` and not an error.
-        limit_bytes: how much a field may decode to beyond the bytes that it has, see `decoder_for`.
-        single: some function of the user's sees the values one by one, so they must be what its decoder returns.
+        decode: as for `decoder_for`.
+        optional: a sample without the field gets `ABSENT`, not an error.
+        limit_bytes: as for `decoder_for`.
+        single: user code sees the values one by one, so they must be exactly what the decoder returns.
     """
 
     def __init__(
@@ -179,36 +179,35 @@ class FieldReader:
         return decoder
 
     def is_built_in(self, column: Column) -> bool:
-        """Whether our own decoders read this field, and not a function of the user's."""
+        """Whether our own decoders, not the user's, decode this field."""
         return all(decodes_as_built_in(name, self._decode) for name in column.alternatives)
 
     def keeps_nothing(self, name: str) -> bool:
-        """Whether a field's decoder makes something new of the bytes, as that of images does."""
+        """Whether a field's decoder keeps no reference to the bytes, as that of images."""
         return self._target(name) is _Target.REUSED
 
     def is_absent(self, column: Column, row: int) -> bool:
-        """Whether the sample lacks the field, and may."""
+        """Whether the sample lacks a field that is optional."""
         return self._optional and int(column.offsets[row]) == MISSING
 
     def encoded(self, work: Work, column: Column, row: int, name: str) -> Encoded:
-        """A field's bytes, checked, as its decoder takes them without a copy.
+        """A field's bytes, checked, in the kind of memory that its decoder takes without a copy.
 
         Args:
-            work: the task.
+            work: the rows.
             column: the field.
             row: the row.
-            name: of the field that the row really has. The bytes of one that `keeps_nothing` may lie in memory that
-                the next call uses again.
+            name: of the field that the row has. If it `keeps_nothing`, the next call may reuse the memory.
 
         Raises:
-            RowError: the sample has no such field, or its bytes cannot be read, or are not what the index says.
+            RowError: the sample has no such field, or its bytes cannot be read or are not what the index says.
         """
         start, size = int(column.offsets[row]), int(column.sizes[row])
         if start == MISSING:
             raise RowError("SampleError", f"the sample has no field {column.name!r}")
         shard = work.row_shards[row]
         if size > work.shards.size_bytes(shard) - start:
-            raise RowError("DecodeError", "the index points behind the end of the shard; run `streamload index`")
+            raise RowError("DecodeError", "the index points beyond the end of the shard; run `streamload index`")
         try:
             data = self._read_bytes(work.shards, shard, start, size, name)
         except (OSError, OverflowError) as error:
@@ -224,7 +223,7 @@ class FieldReader:
         return data
 
     def _read_bytes(self, shards: ShardReader, shard: int, start: int, size: int, name: str) -> Encoded:
-        """What a shard has of a place; fewer bytes where it ends before."""
+        """Read bytes to the memory that suits the field; fewer where the shard ends before."""
         match self._target(name):
             case _Target.REUSED:
                 view = self._reused_memory(size)
@@ -235,7 +234,7 @@ class FieldReader:
                 return shards.read(shard, start, size)
 
     def _target(self, name: str) -> _Target:
-        """Asked twice for every value, so it is worked out once for every name."""
+        """Cached by name, as it is needed twice for every value."""
         target = self._targets.get(name)
         if target is None:
             target = _Target.BYTES
@@ -245,13 +244,13 @@ class FieldReader:
         return target
 
     def _reused_memory(self, size_bytes: int) -> memoryview:
-        """Memory that is used again for every image: taking it anew would cost more than reading into it."""
+        """Memory reused for every image: allocating it would cost more than reading into it."""
         if len(self._reused) < size_bytes:
             self._reused = memoryview(bytearray(2 * size_bytes))
         return self._reused[:size_bytes]
 
     def read(self, work: Work, column: Column, failed: Callable[[int, Exception], RowFailure]) -> Any:
-        """A field's values for all rows of a task: an array with one entry a row where the bytes allow it at once."""
+        """A field's values for all rows: a list, or a column that was decoded at once where the bytes allow it."""
         missing = bool((column.offsets == MISSING).any())
         first_only = column.which is None or not column.which.any()
         plain = first_only and column.crc32 is None and not missing
@@ -291,12 +290,12 @@ class FieldReader:
 
 
 def field_of(column: Column, row: int) -> str:
-    """The field that a row really has, where the user named alternatives."""
+    """The field that a row has, where the user named alternatives."""
     return column.alternatives[0 if column.which is None else int(column.which[row])]
 
 
 def _stored_arrays(column: Column, work: Work) -> StoredRows | None:
-    """Arrays that all have the same dtype and shape, copied once from where they lie; None where that is not so."""
+    """Arrays of one dtype and shape, left in their shards until they are copied; None where they differ."""
     name, shards = column.alternatives[0], work.table.shards
     if not may_share_layout(name, column.sizes):
         return None
@@ -318,7 +317,7 @@ def _stored_arrays(column: Column, work: Work) -> StoredRows | None:
 
 
 def _integers(column: Column, work: Work) -> NDArray[np.int64] | None:
-    """A column of integers, shard by shard; None where its kind or its bytes don't allow that."""
+    """A column of integers, decoded shard by shard; None where the field is no such column."""
     name = column.alternatives[0]
     if not may_be_integers(name, column.sizes):
         return None

@@ -26,7 +26,7 @@ __all__ = ["MadeRows", "Places", "RowMaker"]
 
 @dataclass(frozen=True, slots=True)
 class Transforms:
-    """What happens to the samples of one dataset.
+    """The transforms of one dataset.
 
     Attributes:
         by_field: functions of fields.
@@ -38,13 +38,13 @@ class Transforms:
 
     @classmethod
     def of(cls, transform: Transform | None) -> Transforms:
-        """From what the user gave."""
+        """From the user's argument."""
         if isinstance(transform, Mapping):
             return cls({name: UserFunction(function) for name, function in transform.items()}, None)
         return cls({}, None if transform is None else UserFunction(transform))
 
     def of_column(self, name: str, alternatives: tuple[str, ...]) -> dict[str, UserFunction]:
-        """For each field that a column may hold the function that transforms it, where there is one."""
+        """The functions of the fields that a column may hold, by field."""
         if name in self.by_field:
             return dict.fromkeys(alternatives, self.by_field[name])
         return {field: self.by_field[field] for field in alternatives if field in self.by_field}
@@ -54,9 +54,9 @@ class DatasetTransforms:
     """The transforms of all datasets.
 
     Args:
-        transform: of those that have none of their own.
-        own: for each dataset, in the order of the listing, its first shard, and its own transform or None; empty where
-            there is one dataset.
+        transform: of the datasets that have none of their own.
+        own: for each dataset of a mixture, in the order of the listing, its first shard, and its own transform or
+            None; empty for a single dataset.
     """
 
     def __init__(self, transform: Transform | None, own: OwnTransforms) -> None:
@@ -66,13 +66,13 @@ class DatasetTransforms:
 
     @property
     def functions(self) -> list[UserFunction]:
-        """Every function that there is."""
+        """All functions."""
         by_field = [function for transforms in self.all for function in transforms.by_field.values()]
         return by_field + [transforms.on_sample for transforms in self.all if transforms.on_sample is not None]
 
     @property
     def any_on_sample(self) -> bool:
-        """Whether some function is one of whole samples."""
+        """Whether some function takes whole samples."""
         return any(transforms.on_sample is not None for transforms in self.all)
 
     def datasets(self, shards: list[int]) -> list[int]:
@@ -84,11 +84,11 @@ class DatasetTransforms:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Transformed:
-    """A column that goes through functions of the user's.
+    """A column that the user's functions transform.
 
     Attributes:
         column: where its bytes are.
-        functions: for each dataset, by the name of the field that a row has.
+        functions: for each dataset, by field.
         values: one for each row, to be filled in.
         places: for each row an array to make the value in, if a function can write there.
     """
@@ -100,7 +100,7 @@ class _Transformed:
 
     @property
     def every_function(self) -> list[UserFunction]:
-        """Those of all datasets."""
+        """The functions of all datasets."""
         return [function for functions in self.functions for function in functions.values()]
 
 
@@ -211,7 +211,7 @@ class RowMaker:
         return self._transform_samples(work, rows) if self._transforms.any_on_sample else rows
 
     def _transform_fields(self, work: Work, transformed: list[_Transformed]) -> None:
-        """Decode and transform some fields, sample by sample: a sample's functions draw from one generator in turn."""
+        """Decode and transform some fields, row by row: the functions of one row draw from one generator in turn."""
         random = work.random
         takes_rng = any(function.takes_rng for field in transformed for function in field.every_function)
         names = _names(work.table)
@@ -346,15 +346,16 @@ class RowMaker:
         fatal = changed or isinstance(cause, PROGRAM_ERRORS if in_program else ImportError)
         if fatal and in_program and cause is not None and self._job.on_error != "raise":
             message = f"{message}; {why_not_skipped(cause, self._job.on_error)}"
-        # Of errors that are counted the frames would pile up, with all that is in them.
-        told = failure_here if self._in_callers_process and (fatal or self._job.on_error == "raise") else failure_of
+        # Errors that are only counted are not kept with their frames, which would hold memory.
+        is_raised = fatal or self._job.on_error == "raise"
+        make_failure = failure_here if self._in_callers_process and is_raised else failure_of
         return RowFailure(
             row=row,
             kind=kind,
             message=message,
             field=column.name if column else None,
             fatal=fatal,
-            cause=None if cause is None else told(cause),
+            cause=None if cause is None else make_failure(cause),
             shard=work.row_shards[row],
             sample=int(work.table.samples[row]),
             offset=MISSING if where is None else int(where.offsets[row]),
@@ -363,5 +364,5 @@ class RowMaker:
 
 
 def _names(table: RowTable) -> list[tuple[int, int, int]]:
-    """What names each row's randomness: its shard, its sample, and how often that came before in the epoch."""
+    """What keys each row's randomness: its shard, its sample, and how often that occurred before in the epoch."""
     return list(zip(table.shards.tolist(), table.samples.tolist(), table.copies.tolist(), strict=True))

@@ -14,13 +14,13 @@ __all__ = ["GlobalSeeds", "RowRandomness"]
 
 
 class RowRandomness(Protocol):
-    """Where a sample's random numbers come from."""
+    """The source of a sample's random numbers."""
 
     def generator(self, shard: int, sample: int, copy: int = 0, /) -> np.random.Generator:
-        """For a function that takes an `rng`; good until the next call."""
+        """The generator for a function that takes an `rng`; valid until the next call."""
 
     def seeds(self, shard: int, sample: int, copy: int = 0, /) -> tuple[int, int, int]:
-        """For `random`, NumPy's legacy functions and torch."""
+        """The seeds for `random`, NumPy's legacy functions and torch."""
 
 
 class GlobalSeeds:
@@ -41,7 +41,7 @@ class GlobalSeeds:
 
     @contextmanager
     def whole_task(self) -> Iterator[None]:
-        """Surrounds everything that a task does."""
+        """Surround all user code of a task."""
         if not self._needed:
             yield
             return

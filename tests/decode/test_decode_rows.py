@@ -455,7 +455,7 @@ def test_places_behind_the_end_of_a_shard_are_decode_errors(name: str, place: tu
     done, _ = run(job(fields=(name,)), shelf, task)
     (failure,) = done.pieces[0].failures
     assert (failure.row, failure.kind) == (1, "DecodeError")
-    assert "behind the end of the shard; run `streamload index`" in failure.message
+    assert "beyond the end of the shard; run `streamload index`" in failure.message
 
 
 @pytest.mark.parametrize("kind", [NameError, AttributeError, TypeError, ImportError, NotImplementedError, MemoryError])
