@@ -34,7 +34,6 @@ from streamload.memory.mapped import Bytes
 from streamload.memory.slots import SlotMemory
 
 __all__ = [
-    "INLINE_BYTES",
     "LayoutMismatchError",
     "build_batch",
     "choose_rows",

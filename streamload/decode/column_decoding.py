@@ -1,7 +1,7 @@
 """Column decoding: one field of many samples at once, where a call for each sample would cost more than the work.
 
 The bytes are viewed as overlapping windows, one starting at every byte, so that a single indexing operation collects
-the bytes of all samples. A module of its own because it knows nothing of rows: arrays go in, arrays come out.
+the bytes of all samples. On its own because it knows nothing of rows: arrays go in, arrays come out.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import numpy as np
 from streamload.decode.batch_layout import describe_rows, is_tensor
 from streamload.decode.columns import Rows
 
-__all__ = ["MissingKey", "difference_between", "find_missing_key"]
+__all__ = ["difference_between", "find_missing_key"]
 
 _IMAGES = re.compile(r"uint8\[\d+, \d+, 3] uint8\[\d+, \d+, 3]$")
 _RESIZE = " (images with streamload.images.Resize((224, 224)), say)"

@@ -33,7 +33,7 @@ import numpy as np
 
 from streamload.decode.failure import Attempt
 
-__all__ = ["Attribute", "Left", "ModuleState", "StatePickler", "set_state", "state_of"]
+__all__ = ["ModuleState", "StatePickler", "set_state", "state_of"]
 
 MAX_VALUE_BYTES = 16 << 20
 """Of a pickle. Larger values are not sent, since each worker would get a copy, needed or not."""

@@ -21,7 +21,7 @@ from streamload.fetch.parts import LARGE_BYTES, PART_BYTES
 from streamload.memory.gathered import gather, read_fully
 from streamload.memory.mapped import Bytes, map_memory
 
-__all__ = ["Moved", "OpenShards"]
+__all__ = ["OpenShards"]
 
 _PIECE_BYTES = 2 << 20
 

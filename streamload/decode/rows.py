@@ -21,7 +21,7 @@ from streamload.decode.user_code import PROGRAM_ERRORS, TransformRaisedError, Us
 from streamload.errors import without_credentials
 from streamload.tar.table import MISSING
 
-__all__ = ["MadeRows", "Places", "RowMaker"]
+__all__ = ["RowMaker"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ from streamload.schedule.scheduler import Learned, PipelineSettings, RowBatch, R
 from streamload.statistics import FeederTotals
 from streamload.workers.protocol import Pool
 
-__all__ = ["Epoch", "Epochs", "FailedRow", "OrphanedTasks", "Part", "ReadyBatch"]
+__all__ = ["Epoch", "Epochs", "OrphanedTasks", "Part", "ReadyBatch"]
 
 _MESSAGES_PER_WINDOW = 5
 """How often the trainer acknowledges, while it takes as many batches as may be outstanding."""

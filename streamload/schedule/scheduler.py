@@ -25,7 +25,13 @@ from streamload.schedule.planned import PlannedRows
 from streamload.schedule.scans import Scans
 from streamload.workers.protocol import Pool
 
-__all__ = ["Learned", "PipelineSettings", "RowBatch", "RowBatcher", "Scheduler", "TaskSize", "task_size"]
+__all__ = [
+    "Learned",
+    "PipelineSettings",
+    "RowBatch",
+    "RowBatcher",
+    "Scheduler",
+]
 
 Source = tuple[PlannedRows, int]
 """A batch's rows: their block, and the number of the batch in it."""

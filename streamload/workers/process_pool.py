@@ -45,7 +45,7 @@ from streamload.memory.slots import SlotPool
 from streamload.memory.unnamed import descriptor_limit
 from streamload.workers.protocol import PoolEvents
 
-__all__ = ["FatalRows", "ProcessPool"]
+__all__ = ["ProcessPool"]
 
 _TASKS_AHEAD = 2
 _MAX_FAILED_STARTS = 3

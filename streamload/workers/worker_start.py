@@ -2,7 +2,7 @@
 
 Otherwise the workers of a feeder that is killed early, as when a loader is closed at once, would outlive it until their
 imports are done. Started as `python -m streamload.workers.worker_start SOCKET LAST_WORDS FEEDER PROGRESS`: three
-descriptors, and the process id of the feeder. A module of its own because whatever it imports delays the binding.
+descriptors, and the process id of the feeder. On its own because whatever it imports delays the binding.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ def main() -> None:
     """Run a worker on the descriptors given as arguments."""
     socket_number, words_number, feeder, progress_number = map(int, sys.argv[1:5])
     die_with(feeder)
-    from streamload.workers import worker
+    from streamload.workers.worker import run
 
-    worker.run(socket_number, words_number, progress_number)
+    run(socket_number, words_number, progress_number)
 
 
 if __name__ == "__main__":
