@@ -72,10 +72,10 @@ class BatchMaker:
 
     def run(self, task: RowTask, shards: ShardReader, progress: Progress, waited_s: float = 0.0) -> RowsDone:
         """Do one task. What fails is in the answer; only exits and interrupts are raised."""
-        random, table = self._random(task.epoch), task.table
+        random = self._random(task.epoch)
         with self.rows.seeds.whole_task():
             made = self.rows.make(
-                table,
+                task.table,
                 shards,
                 random,
                 keys=task.keys,
@@ -86,8 +86,8 @@ class BatchMaker:
             started = perf_counter()
             pieces = self._collate(task, made.rows, made.failures, random)
         seconds = WorkSeconds(made.decode_s, made.transform_s, perf_counter() - started, 0.0, waited_s)
-        payload_bytes = sum(int(sizes.clip(0).sum()) for _, sizes in table.places())
-        return RowsDone(task.number, pieces, len(table), payload_bytes, seconds, unseeded=self.rows.seeds.missed_torch)
+        unseeded = self.rows.seeds.missed_torch
+        return RowsDone(task.number, pieces, len(task.table), made.payload_bytes, seconds, unseeded=unseeded)
 
     def _random(self, epoch: int) -> SampleRandomness:
         if self._randomness is None or self._randomness[0] != epoch:

@@ -119,12 +119,14 @@ class MadeRows:
         failures: what went wrong, by row.
         decode_s: seconds spent on decoding.
         transform_s: seconds spent in the user's functions.
+        payload_bytes: of the fields, as they are stored.
     """
 
     rows: Rows
     failures: dict[int, RowFailure]
     decode_s: float
     transform_s: float
+    payload_bytes: int
 
 
 class RowMaker:
@@ -190,7 +192,8 @@ class RowMaker:
             work.failures[row] = self._row_failure(work, row, "SampleError", reason)
         rows = self._rows(work, places)
         work.progress[0] = -1
-        return MadeRows(rows, work.failures, work.decode_s, work.transform_s)
+        payload_bytes = sum(int(column.sizes.clip(0).sum()) for column in work.columns)
+        return MadeRows(rows, work.failures, work.decode_s, work.transform_s, payload_bytes)
 
     def _rows(self, work: Work, places: Places | None) -> Rows:
         columns: list[Any] = []
