@@ -17,10 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamload.decode.failure import sample_error
+from streamload.decode.field_reader import ShardReader
 from streamload.decode.missing_field import with_fields
 from streamload.decode.open_shards import OpenShards
 from streamload.decode.row_table import RowTable
-from streamload.decode.tasks import RowFailure, RowTask, ShardOpened
+from streamload.decode.tasks import RowFailure, ShardOpened
 from streamload.errors import DatasetIndexError, SampleError, ShardChangedError
 from streamload.fetch.range_reader import ByteRange, joined_ranges
 from streamload.fetch.resident import open_listed
@@ -29,7 +30,7 @@ from streamload.index.scan_cache import ScanCache
 from streamload.index.tables import Tables
 from streamload.memory.mapped import Bytes
 from streamload.order.plan import RowBlock
-from streamload.schedule.planned import locate
+from streamload.schedule.planned import PlannedRows, locate
 from streamload.tar.scan import labels_of, scan_file
 from streamload.tar.table import ShardTable
 from streamload.trainer.feeder_client import FeederClient
@@ -42,7 +43,7 @@ _OPEN_SHARDS = 64
 _TABLES_AT_ONCE = 32
 
 
-class RowBytes:
+class RowBytes(ShardReader):
     """Where the bytes of some rows are: the shards that they lie in, or the ranges of these that were read."""
 
     def __init__(self, listing: Listing, opened: dict[int, OpenShards], read: dict[ByteRange, bytes]) -> None:
@@ -79,12 +80,6 @@ class RowBytes:
         number = bisect_right(self._starts[shard], start) - 1
         first = start - self._starts[shard][number]
         return self._contents[shard][number][first : first + size_bytes]
-
-    def read_own(self, shard: int, start: int, size_bytes: int) -> bytearray:
-        """The same, in memory that the caller may change."""
-        own = bytearray(size_bytes)
-        found = self.read_into(memoryview(own), shard, start)
-        return own if found == size_bytes else own[:found]
 
     def gather(
         self, shard: int, offsets: NDArray[np.int64], sizes: NDArray[np.int64]
@@ -169,7 +164,7 @@ class RandomAccess:
                 found.append(labels)
         return np.concatenate(found) if found else np.empty(0, np.int64)
 
-    def rows(self, block: RowBlock, fields: tuple[str, ...] | None, *, verify: bool) -> tuple[RowTask, RowBytes]:
+    def rows(self, block: RowBlock, fields: tuple[str, ...] | None, *, verify: bool) -> tuple[PlannedRows, RowBytes]:
         """Some rows, located, and their bytes.
 
         Args:
@@ -184,11 +179,10 @@ class RandomAccess:
             shards = list(dict.fromkeys(block.shard.tolist()))
             self._have_tables(shards)
             planned = locate(block, self._tables, fields, verify=verify)
-            task = RowTask(0, 0, planned.table, planned.keys, (), 0, whole=True)
             opened = {shard: self._opened(shard) for shard in shards if self._is_local(shard)}
             wanted = joined_ranges(_places(planned.table, opened)) if len(opened) < len(shards) else []
             read = dict(zip(wanted, self._read_remotely("read_ranges", wanted), strict=True)) if wanted else {}
-        return task, RowBytes(self._listing, opened, read)
+        return planned, RowBytes(self._listing, opened, read)
 
     def error(self, failure: RowFailure, fields: tuple[str, ...] | None) -> SampleError | ShardChangedError:
         """The error for a sample that failed when these fields were wanted."""

@@ -21,7 +21,6 @@ from streamload.decode.rows import RowMaker
 from streamload.errors import DatasetIndexError, without_secrets
 from streamload.index.listing import Listing
 from streamload.loader import StreamLoader
-from streamload.memory.slots import HeapSlots
 from streamload.options import Options, Transform
 from streamload.order.plan import RowBlock
 from streamload.random_access import RandomAccess
@@ -240,16 +239,17 @@ class TarDataset(Dataset[Any]):
         rows = len(numbers)
         block = RowBlock(np.array([0, rows]), shards.astype(np.int64), samples.astype(np.int64), np.array([rows]))
         access = self._here()
-        task, data = access.rows(block, self._job.fields, verify=self._options.verify)
-        values, failures = self._maker().samples(task, data, _FromTorch())
-        if not failures:
+        planned, data = access.rows(block, self._job.fields, verify=self._options.verify)
+        made = self._maker().make(planned.table, data, _FromTorch(), keys=planned.keys)
+        values = made.rows.as_list()
+        if not made.failures:
             return values, None
-        first = failures[min(failures)]
+        first = made.failures[min(made.failures)]
         return values[: first.row], access.error(first, self._job.fields)
 
     def _maker(self) -> RowMaker:
         if not hasattr(self._makers, "maker"):
-            self._makers.maker = RowMaker(self._job, HeapSlots(), for_samples=True)
+            self._makers.maker = RowMaker(self._job, in_callers_process=True, one_by_one=True)
         maker: RowMaker = self._makers.maker
         return maker
 

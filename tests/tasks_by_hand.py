@@ -14,9 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamload.decode.batch_layout import Layout
+from streamload.decode.batch_maker import BatchMaker
 from streamload.decode.collate import build_batch
+from streamload.decode.field_reader import ShardReader
 from streamload.decode.row_table import ColumnKind, RowTable
-from streamload.decode.rows import RowMaker
 from streamload.decode.tasks import Job, Piece, PieceDone, RowsDone, RowTask
 from streamload.index.shard import Shard
 from streamload.memory.slots import HeapSlots, MappedSlots, SlotMemory, SlotPool
@@ -50,7 +51,7 @@ def as_json(value: Any) -> bytes:
     return json.dumps(value).encode()
 
 
-class Shelf:
+class Shelf(ShardReader):
     """Samples laid into shards, `per_shard` of them in each: what the feeder would know, and what a worker reads."""
 
     def __init__(self, samples: Sequence[Sample], per_shard: int = 1000) -> None:
@@ -67,16 +68,8 @@ class Shelf:
                     content += payload + b"/"
             self._shards.append(bytes(content))
 
-    def read_into(self, target: memoryview, shard: int, start: int) -> int:
-        data = self._shards[shard][start : start + len(target)]
-        target[: len(data)] = data
-        return len(data)
-
     def read(self, shard: int, start: int, size_bytes: int) -> bytes:
         return self._shards[shard][start : start + size_bytes]
-
-    def read_own(self, shard: int, start: int, size_bytes: int) -> bytearray:
-        return bytearray(self.read(shard, start, size_bytes))
 
     def size_bytes(self, shard: int) -> int:
         return len(self._shards[shard])
@@ -164,7 +157,7 @@ def slots_for(task: RowTask) -> HeapSlots:
 def run(work: Job, shelf: Shelf, task: RowTask) -> tuple[RowsDone, HeapSlots]:
     """Do one task here and now."""
     slots = slots_for(task)
-    return RowMaker(work, slots).run(task, shelf, [-1, -1]), slots
+    return BatchMaker(work, slots).run(task, shelf, [-1, -1]), slots
 
 
 def batch_of(done: PieceDone, slots: SlotMemory, layout: bytes | None = None) -> Any:

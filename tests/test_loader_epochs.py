@@ -18,7 +18,7 @@ from streamload import StreamLoader
 from streamload.errors import ShardNotFoundError
 from streamload.memory.channel import Channel
 from streamload.order.epoch_start import EpochStart
-from streamload.schedule.epochs import Epochs
+from streamload.schedule.epoch import Epochs
 from streamload.schedule.scheduler import RowBatcher
 
 COUNTS = [40, 30, 50]

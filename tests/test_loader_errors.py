@@ -184,7 +184,7 @@ def test_why_a_mistake_in_the_program_is_not_skipped_is_said(tmp_path: Path, on_
 
     common: dict[str, Any] = {"fields": ("json",), "on_error": on_error, "num_workers": workers}
     reason = (
-        f"; on_error={on_error!r} is for samples that fail for their data, and AttributeError is taken for a "
+        f"; on_error={on_error!r} is for samples whose data is bad, and AttributeError counts as a "
         "mistake in the program: raise ValueError for samples that are to be left out"
     )
     for wrong in ({"transform": {"json": attribute}}, {"decode": {"json": decoder}}):

@@ -97,6 +97,38 @@ def test_a_mistake_behind_the_first_operation_of_a_chain_is_the_programs(picture
             list(loader)
 
 
+@pytest.mark.parametrize("importer", ["transform", "collate_fn"])
+def test_code_that_imports_torch_in_a_worker_draws_seeded_numbers(tmp_path: Path, importer: str) -> None:
+    source = write_numbers(tmp_path / "few", [12])
+
+    def draw(value: Any) -> Any:
+        import torch  # no worker has it before
+
+        return {"drawn": float(torch.rand(()))}
+
+    def drawn(num_workers: int) -> list[Any]:
+        with StreamLoader(source, 2, num_workers=num_workers, **{importer: draw}) as loader:
+            return [batch["drawn"] if importer == "collate_fn" else batch["drawn"].tolist() for batch in loader]
+
+    assert drawn(2) == drawn(0)
+
+
+def test_a_sample_that_is_made_again_is_read_again(tmp_path: Path) -> None:
+    """What a transform has changed in place must not be changed twice."""
+    with ShardWriter(tmp_path / "s") as writer:
+        for number in range(6):
+            writer.write({"__key__": str(number), "npy": np.ones(2), **({"txt": "x"} if number % 2 else {})})
+
+    def transform(sample: dict[str, Any]) -> Any:
+        import torch  # noqa: F401 - the first import of it in a worker
+
+        sample["npy"] += 10
+        return sample["npy"]
+
+    with StreamLoader(tmp_path / "s", 2, transform=transform, num_workers=2) as loader:
+        assert [value for batch in loader for value in batch[:, 0].tolist()] == [11.0] * 6
+
+
 def test_out_of_order_nothing_is_lost_after_an_error(source: str) -> None:
     angry = [True]
 

@@ -1,1 +1,1 @@
-"""Bytes to rows: decoders by extension, the worker, and the pool of workers."""
+"""Bytes to values to a batch's memory: all that runs in a worker, wherever the worker is."""

@@ -24,24 +24,24 @@ __all__ = ["DECOMPRESSED_LIMIT_BYTES", "NpyLayout", "check_entries", "decode_npy
 DECOMPRESSED_LIMIT_BYTES = 513 << 20
 """The most bytes that one field may have beyond those stored: a volume of 512 x 512 x 512 float32, with a header.
 
-An image at `PIXEL_LIMIT` takes as much. More is taken for a bomb and refused before the memory is taken.
+An image at `PIXEL_LIMIT` takes as much. More counts as a bomb and is refused before any memory is allocated.
 """
 
 _MAGIC = b"\x93NUMPY"
-_HEADER_LIMIT_BYTES = 10_000  # as in NumPy: the parser of literals may need much time and memory for longer texts
+_HEADER_LIMIT_BYTES = 10_000  # as in NumPy: parsing longer literals may take much time and memory
 _version_and_length = struct.Struct("<6xBxH").unpack_from
 _long_length = struct.Struct("<I").unpack_from
 
 
 class NpyLayout(NamedTuple):
-    """What the header of an npy file says about the bytes behind it.
+    """What the header of an npy file says about the bytes that follow it.
 
     Attributes:
         shape: the array's shape.
         dtype: its type, never one that holds Python objects.
         order: "F" if the elements are stored column by column, else "C".
         start: offset of the first element, in bytes.
-        end: offset behind the last element, in bytes.
+        end: offset after the last element, in bytes.
         aligned: True if elements at `start` are aligned in a buffer whose first byte is.
     """
 
@@ -56,7 +56,7 @@ class NpyLayout(NamedTuple):
 def decode_npy(data: memoryview | bytearray) -> NDArray[Any]:
     """The array in an npy file of version 1, 2 or 3, in memory of its own, writable; a bytearray becomes that memory.
 
-    Bytes behind the last element are ignored, as `numpy.load` does.
+    Bytes after the last element are ignored, as by `numpy.load`.
 
     Raises:
         ValueError: `data` is not an npy file, holds Python objects, or is shorter than its header claims. Nothing
@@ -75,10 +75,10 @@ def decode_npy(data: memoryview | bytearray) -> NDArray[Any]:
 
 
 def npy_layout(data: memoryview | bytearray) -> NpyLayout:
-    """The layout of the npy file that begins with `data`, from a cache if its header was seen before.
+    """The layout of the npy file that begins with `data`, cached by its header.
 
     Raises:
-        ValueError: the header is not one of an npy file of plain elements.
+        ValueError: this is not the header of an npy file of plain elements.
     """
     if len(data) < 12:
         raise ValueError(f"not an npy file: {len(data)} bytes are too few for a header")
@@ -132,8 +132,8 @@ def decode_npz(data: memoryview, limit_bytes: int = DECOMPRESSED_LIMIT_BYTES) ->
     """The members of an npz file by name: arrays for `name.npy` (as `name`), bytes for any other.
 
     Raises:
-        ValueError: `data` is not a whole zip archive, a checksum is wrong, a name occurs twice, a member is packed
-            in a way that `numpy.savez` does not use, or all together are more than `limit_bytes` longer than `data`.
+        ValueError: `data` is not a whole zip archive, a checksum is wrong, a name occurs twice, a member is
+            compressed as `numpy.savez` never does, or all together exceed `data` by more than `limit_bytes`.
     """
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
@@ -154,7 +154,7 @@ def _member_value(name: str, content: bytes) -> NDArray[Any] | bytes:
 
 
 def check_entries(entries: Sequence[zipfile.ZipInfo], limit_bytes: int) -> None:
-    """Refuses a zip archive that would decompress to absurd memory or holds a name twice.
+    """Refuse a zip archive that decompresses to more than the limit, or holds a name twice.
 
     Raises:
         ValueError: names what is wrong with the archive.
@@ -170,6 +170,6 @@ def check_entries(entries: Sequence[zipfile.ZipInfo], limit_bytes: int) -> None:
     for entry in entries:
         if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise ValueError(
-                f"member {entry.filename!r} is packed with zip method {entry.compress_type}; "
+                f"member {entry.filename!r} is compressed with zip method {entry.compress_type}; "
                 "only stored and deflated members are read"
             )

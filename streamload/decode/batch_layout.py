@@ -1,9 +1,8 @@
-"""What a batch looks like: the nest of its containers, and where each array lies in the slot.
+"""The layout of a batch: its tree of containers, and where each array lies in the slot.
 
-A batch is a tree. Its inner nodes are mappings and sequences; its leaves are arrays, which lie in the slot, or anything
-else, which travels beside it. `describe_rows` finds the layout from one row (every later batch of rows that fit has
-it), `describe_batch` from a whole batch that a user's `collate_fn` has made, and `assemble` puts the batch together
-again where it is delivered.
+The inner nodes of the tree are mappings and sequences. Its leaves are arrays, which lie in the slot, or other values,
+which travel out of band. `describe_rows` finds the layout from one row (all later batches of rows that fit have it),
+`describe_batch` from a whole batch that a `collate_fn` has made, and `assemble` builds the batch in the trainer.
 """
 
 from __future__ import annotations
@@ -47,12 +46,12 @@ class ArrayLeaf:
     """An array in the slot.
 
     Attributes:
-        number: which array it is, counted through the tree.
-        dtype: NumPy's string for it.
-        shape: as it lies in memory (C order); of one row, or of the whole array where the layout has no rows.
-        axes: the permutation that gives the array its logical shape, or None for none.
-        torch_dtype: the name of a dtype that NumPy lacks, whose bytes `dtype` stands for.
-        tensor: becomes a tensor; without it, it stays an array (a `collate_fn` may return arrays).
+        number: its number in the tree.
+        dtype: as NumPy writes it.
+        shape: in memory (C order); of one row, or of the whole array where the layout has no rows.
+        axes: the permutation of these axes to the logical shape; None for the identity.
+        torch_dtype: the name of a torch dtype that NumPy lacks and `dtype` replaces.
+        tensor: it becomes a tensor; otherwise it stays an array, which a `collate_fn` may return.
     """
 
     number: int
@@ -73,14 +72,14 @@ class ArrayLeaf:
 
 @dataclass(frozen=True, slots=True)
 class OutOfBandLeaf:
-    """A value that travels beside the slot: in a layout of rows a list with one value a row, else anything."""
+    """A value that is no array: a list with one value for each row in a layout of rows, otherwise anything."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class MappingNode:
-    """A mapping; `kind` is the class to make it with."""
+    """A mapping of class `kind`."""
 
     kind: type
     keys: tuple[Any, ...]
@@ -89,7 +88,7 @@ class MappingNode:
 
 @dataclass(frozen=True, slots=True)
 class SequenceNode:
-    """A list, a tuple or a named tuple; `kind` is the class to make it with."""
+    """A list, a tuple or a named tuple of class `kind`."""
 
     kind: type
     children: tuple[Node, ...]
@@ -105,7 +104,7 @@ class Layout:
     Attributes:
         tree: the root.
         arrays: the tree's array leaves, by number.
-        out_of_band: how many values travel beside the slot.
+        out_of_band: the number of out-of-band leaves.
         capacity: the rows that the slot has room for; None where each leaf is a whole array.
     """
 
@@ -115,11 +114,11 @@ class Layout:
     capacity: int | None
 
     def with_capacity(self, rows: int) -> Layout:
-        """The same layout of rows in a slot for that many of them."""
+        """Return the layout for a slot with room for `rows` rows."""
         return replace(self, capacity=rows)
 
     def offsets(self) -> tuple[list[int], int]:
-        """Where each array begins in the slot, and the bytes of them all."""
+        """The offset of each array in the slot, and the bytes of all."""
         return self._offsets
 
     @cached_property
@@ -133,7 +132,7 @@ class Layout:
 
 
 class _Builder:
-    """Numbers the leaves while a tree is described."""
+    """Collects and numbers the leaves of a tree."""
 
     def __init__(self) -> None:
         self.arrays: list[ArrayLeaf] = []
@@ -153,7 +152,7 @@ class _Builder:
 
 
 def _memory_order(value: NDArray[Any]) -> tuple[int, ...] | None:
-    """The axes from the slowest to the fastest in memory, where that is dense but not C order; else None."""
+    """The axes from slowest to fastest in memory, where the array is dense but not in C order; else None."""
     if value.flags.c_contiguous or value.ndim < 2:
         return None
     axes = tuple(int(axis) for axis in np.argsort([-stride for stride in value.strides], kind="stable"))
@@ -161,8 +160,8 @@ def _memory_order(value: NDArray[Any]) -> tuple[int, ...] | None:
 
 
 def is_tensor(value: Any) -> bool:
-    """Whether a value is a torch tensor; torch is not imported to find out."""
-    kind = getattr(sys.modules.get("torch"), "Tensor", None)  # absent while another thread imports torch
+    """Whether a value is a torch tensor; does not import torch."""
+    kind = getattr(sys.modules.get("torch"), "Tensor", None)  # None while another thread imports torch
     return kind is not None and isinstance(value, kind)
 
 
@@ -172,12 +171,12 @@ def is_named_tuple(kind: type) -> bool:
 
 
 def is_plain_array(kind: type) -> bool:
-    """Whether a class is that of ordinary arrays or NumPy scalars, and not one that gives them another meaning."""
+    """Whether a class is that of plain arrays or NumPy scalars, not a subclass with another meaning."""
     return kind in (np.ndarray, np.memmap) or issubclass(kind, np.generic)
 
 
 def as_array(tensor: Any) -> tuple[NDArray[Any], str | None]:
-    """A dense CPU tensor's memory as an array, without a copy, and the name of a dtype that NumPy lacks."""
+    """A dense CPU tensor's memory as an array, without a copy, and its dtype's name where NumPy lacks it."""
     tensor = tensor.detach()
     if tensor.device.type != "cpu" or tensor.layout != sys.modules["torch"].strided:
         raise TypeError(f"a batch is made of dense CPU tensors, got {tensor.layout} on {tensor.device}")
@@ -190,13 +189,13 @@ def as_array(tensor: Any) -> tuple[NDArray[Any], str | None]:
 
 
 def describe_rows(row: Any) -> Layout:
-    """The layout of batches whose rows look like this one, as torch's `default_collate` would collate them.
+    """The layout of batches of rows like this one, as torch's `default_collate` would collate them.
 
     Arrays, tensors and numbers become arrays with a leading axis of rows; strings and bytes become lists, or tuples
     where they are items of sequences; dicts and named tuples keep their class; other tuples and lists become lists.
 
     Raises:
-        TypeError: the row holds something that `default_collate` refuses, or that is left to it.
+        TypeError: the row holds something that `default_collate` refuses, or must collate itself.
     """
     builder = _Builder()
     tree = _describe_row(row, builder)
@@ -236,13 +235,13 @@ def _scalar_dtype(kind: type) -> np.dtype[Any]:
 
 
 def describe_batch(batch: Any) -> tuple[Layout, list[NDArray[Any]], list[Any]]:
-    """The layout of one whole batch, whatever nest a `collate_fn` has returned.
+    """The layout of one whole batch that a `collate_fn` has returned.
 
-    Dense arrays and tensors in plain dicts, lists, tuples and named tuples go to the slot; everything else goes
-    beside it, as it is.
+    Dense arrays and tensors in plain dicts, lists, tuples and named tuples go to the slot; everything else travels
+    out of band, unchanged.
 
     Returns:
-        The layout, the arrays in its order (in their logical shapes), and the values that travel beside.
+        The layout, its arrays in their logical shapes, and its out-of-band values.
     """
     builder = _Builder()
     arrays: list[NDArray[Any]] = []
@@ -277,7 +276,7 @@ def slot_views(layout: Layout, memory: Bytes, rows: int | None) -> list[NDArray[
     Args:
         layout: where they lie.
         memory: of the slot, at least `layout.offsets()[1]` bytes.
-        rows: how many rows of the capacity are meant; None where the layout has none.
+        rows: the first so many of the capacity; None where the layout has no rows.
     """
     views = []
     lead = () if rows is None else (rows,)
@@ -292,13 +291,13 @@ def slot_views(layout: Layout, memory: Bytes, rows: int | None) -> list[NDArray[
 def assemble(
     layout: Layout, arrays: Sequence[Any], out_of_band: Sequence[Any], finish: Callable[[ArrayLeaf, Any], Any]
 ) -> Any:
-    """Put a batch together from its leaves.
+    """Build a batch from its leaves.
 
     Args:
         layout: its tree.
         arrays: one for each array leaf.
-        out_of_band: one for each value beside the slot.
-        finish: makes of an array what the user gets (a tensor).
+        out_of_band: one for each out-of-band leaf.
+        finish: turns an array into what the user gets (a tensor).
     """
     return _build(layout.tree, arrays, out_of_band, finish, of_rows=layout.capacity is not None)
 
@@ -311,7 +310,7 @@ def _build(
     *,
     of_rows: bool,
 ) -> Any:
-    # Not a function within `assemble`: one that calls itself is a cycle, which would keep the slot until the next
+    # Not nested in `assemble`: a recursive closure is a reference cycle, which would keep the slot until the next
     # garbage collection.
     if isinstance(node, ArrayLeaf):
         return finish(node, arrays[node.number])
@@ -320,7 +319,7 @@ def _build(
     children = [_build(child, arrays, out_of_band, finish, of_rows=of_rows) for child in node.children]
     if isinstance(node, MappingNode):
         return _as_mapping(node.kind, dict(zip(node.keys, children, strict=True)))
-    if of_rows:  # torch transposes sequences with `zip`, so that tuples come out
+    if of_rows:  # torch transposes sequences with `zip`, which makes tuples
         children = [
             tuple(value) if isinstance(child, OutOfBandLeaf) else value
             for child, value in zip(node.children, children, strict=True)

@@ -1,14 +1,17 @@
-"""Collating: rows into a slot's memory on one side, a slot's memory into tensors on the other.
+"""Collating: rows to a slot's memory in the worker, and the slot's memory to a batch of tensors in the trainer.
 
-The rules are those of torch's `default_collate`; only the last step, from arrays to tensors, needs torch.
+The rules are those of torch's `default_collate`; only the last step, from arrays to tensors, needs torch. Values that
+are no arrays are pickled: large ones into the slot behind the arrays, where they pass no socket and count as the
+batch's memory, and small ones inline.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
-from dataclasses import dataclass
+import pickle
+from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
+import cloudpickle
 import numpy as np
 from numpy.typing import NDArray
 
@@ -25,74 +28,31 @@ from streamload.decode.batch_layout import (
     is_tensor,
     slot_views,
 )
-from streamload.decode.stored_columns import StoredRows
+from streamload.decode.columns import Rows, StoredRows
+from streamload.decode.tasks import InSlot
 from streamload.memory.mapped import Bytes
+from streamload.memory.slots import SlotMemory
 
-__all__ = ["LayoutMismatchError", "Rows", "build_batch", "choose_rows", "torch_collate", "write_rows"]
+__all__ = [
+    "LayoutMismatchError",
+    "build_batch",
+    "choose_rows",
+    "dump_values",
+    "load_values",
+    "store_values",
+    "torch_collate",
+    "write_rows",
+]
+
+INLINE_BYTES = 64 << 10
+"""Values that are no arrays travel with the message up to this size; larger ones are pickled into the slot."""
 
 _MADE_IN_PLACE_BYTES = 4096
-"""Smaller arrays are copied sooner than it is found out that they need not be."""
+"""Copying smaller arrays is faster than finding out that they need no copy."""
 
 
 class LayoutMismatchError(Exception):
-    """Some row does not have the layout that the first ones had; its batch is to be collated as a whole."""
-
-
-@dataclass(slots=True)
-class Rows:
-    """Rows of samples: column by column where no function has seen whole samples, else row by row.
-
-    Attributes:
-        columns: the values of each field: a list, an array with a leading axis of rows, or arrays in their shards.
-        kind: dict or tuple: what one row is.
-        keys: the names of the fields, for dicts.
-        values: the rows themselves where they are not kept as columns.
-        count: how many rows there are.
-    """
-
-    count: int
-    values: list[Any] | None = None
-    columns: list[Any] | None = None
-    kind: type = tuple
-    keys: tuple[str, ...] = ()
-
-    def row(self, number: int) -> Any:
-        """One row, as the user would see it."""
-        if self.columns is None:
-            assert self.values is not None
-            return self.values[number]
-        items = [column[number] for column in self.columns]
-        return dict(zip(self.keys, items, strict=True)) if self.kind is dict else tuple(items)
-
-    def as_list(self) -> list[Any]:
-        """All rows, one by one."""
-        if self.values is not None:
-            return self.values
-        return [self.row(number) for number in range(self.count)]
-
-    def slice(self, start: int, end: int) -> Rows:
-        """Consecutive rows."""
-        if self.columns is None:
-            assert self.values is not None
-            return Rows(end - start, values=self.values[start:end])
-        columns = [
-            column.slice(start, end) if isinstance(column, StoredRows) else column[start:end] for column in self.columns
-        ]
-        return Rows(end - start, columns=columns, kind=self.kind, keys=self.keys)
-
-    def take(self, numbers: Sequence[int]) -> Rows:
-        """Some of the rows, in the order given."""
-        if self.columns is None:
-            assert self.values is not None
-            return Rows(len(numbers), values=[self.values[n] for n in numbers])
-        columns = [_chosen(column, numbers) for column in self.columns]
-        return Rows(len(numbers), columns=columns, kind=self.kind, keys=self.keys)
-
-
-def _chosen(column: Any, numbers: Sequence[int]) -> Any:
-    if isinstance(column, StoredRows):
-        return column.take(numbers)
-    return column[list(numbers)] if isinstance(column, np.ndarray) else [column[number] for number in numbers]
+    """A row does not fit the layout; its batch must be collated as a whole."""
 
 
 def write_rows(layout: Layout, rows: Rows, memory: Bytes, first_row: int) -> list[list[Any]]:
@@ -100,15 +60,15 @@ def write_rows(layout: Layout, rows: Rows, memory: Bytes, first_row: int) -> lis
 
     Args:
         layout: of rows; its capacity is the slot's.
-        rows: to write; they must look like the one that the layout was found from.
+        rows: to write.
         memory: of the slot.
         first_row: where in the batch they begin.
 
     Returns:
-        For each value beside the slot the list of these rows' values.
+        For each out-of-band leaf the list of these rows' values.
 
     Raises:
-        LayoutMismatchError: a row has another nest, dtype or shape; the slot's rows are then undefined.
+        LayoutMismatchError: a row has another structure, dtype or shape; these rows of the slot are then undefined.
     """
     end = first_row + rows.count
     places = [view[first_row:end] for view in slot_views(layout, memory, layout.capacity)]
@@ -156,7 +116,7 @@ def _transpose(node: MappingNode | SequenceNode, column: Any) -> list[list[Any]]
 
 
 def _write_column(leaf: ArrayLeaf, column: Any, out: NDArray[Any]) -> None:
-    """Write the values of one leaf for consecutive rows; `out` has one entry a row."""
+    """Write the values of one leaf for consecutive rows; `out` has one entry for each row."""
     if isinstance(column, np.ndarray):
         if column.dtype != out.dtype or column.shape != out.shape:
             raise LayoutMismatchError
@@ -187,7 +147,7 @@ def _write_column(leaf: ArrayLeaf, column: Any, out: NDArray[Any]) -> None:
 
 
 def _is_same_memory(value: NDArray[Any], place: NDArray[Any]) -> bool:
-    """Whether a value, of its place's shape and dtype, was made where it belongs."""
+    """Whether a value, of its place's shape and dtype, was made there."""
     made, wanted = value.__array_interface__, place.__array_interface__
     return bool(made["data"][0] == wanted["data"][0] and value.strides == place.strides)
 
@@ -221,8 +181,8 @@ def build_batch(
         layout: of the batch.
         memory: of its slot.
         rows: how many rows it has; None where the layout has none.
-        out_of_band: the values that came beside the slot.
-        chosen: the rows to give, in order, where some failed; these are copied.
+        out_of_band: its out-of-band values.
+        chosen: the rows to return, in order, where some failed; these are copied.
     """
     arrays: list[Any] = slot_views(layout, memory, rows)
     if chosen is not None:
@@ -232,10 +192,10 @@ def build_batch(
 
 
 def choose_rows(count: int, failed: Container[int], on_error: str) -> list[int]:
-    """Which rows make up a batch in which some have failed.
+    """The rows that make up a batch in which some have failed.
 
-    With "skip" the good ones; with "replace" every place whose row failed gets the next good row, going round, so that
-    the batch keeps its length.
+    With "skip" the good ones; with "replace" every failed row is replaced by the next good one, wrapping around, so
+    that the batch keeps its length.
     """
     good = [row for row in range(count) if row not in failed]
     if on_error != "replace" or not good:
@@ -249,10 +209,10 @@ def choose_rows(count: int, failed: Container[int], on_error: str) -> list[int]:
 
 
 def torch_collate(rows: Rows) -> Any:
-    """What torch's own `default_collate` makes of rows: for the batches that have no regular layout.
+    """Collate rows by torch's own `default_collate`, for batches that have no regular layout.
 
     Raises:
-        Exception: whatever `default_collate` refuses the rows with.
+        Exception: whatever `default_collate` raises.
     """
     from torch.utils.data import default_collate
 
@@ -266,3 +226,63 @@ def _finish(leaf: ArrayLeaf, array: NDArray[Any]) -> Any:
 
     tensor = torch.from_numpy(array)
     return tensor if leaf.torch_dtype is None else tensor.view(getattr(torch, leaf.torch_dtype))
+
+
+class _Chunks:
+    """Collects what a pickler writes; large `bytes` are not copied."""
+
+    def __init__(self) -> None:
+        self.chunks: list[bytes] = []
+
+    def write(self, data: bytes | memoryview) -> None:
+        self.chunks.append(data if type(data) is bytes else bytes(data))
+
+
+def dump_values(values: Any) -> bytes:
+    """Pickle values; classes defined in the user's script need cloudpickle, which is ten times slower."""
+    return b"".join(_pickled(values))
+
+
+def _pickled(values: Any) -> list[bytes]:
+    taken = _Chunks()
+    try:
+        pickle.Pickler(taken, pickle.HIGHEST_PROTOCOL).dump(values)
+    except (pickle.PicklingError, AttributeError, TypeError):
+        taken = _Chunks()
+        cloudpickle.Pickler(taken).dump(values)
+    return taken.chunks
+
+
+def store_values(values: list[Any], slots: SlotMemory, slot: int, start: int, *, may_use_slot: bool) -> bytes | InSlot:
+    """Pickle values, into the slot if they are large.
+
+    Args:
+        values: of the batch, or of some of its rows.
+        slots: holds the slot.
+        slot: the batch's.
+        start: the end of its arrays.
+        may_use_slot: no other task writes behind the arrays.
+
+    Returns:
+        The pickle, or where in the slot it lies.
+    """
+    chunks = _pickled(values)
+    size_bytes = sum(map(len, chunks))
+    if not may_use_slot or size_bytes <= INLINE_BYTES:
+        return b"".join(chunks)
+    _copy(chunks, slots.at_least(slot, start + size_bytes)[start : start + size_bytes])
+    return InSlot(start, size_bytes)
+
+
+def _copy(chunks: Iterable[bytes], memory: Bytes) -> None:
+    target, start = memoryview(memory.data), 0
+    for chunk in chunks:
+        target[start : start + len(chunk)] = chunk
+        start += len(chunk)
+
+
+def load_values(stored: bytes | InSlot, memory: Bytes) -> Any:
+    """Load the values to this process's heap; `memory` is the slot's."""
+    if isinstance(stored, InSlot):
+        return pickle.loads(memory[stored.start : stored.start + stored.size_bytes].data)
+    return pickle.loads(stored)

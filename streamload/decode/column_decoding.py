@@ -1,7 +1,7 @@
-"""Decodes one field of many samples at once, for the kinds where a call per sample would cost more than the work.
+"""Column decoding: one field of many samples at once, where a call for each sample would cost more than the work.
 
-The bytes are read as overlapping windows, one beginning at every byte, so that a single indexing operation
-collects the bytes of all samples.
+The bytes are viewed as overlapping windows, one starting at every byte, so that a single indexing operation collects
+the bytes of all samples. On its own because it knows nothing of rows: arrays go in, arrays come out.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ def may_share_layout(field: str, sizes: NDArray[np.int64]) -> bool:
 def decode_integers(
     field: str, data: NDArray[np.uint8], offsets: NDArray[np.int64], sizes: NDArray[np.int64]
 ) -> NDArray[np.int64] | None:
-    """Decodes an integer field of n samples, exactly as the built-in decoder would one by one, or declines.
+    """Decode an integer field of n samples exactly as the built-in decoder would one by one, or decline.
 
     Only for fields that are decoded by the library's own decoder (`decodes_as_built_in`).
 
     Args:
         field: the field's full name; its last extension decides.
-        data: uint8[m], bytes that the payloads lie in, contiguous; a mapped shard, for example. Only read.
-        offsets: int64[n], first byte of each sample's payload in them.
+        data: uint8[m], contiguous bytes that contain the payloads, such as a mapped shard. Only read.
+        offsets: int64[n], first byte of each sample's payload.
         sizes: int64[n], payload bytes of each sample.
 
     Returns:
-        int64[n] in memory of its own, or None where the fast way does not apply: other kinds of field, numbers with
-        spaces or more than 18 digits, anything out of bounds or damaged. The caller then decodes sample by sample,
-        which raises the proper errors.
+        int64[n] in memory of its own, or None where this does not apply: other kinds of field, numbers with spaces or
+        more than 18 digits, anything out of bounds or damaged. The caller then decodes sample by sample, which raises
+        the proper errors.
     """
     if field.rpartition(".")[2] not in INTEGER or not _inside(data, offsets, sizes):
         return None
@@ -53,12 +53,12 @@ def decode_integers(
 def shared_npy_layout(
     field: str, data: NDArray[np.uint8], offsets: NDArray[np.int64], sizes: NDArray[np.int64]
 ) -> NpyLayout | None:
-    """The layout that an npy field's payloads have byte for byte in common, so that they need not be decoded.
+    """The layout of an npy field whose payloads all have the same header, so that they need no decoding.
 
-    Args as for `decode_integers`.
+    The arguments are those of `decode_integers`.
 
     Returns:
-        None where they differ, or are column-major, damaged or out of bounds, or the field is of another kind.
+        None where headers differ, or are column-major, damaged or out of bounds, or the field is of another kind.
     """
     if field.rpartition(".")[2] not in ARRAY:
         return None
@@ -72,12 +72,12 @@ def _inside(data: NDArray[np.uint8], offsets: NDArray[np.int64], sizes: NDArray[
 
 
 def _windows(data: NDArray[np.uint8], window_bytes: int) -> NDArray[np.void]:
-    """All windows of one size into `data`, as opaque items; indexing them copies."""
+    """All windows of one size over `data`, as opaque items; indexing them copies."""
     return np.ndarray((data.size - window_bytes + 1,), f"V{window_bytes}", data, 0, (1,))
 
 
 def _shared_layout(data: NDArray[np.uint8], offsets: NDArray[np.int64], sizes: NDArray[np.int64]) -> NpyLayout | None:
-    """The layout that all samples have byte for byte in common, or None."""
+    """The layout of all samples, if their headers are equal byte for byte; else None."""
     if not _inside(data, offsets, sizes) or sizes.min() != sizes.max():
         return None
     first, size = int(offsets[0]), int(sizes[0])
@@ -95,7 +95,7 @@ def _integers(
     data: NDArray[np.uint8], offsets: NDArray[np.int64], sizes: NDArray[np.int64]
 ) -> NDArray[np.int64] | None:
     width = int(sizes.max())
-    starts = offsets + sizes - width  # numbers are set flush right, so a shorter one has foreign bytes before it
+    starts = offsets + sizes - width  # aligned at the right, so a shorter number has foreign bytes before it
     if width > _INT64_DIGITS or starts.min() < 0:
         return None
     characters = _windows(data, width)[starts].view(np.uint8).reshape(len(offsets), width)
@@ -107,7 +107,7 @@ def _integers(
         if sizes[negative].min() < 2:
             return None
         characters[negative, first[negative]] = ord("0")
-    digits = characters - np.uint8(ord("0"))  # wraps round for what is no digit, to more than 9
+    digits = characters - np.uint8(ord("0"))  # wraps around to more than 9 for what is no digit
     if digits.max() > 9:
         return None
     values: NDArray[np.int64] = digits[:, 0].astype(np.int64)

@@ -1,7 +1,7 @@
-"""Chooses how the bytes of a field become a value: by the last extension of its name.
+"""Decoders: how the bytes of a field become a value, by the last extension of its name.
 
-A decoder may be given a view of memory that is used again after the call, so whatever it returns owns its memory.
-Nothing in the data is ever executed, and sizes that the data merely claims are checked before memory is taken.
+A decoder may get a view of memory that is reused after the call, so its result owns its memory. Nothing in the data is
+executed, and sizes that the data claims are checked before memory is allocated.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ __all__ = [
 ]
 
 Encoded = memoryview | bytearray | bytes
-"""The bytes of a field. A `bytearray` becomes its decoder's; `bytes` may be kept by anyone."""
+"""The bytes of a field. The decoder may keep a `bytearray` or `bytes`; a memoryview is reused after the call."""
 
 Decoder = Callable[[Any], Any]
-"""Bytes to a value. Raises `ValueError`, or whatever the user's function raises, on bytes of another kind."""
+"""Bytes to a value. Raises `ValueError`, or whatever the user's function raises, for bytes of another format."""
 
 _GZIP_WINDOW_BITS = 31  # zlib's spelling of "a gzip header is expected"
-_GZIP_CHUNK_BYTES = 1 << 14  # small, since zlib copies what is left of a chunk at the end of every member
+_GZIP_CHUNK_BYTES = 1 << 14  # small, since zlib copies the rest of a chunk at the end of every member
 _INT64_LIMIT = 1 << 63
 
 
@@ -68,13 +68,13 @@ def decoder_for(
         field: the field's full name, such as `"jpg"`, `"seg.png"` or `"depth.npy.gz"`. The last extension decides;
             `gz` is decompressed and then decoded by the extension before it. Unknown extensions give bytes.
         decode: True for the built-in decoders, False for bytes, or a mapping from a full field name or a last
-            extension to a function of `bytes`, which adds to the built-in decoders or takes their place. A full
-            name goes before an extension.
-        limit_bytes: how much a field may decode to beyond the bytes that it has, where a few of them can stand for
-            many: `gz`, `npz` and `pt`. Images have a limit of their own.
+            extension to a function of `bytes`, which adds to the built-in decoders or replaces them. A full name takes
+            precedence over an extension.
+        limit_bytes: by how much a decoded field may exceed its stored bytes, in the formats that can expand: `gz`,
+            `npz` and `pt`. Images have a limit of their own.
 
     Raises:
-        TypeError: `decode` is something else, or holds something that cannot be called.
+        TypeError: `decode` is something else, or holds something that is not callable.
     """
     if isinstance(decode, bool):
         return _built_in(field, {}, limit_bytes) if decode else bytes
@@ -89,7 +89,7 @@ def decoder_for(
 
 
 def decodes_as_built_in(field: str, decode: bool | Mapping[str, Callable[[bytes], Any]] = True) -> bool:
-    """True if a field is decoded by the library itself, so that a faster way may take the place of its decoder."""
+    """True if a field is decoded by the library itself, so that its decoder may be bypassed by a faster one."""
     if isinstance(decode, bool):
         return decode
     names = {_normal(name) for name in decode}
@@ -97,18 +97,18 @@ def decodes_as_built_in(field: str, decode: bool | Mapping[str, Callable[[bytes]
 
 
 def applies_to(name: str, field: str) -> bool:
-    """True if a decoder that was given under this name, a field's or an extension, is used for a field."""
+    """True if a decoder given for this name (a field's or an extension) is used for a field."""
     name, field = _normal(name), _normal(field)
     return any(name in (each, _last_extension(each)) for each in (field, field.removesuffix(".gz")))
 
 
 def is_image(field: str) -> bool:
-    """True if the built-in decoder of a field is that of images, so that it can be decoded by `from_encoded`."""
+    """True if the built-in decoder of a field is that of images, so that `from_encoded` can replace it."""
     return _last_extension(_normal(field)) in IMAGE_FORMATS
 
 
 def is_array(field: str) -> bool:
-    """True if the built-in decoder of a field is that of npy files, which takes over a `bytearray`."""
+    """True if the built-in decoder of a field is that of npy files, which keeps a `bytearray`."""
     return _last_extension(_normal(field)) in ARRAY
 
 
@@ -131,7 +131,7 @@ def _built_in(field: str, users: Mapping[str, Callable[[bytes], Any]], limit_byt
         inner_field = field.rpartition(".")[0]
         inner = _built_in(inner_field, users, limit_bytes)
         as_array = decodes_as_built_in(inner_field, users) and is_array(inner_field)
-        # An array takes over the memory; whatever else is decoded makes something new of it.
+        # An array keeps the memory; other decoders make a new value.
         if as_array:
             return lambda data: inner(decompress_gzip(data, limit_bytes))
         return lambda data: inner(memoryview(decompress_gzip(data, limit_bytes)))
@@ -141,10 +141,10 @@ def _built_in(field: str, users: Mapping[str, Callable[[bytes], Any]], limit_byt
 
 
 def decompress_gzip(data: memoryview, limit_bytes: int = DECOMPRESSED_LIMIT_BYTES) -> bytearray:
-    """The contents of a gzip file of one or several members; zeros behind the last are ignored.
+    """The contents of a gzip file of one or several members; zeros after the last are ignored.
 
     Raises:
-        ValueError: the file is damaged or cut off, or decompresses to more than `limit_bytes` beyond its own.
+        ValueError: the file is damaged or cut off, or its contents exceed it by more than `limit_bytes`.
     """
     decompressed, position = bytearray(), 0
     limit_bytes += len(data)
@@ -261,7 +261,7 @@ _EXPANDING: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(ARRAYS, decode_npz),
     **dict.fromkeys(TORCH, _decode_torch),
 }
-"""Those that also take `limit_bytes`."""
+"""The decoders that also take `limit_bytes`."""
 
 DECODED_EXTENSIONS = frozenset(_BY_EXTENSION) | frozenset(_EXPANDING)
-"""The extensions that become other values than bytes."""
+"""The extensions that are decoded to something other than bytes."""

@@ -1,4 +1,4 @@
-"""Exceptions in flight from a worker to the training loop, and back to what the user raised there."""
+"""Exceptions on their way from a worker to the training loop, where they are raised again."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _PANICS = "pyo3_runtime"
 
 
 class Attempt:
-    """A `with` block that keeps an exception instead of letting it pass, so that the caller can say where it happened.
+    """A `with` block that keeps an exception instead of raising it, so that the caller can add where it happened.
 
     Attributes:
-        error: what the block raised, or None. Exits and interrupts (BaseException alone) pass; but a panic of a library
-            in Rust, which is one too, is an error like others.
+        error: what the block raised, or None. Exits and interrupts (BaseException but not Exception) are raised; the
+            panic of a Rust library, which is one of these too, is kept like any other error.
     """
 
     __slots__ = ("error",)
@@ -40,15 +40,13 @@ class Attempt:
         if isinstance(error, Exception):
             self.error = error
         elif error is not None and type(error).__module__ == _PANICS:
-            self.error = RuntimeError(
-                f"a library that is written in Rust has failed in itself ({error}); report it there"
-            )
+            self.error = RuntimeError(f"a library written in Rust panicked ({error}); report this to its authors")
             self.error.__cause__ = error
         return self.error is not None
 
 
 def in_words(error: BaseException) -> str:
-    """An exception's class and message; the class alone where it has none, or the user's `__str__` raises itself."""
+    """An exception's class and message; the class alone where it has none, or its `__str__` raises."""
     kind = type(error).__name__
     if kind == "BdbQuit":
         return f"{kind} (the debugger ended; it can stop only where num_workers=0)"
@@ -58,32 +56,32 @@ def in_words(error: BaseException) -> str:
 
 
 def failure_of(error: BaseException) -> Failure:
-    """What is left of an exception for another process, and of what it was raised from."""
+    """An exception and its causes, in a form that can be sent to another process."""
     return _failure_of(error, set())
 
 
 def answer_failure(error: BaseException) -> Failure:
-    """The same for what a constructor has asked: a ValueError is a wrong argument, and its message says all of it."""
+    """Like `failure_of`, for the answer to a constructor: a ValueError is a wrong argument and needs no traceback."""
     failure = failure_of(error)
     return replace(failure, traceback="") if type(error) is ValueError else failure
 
 
 def failure_here(error: Exception) -> Failure:
-    """An exception that does not leave the process: as it is, so that a debugger finds the frames it was raised in."""
+    """An exception that stays in this process: kept itself, so that a debugger finds its frames."""
     return Failure(None, in_words(error), "", original=error)
 
 
 def _failure_of(error: BaseException, seen: set[int]) -> Failure:
     seen.add(id(error))
     behind = error.__cause__
-    # What stands behind an error travels on its own, and would be shown twice.
+    # The cause is sent separately, and would be shown twice.
     text = "".join(traceback.format_exception(error, chain=behind is None))
     summary = "".join(traceback.format_exception_only(error)).strip()
     pickled: bytes | None = None
     with Attempt() as attempt:
         pickled = cloudpickle.dumps(error)
-        pickle.loads(pickled)  # an exception with an __init__ of its own often pickles and then does not load
-    # `raise error from error` is legal, and such chains have no end.
+        pickle.loads(pickled)  # exceptions with an __init__ of their own often pickle but do not load
+    # `raise error from error` is legal and makes an endless chain.
     cause = None if behind is None or id(behind) in seen else _failure_of(behind, seen)
     return Failure(pickled if attempt.error is None else None, summary, text, cause)
 
@@ -91,8 +89,8 @@ def _failure_of(error: BaseException, seen: set[int]) -> Failure:
 def error_from(failure: Failure) -> Exception:
     """The exception again; one that does not pickle becomes a RuntimeError.
 
-    The worker's traceback becomes a note, but for our own errors and for answers to a constructor, which say all there
-    is to say. One that did not leave the process is itself.
+    The worker's traceback becomes a note, except for our own errors and answers to a constructor, whose messages are
+    complete. An exception that stayed in the process is returned itself.
     """
     if failure.original is not None:
         return failure.original
@@ -110,7 +108,7 @@ def error_from(failure: Failure) -> Exception:
 
 
 def sample_error(failure: RowFailure, url: str, key: str) -> SampleError | ShardChangedError:
-    """The typed error for a row that failed, with what the user's code raised as its cause."""
+    """The typed error for a failed row, caused by what the user's code raised."""
     kind = _ERRORS_OF_ROWS[failure.kind]
     offset = failure.offset if failure.offset >= 0 else None
     error = kind(failure.message, url=url, key=key, offset=offset)

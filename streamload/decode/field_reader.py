@@ -1,76 +1,91 @@
-"""Reading one field of many samples: from the bytes of shards to a column of values."""
+"""The field reader: one field of many samples, from bytes in shards to a column of values."""
 
 from __future__ import annotations
 
 import enum
 import zlib
-from collections.abc import Callable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streamload.decode.array_files import DECOMPRESSED_LIMIT_BYTES, NpyLayout
 from streamload.decode.column_decoding import decode_integers, may_be_integers, may_share_layout, shared_npy_layout
+from streamload.decode.columns import StoredRows
 from streamload.decode.decoders import Decoder, Encoded, decoder_for, decodes_as_built_in, is_array, is_image
 from streamload.decode.failure import Attempt
-from streamload.decode.row_shards import by_shard
-from streamload.decode.row_table import Column
+from streamload.decode.row_table import Column, RowTable, by_shard
 from streamload.decode.seeding import RowRandomness
-from streamload.decode.stored_columns import StoredRows
-from streamload.decode.tasks import RowFailure, RowTask
+from streamload.decode.tasks import RowFailure
 from streamload.memory.mapped import Bytes
 from streamload.tar.table import MISSING
 
-__all__ = ["ABSENT", "FieldReader", "Progress", "RowError", "ShardMemory", "Work", "field_of"]
+__all__ = ["ABSENT", "FieldReader", "Progress", "RowError", "ShardReader", "Work", "field_of"]
 
 _ARRAYS_PER_SHARD = 8
 _INTEGERS_PER_SHARD = 32
-"""Rows are read at once shard by shard. Where few are in the same one, reading them one by one is faster."""
+"""With fewer rows in each shard, reading them one by one is faster than shard by shard."""
 
 ABSENT: Any = type("Absent", (), {})()
-"""Stands in a column for a field that a sample does not have."""
+"""The value in a column of a field that a sample lacks."""
 
 
 class _Target(enum.Enum):
-    """Where the bytes of a field are read to."""
+    """The memory that a field is read into."""
 
     REUSED = enum.auto()
     BYTEARRAY = enum.auto()
     BYTES = enum.auto()
 
 
-class ShardMemory(Protocol):
-    """Where whoever makes rows finds the shards."""
+class ShardReader(ABC):
+    """Reads bytes of shards, by the numbers that a `RowTable` gives them."""
+
+    @abstractmethod
+    def read(self, shard: int, start: int, size_bytes: int) -> bytes:
+        """The bytes from `start` on; fewer where the shard ends before.
+
+        Raises:
+            OSError: the storage cannot read them.
+        """
+
+    @abstractmethod
+    def url(self, shard: int) -> str:
+        """The shard's url."""
+
+    @abstractmethod
+    def size_bytes(self, shard: int) -> int:
+        """The shard's size."""
 
     def read_into(self, target: memoryview, shard: int, start: int) -> int:
-        """Fill `target` with the bytes of a place; returns how many, fewer where the shard ends before."""
-
-    def read(self, shard: int, start: int, size_bytes: int) -> bytes:
-        """The bytes of a place, fewer where the shard ends before."""
+        """Fill `target` with the bytes from `start` on; returns how many, fewer where the shard ends before."""
+        data = self.read(shard, start, len(target))
+        target[: len(data)] = data
+        return len(data)
 
     def read_own(self, shard: int, start: int, size_bytes: int) -> bytearray:
-        """The same, in memory that the caller may change."""
+        """Like `read`, into memory that the caller may change."""
+        own = bytearray(size_bytes)
+        found = self.read_into(memoryview(own), shard, start)
+        return own if found == size_bytes else own[:found]
 
     def gather(
         self, shard: int, offsets: NDArray[np.int64], sizes: NDArray[np.int64]
     ) -> tuple[Bytes, NDArray[np.int64]] | None:
-        """The bytes of many places at once, and where each begins in them; None where one does not lie in the shard."""
-
-    def url(self, shard: int) -> str:
-        """Its url."""
-
-    def size_bytes(self, shard: int) -> int:
-        """How long it is."""
+        """The bytes of many fields at once, and where each begins in them; None to have them read one by one."""
+        del shard, offsets, sizes
+        return None
 
 
 Progress = memoryview | list[int]
-"""Where the number of the row in hand is kept, for whoever looks for it after a crash."""
+"""Its first item is the number of the current row; a memoryview is shared memory that survives a crash."""
 
 
 class RowError(Exception):
-    """What is wrong with a row, found by our own code; `kind` names a class of `streamload.errors`."""
+    """An error of a row that our own code found; `kind` names a class of `streamload.errors`."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
@@ -80,29 +95,35 @@ class RowError(Exception):
 
 @dataclass(slots=True)
 class Work:
-    """One task in flight: what it reads, how far it is, and what has failed so far.
+    """Rows while they are being made.
 
     Attributes:
-        task: what is asked.
-        columns: where the wanted fields lie.
-        shards: where the bytes are.
-        progress: gets the number of each row before it is touched.
-        random: of each row.
-        row_shards: the number of each row's shard.
-        failures: by row.
+        table: the rows, and where their fields lie.
+        shards: reads the bytes.
+        random: gives each row its randomness.
+        keys: the rows' keys, where the samples are to hold them.
+        progress: is set to each row's number before the row is touched.
+        failures: of the rows that have failed so far, by row.
         decode_s: seconds spent on decoding.
         transform_s: seconds spent in the user's functions.
+        columns: of the table.
+        row_shards: the number of each row's shard.
     """
 
-    task: RowTask
-    columns: tuple[Column, ...]
-    shards: ShardMemory
-    progress: Progress
+    table: RowTable
+    shards: ShardReader
     random: RowRandomness
-    row_shards: list[int]
+    keys: Sequence[str] | None = None
+    progress: Progress = field(default_factory=lambda: [-1])
     failures: dict[int, RowFailure] = field(default_factory=dict)
     decode_s: float = 0.0
     transform_s: float = 0.0
+    columns: tuple[Column, ...] = field(init=False)
+    row_shards: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.columns = self.table.columns()
+        self.row_shards = self.table.shards.tolist()
 
     @property
     def count(self) -> int:
@@ -110,7 +131,7 @@ class Work:
         return len(self.row_shards)
 
     def each_row(self, action: Callable[[int], None], failed: Callable[[int, Exception], RowFailure]) -> None:
-        """Run an action for every row that has not failed yet; where it raises, the row has failed."""
+        """Run an action for every row that has not failed; a row for which it raises fails."""
         rows = iter(range(self.count))
         progress, failures, row = self.progress, self.failures, -1
         while True:
@@ -128,10 +149,10 @@ class FieldReader:
     """Decodes fields.
 
     Args:
-        decode: the user's choice of decoders.
-        optional: a sample without the field gets `ABSENT` and not an error.
-        limit_bytes: how much a field may decode to beyond the bytes that it has, see `decoder_for`.
-        single: some function of the user's sees the values one by one, so they must be what its decoder returns.
+        decode: as for `decoder_for`.
+        optional: a sample without the field gets `ABSENT`, not an error.
+        limit_bytes: as for `decoder_for`.
+        single: user code sees the values one by one, so they must be exactly what the decoder returns.
     """
 
     def __init__(
@@ -158,36 +179,35 @@ class FieldReader:
         return decoder
 
     def is_built_in(self, column: Column) -> bool:
-        """Whether our own decoders read this field, and not a function of the user's."""
+        """Whether our own decoders, not the user's, decode this field."""
         return all(decodes_as_built_in(name, self._decode) for name in column.alternatives)
 
     def keeps_nothing(self, name: str) -> bool:
-        """Whether a field's decoder makes something new of the bytes, as that of images does."""
+        """Whether a field's decoder keeps no reference to the bytes, as that of images."""
         return self._target(name) is _Target.REUSED
 
     def is_absent(self, column: Column, row: int) -> bool:
-        """Whether the sample lacks the field, and may."""
+        """Whether the sample lacks a field that is optional."""
         return self._optional and int(column.offsets[row]) == MISSING
 
     def encoded(self, work: Work, column: Column, row: int, name: str) -> Encoded:
-        """A field's bytes, checked, as its decoder takes them without a copy.
+        """A field's bytes, checked, in the kind of memory that its decoder takes without a copy.
 
         Args:
-            work: the task.
+            work: the rows.
             column: the field.
             row: the row.
-            name: of the field that the row really has. The bytes of one that `keeps_nothing` may lie in memory that
-                the next call uses again.
+            name: of the field that the row has. If it `keeps_nothing`, the next call may reuse the memory.
 
         Raises:
-            RowError: the sample has no such field, or its bytes cannot be read, or are not what the index says.
+            RowError: the sample has no such field, or its bytes cannot be read or are not what the index says.
         """
         start, size = int(column.offsets[row]), int(column.sizes[row])
         if start == MISSING:
             raise RowError("SampleError", f"the sample has no field {column.name!r}")
         shard = work.row_shards[row]
         if size > work.shards.size_bytes(shard) - start:
-            raise RowError("DecodeError", "the index points behind the end of the shard; run `streamload index`")
+            raise RowError("DecodeError", "the index points beyond the end of the shard; run `streamload index`")
         try:
             data = self._read_bytes(work.shards, shard, start, size, name)
         except (OSError, OverflowError) as error:
@@ -202,8 +222,8 @@ class FieldReader:
             raise RowError("DecodeError", f"the bytes of field {column.name!r} are damaged: their crc32 differs")
         return data
 
-    def _read_bytes(self, shards: ShardMemory, shard: int, start: int, size: int, name: str) -> Encoded:
-        """What a shard has of a place; fewer bytes where it ends before."""
+    def _read_bytes(self, shards: ShardReader, shard: int, start: int, size: int, name: str) -> Encoded:
+        """Read bytes to the memory that suits the field; fewer where the shard ends before."""
         match self._target(name):
             case _Target.REUSED:
                 view = self._reused_memory(size)
@@ -214,7 +234,7 @@ class FieldReader:
                 return shards.read(shard, start, size)
 
     def _target(self, name: str) -> _Target:
-        """Asked twice for every value, so it is worked out once for every name."""
+        """Cached by name, as it is needed twice for every value."""
         target = self._targets.get(name)
         if target is None:
             target = _Target.BYTES
@@ -224,13 +244,13 @@ class FieldReader:
         return target
 
     def _reused_memory(self, size_bytes: int) -> memoryview:
-        """Memory that is used again for every image: taking it anew would cost more than reading into it."""
+        """Memory reused for every image: allocating it would cost more than reading into it."""
         if len(self._reused) < size_bytes:
             self._reused = memoryview(bytearray(2 * size_bytes))
         return self._reused[:size_bytes]
 
     def read(self, work: Work, column: Column, failed: Callable[[int, Exception], RowFailure]) -> Any:
-        """A field's values for all rows of a task: an array with one entry a row where the bytes allow it at once."""
+        """A field's values for all rows: a list, or a column that was decoded at once where the bytes allow it."""
         missing = bool((column.offsets == MISSING).any())
         first_only = column.which is None or not column.which.any()
         plain = first_only and column.crc32 is None and not missing
@@ -270,13 +290,13 @@ class FieldReader:
 
 
 def field_of(column: Column, row: int) -> str:
-    """The field that a row really has, where the user named alternatives."""
+    """The field that a row has, where the user named alternatives."""
     return column.alternatives[0 if column.which is None else int(column.which[row])]
 
 
 def _stored_arrays(column: Column, work: Work) -> StoredRows | None:
-    """Arrays that all have the same dtype and shape, copied once from where they lie; None where that is not so."""
-    name, shards = column.alternatives[0], work.task.table.shards
+    """Arrays of one dtype and shape, left in their shards until they are copied; None where they differ."""
+    name, shards = column.alternatives[0], work.table.shards
     if not may_share_layout(name, column.sizes):
         return None
     layout: NpyLayout | None = None
@@ -297,12 +317,12 @@ def _stored_arrays(column: Column, work: Work) -> StoredRows | None:
 
 
 def _integers(column: Column, work: Work) -> NDArray[np.int64] | None:
-    """A column of integers, shard by shard; None where its kind or its bytes don't allow that."""
+    """A column of integers, decoded shard by shard; None where the field is no such column."""
     name = column.alternatives[0]
     if not may_be_integers(name, column.sizes):
         return None
     out = np.empty(work.count, np.int64)
-    for shard, rows in by_shard(work.task.table.shards):
+    for shard, rows in by_shard(work.table.shards):
         found = work.shards.gather(shard, column.offsets[rows], column.sizes[rows])
         if found is None:
             return None

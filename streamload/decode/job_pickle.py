@@ -1,4 +1,4 @@
-"""A job in flight to the workers, with what the user's modules hold; and whether it is another one by now."""
+"""Pickling a job with the state of the user's modules, and telling whether it has changed since."""
 
 from __future__ import annotations
 
@@ -26,31 +26,31 @@ class PickledJob:
     """A job, ready to travel.
 
     Attributes:
-        data: what `load_job` takes.
-        parts: a hash of everything that it is made of, by what that is called.
+        data: for `load_job`.
+        parts: hashes of everything that it consists of, by name.
     """
 
     data: bytes
     parts: Mapping[str, int]
 
     def changes_since(self, other: PickledJob) -> set[str]:
-        """What is not the same, in words."""
+        """The names of the parts that differ, for a message."""
         ours, theirs = self.parts, other.parts
         return {name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name)}
 
 
 @dataclass(frozen=True)
-class _Packed:
+class _Payload:
     job: bytes
     needed: tuple[str, ...]
     state: ModuleState
 
 
 def pickle_job(job: Job) -> PickledJob:
-    """The user's functions, and the state of the user's modules that they can reach.
+    """Pickle the user's functions, and the state of the user's modules that they can reach.
 
     Raises:
-        Exception: whatever keeps a function from being pickled.
+        Exception: whatever pickling a function raises.
     """
     file = io.BytesIO()
     pickler = StatePickler(file)
@@ -58,23 +58,23 @@ def pickle_job(job: Job) -> PickledJob:
     state, code = state_of(pickler.needed | pickler.reached)
     parts = {str(attribute): hash(state.values[attribute.value]) for attribute in state.attributes}
     parts |= {_FUNCTIONS: hash(file.getvalue()), _CODE: hash(code)}
-    return PickledJob(pickle.dumps(_Packed(file.getvalue(), tuple(sorted(pickler.needed)), state)), parts)
+    return PickledJob(pickle.dumps(_Payload(file.getvalue(), tuple(sorted(pickler.needed)), state)), parts)
 
 
 def load_job(data: bytes) -> tuple[Job, tuple[str, ...]]:
-    """The user's functions, in this process, whose modules hold what they held where the job was pickled.
+    """Load the user's functions, and set their modules in this process to the pickled state.
 
     Returns:
-        The job; and what differs in the modules and could not be taken over, in words.
+        The job; and, as text, what differs in the modules and could not be set.
     """
-    packed: _Packed = pickle.loads(data)
-    lost = set_state(packed.state, packed.needed)
-    job: Job = cloudpickle.loads(packed.job)
+    payload: _Payload = pickle.loads(data)
+    lost = set_state(payload.state, payload.needed)
+    job: Job = cloudpickle.loads(payload.job)
     return job, tuple(lost)
 
 
 def warn_of_lost(lost: Sequence[str]) -> None:
-    """Log what the user's modules hold in the trainer and not in the workers, for as many of them as one can read."""
+    """Log which values of the user's modules in the trainer the workers lack, the first few by name."""
     others = f" and {len(lost) - _NAMED} others" if len(lost) > _NAMED else ""
     _log.warning(
         "the program has set %s%s, which cannot be sent to the workers: there it is what importing the module makes of "

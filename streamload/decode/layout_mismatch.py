@@ -1,4 +1,4 @@
-"""Why samples cannot be collated, in words: where they differ, or what in them no tensor can be made of."""
+"""Messages for samples that cannot be collated: where they differ, or which value no tensor can be made of."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from typing import Any
 import numpy as np
 
 from streamload.decode.batch_layout import describe_rows, is_tensor
-from streamload.decode.collate import Rows
+from streamload.decode.columns import Rows
 
-__all__ = ["MissingKey", "difference_between", "find_missing_key"]
+__all__ = ["difference_between", "find_missing_key"]
 
 _IMAGES = re.compile(r"uint8\[\d+, \d+, 3] uint8\[\d+, \d+, 3]$")
 _RESIZE = " (images with streamload.images.Resize((224, 224)), say)"
 
 _LEVELS = 6
-"""Deeper in a sample nobody looks, which also ends in samples that hold themselves."""
+"""How deep samples are compared; the limit also ends with samples that contain themselves."""
 
 
 def difference_between(rows: Rows) -> str:
-    """What keeps some samples from being a batch, for the message of an error.
+    """Why some samples cannot be a batch, for the message of an error.
 
-    Places in a sample are written as in Python: `['boxes'][0]`. Empty if the samples are alike, and hold nothing
-    strange.
+    Places in a sample are written as in Python: `['boxes'][0]`. Empty if the samples are alike and hold only what can
+    be collated.
     """
     first = rows.row(0)
     for number in range(1, rows.count):
@@ -52,8 +52,8 @@ class MissingKey:
     """A sample lacks what another one of its batch has.
 
     Attributes:
-        row: which one lacks it.
-        field: its name, if it is a field.
+        row: the row that lacks it.
+        field: the key, if it is a field.
         message: for an error of that sample.
     """
 
@@ -63,13 +63,13 @@ class MissingKey:
 
 
 def find_missing_key(rows: Rows, names: Sequence[str] | None = None, fields: Collection[str] = ()) -> MissingKey | None:
-    """A key of some mapping in the samples that not all of them have.
+    """Find a key of some mapping in the samples that not all of them have.
 
-    torch's `default_collate` takes the first sample's keys: what others have besides would be lost without a word.
+    torch's `default_collate` takes the first sample's keys and would silently drop what only others have.
 
     Args:
         rows: the samples.
-        names: their own keys, where they are known.
+        names: the samples' keys, where they are known.
         fields: the stored fields, where the samples are dicts of them.
     """
     first = rows.row(0)
@@ -90,7 +90,7 @@ def find_missing_key(rows: Rows, names: Sequence[str] | None = None, fields: Col
 
 
 def _first_missing(one: Any, other: Any, place: str, levels: int) -> tuple[str, Any, bool] | None:
-    """The first place where only one of two samples has a key, the key, and whether it is the first one."""
+    """The first place where only one of two samples has a key, the key, and whether the first sample has it."""
     mine, theirs = _items(one), _items(other)
     if isinstance(one, Mapping) and isinstance(other, Mapping) and mine.keys() != theirs.keys():
         key = next(key for key in (*mine, *theirs) if key not in mine or key not in theirs)
@@ -113,7 +113,7 @@ def _in(place: str) -> str:
 
 
 def _first_difference(one: Any, other: Any, place: str, levels: int) -> tuple[str, str, str] | None:
-    """The place where two samples first differ, and the outlines of what is there."""
+    """The first place where two samples differ, and the outlines of both values."""
     mine, theirs = _items(one), _items(other)
     if levels and mine and type(one) is type(other) and mine.keys() == theirs.keys():
         found = (_first_difference(mine[key], theirs[key], f"{place}[{key!r}]", levels - 1) for key in mine)
@@ -123,7 +123,7 @@ def _first_difference(one: Any, other: Any, place: str, levels: int) -> tuple[st
 
 
 def _strange_leaf(value: Any, place: str, levels: int) -> tuple[str, str] | None:
-    """The place of what no batch is made of, and its outline."""
+    """The place and the outline of a value that cannot be collated."""
     if isinstance(value, Mapping | tuple | list):
         items = _items(value) if levels else {}
         found = (_strange_leaf(item, f"{place}[{key!r}]", levels - 1) for key, item in items.items())

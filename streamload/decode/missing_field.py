@@ -1,4 +1,4 @@
-"""What to say of a wanted field that is not there: the fields that there are, and which of them may be meant."""
+"""Messages for missing fields: which fields exist, and which of them may be meant."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from streamload.text import listed
 
 __all__ = ["those_there_are", "with_fields"]
 
-_SOUNDS = ("wav", "flac", "mp3", "ogg", "opus", "m4a", "aac")
-_FILMS = ("mp4", "webm", "mkv", "avi", "mov")
+_AUDIO = ("wav", "flac", "mp3", "ogg", "opus", "m4a", "aac")
+_VIDEOS = ("mp4", "webm", "mkv", "avi", "mov")
 
 
 def with_fields(failure: RowFailure, table: ShardTable, wanted: Sequence[str] | None) -> RowFailure:
-    """A failure with more to say in its message if it is that of a missing field.
+    """The failure; if a field is missing, with the existing ones added to its message.
 
     Args:
         failure: any.
         table: of its shard.
-        wanted: the fields that were asked for; None for all.
+        wanted: the requested fields; None for all.
     """
     if not failure.missing_field or failure.field is None:
         return failure
@@ -36,11 +36,11 @@ def with_fields(failure: RowFailure, table: ShardTable, wanted: Sequence[str] | 
 
 
 def those_there_are(wanted: str, existing: Sequence[str]) -> str:
-    """The end of a message: the fields that there are, and what to do where the wanted one is the end of another.
+    """The end of a message: the existing fields, and what to do where one of them ends with the wanted name.
 
     Args:
         wanted: a field that is not among them; alternatives are separated by semicolons.
-        existing: the fields of a sample or of all; of very many only some are shown.
+        existing: the fields of one sample or of all; of very many only some are listed.
     """
     if not existing:
         return "none"
@@ -56,15 +56,15 @@ def those_there_are(wanted: str, existing: Sequence[str]) -> str:
 
 
 def _alike(name: str, wanted: str) -> bool:
-    """Whether a field may stand for a wanted one: an image for an image, but not a mask, as `seg.png`, for a photo."""
+    """Whether a field may be meant by a wanted name: an image for an image, but not the mask `seg.png` for a photo."""
     return any(_sort(name) == _sort(entry) != ("", "") for entry in wanted.split(";"))
 
 
 def _sort(name: str) -> tuple[str, str]:
-    """What a field is named before its last extension, and what that stands for; empty where that is not known."""
+    """A field's name before its last extension, and the kind of the extension; empty where that is unknown."""
     before, _, extension = name.rpartition(".")
     if is_image(extension):
         return before, "image"
-    if extension in _SOUNDS:
-        return before, "sound"
-    return (before, "film") if extension in _FILMS else ("", "")
+    if extension in _AUDIO:
+        return before, "audio"
+    return (before, "video") if extension in _VIDEOS else ("", "")

@@ -1,9 +1,9 @@
-"""What the user's modules hold by now, carried to the processes that run the user's functions.
+"""Module state: values that the program has set in the user's modules, sent along to the workers.
 
-Functions and classes of importable modules are pickled by reference, so a worker imports their modules anew, and would
-see what these hold after the import: not what the program has set since (`cfg.SIZE = 48`). So the values of the modules
-that a job can reach travel with it. A worker compares them with those of its own import, and takes over only what
-differs: whatever has an identity (sentinels, registries, locks) stays its own unless the program has changed it.
+Functions and classes of importable modules are pickled by reference, so a worker imports their modules afresh and would
+not see what the program has set since (`cfg.SIZE = 48`). So the values of all modules that a job can reach are sent
+with it. A worker compares them with those of its own import and sets only what differs: objects with an identity
+(sentinels, registries, locks) stay the worker's own unless the program has changed them.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ import numpy as np
 
 from streamload.decode.failure import Attempt
 
-__all__ = ["Attribute", "Left", "ModuleState", "StatePickler", "set_state", "state_of"]
+__all__ = ["ModuleState", "StatePickler", "set_state", "state_of"]
 
 MAX_VALUE_BYTES = 16 << 20
-"""Pickled. Larger values are left to the module's own import: each worker would get a copy, needed or not."""
+"""Of a pickle. Larger values are not sent, since each worker would get a copy, needed or not."""
 
 _INSTALLED = {"site-packages", "dist-packages"}
 _LIBRARY = tuple({os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib")})
@@ -45,16 +45,16 @@ _MISSING = object()
 _FUNCTIONS = (FunctionType, staticmethod, classmethod)
 _MOST_PARTS = 1000
 _VALUE = "value"
-"""What stands for the name of that which a ContextVar holds."""
+"""The name of a ContextVar's value, which has none."""
 
 
 @dataclass(frozen=True)
 class Left:
-    """A value that does not travel.
+    """A value that cannot be sent.
 
     Attributes:
-        kind: its type, so that a worker can tell whether its own is one of these too.
-        why: it does not.
+        kind: its type, so that a worker can tell whether its own value is of the same type.
+        why: the reason.
     """
 
     kind: str
@@ -63,13 +63,13 @@ class Left:
 
 @dataclass(frozen=True)
 class Attribute:
-    """What a module holds under a name, or a class that is defined in it, or a value there that does not pickle.
+    """A named value in a module, in a class defined there, or inside a value there that does not pickle.
 
     Attributes:
         module: the module's name.
-        owner: where in the module the class or the value is found, with dots; "" for the module.
-        name: the attribute's, a dict's key, or a list's index.
-        value: its number among the values; those that are one object have one number.
+        owner: the dotted path in the module to the class or value; "" for the module itself.
+        name: of the attribute, or a dict's key, or a list's index.
+        value: its number among the values; the same object has the same number.
     """
 
     module: str
@@ -95,14 +95,14 @@ class ModuleState:
 
 
 class StatePickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """A cloudpickle that notes which of the user's modules it refers to.
+    """A cloudpickle pickler that notes which of the user's modules it refers to.
 
     Args:
         file: takes the bytes.
 
     Attributes:
-        needed: the names of modules that are imported when the bytes are loaded.
-        reached: those of modules that may be used later.
+        needed: the modules that are imported when the bytes are loaded, by name.
+        reached: the modules that may be used later, by name.
     """
 
     def __init__(self, file: Any) -> None:
@@ -111,7 +111,7 @@ class StatePickler(cloudpickle.Pickler):  # type: ignore[misc]
         self.reached: set[str] = set()
 
     def reducer_override(self, value: Any) -> Any:
-        """As cloudpickle's."""
+        """Note the module of a value, then pickle it as cloudpickle does."""
         if isinstance(value, ModuleType):
             _note(value.__name__, self.needed)
         elif isinstance(value, FunctionType | type):
@@ -122,7 +122,7 @@ class StatePickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 class _ValuePickler(StatePickler):
-    """Refuses what would be something else where it is loaded."""
+    """Refuses values that would mean something else where they are loaded."""
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, io.IOBase):
@@ -153,7 +153,7 @@ def state_of(modules: set[str]) -> tuple[ModuleState, bytes]:
         modules: their names.
 
     Returns:
-        The state; and a digest of the code of their own functions, which differs after a module was reloaded.
+        The state; and a digest of the code of their functions, which changes when a module is reloaded.
     """
     reached, waiting = set(modules), sorted(modules)
     attributes: list[Attribute] = []
@@ -185,44 +185,44 @@ def state_of(modules: set[str]) -> tuple[ModuleState, bytes]:
 
 
 def set_state(state: ModuleState, roots: Sequence[str]) -> list[str]:
-    """Give the user's modules in this process the values of another one's, where these differ.
+    """Set the values of the user's modules in this process to those of another process, where they differ.
 
-    Modules that are imported later get theirs behind their import.
+    Modules that are imported later are set after their import.
 
     Args:
-        state: what `state_of` gave there.
-        roots: imported now, since the user's functions are about to be.
+        state: from `state_of` in the other process.
+        roots: modules to import now, since the user's functions need them.
 
     Returns:
-        What differs and could not be taken over, in words.
+        As text, what differs and could not be set.
     """
     for name in roots:
-        with Attempt():  # what needs the module says why it cannot be imported
+        with Attempt():  # loading the functions raises it again
             importlib.import_module(name)
-    taker = _Taker(state)
+    setter = _Setter(state)
     names = dict.fromkeys(attribute.module for attribute in state.attributes)
     late = {name for name in names if name not in sys.modules}
     if late:
-        sys.meta_path.insert(0, _LateModules(late, taker.take))
+        sys.meta_path.insert(0, _LateModules(late, setter.set_module))
     for name in names:
         if name not in late:
-            taker.take(name)
-    return taker.lost
+            setter.set_module(name)
+    return setter.lost
 
 
-class _Taker:
-    """Takes over what differs; values that are one object there are one object here."""
+class _Setter:
+    """Sets what differs; one object in the other process is one object here."""
 
     def __init__(self, state: ModuleState) -> None:
         self._state = state
         self._loaded: dict[int, Any] = {}
         self.lost: list[str] = []
 
-    def take(self, name: str) -> None:
+    def set_module(self, name: str) -> None:
         """Set the attributes of a module that has been imported."""
         for attribute in self._state.attributes:
             if attribute.module == name:
-                with Attempt():  # a class that is not here, or an attribute that cannot be set, is as it was imported
+                with Attempt():  # a class that is missing here, or an attribute that cannot be set, stays as imported
                     self._set(attribute)
 
     def _set(self, attribute: Attribute) -> None:
@@ -233,7 +233,7 @@ class _Taker:
         there = self._state.values[attribute.value]
         mine = _described(here, set())
         if isinstance(there, Left):
-            # What is missing or None here is an error where it is used, or made there, as connections often are.
+            # Not reported where it is missing or None here: code that uses it fails or creates it, like a connection.
             is_unlike = isinstance(mine, bytes) or mine.kind != there.kind
             is_nothing = here is None or (here is _MISSING and not isinstance(holder, dict | list | ContextVar))
             if is_unlike and not is_nothing:
@@ -245,10 +245,10 @@ class _Taker:
 
 
 class _LateModules(MetaPathFinder):
-    """Calls back behind the import of some modules.
+    """Calls back after the import of some modules.
 
     Args:
-        names: theirs.
+        names: of the modules.
         on_import: called with the name.
     """
 
@@ -257,7 +257,7 @@ class _LateModules(MetaPathFinder):
         self._on_import = on_import
 
     def find_spec(self, fullname: str, _path: Any = None, _target: Any = None) -> ModuleSpec | None:
-        """The spec that the other finders give, with a loader that calls back; None for all other modules."""
+        """The spec of the other finders, with a loader that calls back; None for all other modules."""
         if fullname not in self._names:
             return None
         self._names.discard(fullname)
@@ -274,7 +274,7 @@ class _LateModules(MetaPathFinder):
 
 
 def _attributes(module: ModuleType) -> Iterator[tuple[str, str, Any]]:
-    """For a module, and the classes that are defined in it: the class's name or "", and each attribute."""
+    """The attributes of a module (after "") and of the classes defined in it (after the class's name)."""
     holders: list[tuple[str, Any]] = [("", module)]
     while holders:
         owner, holder = holders.pop()
@@ -289,7 +289,7 @@ def _attributes(module: ModuleType) -> Iterator[tuple[str, str, Any]]:
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
-    """Of a value that has something in it which cannot travel, such as a lock: each part that may, by its name."""
+    """The named parts of a value that cannot be sent as a whole, such as a dict that holds a lock."""
     if isinstance(value, ContextVar):
         if (held := value.get(_MISSING)) is not _MISSING:
             yield _VALUE, held
@@ -325,7 +325,7 @@ def _set_part(holder: Any, name: str, value: Any) -> None:
 
 
 def _own_function(value: Any, owner: str, name: str, module: str) -> FunctionType | None:
-    """The function, if it is one that the module's import makes, so that it is the same everywhere."""
+    """The function, if importing the module defines it, so that it is the same in every process."""
     function = value.__func__ if isinstance(value, staticmethod | classmethod) else value
     if not isinstance(function, FunctionType) or function.__globals__.get("__name__") != module:
         return None
@@ -333,7 +333,7 @@ def _own_function(value: Any, owner: str, name: str, module: str) -> FunctionTyp
 
 
 def _described(value: Any, modules: set[str]) -> bytes | Left:
-    """A value's pickle; modules that it refers to are noted."""
+    """A value's pickle, or why there is none; modules that it refers to are added to `modules`."""
     file = _Bounded()
     pickler = _ValuePickler(file)
     with Attempt() as attempt:
@@ -371,7 +371,7 @@ def _is_importable(value: FunctionType | type) -> bool:
 
 
 def _is_users(name: str) -> bool:
-    """Whether a module is the user's own: neither ours, nor installed, nor Python's. `__main__` travels by value."""
+    """Whether a module is the user's: not ours, installed, or Python's. `__main__` is pickled by value."""
     if name == "__main__" or name.partition(".")[0] in _OURS:
         return False
     file = getattr(sys.modules.get(name), "__file__", None)

@@ -1,7 +1,7 @@
-"""The shards that a process has been given a descriptor of: read at a place, or mapped as a whole.
+"""Open shards: those of which a process has a descriptor, read by ranges or mapped as a whole.
 
-A shard that is cut while it is in use kills whoever reads it from a mapping. So only worker processes map shards, which
-can be replaced, and only for what is read of many rows at once: a mapping would count every page around a single field
+A shard that is truncated while in use kills a process that reads it through a mapping. So only workers, which can be
+replaced, map shards, and only to read many rows at once: for a single field, a mapping would count all pages around it
 as the process's memory.
 """
 
@@ -15,27 +15,28 @@ from io import BytesIO
 import numpy as np
 from numpy.typing import NDArray
 
+from streamload.decode.field_reader import ShardReader
 from streamload.decode.tasks import ShardOpened
 from streamload.fetch.parts import LARGE_BYTES, PART_BYTES
 from streamload.memory.gathered import gather, read_fully
 from streamload.memory.mapped import Bytes, map_memory
 
-__all__ = ["Moved", "OpenShards"]
+__all__ = ["OpenShards"]
 
 _PIECE_BYTES = 2 << 20
 
 Moved = Callable[[int, int, int], None]
-"""Told the shard and the place of bytes of which there is a copy now, up to the end of a part."""
+"""Called with a shard and the start and end of bytes that have been copied, up to the end of a part."""
 
 
-class OpenShards:
+class OpenShards(ShardReader):
     """Open shards, by number. The descriptors are closed with this object at the latest.
 
     Args:
-        maps: False in a process that must outlive whatever happens to the files: then bytes of many rows are copied.
+        maps: False in a process that must survive whatever happens to the files: then nothing is mapped.
 
     Attributes:
-        on_moved: told of each piece of a large field when it has been read; None reads such fields like all others.
+        on_moved: called after each piece of a large field has been read; None reads such fields like all others.
     """
 
     def __init__(self, *, maps: bool = True) -> None:
@@ -47,7 +48,7 @@ class OpenShards:
         weakref.finalize(self, _close_all, self._descriptors).atexit = False
 
     def add(self, opened: ShardOpened, descriptor: int) -> None:
-        """Take over a shard's descriptor, also in place of one that it had before."""
+        """Take over a shard's descriptor, replacing an earlier one."""
         before = self._descriptors.get(opened.shard)
         self._descriptors[opened.shard] = descriptor
         self._opened[opened.shard] = opened
@@ -56,7 +57,7 @@ class OpenShards:
             os.close(before)
 
     def read_into(self, target: memoryview, shard: int, start: int) -> int:
-        """Fill `target` with the bytes of a place; returns how many, fewer where the shard ends before.
+        """Fill `target` with the bytes from `start` on; returns how many, fewer where the shard ends before.
 
         Raises:
             OSError: the storage cannot read them.
@@ -64,7 +65,7 @@ class OpenShards:
         return read_fully(self._descriptors[shard], target, start)
 
     def read(self, shard: int, start: int, size_bytes: int) -> bytes:
-        """The bytes of a place, fewer where the shard ends before; held once, unless there are more than 2 GiB.
+        """The bytes from `start` on, fewer where the shard ends before; held once, unless they exceed 2 GiB.
 
         Raises:
             OSError: the storage cannot read them.
@@ -85,7 +86,7 @@ class OpenShards:
         return b"".join(pieces)
 
     def read_own(self, shard: int, start: int, size_bytes: int) -> bytearray:
-        """The same, in memory that the caller may change.
+        """Like `read`, into memory that the caller may change.
 
         Raises:
             OSError: the storage cannot read them.
@@ -113,10 +114,9 @@ class OpenShards:
     def gather(
         self, shard: int, offsets: NDArray[np.int64], sizes: NDArray[np.int64]
     ) -> tuple[Bytes, NDArray[np.int64]] | None:
-        """The bytes of many places at once, and where each begins in them.
+        """The bytes of many fields at once, and where each begins in them.
 
-        None where that is not possible: one does not lie in the shard, or cannot be read. To read them one by one says
-        what is wrong.
+        None where one lies beyond the shard or cannot be read; reading them one by one then raises the proper error.
         """
         if not len(offsets) or offsets.min() < 0 or (sizes > self.size_bytes(shard) - offsets).any():
             return None
@@ -128,19 +128,19 @@ class OpenShards:
             return None
 
     def descriptor(self, shard: int) -> int:
-        """A shard's descriptor, which stays this object's."""
+        """A shard's descriptor, still owned by this object."""
         return self._descriptors[shard]
 
     def _memory(self, shard: int) -> Bytes:
-        """The whole shard, read-only; mapped from the first call on."""
+        """The whole shard, mapped read-only on the first call."""
         if shard not in self._mapped:
             self._mapped[shard] = map_memory(self._descriptors[shard], self._opened[shard].size_bytes, writable=False)
         return self._mapped[shard]
 
     def first_bytes(self, shard: int, size_bytes: int) -> Bytes:
-        """The first bytes of a shard of which no more may be there yet, read-only; mapped for this caller alone.
+        """The first bytes of a shard that may still be arriving, mapped read-only for this caller alone.
 
-        Such a shard lies in memory or in a file of our own, which nobody cuts.
+        Such a shard lies in memory or in a file of our own, which is never truncated.
         """
         return map_memory(self._descriptors[shard], size_bytes, writable=False)
 
@@ -149,7 +149,7 @@ class OpenShards:
         return self._opened[shard].url
 
     def size_bytes(self, shard: int) -> int:
-        """How long it is."""
+        """Its size."""
         return self._opened[shard].size_bytes
 
     def drop(self, shards: tuple[int, ...]) -> None:

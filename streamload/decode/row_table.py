@@ -1,27 +1,33 @@
-"""Rows and where their fields lie, in one array: what the plan found out, in flight to a worker.
+"""Rows and where their fields lie: what the plan hands to whoever makes the rows.
 
 `ColumnKind` and `RowTable` travel between processes and have no `__slots__`, as in `tasks.py`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Column", "ColumnKind", "RowTable"]
+__all__ = ["Column", "ColumnKind", "RowTable", "by_shard", "shards_of"]
+
+_SORTED_BY_RADIX = np.iinfo(np.uint16).max
+"""NumPy sorts 16-bit integers by radix, in a fraction of the time."""
+
+_WORTH_COUNTING = 4
 
 
 @dataclass(frozen=True)
 class ColumnKind:
-    """What one column of a `RowTable` is about.
+    """The field that a column of a `RowTable` locates.
 
     Attributes:
-        name: as the user asked for it, such as "jpg;png".
+        name: as the user requested it, such as "jpg;png".
         alternatives: the fields that it may be, such as ("jpg", "png").
-        has_which: the table says for each row which alternative it has; else all have the first.
-        has_crc32: the table has checksums.
+        has_which: the table holds for each row which alternative it has; otherwise all have the first.
+        has_crc32: the table holds checksums.
     """
 
     name: str
@@ -32,10 +38,10 @@ class ColumnKind:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Column:
-    """Where one wanted field lies for every row of a task.
+    """Where one wanted field lies for every row.
 
     Attributes:
-        name: as the user asked for it, such as "jpg;png".
+        name: as the user requested it, such as "jpg;png".
         alternatives: the fields that it may be, such as ("jpg", "png").
         which: int64[rows], which alternative each row has; None where all have the first.
         offsets: int64[rows], first byte within the shard; `MISSING` where the sample has none of the fields.
@@ -53,12 +59,12 @@ class Column:
 
 @dataclass(frozen=True)
 class RowTable:
-    """Rows and where their fields lie: one array for all of it, because each array of a message costs microseconds.
+    """Rows and where their fields lie, in one array, because each array of a message costs microseconds.
 
     Attributes:
-        values: int64[rows, width]: the number of the row's shard in the listing, that of its sample in the shard, how
-            often the sample came before in the epoch, and for each column offset and size, then which alternative and
-            crc32 where the column has them.
+        values: int64[rows, width]: the number of the row's shard in the listing, the number of its sample in the shard,
+            how often the sample occurred before in the epoch, and for each column offset and size, then alternative
+            and crc32 where the column has them.
         kinds: of the columns.
     """
 
@@ -67,7 +73,7 @@ class RowTable:
 
     @classmethod
     def empty(cls, rows: int, kinds: tuple[ColumnKind, ...]) -> RowTable:
-        """A table to be filled in, all zero."""
+        """A table of zeros, to be filled in."""
         width = 3 + sum(2 + kind.has_which + kind.has_crc32 for kind in kinds)
         return cls(np.zeros((rows, width), np.int64), kinds)
 
@@ -86,7 +92,7 @@ class RowTable:
 
     @property
     def copies(self) -> NDArray[np.int64]:
-        """int64[rows], how often each row's sample came before in the epoch."""
+        """int64[rows], how often each row's sample occurred before in the epoch."""
         return self.values[:, 2]
 
     def columns(self) -> tuple[Column, ...]:
@@ -107,5 +113,30 @@ class RowTable:
         return [(column.offsets, column.sizes) for column in self.columns()]
 
     def rows(self, start: int, end: int) -> RowTable:
-        """The same for some of the rows."""
+        """Consecutive rows, as a view."""
         return RowTable(self.values[start:end], self.kinds)
+
+
+def by_shard(shards: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
+    """The rows of each shard, ascending.
+
+    Args:
+        shards: int64[n], each row's shard.
+    """
+    small = len(shards) > 0 and int(shards.max()) <= _SORTED_BY_RADIX
+    order = np.argsort(shards.astype(np.uint16) if small else shards, kind="stable")
+    edges = np.flatnonzero(np.diff(shards[order])) + 1
+    for rows in np.split(order, edges):
+        if len(rows):
+            yield int(shards[rows[0]]), rows
+
+
+def shards_of(shards: NDArray[np.int64]) -> list[int]:
+    """Each shard that some row lies in, once, ascending.
+
+    Args:
+        shards: int64[n], each row's shard.
+    """
+    counted = len(shards) and int(shards.max()) < _WORTH_COUNTING * len(shards)
+    found: list[int] = (np.flatnonzero(np.bincount(shards)) if counted else np.unique(shards)).tolist()
+    return found

@@ -1,38 +1,24 @@
-"""Making rows: a task's bytes are decoded, transformed, and collated into their slots.
-
-A `RowMaker` does not know where it runs: in a worker process, or in the caller's thread.
-"""
+"""Rows from bytes: fields are read, decoded and transformed, and what comes out is values."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
+from types import MappingProxyType
 from typing import Any
 
 from numpy.typing import NDArray
 
-from streamload.decode.collate import Rows
-from streamload.decode.collating import PieceCollator
+from streamload.decode.columns import Rows
 from streamload.decode.failure import failure_here, failure_of, in_words
-from streamload.decode.field_reader import ABSENT, FieldReader, Progress, RowError, ShardMemory, Work, field_of
+from streamload.decode.field_reader import ABSENT, FieldReader, Progress, RowError, ShardReader, Work, field_of
 from streamload.decode.row_table import Column, RowTable
 from streamload.decode.seeding import GlobalSeeds, RowRandomness
-from streamload.decode.tasks import (
-    SAMPLE_NAMES,
-    Job,
-    OwnTransforms,
-    RowFailure,
-    RowsDone,
-    RowTask,
-    Transform,
-    WorkSeconds,
-)
+from streamload.decode.tasks import SAMPLE_NAMES, Job, OwnTransforms, RowFailure, Transform
 from streamload.decode.user_code import PROGRAM_ERRORS, TransformRaisedError, UserFunction, why_not_skipped
 from streamload.errors import without_credentials
-from streamload.memory.slots import SlotMemory
-from streamload.order.randomness import SampleRandomness
 from streamload.tar.table import MISSING
 
 __all__ = ["RowMaker"]
@@ -40,7 +26,7 @@ __all__ = ["RowMaker"]
 
 @dataclass(frozen=True, slots=True)
 class Transforms:
-    """What happens to the samples of one dataset.
+    """The transforms of one dataset.
 
     Attributes:
         by_field: functions of fields.
@@ -52,13 +38,13 @@ class Transforms:
 
     @classmethod
     def of(cls, transform: Transform | None) -> Transforms:
-        """From what the user gave."""
+        """From the user's argument."""
         if isinstance(transform, Mapping):
             return cls({name: UserFunction(function) for name, function in transform.items()}, None)
         return cls({}, None if transform is None else UserFunction(transform))
 
     def of_column(self, name: str, alternatives: tuple[str, ...]) -> dict[str, UserFunction]:
-        """For each field that a column may hold the function that transforms it, where there is one."""
+        """The functions of the fields that a column may hold, by field."""
         if name in self.by_field:
             return dict.fromkeys(alternatives, self.by_field[name])
         return {field: self.by_field[field] for field in alternatives if field in self.by_field}
@@ -68,9 +54,9 @@ class DatasetTransforms:
     """The transforms of all datasets.
 
     Args:
-        transform: of those that have none of their own.
-        own: for each dataset, in the order of the listing, its first shard, and its own transform or None; empty where
-            there is one dataset.
+        transform: of the datasets that have none of their own.
+        own: for each dataset of a mixture, in the order of the listing, its first shard, and its own transform or
+            None; empty for a single dataset.
     """
 
     def __init__(self, transform: Transform | None, own: OwnTransforms) -> None:
@@ -80,13 +66,13 @@ class DatasetTransforms:
 
     @property
     def functions(self) -> list[UserFunction]:
-        """Every function that there is."""
+        """All functions."""
         by_field = [function for transforms in self.all for function in transforms.by_field.values()]
         return by_field + [transforms.on_sample for transforms in self.all if transforms.on_sample is not None]
 
     @property
     def any_on_sample(self) -> bool:
-        """Whether some function is one of whole samples."""
+        """Whether some function takes whole samples."""
         return any(transforms.on_sample is not None for transforms in self.all)
 
     def datasets(self, shards: list[int]) -> list[int]:
@@ -98,13 +84,13 @@ class DatasetTransforms:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Transformed:
-    """A column that goes through functions of the user's.
+    """A column that the user's functions transform.
 
     Attributes:
         column: where its bytes are.
-        functions: for each dataset, by the name of the field that a row has.
+        functions: for each dataset, by field.
         values: one for each row, to be filled in.
-        places: for each row where it will lie in its slot, if a function can write there by itself.
+        places: for each row an array to make the value in, if a function can write there.
     """
 
     column: Column
@@ -114,92 +100,110 @@ class _Transformed:
 
     @property
     def every_function(self) -> list[UserFunction]:
-        """Those of all datasets."""
+        """The functions of all datasets."""
         return [function for functions in self.functions for function in functions.values()]
 
 
+Places = Callable[[int | str], list[NDArray[Any]] | None]
+"""For a value that rows are made of (its number in a tuple, its key in a dict) a writable array for each row.
+
+A function that writes to memory given to it makes its result there. None where it cannot be said."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MadeRows:
+    """Rows as the user's functions have left them, before they are collated.
+
+    Attributes:
+        rows: the values; those of a row that failed mean nothing.
+        failures: what went wrong, by row.
+        decode_s: seconds spent on decoding.
+        transform_s: seconds spent in the user's functions.
+        payload_bytes: of the fields, as they are stored.
+    """
+
+    rows: Rows
+    failures: dict[int, RowFailure]
+    decode_s: float
+    transform_s: float
+    payload_bytes: int
+
+
 class RowMaker:
-    """Makes the rows of tasks, one task at a time.
+    """Makes rows from bytes, in any process on any machine: it knows neither batches nor slots.
 
     Args:
         job: what the user wants of a sample.
-        slots: where to write.
-        restore_random_state: leave the global generators as they were, because the process is the user's own. There,
-            and with `for_samples`, exceptions that end the pass stay what they are, with their tracebacks.
-        for_samples: rows are asked for with `samples` only. Then fields are what their decoders return, a transform
-            may return None, and the global generators are not touched.
+        in_callers_process: exceptions that end the pass stay what they are, with their tracebacks, and the global
+            generators are left as they were (by `seeds.whole_task`).
+        one_by_one: each row goes to the user as it is. Then fields are what their decoders return, a transform may
+            return None, and the global generators are not touched.
+
+    Attributes:
+        seeds: of the global generators, set for each row; whoever collates the rows runs user code within the same
+            `whole_task`.
     """
 
-    def __init__(
-        self,
-        job: Job,
-        slots: SlotMemory,
-        *,
-        restore_random_state: bool = False,
-        for_samples: bool = False,
-    ) -> None:
+    def __init__(self, job: Job, *, in_callers_process: bool = False, one_by_one: bool = False) -> None:
         self._job = job
         self._transforms = DatasetTransforms(job.transform, job.own_transforms)
-        single = for_samples or self._transforms.any_on_sample or job.collate_fn is not None
+        single = one_by_one or self._transforms.any_on_sample or job.collate_fn is not None
         self._reader = FieldReader(
             job.decode, optional=job.fields is None, limit_bytes=job.expansion_limit_bytes, single=single
         )
         functions = self._transforms.functions
-        self._seeds = GlobalSeeds(
-            needed=not for_samples
+        self.seeds = GlobalSeeds(
+            needed=not one_by_one
             and (job.collate_fn is not None or any(function.uses_global_generators for function in functions)),
-            restore=restore_random_state,
+            restore=in_callers_process,
         )
-        # A collate_fn may leave such samples out, as many do.
-        self._none_is_fine = for_samples or job.collate_fn is not None
-        self._randomness: tuple[int, SampleRandomness] | None = None
-        self._in_callers_process = restore_random_state or for_samples
-        self._collator = PieceCollator(job, slots, self._seeds, in_callers_process=self._in_callers_process)
+        self._may_be_none = one_by_one or job.collate_fn is not None  # many collate functions leave such samples out
+        self._in_callers_process = in_callers_process
 
     @property
     def resizes_images(self) -> bool:
         """Whether some function starts from encoded images, as those do that resize."""
         return any(f.starts_from_encoded for transforms in self._transforms.all for f in transforms.by_field.values())
 
-    def fix_layout(self, layout: bytes) -> None:
-        """The layout of all batches of rows from now on, as a probe found it."""
-        self._collator.fix_layout(layout)
-
-    def run(self, task: RowTask, shards: ShardMemory, progress: Progress, waited_s: float = 0.0) -> RowsDone:
-        """Do one task. What fails is in the answer; only exits and interrupts are raised."""
-        work = Work(task, task.table.columns(), shards, progress, self._random(task.epoch), task.table.shards.tolist())
-        for row, reason in task.untried.items():
-            work.failures[row] = self._row_failure(work, row, "SampleError", reason)
-        with self._seeds.whole_task():
-            rows = self._rows(work)
-            progress[0] = -1
-            started = perf_counter()
-            pieces = self._collator.collate(task, rows, work.failures, work.random)
-        seconds = WorkSeconds(work.decode_s, work.transform_s, perf_counter() - started, 0.0, waited_s)
-        payload_bytes = sum(int(column.sizes.clip(0).sum()) for column in work.columns)
-        return RowsDone(task.number, pieces, work.count, payload_bytes, seconds)
-
-    def samples(
-        self, task: RowTask, shards: ShardMemory, random: RowRandomness
-    ) -> tuple[list[Any], dict[int, RowFailure]]:
-        """The rows of a task one by one, as a function of the user's would see them, and what failed, by row.
+    def make(
+        self,
+        table: RowTable,
+        shards: ShardReader,
+        random: RowRandomness,
+        *,
+        keys: Sequence[str] | None = None,
+        untried: Mapping[int, str] = MappingProxyType({}),
+        progress: Progress | None = None,
+        places: Places | None = None,
+    ) -> MadeRows:
+        """Read, decode and transform rows. What fails is in the answer; only exits and interrupts are raised.
 
         Args:
-            task: the rows; batches and slots don't matter.
-            shards: where the bytes are.
-            random: asked once for each row whose transform takes an `rng`, in the order of the rows.
+            table: the rows, and where their fields lie.
+            shards: reads the bytes.
+            random: asked once for each row whose transform needs it, in the order of the rows.
+            keys: the rows' keys, where samples hold them.
+            untried: rows that are not tried and count as failed, and why.
+            progress: is set to the number of the current row, and to -1 at the end.
+            places: where values may be made; without it, in memory of their own.
         """
-        work = Work(task, task.table.columns(), shards, [-1], random, task.table.shards.tolist())
-        return self._rows(work).as_list(), work.failures
+        work = Work(table, shards, random, keys, [-1] if progress is None else progress)
+        for row, reason in untried.items():
+            work.failures[row] = self._row_failure(work, row, "SampleError", reason)
+        rows = self._rows(work, places)
+        work.progress[0] = -1
+        payload_bytes = sum(int(column.sizes.clip(0).sum()) for column in work.columns)
+        return MadeRows(rows, work.failures, work.decode_s, work.transform_s, payload_bytes)
 
-    def _rows(self, work: Work) -> Rows:
+    def _rows(self, work: Work, places: Places | None) -> Rows:
         columns: list[Any] = []
         transformed: list[_Transformed] = []
         for number, column in enumerate(work.columns):
             functions = [each.of_column(column.name, column.alternatives) for each in self._transforms.all]
             if any(functions):
                 columns.append([None] * work.count)
-                transformed.append(_Transformed(column, functions, columns[-1], self._places(work, number, functions)))
+                own_places = None if places is None else self._places(work, number, functions, places)
+                transformed.append(_Transformed(column, functions, columns[-1], own_places))
                 continue
             started = perf_counter()
             columns.append(self._reader.read(work, column, self._failed(work, column)))
@@ -210,16 +214,16 @@ class RowMaker:
         return self._transform_samples(work, rows) if self._transforms.any_on_sample else rows
 
     def _transform_fields(self, work: Work, transformed: list[_Transformed]) -> None:
-        """Decode and transform some fields, sample by sample: a sample's functions draw from one generator in turn."""
+        """Decode and transform some fields, row by row: the functions of one row draw from one generator in turn."""
         random = work.random
         takes_rng = any(function.takes_rng for field in transformed for function in field.every_function)
-        names = _names(work.task.table)
-        datasets = self._transforms.datasets(work.task.table.shards.tolist())
+        names = _names(work.table)
+        datasets = self._transforms.datasets(work.row_shards)
         current = transformed[0]
 
         def make(row: int) -> None:
             nonlocal current
-            self._seeds.seed(random, *names[row])
+            self.seeds.seed(random, *names[row])
             rng = random.generator(*names[row]) if takes_rng else None
             for current in transformed:
                 functions = current.functions[datasets[row]]
@@ -230,16 +234,18 @@ class RowMaker:
 
         work.each_row(make, failed)
 
-    def _places(self, work: Work, number: int, functions: list[dict[str, UserFunction]]) -> list[NDArray[Any]] | None:
-        """Where the rows of a column will lie in their slots, for functions that write there by themselves."""
+    def _places(
+        self, work: Work, number: int, functions: list[dict[str, UserFunction]], places: Places
+    ) -> list[NDArray[Any]] | None:
+        """Where the values of a column are wanted, for functions that write to memory given to them."""
         takes_out = any(function.takes_out for each in functions for function in each.values())
         if not takes_out or self._transforms.any_on_sample:
             return None
         fields = self._job.fields
         if fields is None:
-            return self._collator.places(work.task, work.columns[number].name)
+            return places(work.columns[number].name)
         stored = [child for child, name in enumerate(fields) if name not in SAMPLE_NAMES]
-        return self._collator.places(work.task, stored[number])
+        return places(stored[number])
 
     def _transformed_value(
         self, work: Work, field: _Transformed, functions: dict[str, UserFunction], row: int, rng: Any
@@ -266,15 +272,15 @@ class RowMaker:
         return value
 
     def _checked(self, value: Any) -> Any:
-        if value is None and not self._none_is_fine:
+        if value is None and not self._may_be_none:
             raise TransformRaisedError(TypeError("it returned None; is a `return` missing?"))
         return value
 
     def _transform_samples(self, work: Work, rows: Rows) -> Rows:
         random = work.random
-        names = _names(work.task.table)
+        names = _names(work.table)
         functions = [transforms.on_sample for transforms in self._transforms.all]
-        datasets = self._transforms.datasets(work.task.table.shards.tolist())
+        datasets = self._transforms.datasets(work.row_shards)
         values: list[Any] = [None] * work.count
 
         def make(row: int) -> None:
@@ -282,7 +288,7 @@ class RowMaker:
             if function is None:
                 values[row] = rows.row(row)
                 return
-            self._seeds.seed(random, *names[row])
+            self.seeds.seed(random, *names[row])
             rng = random.generator(*names[row]) if function.takes_rng else None
             values[row] = self._checked(function(rows.row(row), rng))
 
@@ -290,11 +296,6 @@ class RowMaker:
         work.each_row(make, self._failed(work, None))
         work.transform_s += perf_counter() - started
         return Rows(work.count, values=values)
-
-    def _random(self, epoch: int) -> SampleRandomness:
-        if self._randomness is None or self._randomness[0] != epoch:
-            self._randomness = epoch, SampleRandomness(self._job.seed, epoch)
-        return self._randomness[1]
 
     def _as_samples(self, work: Work, columns: list[Any]) -> Rows:
         fields = self._job.fields
@@ -314,11 +315,10 @@ class RowMaker:
 
     def _sample_name(self, work: Work, name: str) -> list[str]:
         if name == "__key__":
-            assert work.task.keys is not None
-            return list(work.task.keys)
-        shards = work.task.table.shards.tolist()
-        shown = {number: without_credentials(work.shards.url(number)) for number in dict.fromkeys(shards)}
-        return [shown[number] for number in shards]
+            assert work.keys is not None
+            return list(work.keys)
+        urls = {shard: without_credentials(work.shards.url(shard)) for shard in dict.fromkeys(work.row_shards)}
+        return [urls[shard] for shard in work.row_shards]
 
     def _failed(self, work: Work, column: Column | None) -> Callable[[int, Exception], RowFailure]:
         def failed(row: int, error: Exception) -> RowFailure:
@@ -349,22 +349,23 @@ class RowMaker:
         fatal = changed or isinstance(cause, PROGRAM_ERRORS if in_program else ImportError)
         if fatal and in_program and cause is not None and self._job.on_error != "raise":
             message = f"{message}; {why_not_skipped(cause, self._job.on_error)}"
-        # Of errors that are counted the frames would pile up, with all that is in them.
-        told = failure_here if self._in_callers_process and (fatal or self._job.on_error == "raise") else failure_of
+        # Errors that are only counted are not kept with their frames, which would hold memory.
+        is_raised = fatal or self._job.on_error == "raise"
+        make_failure = failure_here if self._in_callers_process and is_raised else failure_of
         return RowFailure(
             row=row,
             kind=kind,
             message=message,
             field=column.name if column else None,
             fatal=fatal,
-            cause=None if cause is None else told(cause),
-            shard=int(work.task.table.shards[row]),
-            sample=int(work.task.table.samples[row]),
+            cause=None if cause is None else make_failure(cause),
+            shard=work.row_shards[row],
+            sample=int(work.table.samples[row]),
             offset=MISSING if where is None else int(where.offsets[row]),
             missing_field=column is not None and int(column.offsets[row]) == MISSING,
         )
 
 
 def _names(table: RowTable) -> list[tuple[int, int, int]]:
-    """What names each row's randomness: its shard, its sample, and how often that came before in the epoch."""
+    """What keys each row's randomness: its shard, its sample, and how often that occurred before in the epoch."""
     return list(zip(table.shards.tolist(), table.samples.tolist(), table.copies.tolist(), strict=True))

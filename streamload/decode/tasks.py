@@ -1,4 +1,4 @@
-"""What is asked of a worker and what it answers, as frozen types that travel between processes.
+"""The messages between pool and workers, as frozen types.
 
 They have no `__slots__`: a frozen dataclass with slots pickles through Python code, which costs three times as much.
 """
@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from streamload.decode.array_files import DECOMPRESSED_LIMIT_BYTES
-from streamload.decode.out_of_band import InSlot
 from streamload.decode.row_table import RowTable
 from streamload.tar.prefix_scan import ScannedPiece
 from streamload.tar.table import ShardTable
@@ -21,9 +20,12 @@ __all__ = [
     "Failure",
     "ForgetShards",
     "ForgetSlots",
+    "InSlot",
     "Job",
     "LayoutFixed",
     "MoveNoted",
+    "OnError",
+    "OwnTransforms",
     "Piece",
     "PieceDone",
     "RowFailure",
@@ -34,28 +36,29 @@ __all__ = [
     "ShardOpened",
     "SlotOpened",
     "Task",
+    "Transform",
     "WorkSeconds",
     "WorkerSetup",
     "WorkerStarted",
 ]
 
 SAMPLE_NAMES = ("__key__", "__url__")
-"""What can be asked for like a field and is not one: the sample's key and its shard's url."""
+"""What can be requested like a field without being one: the sample's key and its shard's url."""
 
 Transform = Callable[..., Any] | Mapping[str, Callable[..., Any]]
 OwnTransforms = tuple[tuple[int, Transform | None], ...]
-"""For each dataset of a mixture its first shard, and its own transform, if it has one; empty where there is one."""
+"""For each dataset of a mixture its first shard, and its own transform or None; empty for a single dataset."""
 
 OnError = Literal["raise", "skip", "replace"]
 
 
 @dataclass(frozen=True)
 class Job:
-    """The user's part of the work: what to make of a sample's bytes.
+    """What the user wants of a sample's bytes.
 
     Attributes:
-        own_transforms: of the datasets of a mixture, see `DatasetTransforms`.
-        expansion_limit_bytes: how much a field may decode to beyond the bytes that it has, see `decoder_for`.
+        own_transforms: of the datasets of a mixture; see `DatasetTransforms`.
+        expansion_limit_bytes: by how much a decoded field may exceed its stored bytes; see `decoder_for`.
     """
 
     fields: tuple[str, ...] | None
@@ -71,7 +74,7 @@ class Job:
 
 @dataclass(frozen=True)
 class WorkerSetup:
-    """The first message to a worker; `job` is a pickled one (`job_pickle`), `log_levels` are those of the trainer."""
+    """The first message to a worker; `job` is from `pickle_job`, `log_levels` are the trainer's."""
 
     worker: int
     job: bytes
@@ -81,11 +84,11 @@ class WorkerSetup:
 
 @dataclass(frozen=True)
 class WorkerStarted:
-    """A worker is ready to take tasks, or says why it cannot.
+    """A worker is ready for tasks, or cannot start.
 
     Attributes:
         failure: why it cannot.
-        lost: what the user's modules hold in the trainer and not here, in words.
+        lost: as text, what the user's modules hold in the trainer and could not be set in the worker.
     """
 
     failure: Failure | None = None
@@ -94,7 +97,7 @@ class WorkerStarted:
 
 @dataclass(frozen=True)
 class ShardOpened:
-    """A shard's descriptor comes with this message."""
+    """Carries a shard's descriptor."""
 
     shard: int
     url: str
@@ -103,28 +106,28 @@ class ShardOpened:
 
 @dataclass(frozen=True)
 class SlotOpened:
-    """A slot's descriptor comes with this message."""
+    """Carries a slot's descriptor."""
 
     slot: int
 
 
 @dataclass(frozen=True)
 class ForgetShards:
-    """No later task reads these shards."""
+    """Close these shards: no later task reads them."""
 
     shards: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class ForgetSlots:
-    """No later task writes to these slots."""
+    """Unmap these slots: no later task writes to them."""
 
     slots: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class LayoutFixed:
-    """The layout of every batch of rows from now on, as a cloudpickle."""
+    """Carries the layout of all later batches of rows, as a cloudpickle."""
 
     layout: bytes
 
@@ -137,7 +140,7 @@ class Piece(NamedTuple):
         slot: where to write them.
         first_row: where in the batch they begin.
         rows: how many they are.
-        complete: they are all rows of the batch, so nobody else writes to its slot.
+        complete: they are all rows of the batch, so no other task writes to its slot.
     """
 
     batch: int
@@ -157,12 +160,12 @@ class RowTask:
         table: the rows, and where their wanted fields lie.
         keys: the rows' keys where the user's samples hold them.
         pieces: how the rows divide into batches, in order.
-        capacity: the rows that a slot has room for, where the layout has not been fixed yet: then the task's first
-            good row decides on it.
-        whole: every piece is a whole batch, to be collated on its own (by `collate_fn`, or for want of a layout).
-        untried: rows that are not tried and count as failed, and why: they have ended workers before, or lie behind one
-            that has where that ends the pass.
-        moves: the worker says which bytes of large fields it has read, so that they need not be held twice.
+        capacity: the rows that a slot has room for, where the layout is not fixed yet and the task's first good row
+            sets it.
+        whole: every piece is a whole batch, collated on its own (by `collate_fn`, or because there is no layout).
+        untried: rows that are not tried and count as failed, and why: they have killed workers, or follow such a row
+            where that ends the pass.
+        moves: the worker reports which bytes of large fields it has read, so that they are not held twice.
     """
 
     number: int
@@ -176,7 +179,7 @@ class RowTask:
     moves: bool = False
 
     def pieces_and_starts(self) -> Iterator[tuple[Piece, int]]:
-        """Each piece, and the number in the task of its first row."""
+        """Each piece, and its first row's number in the task."""
         start = 0
         for piece in self.pieces:
             yield piece, start
@@ -185,11 +188,11 @@ class RowTask:
 
 @dataclass(frozen=True)
 class BytesMoved:
-    """A worker has its own copy of a part of a large field, for a task that is still in its hands.
+    """A worker has its own copy of a part of a large field, for its current task.
 
     Attributes:
         number: the task's.
-        shard: which one.
+        shard: the shard's number.
         start, end: the bytes, end exclusive.
     """
 
@@ -201,20 +204,20 @@ class BytesMoved:
 
 @dataclass(frozen=True)
 class MoveNoted:
-    """The answer to a `BytesMoved`: what can be freed has been. A worker waits for it before it reads on."""
+    """The answer to a `BytesMoved`: the bytes have been freed. The worker waits for it before it reads on."""
 
 
 @dataclass(frozen=True)
 class ScanTask:
-    """Read the headers of one shard, or of the part of it that has come.
+    """Read the headers of one shard, or of the part of it that has arrived.
 
     Attributes:
         number: unique within a pool.
-        shard: which one.
+        shard: the shard's number.
         strict: as for `scan_shard`.
         start: where the part begins, as for `scan_prefix`.
-        available: where it ends, or None where the whole shard is there.
-        total: the shard's size where it is known; it matters for a part only.
+        available: where the part ends; None to scan a whole shard.
+        total: the shard's size where it is known; used for parts only.
     """
 
     number: int
@@ -227,14 +230,14 @@ class ScanTask:
 
 @dataclass(frozen=True)
 class Failure:
-    """An exception in flight to the training loop.
+    """An exception on its way to the training loop.
 
     Attributes:
         error: a cloudpickle of the exception, or None where it does not pickle.
         summary: its class and message in one line.
-        traceback: the worker's traceback as text; empty where it is nobody's concern.
+        traceback: the worker's traceback as text; may be empty.
         cause: what it was raised from.
-        original: the exception itself, with its traceback for a debugger, where it stays in the caller's process.
+        original: the exception itself, with its frames for a debugger, where it stays in the caller's process.
     """
 
     error: bytes | None
@@ -252,11 +255,11 @@ class RowFailure:
     """What went wrong with one row.
 
     Attributes:
-        row: its number within the batch.
+        row: its number in the batch.
         kind: the name of the error's class in `streamload.errors`.
-        message: what the user reads first.
+        message: of the error.
         field: the field concerned, where there is one.
-        fatal: a mistake in the program, or a shard that was changed while in use; never skipped.
+        fatal: a mistake in the program, or a shard that changed while in use; never skipped.
         cause: the exception behind it.
         shard: the number of its shard.
         sample: the number of its sample in the shard.
@@ -276,16 +279,23 @@ class RowFailure:
     missing_field: bool = False
 
 
+class InSlot(NamedTuple):
+    """Where a pickle lies in its batch's slot."""
+
+    start: int
+    size_bytes: int
+
+
 class PieceDone(NamedTuple):
-    """What became of one piece.
+    """The result of one piece.
 
     Attributes:
         piece: the piece.
         whole: it was collated as a whole batch.
-        layout_mismatch: some row did not fit the layout; the batch must be done again as a whole.
+        layout_mismatch: some row did not fit the layout; the batch must be made again as a whole.
         layout: a cloudpickle of the layout, for whole batches and for the first rows of all.
-        size_bytes: what the batch takes of its slot.
-        rows: how many rows the batch has; None where the layout has none (a `collate_fn` made it).
+        size_bytes: the bytes of the slot that the batch uses.
+        rows: the number of rows; None where the layout has none (a `collate_fn` made the batch).
         out_of_band: a pickle of the values that are no arrays, or where in the slot it lies.
         failures: the rows that failed.
     """
@@ -302,7 +312,7 @@ class PieceDone(NamedTuple):
 
 @dataclass(frozen=True)
 class WorkSeconds:
-    """Where a task's time went."""
+    """The seconds of a task, by what they were spent on."""
 
     decode: float = 0.0
     transform: float = 0.0
@@ -313,18 +323,24 @@ class WorkSeconds:
 
 @dataclass(frozen=True)
 class RowsDone:
-    """The answer to a `RowTask`."""
+    """The answer to a `RowTask`.
+
+    Attributes:
+        unseeded: user code imported torch during the task and may have drawn from its generator before that was
+            seeded. The task must be done again; each worker process can say this once.
+    """
 
     number: int
     pieces: tuple[PieceDone, ...]
     rows: int
     payload_bytes: int
     seconds: WorkSeconds
+    unseeded: bool = False
 
 
 @dataclass(frozen=True)
 class ScanDone:
-    """The answer to a `ScanTask`: the table of a whole shard, or a piece, or what is wrong with the shard."""
+    """The answer to a `ScanTask`: the table of a whole shard, or a piece, or the failure."""
 
     number: int
     shard: int

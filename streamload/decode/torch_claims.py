@@ -1,8 +1,8 @@
-"""What memory a file of `torch.save` claims, known before torch takes it.
+"""Memory claims: how much memory a file of `torch.save` would take, checked before torch allocates it.
 
-torch believes what the pickle in such a file says: `bytearray(2_000_000_000)` and storages of any size take memory that
-no byte of the file stands for, and a tensor may repeat one element a thousand million times. So the pickle is read
-twice: first here, where every name that it calls is a stand-in that only looks at its arguments.
+torch trusts the pickle in such a file: `bytearray(2_000_000_000)` and storages of any size take memory that no byte of
+the file accounts for, and a tensor may repeat one element a billion times. So the pickle is read twice: first here,
+where every name that it calls is a stand-in that only inspects its arguments.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from streamload.decode.array_files import check_entries
 
 __all__ = ["check_claims"]
 
-_ZIP = b"PK\x03\x04"  # what torch looks for
-_OLD_PICKLES = 5  # magic number, version, what the system was like, the object, the keys of the storages behind them
+_ZIP = b"PK\x03\x04"  # as torch tells the formats apart
+_OLD_PICKLES = 5  # magic number, version, system, the object, and the keys of the storages that follow
 _REBUILD_TENSOR = ("_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_tensor_v3", "_rebuild_qtensor")
-_DTYPE = 6  # its place among the arguments of _rebuild_tensor_v3, whose storage is bytes
+_DTYPE = 6  # its index in the arguments of _rebuild_tensor_v3, whose storage is bytes
 _PLAIN: dict[str, Any] = {"OrderedDict": OrderedDict, "Counter": Counter, "set": set, "Size": tuple, "complex": complex}
 _ELEMENT_BYTES = {
     **dict.fromkeys(("Half", "BFloat16", "Short"), 2),
@@ -34,15 +34,15 @@ _ELEMENT_BYTES = {
 
 
 def check_claims(data: bytes, limit_bytes: int) -> None:
-    """Refuse a file of `torch.save` that claims more than its bytes stand for.
+    """Refuse a file of `torch.save` that claims more memory than its bytes account for.
 
     Args:
         data: the whole file, in the zip format or the older one.
-        limit_bytes: how much larger than the file its tensors may be.
+        limit_bytes: by how much its tensors may exceed the file.
 
     Raises:
         ValueError: a storage is larger than what is stored, a tensor lies beyond its storage, all tensors together
-            are more than `limit_bytes` larger than the file, or something is made of a mere number.
+            exceed the file by more than `limit_bytes`, or an object is made from a mere size.
         Exception: the file is damaged: whatever `zipfile` and `pickle` raise.
     """
     if not data.startswith(_ZIP):
@@ -66,12 +66,12 @@ class _Storage(NamedTuple):
 
 
 class _Claims:
-    """What has been claimed so far.
+    """Adds up what the file claims.
 
     Args:
         file_bytes: the size of the file.
         stored: bytes of the members of its archive; None where the storages follow the pickles.
-        limit_bytes: how much larger than the file all tensors may be.
+        limit_bytes: by how much all tensors may exceed the file.
     """
 
     def __init__(self, file_bytes: int, stored: dict[str, int] | None, limit_bytes: int) -> None:
@@ -83,7 +83,7 @@ class _Claims:
         self._tensor_bytes = 0
 
     def add_storage(self, key: Any, size_bytes: int) -> int:
-        """The bytes of a storage; named again it is the one that it was, as for torch."""
+        """Add a storage and return its bytes; the same key is the same storage, as for torch."""
         if key in self._storages:
             return self._storages[key]
         self._storages[key] = size_bytes
@@ -112,7 +112,7 @@ class _Claims:
 
 
 class _Made:
-    """What a stand-in made."""
+    """The result of calling a stand-in."""
 
     def __init__(self, claims: _Claims) -> None:
         self._claims = claims
@@ -123,7 +123,7 @@ class _Made:
             self._claims.add_tensor(storage, start, shape, strides, storage.element_bytes)
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        """Of a kind of dict or list that torch may know; where it does not, it says so better."""
+        """Accepted for any class: torch itself refuses those that it does not know."""
 
     def append(self, value: Any) -> None:
         """See `__setitem__`."""
@@ -133,7 +133,7 @@ class _Made:
 
 
 class _StandIn:
-    """Stands for a class or function that a pickle names."""
+    """Replaces a class or function that a pickle names."""
 
     def __init__(self, name: str, claims: _Claims) -> None:
         self.name = name
@@ -163,19 +163,19 @@ class _DryRun(_Unpickler):
         **{code: load for code, load in _Unpickler.dispatch.items() if code != pickle.BYTEARRAY8[0]},
         pickle.NEWOBJ[0]: _Unpickler.dispatch[pickle.REDUCE[0]],
     }
-    """BYTEARRAY8 would take the memory that it announces; torch reads neither that nor anything else so new."""
+    """Without BYTEARRAY8, which allocates what it announces; torch reads no opcode so new."""
 
     def __init__(self, stream: io.BytesIO, claims: _Claims) -> None:
         super().__init__(stream)
         self._claims = claims
 
     def find_class(self, module: str, name: str) -> Any:
-        """A stand-in, or a class for plain values."""
+        """A stand-in, or one of a few plain classes."""
         del module
         return _PLAIN.get(name) or _StandIn(name, self._claims)
 
     def persistent_load(self, pid: Any) -> _Storage:
-        """The storage that torch would make."""
+        """The storage that torch would allocate."""
         _, kind, key, _, elements, *view = pid
         element_bytes = _ELEMENT_BYTES.get(kind.name.removesuffix("Storage"), 1)
         size_bytes = self._claims.add_storage(key, elements * element_bytes)

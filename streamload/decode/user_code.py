@@ -1,26 +1,31 @@
-"""The user's functions as the worker calls them, and telling their exceptions from ours."""
+"""Calling the user's functions, and telling their exceptions from ours."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any
 
-from streamload.decode.torchvision_start import torchvision_start
+import numpy as np
+
 from streamload.images.placing import takes_out, takes_rng
 
 __all__ = ["PROGRAM_ERRORS", "TransformRaisedError", "UserFunction", "check_takes_one", "why_not_skipped"]
 
 PROGRAM_ERRORS = (NameError, AttributeError, TypeError, ImportError, SyntaxError, NotImplementedError, MemoryError)
-"""What user code raises by a mistake in the program, not in the data; `on_error` does not apply to it."""
+"""Exceptions of user code that count as mistakes in the program, not in the data; `on_error` does not apply."""
+
+_TAKE_ARRAYS = {"ToImage", "ToPILImage", "ToTensor", "Lambda", "Identity"}
+_CHAINS = {"Compose", "Sequential", "RandomApply"}
+_CHOICES = {"RandomChoice", "RandomOrder"}
 
 
 def why_not_skipped(error: Exception, on_error: str) -> str:
-    """What to say of an error of the program where samples that fail are to be left out or replaced."""
+    """For a message: why an error of the program is raised although failed samples are skipped or replaced."""
     return (
-        f"on_error={on_error!r} is for samples that fail for their data, and {type(error).__name__} is taken for a "
-        "mistake in the program: raise ValueError for samples that are to be left out"
+        f"on_error={on_error!r} is for samples whose data is bad, and {type(error).__name__} counts as a mistake in "
+        "the program: raise ValueError for samples that are to be left out"
     )
 
 
@@ -29,16 +34,16 @@ def check_takes_one(name: str, function: Callable[..., Any], what: str) -> None:
 
     Args:
         name: of the user's argument.
-        function: callables that do not tell their parameters pass.
+        function: to check; one without a readable signature passes.
         what: the argument that it is called with.
 
     Raises:
-        TypeError: it takes more arguments, or none; or it is a class where one of its instances is meant.
+        TypeError: it takes more arguments, or none; or it is a class where an instance is meant.
     """
     if _makes_functions(function):
         raise TypeError(
-            f"{name}={function!r} is a class, and its instances are what is called with one argument, {what}; give one "
-            f"of them, as in {function.__name__}(...)"
+            f"{name}={function!r} is a class, but its instances are what can be called with one argument, {what}; give "
+            f"one, as in {function.__name__}(...)"
         )
     try:
         signature = inspect.signature(function)
@@ -54,14 +59,14 @@ def check_takes_one(name: str, function: Callable[..., Any], what: str) -> None:
 
 
 def _makes_functions(function: object) -> bool:
-    """Whether it is a class whose instances can be called; `type` itself is a function to most people."""
+    """Whether it is a class with callable instances; `type` and other metaclasses count as functions."""
     if not isinstance(function, type) or issubclass(function, type):
         return False
     return any("__call__" in vars(each) for each in function.__mro__)
 
 
 class TransformRaisedError(Exception):
-    """Carries what a transform raised past the code that decodes."""
+    """Carries what a transform raised through the code that decodes."""
 
     def __init__(self, cause: Exception) -> None:
         super().__init__(cause)
@@ -69,7 +74,7 @@ class TransformRaisedError(Exception):
 
 
 class _InUserCode:
-    """Marks what is raised inside as the transform's own."""
+    """Marks exceptions raised inside as the transform's."""
 
     def __enter__(self) -> None:
         return None
@@ -83,32 +88,30 @@ _IN_USER_CODE = _InUserCode()
 
 
 class UserFunction:
-    """A transform, and how it wants to be called.
+    """A transform, and how it is called.
 
     Attributes:
-        takes_rng: it has a parameter named `rng` and gets a `numpy.random.Generator` there.
-        from_encoded: its way to start from encoded bytes, where it has one.
-        uses_global_generators: it may draw from `random`, `numpy.random` or torch. Assumed of every function that takes
-            no `rng`, unless it says otherwise by an attribute of this name.
-        takes_out: it writes its result into an array `out` that fits, by the rules of `streamload.images.placing`.
+        takes_rng: it has a parameter named `rng`, for a `numpy.random.Generator`.
+        uses_global_generators: it may draw from `random`, `numpy.random` or torch. Assumed of every function without
+            `rng`, unless its own attribute of this name is false.
+        takes_out: it can write its result to an array `out`, by the rules of `streamload.images.placing`.
     """
 
     def __init__(self, function: Any) -> None:
         self._function = function
         self._from_encoded: Callable[..., Any] | None = getattr(function, "from_encoded", None)
-        rest = getattr(
-            function, "after_first", None
-        )  # a chain: only its first operation decodes, others may be others'
+        # The rest of a chain: only its first operation decodes, and other operations may be the user's.
+        rest = getattr(function, "after_first", None)
         self._rest = None if rest is None or self._from_encoded is None else UserFunction(rest)
         self._first_from_encoded: Any = None if self._rest is None else function.operations[0].from_encoded
         self.takes_rng = takes_rng(function)
         self.uses_global_generators = bool(getattr(function, "uses_global_generators", not self.takes_rng))
         self.takes_out = takes_out(function)
-        self._torchvision = torchvision_start(function)
+        self._torchvision = _torchvision_start(function)
 
     @property
     def starts_from_encoded(self) -> bool:
-        """Whether the function decodes by itself, which saves work where it needs less than the whole image."""
+        """Whether the function decodes by itself, which is faster where it needs only a part of the image."""
         return self._from_encoded is not None
 
     def __call__(self, value: Any, rng: Any, out: Any = None) -> Any:
@@ -116,11 +119,11 @@ class UserFunction:
 
         Args:
             value: a decoded field, or a sample.
-            rng: given to a function that takes one.
-            out: offered to a function that takes one; the result may be this very array.
+            rng: for a function that takes one.
+            out: for a function that takes one; the result may be this very array.
 
         Raises:
-            TransformRaisedError: it raised, or would do nothing (see `torchvision_start`); the `cause` is what.
+            TransformRaisedError: it raised `cause`, or would do nothing (see `_TorchvisionStart`).
         """
         options = {"rng": rng} if self.takes_rng else {}
         if out is not None and self.takes_out:
@@ -136,3 +139,67 @@ class UserFunction:
         if self._rest is not None:
             return self._rest(self._first_from_encoded(data, rng), rng, out)
         return self._from_encoded(data, rng, out) if self.takes_out else self._from_encoded(data, rng)
+
+
+class _TorchvisionStart:
+    """A transform of torchvision that gets a field or sample first, and does nothing useful with NumPy arrays.
+
+    Those of `v2` silently ignore everything but tensors and PIL images, so a model would be trained without them.
+    """
+
+    def __init__(self, transform: object) -> None:
+        kind = type(transform)
+        self._is_v2 = ".v2" in kind.__module__
+        self._name = kind.__name__
+
+    def check(self, value: Any) -> None:
+        """Raise a TypeError if a decoded field or a whole sample holds arrays and nothing that it works on."""
+        parts = _parts_of(value)
+        if any(isinstance(part, np.ndarray) for part in parts) and not any(map(_is_image, parts)):
+            raise TypeError(self._advice())
+
+    def _advice(self) -> str:
+        if self._is_v2:
+            return (
+                f"torchvision's v2.{self._name} ignores NumPy arrays, which images are decoded to, and would do "
+                "nothing; begin with v2.ToImage(), as in v2.Compose([v2.ToImage(), ...])"
+            )
+        return (
+            f"torchvision's {self._name} does not take NumPy arrays, which images are decoded to; begin with "
+            "ToPILImage(), as in Compose([ToPILImage(), ...])"
+        )
+
+
+def _torchvision_start(function: object) -> _TorchvisionStart | None:
+    """The first transform to get arrays, if it is torchvision's and cannot take them; else None."""
+    module, name = type(function).__module__, type(function).__name__
+    if module.startswith("streamload.images."):  # ours return arrays for arrays
+        rest = [
+            step for step in getattr(function, "operations", ()) if not type(step).__module__.startswith("streamload.")
+        ]
+        return _torchvision_start(rest[0]) if rest else None
+    if not module.startswith(("torchvision.transforms.", "torch.nn.modules.container")):
+        return None
+    if name in _CHAINS | _CHOICES:
+        steps = list(_steps_of(function))
+        found = map(_torchvision_start, steps if name in _CHOICES else steps[:1])
+        return next((each for each in found if each is not None), None)
+    if name in _TAKE_ARRAYS or not module.startswith("torchvision."):
+        return None
+    return _TorchvisionStart(function)
+
+
+def _steps_of(chain: Any) -> Iterable[object]:
+    steps = getattr(chain, "transforms", chain)
+    return steps if isinstance(steps, Iterable) else (steps,)
+
+
+def _parts_of(value: Any) -> list[Any]:
+    if isinstance(value, Mapping):
+        return list(value.values())
+    return list(value) if isinstance(value, tuple | list) else [value]
+
+
+def _is_image(part: object) -> bool:
+    """Whether it is a tensor or a PIL image; imports neither package."""
+    return type(part).__module__.partition(".")[0] in ("torch", "torchvision", "PIL")

@@ -40,9 +40,7 @@ from streamload.memory.channel import MAX_DESCRIPTORS
 from streamload.memory.slots import Slots
 from streamload.memory.unnamed import naming_the_limit
 from streamload.order.sampling import Sampled
-from streamload.schedule.epoch import Epoch, ReadyBatch
-from streamload.schedule.epochs import Epochs
-from streamload.schedule.orphaned_tasks import OrphanedTasks
+from streamload.schedule.epoch import Epoch, Epochs, OrphanedTasks, ReadyBatch
 from streamload.schedule.scan_feed import ScanFeed
 from streamload.schedule.scans import Scans
 from streamload.schedule.scheduler import Learned, RowBatcher

@@ -1,6 +1,7 @@
-"""The batcher: keeps the batches that are being made, and gives them out whole and in order.
+"""The batcher: holds open batches until they are complete, and releases them in order.
 
-It is the bound on memory: whoever schedules work asks it for room, and room comes back when the trainer takes a batch.
+It bounds memory: the scheduler opens a batch only while few enough are outstanding, and one stops being outstanding
+when the trainer takes it.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ class OpenBatch(Generic[SourceT, PartT]):
     """A batch that is being made.
 
     Attributes:
-        number: counted on from epoch to epoch, also where one is begun again: no two batches have the same.
+        number: unique over all epochs.
         rows: how many it will have.
         source: where its rows come from, in case they have to be made again.
         slot: where they are written.
-        end: the position of the epoch's order behind it.
-        parts: what has come back of it.
-        rows_done: how many rows these are.
+        end: the position in the epoch's order after its last sample.
+        parts: its finished parts.
+        rows_done: the rows in these parts.
     """
 
     number: int
@@ -41,25 +42,25 @@ class OpenBatch(Generic[SourceT, PartT]):
 
     @property
     def complete(self) -> bool:
-        """Whether all rows have come back."""
+        """Whether all rows are done."""
         return self.rows_done == self.rows
 
     def restart(self, slot: int) -> None:
-        """Forget what has come back, and use another slot: late parts may still be written to the old one."""
+        """Drop the finished parts and use another slot: late parts may still be written to the old one."""
         self.parts.clear()
         self.rows_done = 0
         self.slot = slot
 
 
 class Batcher(Generic[SourceT, PartT]):
-    """Batches from the moment work on them begins until the trainer takes them.
+    """Batches from their first task until the trainer takes them.
 
     Args:
-        in_order: give them out in the order in which they were opened; else as they get complete.
-        before: those of the epoch before, which count as outstanding here too, and whose numbers are counted on.
+        in_order: release them in the order in which they were opened; otherwise as they complete.
+        before: the previous epoch's batcher. Its batches count as outstanding here too, and its numbers continue.
 
     Attributes:
-        numbers: of the batches to come.
+        numbers: of the next batches.
     """
 
     def __init__(self, *, in_order: bool, before: Self | None = None) -> None:
@@ -72,7 +73,7 @@ class Batcher(Generic[SourceT, PartT]):
 
     @property
     def outstanding(self) -> int:
-        """Batches that were opened and that the trainer has not taken yet, also those of the epoch before."""
+        """Batches opened and not yet taken by the trainer, those of the previous epoch included."""
         outstanding = self._opened - self._taken
         if self._before is not None:
             outstanding += self._before.outstanding
@@ -82,32 +83,32 @@ class Batcher(Generic[SourceT, PartT]):
 
     @property
     def kept(self) -> int:
-        """How many batches have not been given out: some rows have yet to come of them, or of one before them."""
+        """How many batches have not been released: their own rows, or those of an earlier batch, are incomplete."""
         return len(self._open)
 
     @property
     def empty(self) -> bool:
-        """Whether no batch is being made."""
+        """Whether no batch is open."""
         return not self._open
 
     def open(self, rows: int, source: SourceT, slot: int, end: int) -> OpenBatch[SourceT, PartT]:
-        """Begin a batch."""
+        """Open a batch."""
         batch: OpenBatch[SourceT, PartT] = OpenBatch(next(self.numbers), rows, source, slot, end)
         self._open[batch.number] = batch
         self._opened += 1
         return batch
 
     def find(self, number: int, slot: int) -> OpenBatch[SourceT, PartT] | None:
-        """The batch that a part belongs to; None if it has been restarted with another slot since."""
+        """The batch that a part belongs to; None if it has been restarted in another slot since."""
         batch = self._open.get(number)
         return batch if batch is not None and batch.slot == slot else None
 
     def taken(self, batches: int) -> None:
-        """The trainer has taken so many."""
+        """Note that the trainer has taken so many batches."""
         self._taken += batches
 
     def take_complete(self) -> list[OpenBatch[SourceT, PartT]]:
-        """The batches that can be given out now, each once."""
+        """Remove and return the batches that can be released now."""
         ready = []
         for batch in self._open.values():
             if batch.complete:
@@ -119,7 +120,7 @@ class Batcher(Generic[SourceT, PartT]):
         return ready
 
     def take_all(self) -> list[OpenBatch[SourceT, PartT]]:
-        """The batches that have not been given out, complete or not; nothing is open afterwards."""
+        """Remove and return all open batches, complete or not."""
         left = list(self._open.values())
         self._open.clear()
         self._taken += len(left)

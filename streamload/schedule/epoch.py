@@ -1,51 +1,54 @@
-"""One epoch of one rank, end to end: plan, locate, schedule, put in order, deliver.
+"""The epochs of one rank, from scheduling to batches in order: the current epoch, and the next one ahead of time.
 
-The pipeline does no waiting and no input or output of its own. Its user calls `pump` after every event (a task done, a
-batch taken, a worker ready), and `pump` schedules whatever can be scheduled now. So the same code runs in the feeder's
-event loop and in the caller's own thread.
+Nothing here waits or does I/O. The owner calls `pump` after every event (a task done, a batch taken, a worker ready),
+and `pump` schedules whatever can be scheduled now. So the same code runs in the feeder's event loop and in the
+caller's thread.
 
 What happens when something fails:
 
-- A sample that fails is part of its batch's delivery; the loop raises it, or leaves the sample out, when the batch's
-  turn comes. So every batch before it is delivered, and what is raised does not depend on timing.
+- A failed sample travels with its batch; the loop raises the error, or leaves the sample out, at the batch's turn. So
+  every batch before it is delivered, and what is raised does not depend on timing.
 - A shard that cannot be read or scanned ends the epoch at once: `pump` and `on_done` raise, and the owner closes pool
-  and slots. Nothing is retried here; retries belong to the storage and to the pool.
-- A worker's death is the pool's business and is not seen here, unless the pool gives up.
+  and slots. Nothing is retried here: retries belong to the storage and to the pool.
+- The pool handles the death of a worker; it is not seen here unless the pool gives up.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from streamload.decode.failure import Attempt
 from streamload.decode.missing_field import with_fields
-from streamload.decode.out_of_band import InSlot
-from streamload.decode.tasks import PieceDone, RowFailure, RowsDone, RowTask
+from streamload.decode.tasks import InSlot, PieceDone, RowFailure, RowsDone, RowTask
+from streamload.fetch.fetcher import Fetcher
+from streamload.fetch.parts import parts_of_rows, shard_and_number
 from streamload.fetch.prerequisites import Prerequisites
 from streamload.index.tables import Tables
 from streamload.memory.slots import Slots
 from streamload.order.epoch_start import EpochStart
-from streamload.schedule.orphaned_tasks import OrphanedTasks
 from streamload.schedule.scans import Scans
 from streamload.schedule.scheduler import Learned, PipelineSettings, RowBatch, RowBatcher, Scheduler
 from streamload.statistics import FeederTotals
 from streamload.workers.protocol import Pool
 
-__all__ = ["Epoch", "FailedRow", "Part", "ReadyBatch"]
+__all__ = ["Epoch", "Epochs", "OrphanedTasks", "Part", "ReadyBatch"]
 
 _MESSAGES_PER_WINDOW = 5
-"""How often the trainer tells what it has taken, while it takes as many batches as may be outstanding."""
+"""How often the trainer acknowledges, while it takes as many batches as may be outstanding."""
 
 _MOST_INLINE_BYTES = 1 << 20
-"""Of a batch's values beside its arrays in messages: more is written to its slot, which one worker then fills alone."""
+"""Bytes of a batch's out-of-band values in messages; more is written to its slot, which one worker then fills alone."""
 
 _MOST_UNACKNOWLEDGED = 64
-"""Half of the slots that the pool keeps for a trainer that has not given them back yet."""
+"""Half of the slots kept for a trainer that has not released them yet."""
 
 
 @dataclass(frozen=True)
 class FailedRow:
-    """A row that failed, and where it is from."""
+    """A failed row, and the sample it was made of."""
 
     failure: RowFailure
     url: str
@@ -53,7 +56,7 @@ class FailedRow:
 
 
 class Part(NamedTuple):
-    """Rows of a batch as one task made them: their values that are no arrays, see `PieceDone`."""
+    """Rows of a batch that one task made, and their out-of-band values; see `PieceDone`."""
 
     rows: int
     out_of_band: bytes | InSlot | None
@@ -64,14 +67,14 @@ class ReadyBatch(NamedTuple):
 
     Attributes:
         slot: where it lies.
-        size_bytes: how much of the slot it takes.
+        size_bytes: how much of the slot it uses.
         layout: a cloudpickle of its layout.
         rows: how many rows it has; None where a `collate_fn` made it and its layout has none.
         parts: in the order of their rows.
-        failed: the rows that failed, in order. In a batch of rows their places hold other rows' bytes.
-        dropped_already: the failed rows are not in the batch any more.
-        end: the position of the epoch's order behind it.
-        extra: it comes only in the place of those before it of which nothing is left; its samples have their own turn.
+        failed: the rows that failed, in order. In a batch of rows their places hold copies of other rows.
+        dropped_already: the failed rows have been removed from the batch.
+        end: the position in the epoch's order after its last sample.
+        extra: it only replaces empty batches before it; its samples are delivered at their own turn as well.
     """
 
     slot: int
@@ -90,25 +93,59 @@ class ReadyBatch(NamedTuple):
         return len(self.failed) >= sum(part.rows for part in self.parts)
 
 
+class OrphanedTasks:
+    """Tasks in flight whose result is unwanted: another task makes their batch again, or their epoch was abandoned.
+
+    A worker that holds such a task still does it. If its bytes were freed meanwhile, it would read zeros and run the
+    user's code on them; so they are held until the task is done.
+
+    Args:
+        fetcher: holds the bytes; None where nothing is fetched.
+    """
+
+    def __init__(self, fetcher: Fetcher | None) -> None:
+        self._fetcher = fetcher
+        self._parts: dict[int, list[int]] = {}
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def add(self, task: RowTask) -> None:
+        """Take over from its batch the parts that a task reads. Idempotent."""
+        if self._fetcher is None or task.number in self._parts:
+            return
+        keys = parts_of_rows(task.table.shards, task.table.places())
+        held = [key for key in keys if shard_and_number(key)[0] in self._fetcher.fetched]
+        self._fetcher.ledger.hold(held)
+        self._parts[task.number] = held
+
+    def over(self, number: int) -> None:
+        """Release the parts of a task that is no longer in flight; other tasks are ignored."""
+        held = self._parts.pop(number, None)
+        if held is not None and self._fetcher is not None:
+            self._fetcher.ledger.release(held)
+            self._fetcher.freed()
+
+
 class Epoch:
     """An epoch in flight.
 
     Args:
         settings: the loader's.
-        start: which epoch, from where, for whom.
+        start: which epoch, which position in it, which rank.
         tables: where samples lie.
-        scans: finds out what the tables don't know.
-        pool: who does the work.
+        scans: scans the shards that have no table.
+        pool: does the tasks.
         slots: where batches are written.
-        learned: from earlier epochs, for later ones.
-        totals: what is added up.
-        orphaned: gets those of its tasks in flight that nobody waits for any more.
-        before: the batcher of the epoch before, whose batches count as in flight too.
-        prerequisites: brings what has to be fetched; None where everything is here.
+        learned: by earlier epochs, for later ones.
+        totals: statistics to add to.
+        orphaned: gets its tasks in flight whose result is no longer wanted.
+        before: the previous epoch's batcher, whose batches count as outstanding too.
+        prerequisites: fetches remote parts and tables; None where everything is local.
 
     Attributes:
         start: which epoch this is.
-        batcher: its batches from the moment work on them begins until the trainer takes them.
+        batcher: its batches from their first task until the trainer takes them.
     """
 
     def __init__(
@@ -130,7 +167,7 @@ class Epoch:
         self.batcher = RowBatcher(in_order=settings.in_order, before=before)
         self._fields = settings.fields
         self._fills_up = settings.fills_up
-        self._something_left = start.position > 0  # as far as is known
+        self._something_left = start.position > 0  # a resumed epoch has delivered some samples
         self._owes = False
         self._wrapped = False
         self._tables = tables
@@ -160,25 +197,22 @@ class Epoch:
 
     @property
     def ended(self) -> bool:
-        """Whether every batch has been given out, and one more where nothing was left of the last ones."""
+        """Whether every batch has been released, and one more where the last ones were empty."""
         return self.exhausted and self.batcher.empty and not self.must_wrap
 
     @property
     def must_wrap(self) -> bool:
-        """Whether nothing was left of the last batches, so that one from the start of the order comes for them."""
+        """Whether the last batches were empty, so that one from the start of the order must replace them."""
         return self._owes and not self._wrapped and self.exhausted and self.batcher.empty
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is being done, and the trainer has taken all that was given out."""
+        """Whether no task is in flight, and the trainer has taken every released batch."""
         return not self.busy and self.batcher.outstanding == self.batcher.kept
 
     @property
     def busy(self) -> bool:
-        """Whether anything is being done.
-
-        What is to be done again, and waits for bytes that have moved to a worker, is not being done.
-        """
+        """Whether any task is in flight. One that waits to be done again, until its bytes are back, is not."""
         return bool(self._tasks) and not self._pool.held_up
 
     def pump(self) -> None:
@@ -201,12 +235,12 @@ class Epoch:
         self._totals.plan_s += self._scheduler.take_plan_s()
 
     def waits_for(self, number: int) -> bool:
-        """Whether a task is being done for batches of this epoch, none of which is made again by another task."""
+        """Whether a task in flight makes batches of this epoch, none of which another task makes again."""
         task = self._tasks.get(number)
         return task is not None and all(self.batcher.find(each.batch, each.slot) for each in task.pieces)
 
     def takes(self, done: RowsDone) -> bool:
-        """Take in an answer, if it is to a task of this epoch."""
+        """Take the result of a task; False if the task belongs to another epoch."""
         if done.number not in self._tasks:
             return False
         del self._tasks[done.number]
@@ -230,7 +264,7 @@ class Epoch:
         return True
 
     def take_ready(self) -> tuple[list[ReadyBatch], int]:
-        """The batches that are ready, in order, and how many the trainer may take before it tells of it."""
+        """The batches that are ready, in order, and how many the trainer may take before it acknowledges."""
         complete = self.batcher.take_complete()
         for batch in complete:
             self._scheduler.done(batch)
@@ -243,11 +277,11 @@ class Epoch:
         ) if ready else 1
 
     def drop(self, number: int) -> None:
-        """A task is not in flight any more, and has no answer; it need not be one of this epoch."""
+        """Forget a task that will have no result; tasks of other epochs are ignored."""
         self._tasks.pop(number, None)
 
     def abandon(self) -> None:
-        """Nobody wants what has not been given out. Its slots are not used again: tasks may still write there."""
+        """Drop all batches that have not been released. Their slots are discarded: tasks may still write to them."""
         for task in self._tasks.values():
             self._orphaned.add(task)
         for batch in self.batcher.take_all():
@@ -256,11 +290,11 @@ class Epoch:
         self.close()
 
     def close(self) -> None:
-        """Nothing is fetched for this epoch any more. Idempotent."""
+        """Stop fetching for this epoch. Idempotent."""
         self._scheduler.close()
 
     def _note_left(self, batch: ReadyBatch) -> None:
-        """A batch is given out, for which the next one comes where nothing is left of it."""
+        """Note a released batch; where it is empty, the next one replaces it."""
         if batch.nothing_left:
             self._owes = self._something_left
         else:
@@ -269,7 +303,7 @@ class Epoch:
                 self._scheduler.close()
 
     def _note_orphaned(self) -> None:
-        """A batch was begun again, so nobody waits for those of its tasks that are in flight."""
+        """A batch was restarted: its tasks in flight are orphaned."""
         for task in self._tasks.values():
             if not self.waits_for(task.number):
                 self._orphaned.add(task)
@@ -309,7 +343,7 @@ class Epoch:
 
 
 def _needs_slot(part: PieceDone, batch: RowBatch) -> bool:
-    """Whether the values that are no arrays are too large for messages: one worker makes such a batch."""
+    """Whether the out-of-band values are too large for messages: one worker must make the whole batch."""
     if part.whole or part.piece.complete:
         return False
     return _bytes_inline(part) * batch.rows > _MOST_INLINE_BYTES * part.piece.rows
@@ -317,3 +351,167 @@ def _needs_slot(part: PieceDone, batch: RowBatch) -> bool:
 
 def _bytes_inline(part: PieceDone) -> int:
     return len(part.out_of_band) if isinstance(part.out_of_band, bytes) else 0
+
+
+Begin = Callable[[EpochStart, RowBatcher | None], Epoch]
+Deliver = Callable[[EpochStart, list[ReadyBatch], bool, int], None]
+
+
+class Epochs:
+    """At most two epochs: the one that the trainer requested, and the one that it will probably request next.
+
+    The first batches of the next epoch are made while the last ones of the current one are used, so that there is no
+    gap between them. They are announced as soon as the current epoch has ended, requested or not. A trainer that
+    starts elsewhere discards them; then nothing is made ahead until one epoch follows another again. A failure in the
+    next epoch takes effect when that epoch is requested, unless it is forgiven before.
+
+    A trainer may leave its epoch, or just request another one: the old one is abandoned. The trainer still takes what
+    was announced of it, the rest is not made, and no epoch is begun ahead of time.
+
+    Args:
+        begin: makes an epoch, given the batcher of the previous one.
+        deliver: announces batches: of which epoch, the batches, whether they end the requested epoch, and how many may
+            be taken before the trainer acknowledges.
+        works_ahead: False never begins an epoch before it is requested.
+    """
+
+    def __init__(self, begin: Begin, deliver: Deliver, *, works_ahead: bool) -> None:
+        self._begin = begin
+        self._deliver = deliver
+        self._works_ahead = works_ahead
+        self._in_step = True
+        self._last: Epoch | None = None
+        self._asked: Epoch | None = None
+        self._next: Epoch | None = None
+        self._next_error: Exception | None = None
+        self._untaken: deque[tuple[RowBatcher, int]] = deque()
+
+    @property
+    def only_next_works(self) -> bool:
+        """Whether all current work is for an epoch that has not been requested."""
+        return self._next is not None and (self._asked is None or self._asked.exhausted)
+
+    @property
+    def waits(self) -> bool:
+        """Whether the requested epoch is blocked until more bytes are resident."""
+        return self._asked is not None and self._asked.idle and not self._asked.ended
+
+    @property
+    def busy(self) -> bool:
+        """Whether any batch is being made; when it is done, its parts can be freed."""
+        return any(epoch is not None and epoch.busy for epoch in (self._asked, self._next))
+
+    @property
+    def newest(self) -> tuple[int, int, int] | None:
+        """The identity of the newest epoch in progress: nothing of an older one is announced any more."""
+        newest = self._next if self._asked is None and self._next is not None else self._last
+        return None if newest is None else newest.start.identity
+
+    def ask(self, start: EpochStart) -> None:
+        """Start the epoch that the trainer requests, or go on with it if it was begun ahead.
+
+        Raises:
+            StreamloadError: it was begun ahead and has failed.
+        """
+        if self._asked is not None:
+            self.abandon(self._asked.start.number)
+        self._in_step = self._last is None or start == _after(self._last.start)
+        following, error = self._next, self._next_error
+        self._next = self._next_error = None
+        if following is not None and following.start != start:
+            following.abandon()
+            following = None
+        before = None if self._last is None else self._last.batcher
+        self._asked = self._last = following or self._begin(start, before)
+        if following is not None and error is not None:
+            raise error
+
+    def abandon(self, number: int) -> None:
+        """Abandon the epoch that was requested as this pass, if it has not ended."""
+        if self._asked is not None and self._asked.start.number == number:
+            self._asked.abandon()
+            self._asked = None
+            self._in_step = False
+
+    def stop(self) -> None:
+        """Forget all epochs."""
+        self._asked = self._next = self._next_error = None
+
+    def fail_next(self, error: Exception) -> None:
+        """Keep an error for the moment when the next epoch is requested."""
+        self._next_error = error
+
+    def forgive(self, errors: Iterable[Exception]) -> None:
+        """Let the next epoch go on if it failed with one of these errors, whose cause is being retried."""
+        if any(error is self._next_error for error in errors):
+            self._next_error = None
+
+    def taken(self, batches: int) -> None:
+        """Note that the trainer has taken so many of the announced batches."""
+        while batches:
+            batcher, announced = self._untaken.popleft()
+            count = min(batches, announced)
+            batcher.taken(count)
+            batches -= count
+            if count < announced:
+                self._untaken.appendleft((batcher, announced - count))
+
+    def waits_for(self, task: int) -> bool:
+        """Whether a task in flight makes batches that are still wanted."""
+        return any(epoch is not None and epoch.waits_for(task) for epoch in (self._asked, self._next))
+
+    def drop(self, task: int) -> None:
+        """Forget an unwanted task that will have no result."""
+        for epoch in (self._asked, self._next):
+            if epoch is not None:
+                epoch.drop(task)
+
+    def on_done(self, done: RowsDone) -> None:
+        """Take the result of a task; that of an abandoned epoch is dropped."""
+        for epoch in (self._asked, self._next):
+            if epoch is not None and epoch.takes(done):
+                return
+
+    def pump(self) -> None:
+        """Announce what is ready, and schedule what can be scheduled.
+
+        Raises:
+            StreamloadError: the requested epoch cannot go on.
+        """
+        if self._asked is not None:
+            self._announce(self._asked)
+        if self._asked is not None:
+            if self._asked.must_wrap and self._next is not None:  # which might leave it no room
+                self._next.abandon()
+                self._next = self._next_error = None
+            self._asked.pump()
+            if self._asked.ended:  # it had no batch left
+                self._announce(self._asked)
+        if self._next_error is None:
+            with Attempt() as attempt:
+                self._pump_next()
+            self._next_error = attempt.error
+
+    def _pump_next(self) -> None:
+        last = self._last
+        if self._next is None and self._works_ahead and self._in_step and last is not None and last.exhausted:
+            self._next = self._begin(_after(last.start), last.batcher)
+        if self._next is not None:
+            self._next.pump()
+            if self._asked is None:
+                self._announce(self._next)
+
+    def _announce(self, epoch: Epoch) -> None:
+        ready, acknowledge_after = epoch.take_ready()
+        last = epoch is self._asked and epoch.ended
+        if ready:
+            self._untaken.append((epoch.batcher, len(ready)))
+        if ready or last:
+            self._deliver(epoch.start, ready, last, acknowledge_after)
+        if last:
+            epoch.close()
+            self._asked = None
+
+
+def _after(start: EpochStart) -> EpochStart:
+    return replace(start, epoch=start.epoch + 1, position=0, number=start.number + 1)

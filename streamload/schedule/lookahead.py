@@ -1,4 +1,4 @@
-"""The rows of an epoch, planned ahead of dealing, and what has to be fetched for them asked for in time."""
+"""Lookahead: the rows of an epoch, planned ahead of their tasks so that their bytes are requested in time."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from streamload.index.tables import Tables
 from streamload.order.plan import EpochPlan, RowBlock
 from streamload.schedule.planned import PlannedRows, locate
 from streamload.schedule.scans import Scans
-from streamload.schedule.task_size import MAX_RUN_ROWS
 from streamload.workers.protocol import Pool
 
-__all__ = ["Lookahead"]
+__all__ = ["MAX_RUN_ROWS", "Lookahead"]
+
+MAX_RUN_ROWS = 16_384
+"""The most rows of a run of batches, and the rows of a block of the plan."""
 
 _FIRST_ROWS = 1024
 _BLOCK_ROWS = 2048
@@ -23,25 +25,25 @@ _MOST_LOOKAHEAD_ROWS = 1 << 17
 _SCANS_AHEAD = 4
 _TABLES_AHEAD = 8
 _KEPT_AHEAD = 64
-"""In more shards at once nothing is brought for scans, while thousands may wait to be scanned."""
+"""Shards whose first parts are kept for rows that a scan will find; thousands may wait to be scanned."""
 
 
 class Lookahead:
-    """Gives out the batches of a plan, each as soon as all that it needs is there.
+    """Yields the batches of a plan, each as soon as its bytes are resident.
 
-    Of a local dataset one block of rows is planned at a time. Where bytes must be fetched, more are planned, as long
-    as the fetcher could do more at once than it has been asked for.
+    One block of rows at a time is planned for a local dataset. Where bytes must be fetched, further blocks are planned
+    while the fetcher has too few requests to be busy.
 
     Args:
         plan: the epoch's.
-        shard_order: the shards in the order in which the plan comes to them.
+        shard_order: the shards in the order in which the plan reaches them.
         fields: the wanted ones; see `locate`.
         verify: look up the checksums too.
         tables: where samples lie.
-        scans: finds out what the tables don't know.
-        pool: told which shards are finished.
-        prerequisites: brings what is not here; None where everything is.
-        block_rows: of each block of rows, and then only one block is planned at a time; None for what is fast.
+        scans: scans the shards that have no table.
+        pool: notified of finished shards.
+        prerequisites: fetches remote parts and tables; None where everything is local.
+        block_rows: the rows of each block, of which only one is planned at a time; None chooses for speed.
     """
 
     def __init__(
@@ -80,19 +82,19 @@ class Lookahead:
 
     @property
     def exhausted(self) -> bool:
-        """Whether every batch has been given out."""
+        """Whether every batch has been taken."""
         return self._planned_all and not self._blocks and not self._located
 
     @property
     def in_block(self) -> bool:
-        """Whether the next batch is of the same block as the one before."""
+        """Whether the next batch belongs to the same block as the previous one."""
         return bool(self._next_batch)
 
     def take(self) -> tuple[PlannedRows, int] | None:
-        """The next batch, as a block and its number in it; None at the end, or where something has yet to come.
+        """The next batch, as a block and its number in it; None at the end, or while its bytes are not resident.
 
         Raises:
-            StreamloadError: it will not come.
+            StreamloadError: they cannot be fetched.
         """
         if not self._located or self._prerequisites is not None:
             self._look_ahead()
@@ -111,26 +113,26 @@ class Lookahead:
             self._rows -= len(planned.table)
             self._finish(finished)
             if self.exhausted and self._parts is not None:
-                self._parts.close()  # what comes from now on is the next epoch's
+                self._parts.close()  # what is fetched from now on is for the next epoch
         return planned, number
 
     def resident_again(self, source: tuple[PlannedRows, int]) -> bool:
-        """Whether all is there that a batch which was given out needs, to be made once more.
+        """Whether all that a batch needs to be made again is resident.
 
         Raises:
-            StreamloadError: it will not come.
+            StreamloadError: it cannot be fetched.
         """
         planned, number = source
         return self._prerequisites is None or self._prerequisites.fetcher.resident_again(planned.parts[number])
 
     def done(self, source: tuple[PlannedRows, int]) -> None:
-        """A batch was made, or is not wanted any more."""
+        """Release the parts of a batch that was made, or is no longer wanted."""
         if self._parts is not None:
             planned, number = source
             self._parts.done(planned.parts[number])
 
     def close(self) -> None:
-        """Nothing more is wanted of this epoch, but for the batches given out."""
+        """Cancel everything but the batches already taken."""
         self._planned_all = True
         if self._parts is not None:
             unscheduled = [parts for planned, _ in self._located for parts in planned.parts][self._next_batch :]
@@ -164,7 +166,7 @@ class Lookahead:
         )
 
     def _plan_block(self) -> bool:
-        """Plan the next block of rows; False where counts are missing, or at the end."""
+        """Plan the next block of rows; False while counts are missing, and at the end."""
         while missing := self._plan.missing(2 * self._pool.capacity):
             self._scans.ask_for(missing)
             if all(self._tables.counts.values[shard] < 0 for shard in missing) and self._plan.missing(1):
@@ -180,7 +182,7 @@ class Lookahead:
             return False
         self._rows += len(block.shard)
         self._blocks.append((block, finished))
-        if not self._tables.counts.complete:  # so that they are known before they are missed
+        if not self._tables.counts.complete:  # ahead of need
             self._scans.ask_for(itertools.islice(self._scan_order, _SCANS_AHEAD))
         if self._prerequisites is not None:
             self._prerequisites.fetcher.foresight.passed(self._plan.number)
@@ -188,15 +190,15 @@ class Lookahead:
         return True
 
     def _locate_block(self) -> bool:
-        """Find where the rows of the first block lie; False where tables have yet to come."""
+        """Locate the rows of the first block; False while tables are missing."""
         block, finished = self._blocks[0]
         if self._prerequisites is not None and not self._prerequisites.has_tables(dict.fromkeys(block.shard.tolist())):
-            if self._parts is not None and not self._located:  # so that the first batch does not wait for both in turn
+            if self._parts is not None and not self._located:  # fetch parts beside the table for the first batch
                 self._parts.guess(block)
             return False
         fetched = None if self._prerequisites is None else self._prerequisites.fetcher.fetched
         planned = locate(block, self._tables, self._fields, verify=self._verify, fetched=fetched)
-        self._blocks.popleft()  # not before: what fails now must fail again when it is tried again
+        self._blocks.popleft()  # only now: what has failed must fail again on the next call
         self._located.append((planned, finished))
         if self._parts is not None:
             for parts in planned.parts:
@@ -206,14 +208,14 @@ class Lookahead:
         return True
 
     def _want_prefixes(self) -> None:
-        """Rows of shards that are being scanned will be wanted as soon as they are known."""
+        """Keep the first parts of shards that are being scanned: their rows come next."""
         assert self._parts is not None
         if not self._tables.counts.complete and self._plan.lanes == 1:
             for shard in itertools.islice(self._scans.wanted(), _KEPT_AHEAD):
                 self._parts.keep(shard)
 
     def _finish(self, shards: list[int]) -> None:
-        """What a block has finished with is let go when the next one has been scheduled."""
+        """Release the shards that a block was the last to need, once the next block has been scheduled."""
         finished, self._finished = self._finished, shards
         if finished:
             self._pool.forget_shards(finished)

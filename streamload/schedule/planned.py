@@ -1,4 +1,4 @@
-"""Planned rows: a block of the epoch's order with the place of every field, ready to be cut into tasks."""
+"""Planned rows: a block of the epoch's order, with where each field lies."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from streamload.decode.row_shards import by_shard
-from streamload.decode.row_table import Column, ColumnKind, RowTable
+from streamload.decode.row_table import Column, ColumnKind, RowTable, by_shard
 from streamload.decode.tasks import SAMPLE_NAMES
 from streamload.errors import DatasetIndexError
 from streamload.fetch.parts import LARGE_BYTES, parts_of_rows
@@ -29,8 +28,8 @@ class PlannedRows:
         block: the rows.
         table: where each wanted field lies.
         keys: the samples' keys, where they are wanted.
-        parts: for each batch the keys of the parts of shards that must have been fetched for it.
-        large: some field of a shard that is fetched is large.
+        parts: for each batch the keys of the parts that must be resident for it.
+        large: some field in a fetched shard is large.
     """
 
     block: RowBlock
@@ -49,7 +48,7 @@ class PlannedRows:
         return int(self.block.batch_edges[batch]), int(self.block.batch_edges[batch + 1])
 
     def reads_large_once(self, start: int, end: int) -> bool:
-        """Whether no large field comes twice in some rows."""
+        """Whether no large field occurs twice in these rows."""
         found: list[tuple[int, int]] = []
         rows = self.table.rows(start, end)
         for offsets, sizes in rows.places():
@@ -70,14 +69,14 @@ def locate(
 
     Args:
         block: the rows.
-        tables: must have every shard of the block.
-        fields: the wanted ones, `SAMPLE_NAMES` among them or not; None for all that the samples have, in alphabetical
+        tables: has every shard of the block.
+        fields: the wanted ones, with or without `SAMPLE_NAMES`; None for all that the samples have, in alphabetical
             order, and the keys.
         verify: look up the checksums too.
-        fetched: the shards that are fetched part by part; the others can be read at any place.
+        fetched: the shards that are fetched part by part; the others can be read anywhere.
 
     Raises:
-        DatasetIndexError: `verify` is asked for, and a shard's table has no checksums.
+        DatasetIndexError: `verify` is set, and a shard's table has no checksums.
     """
     groups = [(_table(tables, shard), shard, rows) for shard, rows in by_shard(block.shard)]
     if fields is None:
@@ -143,5 +142,5 @@ def _fill(column: Column, table: ShardTable, members: NDArray[np.int64], rows: N
 
 
 def _numbers_of(alternatives: Sequence[str], fields: Sequence[str]) -> NDArray[np.uint8]:
-    """For each field of a shard which alternative it is; 0 where it is none."""
+    """For each field of a shard the number of its alternative; 0 where it is none."""
     return np.array([alternatives.index(name) if name in alternatives else 0 for name in fields], np.uint8)

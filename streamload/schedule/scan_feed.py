@@ -1,4 +1,4 @@
-"""Has the bytes of shards brought that are scanned while they arrive, and says to the scans how far they have come."""
+"""Scan feed: has the bytes fetched of shards that are scanned while they arrive."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _SHARE_OF_BUDGET = 4
 
 
 class ScanFeed:
-    """Holds the parts that scans want, from the place where the next scan begins on.
+    """Holds the parts that scans need, from where each shard's next scan begins, and tells the scans what has arrived.
 
     Args:
-        scans: what is to be scanned.
-        tables: told what answers say of a shard.
-        fetcher: brings the bytes.
+        scans: the shards to scan.
+        tables: get the size and the ETag that a shard's first response states.
+        fetcher: fetches the parts.
     """
 
     def __init__(self, scans: Scans, tables: Tables, fetcher: Fetcher) -> None:
@@ -27,24 +27,25 @@ class ScanFeed:
         self._tables = tables
         self._fetcher = fetcher
         self._held: dict[int, range] = {}
-        # Those that come later must not take the room of those that come first.
+        # Parts needed later must not take the memory of those needed first.
         self._parts_ahead = max(1, min(_PARTS_AHEAD, fetcher.ledger.budget_bytes // (_SHARE_OF_BUDGET * PART_BYTES)))
 
     def pump(self) -> bool:
-        """Ask for what is wanted now, and pass on what has come.
+        """Request the parts needed now, and tell the scans what has arrived.
 
         Returns:
-            Whether a shard became known without a scan: what its first answer said of it led to one of an earlier run.
+            Whether a shard became known without a scan: its first response identified it as one scanned in an earlier
+            run.
 
         Raises:
-            StreamloadError: some of it cannot be had.
+            StreamloadError: a part cannot be fetched.
         """
         for shard in [shard for shard in self._held if not self._scans.is_wanted(shard)]:
             self._hold(shard, range(0))
         found, left, looked_at = False, self._parts_ahead, set[int]()
         for shard in self._scans.wanted():
             if left <= 0:
-                break  # thousands may be behind it, of which nothing has been asked for
+                break  # thousands may follow, of which nothing has been requested
             looked_at.add(shard)
             known, left = self._look(shard, left)
             found = found or known
@@ -53,16 +54,16 @@ class ScanFeed:
         return found
 
     def evict(self) -> bool:
-        """Let go of what was brought for later, for a part that is needed sooner. No scan may be in flight.
+        """Free parts fetched for later scans, for a part that is needed sooner. No scan may be in flight.
 
-        It is brought once more in its turn.
+        The freed parts are fetched again at their turn.
 
         Returns:
             Whether there is room now, or will be.
         """
         fetcher = self._fetcher
         first = fetcher.ledger.next_wanted()
-        # What is first may be wanted for a scan itself: then those of the shards behind it are evicted.
+        # The part needed first may be for a scan itself: then only the shards after that one are evicted.
         keeps = None if first is None or fetcher.ledger.is_reserved(first) else shard_and_number(first)[0]
         for shard in [shard for shard in self._held if shard != keeps]:
             fetcher.ledger.release(part_key(shard, number) for number in self._held.pop(shard))
@@ -70,16 +71,16 @@ class ScanFeed:
         return not fetcher.stalled or fetcher.evict()
 
     def _look(self, shard: int, left: int) -> tuple[bool, int]:
-        """Pass on what has come of a shard, and ask for more of it.
+        """Tell the scans what has arrived of a shard, and request more of it.
 
         Returns:
-            Whether it became known without a scan, and how many parts may still be asked for.
+            Whether it became known without a scan, and how many parts may still be requested.
         """
         start = self._scans.next_bytes(shard)[0]
         end, total = self._fetcher.arrived_from(shard, start)
         if total is not None:
             self._tables.note_version(shard, total, self._fetcher.state_of(shard).pin.etag)
-        if left <= 0:  # what has come behind that is not held, and may go while it is scanned
+        if left <= 0:  # later parts are not held, and may be freed during the scan
             end = min(end, self._held[shard].stop * PART_BYTES)
         self._scans.available(shard, end, total)
         if not self._scans.is_wanted(shard):
@@ -88,14 +89,14 @@ class ScanFeed:
         if left > 0:
             left -= self._want(shard, start // PART_BYTES, -(-end // PART_BYTES), total, left)
             if total is None and self._fetcher.state_of(shard).compression is not None:
-                left = 0  # one at a time: its end is not known before it is decompressed
+                left = 0  # one shard at a time: its end is unknown until it is decompressed
         return False, left
 
     def _want(self, shard: int, first: int, come: int, total: int | None, most: int) -> int:
-        """Hold the parts from the first one on, and ask for those that have not come: one where the end is unknown.
+        """Hold the parts from `first` on, and request the missing ones: a single one where the shard's end is unknown.
 
         Returns:
-            How many have been asked for and have not come; at most `most`.
+            How many of these have not arrived; at most `most`.
         """
         behind = max(first, come) + (1 if total is None else most)
         if total is not None:
@@ -108,7 +109,7 @@ class ScanFeed:
 
     def _hold(self, shard: int, wanted: range) -> None:
         if wanted == self._held.get(shard, range(0)):
-            return  # nothing is let go: saying so would wake the fetcher, and it this feed again, without an end
+            return  # to report freed memory would wake the fetcher, and that this feed, without end
         held = self._held.pop(shard, range(0))
         ledger = self._fetcher.ledger
         ledger.hold(part_key(shard, number) for number in wanted)

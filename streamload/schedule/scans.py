@@ -1,4 +1,4 @@
-"""Which shards are to be scanned, and what the scans have found."""
+"""Scans: which shards must be scanned, and what the scans find."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ Arrived = Callable[[int, int], int]
 
 @dataclass(slots=True)
 class _Arriving:
-    """A shard that is scanned as its bytes come.
+    """A shard that is scanned while it arrives.
 
     Attributes:
-        turn: the how manyth it was to be asked for.
-        available: the end of the bytes that are there from the next scan's start on.
+        turn: orders the shards as they were requested.
+        available: the end of the resident bytes, counted from the next scan's start without a gap.
         total: the shard's size, where it is known.
-        in_flight: a scan has been given out and has not come back.
+        in_flight: a scan of it is in flight.
     """
 
     turn: int
@@ -34,17 +34,17 @@ class _Arriving:
 
 
 class Scans:
-    """Sees to it that what is asked for becomes known: from an index, from an earlier run, or by a scan.
+    """Finds the counts of shards: in an index, from an earlier run, or by a scan.
 
-    A shard that lies here is scanned at once and as a whole. One whose bytes must come first is scanned piece by
-    piece, one scan at a time: whoever brings the bytes asks `wanted` and `next_bytes`, and says what is `available`.
+    A local shard is scanned at once and as a whole. One that must be fetched is scanned piece by piece, one scan at a
+    time: whoever fetches it reads `wanted` and `next_bytes`, and reports what is `available`.
 
     Args:
-        tables: takes what is found.
+        tables: gets what is found.
         strict: how shards are scanned.
-        arriving: the shards whose bytes must come first; by default none.
-        arrived: tells of a shard to which end its bytes are there without a gap from a place on. It is asked when a
-            scan is given out, since what was `available` may be gone: left with the disk cache, or freed.
+        arriving: the shards that must be fetched; by default none.
+        arrived: for a shard and a start, the end of the resident bytes without a gap. Called when a scan is
+            scheduled: what was `available` may have been evicted from the disk cache, or freed.
 
     Attributes:
         numbers: the numbers of tasks, unique within a pool.
@@ -62,16 +62,16 @@ class Scans:
         self._arriving: dict[int, _Arriving] = {}
         self._noted_of: set[int] = set()
         self._turns = itertools.count()
-        self._given_out: set[int] = set()
+        self._started: set[int] = set()
         self.numbers: Iterator[int] = itertools.count()
 
     @property
     def in_flight(self) -> bool:
-        """Whether a scan has been given out and has not come back."""
-        return bool(self._given_out)
+        """Whether a scan is in flight."""
+        return bool(self._started)
 
     def ask_for(self, shards: Iterable[int]) -> None:
-        """Have the counts of some shards found out.
+        """Request the counts of some shards.
 
         Raises:
             DatasetIndexError: an index is damaged.
@@ -86,7 +86,7 @@ class Scans:
                 self._waiting.append(shard)
 
     def wanted(self) -> list[int]:
-        """The shards whose bytes are wanted for scanning, in the order in which they were asked for."""
+        """The shards whose bytes are needed for scans, in the order in which they were requested."""
         return list(self._arriving)
 
     def is_wanted(self, shard: int) -> bool:
@@ -96,18 +96,18 @@ class Scans:
     def next_bytes(self, shard: int) -> tuple[int, int]:
         """The bytes that the next scan of a wanted shard needs at least, as start and end.
 
-        All that lies before the start is not wanted for scanning any more. The end may lie behind the shard's end.
+        Scans are done with everything before the start. The end may lie beyond the end of the shard.
         """
         return self._tables.next_scan(shard)
 
     def available(self, shard: int, end: int, total: int | None = None) -> None:
-        """Say how far the bytes of a shard have come; of a shard that is not wanted this is skipped.
+        """Report how much of a shard is resident; shards that are not wanted are ignored.
 
         Args:
             shard: the shard.
-            end: the end of the bytes that are there without a gap from the start of `next_bytes` on. They have to
-                stay until the next scan has come back. It may also be less than before, where bytes were freed.
-            total: the shard's size, where it is known by now.
+            end: the end of the resident bytes, without a gap from the start of `next_bytes` on. They must stay until
+                the next scan is done. It may be less than before, where bytes were freed.
+            total: the shard's size, where it is known.
 
         Raises:
             DatasetIndexError: an index is damaged.
@@ -116,17 +116,17 @@ class Scans:
         if arriving is None:
             return
         if arriving.total is None and total is not None and not arriving.in_flight and self._is_known(shard):
-            self._forget(shard)  # what the first answer has said of it led to a scan of an earlier run
+            self._forget(shard)  # its first response identified a scan of an earlier run
             return
         self._noted_of.add(shard)
         arriving.available = end
         arriving.total = total if total is not None else arriving.total
 
     def next_task(self) -> ScanTask | None:
-        """The next scan to do; None where there is none, or its bytes have not come."""
+        """The next scan to do; None where there is none, or its bytes are not resident."""
         if self._waiting:
-            return self._give_out(self._waiting.popleft())
-        # Of those that wait for their turn to be brought, which may be thousands, there is nothing to scan.
+            return self._start(self._waiting.popleft())
+        # Not of all wanted shards: thousands may wait, of which nothing has arrived.
         for shard in sorted(self._noted_of, key=lambda shard: self._arriving[shard].turn):
             arriving = self._arriving[shard]
             start, needs = self._tables.next_scan(shard)
@@ -138,21 +138,21 @@ class Scans:
                 end = min(end, self._arrived(shard, start))
             if end >= least:
                 arriving.in_flight = True
-                return self._give_out(shard, start, end, total)
+                return self._start(shard, start, end, total)
         return None
 
-    def _give_out(self, shard: int, start: int = 0, available: int | None = None, total: int | None = None) -> ScanTask:
+    def _start(self, shard: int, start: int = 0, available: int | None = None, total: int | None = None) -> ScanTask:
         task = ScanTask(next(self.numbers), shard, self._strict, start, available, total)
-        self._given_out.add(task.number)
+        self._started.add(task.number)
         return task
 
     def on_done(self, done: ScanDone) -> None:
-        """A scan has come back.
+        """Take the result of a scan.
 
         Raises:
             ShardFormatError: the shard is damaged.
         """
-        self._given_out.discard(done.number)
+        self._started.discard(done.number)
         if done.failure is not None:
             self._forget(done.shard)
             raise error_from(done.failure)

@@ -1,7 +1,8 @@
-"""Scheduling: an epoch's rows, cut into tasks for the workers."""
+"""The scheduler: cuts an epoch's rows into tasks of the right size."""
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -19,42 +20,48 @@ from streamload.order.options import samples_of_epoch
 from streamload.order.plan import EpochPlan, OrderOptions, RankPlan
 from streamload.order.sampling import Mixed, Sampled
 from streamload.schedule.batcher import Batcher, OpenBatch
-from streamload.schedule.lookahead import Lookahead
+from streamload.schedule.lookahead import MAX_RUN_ROWS, Lookahead
 from streamload.schedule.planned import PlannedRows
 from streamload.schedule.scans import Scans
-from streamload.schedule.task_size import MAX_RUN_ROWS, TaskSize, task_size
 from streamload.workers.protocol import Pool
 
-__all__ = ["Learned", "PipelineSettings", "RowBatch", "RowBatcher", "Scheduler"]
+__all__ = [
+    "Learned",
+    "PipelineSettings",
+    "RowBatch",
+    "RowBatcher",
+    "Scheduler",
+]
 
 Source = tuple[PlannedRows, int]
-"""A batch's rows: the block, and which of its batches."""
+"""A batch's rows: their block, and the number of the batch in it."""
 
 RowBatch = OpenBatch[Source, PieceDone]
 RowBatcher = Batcher[Source, PieceDone]
 
-
 _SLOTS_SHARE = 4
-"""A quarter of the byte budget is for batches; the rest is for what they are made of."""
-
-
+"""A quarter of the byte budget is for batches; the rest is for the parts they are made of."""
 _BATCHES_OF_LOOP = 2
 _SHARE_OF_DESCRIPTORS = 8
+_TASK_S = 0.010
+_LONGEST_PART_S = 0.100
+_RUN_BYTES = 20 << 20
+_BATCHES_IN_FLIGHT = 512
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineSettings:
-    """What holds for every epoch of a loader.
+    """The settings of every epoch of a loader.
 
     Attributes:
         order: the order and its division into batches.
         fields: the wanted fields, or None for all.
         verify: check the bytes against the index's checksums.
         strict: how shards are scanned.
-        whole_batches: every batch is made by one task (a `collate_fn` wants them so).
-        prefetch_batches: how many batches may be in flight or waiting for the loop, at least.
+        whole_batches: every batch is made by one task, as a `collate_fn` needs it.
+        prefetch_batches: at least so many batches may be in flight or waiting for the loop.
         in_order: deliver them in order.
-        fills_up: another batch comes in the place of one of which every sample has failed.
+        fills_up: another batch replaces one in which every sample has failed.
     """
 
     order: OrderOptions
@@ -69,16 +76,16 @@ class PipelineSettings:
 
 @dataclass(slots=True)
 class Learned:
-    """What one epoch finds out for the next.
+    """What one epoch learns for the next.
 
     Attributes:
         layout: of batches of rows.
         size_bytes: of a slot.
-        objects_bytes: of a batch's values that are no arrays: on a worker's heap, and then on the trainer's.
+        objects_bytes: of a batch's out-of-band values: on a worker's heap, and then on the trainer's.
         outstanding: how many batches may be in flight or waiting for the loop.
         ragged: some row did not fit the layout, so batches are collated one by one.
-        uncut: values that are no arrays are large, and are written to a slot by the one worker that makes the batch.
-        row_s: seconds of a worker for one row.
+        uncut: out-of-band values are large, and are written to the slot by the one worker that makes the batch.
+        row_s: seconds that a worker takes for a row.
     """
 
     layout: bytes | None = None
@@ -91,24 +98,75 @@ class Learned:
 
     @property
     def batch_bytes(self) -> int:
-        """Of a batch in its slot, and of its values that are no arrays once more."""
+        """Bytes of a batch in its slot, and of its out-of-band values once more."""
         return self.size_bytes + self.objects_bytes
 
     @property
     def reserved_bytes(self) -> int:
-        """Of all batches that may exist at once: the loop has two of them while it gets the next one."""
+        """Bytes of all batches that may exist at once: the loop holds two while it gets the next one."""
         return (self.outstanding + _BATCHES_OF_LOOP) * self.batch_bytes if self.outstanding else 0
 
     def expect_objects(self, size_bytes: int) -> None:
-        """Values of a batch that are no arrays take so much in its slot, and as much again outside."""
+        """Note that a batch's out-of-band values take so many bytes in its slot, and as many again outside."""
         self.objects_bytes = max(self.objects_bytes, size_bytes)
         self.size_bytes = max(self.size_bytes, size_bytes)
 
     def measure(self, done: RowsDone) -> None:
-        """Take in the time of a finished task."""
+        """Learn from the time that a task took."""
         seconds = done.seconds
         row_s = (seconds.decode + seconds.transform + seconds.collate) / max(1, done.rows)
         self.row_s = row_s if self.row_s is None else 0.7 * self.row_s + 0.3 * row_s
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSize:
+    """The size of the next tasks; at least one of `parts` and `run` is 1.
+
+    Attributes:
+        parts: into how many tasks a batch is cut.
+        run: how many batches make a task.
+        outstanding: how many batches may be in flight or waiting for the loop.
+    """
+
+    parts: int
+    run: int
+    outstanding: int
+
+
+def task_size(
+    row_s: float | None, batch_rows: int, slot_bytes: int, *, capacity: int, prefetch_batches: int, whole: bool
+) -> TaskSize:
+    """Tasks of about ten milliseconds, or more where a batch takes long.
+
+    A slow batch is cut, so that all workers share it: it is ready early, and a slow sample delays only its own batch.
+    Every task has a cost of its own, mostly cold caches, so parts may grow to 100 ms while each worker still gets one
+    part of every batch. Fast batches are joined to a run, so that a message costs little compared with its work.
+
+    No worker may be idle: each has a current task and one waiting, however many batches that is. So more than
+    `prefetch_batches` are in flight where batches are small or made whole. A run is limited to 20 MiB, so everything
+    in flight is limited to 20 MiB for each task and two more.
+
+    Args:
+        row_s: seconds that a worker takes for a row; None while that is unknown: then a batch is cut for all workers.
+        batch_rows: rows of a batch.
+        slot_bytes: of the slot of a batch.
+        capacity: tasks that the workers hold together, two for each.
+        prefetch_batches: at least so many batches are made ahead.
+        whole: a batch must not be cut.
+    """
+    tasks = capacity + 2
+    batch_s = (row_s or 0.0) * batch_rows
+    run = parts = 1
+    if row_s is None:
+        parts = 1 if whole else min(batch_rows, capacity)
+    elif batch_s > _TASK_S and not whole:
+        one_for_each = min(max(1, capacity // 2), math.ceil(batch_s / _TASK_S))
+        parts = min(batch_rows, max(one_for_each, math.ceil(batch_s / _LONGEST_PART_S)))
+    elif batch_s > 0:
+        by_number = _BATCHES_IN_FLIGHT // tasks
+        by_time = int(min(_TASK_S / batch_s, by_number))
+        run = max(1, min(by_time, by_number, _RUN_BYTES // slot_bytes, MAX_RUN_ROWS // batch_rows))
+    return TaskSize(parts, run, max(prefetch_batches, -(-run * tasks // parts)))
 
 
 class Scheduler:
@@ -116,15 +174,15 @@ class Scheduler:
 
     Args:
         settings: the loader's.
-        start: which epoch, from where, for whom.
+        start: which epoch, which position in it, which rank.
         tables: where samples lie.
-        scans: what has to be scanned before it can be planned.
-        pool: who does the work; asked only how much it takes, and told which shards are finished.
+        scans: scans shards before they can be planned.
+        pool: its capacity is read, and it is notified of finished shards.
         slots: where batches are written.
         batcher: bounds how many batches are in flight.
-        learned: from earlier epochs and tasks.
-        begun_again: called when a batch is begun again, so that nobody waits for its tasks in flight.
-        prerequisites: brings what has to be fetched; None where everything is here.
+        learned: by earlier epochs and tasks.
+        begun_again: called when a batch is restarted, which orphans its tasks in flight.
+        prerequisites: fetches remote parts and tables; None where everything is local.
     """
 
     def __init__(
@@ -168,21 +226,21 @@ class Scheduler:
 
     @property
     def exhausted(self) -> bool:
-        """Whether every batch has been scheduled, and no layout is still to be learned from a first row.
+        """Whether every batch has been scheduled, and the layout is known if a first row is to set it.
 
-        Until then the next epoch must not begin: it would learn a layout from a first row of its own, and rows of one
+        The next epoch must not begin earlier: it would learn a layout from a first row of its own, and rows of one
         batch would be written by two layouts.
         """
         return self._ahead.exhausted and self._scheduling is None and not self._waits_for_first_row
 
     def wrap_round(self) -> None:
-        """When every batch is complete: go on from the start of the epoch's order, batch by batch, until `close`."""
+        """Go on from the start of the order, one batch at a time, until `close`; every batch must be complete."""
         self._ahead.close()
         self._ahead = self._plan_rows(replace(self._start, position=0), block_rows=1)
         self._wrapped = True
 
     def next_task(self) -> RowTask | ScanTask | None:
-        """What to do next; None where nothing can be scheduled now."""
+        """The next task; None where nothing can be scheduled now."""
         return self._scans.next_task() or self._rows_task() or self._scans.next_task()
 
     def _rows_task(self) -> RowTask | None:
@@ -203,7 +261,7 @@ class Scheduler:
         return self._task([(batch, 0, batch.rows)], whole=True)
 
     def _one_batch(self) -> RowTask | None:
-        """The next batch, when the one before is complete: most often no other is wanted."""
+        """The next batch, once the previous one is complete: mostly no other is needed."""
         batch = self._open_batch() if self._batcher.empty else None
         return None if batch is None else self._task([(batch, 0, batch.rows)], whole=True)
 
@@ -212,7 +270,7 @@ class Scheduler:
         return self._settings.whole_batches or self._learned.ragged or self._sampled_few
 
     def _first_rows(self) -> RowTask | None:
-        """A single row, from which the layout of all is learned; nothing else is scheduled meanwhile."""
+        """A single row, which sets the layout of all; nothing else is scheduled until it is done."""
         if self._waits_for_first_row:
             return None
         task = self._part_of_batch(rows=1)
@@ -227,7 +285,7 @@ class Scheduler:
         return self._run(whole=False)
 
     def _whole_batches(self) -> RowTask | None:
-        if self._scheduling is not None:  # scheduled in part when another batch turned out not to fit
+        if self._scheduling is not None:  # partly scheduled when another batch turned out not to fit the layout
             self.make_again(self._scheduling[0])
             return self._made_again()
         return self._run(whole=True)
@@ -245,7 +303,7 @@ class Scheduler:
             except StreamloadError:
                 if not batches:
                     raise
-                break  # it is met again behind those that have been opened, which must be scheduled
+                break  # the batches opened so far must be scheduled; the next call meets it again
             if batch is None:
                 break
             batches.append(batch)
@@ -284,10 +342,10 @@ class Scheduler:
         size = replace(size, run=min(size.run, most_run))
         most = self._slots.most_in_flight
         if self._most_slot_bytes is not None:
-            known = self._learned.row_s is not None or not self._whole  # else the first one tells how large they are
+            known = self._learned.row_s is not None or not self._whole  # otherwise the first batch shows their size
             by_bytes = self._most_slot_bytes // self._learned.batch_bytes if known else 1
             most = min(most, max(1, by_bytes - _BATCHES_OF_LOOP))
-        # A run waits for room for all of it, and up to a fifth of what is outstanding the loop has not told of yet.
+        # A run waits until all of it fits, and the loop has not acknowledged up to a fifth of what is outstanding.
         return TaskSize(size.parts, min(size.run, max(1, most // 2)), min(size.outstanding, most))
 
     def _open_batch(self) -> RowBatch | None:
@@ -327,7 +385,7 @@ class Scheduler:
 
     @property
     def _sampled_few(self) -> bool:
-        """Whether a sampler has named too few samples for one batch; it may name more in other epochs."""
+        """Whether a sampler returned too few samples for one batch; it may return more in other epochs."""
         numbers = self._start.numbers
         return numbers is not None and self._rows_of_rank(len(numbers)) < self._settings.order.batch_size
 
@@ -335,7 +393,7 @@ class Scheduler:
         return max(1, -(-samples // self._start.world_size))
 
     def _reads_once(self, batches: list[tuple[RowBatch, int, int]]) -> bool:
-        """Whether no large field is read twice for the batches of a task, by this one or by others."""
+        """Whether no large field is read twice for the batches of a task."""
         planned, first = batches[0][0].source
         last = batches[-1][0].source[1]
         return planned.reads_large_once(planned.edges(first)[0], planned.edges(last)[1])
@@ -346,11 +404,11 @@ class Scheduler:
         return plan_s
 
     def done(self, batch: RowBatch) -> None:
-        """A batch is complete, or is not wanted any more."""
+        """Release what a batch needs: it is complete, or no longer wanted."""
         self._ahead.done(batch.source)
 
     def close(self) -> None:
-        """No more batches are wanted."""
+        """Stop scheduling and fetching."""
         self._ahead.close()
 
     def measure(self, done: RowsDone) -> None:
@@ -361,18 +419,18 @@ class Scheduler:
             self._learned.measure(done)
 
     def make_again(self, batch: RowBatch) -> None:
-        """Have a batch collated as a whole, because some of its rows differ from those that set the layout."""
+        """Make a batch again as a whole, since some of its rows do not fit the layout."""
         if self._scheduling is not None and self._scheduling[0] is batch:
             self._scheduling = None
-        # The old slot stays with the pool, unused: parts that are in flight may still be written to it. These are few,
-        # because once a batch was made again all later ones are made whole.
+        # The old slot is not used again: parts in flight may still be written to it. That happens a few times only,
+        # because all batches are made whole after the first that is made again.
         batch.restart(self._slots.take(self._learned.size_bytes))
         self._again.append(batch)
         self._begun_again()
 
 
 def _even(run: int, source: Source) -> int:
-    """How long runs are to be, `run` at most, for the rest of a block to be cut evenly: a short one costs as much."""
+    """The length of runs, at most `run`, that cuts the rest of a block evenly: a short one costs as much."""
     planned, number = source
     left = planned.batches - number
     return -(-left // -(-left // run))

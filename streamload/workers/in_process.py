@@ -1,13 +1,13 @@
-"""Doing tasks in the caller's own thread."""
+"""The caller as a pool: tasks are done in its own thread."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
 
+from streamload.decode.batch_maker import BatchMaker
 from streamload.decode.failure import Attempt
 from streamload.decode.open_shards import OpenShards
-from streamload.decode.rows import RowMaker
 from streamload.decode.tasks import Job, RowsDone, ScanDone, ScanTask, ShardOpened, Task
 from streamload.fetch.resident import ResidentShards
 from streamload.memory.slots import HeapSlots
@@ -21,19 +21,19 @@ _SHARE_OF_DESCRIPTORS = 6
 
 
 class CallerPool:
-    """Does one task at a time in the caller's thread, when told to `step`: breakpoints and tracebacks work as ever.
+    """Does one task at a time in the caller's thread, on `step`; breakpoints and tracebacks work as usual.
 
     Args:
-        job: the user's functions, as they are: what they share with the caller's code stays shared.
+        job: the user's functions themselves: state shared with the caller's code stays shared.
         shards: opens shards.
         slots: where batches are written.
-        events: told what happens.
+        events: notified of what happens.
     """
 
     capacity = 1
 
     def __init__(self, *, job: Job, shards: ResidentShards, slots: HeapSlots, events: PoolEvents) -> None:
-        self._maker = RowMaker(job, slots, restore_random_state=True)
+        self._maker = BatchMaker(job, slots, in_callers_process=True)
         self._shards = shards
         self._versions: dict[int, tuple[int, int]] = {}
         self._open = OpenShards(maps=False)
@@ -42,7 +42,7 @@ class CallerPool:
         self._tasks: deque[Task] = deque()
 
     def has_room(self) -> bool:
-        """Whether it has nothing to do."""
+        """Whether no task is waiting."""
         return not self._tasks
 
     def submit(self, task: Task) -> None:
@@ -70,14 +70,14 @@ class CallerPool:
 
     @property
     def held_up(self) -> bool:
-        """Never: no task is done twice."""
+        """False: no task is done twice."""
         return False
 
     def drop_unwanted(self) -> None:
         """Nothing to do: no task is done twice."""
 
     def abandon_unwanted(self) -> None:
-        """Drop what was not begun: there is no memory for it any more."""
+        """Drop the waiting tasks that are unwanted: their memory may be gone."""
         tasks, self._tasks = self._tasks, deque()
         for task in tasks:
             if self._events.is_wanted(task):
@@ -86,30 +86,30 @@ class CallerPool:
                 self._events.on_dropped(task)
 
     def resume(self) -> None:
-        """Nothing to do here either."""
+        """Nothing to do: no task is done twice."""
 
     def fix_layout(self, layout: bytes) -> None:
-        """Hold for all later tasks."""
+        """Set the layout of all later tasks."""
         self._maker.fix_layout(layout)
 
     def forget_shards(self, shards: Sequence[int]) -> None:
-        """Unmap shards, but for those worth keeping."""
+        """Close shards, except those worth keeping."""
         self.drop_shards(self._shards.finish(shards))
 
     def drop_shards(self, shards: Sequence[int]) -> None:
-        """Unmap shards."""
+        """Close shards."""
         self._open.drop(tuple(shard for shard in shards if self._versions.pop(shard, None) is not None))
 
     def forget_slots(self, slots: Sequence[int]) -> None:
         """Nothing to do: slots are used once."""
 
     def close(self) -> None:
-        """Forget what was to be done, and close the shards."""
+        """Drop all tasks, and close the shards."""
         self._tasks.clear()
         self._open.close()
 
     def _open_shards(self, needed: set[int]) -> None:
-        """Open the shards of a task; those that were not needed for longest are closed where there are too many."""
+        """Open the shards of a task; where there are too many, the least recently used are closed."""
         others = [shard for shard in self._versions if shard not in needed]
         self.drop_shards(others[: max(0, len(others) + len(needed) - self._most_open)])
         for shard in needed:
@@ -119,4 +119,4 @@ class CallerPool:
                 opened = self._shards.open(shard)
                 self._open.add(ShardOpened(shard, opened.url, opened.size_bytes), opened.descriptor)
                 self._versions[shard] = version
-            self._versions[shard] = self._versions.pop(shard)  # the last one to be closed
+            self._versions[shard] = self._versions.pop(shard)  # the most recently used

@@ -1,9 +1,9 @@
-"""The pool of worker processes: starts them, keeps each of them busy, and replaces those that die.
+"""The pool of worker processes: starts them, keeps them busy, and replaces those that die.
 
-A worker that dies costs time and nothing else: its tasks are done again, by whoever is free, with the same rows and the
-same randomness. Each worker keeps the number of the row in hand in memory that the pool maps too, so after a crash it
-is known which row it was; a row that has killed two workers is not tried a third time. Where worker
-after worker dies and no row is made in between, the pool gives up.
+The death of a worker costs only time: its tasks are done again by any free worker, with the same rows and the same
+randomness. Each worker writes the number of its current row to memory shared with the pool, which so knows the row
+after a crash; a row that has killed two workers is not tried a third time. If worker after worker dies and no row is
+made in between, the pool gives up.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 from streamload.decode.failure import error_from
 from streamload.decode.job_pickle import warn_of_lost
-from streamload.decode.row_shards import shards_of
+from streamload.decode.row_table import shards_of
 from streamload.decode.tasks import (
     BytesMoved,
     ForgetShards,
@@ -45,7 +45,7 @@ from streamload.memory.slots import SlotPool
 from streamload.memory.unnamed import descriptor_limit
 from streamload.workers.protocol import PoolEvents
 
-__all__ = ["FatalRows", "ProcessPool"]
+__all__ = ["ProcessPool"]
 
 _TASKS_AHEAD = 2
 _MAX_FAILED_STARTS = 3
@@ -56,18 +56,18 @@ _MOST_DEATHS_IN_A_ROW = 16
 """Or four for each worker: all may die at once where memory runs out."""
 _GRACE_S = 0.3
 _GRACE_OF_THE_LOST_S = 2.0
-"""A worker that has release its socket is in flight out; if it were killed then, why it ends would not be known."""
+"""A worker that has closed its socket is exiting; if it were killed then, the reason would be lost."""
 _GRACE_OF_THE_UNWANTED_S = 1.0
-"""A task takes a tenth of that; to start a worker anew costs as much, and more where the user's code imports much."""
+"""A task takes a tenth of that; a new worker takes as long to start, or longer where the user's code imports much."""
 _SHARE_OF_DESCRIPTORS = 4
 
 
 class FatalRows:
-    """What is remembered of rows that are not tried again.
+    """Remembers rows that killed two workers and are not tried again.
 
     Args:
-        ends_pass: the first of them ends the pass. Then what lies behind it in its batch, or in its task, is not tried:
-            each row might end two workers more, and the error would come after minutes.
+        ends_pass: the first of them ends the pass. Then the rows after it in its batch or task are not tried: each
+            might kill two workers more, and the error would come after minutes.
     """
 
     def __init__(self, *, ends_pass: bool) -> None:
@@ -75,7 +75,7 @@ class FatalRows:
         self._first: dict[int, tuple[int, str]] = {}  # by batch
 
     def note(self, task: RowTask, row: int, reason: str) -> RowTask:
-        """A row has ended its second worker; the task to try again, without what is not tried any more."""
+        """Note a row that has killed two workers; returns the task with the rows marked that are not tried again."""
         last = row
         if self._ends_pass:
             last = len(task.table) - 1
@@ -85,7 +85,7 @@ class FatalRows:
         return replace(task, untried={**dict.fromkeys(range(row, last + 1), reason), **task.untried})
 
     def known(self, task: RowTask) -> RowTask:
-        """The task, without its rows that lie behind one of these in a batch of which another task had a part."""
+        """The task, with its rows marked as not tried that follow a fatal row of another task in the same batch."""
         if not self._first:
             return task
         behind: dict[int, str] = {}
@@ -101,16 +101,16 @@ class PoolWorker:
 
     Args:
         number: in the pool.
-        launched: its process, which is this object's from now on.
-        on_message: told of each of its messages.
-        on_lost: told when it is gone.
+        launched: its process, which this object now owns.
+        on_message: called with each of its messages.
+        on_lost: called when it is gone.
 
     Attributes:
         number: as given.
-        started: it has said that it is ready.
+        started: it has reported that it is ready.
         tasks: those that it holds, by number, the oldest first.
-        shards: those that it has been given, with the version of each; the one used last comes last.
-        slots: those that it has been given.
+        shards: those that it has open, with the version of each; the most recently used last.
+        slots: those that it has mapped.
         channel: to it.
     """
 
@@ -137,15 +137,15 @@ class PoolWorker:
 
     @property
     def pid(self) -> int:
-        """The number of its process."""
+        """The id of its process."""
         return self._child.process.pid
 
     def row_in_hand(self) -> tuple[int, int]:
-        """The task and the row (or -1) that the worker was last at."""
+        """The task and the row (or -1) that the worker was last working on."""
         return int(self._progress[1]), int(self._progress[0])
 
     def end(self, grace_s: float) -> str:
-        """Wait for the process, at most so long, kill it then, and say how it ended."""
+        """Wait for the process up to `grace_s`, then kill it; returns how it ended, for a message."""
         if self._ended is not None:
             return self._ended
         self.channel.close()
@@ -155,17 +155,17 @@ class PoolWorker:
 
 
 class ProcessPool:
-    """Worker processes on socket pairs, each with a task in hand and one waiting.
+    """Worker processes on socket pairs, each with a current task and one waiting.
 
     Args:
         workers: how many.
-        launched: those that have been started already; the others are started now.
+        launched: those already started; the others are started now.
         job: the pickled `Job`.
         import_path: `sys.path` of the trainer, where the user's modules are found.
         shards: opens shards for the workers.
         slots: whose descriptors the workers get.
-        events: told what happens.
-        ends_at_failure: whether the first sample that fails ends the pass.
+        events: notified of what happens.
+        ends_at_failure: the first sample that fails ends the pass.
         log_levels: of the trainer's loggers.
     """
 
@@ -203,14 +203,14 @@ class ProcessPool:
         self._most_open = max(1, descriptor_limit() // _SHARE_OF_DESCRIPTORS)
         self._workers = [self._start(number, next(started, None)) for number in range(workers)]
 
-    # -- what the pipeline asks ------------------------------------------------------------------------------------
+    # -- the Pool protocol -----------------------------------------------------------------------------------------
 
     def has_room(self) -> bool:
         """Whether some worker that has started holds fewer tasks than it may."""
         return not self._returned and self._least_busy() is not None
 
     def submit(self, task: Task) -> None:
-        """Give a task to the worker that has the fewest."""
+        """Give a task to the worker with the fewest."""
         worker = self._least_busy()
         if worker is None:
             self._returned.append(task)
@@ -223,12 +223,12 @@ class ProcessPool:
         return self._refused and all(worker.started and not worker.tasks for worker in self._workers)
 
     def drop_unwanted(self) -> None:
-        """See `Pool.drop_unwanted`; those behind one that is held up too, since it may wait for their room."""
+        """See `Pool.drop_unwanted`; also of tasks after one that is held up, which may wait for their memory."""
         self._returned = deque(self._wanted(self._returned))
         self._refused = self._refused and bool(self._returned)
 
     def abandon_unwanted(self) -> None:
-        """See `Pool.abandon_unwanted`: a worker that is still busy with such a task after a moment is replaced."""
+        """See `Pool.abandon_unwanted`: a worker still busy with such a task after a second is replaced."""
         self.drop_unwanted()
         held = [task for worker in self._workers for task in worker.tasks.values()]
         unwanted = {task.number for task in held if not self._events.is_wanted(task)}
@@ -236,7 +236,7 @@ class ProcessPool:
             asyncio.get_running_loop().call_later(_GRACE_OF_THE_UNWANTED_S, self._replace_busy, unwanted)
 
     def _replace_busy(self, unwanted: Collection[int]) -> None:
-        """Replace the workers that have one of these tasks in hand: it hangs, or is slow."""
+        """Replace the workers whose current task is one of these: it hangs, or is slow."""
         for worker in list(self._workers):
             if next(iter(worker.tasks), None) in unwanted:
                 worker.end(0.0)
@@ -261,24 +261,24 @@ class ProcessPool:
             self._give(worker, self._returned.popleft())
 
     def fix_layout(self, layout: bytes) -> None:
-        """Tell every worker, and those that will replace them, the layout of batches of rows."""
+        """Send the layout of batches of rows to every worker, and to those that will replace them."""
         self._layout = layout
         for worker in self._workers:
             worker.channel.send(LayoutFixed(layout))
 
     def forget_shards(self, shards: Sequence[int]) -> None:
-        """Let the workers unmap shards, but for those worth keeping; tasks that they hold already come first."""
+        """Have the workers close shards, except those worth keeping, after the tasks that they hold."""
         self.drop_shards(self._shards.finish(shards))
 
     def drop_shards(self, shards: Sequence[int]) -> None:
-        """Let the workers unmap shards; tasks that they hold already come first."""
+        """Have the workers close shards, after the tasks that they hold."""
         for worker in self._workers:
             known = tuple(shard for shard in shards if worker.shards.pop(shard, None) is not None)
             if known:
                 worker.channel.send(ForgetShards(known))
 
     def forget_slots(self, slots: Sequence[int]) -> None:
-        """Let the workers unmap slots; tasks that they hold already come first."""
+        """Have the workers unmap slots, after the tasks that they hold."""
         for worker in self._workers:
             known = tuple(slot for slot in slots if slot in worker.slots)
             if known:
@@ -286,11 +286,11 @@ class ProcessPool:
                 worker.channel.send(ForgetSlots(known))
 
     def close(self) -> None:
-        """End all workers: at once where they wait for work, after a moment's grace where user code runs."""
+        """End all workers: at once where they wait for work, after a short grace period where user code runs."""
         workers, self._workers = self._workers, []
         for worker in workers:
             worker.channel.close()
-        deadline_s = monotonic() + _GRACE_S  # for all of them together: there may be many, and each in user code
+        deadline_s = monotonic() + _GRACE_S  # for all together: there may be many, each in user code
         for worker in workers:
             worker.end(max(0.0, deadline_s - monotonic()))
 
@@ -319,8 +319,8 @@ class ProcessPool:
                 opened = self._shards.open(shard)
                 message = ShardOpened(shard, opened.url, opened.size_bytes)
                 worker.channel.send(message, [opened.descriptor], close=True)
-                worker.shards[shard] = version  # not sooner: one that cannot be opened is asked for again
-            worker.shards[shard] = worker.shards.pop(shard)  # the last one to be closed
+                worker.shards[shard] = version  # only now: one that cannot be opened is tried again
+            worker.shards[shard] = worker.shards.pop(shard)  # the most recently used
         for piece in () if isinstance(task, ScanTask) else task.pieces:
             if piece.slot not in worker.slots:
                 worker.slots.add(piece.slot)
@@ -329,7 +329,7 @@ class ProcessPool:
         worker.channel.send(task)
 
     def _spare_descriptors(self, worker: PoolWorker, shards: Collection[int]) -> None:
-        """Let a worker close the shards that it has not read for longest, so that it can open those of a task."""
+        """Have a worker close its least recently used shards, so that it can open those of a task."""
         others = [shard for shard in worker.shards if shard not in shards]
         too_many = min(len(others), len(others) + len(shards) - self._most_open)
         if too_many > 0:
@@ -341,7 +341,7 @@ class ProcessPool:
         self, worker: PoolWorker, message: BytesMoved | Logged | RowsDone | ScanDone | WorkerStarted
     ) -> None:
         if isinstance(message, Logged):
-            message.handle()  # which leads on to the trainer
+            message.handle()  # logged here, and so sent on to the trainer
             return
         if isinstance(message, WorkerStarted):
             self._on_started(worker, message)
@@ -351,6 +351,10 @@ class ProcessPool:
             worker.channel.send(MoveNoted())
             return
         task = worker.tasks.pop(message.number)
+        if isinstance(message, RowsDone) and message.unseeded:
+            self._returned.append(task)
+            self.resume()
+            return
         if not isinstance(task, RowTask) or len(task.untried) < len(task.table):
             self._deaths_in_a_row = 0
         self.resume()
@@ -371,7 +375,7 @@ class ProcessPool:
             warn_of_lost(message.lost)
         self._warned = True
         self._failed_starts = 0
-        self._max_failed_starts = _MAX_FAILED_RESTARTS  # it can be done, so what fails now is an accident
+        self._max_failed_starts = _MAX_FAILED_RESTARTS  # workers can start, so a later failure is an accident
         self.resume()
         self._events.on_room()
 
@@ -398,15 +402,15 @@ class ProcessPool:
         self._replace(worker, tasks)
 
     def _replace(self, worker: PoolWorker, tasks: Sequence[Task]) -> None:
-        """Start another worker in place of one that has ended; these of its tasks are done again."""
+        """Start another worker in place of one that has ended; these tasks are done again."""
         self._returned.extendleft(reversed(tasks))
         self._workers[self._workers.index(worker)] = self._start(worker.number)
         self.resume()
 
     def _blame(self, worker: PoolWorker, task: Task, how: str) -> Task | None:
-        """The task to try again, without a row that has killed before; None where there is no going on."""
+        """The task to try again, without a row that killed two workers; None if the pool gives up."""
         in_hand, row = worker.row_in_hand()
-        if in_hand != task.number:  # it died on the way to it
+        if in_hand != task.number:  # it died before it began the task
             row = -1
         self._deaths_in_a_row += 1
         if self._deaths_in_a_row >= self._most_deaths_in_a_row:

@@ -1,4 +1,4 @@
-"""What a pool of workers can be asked, and what it tells its user, whatever the workers are."""
+"""The pool protocol: does tasks and reports events, whatever the workers are."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ __all__ = ["Pool", "PoolEvents"]
 
 
 class PoolEvents(Protocol):
-    """What a pool tells its user, in one thread; from within a call to the pool only the first three."""
+    """Callbacks of a pool, in one thread; only the first three are called from within a call to the pool."""
 
     def is_wanted(self, task: Task) -> bool:
-        """Whether anyone waits for a task that was in the hands of a worker that died; then it is done again."""
+        """Whether the task of a worker that died is still wanted; then it is done again."""
 
     def on_dropped(self, task: Task) -> None:
-        """Such a task is not done again, and has no answer."""
+        """Such a task is unwanted and will have no result."""
 
     def may_redo(self, task: Task) -> bool:
-        """Whether all is there that such a task needs; see `Pool.resume`."""
+        """Whether all bytes that such a task needs are resident; see `Pool.resume`."""
 
     def on_done(self, done: RowsDone | ScanDone) -> None:
         """A task is done."""
@@ -29,51 +29,51 @@ class PoolEvents(Protocol):
         """A worker has its own copy of these bytes."""
 
     def on_room(self) -> None:
-        """There is room for tasks again."""
+        """The pool takes tasks again."""
 
     def on_restarted(self) -> None:
-        """A worker has died and was replaced."""
+        """A worker died and was replaced."""
 
     def on_broken(self, error: Exception) -> None:
         """The pool cannot go on."""
 
 
 class Pool(Protocol):
-    """Whoever does tasks: processes, or the caller itself."""
+    """Does tasks: worker processes, or the caller itself."""
 
     capacity: int
-    """How many tasks it takes before it is full."""
+    """How many tasks it holds at most."""
 
     def has_room(self) -> bool:
         """Whether it takes a task now."""
 
     def submit(self, task: Task) -> None:
-        """Take a task; its answer comes as an event."""
+        """Take a task; its result comes as an event."""
 
     @property
     def held_up(self) -> bool:
-        """Whether there are tasks, and `PoolEvents.may_redo` holds up all of them."""
+        """Whether all of its tasks wait for `PoolEvents.may_redo`, and it has some."""
 
     def drop_unwanted(self) -> None:
-        """Drop what is to be done again and is not wanted any more."""
+        """Drop the unwanted among the tasks that wait to be done again."""
 
     def abandon_unwanted(self) -> None:
-        """An epoch was abandoned: see to it that its tasks don't keep those of the next one waiting for long."""
+        """Drop the tasks of an abandoned epoch, or bound the time for which they delay the next one's."""
 
     def resume(self) -> None:
-        """Something has come, or is not wanted any more: do again what `PoolEvents.may_redo` has held up."""
+        """Retry the tasks that `PoolEvents.may_redo` has held up: bytes have arrived, or tasks became unwanted."""
 
     def fix_layout(self, layout: bytes) -> None:
-        """Hold for all later tasks."""
+        """Set the layout of all later tasks."""
 
     def forget_shards(self, shards: Sequence[int]) -> None:
-        """No later task of this epoch reads these."""
+        """Close shards that no later task of this epoch reads."""
 
     def drop_shards(self, shards: Sequence[int]) -> None:
-        """The memory of these is gone."""
+        """Close shards whose memory is gone."""
 
     def forget_slots(self, slots: Sequence[int]) -> None:
-        """No later task writes to these."""
+        """Unmap slots that no later task writes to."""
 
     def close(self) -> None:
-        """Leave nothing behind."""
+        """End the workers and close what is open."""

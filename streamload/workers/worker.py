@@ -1,6 +1,6 @@
-"""The worker process: takes tasks from a socket, makes rows, answers, and dies with the feeder.
+"""The worker process: does tasks from a socket, and ends with the feeder.
 
-It holds no state that matters: whatever it was doing when it dies is done again by another one.
+It holds no state that matters: if it dies, another worker does its tasks again.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from functools import partial
 from time import perf_counter
 from typing import Any
 
+from streamload.decode.batch_maker import BatchMaker
 from streamload.decode.failure import Attempt, failure_of
 from streamload.decode.job_pickle import load_job
 from streamload.decode.open_shards import OpenShards
-from streamload.decode.rows import RowMaker
 from streamload.decode.tasks import (
     BytesMoved,
     ForgetShards,
@@ -50,7 +50,7 @@ __all__ = ["run", "scan"]
 
 
 def scan(task: ScanTask, shards: OpenShards, waited_s: float = 0.0) -> ScanDone:
-    """Read the headers of a shard, or of the part of it that has come."""
+    """Read the headers of a shard, or of the part of it that has arrived."""
     started = perf_counter()
     table = piece = None
     with Attempt() as attempt:
@@ -81,19 +81,19 @@ class _Worker:
         self._progress = progress
         self._shards = OpenShards()
         self._slots = MappedSlots()
-        self._maker: RowMaker | None = None
+        self._maker: BatchMaker | None = None
         self._waiting: deque[tuple[Any, list[int]]] = deque()
         self._sending = threading.RLock()
 
     def start(self, setup: WorkerSetup) -> tuple[str, ...]:
-        """Get ready; what comes back is what the user's modules hold elsewhere and not here, in words."""
+        """Load the job; returns, as text, what the user's modules hold in the trainer and could not be set here."""
         sys.path[:] = setup.import_path
         set_log_levels(setup.log_levels)
         forward_records(self._send_logged)
         job, lost = load_job(setup.job)
-        self._maker = RowMaker(job, self._slots)
-        if self._maker.resizes_images:
-            opencv()  # loading it takes longer than a task, so all workers do it now and not one after the other
+        self._maker = BatchMaker(job, self._slots)
+        if self._maker.rows.resizes_images:
+            opencv()  # loading it takes longer than a task: all workers do it now, at the same time
         if (torch := sys.modules.get("torch")) is not None:
             torch.set_num_threads(1)
         if job.worker_init_fn is not None:
@@ -101,12 +101,12 @@ class _Worker:
         return lost
 
     def send(self, message: Any) -> None:
-        """Tell the feeder; threads of the user's code log meanwhile."""
+        """Send to the feeder; locked, since threads of the user's code may log at the same time."""
         with self._sending:
             self._channel.send(message)
 
     def _send_logged(self, logged: Logged) -> None:
-        with suppress(OSError):  # the feeder is gone, and so is this process soon
+        with suppress(OSError):  # the feeder is gone, and this process ends soon
             self.send(logged)
 
     def serve(self) -> None:
@@ -117,7 +117,7 @@ class _Worker:
             self._handle(message, descriptors, perf_counter() - waiting_since)
 
     def _moved(self, number: int, shard: int, start: int, end: int) -> None:
-        """Tell the feeder, and let it free what has been read before more is: else both copies grow."""
+        """Report bytes that have been read, and wait until the feeder has freed them: otherwise both copies grow."""
         self.send(BytesMoved(number, shard, start, end))
         while not isinstance((received := self._channel.receive())[0], MoveNoted):
             self._waiting.append(received)
@@ -146,14 +146,14 @@ class _Worker:
 
 
 def run(socket_number: int, words_number: int, progress_number: int) -> None:
-    """Serve one feeder to the end.
+    """Serve one feeder until it is gone.
 
     Args:
-        socket_number: a descriptor, as the others; it leads to the feeder.
-        words_number: of memory for its last words.
-        progress_number: of memory for what it has in hand.
+        socket_number: descriptor of the socket to the feeder.
+        words_number: descriptor of memory for the traceback of a fatal signal.
+        progress_number: descriptor of memory for the current task and row.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # as the feeder does; the trainer decides on Ctrl-C
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in the feeder; the trainer handles Ctrl-C
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # for programs that the user's code starts
     faulthandler.enable(file=words_number, all_threads=False)
     raise_descriptor_limit()
@@ -170,4 +170,4 @@ def run(socket_number: int, words_number: int, progress_number: int) -> None:
     except (EOFError, BrokenPipeError, ConnectionResetError):
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(0)  # nothing of ours needs cleaning up, and the feeder is waiting
+        os._exit(0)  # nothing needs cleaning up, and the feeder is waiting

@@ -1,8 +1,8 @@
-"""The first lines of a worker's process: it is bound to the feeder's life before it imports what it needs itself.
+"""The entry of a worker process: it binds its life to the feeder's before it imports anything else.
 
-Else those of a feeder that is killed early, as by a loader that is closed as soon as it was made, would stay for as
-long as they import. It is started as `python -m streamload.workers.worker_start SOCKET LAST_WORDS FEEDER PROGRESS`:
-three descriptors, and the number of the feeder's process.
+Otherwise the workers of a feeder that is killed early, as when a loader is closed at once, would outlive it until their
+imports are done. Started as `python -m streamload.workers.worker_start SOCKET LAST_WORDS FEEDER PROGRESS`: three
+descriptors, and the process id of the feeder. On its own because whatever it imports delays the binding.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ def main() -> None:
     """Run a worker on the descriptors given as arguments."""
     socket_number, words_number, feeder, progress_number = map(int, sys.argv[1:5])
     die_with(feeder)
-    from streamload.workers import worker
+    from streamload.workers.worker import run
 
-    worker.run(socket_number, words_number, progress_number)
+    run(socket_number, words_number, progress_number)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,8 @@ from same_batches import assert_same
 from torch.utils.data import default_collate
 
 from streamload.decode.batch_layout import describe_rows
-from streamload.decode.collate import LayoutMismatchError, Rows, build_batch, choose_rows, torch_collate, write_rows
+from streamload.decode.collate import LayoutMismatchError, build_batch, choose_rows, torch_collate, write_rows
+from streamload.decode.columns import Rows
 
 
 class Point(NamedTuple):

@@ -11,8 +11,8 @@ import pytest
 import torch
 from tasks_by_hand import Shelf, as_json, batch_of, job, npy, numbered, only_batch, run, slots_for
 
+from streamload.decode.batch_maker import BatchMaker
 from streamload.decode.failure import error_from
-from streamload.decode.rows import RowMaker
 from streamload.decode.tasks import PieceDone, RowsDone, RowTask
 from streamload.memory.slots import HeapSlots
 
@@ -36,7 +36,7 @@ def test_parts_of_a_batch_are_written_side_by_side() -> None:
     first = 0
     out_of_band: list[str] = []
     layout: bytes | None = None
-    maker = RowMaker(job(fields=names), slots)
+    maker = BatchMaker(job(fields=names), slots)
     for task in tasks:
         piece = task.pieces[0]
         moved = RowTask(**{**task.__dict__, "pieces": (type(piece)(0, 0, first, piece.rows),)})
@@ -132,7 +132,7 @@ def test_keys_that_only_some_rows_have_are_never_dropped_in_silence() -> None:
     """torch takes the keys of a batch's first row; a batch that begins with more keys must show them all."""
     shelf = Shelf([{"json": b'{"a": 1}'}, {"json": b'{"a": 2, "b": 3}'}])
     task = shelf.task(("json",), [0])
-    maker = RowMaker(job(fields=("json",)), slots_for(task))
+    maker = BatchMaker(job(fields=("json",)), slots_for(task))
     layout = maker.run(task, shelf, [-1, -1]).pieces[0].layout
     assert layout is not None
     maker.fix_layout(layout)
@@ -311,6 +311,6 @@ def test_a_slot_grows_to_what_a_batch_needs() -> None:
     task = shelf.task(("npy",))
     slots = HeapSlots()
     slots.take(1)
-    (piece,) = RowMaker(job(fields=("npy",)), slots).run(task, shelf, [-1, -1]).pieces
+    (piece,) = BatchMaker(job(fields=("npy",)), slots).run(task, shelf, [-1, -1]).pieces
     assert piece.size_bytes == 3 * 400_000
     assert batch_of(piece, slots)[0].sum().item() == 3 * sum(range(50_000))

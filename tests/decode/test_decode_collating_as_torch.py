@@ -20,9 +20,9 @@ from same_batches import assert_same
 from tasks_by_hand import Shelf, batch_of, job, numbered, slots_for
 from torch.utils.data import default_collate
 
-from streamload.decode.collate import Rows
+from streamload.decode.batch_maker import BatchMaker
+from streamload.decode.columns import Rows
 from streamload.decode.layout_mismatch import find_missing_key
-from streamload.decode.rows import RowMaker
 from streamload.decode.tasks import Piece, PieceDone, RowFailure, RowTask
 
 
@@ -109,7 +109,7 @@ def ours(values: list[Any], cuts: list[int]) -> Any:
     shelf = Shelf(numbered(len(values)))
     whole = shelf.task(("cls",), whole=True)
     slots = slots_for(whole)
-    maker = RowMaker(job(fields=("cls",), transform=lambda sample: values[sample[0]], on_error="raise"), slots)
+    maker = BatchMaker(job(fields=("cls",), transform=lambda sample: values[sample[0]], on_error="raise"), slots)
     failed: tuple[RowFailure, ...] = ()
     layout: bytes | None = None
     out_of_band: list[list[Any]] | None = None

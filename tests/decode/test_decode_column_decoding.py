@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from streamload.decode.column_decoding import decode_integers, shared_npy_layout
-from streamload.decode.stored_columns import _ROW_BY_ROW_BYTES, StoredRows
+from streamload.decode.columns import _ROW_BY_ROW_BYTES, StoredRows
 
 
 def shard_of(members: list[bytes], gap: int = 7) -> tuple[Any, Any, Any]:

@@ -222,5 +222,5 @@ def test_a_panic_of_a_library_in_rust_is_an_error_like_others() -> None:
     with Attempt() as attempt:
         raise panic("called unwrap on None")
     assert isinstance(attempt.error, RuntimeError)
-    assert "written in Rust has failed in itself (called unwrap on None)" in str(attempt.error)
+    assert "written in Rust panicked (called unwrap on None)" in str(attempt.error)
     assert type(attempt.error.__cause__) is panic

@@ -36,7 +36,7 @@ def shards(shelf: Shelf, tmp_path: Path) -> Iterator[OpenShards]:
 
 def read(shelf: Shelf, shards: OpenShards, name: str, decode: Any) -> Any:
     task = shelf.task((name,))
-    work = Work(task, task.table.columns(), shards, [-1], SampleRandomness(0, 0), [0])
+    work = Work(task.table, shards, SampleRandomness(0, 0))
 
     def failed(row: int, error: Exception) -> Any:
         raise error

@@ -12,8 +12,8 @@ import pytest
 from tasks_by_hand import Sample, Shelf, job, npy
 
 from streamload.decode.batch_layout import Layout
+from streamload.decode.batch_maker import BatchMaker
 from streamload.decode.collate import build_batch
-from streamload.decode.rows import RowMaker
 from streamload.decode.tasks import SAMPLE_NAMES, Job, Piece, PieceDone, RowsDone
 from streamload.memory.slots import HeapSlots
 
@@ -47,7 +47,7 @@ class Work:
     def __init__(self, work: Job, samples: Sequence[Sample], names: Sequence[str] | None) -> None:
         self.shelf, self.slots = Shelf(samples), HeapSlots()
         self.names = None if names is None else [name for name in names if name not in SAMPLE_NAMES]
-        self.maker = RowMaker(work, self.slots)
+        self.maker = BatchMaker(work, self.slots)
         self.rows = len(samples)
         first = self.run([0], batches=[1], capacity=self.rows, keys=("first",))
         (piece,) = first.pieces
@@ -118,7 +118,7 @@ def test_a_row_that_fails_half_made_leaves_the_others_whole() -> None:
 @pytest.mark.parametrize("other", [Fill(size=SIZE + 1), Fill(dtype=np.float64)])
 def test_a_result_that_does_not_fit_its_place_is_a_misfit(other: Fill) -> None:
     work = Work(job(fields=("cls",), transform={"cls": Fill()}), digits(3), ("cls",))
-    strange = RowMaker(job(fields=("cls",), transform={"cls": other}), work.slots)
+    strange = BatchMaker(job(fields=("cls",), transform={"cls": other}), work.slots)
     strange.fix_layout(pickle.dumps(work.layout))
     task = work.shelf.task(("cls",), first_slot=work.slots.take(1))
     assert strange.run(task, work.shelf, [-1, -1]).pieces[0].layout_mismatch
@@ -133,7 +133,9 @@ def test_functions_that_see_whole_samples_or_batches_get_no_place() -> None:
         work = job(**{"fields": ("cls",), **changes})
         if "collate_fn" not in changes:
             work = job(fields=("cls",), transform=lambda sample: fill(sample[0]))
-        RowMaker(work, slots).run(shelf.task(("cls",), first_slot=slot, whole="collate_fn" in changes), shelf, [-1, -1])
+        BatchMaker(work, slots).run(
+            shelf.task(("cls",), first_slot=slot, whole="collate_fn" in changes), shelf, [-1, -1]
+        )
     assert fill.offered == [False, False]
 
 

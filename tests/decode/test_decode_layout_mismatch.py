@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from streamload.decode.collate import Rows
+from streamload.decode.columns import Rows
 from streamload.decode.layout_mismatch import difference_between, find_missing_key
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from streamload.decode.out_of_band import INLINE_BYTES, InSlot, load_values, store_values
+from streamload.decode.collate import INLINE_BYTES, InSlot, load_values, store_values
 from streamload.memory.slots import HeapSlots
 
 LARGE = [[bytes([n]) * 100_000 for n in range(3)], ["ä" * 70_000, "b", "\ud800"], [{"x": b"y" * 80_000}]]

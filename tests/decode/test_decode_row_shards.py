@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from streamload.decode.row_shards import by_shard, shards_of
+from streamload.decode.row_table import by_shard, shards_of
 
 
 @given(st.lists(st.integers(0, 9) | st.integers(0, 100_000), max_size=60))

@@ -14,8 +14,8 @@ import torch
 from tasks_by_hand import Shelf, as_json, batch_of, job, npy, numbered, only_batch, run, slots_for
 
 from streamload import errors
+from streamload.decode.batch_maker import BatchMaker
 from streamload.decode.failure import sample_error
-from streamload.decode.rows import RowMaker
 from streamload.decode.tasks import PieceDone, RowFailure
 from streamload.tar.table import MISSING
 
@@ -92,7 +92,7 @@ def test_alternatives_that_change_kind_between_tasks_do_not_fit_the_layout() -> 
     shelf = Shelf([{"txt": b"text"}, {"npy": npy([1, 2])}, {"npy": npy([3, 4])}])
     work, task = job(fields=("npy;txt",)), shelf.task(("npy;txt",), [0])
     slots = slots_for(task)
-    maker = RowMaker(work, slots)
+    maker = BatchMaker(work, slots)
     first = maker.run(task, shelf, [-1, -1])
     assert first.pieces[0].layout is not None
     maker.fix_layout(first.pieces[0].layout)
@@ -306,7 +306,7 @@ def test_one_maker_follows_the_epochs() -> None:
     shelf = Shelf(numbered(2))
     task = shelf.task(("cls",))
     slots = slots_for(task)
-    maker = RowMaker(job(fields=("cls",), transform=draws_with_rng), slots)
+    maker = BatchMaker(job(fields=("cls",), transform=draws_with_rng), slots)
     drawn = [
         batch_of(maker.run(replace(task, epoch=epoch), shelf, [-1, -1]).pieces[0], slots).tolist()
         for epoch in (0, 1, 0)
@@ -334,7 +334,7 @@ def test_the_users_generators_are_as_they_were_where_the_process_is_his_own() ->
     random.seed(1)
     np.random.seed(2)
     torch.manual_seed(3)
-    maker = RowMaker(job(fields=("cls",), transform=draws_from_globals), slots_for(task), restore_random_state=True)
+    maker = BatchMaker(job(fields=("cls",), transform=draws_from_globals), slots_for(task), in_callers_process=True)
     maker.run(task, shelf, [-1, -1])
     assert as_lists(draws_from_globals(None)) == as_lists(expected)
 
@@ -346,7 +346,7 @@ def test_generators_are_restored_after_an_interrupt_too() -> None:
     shelf = Shelf(numbered(1))
     task = shelf.task(("cls",))
     state = random.getstate()
-    maker = RowMaker(job(fields=("cls",), transform=interrupt), slots_for(task), restore_random_state=True)
+    maker = BatchMaker(job(fields=("cls",), transform=interrupt), slots_for(task), in_callers_process=True)
     with pytest.raises(KeyboardInterrupt):
         maker.run(task, shelf, [-1, -1])
     assert random.getstate() == state
@@ -374,7 +374,7 @@ def test_only_functions_that_may_use_the_global_generators_have_them_seeded() ->
     shelf = Shelf(numbered(1))
     task = shelf.task(("cls",))
     for transform in (plain, with_rng, Says(True), Says(False)):
-        RowMaker(job(fields=("cls",), transform=transform), slots_for(task)).run(task, shelf, [-1, -1])
+        BatchMaker(job(fields=("cls",), transform=transform), slots_for(task)).run(task, shelf, [-1, -1])
     assert [number == drawn[0] for number in drawn] == [True, False, True, False]
 
 
@@ -455,7 +455,7 @@ def test_places_behind_the_end_of_a_shard_are_decode_errors(name: str, place: tu
     done, _ = run(job(fields=(name,)), shelf, task)
     (failure,) = done.pieces[0].failures
     assert (failure.row, failure.kind) == (1, "DecodeError")
-    assert "behind the end of the shard; run `streamload index`" in failure.message
+    assert "beyond the end of the shard; run `streamload index`" in failure.message
 
 
 @pytest.mark.parametrize("kind", [NameError, AttributeError, TypeError, ImportError, NotImplementedError, MemoryError])
@@ -541,7 +541,7 @@ def test_the_row_in_hand_is_noted_before_it_is_touched() -> None:
     shelf = Shelf(numbered(4))
     task = shelf.task(("cls",))
     work = job(fields=("cls",), transform={"cls": lambda value: (seen.append(progress[0]), value)[1]})
-    RowMaker(work, slots_for(task)).run(task, shelf, progress)
+    BatchMaker(work, slots_for(task)).run(task, shelf, progress)
     assert seen == [0, 1, 2, 3]
     assert progress[0] == -1, "while it collates, no row is in hand"
 

@@ -59,7 +59,7 @@ def test_one_that_would_do_nothing_is_refused(name: str) -> None:
     function, value = REFUSED[name]
     with pytest.raises(TransformRaisedError) as caught:
         UserFunction(function)(value, np.random.default_rng())
-    advice = r"begin with ToPILImage\(\)" if name == "v1" else r"v2.Resize passes over .* begin with v2.ToImage\(\)"
+    advice = r"begin with ToPILImage\(\)" if name == "v1" else r"v2.Resize ignores .* begin with v2.ToImage\(\)"
     assert isinstance(caught.value.cause, TypeError)
     assert caught.match(advice)
 

@@ -26,8 +26,7 @@ from streamload.memory.slots import _MAX_KEPT_SLOTS, SlotPool
 from streamload.order.epoch_start import EpochStart
 from streamload.order.plan import OrderOptions, RankPlan, ShardCounts
 from streamload.schedule import lookahead as lookahead
-from streamload.schedule.epoch import Epoch, ReadyBatch
-from streamload.schedule.orphaned_tasks import OrphanedTasks
+from streamload.schedule.epoch import Epoch, OrphanedTasks, ReadyBatch
 from streamload.schedule.scans import Scans
 from streamload.schedule.scheduler import Learned, PipelineSettings
 from streamload.statistics import FeederTotals

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamload.schedule.task_size import MAX_RUN_ROWS, TaskSize, task_size
+from streamload.schedule.lookahead import MAX_RUN_ROWS
+from streamload.schedule.scheduler import TaskSize, task_size
 
 
 def size(

@@ -1,10 +1,12 @@
-"""The last part of a task: its rows go to the slots of their batches, or through the user's `collate_fn`."""
+"""Tasks: rows are made, and go to the slots of their batches or through the user's `collate_fn`."""
 
 from __future__ import annotations
 
 import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from time import perf_counter
 from typing import Any
 
 from numpy.typing import NDArray
@@ -19,58 +21,83 @@ from streamload.decode.batch_layout import (
     describe_rows,
     slot_views,
 )
-from streamload.decode.collate import LayoutMismatchError, Rows, choose_rows, torch_collate, write_rows
+from streamload.decode.collate import (
+    LayoutMismatchError,
+    choose_rows,
+    dump_values,
+    store_values,
+    torch_collate,
+    write_rows,
+)
+from streamload.decode.columns import Rows
 from streamload.decode.failure import Attempt, failure_here, failure_of, in_words
+from streamload.decode.field_reader import Progress, ShardReader
 from streamload.decode.layout_mismatch import difference_between, find_missing_key
-from streamload.decode.out_of_band import InSlot, dump_values, store_values
-from streamload.decode.seeding import GlobalSeeds, RowRandomness
-from streamload.decode.tasks import Failure, Job, Piece, PieceDone, RowFailure, RowTask
+from streamload.decode.rows import RowMaker
+from streamload.decode.seeding import RowRandomness
+from streamload.decode.tasks import Failure, InSlot, Job, Piece, PieceDone, RowFailure, RowsDone, RowTask, WorkSeconds
 from streamload.memory.slots import SlotMemory
+from streamload.order.randomness import SampleRandomness
 from streamload.tar.table import MISSING
 
-__all__ = ["PieceCollator"]
+__all__ = ["BatchMaker"]
 
 _RAGGED = (LayoutMismatchError, TypeError, RecursionError)
-"""Rows that are unlike each other, of classes that only torch knows, or nested too deeply."""
+"""Raised for rows that differ, that hold classes only torch knows, or that are nested too deeply."""
 
 _COLLATE_STREAM = 1 << 40
-"""Keeps the random numbers of a `collate_fn` apart from those of the batch's first sample."""
+"""Separates the random numbers of a `collate_fn` from those of the batch's first sample."""
 
 
-class PieceCollator:
-    """Collates the rows of tasks.
+class BatchMaker:
+    """Does the tasks of one process, one at a time: makes their rows and writes them to the slots of their batches.
 
     Args:
-        job: for its `collate_fn` and `on_error`.
+        job: what the user wants of a sample and of a batch.
         slots: where to write.
-        seeds: set before a `collate_fn` runs, from the batch's first sample.
-        in_callers_process: exceptions stay what they are, with their tracebacks.
+        in_callers_process: as for `RowMaker`.
     """
 
-    def __init__(self, job: Job, slots: SlotMemory, seeds: GlobalSeeds, *, in_callers_process: bool = False) -> None:
+    def __init__(self, job: Job, slots: SlotMemory, *, in_callers_process: bool = False) -> None:
+        self.rows = RowMaker(job, in_callers_process=in_callers_process)
         self._failure_of = failure_here if in_callers_process else failure_of
         self._job = job
         self._slots = slots
-        self._seeds = seeds
         self._layout: Layout | None = None
+        self._randomness: tuple[int, SampleRandomness] | None = None
 
     def fix_layout(self, layout: bytes) -> None:
-        """The layout of all batches of rows from now on."""
+        """Set the layout of all later batches of rows."""
         self._layout = pickle.loads(layout)
 
-    def places(self, task: RowTask, child: int | str) -> list[NDArray[Any]] | None:
-        """Where one value of each row will lie, so that it can be made there.
+    def run(self, task: RowTask, shards: ShardReader, progress: Progress, waited_s: float = 0.0) -> RowsDone:
+        """Do one task. What fails is in the answer; only exits and interrupts are raised."""
+        random = self._random(task.epoch)
+        with self.rows.seeds.whole_task():
+            made = self.rows.make(
+                task.table,
+                shards,
+                random,
+                keys=task.keys,
+                untried=task.untried,
+                progress=progress,
+                places=None if task.whole or self._layout is None else partial(self._places, task, self._layout),
+            )
+            started = perf_counter()
+            pieces = self._collate(task, made.rows, made.failures, random)
+        seconds = WorkSeconds(made.decode_s, made.transform_s, perf_counter() - started, 0.0, waited_s)
+        unseeded = self.rows.seeds.missed_torch
+        return RowsDone(task.number, pieces, len(task.table), made.payload_bytes, seconds, unseeded=unseeded)
 
-        Args:
-            task: the rows.
-            child: which of the values that a row is made of: its number in a tuple, its key in a dict.
+    def _random(self, epoch: int) -> SampleRandomness:
+        if self._randomness is None or self._randomness[0] != epoch:
+            self._randomness = epoch, SampleRandomness(self._job.seed, epoch)
+        return self._randomness[1]
 
-        Returns:
-            A writable array for each row, or None where that is not known or the value is no array.
-        """
-        layout = self._layout
-        leaf = None if layout is None or task.whole else _child(layout.tree, child)
-        if layout is None or not isinstance(leaf, ArrayLeaf) or leaf.torch_dtype is not None:
+    def _places(self, task: RowTask, layout: Layout, child: int | str) -> list[NDArray[Any]] | None:
+        """Where one value of each row will lie in its slot; see `Places`."""
+        leaf = _child(layout.tree, child)
+        if not isinstance(leaf, ArrayLeaf) or leaf.torch_dtype is not None:
             return None
         places: list[NDArray[Any]] = []
         for piece in task.pieces:
@@ -79,10 +106,10 @@ class PieceCollator:
             places.extend(view[piece.first_row : piece.first_row + piece.rows])
         return places
 
-    def collate(
+    def _collate(
         self, task: RowTask, rows: Rows, failures: Mapping[int, RowFailure], randomness: RowRandomness
     ) -> tuple[PieceDone, ...]:
-        """Write a task's rows, and say what became of each piece."""
+        """Write a task's rows; returns what became of each piece."""
         done, start = [], 0
         for piece in task.pieces:
             end = start + piece.rows
@@ -96,7 +123,7 @@ class PieceCollator:
         return tuple(done)
 
     def _rows_of_batch(self, piece: Piece, rows: Rows, failed: Mapping[int, RowFailure], capacity: int) -> PieceDone:
-        """Write rows in place, as the fixed layout has it; a row that failed holds the bytes of another one."""
+        """Write rows in place by the fixed layout; the place of a failed row gets a copy of another row."""
         failures = _in_batch(failed, piece) if failed else ()
         good = next((row for row in range(rows.count) if row not in failed), None) if failed else 0
         if good is None:
@@ -142,21 +169,21 @@ class PieceCollator:
                 return self._regular_batch(piece, rows, failures)
             table = task.table
             first = int(table.samples[start]), int(table.copies[start])
-            self._seeds.seed(randomness, int(table.shards[start]) + _COLLATE_STREAM, *first)
+            self.rows.seeds.seed(randomness, int(table.shards[start]) + _COLLATE_STREAM, *first)
             batch = self._job.collate_fn(rows.as_list())
             returned = True
-            return self._lay_down(piece, batch, failures)
+            return self._write_batch(piece, batch, failures)
         assert attempt.error is not None
         if self._job.collate_fn is None:
-            failure = self._unlike(task, [start + row for row in chosen], rows, attempt.error)
+            failure = self._why_not_collated(task, [start + row for row in chosen], rows, attempt.error)
         else:
             happened = "returned what cannot be sent to the training process:" if returned else "raised"
             said = f"collate_fn {happened} {in_words(attempt.error)} (for the batch that begins with this sample)"
             failure = _batch_failure(task, start, said, cause=self._failure_of(attempt.error))
         return PieceDone(piece, whole=True, failures=(*failures, replace(failure, row=piece.first_row)))
 
-    def _unlike(self, task: RowTask, task_rows: Sequence[int], rows: Rows, error: Exception) -> RowFailure:
-        """Why rows are no batch: that of the one that lacks what another has, or of the first; `error` is torch's."""
+    def _why_not_collated(self, task: RowTask, task_rows: Sequence[int], rows: Rows, error: Exception) -> RowFailure:
+        """The failure of rows that cannot be a batch: of the row that lacks a key, or the first; `error` is torch's."""
         names = None if task.keys is None else [task.keys[row] for row in task_rows]
         fields = () if self._job.fields is not None else [column.name for column in task.table.columns()]
         missing = find_missing_key(rows, names, fields)
@@ -164,11 +191,11 @@ class PieceCollator:
             return _batch_failure(task, task_rows[missing.row], missing.message, field=missing.field)
         difference = difference_between(rows)
         said = f"the batch that begins with this sample cannot be collated: {difference or in_words(error)}"
-        # torch's words say less, in a page of its own frames
+        # torch's message says less, in a page of frames
         return _batch_failure(task, task_rows[0], said, cause=None if difference else self._failure_of(error))
 
     def _regular_batch(self, piece: Piece, rows: Rows, failures: tuple[RowFailure, ...]) -> PieceDone:
-        """A batch whose rows are alike, if not like those of other batches; else torch decides what becomes of it."""
+        """Write a batch whose rows are alike, even if unlike other batches; otherwise torch collates or refuses it."""
         try:
             layout = describe_rows(rows.row(0)).with_capacity(rows.count)
             size_bytes = layout.offsets()[1]
@@ -184,12 +211,12 @@ class PieceCollator:
                 failures=failures,
             )
         except _RAGGED:
-            if find_missing_key(rows) is not None:  # torch would take the first row's keys, and drop what others have
+            if find_missing_key(rows) is not None:  # torch would drop the keys that the first row lacks
                 raise
-        return self._lay_down(piece, torch_collate(rows), failures)
+        return self._write_batch(piece, torch_collate(rows), failures)
 
-    def _lay_down(self, piece: Piece, batch: Any, failures: tuple[RowFailure, ...]) -> PieceDone:
-        """Lay whatever a `collate_fn` returned into the slot."""
+    def _write_batch(self, piece: Piece, batch: Any, failures: tuple[RowFailure, ...]) -> PieceDone:
+        """Write to the slot whatever a `collate_fn` has returned."""
         layout, arrays, values = describe_batch(batch)
         size_bytes = layout.offsets()[1]
         if arrays:
@@ -209,7 +236,7 @@ class PieceCollator:
     def _store(
         self, piece: Piece, values: list[Any], size_bytes: int, *, may_use_slot: bool = True
     ) -> tuple[bytes | InSlot | None, int]:
-        """Store what is no array; returns where it is, and the bytes of the slot that are used then."""
+        """Store the out-of-band values; returns them, or their place, and the used bytes of the slot."""
         if not values:
             return None, size_bytes
         stored = store_values(values, self._slots, piece.slot, size_bytes, may_use_slot=may_use_slot)

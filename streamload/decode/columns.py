@@ -1,0 +1,134 @@
+"""Values of rows, column by column; arrays of one dtype and shape may stay in their shards until they are copied."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamload.decode.row_table import by_shard
+
+__all__ = ["Rows", "StoredRows"]
+
+_ROW_BY_ROW_BYTES = 1024
+"""Larger rows are copied one by one; smaller ones by one indexing operation for each shard."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredRows:
+    """A column of n arrays in mapped shards.
+
+    Attributes:
+        dtype: of every row.
+        shape: of every row, in C order.
+        shards: int64[n], each row's shard.
+        starts: int64[n], first byte of each row's array in its shard; all arrays lie within their shards.
+        memory: the shards' bytes.
+    """
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    shards: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    memory: Mapping[int, memoryview]
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def __getitem__(self, row: int) -> NDArray[Any]:
+        """One row, in memory of its own."""
+        out = np.empty((1, *self.shape), self.dtype)
+        self.slice(row, row + 1).copy_to(out)
+        return out[0, ...]
+
+    def __iter__(self) -> Iterator[NDArray[Any]]:
+        return (self[row] for row in range(len(self)))
+
+    def slice(self, start: int, end: int) -> StoredRows:
+        """Consecutive rows."""
+        return StoredRows(self.dtype, self.shape, self.shards[start:end], self.starts[start:end], self.memory)
+
+    def take(self, rows: Sequence[int]) -> StoredRows:
+        """Some rows, in the order given."""
+        chosen = list(rows)
+        return StoredRows(self.dtype, self.shape, self.shards[chosen], self.starts[chosen], self.memory)
+
+    def copy_to(self, out: NDArray[Any]) -> None:
+        """Copy all rows to `out`, which is C-contiguous, of this dtype, and has one entry for each row."""
+        count = len(self)
+        row_bytes = out.nbytes // count if count else 0
+        if row_bytes == 0:
+            return
+        target = out.reshape(-1).view(np.uint8)
+        if row_bytes < _ROW_BY_ROW_BYTES:
+            items = target.view(f"V{row_bytes}")
+            for shard, rows in by_shard(self.shards):
+                data = self.memory[shard]
+                windows = np.ndarray((len(data) - row_bytes + 1,), items.dtype, data, 0, (1,))
+                items[rows] = windows[self.starts[rows]]
+            return
+        # Slices of memoryviews cost half as much as slices of arrays.
+        memory, written, end = self.memory, memoryview(target.data), 0
+        for shard, start in zip(self.shards.tolist(), self.starts.tolist(), strict=True):
+            begin, end = end, end + row_bytes
+            written[begin:end] = memory[shard][start : start + row_bytes]
+
+
+@dataclass(slots=True)
+class Rows:
+    """The values of rows: column by column unless a function has seen whole samples, otherwise row by row.
+
+    Attributes:
+        count: the number of rows.
+        values: the rows themselves, where they are not kept as columns.
+        columns: the values of each field: a list, an array with a leading axis of rows, or `StoredRows`.
+        kind: dict or tuple: what one row is.
+        keys: the names of the fields, for dicts.
+    """
+
+    count: int
+    values: list[Any] | None = None
+    columns: list[Any] | None = None
+    kind: type = tuple
+    keys: tuple[str, ...] = ()
+
+    def row(self, number: int) -> Any:
+        """One row, as the user sees it."""
+        if self.columns is None:
+            assert self.values is not None
+            return self.values[number]
+        items = [column[number] for column in self.columns]
+        return dict(zip(self.keys, items, strict=True)) if self.kind is dict else tuple(items)
+
+    def as_list(self) -> list[Any]:
+        """All rows, as the user sees them."""
+        if self.values is not None:
+            return self.values
+        return [self.row(number) for number in range(self.count)]
+
+    def slice(self, start: int, end: int) -> Rows:
+        """Consecutive rows."""
+        if self.columns is None:
+            assert self.values is not None
+            return Rows(end - start, values=self.values[start:end])
+        columns = [
+            column.slice(start, end) if isinstance(column, StoredRows) else column[start:end] for column in self.columns
+        ]
+        return Rows(end - start, columns=columns, kind=self.kind, keys=self.keys)
+
+    def take(self, numbers: Sequence[int]) -> Rows:
+        """Some of the rows, in the order given."""
+        if self.columns is None:
+            assert self.values is not None
+            return Rows(len(numbers), values=[self.values[n] for n in numbers])
+        columns = [_chosen(column, numbers) for column in self.columns]
+        return Rows(len(numbers), columns=columns, kind=self.kind, keys=self.keys)
+
+
+def _chosen(column: Any, numbers: Sequence[int]) -> Any:
+    if isinstance(column, StoredRows):
+        return column.take(numbers)
+    return column[list(numbers)] if isinstance(column, np.ndarray) else [column[number] for number in numbers]
