@@ -16,7 +16,7 @@ from streamload.errors import DatasetIndexError, without_secrets, without_signat
 from streamload.index.table_file import TABLE_FORMAT, table_from_npz, table_to_npz
 from streamload.storage.atomic import replace_file
 from streamload.storage.private_folder import make_own_folder, why_not_own
-from streamload.tar.compressed_names import is_compressed
+from streamload.tar.decompression import is_compressed
 from streamload.tar.table import ShardTable
 
 __all__ = ["MOST_BYTES", "MOST_IDLE_S", "ScanCache", "prune_once_a_day", "user_cache_folder"]

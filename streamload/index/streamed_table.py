@@ -14,9 +14,7 @@ from streamload.memory.sparse import SparseMemory
 from streamload.storage.download import Pin, download
 from streamload.storage.protocol import Storage
 from streamload.tar.decompression import Decompressor, compression_of
-from streamload.tar.growing_table import GrowingTable
-from streamload.tar.prefix_scan import scan_prefix
-from streamload.tar.scan import crc32_of, labels_of
+from streamload.tar.scan import GrowingTable, crc32_of, labels_of, scan_prefix
 from streamload.tar.table import ShardTable
 
 __all__ = ["ReadShard", "StreamedTable", "stream_shard"]

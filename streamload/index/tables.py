@@ -21,10 +21,9 @@ from streamload.order.plan import ShardCounts
 from streamload.storage.download import Pin, download
 from streamload.storage.protocol import UNKNOWN_BYTES, protocol_of
 from streamload.storage.storages import Storages
-from streamload.tar.compressed_names import is_compressed
-from streamload.tar.growing_table import GrowingTable
+from streamload.tar.decompression import is_compressed
 from streamload.tar.header import BLOCK_BYTES
-from streamload.tar.prefix_scan import ScannedPiece
+from streamload.tar.scan import GrowingTable, ScannedPiece
 from streamload.tar.table import ShardTable
 
 __all__ = ["Tables"]

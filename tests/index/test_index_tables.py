@@ -18,8 +18,7 @@ from streamload.index.scan_cache import ScanCache
 from streamload.index.tables import Tables
 from streamload.memory.mapped import map_memory
 from streamload.storage.storages import Storages
-from streamload.tar.prefix_scan import ScannedPiece, scan_prefix
-from streamload.tar.scan import scan_shard
+from streamload.tar.scan import ScannedPiece, scan_prefix, scan_shard
 from streamload.tar.table import ShardTable
 
 COUNTS = (3, 1, 4)

@@ -233,7 +233,7 @@ def test_unpack_writes_every_byte_at_its_offset(compression: Compression) -> Non
     assert result == CONTENT
 
 
-def test_unpack_asks_for_no_more_before_all_is_written_and_decompresses_elsewhere() -> None:
+def test_nothing_more_is_requested_before_all_is_written_and_a_thread_decompresses() -> None:
     log: list[str] = []
     threads: set[str] = set()
 
@@ -254,7 +254,7 @@ def test_unpack_asks_for_no_more_before_all_is_written_and_decompresses_elsewher
             decompress(_chunks(data, 20_000, log), Noted(Compression.GZIP, URL), write, executor=executor)
         )
     assert size == 40 << 20
-    assert threads == {"unpack_0"}
+    assert threads == {"decompress_0"}
     assert "beginbegin" not in "".join(log)
     assert all(log[at - 1] == "end" for at in range(1, len(log)) if log[at] == "chunk" and log[at - 1] != "chunk")
     assert log.count("begin") > 20
