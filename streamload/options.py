@@ -26,7 +26,7 @@ from streamload.fetch.fetch_options import Fetching
 from streamload.order.options import MAX_LANES, MAX_SAMPLES
 from streamload.order.plan import OrderOptions
 from streamload.schedule.scheduler import PipelineSettings
-from streamload.storage.private_folder import refuse_url, why_not_own
+from streamload.storage.local_files import refuse_url, why_not_own
 from streamload.storage.storages import Storages
 from streamload.text import counted
 from streamload.warn_at_caller import warn_at_caller

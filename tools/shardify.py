@@ -22,7 +22,7 @@ from streamload.environment.launchers import available_processors
 from streamload.errors import ShardNotFoundError
 from streamload.index.class_names import MOST_CLASSES_BYTES, parse_class_names
 from streamload.index.shard_names import WEB
-from streamload.storage.private_folder import refuse_url
+from streamload.storage.local_files import refuse_url
 from streamload.storage.protocol import protocol_of, without_secrets
 from streamload.storage.storages import Storages
 

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from streamload.errors import ShardChangedError
 from streamload.index.shard import Shard
-from streamload.storage.local import storage_for
+from streamload.storage.local_storage import storage_for
 
 __all__ = ["FetchedMemory", "OpenShard", "ResidentShards", "open_listed"]
 

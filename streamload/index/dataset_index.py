@@ -26,8 +26,7 @@ from streamload.index.index_file import (
     table_path,
 )
 from streamload.index.table_file import table_to_npz
-from streamload.storage.atomic import replace_file
-from streamload.storage.regular_file import open_regular, why_not_opened
+from streamload.storage.local_files import open_regular, replace_file, why_not_opened
 from streamload.tar.scan import scan_file
 from streamload.tar.table import ShardTable
 from streamload.text import counted

@@ -22,7 +22,7 @@ from streamload.index.shard_names import (
 )
 from streamload.index.sizes import Looks
 from streamload.storage.errors import close_matches
-from streamload.storage.local import local_path
+from streamload.storage.local_storage import local_path
 from streamload.storage.protocol import (
     UNKNOWN_BYTES,
     ShardInfo,

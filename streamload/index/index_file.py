@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from streamload.errors import DatasetIndexError, without_secrets
 from streamload.index.table_file import MAX_COUNT, table_crc32, table_from_npz
-from streamload.storage.regular_file import open_regular, why_not_opened
+from streamload.storage.local_files import open_regular, why_not_opened
 from streamload.tar.decompression import is_compressed
 from streamload.tar.table import ShardTable
 from streamload.text import counted

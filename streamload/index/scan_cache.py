@@ -14,8 +14,7 @@ from io import BytesIO
 
 from streamload.errors import DatasetIndexError, without_secrets, without_signature
 from streamload.index.table_file import TABLE_FORMAT, table_from_npz, table_to_npz
-from streamload.storage.atomic import replace_file
-from streamload.storage.private_folder import make_own_folder, why_not_own
+from streamload.storage.local_files import make_own_folder, replace_file, why_not_own
 from streamload.tar.decompression import is_compressed
 from streamload.tar.table import ShardTable
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamload.errors import DatasetIndexError, StorageError
-from streamload.storage.local import LocalStorage
+from streamload.storage.local_storage import LocalStorage
 from streamload.tar.table import ShardTable
 
 __all__ = ["spot_check", "was_touched"]

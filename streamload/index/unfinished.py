@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from streamload.errors import DatasetIndexError, without_secrets
 from streamload.index.dataset_index import INDEX_FOLDER
 from streamload.index.shard_naming import ShardNaming
-from streamload.storage.atomic import replace_file
+from streamload.storage.local_files import replace_file
 
 __all__ = [
     "MOST_MARK_BYTES",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from streamload.errors import StorageError
 from streamload.storage.errors import (
+    WholeAnswerError,
     changed_error,
     check_small,
     connection_error,
@@ -26,7 +27,7 @@ from streamload.text import counted
 if TYPE_CHECKING:
     import aiohttp
 
-__all__ = ["Wanted", "covered_bytes", "open_http_range", "read_http", "strong_etag"]
+__all__ = ["ServedParts", "Wanted", "covered_bytes", "open_http_range", "read_http", "strong_etag"]
 
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)\Z")
 _RANGE_OF_UNKNOWN = re.compile(r"bytes \d+-\d+/\*\Z")
@@ -264,3 +265,24 @@ class _HttpBody:
         on_close, self._on_close = self._on_close, None
         if on_close is not None:
             await on_close()
+
+
+class ServedParts:
+    """Remembers which servers have ever answered with a part."""
+
+    def __init__(self) -> None:
+        self._places: set[str] = set()
+
+    async def noted(self, place: str, answer: Awaitable[RangeBody]) -> RangeBody:
+        """An answer of the server at some place.
+
+        Raises:
+            WholeAnswerError: it was the whole object; with `never_parts`, if no answer of this server was a part yet.
+        """
+        try:
+            body = await answer
+        except WholeAnswerError as exc:
+            exc.never_parts = place not in self._places
+            raise
+        self._places.add(place)
+        return body

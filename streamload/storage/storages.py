@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from streamload.storage.buckets.objects import ObjectStorage
-from streamload.storage.filesystems.filesystem import FilesystemStorage
-from streamload.storage.local import LocalStorage, local_path
+from streamload.storage.filesystem_storage import FilesystemStorage
+from streamload.storage.local_storage import LocalStorage, local_path
+from streamload.storage.object_storage import ObjectStorage
 from streamload.storage.options import object_config, options_of
 from streamload.storage.protocol import Storage, protocol_of, without_secrets
 from streamload.storage.retry_policy import Retries

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from streamload.byte_sizes import parse_bytes
-from streamload.storage.local import local_path
+from streamload.storage.local_storage import local_path
 from streamload.storage.protocol import protocol_of
 from streamload.storage.storages import Storages
 from streamload.unknown_names import advises

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 
-from streamload.storage.buckets.in_flight import InFlight
+from streamload.storage.object_storage import InFlight
 
 
 async def held_elsewhere(in_flight: InFlight, let_go: threading.Event) -> threading.Thread:

@@ -11,10 +11,10 @@ import pytest
 from fsspec.asyn import AsyncFileSystem
 from servers.faults import FaultServer, Script
 from servers.rclone import free_port
+from streamload.storage.filesystems import filesystem as filesystem_storage
 
 from streamload.errors import StorageError, TransientStorageError
 from streamload.storage.errors import NoConnectionError
-from streamload.storage.filesystems import filesystem as filesystem_storage
 from streamload.storage.retry_policy import Patience, Retries, RetryPolicy
 from streamload.storage.storages import Storages
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from streamload_tools.sizes import counted
 from streamload_tools.sources.source import Source, SourceFile
 
-from streamload.storage.atomic import replace_file
+from streamload.storage.local_files import replace_file
 
 __all__ = ["Listing", "list_files"]
 

@@ -3,33 +3,219 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from operator import methodcaller
 from time import monotonic
 from typing import Any, TypeVar
 
 from streamload.errors import ShardNotFoundError, StorageError
 from streamload.storage.errors import changed_error, check_small, close_matches, transient_error
-from streamload.storage.filesystems.fsspec_errors import ReportsErrors, filesystem_error
-from streamload.storage.filesystems.listing import find_matches
-from streamload.storage.filesystems.opening import OpenFilesystem, open_filesystem, path_in, shard_info
-from streamload.storage.filesystems.s3fs_range import open_s3fs_range
-from streamload.storage.http_range import Wanted, open_http_range, read_http
+from streamload.storage.fsspec_errors import ReportsErrors, filesystem_error
+from streamload.storage.http_range import ServedParts, Wanted, open_http_range, read_http
+from streamload.storage.local_storage import LocalStorage
+from streamload.storage.options import filesystem_options
+from streamload.storage.patterns import ANY_FOLDERS, pattern_steps
 from streamload.storage.protocol import (
+    UNKNOWN_BYTES,
     EmptyBody,
     RangeBody,
     ShardInfo,
+    is_pattern,
+    matches,
     place_of,
+    protocol_of,
+    quoted,
     same_etag,
     without_secrets,
 )
 from streamload.storage.retry_policy import Retries
-from streamload.storage.served_parts import ServedParts
+from streamload.storage.s3fs_range import open_s3fs_range
+from streamload.storage.urls import chain_links
 from streamload.text import counted
 
-__all__ = ["FilesystemStorage", "ReadBody"]
+__all__ = [
+    "FilesystemStorage",
+    "OpenFilesystem",
+    "ReadBody",
+    "find_matches",
+    "open_filesystem",
+    "path_in",
+    "shard_info",
+]
+
+_ETAGS = ("ETag", "etag", "e_tag", "blob_id", "md5Hash")
+_TIMES = ("mtime", "LastModified", "last_modified", "modified", "updated", "created")
+
+
+@dataclass(frozen=True, slots=True)
+class OpenFilesystem:
+    """A filesystem, and how its paths and our urls belong together.
+
+    Attributes:
+        fs: the filesystem.
+        before: what stands before a path in a url, such as `simplecache::s3://`.
+        after: what stands behind it, as the archive in `zip://a.tar::s3://bucket/a.zip`.
+        drops_slash: whether urls leave out the slash that paths begin with.
+        is_async: whether its methods can be awaited on the running loop.
+    """
+
+    fs: Any
+    before: str
+    after: str
+    drops_slash: bool
+    is_async: bool
+
+    async def call(self, method: str, *args: Any, timeout_s: float | None = None, **options: Any) -> Any:
+        """Call one of fsspec's methods: on the loop where the filesystem can, else on a thread.
+
+        Args:
+            method: its name.
+            args: for it.
+            timeout_s: how long it may take on the loop; a thread has to wait for its answer.
+            options: for it.
+
+        Raises:
+            TransientStorageError: it took longer.
+        """
+        if not self.is_async:
+            return await asyncio.to_thread(getattr(self.fs, method), *args, **options)
+        deadline = asyncio.timeout(timeout_s)
+        try:
+            async with deadline:
+                return await getattr(self.fs, f"_{method}")(*args, **options)
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            raise transient_error(self.url(str(args[0])), f"no answer within {timeout_s:g} s") from None
+
+    def url(self, path: str) -> str:
+        """The url of a path."""
+        if "://" in path:  # as paths on web servers are
+            chain, link, _ = self.before.rpartition("::")
+            return f"{chain}{link}{path}{self.after}"
+        path = path.rstrip("/")
+        return f"{self.before}{path.lstrip('/') if self.drops_slash else path}{self.after}"
+
+    async def aclose(self) -> None:
+        """Close the connections of an asynchronous filesystem."""
+        session = getattr(self.fs, "_session", None) or getattr(self.fs, "_s3", None)
+        if self.is_async and session is not None:
+            with contextlib.suppress(RuntimeError):  # of a loop that is closed already
+                await session.close()
+
+
+def open_filesystem(url: str, options: Mapping[str, Any], filesystem: Any) -> tuple[OpenFilesystem, str]:
+    """Open the filesystem of a url, for the running loop if it is asynchronous.
+
+    Args:
+        url: the url, or a path of `filesystem`.
+        options: `storage_options` as the user gave them.
+        filesystem: what the user gave to read with; None to find it by the url.
+
+    Returns:
+        The filesystem, and the url's path in it.
+
+    Raises:
+        StorageError: the package for this protocol is missing, or its server cannot be reached or refuses: some
+            filesystems connect when they are made.
+        ValueError: the filesystem does not take these options.
+    """
+    try:
+        with ReportsErrors(url, besides=(ImportError, ValueError, FileNotFoundError)):
+            fs, path, is_async = _opened(url, options, filesystem)
+    except ImportError as exc:
+        raise StorageError(f"this storage needs a package that is not there: {exc}", url=without_secrets(url)) from exc
+    except FileNotFoundError:
+        raise StorageError(
+            "this storage cannot be opened: a file that it needs is not there; check storage_options",
+            url=without_secrets(url),
+        ) from None
+    except TypeError as exc:
+        raise ValueError(f"storage_options do not fit {protocol_of(url)}://: {exc}") from None
+    before, body, after = _pieces(url)
+    head, drops_slash = _head(body.rstrip("/"), path.rstrip("/"))
+    return OpenFilesystem(fs, before + head, after, drops_slash, is_async), path
+
+
+def _opened(url: str, options: Mapping[str, Any], filesystem: Any) -> tuple[Any, str, bool]:
+    """The filesystem, the url's path in it, and whether it is asynchronous."""
+    import fsspec
+
+    if filesystem is not None:
+        fs, is_async = _on_loop(filesystem)
+        return fs, path_in(fs, url), is_async
+    if len(chain_links(url)) > 1:
+        fs, path = fsspec.url_to_fs(url, **options)
+        return fs, path, False
+    protocol = protocol_of(url)
+    made_by = fsspec.get_filesystem_class(protocol)
+    settings = methodcaller("_get_kwargs_from_urls", url)(made_by) | filesystem_options(protocol, options)
+    if made_by.async_impl:
+        settings |= {"asynchronous": True, "skip_instance_cache": True}
+    return made_by(**settings), path_in(made_by, url), made_by.async_impl
+
+
+def path_in(filesystem: Any, url: str) -> str:
+    """The path of a url as its filesystem, or the class of it, takes it."""
+    return str(methodcaller("_strip_protocol", url)(filesystem))
+
+
+def shard_info(url: str, found: Mapping[str, Any]) -> ShardInfo:
+    """What a filesystem's `info` or `ls` says of a file.
+
+    Where it has no ETag, its size and time stand for one, so that a change is seen there too.
+    """
+    size = found.get("size")
+    size_bytes = size if isinstance(size, int) else UNKNOWN_BYTES
+    mtime_ns = next((time for name in _TIMES if (time := _nanoseconds(found.get(name)))), 0)
+    etag = next((found[name] for name in _ETAGS if isinstance(found.get(name), str)), None)
+    if etag is None and mtime_ns:
+        etag = f"{mtime_ns:x}-{size_bytes:x}"
+    return ShardInfo(url, size_bytes, mtime_ns, quoted(etag))
+
+
+def _nanoseconds(time: object) -> int:
+    if isinstance(time, datetime):
+        time = (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
+    return round(time * 1_000_000) * 1000 if isinstance(time, int | float) else 0
+
+
+def _on_loop(filesystem: Any) -> tuple[Any, bool]:
+    """The user's filesystem, or one like it for the running loop where it can be had."""
+    if not filesystem.async_impl or hasattr(filesystem, "fs"):  # one that wraps another is called on a thread
+        return filesystem, False
+    options = {**filesystem.storage_options, "asynchronous": True, "skip_instance_cache": True}
+    return type(filesystem)(*filesystem.storage_args, **options), True
+
+
+def _pieces(url: str) -> tuple[str, str, str]:
+    """A url as what stands before its path, the path, and what stands behind it."""
+    segments = chain_links(url)
+    first = next((number for number, segment in enumerate(segments) if "://" in segment), None)
+    if first is None:
+        return "", url, ""
+    protocol, body = segments[first].split("://", 1)
+    before = "::".join([*segments[:first], f"{protocol}://"])
+    return before, body, "".join(f"::{segment}" for segment in segments[first + 1 :])
+
+
+def _head(body: str, path: str) -> tuple[str, bool]:
+    """The part of a url that is not in the filesystem's path, such as the host of `sftp://host/path`.
+
+    Returns:
+        The part, and whether the path begins with a slash that the url does not have.
+    """
+    for tail, drops_slash in ((path, False), (path.lstrip("/"), True)):
+        if body.endswith(tail):
+            return body[: len(body) - len(tail)], drops_slash
+    return "", False
+
 
 _LOOK_AGAIN_S = 30.0
 """Where an answer does not tell its version, that is asked for so often; in between a change is not noticed."""
@@ -313,3 +499,81 @@ async def _with_advice(opened: OpenFilesystem, path: str, error: ShardNotFoundEr
     names = [str(entry["name"]).rpartition("/")[2] for entry in entries]
     advice = close_matches(name, names, opened.url(folder))
     return ShardNotFoundError(f"no such shard: {advice}", url=error.url)
+
+
+_DEEPEST = 32
+"""Folders in each other; more of them are a link that leads back to where it lies."""
+
+
+async def find_matches(opened: OpenFilesystem, path: str, *, folders: bool) -> Sequence[ShardInfo]:
+    """The files, or the folders, that a pattern stands for, in the order of their urls; see `Storage.list`.
+
+    Links count as what they lead to.
+    """
+    from fsspec.implementations.local import LocalFileSystem
+
+    if isinstance(opened.fs, LocalFileSystem):  # which tells links from files in listings, and can be led round by them
+        found = await asyncio.to_thread(LocalStorage().list, path, folders=folders)
+        return [_local_info(opened, match, folders=folders) for match in found]
+    components = path.split("/")
+    first = next((number for number, part in enumerate(components) if is_pattern(part)), len(components) - 1)
+    *between, last = pattern_steps(components[first:])
+    prefixes = ["/".join(components[:first])]
+    for step in between:
+        prefixes = [*dict.fromkeys(await _folders(opened, prefixes, step))]
+    kind = "directory" if folders else "file"
+    entries = [entry for prefix in prefixes for entry in await _level(opened, prefix, last, kind=kind)]
+    if folders:
+        return [ShardInfo(url, UNKNOWN_BYTES, 0) for url in sorted(opened.url(str(entry["name"])) for entry in entries)]
+    return sorted((shard_info(opened.url(entry["name"]), entry) for entry in entries), key=lambda info: info.url)
+
+
+def _local_info(opened: OpenFilesystem, match: ShardInfo, *, folders: bool) -> ShardInfo:
+    """As the filesystem describes it, with the version that it will give to the answers."""
+    url = opened.url(match.url)
+    if folders or match.bytes == UNKNOWN_BYTES:
+        return ShardInfo(url, UNKNOWN_BYTES, 0)
+    return shard_info(url, opened.fs.info(match.url))
+
+
+async def _folders(opened: OpenFilesystem, prefixes: Sequence[str], step: str) -> Iterable[str]:
+    """The folders that one step of a pattern, which is not the last, leads to."""
+    if step != ANY_FOLDERS:
+        return [folder for prefix in prefixes for folder in await _folders_in(opened, prefix, step)]
+    found, level = [*prefixes], prefixes
+    for _ in range(_DEEPEST):
+        level = [folder for prefix in level for folder in await _folders_in(opened, prefix, "*")]
+        if not level:
+            return found
+        found += level
+    raise StorageError(
+        f"more than {_DEEPEST} folders lie in each other here, so a link leads back to where it lies; "
+        "name the folders without `**`",
+        url=without_secrets(opened.url(level[0])),
+    )
+
+
+async def _folders_in(opened: OpenFilesystem, folder: str, component: str) -> list[str]:
+    entries = await _level(opened, folder, component, kind="directory")
+    names = [str(entry["name"]).rstrip("/") for entry in entries]
+    return [name for name in names if name.strip("/") != folder.strip("/")]  # an object may mark the folder itself
+
+
+async def _level(opened: OpenFilesystem, folder: str, component: str, *, kind: str) -> Sequence[dict[str, Any]]:
+    """What in a folder matches one component of a pattern; nothing where there is no such folder."""
+    try:
+        entries = await opened.call("ls", folder, detail=True)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    found = [await _followed(opened, entry) for entry in entries if matches(str(entry["name"]), component)]
+    return [entry for entry in found if entry.get("type") == kind]
+
+
+async def _followed(opened: OpenFilesystem, entry: dict[str, Any]) -> dict[str, Any]:
+    """An entry itself, or what is known of that to which it leads; what leads nowhere is a file that cannot be read."""
+    if entry.get("type") in ("file", "directory"):
+        return entry
+    try:
+        return {**await opened.call("info", entry["name"]), "name": entry["name"]}
+    except FileNotFoundError:
+        return {"name": entry["name"], "type": "file"}

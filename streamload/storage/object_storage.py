@@ -6,19 +6,14 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import Awaitable, Callable
-from datetime import timedelta
+import weakref
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from streamload.errors import ShardChangedError, ShardNotFoundError, StorageError, TransientStorageError
-from streamload.storage.buckets.body import ObjectBody, body_error
-from streamload.storage.buckets.in_flight import InFlight
-from streamload.storage.buckets.listing import ObjectListing
-from streamload.storage.buckets.meta import info_of, version_in
-from streamload.storage.buckets.obstore_errors import is_whole_answer, storage_error
-from streamload.storage.buckets.stores import ObjectPlace, locate, make_store
 from streamload.storage.errors import (
     ExpiredCredentialsError,
     changed_error,
@@ -27,25 +22,142 @@ from streamload.storage.errors import (
     is_unexplained_denial,
     transient_error,
 )
-from streamload.storage.http_range import Wanted, open_http_range, strong_etag
+from streamload.storage.http_range import ServedParts, Wanted, open_http_range, strong_etag
+from streamload.storage.object_stores import ObjectPlace, locate, make_store
+from streamload.storage.obstore_errors import is_whole_answer, storage_error
 from streamload.storage.options import ObjectConfig, tls_context
+from streamload.storage.patterns import ANY_FOLDERS, fits, pattern_steps
 from streamload.storage.protocol import (
     UNKNOWN_BYTES,
     EmptyBody,
     RangeBody,
     ShardInfo,
+    is_pattern,
+    matches,
     same_etag,
+    version_of,
     without_secrets,
 )
 from streamload.storage.retry_policy import Retries, RetryPolicy
-from streamload.storage.served_parts import ServedParts
+from streamload.text import counted
 
-__all__ = ["ObjectStorage"]
+__all__ = ["InFlight", "ObjectBody", "ObjectListing", "ObjectStorage", "body_error", "info_of", "version_in"]
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def info_of(url: str, meta: Mapping[str, Any]) -> ShardInfo:
+    """What is known of a shard by a listing, or by the head of an answer."""
+    changed: datetime = meta["last_modified"]
+    # Whole seconds, since a listing may be finer than the header of an answer.
+    mtime_ns = (changed - _EPOCH) // timedelta(seconds=1) * 1_000_000_000
+    return ShardInfo(url, meta["size"], mtime_ns, version_in(meta))
+
+
+def version_in(meta: Mapping[str, Any]) -> str | None:
+    """The version of the object that was asked for; see `version_of`."""
+    return version_of(meta["e_tag"], meta["last_modified"], meta["size"])
+
+
+_FIRST_WAIT_S = 0.001
+_LONGEST_WAIT_S = 0.5
+_Result = TypeVar("_Result")
+
+
+class InFlight:
+    """Knows which answers obstore's threads still hold on to.
+
+    Such a thread tells Python that an answer has come, also where nobody waits for it any more. If Python ends
+    meanwhile, that aborts the process; and until then the connection stays open. When the thread has release an
+    answer, the answer is gone.
+
+    Args:
+        settle: a call into obstore. What its threads have release is freed with the next such call only.
+    """
+
+    def __init__(self, settle: Callable[[], object]) -> None:
+        self._answers: weakref.WeakSet[Awaitable[object]] = weakref.WeakSet()
+        self._settle = settle
+
+    def add(self, answer: Awaitable[_Result]) -> Awaitable[_Result]:
+        """Note an answer, and give it back to be awaited."""
+        self._answers.add(answer)
+        return answer
+
+    async def over(self) -> None:
+        """Wait until obstore has release all answers, which must have come or been cancelled; at most a second.
+
+        It looks again and again, mostly twice: nothing tells of it.
+        """
+        wait_s = _FIRST_WAIT_S
+        while self._answers and wait_s <= _LONGEST_WAIT_S:
+            self._settle()
+            if self._answers:
+                await asyncio.sleep(wait_s)
+                wait_s *= 2
+        self._answers.clear()
+
+
+_CHUNK_BYTES = 1
+"""Bodies are passed on as they come: what obstore still gathers is lost where a body breaks off."""
+
+
+class ObjectBody:
+    """See `RangeBody`.
+
+    Args:
+        url: of the object.
+        result: obstore's answer.
+        sizes: of the range and of the whole object.
+        etag: of the object.
+        in_flight: told of every piece that is asked for.
+    """
+
+    def __init__(self, url: str, result: Any, sizes: tuple[int, int], *, etag: str | None, in_flight: InFlight) -> None:
+        self._range_bytes, self.total_bytes = sizes
+        self.etag = etag
+        self._url = url
+        self._stream = result.stream(min_chunk_size=_CHUNK_BYTES)
+        self._in_flight = in_flight
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """See `RangeBody.chunks`."""
+        import obstore
+
+        left, stream = self._range_bytes, self._stream
+        try:
+            while (chunk := await self._next(stream)) is not None:
+                left -= len(chunk)
+                if left < 0:
+                    raise transient_error(self._url, "the server sent more bytes than its headers say")
+                yield chunk
+        except (obstore.exceptions.BaseError, OSError) as exc:
+            raise body_error(self._url, exc) from None
+        finally:
+            await self.aclose()
+        if left:
+            raise transient_error(self._url, f"the answer ended {counted(left, 'byte')} early")
+
+    async def _next(self, stream: Any) -> Any:
+        try:
+            return await self._in_flight.add(anext(stream))
+        except StopAsyncIteration:
+            return None
+
+    async def aclose(self) -> None:
+        """See `RangeBody.aclose`."""
+        self._stream = None  # the last reference: obstore closes the connection with it
+
+
+def body_error(url: str, exc: Exception) -> StorageError:
+    """What broke off while it was read may be read again, whatever the reason; the next request tells a final one."""
+    error = storage_error(url, exc)
+    return error if isinstance(error, TransientStorageError) else transient_error(url, "the answer broke off")
+
 
 _SIGNED_FOR = timedelta(hours=1)
 _LISTED_AT_ONCE = 1000
 _used_by: list[int] = []
-_Result = TypeVar("_Result")
 
 
 class ObjectStorage:
@@ -353,3 +465,70 @@ def _use_here(url: str) -> None:
             "loader num_workers=1 or more, so that a process of its own reads, or start this one by spawn",
             url=without_secrets(url),
         )
+
+
+class ObjectListing:
+    """Looks up patterns in one bucket.
+
+    Args:
+        level: lists what lies right below a prefix: its `objects` and `common_prefixes`, as obstore gives them.
+        below: lists all objects below a prefix, at any depth, of whose paths a function says so.
+    """
+
+    def __init__(self, level: Callable[[str], Any], below: Callable[[str, Callable[[str], bool]], list[Any]]) -> None:
+        self._level = level
+        self._below = below
+
+    def objects(self, components: Sequence[str]) -> list[Any]:
+        """The objects whose keys the components of a pattern stand for, each once, as obstore describes them."""
+        prefixes, steps = self._prefixes(components)
+        if steps[0] != ANY_FOLDERS:
+            return [meta for prefix in prefixes for meta in self._objects(prefix, steps[0])]
+        return [meta for prefix in prefixes for meta in self._below(prefix, partial(_fits_below, prefix, steps))]
+
+    def folders(self, components: Sequence[str]) -> list[str]:
+        """The folders (what keys have before a slash) that the components stand for, each once."""
+        prefixes, steps = self._prefixes(components)
+        if steps[0] != ANY_FOLDERS:
+            return [found for prefix in prefixes for found in self._folders(prefix, steps[0])]
+        return [
+            f"{prefix}/{folder}".lstrip("/")
+            for prefix in prefixes
+            for folder in _folders_of(_relative(meta["path"], prefix) for meta in self._below(prefix, lambda _: True))
+            if fits(folder, steps)
+        ]
+
+    def _prefixes(self, components: Sequence[str]) -> tuple[Sequence[str], list[str]]:
+        """Where to look, and the steps of the pattern from there on: one, or as many as there are from `**` on."""
+        steps = pattern_steps(components) or ["*"]
+        first = next((number for number, step in enumerate(steps) if is_pattern(step)), len(steps) - 1)
+        prefixes: Sequence[str] = ["/".join(steps[:first])]
+        while first < len(steps) - 1 and steps[first] != ANY_FOLDERS:
+            prefixes = [match for prefix in prefixes for match in self._folders(prefix, steps[first])]
+            first += 1
+        return prefixes, steps[first:]
+
+    def _folders(self, prefix: str, component: str) -> Sequence[str]:
+        if not is_pattern(component):
+            return [f"{prefix}/{component}".lstrip("/")]
+        return [found for found in self._level(prefix)["common_prefixes"] if matches(found, component)]
+
+    def _objects(self, prefix: str, component: str) -> Sequence[Any]:
+        return [meta for meta in self._level(prefix)["objects"] if matches(meta["path"], component)]
+
+
+def _fits_below(prefix: str, steps: Sequence[str], path: str) -> bool:
+    return fits(_relative(path, prefix), steps)
+
+
+def _relative(path: str, prefix: str) -> str:
+    return path[len(prefix) :].strip("/")
+
+
+def _folders_of(paths: Iterable[str]) -> set[str]:
+    """All folders in which paths lie, at any depth."""
+    found: set[str] = set()
+    for path in paths:
+        while (path := path.rpartition("/")[0]) and path not in found:
+            found.add(path)
+    return found

@@ -13,10 +13,9 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 from urllib.parse import unquote
 
 from streamload.errors import ShardChangedError, ShardNotFoundError, StorageError, TransientStorageError
-from streamload.storage.atomic import replace_file
+from streamload.storage.local_files import open_regular, replace_file, why_not_opened
 from streamload.storage.patterns import ANY_FOLDERS, pattern_steps
 from streamload.storage.protocol import UNKNOWN_BYTES, RangeBody, ShardInfo, is_pattern, protocol_of
-from streamload.storage.regular_file import open_regular, why_not_opened
 
 __all__ = ["LocalStorage", "local_path", "storage_for"]
 
