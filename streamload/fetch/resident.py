@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from streamload.errors import ShardChangedError
-from streamload.index.shard import Shard
+from streamload.index.listing import Shard
 from streamload.storage.local_storage import storage_for
 
 __all__ = ["FetchedMemory", "OpenShard", "ResidentShards", "open_listed"]

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Self
 from urllib.parse import quote
 
 from streamload.errors import DatasetIndexError, ShardNotFoundError, StorageError
 from streamload.index.dataset_index import DatasetIndex, IndexedShard
 from streamload.index.index_lookup import IndexLookup
-from streamload.index.not_found import braces_error, folder_advice, shards_in
 from streamload.index.shard_names import (
     WEB,
     folder_and_name,
@@ -20,7 +21,7 @@ from streamload.index.shard_names import (
     refuse_unknown_compression,
     shard_name,
 )
-from streamload.index.sizes import Looks
+from streamload.index.unfinished import PACKING, SHARDIFY_ADVICE, STAGING
 from streamload.storage.errors import close_matches
 from streamload.storage.local_storage import local_path
 from streamload.storage.protocol import (
@@ -36,7 +37,52 @@ from streamload.storage.storages import Storages
 from streamload.storage.urls import Urls, chain_links, expand_urls
 from streamload.text import counted
 
-__all__ = ["Finder", "find_shards"]
+__all__ = ["Finder", "Looks", "braces_error", "find_shards", "folder_advice", "look_at", "shards_in"]
+
+_LOOKS_AT_ONCE = 16
+"""How many shards a storage is asked about at a time."""
+
+
+def look_at(urls: Sequence[str], storages: Storages) -> dict[str, int]:
+    """The size of each shard in bytes, by a request for each of them, many at once. It blocks.
+
+    Raises:
+        ShardNotFoundError, StorageError: one of them cannot be looked at; of several, the first of `urls`.
+    """
+    with Looks(storages, urls) as looks:
+        return {url: looks.info(url).bytes for url in urls}
+
+
+class Looks:
+    """Requests about shards, one for each, at most 16 at a time; all of them begin with the `with` block.
+
+    The block's end waits for those that are in flight, and drops the others.
+
+    Args:
+        storages: where the shards lie.
+        urls: the shards, in the order in which they are asked about.
+    """
+
+    def __init__(self, storages: Storages, urls: Iterable[str]) -> None:
+        self._storages = storages
+        self._urls = urls
+        self._answers: dict[str, Future[ShardInfo]] = {}
+
+    def __enter__(self) -> Self:
+        self._threads = ThreadPoolExecutor(_LOOKS_AT_ONCE, "streamload-look")
+        self._answers = {url: self._threads.submit(self._look, url) for url in self._urls}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._threads.shutdown(cancel_futures=True)
+
+    def info(self, url: str) -> ShardInfo:
+        """What the storage says of one of the shards; it blocks. Raises what `Storage.info` raises."""
+        return self._answers[url].result()
+
+    def _look(self, url: str) -> ShardInfo:
+        return self._storages.for_url(url).info(url)
+
 
 _log = logging.getLogger("streamload")
 
@@ -278,4 +324,52 @@ def _no_shards(storage: Storage, folder: str, error: StorageError) -> StorageErr
     return ShardNotFoundError(
         f"there is no shard of this name, and as a folder it holds no index and no *.tar ({error.message})",
         url=without_secrets(folder),
+    )
+
+
+_MOST_LOOKED_INTO = 16
+"""Of the folders in a folder: remotely each of them costs a request, and an ImageFolder may have thousands."""
+
+
+def shards_in(storage: Storage, folder: str) -> Sequence[ShardInfo]:
+    """The shards that lie in a folder, by one listing of it."""
+    return [found for found in storage.list(f"{escaped(folder)}/*") if is_shard_name(found.url)]
+
+
+def folder_advice(storage: Storage, folder: str) -> str:
+    """What may have been meant by a folder that holds no shards; looks at what lies in it."""
+    if _is_being_packed(storage, folder):
+        return SHARDIFY_ADVICE
+    inside = [found.url.rstrip("/") for found in storage.list(f"{escaped(folder)}/*", folders=True)]
+    with_shards = next((each for each in inside[:_MOST_LOOKED_INTO] if shards_in(storage, each)), None)
+    if with_shards is not None:
+        every = f"{without_secrets(folder)}/**/*.tar"
+        return f"folders in it do: name one of them, such as {without_secrets(with_shards)!r}, or all: {every!r}"
+    if inside and protocol_of(folder) == "file":
+        return f"if it is an ImageFolder (one folder a class), pack it first: shardify {folder} DESTINATION"
+    if inside:
+        return (
+            "if it is an ImageFolder (one folder a class), pack it first, from a local copy: shardify COPY "
+            f"{without_secrets(folder)}-shards"
+        )
+    return "check the path"
+
+
+def _is_being_packed(storage: Storage, folder: str) -> bool:
+    if protocol_of(folder) == "file":
+        return storage.is_folder(f"{folder}/{STAGING}")
+    try:
+        return storage.info(f"{folder}/{PACKING}").bytes > 0
+    except StorageError:
+        return False
+
+
+def braces_error(pattern: str, named: int, there: int, error: ShardNotFoundError) -> ShardNotFoundError:
+    """The error for the first missing shard of those that braces stand for, of which some are there."""
+    if not there:
+        return error  # it is the name that is wrong, not the numbers
+    return ShardNotFoundError(
+        f"no such shard: {without_secrets(pattern)!r} names {counted(named, 'shard')}, and {there:,} of them exist; "
+        "this is the first that is missing. Check the numbers in the braces, or name the folder",
+        url=error.url,
     )

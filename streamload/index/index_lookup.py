@@ -9,8 +9,7 @@ from urllib.parse import quote
 
 from streamload.errors import DatasetIndexError, ShardNotFoundError, StorageError
 from streamload.index.dataset_index import INDEX_FILE, INDEX_FOLDER, DatasetIndex, IndexedShard, table_path
-from streamload.index.remote_mark import read_mark
-from streamload.index.unfinished import UnfinishedSet, unfinished_error, unfinished_sets
+from streamload.index.unfinished import UnfinishedSet, read_mark, unfinished_error, unfinished_sets
 from streamload.storage.errors import NoConnectionError
 from streamload.storage.protocol import protocol_of, without_secrets
 from streamload.storage.storages import Storages

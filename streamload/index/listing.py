@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from streamload.errors import without_secrets
 from streamload.index.dataset_index import DatasetIndex, check_shard
 from streamload.index.finder import Finder
 from streamload.index.index_lookup import IndexLookup
-from streamload.index.shard import Shard
 from streamload.index.shard_names import folder_and_name
 from streamload.storage.protocol import (
     UNKNOWN_BYTES,
@@ -18,7 +20,28 @@ from streamload.storage.protocol import (
 from streamload.storage.storages import Storages
 from streamload.storage.urls import Urls
 
-__all__ = ["Listing", "list_shards"]
+__all__ = ["Listing", "Shard", "joined_listing", "list_shards"]
+
+
+class Shard(NamedTuple):
+    """One shard of a dataset; a tuple, because hundreds of thousands of them go to the feeder at once.
+
+    Attributes:
+        url: where it lies; an absolute path where it is local.
+        name: the last component of the url, by which an index knows it.
+        bytes: its size; `UNKNOWN_BYTES` where only reading tells it.
+        mtime_ns: its time of modification in nanoseconds since the epoch; 0 where it is not known.
+        folder: the url without its last component.
+        etag: its version in the storage, where it is known.
+    """
+
+    url: str
+    name: str
+    bytes: int
+    mtime_ns: int
+    folder: str
+    etag: str | None = None
+
 
 _log = logging.getLogger("streamload")
 
@@ -100,3 +123,24 @@ def list_shards(
 def _shard(found: ShardInfo) -> Shard:
     folder, name = folder_and_name(found.url)
     return Shard(found.url, name, found.bytes, found.mtime_ns, folder, found.etag)
+
+
+def joined_listing(listings: Sequence[Listing]) -> Listing:
+    """The shards of several listings, one listing after the other.
+
+    Raises:
+        ValueError: a shard is in two of them.
+    """
+    shards = tuple(shard for listing in listings for shard in listing.shards)
+    seen: set[str] = set()
+    for shard in shards:
+        if shard.url in seen:
+            url = without_secrets(shard.url)
+            raise ValueError(f"the shard {url!r} belongs to two datasets; name it in one of them")
+        seen.add(shard.url)
+    index_of = tuple(folder for listing in listings for folder in listing.index_of)
+    fields = tuple(dict.fromkeys(name for listing in listings for name in listing.fields))
+    counts = None
+    if all(listing.counts is not None for listing in listings):
+        counts = tuple(count for listing in listings for count in listing.counts or ())
+    return Listing(shards, counts, index_of, fields)

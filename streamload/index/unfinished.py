@@ -13,10 +13,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 
-from streamload.errors import DatasetIndexError, without_secrets
+from streamload.errors import DatasetIndexError, ShardNotFoundError, without_secrets
 from streamload.index.dataset_index import INDEX_FOLDER
-from streamload.index.shard_naming import ShardNaming
+from streamload.index.shard_names import ShardNaming
 from streamload.storage.local_files import replace_file
+from streamload.storage.protocol import Storage
 
 __all__ = [
     "MOST_MARK_BYTES",
@@ -28,7 +29,10 @@ __all__ = [
     "UnfinishedSet",
     "mark_finished",
     "mark_path",
+    "mark_remote_finished",
+    "mark_remote_unfinished",
     "mark_unfinished",
+    "read_mark",
     "unfinished_error",
     "unfinished_sets",
     "with_set",
@@ -168,3 +172,38 @@ def _locked(folder: str) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def read_mark(storage: Storage, folder: str) -> bytes | None:
+    """The mark of a folder, local or remote, or None. Raises StorageError."""
+    try:
+        return storage.read_bytes(mark_path(folder), most_bytes=MOST_MARK_BYTES)
+    except ShardNotFoundError:
+        return None
+
+
+def mark_remote_unfinished(storage: Storage, folder: str, added: UnfinishedSet) -> None:
+    """Mark a folder before anything of a set is changed in it. Idempotent.
+
+    Raises:
+        StorageError: the mark cannot be read or written.
+        DatasetIndexError: there is one that is damaged.
+    """
+    storage.write(mark_path(folder), with_set(read_mark(storage, folder), folder, added))
+
+
+def mark_remote_finished(storage: Storage, folder: str, shards: ShardNaming) -> None:
+    """Take the mark of a set from a folder, since all of the set is there, or nothing. Idempotent.
+
+    Raises:
+        StorageError: the mark cannot be read or removed.
+        DatasetIndexError: it is damaged.
+    """
+    before = read_mark(storage, folder)
+    if before is None:
+        return
+    content = without_set(before, folder, shards)
+    if content is None:
+        storage.delete(mark_path(folder))
+    else:
+        storage.write(mark_path(folder), content)

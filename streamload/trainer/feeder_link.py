@@ -17,10 +17,9 @@ from streamload.decode.tasks import OwnTransforms, Transform
 from streamload.errors import LoaderClosedError, StreamloadError, WorkerError
 from streamload.feeder.messages import Answer, Call, Configure, Counted, CountSamples, Failed
 from streamload.index.class_names import read_class_names
-from streamload.index.joined_listing import joined_listing
+from streamload.index.finder import look_at
 from streamload.index.labels import Labels, read_labels
-from streamload.index.listing import Listing, list_shards
-from streamload.index.sizes import look_at
+from streamload.index.listing import Listing, joined_listing, list_shards
 from streamload.log_records import log_levels
 from streamload.memory.unnamed import naming_the_limit
 from streamload.options import Options

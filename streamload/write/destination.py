@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from streamload.index.dataset_index import INDEX_FOLDER, IndexedShard, write_index
-from streamload.index.shard_naming import ShardNaming, remove_shards, remove_stale_entries
+from streamload.index.shard_names import ShardNaming, remove_shards, remove_stale_entries
 from streamload.index.unfinished import SHARD_WRITER, UnfinishedSet, mark_finished, mark_unfinished
 from streamload.tar.table import ShardTable
 from streamload.write.shard_file import GrowingShard, ShardFile, remove_abandoned

@@ -16,9 +16,8 @@ from streamload.index.remote_index import (
     remove_remote_entries,
     write_remote_table,
 )
-from streamload.index.remote_mark import mark_remote_finished, mark_remote_unfinished
-from streamload.index.shard_naming import ShardNaming
-from streamload.index.unfinished import SHARD_WRITER, UnfinishedSet
+from streamload.index.shard_names import ShardNaming
+from streamload.index.unfinished import SHARD_WRITER, UnfinishedSet, mark_remote_finished, mark_remote_unfinished
 from streamload.storage.protocol import Storage, escaped, protocol_of, without_secrets
 from streamload.storage.storages import Storages
 from streamload.tar.table import ShardTable

@@ -11,7 +11,7 @@ from typing import Self
 
 from streamload.errors import StorageError, StreamloadError, without_secrets
 from streamload.index.dataset_index import IndexedShard
-from streamload.index.shard_naming import destination_of
+from streamload.index.shard_names import destination_of
 from streamload.numpy_scalars import as_python
 from streamload.tar.header_writer import END_OF_ARCHIVE, member_bytes, member_header
 from streamload.tar.scan import LABEL_FIELD
