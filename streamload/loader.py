@@ -12,11 +12,11 @@ from threading import RLock
 from types import TracebackType
 from typing import Any, Literal
 
+from streamload.arguments import advises, as_python
 from streamload.decode.tasks import OnError
-from streamload.environment.found_rank import check_found_rank, goes_by_found_rank
+from streamload.environment.launchers import check_found_rank, goes_by_found_rank
 from streamload.errors import LoaderStateError, SampleError, without_secrets
 from streamload.loader_attributes import LoaderAttributes
-from streamload.numpy_scalars import as_python
 from streamload.options import DEFAULT_WINDOW, Options, Transform, rank_and_world_size
 from streamload.order.epoch_start import EpochStart
 from streamload.order.plan import batches_per_rank
@@ -36,7 +36,6 @@ from streamload.trainer.feeder_link import FeederLink
 from streamload.trainer.page_locked import cuda_registry
 from streamload.trainer.passes import Pass
 from streamload.trainer.skipped_members import NothingLeft
-from streamload.unknown_names import advises
 
 __all__ = ["StreamLoader"]
 

@@ -6,10 +6,10 @@ from abc import abstractmethod
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from streamload.arguments import no_attribute
 from streamload.index.listing import Listing
 from streamload.options import Options
 from streamload.trainer.remote_reader import find_classes
-from streamload.unknown_names import no_attribute
 
 __all__ = ["LoaderAttributes"]
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import cloudpickle
 
-from streamload.byte_sizes import parse_bytes
+from streamload.arguments import parse_bytes
 from streamload.decode.array_files import DECOMPRESSED_LIMIT_BYTES
 from streamload.decode.failure import Attempt
 from streamload.decode.job_pickle import PickledJob, pickle_job

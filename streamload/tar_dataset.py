@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
+from streamload.arguments import advises, no_attribute
 from streamload.decode.rows import RowMaker
 from streamload.errors import DatasetIndexError, without_secrets
 from streamload.index.listing import Listing
@@ -33,7 +34,6 @@ from streamload.trainer.checks import check_classes, labelled_folders
 from streamload.trainer.no_effect import warn_of_unused_decoders
 from streamload.trainer.remote_reader import class_names_in, find_classes, find_listing
 from streamload.trainer.skipped_members import SkippedMembers
-from streamload.unknown_names import advises, no_attribute
 
 __all__ = ["TarDataset"]
 

@@ -19,10 +19,10 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 LEVELS = (
-    ("text", "byte_sizes", "numpy_scalars", "warn_at_caller", "log_records"),
+    ("text", "arguments", "warn_at_caller", "log_records"),
     ("errors",),
     ("memory",),
-    ("tar", "storage", "order", "images", "environment", "unknown_names"),
+    ("tar", "storage", "order", "images", "environment"),
     ("index",),
     ("fetch", "write", "sampling"),
     ("decode",),

@@ -17,7 +17,7 @@ from streamload_tools.sources.table import TableColumns
 from streamload_tools.storage_options import StorageOption, parse_storage_options
 from streamload_tools.usage import PlainUsage
 
-from streamload.byte_sizes import parse_bytes
+from streamload.arguments import parse_bytes
 from streamload.environment.launchers import available_processors
 from streamload.errors import ShardNotFoundError
 from streamload.index.class_names import MOST_CLASSES_BYTES, parse_class_names

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from streamload.arguments import as_python
 from streamload.errors import without_secrets
-from streamload.numpy_scalars import as_python
 from streamload.storage.urls import Urls
 
 __all__ = ["Mixture", "Portion", "portions_of"]

@@ -15,12 +15,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from streamload.memory import slots
 from streamload.memory.mapped import Bytes
-from streamload.memory.slot_reader import SlotReader
 from streamload.memory.slots import (
     _MAX_KEPT_SLOTS,
     HeapSlots,
     MappedSlots,
     SlotPool,
+    SlotReader,
     round_up,
 )
 from streamload.memory.unnamed import new_memory

@@ -33,7 +33,7 @@ from streamload.index.remote_index import (
 )
 from streamload.index.unfinished import SHARDIFY, UnfinishedSet, mark_remote_finished, mark_remote_unfinished
 from streamload.storage.protocol import Storage
-from streamload.write.remote_folder import existing_names, upload_shard
+from streamload.write.destination import existing_names, upload_shard
 
 __all__ = ["RemoteStaging", "remote_staging"]
 

@@ -14,7 +14,7 @@ from streamload_tools.packing.staging import is_being_published, is_unfinished, 
 from streamload_tools.sizes import counted
 
 from streamload.storage.protocol import Storage
-from streamload.write.remote_folder import existing_names
+from streamload.write.destination import existing_names
 
 __all__ = ["Start", "check_local", "check_places", "check_remote", "refuse_shards"]
 
