@@ -29,6 +29,9 @@ __all__ = [
     "TransformError",
     "TransientStorageError",
     "WorkerError",
+    "without_credentials",
+    "without_secrets",
+    "without_signature",
 ]
 
 _LOGIN = re.compile(

@@ -17,16 +17,7 @@ from time import monotonic
 
 from streamload.memory.unnamed import new_memory
 
-__all__ = [
-    "PROGRESS_BYTES",
-    "Child",
-    "EarlyWorkers",
-    "WorkerChild",
-    "child_environment",
-    "die_with",
-    "launch",
-    "launch_worker",
-]
+__all__ = ["PROGRESS_BYTES", "Child", "EarlyWorkers", "WorkerChild", "die_with", "launch", "launch_worker"]
 
 PROGRESS_BYTES = 16
 """Two numbers, which say what a worker has in hand."""

@@ -12,16 +12,12 @@ from streamload.text import counted
 from streamload.warn_at_caller import warn_at_caller
 
 __all__ = [
-    "Launched",
     "available_processors",
     "check_found_rank",
-    "dataloader_worker",
     "found_rank",
     "goes_by_found_rank",
-    "launched_tasks",
     "local_ranks",
     "processors_of_rank",
-    "rank_of_group",
 ]
 
 

@@ -9,7 +9,6 @@ from streamload.errors import DatasetIndexError, StorageError
 from streamload.fetch.budget import budget_error, budget_for
 from streamload.fetch.cache.disk_cache import DiskCache
 from streamload.fetch.cache.eviction_order import Foresight
-from streamload.fetch.concurrency import MOST_REQUESTS
 from streamload.fetch.failures import Failures
 from streamload.fetch.fetched_shard import FetchedShard
 from streamload.fetch.fetched_shards import FetchedShards
@@ -19,6 +18,7 @@ from streamload.fetch.parts import PART_BYTES, part_edges, part_key, parts_withi
 from streamload.fetch.resident import OpenShard, open_listed
 from streamload.fetch.transfers import TransferCounts
 from streamload.index.listing import Listing
+from streamload.limits import MOST_REQUESTS
 from streamload.storage.storages import Storages
 from streamload.tar.decompression import compression_of
 

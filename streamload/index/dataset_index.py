@@ -29,13 +29,10 @@ from streamload.text import counted
 __all__ = [
     "INDEX_FILE",
     "INDEX_FOLDER",
-    "INDEX_FORMAT",
     "DatasetIndex",
     "IndexedShard",
     "check_entries",
     "check_shard",
-    "index_shards",
-    "is_plain_name",
     "merged_index",
     "table_path",
     "write_index",

@@ -22,6 +22,7 @@ from streamload.index.shard_names import (
     shard_name,
 )
 from streamload.index.unfinished import PACKING, SHARDIFY_ADVICE, STAGING
+from streamload.limits import SMALL_REQUESTS
 from streamload.storage.errors import close_matches
 from streamload.storage.local_storage import local_path
 from streamload.storage.protocol import (
@@ -37,10 +38,7 @@ from streamload.storage.storages import Storages
 from streamload.storage.urls import Urls, chain_links, expand_urls
 from streamload.text import counted
 
-__all__ = ["Finder", "Looks", "braces_error", "find_shards", "folder_advice", "look_at", "shards_in"]
-
-_LOOKS_AT_ONCE = 16
-"""How many shards a storage is asked about at a time."""
+__all__ = ["Finder", "find_shards", "look_at"]
 
 
 def look_at(urls: Sequence[str], storages: Storages) -> dict[str, int]:
@@ -69,7 +67,7 @@ class Looks:
         self._answers: dict[str, Future[ShardInfo]] = {}
 
     def __enter__(self) -> Self:
-        self._threads = ThreadPoolExecutor(_LOOKS_AT_ONCE, "streamload-look")
+        self._threads = ThreadPoolExecutor(SMALL_REQUESTS, "streamload-look")
         self._answers = {url: self._threads.submit(self._look, url) for url in self._urls}
         return self
 

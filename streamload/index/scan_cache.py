@@ -18,7 +18,7 @@ from streamload.storage.local_files import make_own_folder, replace_file, why_no
 from streamload.tar.decompression import is_compressed
 from streamload.tar.table import ShardTable
 
-__all__ = ["MOST_BYTES", "MOST_IDLE_S", "ScanCache", "prune_once_a_day", "user_cache_folder"]
+__all__ = ["ScanCache"]
 
 _log = logging.getLogger("streamload")
 

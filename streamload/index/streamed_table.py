@@ -17,7 +17,7 @@ from streamload.tar.decompression import Decompressor, compression_of
 from streamload.tar.scan import GrowingTable, crc32_of, labels_of, scan_prefix
 from streamload.tar.table import ShardTable
 
-__all__ = ["ReadShard", "StreamedTable", "stream_shard"]
+__all__ = ["ReadShard", "stream_shard"]
 
 _STEP_BYTES = 8 << 20
 _TO_THE_END = 1 << 62

@@ -20,7 +20,6 @@ from streamload.storage.local_files import replace_file
 from streamload.storage.protocol import Storage
 
 __all__ = [
-    "MOST_MARK_BYTES",
     "PACKING",
     "SHARDIFY",
     "SHARDIFY_ADVICE",
@@ -35,8 +34,6 @@ __all__ = [
     "read_mark",
     "unfinished_error",
     "unfinished_sets",
-    "with_set",
-    "without_set",
 ]
 
 SHARDIFY, SHARD_WRITER = "shardify", "ShardWriter"

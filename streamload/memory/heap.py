@@ -1,4 +1,7 @@
-"""How this process's heap gives memory back to the system: by default at once, which costs a page fault each time."""
+"""How this process's heap gives memory back to the system: by default at once, which costs a page fault each time.
+
+On its own because it concerns the whole process, while the room is about memory that is shared.
+"""
 
 from __future__ import annotations
 

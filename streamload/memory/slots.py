@@ -16,25 +16,21 @@ from typing import Protocol
 
 import numpy as np
 
+from streamload.limits import (
+    FREE_SLOTS_BYTES,
+    LEAST_FREE_SLOTS,
+    MOST_FREE_SLOTS,
+    MOST_KEPT_SLOTS,
+    SLOTS_IN_FLIGHT_SHARE,
+    SLOTS_KEPT_SHARE,
+)
 from streamload.memory.mapped import Bytes, map_memory
 from streamload.memory.unnamed import descriptor_limit, new_memory
 
 __all__ = ["HeapSlots", "MappedSlots", "SlotMemory", "SlotPool", "SlotReader", "Slots", "round_up"]
 
 _PAGE_BYTES = 4096
-_MAX_FREE_SLOTS = 640
-"""More than the batches that are ever in flight, so that slots go to and fro and are not made anew."""
-
-_SHARE_IN_FLIGHT = 4
-_SHARE_KEPT = 8
-"""Of the descriptors that this process may have, which shards and connections want too."""
-
-_MAX_KEPT_SLOTS = 128
 _NO_BOUND = 1 << 30
-
-_LEAST_FREE_SLOTS = 8
-_FREE_BYTES = 128 << 20
-"""Of large slots only a few are kept free: those that a user has released after keeping many."""
 
 
 def round_up(size_bytes: int, unit_bytes: int = _PAGE_BYTES) -> int:
@@ -133,7 +129,7 @@ class SlotPool:
     its batch), `released` (nobody views it any more; free again). The pool owns one descriptor of it all the way;
     workers get duplicates of their own, and the trainer one that it maps and closes: its descriptors are the user's.
 
-    A user who keeps batches keeps their slots: then the pool makes new ones, and after `_MAX_KEPT_SLOTS` it gives the
+    A user who keeps batches keeps their slots: then the pool makes new ones, and after `MOST_KEPT_SLOTS` it gives the
     oldest away for good, so that no descriptor is held for them.
 
     Attributes:
@@ -142,9 +138,9 @@ class SlotPool:
 
     def __init__(self) -> None:
         limit = descriptor_limit()
-        self.most_in_flight = max(2, limit // _SHARE_IN_FLIGHT)
-        self._most_free = min(_MAX_FREE_SLOTS, self.most_in_flight)
-        self._most_kept = min(_MAX_KEPT_SLOTS, limit // _SHARE_KEPT)
+        self.most_in_flight = max(2, limit // SLOTS_IN_FLIGHT_SHARE)
+        self._most_free = min(MOST_FREE_SLOTS, self.most_in_flight)
+        self._most_kept = min(MOST_KEPT_SLOTS, limit // SLOTS_KEPT_SHARE)
         self._descriptors: dict[int, int] = {}
         self._sizes: dict[int, int] = {}
         self._mapped: dict[int, int] = {}
@@ -213,10 +209,10 @@ class SlotPool:
 
     def _may_stay_free(self, slot: int) -> bool:
         count = len(self._free)
-        if count < _LEAST_FREE_SLOTS:
+        if count < LEAST_FREE_SLOTS:
             return True
         in_flight = len(self._descriptors) - count - len(self._kept)  # so many will come and go again
-        return count < self._most_free and (count < in_flight or count * self._sizes[slot] < _FREE_BYTES)
+        return count < self._most_free and (count < in_flight or count * self._sizes[slot] < FREE_SLOTS_BYTES)
 
     def discard(self, slot: int) -> None:
         """Never use this slot again; its memory lives on with whoever maps it."""

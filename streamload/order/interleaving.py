@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from streamload.order.lanes import SlidingShuffle, lane_bounds
 from streamload.order.runs import SampleSequence
 
-__all__ = ["Interleaving", "ShardRetirement"]
+__all__ = ["Interleaving"]
 
 
 class ShardRetirement:

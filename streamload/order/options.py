@@ -16,7 +16,6 @@ __all__ = [
     "batches_per_rank",
     "full_batches_and_last_rows",
     "samples_of_epoch",
-    "samples_per_rank",
 ]
 
 
@@ -106,13 +105,3 @@ def batches_per_rank(options: OrderOptions, n_samples: int, rank: int, world_siz
     """
     full, last_rows = full_batches_and_last_rows(options, n_samples, rank, world_size, start)
     return full + (last_rows > 0)
-
-
-def samples_per_rank(options: OrderOptions, n_samples: int, rank: int, world_size: int, start: int = 0) -> int:
-    """How many rows the rank's plan from `start` on gives, those that fill up the last batch included.
-
-    Raises:
-        LoaderStateError: `start` lies outside the epoch.
-    """
-    full, last_rows = full_batches_and_last_rows(options, n_samples, rank, world_size, start)
-    return full * options.batch_size + last_rows

@@ -19,22 +19,12 @@ from streamload.order.options import (
     OrderOptions,
     batches_per_rank,
     full_batches_and_last_rows,
-    samples_per_rank,
 )
-from streamload.order.sequence import sequence_of_epoch, shards_in_order
+from streamload.order.sequence import sequence_of_epoch
 from streamload.order.slices import slice_of_any_batch, slices_of_full_batches
 from streamload.text import counted
 
-__all__ = [
-    "EpochPlan",
-    "OrderOptions",
-    "RankPlan",
-    "RowBlock",
-    "ShardCounts",
-    "batches_per_rank",
-    "samples_per_rank",
-    "shards_in_order",
-]
+__all__ = ["EpochPlan", "OrderOptions", "RankPlan", "RowBlock", "ShardCounts", "batches_per_rank"]
 
 _MOST_NUMBERS_AHEAD = 65_536
 """How many outputs of a streamed lane are final before they are asked for, beyond the next batch."""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from streamload.index.labels import Labels
 
-__all__ = ["ByLabel", "Weights", "by_label", "checked_weights", "label_weights", "named"]
+__all__ = ["Weights", "by_label", "checked_weights", "label_weights", "named"]
 
 Weights = Literal["balanced"] | Mapping[int, float] | Mapping[str, float] | Sequence[float] | NDArray[Any]
 ByLabel = Literal["balanced"] | Mapping[int, float] | NDArray[np.float64]

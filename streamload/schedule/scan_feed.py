@@ -5,12 +5,10 @@ from __future__ import annotations
 from streamload.fetch.fetcher import Fetcher
 from streamload.fetch.parts import PART_BYTES, part_key, shard_and_number
 from streamload.index.tables import Tables
+from streamload.limits import SCANNED_PARTS, SCANNED_PARTS_SHARE
 from streamload.schedule.scans import Scans
 
 __all__ = ["ScanFeed"]
-
-_PARTS_AHEAD = 32
-_SHARE_OF_BUDGET = 4
 
 
 class ScanFeed:
@@ -28,7 +26,9 @@ class ScanFeed:
         self._fetcher = fetcher
         self._held: dict[int, range] = {}
         # Those that come later must not take the room of those that come first.
-        self._parts_ahead = max(1, min(_PARTS_AHEAD, fetcher.ledger.budget_bytes // (_SHARE_OF_BUDGET * PART_BYTES)))
+        self._parts_ahead = max(
+            1, min(SCANNED_PARTS, fetcher.ledger.budget_bytes // (SCANNED_PARTS_SHARE * PART_BYTES))
+        )
 
     def pump(self) -> bool:
         """Ask for what is wanted now, and pass on what has come.

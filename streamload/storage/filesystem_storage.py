@@ -39,15 +39,7 @@ from streamload.storage.s3fs_range import open_s3fs_range
 from streamload.storage.urls import chain_links
 from streamload.text import counted
 
-__all__ = [
-    "FilesystemStorage",
-    "OpenFilesystem",
-    "ReadBody",
-    "find_matches",
-    "open_filesystem",
-    "path_in",
-    "shard_info",
-]
+__all__ = ["FilesystemStorage"]
 
 _ETAGS = ("ETag", "etag", "e_tag", "blob_id", "md5Hash")
 _TIMES = ("mtime", "LastModified", "last_modified", "modified", "updated", "created")

@@ -41,7 +41,7 @@ from streamload.storage.protocol import (
 from streamload.storage.retry_policy import Retries, RetryPolicy
 from streamload.text import counted
 
-__all__ = ["InFlight", "ObjectBody", "ObjectListing", "ObjectStorage", "body_error", "info_of", "version_in"]
+__all__ = ["ObjectStorage"]
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 

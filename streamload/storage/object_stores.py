@@ -16,7 +16,7 @@ from streamload.errors import StorageError
 from streamload.storage.options import CLIENT_OPTIONS, NO_RETRY, RETRY, ObjectConfig, aws_endpoint, client_settings
 from streamload.storage.protocol import protocol_of, without_secrets
 
-__all__ = ["Credentials", "ObjectPlace", "aws_settings", "locate", "make_store"]
+__all__ = ["ObjectPlace", "locate", "make_store"]
 
 _ENDPOINT_VARIABLE = "AWS_ENDPOINT_URL_S3"
 _ENDPOINT_VARIABLES = (_ENDPOINT_VARIABLE, "AWS_ENDPOINT_URL")

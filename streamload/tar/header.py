@@ -16,7 +16,6 @@ from streamload.tar.not_a_tar import what_else
 
 __all__ = [
     "BLOCK_BYTES",
-    "MAX_NAME_BYTES",
     "MAX_RECORDS_BYTES",
     "ZERO_BLOCK",
     "TarHeader",

@@ -32,7 +32,7 @@ from streamload.storage.storages import Storages
 from streamload.tar.table import ShardTable
 from streamload.write.shard_file import GrowingShard, Member, ShardFile, remove_abandoned
 
-__all__ = ["Destination", "LocalFolder", "RemoteFolder", "destination_in", "existing_names", "upload_shard"]
+__all__ = ["destination_in", "existing_names", "upload_shard"]
 
 
 class Destination(Protocol):

@@ -11,7 +11,8 @@ import pytest
 from streamload.fetch.cache.eviction import CachedFile, files_to_evict, with_old_versions_last
 from streamload.fetch.cache.next_use import OrderNextUse, numbers_by_key
 from streamload.fetch.cache.shard_identity import ShardIdentity
-from streamload.order.plan import OrderOptions, RankPlan, ShardCounts, shards_in_order
+from streamload.order.plan import OrderOptions, RankPlan, ShardCounts
+from streamload.order.sequence import shards_in_order
 
 INFINITY = float("inf")
 

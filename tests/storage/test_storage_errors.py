@@ -175,7 +175,7 @@ def test_advice_about_a_missing_shard_is_asked_for_once() -> None:
 
 
 def test_expired_credentials_are_renewed_once_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    from streamload.storage.buckets import objects as object_storage
+    from streamload.storage import object_storage
 
     made: list[str] = []
     make = object_storage.make_store

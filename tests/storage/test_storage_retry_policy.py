@@ -11,9 +11,9 @@ import pytest
 from fsspec.asyn import AsyncFileSystem
 from servers.faults import FaultServer, Script
 from servers.rclone import free_port
-from streamload.storage.filesystems import filesystem as filesystem_storage
 
 from streamload.errors import StorageError, TransientStorageError
+from streamload.storage import filesystem_storage
 from streamload.storage.errors import NoConnectionError
 from streamload.storage.retry_policy import Patience, Retries, RetryPolicy
 from streamload.storage.storages import Storages
