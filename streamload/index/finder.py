@@ -1,4 +1,4 @@
-"""From what a user names to the shards that there are: braces, globs, folders and single shards, in their order."""
+"""From what a user names to existing shards: braces, globs, folders and single shards, in their order."""
 
 from __future__ import annotations
 
@@ -293,7 +293,7 @@ class Finder:
         except StorageError as exc:
             if type(exc) is not StorageError:
                 raise
-            first = storage.info(urls[0])  # whoever may not list may read all the same, or else is told now
+            first = storage.info(urls[0])  # those who may not list may still read; otherwise this raises
             _log.warning("the sizes of the shards are not known before they are read: %s", exc)
             return {urls[0]: first} | {url: ShardInfo(url, UNKNOWN_BYTES, 0) for url in urls[1:]}
         found = {}

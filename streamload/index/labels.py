@@ -25,7 +25,7 @@ class Labels:
     """The labels of a dataset.
 
     Attributes:
-        values: the labels that there are, ascending.
+        values: the labels that exist, ascending.
         number: unsigned[N], for each sample, in the order of the listing, which of them it has.
     """
 

@@ -121,7 +121,7 @@ class ShardNaming:
 
 
 def destination_of(pattern_or_folder: str | os.PathLike[str], prefix: str) -> tuple[str, ShardNaming]:
-    """The folder and the names that a writer was asked for.
+    """The folder and the names that a writer is to use.
 
     Args:
         pattern_or_folder: a path that ends in `.tar` and holds one `%06d`, or a folder.

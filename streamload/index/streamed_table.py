@@ -49,7 +49,7 @@ async def stream_shard(
         storage: where it lies.
         url: the shard.
         every_byte: compute the crc32 of each member and read the labels.
-        on_bytes: told how many bytes have come, as they come; what it raises ends the reading.
+        on_bytes: called with the number of bytes as they arrive; what it raises ends the reading.
 
     Raises:
         StorageError: it cannot be read.
@@ -114,7 +114,7 @@ class StreamedTable:
         return replace(table, member_crc32=crc32, labels=labels)
 
     def close(self) -> None:
-        """Let go of the memory. Idempotent."""
+        """Free the memory. Idempotent."""
         self._memory.close()
 
     def _scan(self, total: int | None) -> None:

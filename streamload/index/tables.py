@@ -226,7 +226,7 @@ class Tables:
             raise _no_file(url) from None
 
     async def _read_async(self, url: str) -> bytes:
-        """A small file whole, as patiently as a shard."""
+        """A whole small file, retried like a shard."""
         content = bytearray()
 
         def write(offset: int, piece: bytes) -> None:

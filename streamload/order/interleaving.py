@@ -1,4 +1,4 @@
-"""A sequence cut into lanes, each of them shuffled: which position an output stands for, and what lies behind."""
+"""A sequence cut into lanes, each of them shuffled: the position of each output, and the shards that are finished."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class ShardRetirement:
         return self._name(shards[self._parts_left[shards] == 0])
 
     def pass_all(self) -> list[int]:
-        """Name every shard that was not named yet, in the order of the epoch."""
+        """Name the remaining shards, in the order of the epoch."""
         self._passed_parts = len(self._part_ends) if self._many_parts else self._sequence.known_shards
         return self._name(self._sequence.order)
 
@@ -93,7 +93,7 @@ class Interleaving:
         return sorted(self._streams)
 
     def refresh(self) -> bool:
-        """Take notice of counts that have become known. Returns whether the sequence has become complete by that."""
+        """Apply counts that have become known; returns whether the sequence has become complete."""
         if self._bounds is not None:
             return False
         sequence = self.sequence
@@ -135,8 +135,8 @@ class Interleaving:
 
         Args:
             shard: which one.
-            least: a number to which every lane has come at least.
-            most: and at most.
+            least: a number that every lane has reached.
+            most: a number that no lane has passed.
         """
         sequence = self.sequence
         places = sequence.places_of(shard)

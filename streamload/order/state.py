@@ -30,7 +30,7 @@ _WHAT_TO_DO = "pass what state_dict() returned, unchanged, or start without a st
 
 @dataclass(frozen=True, slots=True)
 class LoaderState:
-    """How far a run has come, and the order in which it was reading.
+    """How far a run has got, and the order that it reads.
 
     Attributes:
         seed: names the order.

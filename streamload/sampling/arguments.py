@@ -151,7 +151,7 @@ class SamplingOptions:
             names: finds the names of the classes by label, where they are needed; gives None where nobody knows them.
 
         Raises:
-            ValueError: the weights are not those of the labels or the classes that there are.
+            ValueError: the weights are not those of the labels or the classes that exist.
             StreamloadError: the labels or the names cannot be found.
         """
         if self._by_name is not None and names is not None:

@@ -80,7 +80,7 @@ def status_error(url: str, status: int | None, code: str | None) -> StorageError
     """The error for an answer that is none of the bytes asked for.
 
     Args:
-        url: what was asked for.
+        url: what was requested.
         status: the HTTP status; None where it is not known.
         code: the storage's own name for what is wrong (`NoSuchKey`), where there is one.
     """
@@ -160,7 +160,7 @@ def transient_error(url: str, what: str) -> TransientStorageError:
 
 
 def whole_answer_error(url: str) -> WholeAnswerError:
-    """The error for an answer that is the whole object where a part was asked for."""
+    """The error for an answer that is the whole object where a part was requested."""
     what = "the server sent the whole object where a part was asked for"
     return WholeAnswerError(f"{what}; try again later", url=without_secrets(url))
 

@@ -210,7 +210,7 @@ def _head(body: str, path: str) -> tuple[str, bool]:
 
 
 _LOOK_AGAIN_S = 30.0
-"""Where an answer does not tell its version, that is asked for so often; in between a change is not noticed."""
+"""Where an answer does not tell its version, that is requested so often; in between a change is not noticed."""
 
 _INFO_S, _SMALL_FILE_S = 30.0, 120.0
 """How long one answer of an asynchronous filesystem may take, whose own time-outs are long, and met several times."""
@@ -245,7 +245,7 @@ class FilesystemStorage:
     """Files by any url that fsspec knows.
 
     Asynchronous filesystems are awaited on the running loop, with an instance of their own, which `aclose` closes;
-    blocking calls run a loop of their own for as long as they take. All others are called on threads.
+    blocking calls run a loop of their own while they run. All others are called on threads.
 
     Args:
         options: `storage_options`.
@@ -405,7 +405,7 @@ class FilesystemStorage:
         act: Callable[[OpenFilesystem, str], Coroutine[Any, Any, _Result]],
     ) -> _Result:
         """Do something on a loop that ends with it, again as long as it may succeed; on a thread, where a loop runs."""
-        patience = self._retries.begin(url)
+        attempts = self._retries.begin(url)
 
         async def once(opened: OpenFilesystem, path: str) -> _Result:
             with ReportsErrors(url):
@@ -417,10 +417,10 @@ class FilesystemStorage:
                 while True:
                     try:
                         answer = await once(opened, path)
-                        patience.progressed()
+                        attempts.progressed()
                         return answer
                     except StorageError as exc:
-                        if (wait_s := patience.wait_s(exc)) is None:
+                        if (wait_s := attempts.wait_s(exc)) is None:
                             raise
                     await asyncio.sleep(wait_s)
             finally:

@@ -61,7 +61,7 @@ def strong_etag(etag: str | None) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A range that is asked for; see `Storage.open_range`.
+    """A range that is requested; see `Storage.open_range`.
 
     Attributes:
         url: how errors name the object.
@@ -158,7 +158,7 @@ def covered_bytes(wanted: Wanted, content_range: str | None) -> tuple[int, int]:
     """How many bytes an answer holds, and how many the whole object does, by the answer's Content-Range.
 
     Raises:
-        TransientStorageError: there is none, or it is of another range than the one that was asked for.
+        TransientStorageError: there is none, or it is of another range than the one that was requested.
         StorageError: it leaves open how long the object is.
     """
     if _RANGE_OF_UNKNOWN.match(content_range or ""):

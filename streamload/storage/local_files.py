@@ -1,4 +1,4 @@
-"""Folders of caches, which hold what training reads: local, of one user, and for nobody else to read or to write."""
+"""Local files and folders: replaced atomically, opened only if regular, and private to one user."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import BinaryIO
 
 from streamload.errors import without_secrets
 
-__all__ = ["make_own_folder", "open_regular", "refuse_url", "replace_file", "why_not_opened", "why_not_own"]
+__all__ = ["make_private_folder", "open_regular", "refuse_url", "replace_file", "why_not_opened", "why_not_private"]
 
 
 def replace_file(path: str, write: Callable[[BinaryIO], object], *, durable: bool = True, mode: int = 0o666) -> None:
@@ -92,10 +92,10 @@ def refuse_url(argument: str, folder: str | os.PathLike[str]) -> None:
         )
 
 
-def why_not_own(folder: str) -> str | None:
+def why_not_private(folder: str) -> str | None:
     """Why what lies in a folder may be another user's, or None: it is not there, or is this user's or root's.
 
-    One of this user's that others may write to is no reason: `make_own_folder` closes it.
+    One of this user's that others may write to is no reason: `make_private_folder` closes it.
     """
     try:
         found = os.stat(folder)
@@ -108,14 +108,14 @@ def why_not_own(folder: str) -> str | None:
     return None
 
 
-def make_own_folder(folder: str) -> None:
+def make_private_folder(folder: str) -> None:
     """Make a folder for this user alone, or see that one is.
 
     Raises:
         OSError: it cannot be made, or what is in it may be another user's.
     """
     os.makedirs(folder, mode=0o700, exist_ok=True)
-    if (why := why_not_own(folder)) is not None:
+    if (why := why_not_private(folder)) is not None:
         raise PermissionError(f"{why}; name a folder of your own")
     found = os.stat(folder)
     if found.st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) & 0o077:

@@ -47,7 +47,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def info_of(url: str, meta: Mapping[str, Any]) -> ShardInfo:
-    """What is known of a shard by a listing, or by the head of an answer."""
+    """A shard as a listing or a HEAD answer describes it."""
     changed: datetime = meta["last_modified"]
     # Whole seconds, since a listing may be finer than the header of an answer.
     mtime_ns = (changed - _EPOCH) // timedelta(seconds=1) * 1_000_000_000
@@ -55,7 +55,7 @@ def info_of(url: str, meta: Mapping[str, Any]) -> ShardInfo:
 
 
 def version_in(meta: Mapping[str, Any]) -> str | None:
-    """The version of the object that was asked for; see `version_of`."""
+    """The version of the object that was requested; see `version_of`."""
     return version_of(meta["e_tag"], meta["last_modified"], meta["size"])
 
 
@@ -65,33 +65,32 @@ _Result = TypeVar("_Result")
 
 
 class InFlight:
-    """Knows which answers obstore's threads still hold on to.
+    """The answers that obstore's threads still hold.
 
-    Such a thread tells Python that an answer has come, also where nobody waits for it any more. If Python ends
-    meanwhile, that aborts the process; and until then the connection stays open. When the thread has release an
-    answer, the answer is gone.
+    Such a thread reports each answer to Python, even one that was cancelled. If the interpreter exits meanwhile, the
+    process aborts, and until then the connection stays open. An answer dies when its thread has released it.
 
     Args:
-        settle: a call into obstore. What its threads have release is freed with the next such call only.
+        call_obstore: any call into obstore: what its threads have released is freed only by the next one.
     """
 
-    def __init__(self, settle: Callable[[], object]) -> None:
+    def __init__(self, call_obstore: Callable[[], object]) -> None:
         self._answers: weakref.WeakSet[Awaitable[object]] = weakref.WeakSet()
-        self._settle = settle
+        self._call_obstore = call_obstore
 
     def add(self, answer: Awaitable[_Result]) -> Awaitable[_Result]:
-        """Note an answer, and give it back to be awaited."""
+        """Note an answer, and return it to be awaited."""
         self._answers.add(answer)
         return answer
 
-    async def over(self) -> None:
-        """Wait until obstore has release all answers, which must have come or been cancelled; at most a second.
+    async def wait_until_empty(self) -> None:
+        """Wait until obstore has released all answers, which must have arrived or been cancelled; at most a second.
 
-        It looks again and again, mostly twice: nothing tells of it.
+        It polls, mostly twice, since obstore does not notify.
         """
         wait_s = _FIRST_WAIT_S
         while self._answers and wait_s <= _LONGEST_WAIT_S:
-            self._settle()
+            self._call_obstore()
             if self._answers:
                 await asyncio.sleep(wait_s)
                 wait_s *= 2
@@ -110,7 +109,7 @@ class ObjectBody:
         result: obstore's answer.
         sizes: of the range and of the whole object.
         etag: of the object.
-        in_flight: told of every piece that is asked for.
+        in_flight: notes every piece that is requested.
     """
 
     def __init__(self, url: str, result: Any, sizes: tuple[int, int], *, etag: str | None, in_flight: InFlight) -> None:
@@ -150,7 +149,7 @@ class ObjectBody:
 
 
 def body_error(url: str, exc: Exception) -> StorageError:
-    """What broke off while it was read may be read again, whatever the reason; the next request tells a final one."""
+    """A transient error, whatever broke the body off: if the cause is permanent, the next request fails with it."""
     error = storage_error(url, exc)
     return error if isinstance(error, TransientStorageError) else transient_error(url, "the answer broke off")
 
@@ -163,14 +162,14 @@ _used_by: list[int] = []
 class ObjectStorage:
     """Objects by `s3://bucket/key`, `gs://bucket/key`, `az://container/key` or `https://host/path`.
 
-    There are two obstore stores (pools of connections) for each bucket or host, made when they are first needed. That
-    for writing makes requests again, for only it can send a part of a large object again; what it gives up is begun
-    anew here, as whatever else fails in passing. Where credentials have
-    expired the store is made anew once for all who met it, and their requests are made again.
+    Each bucket or host has two obstore stores (connection pools), made on first use. The one for writing retries by
+    itself, since only it can resend a part of a large object; what it gives up on is retried here, like any other
+    transient failure. When credentials expire, the store is replaced once for all concurrent requests, which are then
+    retried.
 
     Args:
         config: how the stores are made.
-        retries: how requests are made again.
+        retries: how requests are retried.
     """
 
     def __init__(self, config: ObjectConfig, retries: Retries | None = None) -> None:
@@ -202,7 +201,7 @@ class ObjectStorage:
         return f"{protocol.lower()}://{rest}"
 
     def list(self, pattern: str, *, folders: bool = False) -> list[ShardInfo]:
-        """What matches, by one listing of each folder that a component stands for; from `**` on, of all below.
+        """The matches, by one listing for each folder that a component matches; from `**` on, of everything below.
 
         Raises:
             StorageError: the storage cannot list, as web servers cannot.
@@ -222,7 +221,7 @@ class ObjectStorage:
         return sorted(found, key=lambda info: info.url)
 
     def is_folder(self, url: str) -> bool:
-        """Whether some key continues this one behind a slash; see `Storage.is_folder`. A web server has none."""
+        """Whether any key has this one and a slash as its prefix; see `Storage.is_folder`. Never on a web server."""
         if self._config.family == "http":
             return False
         listed = self._level(locate(url), locate(url).key.rstrip("/"))
@@ -282,7 +281,7 @@ class ObjectStorage:
         return ObjectBody(url, result, (last - first, total_bytes), etag=now, in_flight=self._in_flight)
 
     async def _empty_or_refused(self, place: ObjectPlace, wanted: Wanted, refusal: StorageError) -> EmptyBody:
-        """What the object is now, after a range of it was refused: there is none of an empty one.
+        """What the object is now, after a range of it was refused: an empty object has no range.
 
         Raises:
             ShardChangedError: it is another version than the wanted one; names both.
@@ -336,10 +335,10 @@ class ObjectStorage:
             return
 
     async def aclose(self) -> None:
-        """Drop the stores, and their connections with them, when nothing is in flight any more."""
+        """Drop the stores and their connections, and wait for what is in flight."""
         with self._lock:
             self._stores.clear()
-        await self._in_flight.over()
+        await self._in_flight.wait_until_empty()
 
     # -- listing
 
@@ -358,7 +357,7 @@ class ObjectStorage:
         return self._retried(place.root + prefix, whole)
 
     def _with_advice(self, url: str, error: ShardNotFoundError) -> ShardNotFoundError:
-        """The error with the names that are like the missing one, from one listing of its folder."""
+        """The error with names similar to the missing one, from one listing of its folder."""
         place = locate(url)
         folder, _, name = place.key.rpartition("/")
         if self._config.family == "http" or "bucket" in error.message:
@@ -394,32 +393,32 @@ class ObjectStorage:
             return store
 
     def _renew(self, place: ObjectPlace, expired: Any) -> None:
-        """Have stores made anew, unless someone else has done so since."""
+        """Drop the stores of expired credentials, unless another request has done so already."""
         with self._lock:
             if any(store is expired for store in self._stores.values()):
                 for writes in (True, False):
                     self._stores.pop((place.root, writes), None)
 
     def _retried(self, url: str, act: Callable[[Any, str], _Result], *, writes: bool = False) -> _Result:
-        """Do something with a url's store and key, again as long as it may succeed.
+        """Call `act` with a url's store and key, and retry it as the policy says.
 
-        Where the credentials have expired that is once more, with new ones.
+        Expired credentials are renewed, once.
         """
         import obstore
 
-        place, patience, renewed = locate(url), self._retries.begin(url), False
+        place, attempts, renewed = locate(url), self._retries.begin(url), False
         while True:
             store = self._store(place, writes=writes)
             try:
                 answer = act(store, place.key)
-                patience.progressed()
+                attempts.progressed()
                 return answer
             except (obstore.exceptions.BaseError, OSError, ValueError, TransientStorageError) as exc:
                 error = exc if isinstance(exc, TransientStorageError) else storage_error(url, exc)
                 if renews := isinstance(error, ExpiredCredentialsError) and not renewed:
                     renewed = True
                     self._renew(place, store)
-                wait_s = 0.0 if renews else patience.wait_s(error)
+                wait_s = 0.0 if renews else attempts.wait_s(error)
                 if wait_s is None:
                     raise error from None
             finally:

@@ -216,26 +216,25 @@ class Decompressor:
         self._padding_bytes = 0
 
     def feed(self, chunk: Buffer) -> Iterator[bytes]:
-        """Unpack the next bytes of the shard, which may be cut anywhere.
+        """Decompress the next bytes of the shard, which may be cut anywhere.
 
-        The iterator must be used up before the next call, and nothing is done before it is used.
+        The iterator does the work, and must be exhausted before the next call.
 
         Yields:
             Pieces in order, none of them empty or longer than `piece_bytes`.
 
         Raises:
             ShardFormatError: the shard is damaged, or decompresses to far more than any real one. `offset` is the
-            place in
-                the compressed file, not more than 64 KiB before the damage was noticed.
+                place in the compressed file, not more than 64 KiB before the damage was noticed.
         """
         view = memoryview(chunk).cast("B")
         for start in range(0, len(view), _SLICE_BYTES):
             data = bytes(view[start : start + _SLICE_BYTES])
             self.compressed_bytes += len(data)
-            yield from self._unpack(data)
+            yield from self._pieces_of(data)
 
     def finish(self) -> None:
-        """Say that nothing follows.
+        """Check that the shard may end here.
 
         Raises:
             ShardFormatError: the shard is cut.
@@ -253,7 +252,7 @@ class Decompressor:
                 self.compressed_bytes,
             )
 
-    def _unpack(self, data: bytes) -> Iterator[bytes]:
+    def _pieces_of(self, data: bytes) -> Iterator[bytes]:
         while True:
             if self._stream is None:
                 data = self._begin(data)
@@ -338,9 +337,9 @@ async def decompress(
     *,
     executor: Executor | None = None,
 ) -> int:
-    """Unpack a shard while it arrives, decompressing on another thread.
+    """Decompress a shard while it arrives, on another thread.
 
-    At most a chunk of the body and about 5 MiB that are not written yet are held: the next chunk is asked for only
+    At most a chunk of the body and about 5 MiB that are not written yet are held: the next chunk is requested only
     when all that came of the one before was written.
 
     Args:

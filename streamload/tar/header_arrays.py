@@ -67,7 +67,7 @@ class HeaderRun:
 
 
 class HeaderReader:
-    """Reads runs of headers from one archive, or from the part of it that has come.
+    """Reads runs of headers from one archive, or from the part of it that has arrived.
 
     The headers are gathered into memory that is used again and again: fresh arrays of this size cost more in page
     faults than everything that is done with them.

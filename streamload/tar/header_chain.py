@@ -1,4 +1,4 @@
-"""The chain of headers through a tar archive, from the first to the end-of-archive marker, as far as it has come.
+"""The chain of headers through a tar archive, from the first to the end-of-archive marker, as far as it has arrived.
 
 Runs of plain headers are taken as `headers` finds them. Whatever is not plain is read again by `tar.parse_header`, in
 order, so the first damaged header is the one that is reported, however far walking went astray behind it. Payload
@@ -45,7 +45,7 @@ _BYTES_AT_ONCE = 1 << 20
 
 
 class NotArrivedError(Exception):
-    """Bytes are wanted that have not come yet.
+    """Bytes are wanted that have not arrived yet.
 
     Attributes:
         needs: the end of what has to be there.
@@ -59,7 +59,7 @@ class NotArrivedError(Exception):
 class ArchivePart:
     """Bytes `start` to `available` of an archive, by their places in the archive.
 
-    Nothing outside of them is ever touched: it may not have come yet, or may have been freed already.
+    Nothing outside of them is ever touched: it may not have arrived yet, or may have been freed already.
 
     Attributes:
         octets: uint8[available - start], the bytes.
@@ -93,14 +93,14 @@ class ArchivePart:
 
     @property
     def whole(self) -> bool:
-        """Whether the archive's last bytes have come."""
+        """Whether the archive's last bytes have arrived."""
         return self.available == self.total
 
     def read(self, position: int, size: int) -> bytes:
         """The `size` bytes at `position`, which lie within the archive and not before `start`.
 
         Raises:
-            NotArrivedError: some of them have not come yet.
+            NotArrivedError: some of them have not arrived yet.
         """
         if position + size > self.available:
             raise NotArrivedError(position + size)
@@ -126,7 +126,7 @@ _MOST_RECORD_BLOCKS = 32_768
 
 
 class EndNotArrivedError(NotArrivedError):
-    """The end-of-archive marker is there, and what follows it has not come as a whole; so far it is as it must be.
+    """The end-of-archive marker is there, and what follows it has not arrived completely; so far it is as it must be.
 
     Attributes:
         reached: the check can go on from here as if this were where the mark begins.
@@ -141,7 +141,7 @@ def check_end(part: ArchivePart, position: int, url: str, *, strict: bool) -> bo
     """Check what stands where the headers end: the mark and nothing but zeros behind it.
 
     Args:
-        part: the bytes that have come.
+        part: the bytes that have arrived.
         position: where a header would start; the block there is zero, or does not lie within the archive.
         url: the shard, for errors.
         strict: False accepts that the mark is missing.
@@ -176,7 +176,7 @@ def check_end(part: ArchivePart, position: int, url: str, *, strict: bool) -> bo
         )
     _check_zeros(part, position + _MARKER_BYTES, url)
     if not part.whole:
-        # The last two blocks that have come are zeros like the mark itself, and can stand for it.
+        # The last two blocks that have arrived are zeros like the mark itself, and can stand for it.
         reached = max(position, part.available // BLOCK_BYTES * BLOCK_BYTES - _MARKER_BYTES)
         raise EndNotArrivedError(min(part.available + BLOCK_BYTES, total), reached)
     if total % BLOCK_BYTES:
@@ -285,7 +285,7 @@ class TarMembers:
         end: where the archive's members end, which is where its end-of-archive marker begins; None where more may
         follow. What lies
             behind it may still have to be checked.
-        reached: where reading has to go on: at the first header of a member that has not come as a whole with all
+        reached: where reading has to go on: at the first header of a member that has not arrived completely with all
             its headers, or in the zeros of the end-of-archive marker.
         needs: the end of the bytes that must be there to get further, or None if everything has been read and checked.
     """
@@ -333,7 +333,7 @@ def read_chain(data: NDArray[np.uint8], url: str, *, strict: bool = True) -> Tar
 def read_chain_part(part: ArchivePart, url: str, *, strict: bool = True) -> TarMembers:
     """Find the regular files whose headers, with the extension headers before them, lie in a part of an archive.
 
-    Their payloads may lie behind it, but within the archive; where its size is not known, payloads must have come too.
+    Their payloads may lie behind it, but within the archive; where its size is unknown, payloads must have arrived too.
 
     Args:
         part: begins where a header starts that is not preceded by extension headers of its own, or at a place that
@@ -504,7 +504,7 @@ class _Chain:
         return after
 
     def _extension_payload(self, header: TarHeader, position: int) -> tuple[bytes, int]:
-        if header.size is not None and header.size > MAX_RECORDS_BYTES:  # whether or not all of it has come
+        if header.size is not None and header.size > MAX_RECORDS_BYTES:  # whether or not all of it has arrived
             raise self._error(
                 f"an extension header of {header.size} bytes (at most {MAX_RECORDS_BYTES} are read); re-pack the shard",
                 position,

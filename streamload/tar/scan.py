@@ -243,7 +243,7 @@ class ScannedPiece:
             No scan needs what lies before.
         needs: the end of the bytes that must be there before the next call can get further, always more than were
             there; or None if there is nothing left to scan.
-        end: where the end-of-archive marker begins, if this piece has come upon it.
+        end: where the end-of-archive marker begins, if this piece has reached it.
         cut: whether zeros may have taken the place of the last payload's end; False where `end` is None.
     """
 
@@ -280,9 +280,9 @@ def scan_prefix(
         data: maps the shard from its first byte to `available` at least.
         url: the shard, for errors.
         start: 0, or where the last piece says to `resume`.
-        available: the end of the bytes that have come without a gap from `start` on.
+        available: the end of the bytes that have arrived without a gap from `start` on.
         total: the size of the shard, or None where that is not known yet; then it cannot come to its end, and must be
-            scanned once more with the size when all bytes have come.
+            scanned once more with the size when all bytes have arrived.
         strict: as for `scan_shard`.
 
     Raises:
@@ -302,7 +302,7 @@ def scan_prefix(
     skipped.update(reason for member, reason in samples.skipped.items() if member < member_end)
     shard_bytes = UNKNOWN_BYTES if total is None else total
     table = _table_of_piece(members, samples, whole, shard_bytes, dict(skipped))
-    # The last sample stays for the piece that has come upon the end, so its payloads are there.
+    # The last sample stays for the piece that has reached the end, so its payloads are there.
     offset, size = table.member_offset, table.member_size
     cut = members.end is not None and is_cut_in(lambda first, end: octets[first:end].tobytes(), offset, size)
     return ScannedPiece(start, table, resume, members.needs, members.end, cut)

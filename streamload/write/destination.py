@@ -1,4 +1,4 @@
-"""Where a writer's shards go: what it needs of a folder, and the folders of the local file system."""
+"""Where a writer's shards go: a local folder, or one in a bucket."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Destination(Protocol):
         ...
 
     def clear(self, names: ShardNaming, *, shards: bool) -> None:
-        """Make way for shards of this form, and mark the folder as unfinished.
+        """Remove what shards of this form will replace, and mark the folder as unfinished.
 
         Args:
             names: their form.
@@ -58,27 +58,27 @@ class Destination(Protocol):
         ...
 
     def create(self, name: str) -> GrowingShard:
-        """Begin a shard."""
+        """Start a shard."""
         ...
 
     def check(self) -> None:
-        """Raise what has become of a shard since it was published."""
+        """Raise the error of a published shard whose upload has failed."""
         ...
 
     def write_index(self, entries: Sequence[tuple[IndexedShard, ShardTable]]) -> None:
         """Add published shards to the index, when all of them are there."""
         ...
 
-    def settle(self) -> None:
+    def finish_uploads(self) -> None:
         """Wait until all that was published is there."""
         ...
 
     def finish(self, names: ShardNaming) -> None:
-        """All of the shards of this form are there: the folder is not unfinished any more."""
+        """Remove the mark: all shards of this form are there."""
         ...
 
     def close(self) -> None:
-        """Let go of everything. Idempotent."""
+        """Release everything. Idempotent."""
         ...
 
 
@@ -113,7 +113,7 @@ class LocalFolder:
         """See `Destination`."""
         write_index(os.path.join(self.folder, INDEX_FOLDER), entries)
 
-    def settle(self) -> None:
+    def finish_uploads(self) -> None:
         """See `Destination`."""
 
     def finish(self, names: ShardNaming) -> None:
@@ -178,9 +178,9 @@ class RemoteFolder:
     def check(self) -> None:
         """See `Destination`."""
         if self._upload is not None and self._upload.done():
-            self.settle()
+            self.finish_uploads()
 
-    def settle(self) -> None:
+    def finish_uploads(self) -> None:
         """See `Destination`."""
         upload, self._upload = self._upload, None
         if upload is not None:
@@ -212,7 +212,7 @@ class RemoteFolder:
         Raises:
             StorageError: that one failed.
         """
-        self.settle()
+        self.finish_uploads()
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "streamload-upload")
         self._upload = self._thread.submit(self._run, shard, path, table)

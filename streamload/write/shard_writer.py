@@ -170,7 +170,7 @@ class ShardWriter:
         try:
             if self._shard is not None:
                 self._publish(self._shard)
-            self._destination.settle()
+            self._destination.finish_uploads()
             if self._index and self._published:
                 self._destination.write_index(self._published)
             if self._published:

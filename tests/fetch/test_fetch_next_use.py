@@ -37,7 +37,7 @@ def next_use_of(
 
 
 def first_uses(options: OrderOptions, counts: list[int], epoch: int) -> dict[int, list[int]]:
-    """For each shard, the number of the first emission in each lane that reads it, ascending, from the plan itself."""
+    """For each shard, the number of the first output of each lane that reads it, ascending, from the plan itself."""
     plan = RankPlan(options, ShardCounts.of(counts), epoch, 0, 1)
     block = plan.take(10**9)
     assert block is not None
