@@ -80,7 +80,7 @@ LEAST_FREE_SLOTS, FREE_SLOTS_BYTES = 8, 128 << 20
 """Free slots that are kept whatever their size, and the bytes up to which more are."""
 
 MOST_FREE_SLOTS = 640
-"""More than the batches that are ever in flight, so that slots are reused rather than remade."""
+"""More than the batches that are ever in flight, so that slots are reused."""
 
 MOST_KEPT_SLOTS = 128
 """The most slots that a user who keeps batches can hold before the pool gives some away."""

@@ -1,4 +1,4 @@
-"""Where this process runs: as which rank, beside how many others, and with what share of the processors."""
+"""The rank of this process, the number of ranks, and its share of the processors."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ _BINDING_LAUNCHERS = (
 what mpirun says goes first."""
 
 _SHARING_LAUNCHERS = ("LOCAL_WORLD_SIZE", "LOCAL_SIZE")
-"""Ranks on this machine, as torchrun and DeepSpeed say it, whose ranks all inherit what the launcher may use."""
+"""Ranks on this machine by torchrun and DeepSpeed, whose ranks all inherit the launcher's processors."""
 
 _REPEATED = re.compile(r"([0-9]+)(?:\(x([0-9]+)\))?\Z")
 
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """What the launcher says that has started this process.
+    """What the launcher of this process says.
 
     Attributes:
         launcher: its name.
@@ -85,7 +85,7 @@ def rank_of_group() -> tuple[int, int] | None:
 
 
 def found_rank() -> tuple[int, int] | None:
-    """Rank and world size, from torch.distributed, else from RANK and WORLD_SIZE; None if neither says them."""
+    """Rank and world size, from torch.distributed, else from RANK and WORLD_SIZE; None if neither has them."""
     found = rank_of_group()
     if found is not None:
         return found
@@ -96,14 +96,14 @@ def found_rank() -> tuple[int, int] | None:
 
 
 def dataloader_worker() -> tuple[int, int] | None:
-    """The number of the worker of torch's DataLoader that this process is, and of how many; None if it is none."""
+    """The number of this worker of a torch DataLoader, and of how many; None in any other process."""
     data = sys.modules.get("torch.utils.data")
     info = None if data is None else data.get_worker_info()
     return None if info is None else (info.id, info.num_workers)
 
 
 def launched_tasks() -> Launched | None:
-    """The launcher that has started this process as one of several tasks; None if none says so."""
+    """The launcher that has started this process as one of several tasks; None if no launcher says so."""
     for launcher in _BINDING_LAUNCHERS:
         tasks = _number(launcher.tasks)
         if tasks is not None and tasks > 1:
@@ -195,7 +195,7 @@ def _number(variable: str) -> int | None:
 
 
 def check_found_rank(rank: int, world_size: int) -> None:
-    """Refuse a rank that was found before there was a process group, and in one of several workers of a DataLoader.
+    """Refuse a rank that was detected before there was a process group, or in one of several DataLoader workers.
 
     Raises:
         RuntimeError: this process would read the samples of another one.
@@ -217,9 +217,9 @@ def check_found_rank(rank: int, world_size: int) -> None:
 
 
 def goes_by_found_rank(rank: int | None, *, is_divided: bool) -> bool:
-    """Whether a loader's samples depend on a rank that it was not given.
+    """Whether a loader's samples depend on the detected rank.
 
-    It warns at the user's line where there is none to be found although this is one of several tasks: each of them
+    It warns at the caller's line if no rank is detected although this is one of several tasks: each of them
     would read everything. What the launcher says is not taken for the rank, since tasks beside each other need not be
     one training.
 

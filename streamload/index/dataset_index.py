@@ -479,7 +479,7 @@ def _merge(
     gone: Collection[str] = (),
     durable: bool = True,
 ) -> DatasetIndex:
-    """Write the list of shards with some new entries, keeping those of other shards. A broken one is remade."""
+    """Write the list of shards with some new entries, keeping those of other shards. A broken list is replaced."""
     old: DatasetIndex | None = None
     if os.path.exists(os.path.join(folder, INDEX_FILE)):
         try:

@@ -128,5 +128,5 @@ class StreamedTable:
             self._crc32.append(crc32_of(octets, found.member_offset, found.member_size))
             labels = labels_of(found, lambda offset, _: (octets, offset))
             self._labels = None if labels is None or self._labels is None else [*self._labels, labels]
-        self._memory.give_back(0, min(growing.resume, self._available))
+        self._memory.free(0, min(growing.resume, self._available))
         self._next_scan = max(growing.needs or 0, self._available + _STEP_BYTES)

@@ -264,7 +264,7 @@ class HeapSlots:
         return slot
 
     def at_least(self, slot: int, size_bytes: int) -> Bytes:
-        """The slot's memory, remade with what it holds if it was smaller."""
+        """The slot's memory, copied to a larger one if it was smaller."""
         memory = self._memory[slot]
         if len(memory) < size_bytes:
             self._memory[slot] = np.empty(size_bytes, np.uint8)

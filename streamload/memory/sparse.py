@@ -54,7 +54,7 @@ class SparseMemory:
             self.size_bytes = size_bytes
             self._unmap()
 
-    def give_back(self, start: int, end: int) -> None:
+    def free(self, start: int, end: int) -> None:
         """Free the pages that lie wholly between two places; they read as zeros then. Linux only, else nothing happens.
 
         The last page of all counts as whole.

@@ -1,4 +1,4 @@
-"""The storage of whatever fsspec can read: its protocols, chained urls, and a filesystem that the user gives."""
+"""The storage of all that fsspec can read: its protocols, chained urls, and a filesystem of the user's."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _TIMES = ("mtime", "LastModified", "last_modified", "modified", "updated", "crea
 
 @dataclass(frozen=True, slots=True)
 class OpenFilesystem:
-    """A filesystem, and how its paths and our urls belong together.
+    """A filesystem, and the mapping between its paths and our urls.
 
     Attributes:
         fs: the filesystem.
@@ -68,9 +68,9 @@ class OpenFilesystem:
 
         Args:
             method: its name.
-            args: for it.
-            timeout_s: how long it may take on the loop; a thread has to wait for its answer.
-            options: for it.
+            args: its arguments.
+            timeout_s: how long it may take on the loop; a call on a thread cannot be interrupted.
+            options: its keyword arguments.
 
         Raises:
             TransientStorageError: it took longer.
@@ -210,7 +210,7 @@ def _head(body: str, path: str) -> tuple[str, bool]:
 
 
 _LOOK_AGAIN_S = 30.0
-"""Where an answer does not tell its version, that is requested so often; in between a change is not noticed."""
+"""How often the version is requested where answers do not tell it; a change in between is not noticed."""
 
 _INFO_S, _SMALL_FILE_S = 30.0, 120.0
 """How long one answer of an asynchronous filesystem may take, whose own time-outs are long, and met several times."""

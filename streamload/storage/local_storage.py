@@ -238,7 +238,7 @@ def _below(folder: str) -> Iterator[str]:
 
 
 def _matches(folder: str, component: str, *, folders: bool) -> list[str]:
-    """What in a folder matches one component of a pattern; nothing where the folder is missing or is a file."""
+    """The matches of one component in a folder; none where the folder is missing or is a file."""
     if not is_pattern(component):
         path = os.path.join(folder, component)
         return [path] if os.path.exists(path) and os.path.isdir(path) == folders else []
@@ -274,7 +274,7 @@ def _storage_error(path: str, exc: OSError) -> StorageError:
 
 
 def _what_is_there(path: str) -> str:
-    """What would help whoever mistyped a path: the folder that is missing, or the names that are like it."""
+    """Advice for a mistyped path: the missing folder, or similar names."""
     folder, name = os.path.split(path)
     try:
         names = os.listdir(folder)

@@ -30,7 +30,7 @@ _ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/(?!/)")
 class Storages:
     """Finds the storage of a url; obstore and fsspec are imported when the first url needs them.
 
-    It can be pickled; what is sent is what it was made from, and connections are remade.
+    It can be pickled: its arguments are, and connections are made again.
 
     Args:
         storage_options: in fsspec's spellings, for all protocols or in a dict for each protocol.

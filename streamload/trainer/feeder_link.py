@@ -236,7 +236,7 @@ class FeederLink:
             StorageError: the index or classes.json cannot be read.
         """
         try:
-            sampling.settle(
+            sampling.resolve(
                 self.labels if sampling.needs_labels else None,
                 self.edges,
                 self.class_names if sampling.needs_names else None,

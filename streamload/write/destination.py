@@ -83,7 +83,7 @@ class Destination(Protocol):
 
 
 class LocalFolder:
-    """A folder of the local file system, made when the first shard is begun."""
+    """A folder of the local file system, made with the first shard."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
@@ -131,19 +131,19 @@ _log = logging.getLogger("streamload")
 class RemoteFolder:
     """A `Destination` in a bucket, or wherever else a storage can write.
 
-    One upload at a time runs beside the writing of the next shard, on a thread. So up to two shards lie in the
-    system's folder for temporary files, where they have no name and vanish with the process.
+    One upload at a time runs on a thread while the next shard is written. So up to two shards lie in the system's
+    folder for temporary files, where they have no name and vanish with the process.
 
     Attributes:
         folder: its url, without a slash at the end.
     """
 
     def __init__(self, folder: str, storages: Storages) -> None:
-        """Find the storage; nothing is asked of it yet.
+        """Find the storage; nothing is requested yet.
 
         Raises:
             ValueError: no storage has this protocol, or the url is that of no folder.
-            StorageError: it is a web server, which takes nothing.
+            StorageError: it is a web server, which cannot be written to.
         """
         self.folder = folder.rstrip("/")
         if "://" in folder and not self.folder.partition("://")[2]:
@@ -198,7 +198,7 @@ class RemoteFolder:
         merge_remote_index(self._storage, self._index_folder, with_etags, fields)
 
     def close(self) -> None:
-        """See `Destination`; an upload that is in flight is waited for."""
+        """See `Destination`; waits for the upload in flight."""
         upload, self._upload = self._upload, None
         thread, self._thread = self._thread, None
         if thread is not None:
@@ -244,12 +244,12 @@ class _UploadedShard(GrowingShard):
             raise _no_local_room(exc) from exc
 
     def publish(self, *, replace: bool) -> ShardTable:
-        """Begin the upload, when the one before it has ended.
+        """Start the upload, when the one before it has ended.
 
         Raises:
             StorageError: that one failed, or the local file cannot be written.
         """
-        del replace  # shards that are in the way have been refused or removed
+        del replace  # existing shards have been refused or removed
         try:
             self._end().close()
         except OSError as exc:
@@ -268,7 +268,7 @@ class _UploadedShard(GrowingShard):
         self.release()
 
     def release(self) -> None:
-        """Let go of the local file, and it is gone."""
+        """Close the local file, which deletes it."""
         self._opened.close()
 
     @property
@@ -308,7 +308,7 @@ def _no_local_room(exc: OSError) -> StreamloadError:
 
 
 def destination_in(folder: str, storages: Storages) -> Destination:
-    """A folder to write to: of this machine, or of the storage that its url names.
+    """The folder to write to: local, or in the storage that its url names.
 
     Raises:
         ValueError: the url is that of no folder.
