@@ -76,7 +76,7 @@ class FetchedShard:
         else:
             self._memory().write(offset, data)
 
-    def give_back(self, start: int, end: int) -> None:
+    def free(self, start: int, end: int) -> None:
         """Free what lies between two places, if it lies in memory."""
         if self.memory is not None:
             self.memory.free(start, end)

@@ -127,7 +127,7 @@ class Fetcher:
         if state.memory is not None and state.compression is None:
             for key in parts_within(shard, start, end):
                 if self.ledger.move(key):
-                    state.give_back(*part_edges(shard_and_number(key)[1], None))
+                    state.free(*part_edges(shard_and_number(key)[1], None))
 
     def freed(self) -> None:
         """Something is not held or pinned any more, so there may be room again."""
@@ -297,7 +297,7 @@ class Fetcher:
     def _drop(self, key: int) -> None:
         shard, number = shard_and_number(key)
         state = self.state_of(shard)
-        state.give_back(*part_edges(number, state.total_bytes))
+        state.free(*part_edges(number, state.total_bytes))
         self.ledger.dropped(key)
         self._close_if_unused(shard)
 

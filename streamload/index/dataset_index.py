@@ -1,4 +1,4 @@
-"""Writing the index of a dataset: a hidden folder beside the shards that says what each of them holds.
+"""The index of a dataset, read and written: a hidden folder beside the shards that says what each of them holds.
 
 `.streamload/index.json` lists the shards; a `.npz` for each of them has its table. Files are replaced one by one and
 `index.json` last, so a reader sees the old or the new entry of a shard, and a mixture of the two is found and refused.
@@ -56,7 +56,7 @@ _IN_NO_NAME = re.compile(r"[/\\\0]")
 
 
 class IndexedShard(NamedTuple):
-    """What an index says of one shard as a whole; a tuple, because there may be hundreds of thousands.
+    """The entry of one shard; a tuple, because there may be hundreds of thousands.
 
     Attributes:
         name: the file's name, without a folder.
@@ -64,7 +64,7 @@ class IndexedShard(NamedTuple):
         samples: how many samples it holds.
         mtime_ns: when it was last changed, in nanoseconds since 1970; None where that was not recorded.
         etag: its version in the storage it was indexed in; None where that has none, or it was not recorded.
-        table_crc32: the checksum of its table's file; None in indexes of before there were any.
+        table_crc32: the checksum of its table's file; None in old indexes.
     """
 
     name: str

@@ -42,23 +42,23 @@ __all__ = ["Finder", "find_shards", "look_at"]
 
 
 def look_at(urls: Sequence[str], storages: Storages) -> dict[str, int]:
-    """The size of each shard in bytes, by a request for each of them, many at once. It blocks.
+    """The size of each shard in bytes, by concurrent requests, one for each shard. It blocks.
 
     Raises:
-        ShardNotFoundError, StorageError: one of them cannot be looked at; of several, the first of `urls`.
+        ShardNotFoundError, StorageError: the request for one fails; of several, the first of `urls`.
     """
-    with Looks(storages, urls) as looks:
-        return {url: looks.info(url).bytes for url in urls}
+    with InfoRequests(storages, urls) as requests:
+        return {url: requests.info(url).bytes for url in urls}
 
 
-class Looks:
-    """Requests about shards, one for each, at most 16 at a time; all of them begin with the `with` block.
+class InfoRequests:
+    """Requests for information on shards, at most `SMALL_REQUESTS` at a time; the `with` block starts them.
 
-    The block's end waits for those that are in flight, and drops the others.
+    Its end waits for those in flight, and drops the others.
 
     Args:
         storages: where the shards lie.
-        urls: the shards, in the order in which they are asked about.
+        urls: the shards, in the order of the requests.
     """
 
     def __init__(self, storages: Storages, urls: Iterable[str]) -> None:
@@ -75,7 +75,7 @@ class Looks:
         self._threads.shutdown(cancel_futures=True)
 
     def info(self, url: str) -> ShardInfo:
-        """What the storage says of one of the shards; it blocks. Raises what `Storage.info` raises."""
+        """The answer for one of the shards; it blocks. Raises what `Storage.info` raises."""
         return self._answers[url].result()
 
     def _look(self, url: str) -> ShardInfo:
@@ -85,16 +85,16 @@ class Looks:
 _log = logging.getLogger("streamload")
 
 _PLAIN_NAME = re.compile(r"[\w-]+\.tar")
-"""Of a shard that is named, and in no way compressed."""
+"""The name of an uncompressed shard."""
 
 
 def find_shards(urls: Urls, storages: Storages | None = None) -> list[str]:
     """The shards that `urls` names, by what lies there alone: no index is read, a folder stands for its tar files.
 
     Raises:
-        TypeError, ValueError, ShardNotFoundError, StorageError: as `list_shards`, except that a shard that is named
-            without a pattern is not looked for.
-        DatasetIndexError: whoever wrote the shards was interrupted, or is still at work.
+        TypeError, ValueError, ShardNotFoundError, StorageError: as `list_shards`, except that a shard named
+            without a pattern is not looked up.
+        DatasetIndexError: the writer of the shards was interrupted, or is still running.
     """
     storages = Storages() if storages is None else storages
     lookup = IndexLookup(None, storages)
@@ -119,7 +119,7 @@ class Finder:
         self._plain_folders: set[str] = set()
 
     def find(self, urls: Urls) -> list[ShardInfo]:
-        """What is known of the shards that `urls` names, in order; see `find_shards` for the errors."""
+        """The shards that `urls` names, in order; see `find_shards` for the errors."""
         found: list[ShardInfo | str] = []
         for url in expand_urls(urls):
             found += self._resolve(url)
@@ -131,7 +131,7 @@ class Finder:
         return [named[url] if isinstance(url, str) else self._looked_at(url) for url in found]
 
     def names(self, urls: Urls) -> list[str]:
-        """The urls of the shards alone; those that are named are not looked at."""
+        """The urls of the shards alone; those named one by one are not looked up."""
         found = [match for url in expand_urls(urls) for match in self._resolve(url)]
         names = [url if isinstance(url, str) else url.url for url in found]
         refuse_repetitions(names)
@@ -144,10 +144,10 @@ class Finder:
         return found
 
     def _resolve(self, url: str) -> Sequence[ShardInfo | str]:
-        """The shards that one expanded url stands for; those that are named are looked at later, together."""
+        """The shards that one expanded url stands for; those named one by one are looked up later, together."""
         folder, _, name = url.rpartition("/")
         if folder in self._plain_folders and _PLAIN_NAME.fullmatch(name):
-            return [url]  # as the one before it: lists are long
+            return [url]  # the fast path for long lists
         storage = self._storages.for_url(url)
         written, url = url, storage.absolute(url)
         refuse_unknown_compression(url)
@@ -176,7 +176,7 @@ class Finder:
         """The index of a folder that stands for all of its shards; without one, they must be complete."""
         known = None if self._indexes is None else self._indexes.of_folder(folder)
         if known is None and self._indexes is not None:
-            self._indexes.refuse_unfinished(folder)  # before they are listed, for a writer may be at work
+            self._indexes.refuse_unfinished(folder)  # before listing, since a writer may be running
         return known
 
     def _in_local_folder(self, storage: Storage, folder: str) -> Sequence[ShardInfo | str]:
@@ -224,7 +224,7 @@ class Finder:
             raise _no_shards(storage, folder, exc) from None
 
     def _look_up(self, urls: Sequence[str]) -> dict[str, ShardInfo]:
-        """What is known of shards that are named one by one."""
+        """Look up shards that are named one by one."""
         found: dict[str, ShardInfo] = {}
         by_folder: dict[str, list[str]] = {}
         for url in urls:
@@ -242,10 +242,10 @@ class Finder:
             for folder, named in by_folder.items()
             if len(named) == 1 and protocol_of(folder) not in WEB
         }
-        with Looks(self._storages, alone.values()) as looks:
+        with InfoRequests(self._storages, alone.values()) as requests:
             for folder, named in by_folder.items():
                 if folder in alone:
-                    found[alone[folder]] = looks.info(alone[folder])
+                    found[alone[folder]] = requests.info(alone[folder])
                 else:
                     found |= self._look_up_in(folder, named)
         return found
@@ -263,7 +263,7 @@ class Finder:
             ) from None
 
     def _counted(self, urls: Urls, error: ShardNotFoundError) -> ShardNotFoundError:
-        """The error for the first missing shard; where braces name it among others that exist, with how many do."""
+        """The error for the first missing shard; if braces name it among existing ones, with their number."""
         for item in [urls] if isinstance(urls, str | os.PathLike) else urls:
             pattern = os.fspath(item)
             if "{" not in pattern:
@@ -326,7 +326,7 @@ def _no_shards(storage: Storage, folder: str, error: StorageError) -> StorageErr
 
 
 _MOST_LOOKED_INTO = 16
-"""Of the folders in a folder: remotely each of them costs a request, and an ImageFolder may have thousands."""
+"""Subfolders: remotely each costs a request, and an ImageFolder may have thousands."""
 
 
 def shards_in(storage: Storage, folder: str) -> Sequence[ShardInfo]:
@@ -335,7 +335,7 @@ def shards_in(storage: Storage, folder: str) -> Sequence[ShardInfo]:
 
 
 def folder_advice(storage: Storage, folder: str) -> str:
-    """What may have been meant by a folder that holds no shards; looks at what lies in it."""
+    """Advice on a folder without shards, by what lies in it."""
     if _is_being_packed(storage, folder):
         return SHARDIFY_ADVICE
     inside = [found.url.rstrip("/") for found in storage.list(f"{escaped(folder)}/*", folders=True)]

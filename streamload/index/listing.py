@@ -1,4 +1,4 @@
-"""From what a user names to the list of shards, with sizes and with what indexes say about them."""
+"""From what a user names to the list of shards, with their sizes and their index entries."""
 
 from __future__ import annotations
 
@@ -76,23 +76,23 @@ def list_shards(
     folder are sorted. A folder stands for the shards in its index, or for its tar files where it has none.
 
     A remote folder costs one request for its index, and where it has none one for the mark of an interrupted writer
-    and one listing; what an index says of a remote shard is taken from it, and a shard that was changed since shows
-    when it is read. Web servers cannot list: the sizes of their shards are `UNKNOWN_BYTES` where no index has them.
+    and one listing; the entry of a remote shard is trusted, and a shard that has changed is found when it is
+    read. Web servers cannot list: the sizes of their shards are `UNKNOWN_BYTES` where no index has them.
 
     Args:
         urls: a string or path, or a list of them: shards, patterns, folders.
-        index: a folder with an index for shards that lie elsewhere: `.streamload` itself or the folder around it. It
-            is asked instead of the indexes beside the shards. It may be remote.
+        index: a folder with an index for shards elsewhere: `.streamload` itself or its parent. It replaces the indexes
+            beside the shards, and may be remote.
         storages: how remote storage is read; by default without options.
-        indexes_read: takes the indexes that know some of the shards, by folder, for whoever needs them afterwards.
+        indexes_read: receives the indexes of some of the shards, by folder, for later use.
 
     Raises:
         TypeError, ValueError: `urls` is of the wrong kind, names a storage or a compression that is not known, or
             names a shard twice.
         ShardNotFoundError: a shard is missing, or a pattern or a folder stands for nothing.
-        StorageError: a shard cannot be looked at.
-        DatasetIndexError: an index is broken, or does not belong to its shards; or whoever wrote the shards was
-            interrupted, or is still at work.
+        StorageError: a shard cannot be looked up.
+        DatasetIndexError: an index is broken, or does not belong to its shards; or the writer of the shards was
+            interrupted, or is still running.
     """
     storages = Storages() if storages is None else storages
     indexes = IndexLookup(index, storages)

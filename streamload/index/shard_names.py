@@ -1,4 +1,4 @@
-"""The names of shards: folder and last component of a url, and what names are refused."""
+"""The names of shards: of a url, and of the numbered shards that a writer makes, finds and removes."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def is_shard_name(name: str) -> bool:
 
 
 def refuse_unknown_compression(url: str) -> None:
-    """Raises ValueError for a shard that is compressed in a way that cannot be read."""
+    """Raise ValueError for an unsupported compression."""
     if _UNKNOWN_COMPRESSION.search(url):
         raise ValueError(
             f"urls names {without_secrets(url)!r}, but shards compressed this way are not supported; decompress them, "
@@ -66,7 +66,7 @@ def refuse_unknown_compression(url: str) -> None:
 
 
 def refuse_repetitions(found: Sequence[str]) -> None:
-    """Raises ValueError if a shard is named twice."""
+    """Raise ValueError if a shard is named twice."""
     plain = [os.path.normpath(url) if url.startswith("/") else url for url in found]
     if len(set(plain)) == len(plain):
         return
@@ -89,9 +89,9 @@ class ShardNaming:
     """A name such as `shard-%06d.tar`, taken apart.
 
     Attributes:
-        before: what stands before the number.
-        digits: how many digits the number has at least.
-        after: what stands behind the number.
+        before: the text before the number.
+        digits: the least number of digits.
+        after: the text after the number.
     """
 
     before: str
@@ -149,7 +149,7 @@ def destination_of(pattern_or_folder: str | os.PathLike[str], prefix: str) -> tu
 
 
 def remove_shards(folder: str, shards: ShardNaming) -> None:
-    """Remove all shards of a name, after their entries in the index beside them, so that none of those is ever stale.
+    """Remove all shards of a name, after their index entries, so that no entry is ever stale.
 
     Raises:
         OSError: something cannot be removed.
@@ -161,7 +161,7 @@ def remove_shards(folder: str, shards: ShardNaming) -> None:
 
 
 def remove_stale_entries(folder: str, shards: ShardNaming) -> None:
-    """Remove what the index says of shards of a name that are all gone, because someone deleted them by hand.
+    """Remove the index entries of shards of a name if all of these shards were deleted by hand.
 
     Raises:
         OSError: something cannot be removed.
@@ -172,7 +172,7 @@ def remove_stale_entries(folder: str, shards: ShardNaming) -> None:
 
 
 def remove_entries(folder: str, shards: ShardNaming) -> None:
-    """Remove what the index in a folder says of all shards of a name, whether or not they are there.
+    """Remove the index entries of all shards of a name, whether or not the shards exist.
 
     Raises:
         OSError: something cannot be removed.

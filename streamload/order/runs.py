@@ -213,7 +213,7 @@ class RunSequence:
         return shards, numbers if self._repeats is None else self._repeats.find(shards, numbers)[0]
 
     def repeats(self, positions: IntArray) -> IntArray:
-        """For each position how often its sample may have come before, int64."""
+        """For each position how often its sample may have arrived before, int64."""
         run, numbers = self._find(positions)
         assert self._runs is not None
         return self._runs.passes[run] if self._repeats is None else self._repeats.find(self.order[run], numbers)[1]

@@ -1,8 +1,8 @@
 """The chain of headers through a tar archive, from the first to the end-of-archive marker, as far as it has arrived.
 
-Runs of plain headers are taken as `headers` finds them. Whatever is not plain is read again by `tar.parse_header`, in
-order, so the first damaged header is the one that is reported, however far walking went astray behind it. Payload
-pages are never touched, but for those of extension headers.
+Runs of plain headers are taken from `header_arrays`. Anything else is read again by `parse_header`, in order, so the
+first damaged header is the one that is reported, wherever walking went after it. No payload pages are touched except
+those of extension headers.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ _BYTES_AT_ONCE = 1 << 20
 
 
 class NotArrivedError(Exception):
-    """Bytes are wanted that have not arrived yet.
+    """Bytes that are needed have not arrived yet.
 
     Attributes:
-        needs: the end of what has to be there.
+        needs: the end of the bytes that must have arrived.
     """
 
     def __init__(self, needs: int) -> None:
@@ -57,9 +57,9 @@ class NotArrivedError(Exception):
 
 
 class ArchivePart:
-    """Bytes `start` to `available` of an archive, by their places in the archive.
+    """Bytes `start` to `available` of an archive, addressed by their offsets in the archive.
 
-    Nothing outside of them is ever touched: it may not have arrived yet, or may have been freed already.
+    Nothing else is touched: it may not have arrived yet, or may have been freed already.
 
     Attributes:
         octets: uint8[available - start], the bytes.
@@ -71,11 +71,10 @@ class ArchivePart:
     def __init__(
         self, data: NDArray[np.uint8], start: int, available: int, total: int | None, *, first: int = 0
     ) -> None:
-        """Take the bytes from `data`, which has those of the archive from `first` up to `available` at least.
+        """Take the bytes from `data`, which holds those of the archive from `first` to at least `available`.
 
         Raises:
-            ValueError: the numbers make no sense: `start` is not a multiple of 512, or more bytes than `data` or the
-                archive have are said to be there.
+            ValueError: `start` is not a multiple of 512, or `available` exceeds `data` or the archive.
         """
         end = first + len(data)
         most = end if total is None else min(total, end)
@@ -88,7 +87,7 @@ class ArchivePart:
 
     @property
     def limit(self) -> int:
-        """Where the archive ends; a number that no archive reaches where that is not known."""
+        """Where the archive ends; where that is unknown, a number that no archive reaches."""
         return _UNBOUNDED_BYTES if self.total is None else self.total
 
     @property
@@ -108,7 +107,7 @@ class ArchivePart:
         return self.octets[first : first + size].tobytes()
 
     def first_nonzero(self, position: int) -> int | None:
-        """Where the block with the first byte starts that is not zero, looking from `position` on; None if all are."""
+        """The start of the block with the first nonzero byte from `position` on; None if all are zeros."""
         for first in range(position - self.start, len(self.octets), _BYTES_AT_ONCE):
             found = np.flatnonzero(self.octets[first : first + _BYTES_AT_ONCE])
             if len(found):
@@ -119,17 +118,17 @@ class ArchivePart:
 _MARKER_BYTES = 2 * BLOCK_BYTES
 _USUAL_RECORD_BYTES = 20 * BLOCK_BYTES
 _LONG_RECORDS = [1 << power for power in range(5, 16)]
-"""Blocks of a longer record that is usual too: `tar -b 32` to `-b 32768`."""
+"""Blocks of longer records that are also usual: `tar -b 32` to `-b 32768`."""
 
 _MOST_RECORD_BLOCKS = 32_768
-"""The longest record, 16 MiB, that is taken for one: `tar -b 32768`."""
+"""The longest record that is accepted, 16 MiB: `tar -b 32768`."""
 
 
 class EndNotArrivedError(NotArrivedError):
-    """The end-of-archive marker is there, and what follows it has not arrived completely; so far it is as it must be.
+    """The end-of-archive marker is there, and what follows has not arrived completely; so far it is valid.
 
     Attributes:
-        reached: the check can go on from here as if this were where the mark begins.
+        reached: the check can continue from here as if the marker began here.
     """
 
     def __init__(self, needs: int, reached: int) -> None:
@@ -138,21 +137,21 @@ class EndNotArrivedError(NotArrivedError):
 
 
 def check_end(part: ArchivePart, position: int, url: str, *, strict: bool) -> bool:
-    """Check what stands where the headers end: the mark and nothing but zeros behind it.
+    """Check what follows the last member: the marker and nothing but zeros after it.
 
     Args:
         part: the bytes that have arrived.
         position: where a header would start; the block there is zero, or does not lie within the archive.
         url: the shard, for errors.
-        strict: False accepts that the mark is missing.
+        strict: False accepts a missing marker.
 
     Returns:
-        Whether it is missing.
+        Whether the marker is missing.
 
     Raises:
-        ShardFormatError: the mark is missing or broken, or something follows it.
-        EndNotArrivedError: the mark is in order; zeros behind it have not come.
-        NotArrivedError: other bytes are wanted before anything can be said.
+        ShardFormatError: the marker is missing or broken, or something follows it.
+        EndNotArrivedError: the marker is valid; the zeros after it have not arrived.
+        NotArrivedError: more bytes are needed for any answer.
     """
     total = part.limit
     if total - position < BLOCK_BYTES and total != position:
@@ -176,7 +175,7 @@ def check_end(part: ArchivePart, position: int, url: str, *, strict: bool) -> bo
         )
     _check_zeros(part, position + _MARKER_BYTES, url)
     if not part.whole:
-        # The last two blocks that have arrived are zeros like the mark itself, and can stand for it.
+        # The last two blocks that have arrived are zeros like the marker itself, and can stand for it.
         reached = max(position, part.available // BLOCK_BYTES * BLOCK_BYTES - _MARKER_BYTES)
         raise EndNotArrivedError(min(part.available + BLOCK_BYTES, total), reached)
     if total % BLOCK_BYTES:
@@ -187,11 +186,11 @@ def check_end(part: ArchivePart, position: int, url: str, *, strict: bool) -> bo
 def is_cut_in(read: Callable[[int, int], bytes], offset: NDArray[np.int64], size: NDArray[np.int64]) -> bool:
     """Whether zeros may have taken the place of the end of the last payload, or of everything.
 
-    A file that was given its size at once and not written to its end breaks off within a payload, nearly always: then
-    at least the payload's last block is zeros.
+    A preallocated file that was not written to its end nearly always breaks off within a payload: then at least the
+    payload's last block is zeros.
 
     Args:
-        read: gives the bytes from one place, in which the offsets are counted, to another.
+        read: gives the bytes between two offsets.
         offset: int64[M], the first byte of each payload of a sample.
         size: int64[M], the bytes of each.
     """
@@ -202,21 +201,21 @@ def is_cut_in(read: Callable[[int, int], bytes], offset: NDArray[np.int64], size
 
 
 def check_zeros_behind(end: int, total: int, url: str, *, strict: bool, cut: bool) -> None:
-    """Refuse an archive that goes on with zeros where no writer puts so many, after all else has been checked.
+    """Refuse an archive that ends in more zeros than any writer leaves; the last check of all.
 
-    Tar fills up its last record with zeros: 10,240 bytes unless told otherwise, and `tar -b` takes any number of
-    blocks. Where a file that was given its size at once was not written to its end, the rest of it is zeros too, and
-    the archive would only seem to be shorter; so unusual records are believed only where the last payload is whole.
+    Tar fills its last record with zeros: 10,240 bytes by default, and `tar -b` takes any number of blocks. A
+    preallocated file that was not written to its end also ends in zeros, and would pass for a shorter archive; so
+    unusual record sizes are accepted only where the last payload is whole.
 
     Args:
         end: where the end-of-archive marker begins.
         total: the size of the archive.
         url: the shard, for errors.
         strict: False accepts it.
-        cut: as `is_cut_in` finds.
+        cut: see `is_cut_in`.
 
     Raises:
-        ShardFormatError: no record that divides the archive into whole ones is as long.
+        ShardFormatError: no record size of which the archive is a multiple has room for so many zeros.
     """
     zeros = total - end
     if not strict or zeros < _USUAL_RECORD_BYTES + _MARKER_BYTES:
@@ -280,13 +279,12 @@ class TarMembers:
         names: the full name of each.
         offset: int64[M], first byte of each payload; its header is the 512 bytes before it.
         size: int64[M], payload bytes.
-        skipped: where other members' headers start, each with the reason why it is none of these.
+        skipped: where the headers of other members start, each with the reason for skipping it.
         missing_end: True if the end-of-archive marker is missing.
-        end: where the archive's members end, which is where its end-of-archive marker begins; None where more may
-        follow. What lies
-            behind it may still have to be checked.
-        reached: where reading has to go on: at the first header of a member that has not arrived completely with all
-            its headers, or in the zeros of the end-of-archive marker.
+        end: where the end-of-archive marker begins; None where more members may follow. What lies behind it may still
+            have to be checked.
+        reached: where reading continues: at the first header of a member whose headers have not all arrived, or in the
+            zeros of the end-of-archive marker.
         needs: the end of the bytes that must be there to get further, or None if everything has been read and checked.
     """
 
@@ -321,11 +319,11 @@ def read_chain(data: NDArray[np.uint8], url: str, *, strict: bool = True) -> Tar
     Args:
         data: uint8[n], the whole archive; contiguous.
         url: the shard, for errors.
-        strict: False lets an archive pass that ends at the end of a member, without its end-of-archive marker.
+        strict: False accepts an archive that ends with a member, without its end-of-archive marker.
 
     Raises:
-        ShardFormatError: the archive is damaged, cut, or uses what cannot be read in place; `offset` is where the
-            first header (or block of the end-of-archive marker) starts that is not right.
+        ShardFormatError: the archive is damaged, cut, or uses what cannot be read in place; `offset` is the
+            start of the first invalid header (or block of the end-of-archive marker).
     """
     return read_chain_part(ArchivePart(data, 0, len(data), len(data)), url, strict=strict)
 
@@ -389,7 +387,7 @@ class _Chain:
         done = 0
         paths: dict[int, bytes] = {}
         for row, names_plain in run.not_plain():
-            if row < done:  # it belongs to an oddity before it
+            if row < done:  # it belongs to the odd member before it
                 continue
             if names_plain and self._read_plain_extension(run, row, paths):
                 continue
@@ -399,12 +397,12 @@ class _Chain:
             while after is not None and done <= count and starts[done] < after:
                 done += 1
             if after is None or done > count or starts[done] != after:
-                return after  # walking went another way
+                return after  # the walk had gone another way
         self._add_plain(run, done, count, paths)
         return int(starts[count])
 
     def _read_plain_extension(self, run: HeaderRun, row: int, paths: dict[int, bytes]) -> bool:
-        """Take in an extension header before a plain member; False if it says more than the member's name."""
+        """Read an extension header before a plain member; False if it sets more than the member's name."""
         position, size = int(run.starts[row]), int(run.sizes[row])
         if size > MAX_RECORDS_BYTES:
             return False
@@ -418,7 +416,7 @@ class _Chain:
         return not records.get(b"size")
 
     def _add_plain(self, run: HeaderRun, first: int, end: int, paths: dict[int, bytes]) -> None:
-        """Take in the plain members from row `first` up to `end` of a run; `paths` has names for some rows."""
+        """Record the plain members from row `first` up to `end` of a run; `paths` has names for some rows."""
         rows = first + np.flatnonzero(run.plain[first:end])
         if not len(rows):
             return
@@ -441,7 +439,7 @@ class _Chain:
             Where the next header starts; None if the archive ends here.
 
         Raises:
-            NotArrivedError: some of these bytes have not come; nothing of the member was taken in.
+            NotArrivedError: some of these bytes have not arrived; nothing of the member was recorded.
         """
         self._reached = position
         extensions = _Extensions()
@@ -470,7 +468,7 @@ class _Chain:
         return None
 
     def _read_extension(self, header: TarHeader, position: int, extensions: _Extensions) -> int:
-        """Take in a pax header or a GNU long name; where the next header starts."""
+        """Read a pax header or a GNU long name; returns where the next header starts."""
         if extensions.start_of.setdefault(header.typeflag, position) != position and header.typeflag not in _REPEATABLE:
             raise self._error(
                 f"two {_EXTENSIONS[header.typeflag]}s before one member, of which readers make different things; "
@@ -491,7 +489,7 @@ class _Chain:
         return after
 
     def _read_global(self, header: TarHeader, position: int, extensions: _Extensions) -> int:
-        """Take in a pax header for all members that follow, which may say nothing of names and sizes."""
+        """Read a pax header for all members that follow, which may set neither names nor sizes."""
         self._refuse_orphans(extensions)
         payload, after = self._extension_payload(header, position)
         refused = {b"path", b"size"} & parse_records(payload, self._url, position).keys()
@@ -514,7 +512,7 @@ class _Chain:
         return self._part.read(start, size), start + padded(size)
 
     def _add_member(self, header: TarHeader, position: int, extensions: _Extensions) -> int:
-        """Take in a member of any kind; where the next header starts."""
+        """Record a member of any kind; returns where the next header starts."""
         kind, start = header.typeflag, position + BLOCK_BYTES
         if kind in _NO_PAYLOAD:
             self._skipped.append((position, _NO_PAYLOAD[kind]))

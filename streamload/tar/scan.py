@@ -1,4 +1,9 @@
-"""A whole shard to its table of samples: from memory, or from a file that is read and not mapped."""
+"""A shard to its table of samples: whole, from memory or from a file, or piece by piece while it arrives.
+
+Headers precede payloads, so a sample is known to be complete only when the next header has been read. `scan_prefix`
+leaves what is incomplete to the next call, which begins at the sample's first header. The calls share nothing, so each
+may run in another process; `GrowingTable` puts their results together.
+"""
 
 from __future__ import annotations
 
@@ -46,10 +51,10 @@ _MOST_LABEL_BYTES = 64
 
 _WINDOW_BYTES = 1 << 20
 _FAR_APART_BYTES = 256 << 10
-"""From this mean distance on headers are read one by one, and what lies between them is not."""
+"""From this mean distance on, headers are read one by one and payloads are not read."""
 
 Gather = Callable[[NDArray[np.int64], NDArray[np.int64]], tuple[Bytes, NDArray[np.int64]]]
-"""Gives the bytes of some places (offsets, sizes) of a shard, and where each of them begins in what is given."""
+"""Gives the bytes at some (offsets, sizes) of a shard, and where each of them begins in the result."""
 
 
 def scan_shard(
@@ -62,15 +67,14 @@ def scan_shard(
 ) -> ShardTable:
     """Find the samples of an uncompressed tar archive, trusting nothing.
 
-    Every header is verified, and so is the end of the archive; what is returned is all that the archive holds.
-    Nothing in the table refers to `data`, and payloads are not read unless asked for.
+    Every header and the end of the archive are verified; the table has everything that the archive holds.
+    Nothing in the table refers to `data`, and payloads are read only for `crc32` and `labels`.
 
     Args:
-        data: uint8[n], the whole shard, contiguous; a mapped file only in a process that may die of one that is cut.
+        data: uint8[n], the whole shard, contiguous; a mapped file only in a process that may die of a truncated one.
         url: the shard, for errors.
         strict: False accepts a missing end-of-archive marker, which is then counted in `skipped`, and an archive that
-        is
-            followed by more zeros than tar writes; nothing else.
+            ends in more zeros than tar writes; nothing else.
         crc32: compute the crc32 of every payload, which reads the whole shard.
         labels: read the labels; they are None if some sample has no `cls`, or one that is not a decimal integer.
 
@@ -92,14 +96,14 @@ def scan_shard(
 def scan_file(
     descriptor: int, shard_bytes: int, url: str, *, strict: bool = True, crc32: bool = False, labels: bool = False
 ) -> ShardTable:
-    """`scan_shard` of an open file of which nothing is mapped, so that it may be cut meanwhile.
+    """`scan_shard` of an open file, without mapping it, so that it may be truncated meanwhile.
 
-    What lies between headers is not read where these are far apart.
+    Payloads are not read where headers are far apart.
 
     Args:
         descriptor: the file.
         shard_bytes: its size.
-        url: as for `scan_shard`, as all that follows.
+        url: as for `scan_shard`, like all that follows.
         strict: see there.
         crc32: see there.
         labels: see there.
@@ -157,7 +161,7 @@ def _chain_of(descriptor: int, shard_bytes: int, url: str, *, strict: bool) -> T
 
 
 def _crc32_at(descriptor: int, offset: int, size: int, url: str, shard_bytes: int) -> int:
-    """The crc32 of one payload, of which no more than a window is held at once."""
+    """The crc32 of one payload, read window by window."""
     checksum, end = 0, offset + size
     while offset < end:
         data = os.pread(descriptor, min(end - offset, _WINDOW_BYTES), offset)
@@ -179,7 +183,7 @@ def _shorter(url: str, shard_bytes: int) -> ShardChangedError:
 def _whole_table(
     members: TarMembers, shard_bytes: int, url: str, read: Callable[[int, int], bytes], *, strict: bool
 ) -> ShardTable:
-    """The samples of a whole archive's members; `read` gives bytes of it from a place to another."""
+    """The samples of a whole archive's members; `read` gives the bytes between two offsets."""
     samples = group_members(members.names, members.offset - BLOCK_BYTES, url)
     offset, size = members.offset[samples.member], members.size[samples.member]
     if members.end is not None:
@@ -241,8 +245,8 @@ class ScannedPiece:
             samples lies before `resume`.
         resume: where the next call must begin; where the shard's size is known it may lie behind what was available.
             No scan needs what lies before.
-        needs: the end of the bytes that must be there before the next call can get further, always more than were
-            there; or None if there is nothing left to scan.
+        needs: the end of the bytes that the next call needs to make progress, always beyond `available`; None if there
+            is nothing left to scan.
         end: where the end-of-archive marker begins, if this piece has reached it.
         cut: whether zeros may have taken the place of the last payload's end; False where `end` is None.
     """
@@ -272,9 +276,8 @@ def scan_prefix(
     """Find the samples that are whole in bytes `start` to `available` of an uncompressed tar archive.
 
     Nothing outside of these bytes is looked at. All checks of `scan_shard` are made, each as soon as its bytes have
-    come; `GrowingTable` makes those that concern several pieces: a key that comes again, and zeros behind the end. Of
-    several faults the one whose bytes come first is raised, which with a whole shard need not be the one that
-    `scan_shard` names.
+    arrived; `GrowingTable` makes those that concern several pieces: a repeated key, and zeros after the end. Of several
+    faults the one whose bytes arrive first is raised, which need not be the one that `scan_shard` names.
 
     Args:
         data: maps the shard from its first byte to `available` at least.
@@ -287,7 +290,7 @@ def scan_prefix(
 
     Raises:
         ShardFormatError: as for `scan_shard`.
-        ValueError: the numbers make no sense; see `ArchivePart`.
+        ValueError: the numbers contradict each other; see `ArchivePart`.
     """
     octets = np.frombuffer(data, np.uint8) if len(data) else np.empty(0, np.uint8)
     members = read_chain_part(ArchivePart(octets, start, available, total), url, strict=strict)
@@ -309,7 +312,7 @@ def scan_prefix(
 
 
 def _end_of(members: TarMembers, member: int) -> int:
-    """Where the next header stands behind a member, be it a member's own, an extension header or another kind."""
+    """Where the next header, of any kind, starts after a member."""
     return int(members.offset[member]) + padded(int(members.size[member]))
 
 
@@ -340,17 +343,17 @@ _FIRST_ROOM = 1_024
 
 
 class GrowingTable:
-    """Takes a shard's pieces in their order. What all calls cost together is in proportion to the shard's members.
+    """Joins a shard's pieces in order. All calls together cost time proportional to the shard's members.
 
     Attributes:
-        table: all samples so far. It is not changed when a piece is added but replaced by a longer one, in which
-            samples and members keep their numbers. Its `shard_bytes` is UNKNOWN_BYTES while the size is not known.
+        table: all samples so far. Adding a piece replaces it by a longer one, in which samples and members keep their
+            numbers. Its `shard_bytes` is UNKNOWN_BYTES while the size is not known.
         resume: where the next scan must begin.
         needs: the end of the bytes that the next scan needs; None when there is none.
     """
 
     def __init__(self, url: str, *, strict: bool = True) -> None:
-        """Begin with no piece; `url` is the shard, for errors, and `strict` as for `scan_shard`."""
+        """Start empty; `url` is the shard, for errors, and `strict` as for `scan_shard`."""
         self.resume = 0
         self.needs: int | None = BLOCK_BYTES
         self._url = url
@@ -376,11 +379,11 @@ class GrowingTable:
         return self.needs is None
 
     def add(self, piece: ScannedPiece) -> ShardTable:
-        """Take in the next piece; all samples so far.
+        """Append the next piece; returns all samples so far.
 
         Raises:
-            ShardFormatError: a key comes again behind another key, there are too many different fields or too long
-                keys, or more zeros behind the end than any writer puts there. No more pieces can be added then.
+            ShardFormatError: a key is repeated, there are too many fields or too long keys, or the archive ends in more
+                zeros than any writer leaves. Then no more pieces can be added.
             ValueError: the piece does not begin where the last one ended.
         """
         if piece.start != self.resume:
@@ -444,7 +447,7 @@ class GrowingTable:
 
 
 class _Column:
-    """An array with room behind it, which is doubled when it is used up. What is filled never changes."""
+    """An array that grows by doubling; what is filled never changes."""
 
     def __init__(self, dtype: type[np.generic]) -> None:
         self.count = 0
@@ -475,7 +478,7 @@ def _sample_offsets(table: ShardTable) -> NDArray[np.int64]:
 
 
 def _without_room(table: ShardTable) -> ShardTable:
-    """The same table in memory of its own size."""
+    """The same table without spare room."""
     return replace(
         table,
         member_offset=table.member_offset.copy(),
