@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from streamload.errors import LoaderStateError
-from streamload.order.sampling import Choice, Sampled
+from streamload.order.sampling import Sampled, Sampling
 from streamload.order.slices import rank_bounds
 from streamload.text import counted
 
@@ -38,7 +38,7 @@ class OrderOptions:
         batch_size: rows of one rank's batch.
         drop_last: drop the samples at the end that fill no global batch.
         pad: fill a short last batch up to a multiple of the world size with the first samples of the order.
-        sampling: what an epoch is made of; None for every sample once. What a sampler has named is not shuffled.
+        choice: the sampling; None for every sample once. A sampler's samples are not shuffled.
 
     Raises:
         ValueError: a number is too small.
@@ -51,7 +51,7 @@ class OrderOptions:
     batch_size: int
     drop_last: bool
     pad: bool
-    choice: Choice | None = None
+    choice: Sampling | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("seed", 0), ("window", 0), ("lanes", 1), ("batch_size", 1)):

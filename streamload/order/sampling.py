@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from streamload.order.randomness import CounterDraws, as_uniforms, philox_key
 
-__all__ = ["Choice", "Mixed", "Sampled", "Stretched", "Weighted"]
+__all__ = ["Mixed", "Sampled", "Sampling", "Stretched", "Weighted"]
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
@@ -124,7 +124,7 @@ class Weighted:
         return turns
 
 
-Choice = Stretched | Weighted | Sampled | Mixed
+Sampling = Stretched | Weighted | Sampled | Mixed
 
 
 def _mixed(words: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -131,7 +131,7 @@ def check(
     """Make sure that a loader reads in the order that a state was saved in.
 
     The window is compared only where it has an effect, that is with shuffle; lanes only where the loader was given
-    a number (None takes over the state's). Of `sampling`, which holds what the loader has of the state's values that
+    a number (None takes over the state's). Of `choice`, which holds what the loader has of the state's values that
     may be None, the first word of `sampler` is compared: the rest of it is the order's digest.
 
     Raises:

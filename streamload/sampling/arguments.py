@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from streamload.index.labels import Labels
 from streamload.order.epoch_start import EpochStart
 from streamload.order.options import MAX_SAMPLES, OrderOptions, full_batches_and_last_rows
-from streamload.order.sampling import Choice, Mixed, Sampled, Stretched, Weighted
+from streamload.order.sampling import Mixed, Sampled, Sampling, Stretched, Weighted
 from streamload.order.state import LoaderState
 from streamload.sampling.mixture import Mixture
 from streamload.sampling.sampler import SamplerDraws
@@ -37,7 +37,7 @@ class SamplingOptions:
 
     Attributes:
         lanes: how many lanes the order has at first.
-        choice: what the order depends on; None before `resolve`, or where every sample comes once.
+        choice: the order's sampling; None before `resolve`, or where every sample comes once.
 
     Raises:
         TypeError, ValueError: they make no sense, or don't go together.
@@ -62,7 +62,7 @@ class SamplingOptions:
                 f"lanes={lanes!r} and sampler don't go together: a sampler gives the order; leave lanes out"
             )
         self.lanes = 1 if sampler is not None else lanes or world_size
-        self.choice: Choice | None = None
+        self.choice: Sampling | None = None
         if mixture is not None and (weights is not None or sampler is not None):
             raise ValueError(
                 "weights and sampler don't go together with a Mixture, which has weights of its own; leave one out"
@@ -161,9 +161,9 @@ class SamplingOptions:
         if self._mixture is not None:
             self.choice = Mixed(edges, tuple(self._mixture.shares.values()), self._block, self._epoch_size)
         else:
-            self.choice = self._choice(None if labels is None else labels())
+            self.choice = self._sampling_of(None if labels is None else labels())
 
-    def _choice(self, labels: Labels | None) -> Choice | None:
+    def _sampling_of(self, labels: Labels | None) -> Sampling | None:
         if self._sampler is not None:
             return Sampled()
         if isinstance(self._weights, np.ndarray):
