@@ -224,7 +224,7 @@ def test_a_worker_that_is_killed_is_replaced(server: FaultServer) -> None:
         for step, batch in enumerate(loader):
             got += batch[0].tolist()
             if step in (2, 9):
-                children("decode.worker")[0].kill()
+                children("workers.worker")[0].kill()
         assert loader.statistics().restarted_workers >= 1
     assert got == LABELS
 
