@@ -32,7 +32,8 @@ from streamload.fetch.cache.eviction import CachedFile, files_to_evict
 from streamload.fetch.cache.next_use import OrderNextUse, numbers_by_key
 from streamload.fetch.cache.partial_shard import cached_bytes
 from streamload.fetch.cache.shard_identity import ShardIdentity
-from streamload.order.plan import OrderOptions, shards_in_order
+from streamload.order.plan import OrderOptions
+from streamload.order.sequence import shards_in_order
 
 ORDER = OrderOptions(seed=0, shuffle=True, window=0, lanes=1, batch_size=1, drop_last=False, pad=False)
 

@@ -29,6 +29,9 @@ __all__ = [
     "TransformError",
     "TransientStorageError",
     "WorkerError",
+    "without_credentials",
+    "without_secrets",
+    "without_signature",
 ]
 
 _LOGIN = re.compile(
@@ -77,7 +80,7 @@ def without_signature(url: str) -> str:
     """A web address without the parameters that sign it, which differ each time that it is signed, and no others.
 
     For keys of caches, since the same object is found again by it. A signature says who may read and until when, and
-    does not choose what is read. A server may give these names another meaning all the same, so this is safe only in
+    does not choose what is read. A server may still give these names another meaning, so this is safe only in
     a key that holds the ETag and the size of the answer too: then another object or version has another key. Names
     that are not a signature's alone (`Expires`, `st`) are left out only beside a `Signature` or `sig`.
 

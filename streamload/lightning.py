@@ -33,5 +33,5 @@ class LightningLoader(StreamLoader):
         return _BatchSampler(self)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        """Begin a pass when its first batch is asked for: Lightning makes iterators before it tells the epoch."""
+        """Begin a pass when its first batch is requested: Lightning makes iterators before it tells the epoch."""
         yield from self._begin()

@@ -12,10 +12,10 @@ from threading import RLock
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 
+from streamload.arguments import advises, as_python, no_attribute
 from streamload.decode.tasks import OnError
-from streamload.environment.found_rank import check_found_rank, goes_by_found_rank
+from streamload.environment.launchers import check_found_rank, goes_by_found_rank
 from streamload.errors import LoaderStateError, SampleError, without_secrets
-from streamload.numpy_scalars import as_python
 from streamload.options import DEFAULT_WINDOW, Options, Transform, rank_and_world_size
 from streamload.order.epoch_start import EpochStart
 from streamload.order.plan import batches_per_rank
@@ -34,7 +34,6 @@ from streamload.trainer.feeder_link import FeederLink
 from streamload.trainer.page_locked import cuda_registry
 from streamload.trainer.passes import Cursor, Pass
 from streamload.trainer.skipped_members import NothingLeft
-from streamload.unknown_names import advises, no_attribute
 
 __all__ = ["StreamLoader"]
 

@@ -1,6 +1,6 @@
-"""What is logged in a process of ours is handled in the trainer's, where the user's loggers, levels and handlers are.
+"""Records logged in our own processes are handled in the trainer's, which has the user's loggers, levels and handlers.
 
-A process without handlers of its own drops all below a warning, and writes warnings to stderr, past the user's files.
+A process without handlers drops everything below a warning, and writes warnings to stderr, past the user's files.
 """
 
 from __future__ import annotations

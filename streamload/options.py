@@ -1,4 +1,4 @@
-"""What a loader was asked for, checked: every wrong argument is refused by name, with its value and what is right."""
+"""The arguments of a loader, checked: every wrong argument is refused by name, with its value and what is right."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import cloudpickle
 
-from streamload.byte_sizes import parse_bytes
+from streamload.arguments import parse_bytes
 from streamload.decode.array_files import DECOMPRESSED_LIMIT_BYTES
 from streamload.decode.failure import Attempt
 from streamload.decode.job_pickle import PickledJob, pickle_job
@@ -26,7 +26,7 @@ from streamload.fetch.fetch_options import Fetching
 from streamload.order.options import MAX_LANES, MAX_SAMPLES
 from streamload.order.plan import OrderOptions
 from streamload.schedule.scheduler import PipelineSettings
-from streamload.storage.private_folder import refuse_url, why_not_own
+from streamload.storage.local_files import refuse_url, why_not_private
 from streamload.storage.storages import Storages
 from streamload.text import counted
 from streamload.warn_at_caller import warn_at_caller
@@ -365,7 +365,7 @@ def _check_can_be_used(name: str, folder: str) -> None:
 
     One that is there may be full already, and only to be read.
     """
-    if (foreign := why_not_own(shards_folder(folder))) is not None:
+    if (foreign := why_not_private(shards_folder(folder))) is not None:
         raise ValueError(
             f"{name}={folder!r} cannot be used: {foreign}, who could put other samples there; name a folder of your own"
         )

@@ -35,7 +35,7 @@ from streamload.tar.scan import labels_of, scan_file
 from streamload.tar.table import ShardTable
 from streamload.trainer.feeder_client import FeederClient
 
-__all__ = ["RandomAccess", "RowBytes"]
+__all__ = ["RandomAccess"]
 
 _OPEN_SHARDS = 64
 """Local shards that stay open; a process may have 1,024 files open at most by default."""

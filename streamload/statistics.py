@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from streamload.decode.tasks import RowsDone, ScanDone
 from streamload.text import counted
 
-__all__ = ["FeederTotals", "Meter", "Stage", "Statistics"]
+__all__ = ["FeederTotals", "Meter", "Statistics"]
 
 _SHORT_S = 2.0
 _FEW_BATCHES = 20

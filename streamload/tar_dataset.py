@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
+from streamload.arguments import advises, no_attribute
 from streamload.decode.rows import RowMaker
 from streamload.errors import DatasetIndexError, without_secrets
 from streamload.index.listing import Listing
@@ -31,7 +32,6 @@ from streamload.text import counted
 from streamload.trainer.checks import check_classes, labelled_folders, warn_of_unused_decoders
 from streamload.trainer.feeder_client import FeederClient, listing_places, named_places, read_classes
 from streamload.trainer.skipped_members import SkippedMembers
-from streamload.unknown_names import advises, no_attribute
 
 __all__ = ["TarDataset"]
 

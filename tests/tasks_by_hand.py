@@ -19,7 +19,7 @@ from streamload.decode.collate import build_batch
 from streamload.decode.field_reader import ShardReader
 from streamload.decode.row_table import ColumnKind, RowTable
 from streamload.decode.tasks import Job, Piece, PieceDone, RowsDone, RowTask
-from streamload.index.shard import Shard
+from streamload.index.listing import Shard
 from streamload.memory.slots import HeapSlots, MappedSlots, SlotMemory, SlotPool
 from streamload.tar.table import MISSING
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from streamload.byte_sizes import parse_bytes
+from streamload.arguments import parse_bytes
 
 
 @pytest.mark.parametrize(

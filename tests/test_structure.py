@@ -19,10 +19,10 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 LEVELS = (
-    ("text", "byte_sizes", "numpy_scalars", "warn_at_caller", "log_records"),
+    ("limits", "text", "arguments", "warn_at_caller", "log_records"),
     ("errors",),
     ("memory",),
-    ("tar", "storage", "order", "images", "environment", "unknown_names"),
+    ("tar", "storage", "order", "images", "environment"),
     ("index",),
     ("fetch", "write", "sampling"),
     ("decode",),
@@ -52,6 +52,16 @@ TORCH_IN_FUNCTIONS = {"streamload.decode.collate", "streamload.decode.decoders",
 STARTERS = {"streamload.environment.launch"}
 IMPORTS_LATE = {"streamload.feeder.start", "streamload.workers.worker_start"}
 """The first lines of our processes: what cannot wait is done before the rest of streamload is imported."""
+
+SMALL_LINES = 60
+ON_ITS_OWN = "on its own because"
+"""What the docstring of a small module with a single importer says, and then why it is none of its importer's."""
+
+FACES = {"streamload", "streamload.images", "streamload.lightning"}
+"""What users import from; here `__all__` is for them."""
+
+REBUILT_NEXT = {"decode", "feeder", "fetch", "loader_attributes", "schedule", "trainer", "workers", "streamload_tools"}
+"""Parts that have not been put together by the rules on small modules and on `__all__` yet."""
 
 HEAVY = {"torch", "torchvision", "cv2", "PIL", "simplejpeg"}
 STORAGE_LIBRARIES = {"fsspec", "obstore", "aiofiles", "s3fs", "aiohttp", "boto3"}
@@ -256,6 +266,45 @@ def meaningless_names(tree: Tree) -> list[str]:
     return found
 
 
+def unexplained_small_modules(tree: Tree) -> list[str]:
+    """Small modules with a single importer whose docstring does not say why they are on their own."""
+    readers = importers(tree)
+    return [
+        f"{name} has {lines} lines of code and {', '.join(readers[name])} alone imports it"
+        for name, module in tree.items()
+        if len(readers.get(name, ())) == 1
+        and not module.path.name.startswith("__")
+        and module.part not in REBUILT_NEXT
+        and (lines := code_lines(module)) < SMALL_LINES
+        and ON_ITS_OWN not in " ".join((ast.get_docstring(module.tree) or "").lower().split())
+    ]
+
+
+def wrong_exports(tree: Tree) -> list[str]:
+    """Names in `__all__` that no other module imports, and imported names that are not in it."""
+    imported: dict[str, set[str]] = {}
+    for name, module in tree.items():
+        for item in module.imports:
+            target = _ours(tree, item.target)
+            if target is not None and target not in (name, item.target):
+                imported.setdefault(target, set()).add(item.target.removeprefix(f"{target}."))
+    found = []
+    for name, names in imported.items():
+        if name in FACES or name not in tree or tree[name].part in REBUILT_NEXT:
+            continue
+        exported = _exported(tree[name])
+        found += [f"{name} exports {each}, which nothing imports" for each in sorted(exported - names)]
+        found += [f"{name} does not export {each}, which is imported" for each in sorted(names - exported)]
+    return found
+
+
+def _exported(module: Module) -> set[str]:
+    for node in module.tree.body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            return set(ast.literal_eval(node.value))
+    return set()
+
+
 def _calls(tree: ast.AST, names: set[str]) -> Iterator[ast.Call]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
@@ -297,6 +346,8 @@ RULES: list[Callable[[Tree], list[str]]] = [
     misplaced_libraries,
     too_long,
     meaningless_names,
+    unexplained_small_modules,
+    wrong_exports,
 ]
 
 
@@ -379,6 +430,21 @@ BROKEN: list[tuple[Callable[[Tree], list[str]], dict[str, str], str]] = [
     (meaningless_names, {"order/utils.py": ""}, "streamload.order.utils"),
     (meaningless_names, {"core/plan.py": ""}, "streamload.core.plan"),
     (meaningless_names, {"order/plan.py": "class Manager: ..."}, "order.plan:1 Manager"),
+    (
+        unexplained_small_modules,
+        {"order/plan.py": "from streamload.order.lanes import f", "order/lanes.py": '"""Lanes."""\n__all__ = ["f"]'},
+        "order.lanes has 1 lines of code and streamload.order.plan alone imports it",
+    ),
+    (
+        wrong_exports,
+        {"order/plan.py": "from streamload.order.lanes import f", "order/lanes.py": '__all__ = ["f", "g"]'},
+        "order.lanes exports g",
+    ),
+    (
+        wrong_exports,
+        {"order/plan.py": "from streamload.order.lanes import f, g", "order/lanes.py": '__all__ = ["f"]'},
+        "order.lanes does not export g",
+    ),
 ]
 
 
@@ -400,8 +466,9 @@ def test_the_rule_finds_what_breaks_it(
 def test_a_tree_that_keeps_the_rules_passes_them(tmp_path: Path) -> None:
     files = {
         "streamload/__init__.py": "def __getattr__(name):\n    return import_module(f'streamload.{name}')",
-        "streamload/errors.py": "",
-        "streamload/order/plan.py": "from streamload import errors\nfrom streamload.order import lanes",
+        "streamload/errors.py": '"""On its own because it is the tree of all errors."""',
+        "streamload/order/plan.py": '"""On its own because it is the plan."""\n__all__ = ["f"]\n'
+        "from streamload import errors\nfrom streamload.order import lanes",
         "streamload/order/lanes.py": '"""\n'
         + "words\n" * MAX_FILE_LINES
         + '"""\n# a comment\n\n'

@@ -20,9 +20,8 @@ from streamload_tools.verify import missing_names
 
 from streamload.environment.launchers import available_processors
 from streamload.errors import StorageError
-from streamload.index.dataset_index import INDEX_FOLDER, IndexedShard, write_index_files
+from streamload.index.dataset_index import INDEX_FOLDER, IndexedShard, table_path, write_index_files
 from streamload.index.finder import find_shards
-from streamload.index.index_file import table_path
 from streamload.index.index_lookup import IndexLookup
 from streamload.index.remote_index import merge_remote_index
 from streamload.index.shard_names import WEB, folder_and_name

@@ -17,7 +17,7 @@ from streamload.errors import DatasetIndexError, ShardFormatError, StorageError,
 from streamload.index.index_lookup import IndexLookup
 from streamload.index.listing import Listing
 from streamload.index.streamed_table import ReadShard, stream_shard
-from streamload.storage.local import storage_for
+from streamload.storage.local_storage import storage_for
 from streamload.storage.storages import Storages
 from streamload.tar.decompression import compression_of
 from streamload.tar.scan import scan_file

@@ -16,12 +16,12 @@ from streamload_tools.packing.targets import Place, Start
 from streamload_tools.sources.kinds import SourceOptions
 from streamload_tools.sources.table import TableColumns
 
-from streamload.byte_sizes import parse_bytes
+from streamload.arguments import parse_bytes
 from streamload.environment.launchers import available_processors
 from streamload.errors import ShardNotFoundError
 from streamload.index.class_names import MOST_CLASSES_BYTES, parse_class_names
 from streamload.index.shard_names import WEB
-from streamload.storage.private_folder import refuse_url
+from streamload.storage.local_files import refuse_url
 from streamload.storage.protocol import protocol_of, without_secrets
 from streamload.storage.storages import Storages
 

@@ -25,7 +25,7 @@ from streamload.index.index_lookup import IndexLookup
 from streamload.index.shard_names import WEB, folder_and_name, shard_name
 from streamload.storage.protocol import protocol_of
 from streamload.storage.storages import Storages
-from streamload.tar.compressed_names import is_compressed
+from streamload.tar.decompression import is_compressed
 from streamload.tar.table import ShardTable
 from streamload.text import counted
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 from streamload.decode.array_files import DECOMPRESSED_LIMIT_BYTES
 from streamload.decode.row_table import RowTable
-from streamload.tar.prefix_scan import ScannedPiece
+from streamload.tar.scan import ScannedPiece
 from streamload.tar.table import ShardTable
 
 __all__ = [

@@ -1,9 +1,9 @@
-"""What the cgroups of this process still allow it: processors and memory. Linux; elsewhere there are none.
+"""The processors and the memory that this process's cgroups allow it. Linux only.
 
 A limit holds for everything below the cgroup that has it, so the least over the process's own cgroup and all above it
-counts. `/proc/self/cgroup` names the own one, below the root of the hierarchy or of a namespace. Where a container has
+counts. `/proc/self/cgroup` names its own, below the root of the hierarchy or of a namespace. Where a container has
 no namespace of its own, that path does not exist in it, and what is mounted is the container's cgroup itself: so the
-root of the mount is always looked at, too. What cannot be read says nothing.
+root of the mount is always looked at, too. What cannot be read is ignored.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MEMORY_V1 = _MemoryFiles(
     ("memory.limit_in_bytes",), "memory.usage_in_bytes", ("total_inactive_file", "total_active_file")
 )
 _MEMORY_V2 = _MemoryFiles(("memory.max", "memory.high"), "memory.current", ("inactive_file", "active_file"))
-"""Above `memory.high` a cgroup is slowed down until it has given memory back."""
+"""Above `memory.high` a cgroup is throttled until it has freed memory."""
 
 
 def processor_quota(root: str = "/") -> int | None:
@@ -48,9 +48,9 @@ def processor_quota(root: str = "/") -> int | None:
 
 
 def free_memory_bytes(root: str = "/") -> int | None:
-    """The memory that could still be had before a limit is reached; None if there is no limit.
+    """The memory that can still be allocated before a limit is reached; None if there is no limit.
 
-    The page cache counts as free, since the kernel gives it back before it refuses anything.
+    The page cache counts as free, since the kernel reclaims it before it refuses an allocation.
 
     Args:
         root: the folder below which `proc` and `sys` are.
@@ -134,7 +134,7 @@ def _reclaimable_bytes(folder: str, files: _MemoryFiles) -> int:
 
 
 def _text(folder: str, name: str) -> str:
-    """What a file says, without the white space around it; nothing where it cannot be read."""
+    """A file's text, stripped; empty where it cannot be read."""
     try:
         with open(os.path.join(folder, name), encoding="ascii", errors="replace") as file:
             return file.read().strip()

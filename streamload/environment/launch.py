@@ -17,19 +17,10 @@ from time import monotonic
 
 from streamload.memory.unnamed import new_memory
 
-__all__ = [
-    "PROGRESS_BYTES",
-    "Child",
-    "EarlyWorkers",
-    "WorkerChild",
-    "child_environment",
-    "die_with",
-    "launch",
-    "launch_worker",
-]
+__all__ = ["PROGRESS_BYTES", "Child", "EarlyWorkers", "WorkerChild", "die_with", "launch", "launch_worker"]
 
 PROGRESS_BYTES = 16
-"""Two numbers, which say what a worker has in hand."""
+"""Two numbers: what a worker is working on."""
 
 _WORDS_SHOWN = 4000
 _PR_SET_PDEATHSIG = 1
@@ -40,9 +31,9 @@ class Child:
     """A process that was started.
 
     Attributes:
-        process: it.
+        process: the process.
         socket: our end of the pair.
-        words: a descriptor of memory in which it leaves its last words.
+        words: a descriptor of the memory in which it leaves its last words.
     """
 
     process: subprocess.Popen[bytes]
@@ -57,7 +48,7 @@ class Child:
             return None
 
     def end(self, grace_s: float) -> int:
-        """Wait for it, at most so long, and kill it then; its exit status."""
+        """Wait for it at most so long, then kill it; its exit status."""
         status = self.wait(grace_s)
         if status is None:
             self.process.kill()
@@ -65,7 +56,7 @@ class Child:
         return status
 
     def disown(self) -> None:
-        """In a fork of the process that started it: it is not this one's child, and nobody waits for it here."""
+        """Forget it in a fork of the process that started it, which cannot wait for it."""
         self.process.returncode = 0
 
     def how_it_ended(self, status: int) -> str:
@@ -132,10 +123,10 @@ class EarlyWorkers:
     """Workers that are started before there is a pool to take them over.
 
     Args:
-        wanted: how many there are to be.
+        wanted: how many to start.
 
     Attributes:
-        launched: those that could be started. The pool starts the others, and reports what keeps it from that.
+        launched: those that could be started. The pool starts the others, and reports failures.
     """
 
     def __init__(self, wanted: int) -> None:
@@ -143,13 +134,13 @@ class EarlyWorkers:
         self.launched: list[WorkerChild] = []
 
     def start(self, most: int | None = None) -> None:
-        """Start those that are still wanted, or until there are so many."""
+        """Start the missing ones, until at most `most` run."""
         with suppress(OSError):
             while len(self.launched) < (self._wanted if most is None else min(most, self._wanted)):
                 self.launched.append(launch_worker())
 
     def end(self, grace_s: float) -> None:
-        """End all, where no pool has taken them over, and kill those that have not ended after so long altogether."""
+        """End all that no pool has taken over, and kill those that have not ended within `grace_s` altogether."""
         for worker in self.launched:
             worker.child.socket.close()
         deadline_s = monotonic() + grace_s
@@ -158,15 +149,15 @@ class EarlyWorkers:
 
 
 def die_with(parent: int) -> None:
-    """Ask the kernel to kill this process when the one that started it dies, whatever runs then. Linux only.
+    """Ask the kernel to kill this process when the one that started it dies, whatever it is doing. Linux only.
 
-    Elsewhere it notices when it next reads from its socket.
+    Elsewhere the process notices at its next read from its socket.
     """
     import ctypes
 
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it died before it could be asked
+        if os.getppid() != parent:  # it died before the call above
             os._exit(0)
 
 

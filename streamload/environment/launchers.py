@@ -1,4 +1,4 @@
-"""Where this process runs: as which rank, beside how many others, and with what share of the processors."""
+"""The rank of this process, the number of ranks, and its share of the processors."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import sys
 from dataclasses import dataclass
 
 from streamload.environment.cgroups import processor_quota
+from streamload.text import counted
+from streamload.warn_at_caller import warn_at_caller
 
 __all__ = [
-    "Launched",
     "available_processors",
-    "dataloader_worker",
+    "check_found_rank",
     "found_rank",
-    "launched_tasks",
+    "goes_by_found_rank",
     "local_ranks",
     "processors_of_rank",
-    "rank_of_group",
 ]
 
 
@@ -47,14 +47,14 @@ _BINDING_LAUNCHERS = (
 what mpirun says goes first."""
 
 _SHARING_LAUNCHERS = ("LOCAL_WORLD_SIZE", "LOCAL_SIZE")
-"""Ranks on this machine, as torchrun and DeepSpeed say it, whose ranks all inherit what the launcher may use."""
+"""Ranks on this machine by torchrun and DeepSpeed, whose ranks all inherit the launcher's processors."""
 
 _REPEATED = re.compile(r"([0-9]+)(?:\(x([0-9]+)\))?\Z")
 
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """What the launcher says that has started this process.
+    """What the launcher of this process says.
 
     Attributes:
         launcher: its name.
@@ -85,7 +85,7 @@ def rank_of_group() -> tuple[int, int] | None:
 
 
 def found_rank() -> tuple[int, int] | None:
-    """Rank and world size, from torch.distributed, else from RANK and WORLD_SIZE; None if neither says them."""
+    """Rank and world size, from torch.distributed, else from RANK and WORLD_SIZE; None if neither has them."""
     found = rank_of_group()
     if found is not None:
         return found
@@ -96,14 +96,14 @@ def found_rank() -> tuple[int, int] | None:
 
 
 def dataloader_worker() -> tuple[int, int] | None:
-    """The number of the worker of torch's DataLoader that this process is, and of how many; None if it is none."""
+    """The number of this worker of a torch DataLoader, and of how many; None in any other process."""
     data = sys.modules.get("torch.utils.data")
     info = None if data is None else data.get_worker_info()
     return None if info is None else (info.id, info.num_workers)
 
 
 def launched_tasks() -> Launched | None:
-    """The launcher that has started this process as one of several tasks; None if none says so."""
+    """The launcher that has started this process as one of several tasks; None if no launcher says so."""
     for launcher in _BINDING_LAUNCHERS:
         tasks = _number(launcher.tasks)
         if tasks is not None and tasks > 1:
@@ -192,3 +192,49 @@ def _bound_processors() -> int:
 def _number(variable: str) -> int | None:
     text = os.environ.get(variable, "")
     return int(text) if text.isdecimal() else None
+
+
+def check_found_rank(rank: int, world_size: int) -> None:
+    """Refuse a rank that was detected before there was a process group, or in one of several DataLoader workers.
+
+    Raises:
+        RuntimeError: this process would read the samples of another one.
+    """
+    now = rank_of_group()
+    if now is not None and now != (rank, world_size):
+        raise RuntimeError(
+            f"the loader was made as rank {rank} of {world_size}, and torch.distributed says now that this is rank "
+            f"{now[0]} of {now[1]}; make the loader after init_process_group (with Lightning in train_dataloader), or "
+            "give rank= and world_size="
+        )
+    worker = dataloader_worker()
+    if worker is not None and worker[1] > 1:
+        raise RuntimeError(
+            f"this is worker {worker[0]} of {worker[1]} of a torch DataLoader, and each of them would read all "
+            "samples: iterate over the StreamLoader itself, which has workers of its own, or give the DataLoader "
+            "num_workers=0; or make the StreamLoader in the worker, with its share as rank= and world_size="
+        )
+
+
+def goes_by_found_rank(rank: int | None, *, is_divided: bool) -> bool:
+    """Whether a loader's samples depend on the detected rank.
+
+    It warns at the caller's line if no rank is detected although this is one of several tasks: each of them
+    would read everything. What the launcher says is not taken for the rank, since tasks beside each other need not be
+    one training.
+
+    Args:
+        rank: as it was given.
+        is_divided: whether a sampler names the samples of this rank alone.
+    """
+    if rank is not None or is_divided:
+        return False
+    launched = None if found_rank() is not None else launched_tasks()
+    if launched is not None:
+        warn_at_caller(
+            f"this is one of {counted(launched.tasks, 'task')} that {launched.launcher} has started, and each of them "
+            "reads all samples as rank 0 of 1: there is no process group, and RANK and WORLD_SIZE are not both set. "
+            f'Make the loader after init_process_group, or give rank=int(os.environ["{launched.task_variable}"]) and '
+            f"world_size={launched.tasks}; where each task is to read everything, rank=0 and world_size=1"
+        )
+    return True

@@ -10,9 +10,9 @@ from typing import Any
 
 from streamload.fetch.range_reader import ByteRange, RangeReader
 from streamload.index.class_names import read_class_names
+from streamload.index.finder import look_at
 from streamload.index.labels import read_labels
 from streamload.index.listing import Listing, list_shards
-from streamload.index.sizes import look_at
 from streamload.storage.storages import Storages
 from streamload.tar.table import ShardTable
 

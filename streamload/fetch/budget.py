@@ -7,8 +7,17 @@ from contextlib import suppress
 
 from streamload.environment.cgroups import free_memory_bytes
 from streamload.errors import StorageError
-from streamload.fetch.concurrency import MOST_REQUESTS
 from streamload.fetch.parts import PART_BYTES
+from streamload.limits import (
+    BATCHES_AT_ONCE,
+    FREE_MEMORY_SHARE,
+    LEAST_BUDGET_BYTES,
+    MOST_REQUESTS,
+    PARTS_PROPORTION,
+    REQUEST_BYTES,
+    REQUESTS_BYTES,
+    REQUESTS_PROPORTION,
+)
 from streamload.text import counted
 
 __all__ = [
@@ -20,19 +29,6 @@ __all__ = [
     "default_budget",
     "requests_at_once",
 ]
-
-_SHARE = 4
-_LEAST_BYTES = 64 << 20
-_REQUESTS_BYTES = 112 << 20
-"""About so much the feeder was seen to grow by with 32 requests in flight."""
-
-_REQUEST_BYTES = _REQUESTS_BYTES // 32
-_PARTS_SHARE = 13
-_REQUESTS_SHARE = 3
-"""A smaller budget is divided so between parts with batches, and requests, of which there are fewer then."""
-
-_BATCHES = 3
-"""At the least: one is being made or is ready, one is the loop's, and one replaces it before the loop releases it."""
 
 _GUESS_BYTES = 4 << 30
 _STEPS_FOR_A_MEAN = 4
@@ -59,7 +55,7 @@ def available_bytes(root: str = "/") -> int:
 
 def default_budget(local_ranks: int) -> int:
     """A quarter of the memory that is free now, divided among the ranks of this machine."""
-    return max(_LEAST_BYTES, available_bytes() // (_SHARE * local_ranks))
+    return max(LEAST_BUDGET_BYTES, available_bytes() // (FREE_MEMORY_SHARE * local_ranks))
 
 
 def bytes_for_parts(budget_bytes: int) -> int:
@@ -69,17 +65,17 @@ def bytes_for_parts(budget_bytes: int) -> int:
 
 def budget_for(parts_bytes: int) -> int:
     """The budget of which so much is for parts and batches: the inverse of `bytes_for_parts`."""
-    return parts_bytes + min(_REQUESTS_BYTES, -(-parts_bytes * _REQUESTS_SHARE // _PARTS_SHARE))
+    return parts_bytes + min(REQUESTS_BYTES, -(-parts_bytes * REQUESTS_PROPORTION // PARTS_PROPORTION))
 
 
 def requests_at_once(budget_bytes: int) -> int:
     """How many requests a budget has room for, at least one."""
     requests_bytes = _requests_bytes(budget_bytes)
-    return MOST_REQUESTS if requests_bytes == _REQUESTS_BYTES else max(1, requests_bytes // _REQUEST_BYTES)
+    return MOST_REQUESTS if requests_bytes == REQUESTS_BYTES else max(1, requests_bytes // REQUEST_BYTES)
 
 
 def _requests_bytes(budget_bytes: int) -> int:
-    return min(_REQUESTS_BYTES, budget_bytes * _REQUESTS_SHARE // (_PARTS_SHARE + _REQUESTS_SHARE))
+    return min(REQUESTS_BYTES, budget_bytes * REQUESTS_PROPORTION // (PARTS_PROPORTION + REQUESTS_PROPORTION))
 
 
 def check_budget(
@@ -120,7 +116,7 @@ def check_budget(
     """
     sample_bytes = data_bytes / max(1, samples)
     batch_samples = _samples_of_a_batch(samples, batch_size, ranks, drop_last=drop_last)
-    batches_bytes = _BATCHES * batch_copies * batch_samples * sample_bytes
+    batches_bytes = BATCHES_AT_ONCE * batch_copies * batch_samples * sample_bytes
     waiting = min(window, -(-samples // lanes))
     part_bytes = min(PART_BYTES, data_bytes / max(1, shards))
     edges_bytes = 2 * lanes_read * part_bytes if window else 0

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-__all__ = ["MOST_REQUESTS", "Concurrency"]
+from streamload.limits import FIRST_REQUESTS, MOST_REQUESTS
+
+__all__ = ["Concurrency"]
 
 _FEWEST = 1
-MOST_REQUESTS = 64
-_START = 32
 
 
 class Concurrency:
@@ -21,7 +21,7 @@ class Concurrency:
         start: where the limit starts, within the bounds.
     """
 
-    def __init__(self, *, most: int = MOST_REQUESTS, start: int = _START) -> None:
+    def __init__(self, *, most: int = MOST_REQUESTS, start: int = FIRST_REQUESTS) -> None:
         if most < _FEWEST:
             raise ValueError(f"most is {most}, but at least {_FEWEST} request has to be possible")
         self._most = min(most, MOST_REQUESTS)

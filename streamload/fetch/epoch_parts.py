@@ -11,15 +11,11 @@ from numpy.typing import NDArray
 from streamload.fetch.fetcher import Fetcher
 from streamload.fetch.parts import PART_BYTES, part_edges, parts_by_share, shard_and_number
 from streamload.index.tables import Tables
+from streamload.limits import GUESSED_PARTS, GUESSED_PARTS_SHARE
 from streamload.order.plan import EpochPlan, RowBlock
 from streamload.tar.table import ShardTable
 
 __all__ = ["EpochParts"]
-
-
-_MOST_GUESSED = 32
-_GUESSED_SHARE = 4
-"""Not more than a quarter of the byte budget is spent on guesses."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,7 +67,7 @@ class EpochParts:
         for shard in np.unique(block.shard).tolist():
             sizes[block.shard == shard] = self._fetcher.size_by_index(shard)
         ledger = self._fetcher.ledger
-        most = min(_MOST_GUESSED, ledger.budget_bytes // (_GUESSED_SHARE * PART_BYTES))
+        most = min(GUESSED_PARTS, ledger.budget_bytes // (GUESSED_PARTS_SHARE * PART_BYTES))
         self._guessed = parts_by_share(block.shard, block.sample, sizes, counts)[:most]
         ledger.hold(self._guessed)
         self._fetcher.want(self._guessed)

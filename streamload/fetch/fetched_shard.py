@@ -76,10 +76,10 @@ class FetchedShard:
         else:
             self._memory().write(offset, data)
 
-    def give_back(self, start: int, end: int) -> None:
+    def free(self, start: int, end: int) -> None:
         """Free what lies between two places, if it lies in memory."""
         if self.memory is not None:
-            self.memory.give_back(start, end)
+            self.memory.free(start, end)
 
     def release(self, generation: int) -> None:
         """Let go of the memory or the file; what comes from now on comes into another one."""

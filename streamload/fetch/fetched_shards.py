@@ -9,15 +9,12 @@ from streamload.fetch.fetched_shard import FetchedShard
 from streamload.fetch.ledger import PartLedger
 from streamload.fetch.parts import shard_and_number
 from streamload.index.listing import Listing
+from streamload.limits import CACHED_SHARDS_SHARE, FETCHED_SHARDS_SHARE
 from streamload.memory.unnamed import descriptor_limit
 from streamload.storage.download import Pin
 from streamload.tar.decompression import compression_of
 
 __all__ = ["FetchedShards"]
-
-_SHARE_OF_DESCRIPTORS = 6
-_SHARE_BESIDE_CACHE = 12
-"""A shard that is being filled in the disk cache takes three descriptors, and some more while it is published."""
 
 
 class FetchedShards:
@@ -32,7 +29,7 @@ class FetchedShards:
     """
 
     def __init__(self, listing: Listing, most_open: int | None = None, *, cached: bool = False) -> None:
-        self._share = _SHARE_BESIDE_CACHE if cached else _SHARE_OF_DESCRIPTORS
+        self._share = CACHED_SHARDS_SHARE if cached else FETCHED_SHARDS_SHARE
         self.most_open = max(1, descriptor_limit() // self._share) if most_open is None else most_open
         self._listing = listing
         self._states: dict[int, FetchedShard] = {}

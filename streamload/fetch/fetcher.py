@@ -9,7 +9,6 @@ from streamload.errors import DatasetIndexError, StorageError
 from streamload.fetch.budget import budget_error, budget_for
 from streamload.fetch.cache.disk_cache import DiskCache
 from streamload.fetch.cache.eviction_order import Foresight
-from streamload.fetch.concurrency import MOST_REQUESTS
 from streamload.fetch.failures import Failures
 from streamload.fetch.fetched_shard import FetchedShard
 from streamload.fetch.fetched_shards import FetchedShards
@@ -19,6 +18,7 @@ from streamload.fetch.parts import PART_BYTES, part_edges, part_key, parts_withi
 from streamload.fetch.resident import OpenShard, open_listed
 from streamload.fetch.transfers import TransferCounts
 from streamload.index.listing import Listing
+from streamload.limits import MOST_REQUESTS
 from streamload.storage.storages import Storages
 from streamload.tar.decompression import compression_of
 
@@ -127,7 +127,7 @@ class Fetcher:
         if state.memory is not None and state.compression is None:
             for key in parts_within(shard, start, end):
                 if self.ledger.move(key):
-                    state.give_back(*part_edges(shard_and_number(key)[1], None))
+                    state.free(*part_edges(shard_and_number(key)[1], None))
 
     def freed(self) -> None:
         """Something is not held or pinned any more, so there may be room again."""
@@ -297,7 +297,7 @@ class Fetcher:
     def _drop(self, key: int) -> None:
         shard, number = shard_and_number(key)
         state = self.state_of(shard)
-        state.give_back(*part_edges(number, state.total_bytes))
+        state.free(*part_edges(number, state.total_bytes))
         self.ledger.dropped(key)
         self._close_if_unused(shard)
 

@@ -13,11 +13,11 @@ from streamload.fetch.cache.cached_shard import CacheDamagedError, CachedShard, 
 from streamload.fetch.cache.disk_cache import DiskCache
 from streamload.fetch.cache.openings import CacheOpenings
 from streamload.fetch.compressed_bodies import CompressedBodies
-from streamload.fetch.concurrency import MOST_REQUESTS
 from streamload.fetch.decompressed_parts import DecompressedParts
 from streamload.fetch.fetched_shard import FetchedShard
 from streamload.fetch.parts import part_edges
 from streamload.fetch.transfers import Part, Source, TransferCounts, Transfers
+from streamload.limits import MOST_REQUESTS
 from streamload.storage.download import Downloaded
 from streamload.storage.storages import Storages
 from streamload.tar.decompression import Decompressor

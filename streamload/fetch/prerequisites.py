@@ -9,10 +9,9 @@ from functools import partial
 from streamload.fetch.failures import Failures
 from streamload.fetch.fetcher import Fetcher
 from streamload.index.tables import Tables
+from streamload.limits import SMALL_REQUESTS
 
 __all__ = ["Prerequisites"]
-
-_TABLES_AT_ONCE = 16
 
 
 class Prerequisites:
@@ -64,7 +63,7 @@ class Prerequisites:
 
     def pump(self) -> None:
         """Start all that there is room for; in the running loop."""
-        while self._wanted and len(self._loading) < _TABLES_AT_ONCE:
+        while self._wanted and len(self._loading) < SMALL_REQUESTS:
             shard = next(iter(self._wanted))
             del self._wanted[shard]
             self._loading[shard] = task = asyncio.create_task(self._load(shard))

@@ -10,6 +10,7 @@ from streamload.fetch.parts import PART_BYTES
 from streamload.index.listing import Listing
 from streamload.index.scan_cache import ScanCache
 from streamload.index.tables import Tables
+from streamload.limits import SMALL_REQUESTS
 from streamload.storage.download import Pin, download
 from streamload.storage.protocol import UNKNOWN_BYTES
 from streamload.storage.storages import Storages
@@ -17,7 +18,6 @@ from streamload.tar.table import ShardTable
 
 __all__ = ["ByteRange", "RangeReader", "joined_ranges"]
 
-_REQUESTS_AT_ONCE = 16
 _GAP_BYTES = 128 << 10
 """So many bytes that nobody asked for are fetched sooner than another request is made."""
 
@@ -43,7 +43,7 @@ class RangeReader:
         self._listing = listing
         self._storages = storages
         self._tables = Tables(listing, ScanCache(), strict=True, storages=storages)
-        self._at_once = asyncio.Semaphore(_REQUESTS_AT_ONCE)
+        self._at_once = asyncio.Semaphore(SMALL_REQUESTS)
         self._pins: dict[int, Pin] = {}
 
     async def tables(self, shards: Sequence[int]) -> list[ShardTable | None]:

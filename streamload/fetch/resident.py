@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from streamload.errors import ShardChangedError
-from streamload.index.shard import Shard
-from streamload.storage.local import storage_for
+from streamload.index.listing import Shard
+from streamload.limits import RESIDENT_BYTES, RESIDENT_SHARDS
+from streamload.storage.local_storage import storage_for
 
 __all__ = ["FetchedMemory", "OpenShard", "ResidentShards", "open_listed"]
 
@@ -48,8 +49,6 @@ class FetchedMemory(Protocol):
 
 
 _ALWAYS_THE_SAME = (0, 0)
-_KEPT_BYTES = 256 << 20
-_KEPT_SHARDS = 64
 
 
 class ResidentShards:
@@ -69,8 +68,8 @@ class ResidentShards:
         self,
         shards: tuple[Shard, ...],
         fetched: FetchedMemory | None = None,
-        kept_bytes: int = _KEPT_BYTES,
-        kept_shards: int = _KEPT_SHARDS,
+        kept_bytes: int = RESIDENT_BYTES,
+        kept_shards: int = RESIDENT_SHARDS,
     ) -> None:
         self._shards = shards
         self._memory = fetched

@@ -10,8 +10,9 @@ from functools import partial
 from typing import Any
 
 from streamload.errors import TransientStorageError
-from streamload.fetch.concurrency import MOST_REQUESTS, Concurrency
+from streamload.fetch.concurrency import Concurrency
 from streamload.fetch.hedged_requests import HedgedRequests, download_with_second
+from streamload.limits import MOST_REQUESTS
 from streamload.storage.download import Downloaded, Pin, RangeStorage, Watch, download
 from streamload.storage.retry_policy import Retries
 

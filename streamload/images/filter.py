@@ -5,6 +5,8 @@ phase p between two pixels, the weights `(1 - p) * g[k] + p * g[k - 1]` for a fi
 least-squares fit of these weights to the triangle's over all phases, with errors weighted as for pixels that resemble
 their neighbours. g is only so wide that both reach equally far: 3 taps up to a scale of 2. Both steps are vectorised in
 OpenCV. Enlarging needs no filter.
+
+On its own because it is an algorithm that knows nothing of crops and operations.
 """
 
 from __future__ import annotations

@@ -12,11 +12,11 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from streamload.arguments import as_python
 from streamload.images.files import PIXEL_LIMIT, decode_jpeg_part
 from streamload.images.filter import LARGEST_SCALE, resize_bilinear
 from streamload.images.jpeg import JpegHeader
 from streamload.images.placing import copied, placed
-from streamload.numpy_scalars import as_python
 
 __all__ = [
     "Box",

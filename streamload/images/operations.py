@@ -30,12 +30,12 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from streamload.arguments import as_python
 from streamload.images.floats import Normalize, ToFloat
 from streamload.images.geometry import Image, check_image, check_size
 from streamload.images.opencv import opencv
 from streamload.images.placing import copied, placed, takes_out, takes_rng, writable_in_order
 from streamload.images.resizing import RandomResizedCrop, Resize
-from streamload.numpy_scalars import as_python
 
 __all__ = [
     "CenterCrop",

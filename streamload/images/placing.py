@@ -16,7 +16,7 @@ from typing import Any, TypeAlias, TypeGuard
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-__all__ = ["copied", "fits", "placed", "takes_out", "takes_rng", "writable_in_order"]
+__all__ = ["copied", "placed", "takes_out", "takes_rng", "writable_in_order"]
 
 Array: TypeAlias = NDArray[Any]
 

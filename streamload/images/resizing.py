@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from streamload.arguments import as_python
 from streamload.images.files import decode_image, readable_jpeg_header
 from streamload.images.geometry import (
     Box,
@@ -22,7 +23,6 @@ from streamload.images.geometry import (
     resample,
     resized_size,
 )
-from streamload.numpy_scalars import as_python
 
 __all__ = ["RandomResizedCrop", "Resize"]
 

@@ -8,13 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import zip_longest
 
 from streamload.errors import DatasetIndexError, ShardNotFoundError, without_secrets
+from streamload.limits import SMALL_REQUESTS
 from streamload.storage.storages import Storages
 
 __all__ = ["CLASSES_FILE", "MOST_CLASSES_BYTES", "parse_class_names", "read_class_names"]
 
 CLASSES_FILE = "classes.json"
 MOST_CLASSES_BYTES = 256 << 20
-_AT_ONCE = 16
 
 
 def read_class_names(folders: Sequence[str], storages: Storages) -> tuple[str, ...] | None:
@@ -35,7 +35,7 @@ def read_class_names(folders: Sequence[str], storages: Storages) -> tuple[str, .
     if all(map(storages.is_local, urls)) or len(urls) == 1:
         contents = [names_at(url) for url in urls]
     else:
-        with ThreadPoolExecutor(_AT_ONCE, "streamload-classes") as threads:
+        with ThreadPoolExecutor(SMALL_REQUESTS, "streamload-classes") as threads:
             contents = list(threads.map(names_at, urls))
     found = {url: names for url, names in zip(urls, contents, strict=True) if names is not None}
     if len(set(found.values())) > 1:

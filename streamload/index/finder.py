@@ -1,17 +1,18 @@
-"""From what a user names to the shards that there are: braces, globs, folders and single shards, in their order."""
+"""From what a user names to existing shards: braces, globs, folders and single shards, in their order."""
 
 from __future__ import annotations
 
 import logging
 import os
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Self
 from urllib.parse import quote
 
 from streamload.errors import DatasetIndexError, ShardNotFoundError, StorageError
 from streamload.index.dataset_index import DatasetIndex, IndexedShard
 from streamload.index.index_lookup import IndexLookup
-from streamload.index.not_found import braces_error, folder_advice, shards_in
 from streamload.index.shard_names import (
     WEB,
     folder_and_name,
@@ -20,9 +21,10 @@ from streamload.index.shard_names import (
     refuse_unknown_compression,
     shard_name,
 )
-from streamload.index.sizes import Looks
+from streamload.index.unfinished import PACKING, SHARDIFY_ADVICE, STAGING
+from streamload.limits import SMALL_REQUESTS
 from streamload.storage.errors import close_matches
-from streamload.storage.local import local_path
+from streamload.storage.local_storage import local_path
 from streamload.storage.protocol import (
     UNKNOWN_BYTES,
     ShardInfo,
@@ -36,21 +38,63 @@ from streamload.storage.storages import Storages
 from streamload.storage.urls import Urls, chain_links, expand_urls
 from streamload.text import counted
 
-__all__ = ["Finder", "find_shards"]
+__all__ = ["Finder", "find_shards", "look_at"]
+
+
+def look_at(urls: Sequence[str], storages: Storages) -> dict[str, int]:
+    """The size of each shard in bytes, by concurrent requests, one for each shard. It blocks.
+
+    Raises:
+        ShardNotFoundError, StorageError: the request for one fails; of several, the first of `urls`.
+    """
+    with InfoRequests(storages, urls) as requests:
+        return {url: requests.info(url).bytes for url in urls}
+
+
+class InfoRequests:
+    """Requests for information on shards, at most `SMALL_REQUESTS` at a time; the `with` block starts them.
+
+    Its end waits for those in flight, and drops the others.
+
+    Args:
+        storages: where the shards lie.
+        urls: the shards, in the order of the requests.
+    """
+
+    def __init__(self, storages: Storages, urls: Iterable[str]) -> None:
+        self._storages = storages
+        self._urls = urls
+        self._answers: dict[str, Future[ShardInfo]] = {}
+
+    def __enter__(self) -> Self:
+        self._threads = ThreadPoolExecutor(SMALL_REQUESTS, "streamload-look")
+        self._answers = {url: self._threads.submit(self._look, url) for url in self._urls}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._threads.shutdown(cancel_futures=True)
+
+    def info(self, url: str) -> ShardInfo:
+        """The answer for one of the shards; it blocks. Raises what `Storage.info` raises."""
+        return self._answers[url].result()
+
+    def _look(self, url: str) -> ShardInfo:
+        return self._storages.for_url(url).info(url)
+
 
 _log = logging.getLogger("streamload")
 
 _PLAIN_NAME = re.compile(r"[\w-]+\.tar")
-"""Of a shard that is named, and in no way compressed."""
+"""The name of an uncompressed shard."""
 
 
 def find_shards(urls: Urls, storages: Storages | None = None) -> list[str]:
     """The shards that `urls` names, by what lies there alone: no index is read, a folder stands for its tar files.
 
     Raises:
-        TypeError, ValueError, ShardNotFoundError, StorageError: as `list_shards`, except that a shard that is named
-            without a pattern is not looked for.
-        DatasetIndexError: whoever wrote the shards was interrupted, or is still at work.
+        TypeError, ValueError, ShardNotFoundError, StorageError: as `list_shards`, except that a shard named
+            without a pattern is not looked up.
+        DatasetIndexError: the writer of the shards was interrupted, or is still running.
     """
     storages = Storages() if storages is None else storages
     lookup = IndexLookup(None, storages)
@@ -75,7 +119,7 @@ class Finder:
         self._plain_folders: set[str] = set()
 
     def find(self, urls: Urls) -> list[ShardInfo]:
-        """What is known of the shards that `urls` names, in order; see `find_shards` for the errors."""
+        """The shards that `urls` names, in order; see `find_shards` for the errors."""
         found: list[ShardInfo | str] = []
         for url in expand_urls(urls):
             found += self._resolve(url)
@@ -87,7 +131,7 @@ class Finder:
         return [named[url] if isinstance(url, str) else self._looked_at(url) for url in found]
 
     def names(self, urls: Urls) -> list[str]:
-        """The urls of the shards alone; those that are named are not looked at."""
+        """The urls of the shards alone; those named one by one are not looked up."""
         found = [match for url in expand_urls(urls) for match in self._resolve(url)]
         names = [url if isinstance(url, str) else url.url for url in found]
         refuse_repetitions(names)
@@ -100,10 +144,10 @@ class Finder:
         return found
 
     def _resolve(self, url: str) -> Sequence[ShardInfo | str]:
-        """The shards that one expanded url stands for; those that are named are looked at later, together."""
+        """The shards that one expanded url stands for; those named one by one are looked up later, together."""
         folder, _, name = url.rpartition("/")
         if folder in self._plain_folders and _PLAIN_NAME.fullmatch(name):
-            return [url]  # as the one before it: lists are long
+            return [url]  # the fast path for long lists
         storage = self._storages.for_url(url)
         written, url = url, storage.absolute(url)
         refuse_unknown_compression(url)
@@ -132,7 +176,7 @@ class Finder:
         """The index of a folder that stands for all of its shards; without one, they must be complete."""
         known = None if self._indexes is None else self._indexes.of_folder(folder)
         if known is None and self._indexes is not None:
-            self._indexes.refuse_unfinished(folder)  # before they are listed, for a writer may be at work
+            self._indexes.refuse_unfinished(folder)  # before listing, since a writer may be running
         return known
 
     def _in_local_folder(self, storage: Storage, folder: str) -> Sequence[ShardInfo | str]:
@@ -180,7 +224,7 @@ class Finder:
             raise _no_shards(storage, folder, exc) from None
 
     def _look_up(self, urls: Sequence[str]) -> dict[str, ShardInfo]:
-        """What is known of shards that are named one by one."""
+        """Look up shards that are named one by one."""
         found: dict[str, ShardInfo] = {}
         by_folder: dict[str, list[str]] = {}
         for url in urls:
@@ -198,10 +242,10 @@ class Finder:
             for folder, named in by_folder.items()
             if len(named) == 1 and protocol_of(folder) not in WEB
         }
-        with Looks(self._storages, alone.values()) as looks:
+        with InfoRequests(self._storages, alone.values()) as requests:
             for folder, named in by_folder.items():
                 if folder in alone:
-                    found[alone[folder]] = looks.info(alone[folder])
+                    found[alone[folder]] = requests.info(alone[folder])
                 else:
                     found |= self._look_up_in(folder, named)
         return found
@@ -219,7 +263,7 @@ class Finder:
             ) from None
 
     def _counted(self, urls: Urls, error: ShardNotFoundError) -> ShardNotFoundError:
-        """The error for the first missing shard; where braces name it among others that exist, with how many do."""
+        """The error for the first missing shard; if braces name it among existing ones, with their number."""
         for item in [urls] if isinstance(urls, str | os.PathLike) else urls:
             pattern = os.fspath(item)
             if "{" not in pattern:
@@ -249,7 +293,7 @@ class Finder:
         except StorageError as exc:
             if type(exc) is not StorageError:
                 raise
-            first = storage.info(urls[0])  # whoever may not list may read all the same, or else is told now
+            first = storage.info(urls[0])  # those who may not list may still read; otherwise this raises
             _log.warning("the sizes of the shards are not known before they are read: %s", exc)
             return {urls[0]: first} | {url: ShardInfo(url, UNKNOWN_BYTES, 0) for url in urls[1:]}
         found = {}
@@ -278,4 +322,52 @@ def _no_shards(storage: Storage, folder: str, error: StorageError) -> StorageErr
     return ShardNotFoundError(
         f"there is no shard of this name, and as a folder it holds no index and no *.tar ({error.message})",
         url=without_secrets(folder),
+    )
+
+
+_MOST_LOOKED_INTO = 16
+"""Subfolders: remotely each costs a request, and an ImageFolder may have thousands."""
+
+
+def shards_in(storage: Storage, folder: str) -> Sequence[ShardInfo]:
+    """The shards that lie in a folder, by one listing of it."""
+    return [found for found in storage.list(f"{escaped(folder)}/*") if is_shard_name(found.url)]
+
+
+def folder_advice(storage: Storage, folder: str) -> str:
+    """Advice on a folder without shards, by what lies in it."""
+    if _is_being_packed(storage, folder):
+        return SHARDIFY_ADVICE
+    inside = [found.url.rstrip("/") for found in storage.list(f"{escaped(folder)}/*", folders=True)]
+    with_shards = next((each for each in inside[:_MOST_LOOKED_INTO] if shards_in(storage, each)), None)
+    if with_shards is not None:
+        every = f"{without_secrets(folder)}/**/*.tar"
+        return f"folders in it do: name one of them, such as {without_secrets(with_shards)!r}, or all: {every!r}"
+    if inside and protocol_of(folder) == "file":
+        return f"if it is an ImageFolder (one folder a class), pack it first: shardify {folder} DESTINATION"
+    if inside:
+        return (
+            "if it is an ImageFolder (one folder a class), pack it first, from a local copy: shardify COPY "
+            f"{without_secrets(folder)}-shards"
+        )
+    return "check the path"
+
+
+def _is_being_packed(storage: Storage, folder: str) -> bool:
+    if protocol_of(folder) == "file":
+        return storage.is_folder(f"{folder}/{STAGING}")
+    try:
+        return storage.info(f"{folder}/{PACKING}").bytes > 0
+    except StorageError:
+        return False
+
+
+def braces_error(pattern: str, named: int, there: int, error: ShardNotFoundError) -> ShardNotFoundError:
+    """The error for the first missing shard of those that braces stand for, of which some are there."""
+    if not there:
+        return error  # it is the name that is wrong, not the numbers
+    return ShardNotFoundError(
+        f"no such shard: {without_secrets(pattern)!r} names {counted(named, 'shard')}, and {there:,} of them exist; "
+        "this is the first that is missing. Check the numbers in the braces, or name the folder",
+        url=error.url,
     )

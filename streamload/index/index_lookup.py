@@ -9,8 +9,7 @@ from urllib.parse import quote
 
 from streamload.errors import DatasetIndexError, ShardNotFoundError, StorageError
 from streamload.index.dataset_index import INDEX_FILE, INDEX_FOLDER, DatasetIndex, IndexedShard, table_path
-from streamload.index.remote_mark import read_mark
-from streamload.index.unfinished import UnfinishedSet, unfinished_error, unfinished_sets
+from streamload.index.unfinished import UnfinishedSet, read_mark, unfinished_error, unfinished_sets
 from streamload.storage.errors import NoConnectionError
 from streamload.storage.protocol import protocol_of, without_secrets
 from streamload.storage.storages import Storages
@@ -21,7 +20,7 @@ __all__ = ["MOST_INDEX_BYTES", "IndexLookup"]
 _log = logging.getLogger("streamload")
 
 MOST_INDEX_BYTES = 4 << 30
-"""A larger file is not taken for a part of an index."""
+"""A larger file is refused as a part of an index."""
 
 
 class IndexLookup:
@@ -48,7 +47,7 @@ class IndexLookup:
 
         Args:
             folder: the shards'.
-            named: what the user has named, for errors that concern all that is there; by default the folder.
+            named: what the user named, for errors; by default the folder.
 
         Raises:
             DatasetIndexError: it is broken.
@@ -61,12 +60,12 @@ class IndexLookup:
         return self._by_folder[folder]
 
     def entry_of(self, folder: str, name: str) -> IndexedShard | None:
-        """What the index for a folder says of one shard, or None. Raises what `of_folder` raises."""
+        """The index entry of one shard, or None. Raises what `of_folder` raises."""
         index = self.of_folder(folder, f"{folder}/{name}")
         return None if index is None else index.find(name)
 
     def refuse_unfinished(self, folder: str, name: str | None = None) -> None:
-        """Refuse a shard, or the folder as a whole, if whoever wrote it was interrupted or is still at work.
+        """Refuse a shard, or the folder as a whole, if its writer was interrupted or is still running.
 
         Only for shards that no index beside them knows: an index is written when all of its shards are there, and its
         entries are removed before any of them is.
@@ -76,7 +75,7 @@ class IndexLookup:
             name: of one shard; None stands for all that a folder may hold.
 
         Raises:
-            DatasetIndexError: it is so, or the mark that says so is damaged.
+            DatasetIndexError: it is unfinished, or its mark is damaged.
             StorageError: the storage cannot be read.
         """
         if folder not in self._unfinished:
@@ -91,7 +90,7 @@ class IndexLookup:
         except StorageError as exc:
             if type(exc) is not StorageError:
                 raise
-            return ()  # as for an index: what is not there is refused to those who may not list
+            return ()  # as for an index: those who may not list are refused missing objects
         return () if content is None else unfinished_sets(content, folder)
 
     def table_of(self, folder: str, name: str) -> ShardTable | None:
@@ -123,7 +122,7 @@ class IndexLookup:
         except StorageError as exc:
             if type(exc) is not StorageError:
                 raise
-            # Whoever may read objects but not list them is refused what is not there, too.
+            # Those who may read but not list are refused missing objects, too.
             self._unreadable.append(exc)
             return None
 

@@ -13,12 +13,11 @@ from streamload.errors import DatasetIndexError
 from streamload.index.listing import Listing
 from streamload.index.scan_cache import ScanCache
 from streamload.index.tables import Tables
+from streamload.limits import SMALL_REQUESTS
 from streamload.storage.storages import Storages
 from streamload.tar.table import ShardTable
 
 __all__ = ["Labels", "read_labels"]
-
-_TABLES_AT_ONCE = 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,7 +25,7 @@ class Labels:
     """The labels of a dataset.
 
     Attributes:
-        values: the labels that there are, ascending.
+        values: the labels that exist, ascending.
         number: unsigned[N], for each sample, in the order of the listing, which of them it has.
     """
 
@@ -56,7 +55,7 @@ def read_labels(listing: Listing, storages: Storages) -> Labels:
 
 
 async def _load_labels(tables: Tables, n_shards: int) -> list[NDArray[np.int64]]:
-    room = asyncio.Semaphore(_TABLES_AT_ONCE)
+    room = asyncio.Semaphore(SMALL_REQUESTS)
 
     async def load(shard: int) -> NDArray[np.int64]:
         async with room:

@@ -1,15 +1,17 @@
-"""From what a user names to the list of shards, with sizes and with what indexes say about them."""
+"""From what a user names to the list of shards, with their sizes and their index entries."""
 
 from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from streamload.errors import without_secrets
 from streamload.index.dataset_index import DatasetIndex, check_shard
 from streamload.index.finder import Finder
 from streamload.index.index_lookup import IndexLookup
-from streamload.index.shard import Shard
 from streamload.index.shard_names import folder_and_name
 from streamload.storage.protocol import (
     UNKNOWN_BYTES,
@@ -18,7 +20,28 @@ from streamload.storage.protocol import (
 from streamload.storage.storages import Storages
 from streamload.storage.urls import Urls
 
-__all__ = ["Listing", "list_shards"]
+__all__ = ["Listing", "Shard", "joined_listing", "list_shards"]
+
+
+class Shard(NamedTuple):
+    """One shard of a dataset; a tuple, because hundreds of thousands of them go to the feeder at once.
+
+    Attributes:
+        url: where it lies; an absolute path where it is local.
+        name: the last component of the url, by which an index knows it.
+        bytes: its size; `UNKNOWN_BYTES` where only reading tells it.
+        mtime_ns: its time of modification in nanoseconds since the epoch; 0 where it is not known.
+        folder: the url without its last component.
+        etag: its version in the storage, where it is known.
+    """
+
+    url: str
+    name: str
+    bytes: int
+    mtime_ns: int
+    folder: str
+    etag: str | None = None
+
 
 _log = logging.getLogger("streamload")
 
@@ -53,23 +76,23 @@ def list_shards(
     folder are sorted. A folder stands for the shards in its index, or for its tar files where it has none.
 
     A remote folder costs one request for its index, and where it has none one for the mark of an interrupted writer
-    and one listing; what an index says of a remote shard is taken from it, and a shard that was changed since shows
-    when it is read. Web servers cannot list: the sizes of their shards are `UNKNOWN_BYTES` where no index has them.
+    and one listing; the entry of a remote shard is trusted, and a shard that has changed is found when it is
+    read. Web servers cannot list: the sizes of their shards are `UNKNOWN_BYTES` where no index has them.
 
     Args:
         urls: a string or path, or a list of them: shards, patterns, folders.
-        index: a folder with an index for shards that lie elsewhere: `.streamload` itself or the folder around it. It
-            is asked instead of the indexes beside the shards. It may be remote.
+        index: a folder with an index for shards elsewhere: `.streamload` itself or its parent. It replaces the indexes
+            beside the shards, and may be remote.
         storages: how remote storage is read; by default without options.
-        indexes_read: takes the indexes that know some of the shards, by folder, for whoever needs them afterwards.
+        indexes_read: receives the indexes of some of the shards, by folder, for later use.
 
     Raises:
         TypeError, ValueError: `urls` is of the wrong kind, names a storage or a compression that is not known, or
             names a shard twice.
         ShardNotFoundError: a shard is missing, or a pattern or a folder stands for nothing.
-        StorageError: a shard cannot be looked at.
-        DatasetIndexError: an index is broken, or does not belong to its shards; or whoever wrote the shards was
-            interrupted, or is still at work.
+        StorageError: a shard cannot be looked up.
+        DatasetIndexError: an index is broken, or does not belong to its shards; or the writer of the shards was
+            interrupted, or is still running.
     """
     storages = Storages() if storages is None else storages
     indexes = IndexLookup(index, storages)
@@ -100,3 +123,24 @@ def list_shards(
 def _shard(found: ShardInfo) -> Shard:
     folder, name = folder_and_name(found.url)
     return Shard(found.url, name, found.bytes, found.mtime_ns, folder, found.etag)
+
+
+def joined_listing(listings: Sequence[Listing]) -> Listing:
+    """The shards of several listings, one listing after the other.
+
+    Raises:
+        ValueError: a shard is in two of them.
+    """
+    shards = tuple(shard for listing in listings for shard in listing.shards)
+    seen: set[str] = set()
+    for shard in shards:
+        if shard.url in seen:
+            url = without_secrets(shard.url)
+            raise ValueError(f"the shard {url!r} belongs to two datasets; name it in one of them")
+        seen.add(shard.url)
+    index_of = tuple(folder for listing in listings for folder in listing.index_of)
+    fields = tuple(dict.fromkeys(name for listing in listings for name in listing.fields))
+    counts = None
+    if all(listing.counts is not None for listing in listings):
+        counts = tuple(count for listing in listings for count in listing.counts or ())
+    return Listing(shards, counts, index_of, fields)

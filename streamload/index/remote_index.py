@@ -49,7 +49,7 @@ def merge_remote_index(
 ) -> DatasetIndex:
     """Add shards, whose tables are there, to the list in an index, and drop those that are gone.
 
-    A broken list is made anew. Raises StorageError.
+    A broken list is replaced. Raises StorageError.
     """
     try:
         old = _read(storage, index_folder)

@@ -14,12 +14,11 @@ from io import BytesIO
 
 from streamload.errors import DatasetIndexError, without_secrets, without_signature
 from streamload.index.table_file import TABLE_FORMAT, table_from_npz, table_to_npz
-from streamload.storage.atomic import replace_file
-from streamload.storage.private_folder import make_own_folder, why_not_own
-from streamload.tar.compressed_names import is_compressed
+from streamload.storage.local_files import make_private_folder, replace_file, why_not_private
+from streamload.tar.decompression import is_compressed
 from streamload.tar.table import ShardTable
 
-__all__ = ["MOST_BYTES", "MOST_IDLE_S", "ScanCache", "prune_once_a_day", "user_cache_folder"]
+__all__ = ["ScanCache"]
 
 _log = logging.getLogger("streamload")
 
@@ -47,7 +46,7 @@ def note_use(file: str, now_s: float) -> None:
 def prune_once_a_day(
     folder: str, now_s: float, *, most_bytes: int = MOST_BYTES, most_idle_s: float = MOST_IDLE_S
 ) -> None:
-    """Remove what was not used for `most_idle_s`, and then the longest unused until no more than `most_bytes` are left.
+    """Remove what was not used for `most_idle_s`, then the least recently used until at most `most_bytes` are left.
 
     Nothing happens within a day of the last time that any process did it. Others may load, store and prune meanwhile:
     whoever opens a file that is gone scans the shard again. Only files of the kinds that are kept here are touched.
@@ -178,7 +177,7 @@ class ScanCache:
             self._pruned = True
             prune_once_a_day(self.folder, time.time())
         try:
-            make_own_folder(self.folder)
+            make_private_folder(self.folder)
             content = BytesIO()
             table_to_npz(table, content)
             content.write(zlib.crc32(content.getbuffer()).to_bytes(_CRC32_BYTES, "little"))
@@ -191,7 +190,7 @@ class ScanCache:
         """Whether tables may be loaded and stored; what another user has put there is not believed."""
         if self.enabled and not self._checked:
             self._checked = True
-            if (why := why_not_own(self.folder)) is not None:
+            if (why := why_not_private(self.folder)) is not None:
                 self._turn_off(f"{why}; remove it, or set XDG_CACHE_HOME to a folder of your own")
         return self.enabled
 

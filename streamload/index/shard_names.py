@@ -1,21 +1,28 @@
-"""The names of shards: folder and last component of a url, and what names are refused."""
+"""The names of shards: of a url, and of the numbered shards that a writer makes, finds and removes."""
 
 from __future__ import annotations
 
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from urllib.parse import unquote
 
+from streamload.index.dataset_index import INDEX_FILE, INDEX_FOLDER, DatasetIndex, write_index
 from streamload.storage.protocol import protocol_of, without_secrets
 from streamload.storage.urls import chain_links
 
 __all__ = [
     "WEB",
+    "ShardNaming",
+    "destination_of",
     "folder_and_name",
     "is_shard_name",
     "refuse_repetitions",
     "refuse_unknown_compression",
+    "remove_entries",
+    "remove_shards",
+    "remove_stale_entries",
     "shard_name",
 ]
 
@@ -50,7 +57,7 @@ def is_shard_name(name: str) -> bool:
 
 
 def refuse_unknown_compression(url: str) -> None:
-    """Raises ValueError for a shard that is compressed in a way that cannot be read."""
+    """Raise ValueError for an unsupported compression."""
     if _UNKNOWN_COMPRESSION.search(url):
         raise ValueError(
             f"urls names {without_secrets(url)!r}, but shards compressed this way are not supported; decompress them, "
@@ -59,7 +66,7 @@ def refuse_unknown_compression(url: str) -> None:
 
 
 def refuse_repetitions(found: Sequence[str]) -> None:
-    """Raises ValueError if a shard is named twice."""
+    """Raise ValueError if a shard is named twice."""
     plain = [os.path.normpath(url) if url.startswith("/") else url for url in found]
     if len(set(plain)) == len(plain):
         return
@@ -71,3 +78,119 @@ def refuse_repetitions(found: Sequence[str]) -> None:
                 "remove one of them (to see samples more often, iterate more often)"
             )
         seen.add(path)
+
+
+_NUMBER = re.compile(r"%0?(\d*)d")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+
+
+@dataclass(frozen=True, slots=True)
+class ShardNaming:
+    """A name such as `shard-%06d.tar`, taken apart.
+
+    Attributes:
+        before: the text before the number.
+        digits: the least number of digits.
+        after: the text after the number.
+    """
+
+    before: str
+    digits: int
+    after: str
+
+    def name(self, number: int) -> str:
+        """The name of one shard."""
+        return f"{self.before}{number:0{self.digits}d}{self.after}"
+
+    def matches(self, name: str) -> bool:
+        """Whether a name has this form."""
+        number = name[len(self.before) : len(name) - len(self.after)]
+        return (
+            name == f"{self.before}{number}{self.after}"
+            and len(number) >= max(1, self.digits)
+            and number.isascii()
+            and number.isdigit()
+        )
+
+    def existing(self, folder: str) -> list[str]:
+        """The names of this form in a folder, sorted; none if it does not exist. Raises OSError."""
+        try:
+            return sorted(filter(self.matches, os.listdir(folder)))
+        except FileNotFoundError:
+            return []
+
+
+def destination_of(pattern_or_folder: str | os.PathLike[str], prefix: str) -> tuple[str, ShardNaming]:
+    """The folder and the names that a writer is to use.
+
+    Args:
+        pattern_or_folder: a path that ends in `.tar` and holds one `%06d`, or a folder.
+        prefix: how names begin in a folder.
+
+    Raises:
+        TypeError, ValueError: the pattern has no number or two, is hidden, or the prefix is no visible name.
+    """
+    path = os.fspath(pattern_or_folder) if isinstance(pattern_or_folder, str | os.PathLike) else None
+    if not isinstance(path, str) or not path:
+        raise TypeError(f"pattern_or_folder must be a non-empty string or path, not {pattern_or_folder!r}")
+    folder, name = os.path.split(path)
+    if not name.endswith(".tar"):
+        if not prefix or prefix.startswith(".") or "/" in prefix or _CONTROL.search(prefix):
+            raise ValueError(f"prefix must be a visible file name without '/', not {prefix!r}")
+        return path, ShardNaming(f"{prefix}-", 6, ".tar")
+    numbers = list(_NUMBER.finditer(name))
+    if len(numbers) != 1 or name.startswith("."):
+        raise ValueError(
+            f"pattern_or_folder is {path!r}; a pattern needs exactly one %06d for the shard's number, "
+            "as in 'out/train-%06d.tar', and must not be hidden"
+        )
+    number = numbers[0]
+    return folder or ".", ShardNaming(name[: number.start()], int(number[1] or 0), name[number.end() :])
+
+
+def remove_shards(folder: str, shards: ShardNaming) -> None:
+    """Remove all shards of a name, after their index entries, so that no entry is ever stale.
+
+    Raises:
+        OSError: something cannot be removed.
+        DatasetIndexError: the index beside them is broken.
+    """
+    remove_entries(folder, shards)
+    for name in shards.existing(folder):
+        os.unlink(os.path.join(folder, name))
+
+
+def remove_stale_entries(folder: str, shards: ShardNaming) -> None:
+    """Remove the index entries of shards of a name if all of these shards were deleted by hand.
+
+    Raises:
+        OSError: something cannot be removed.
+        DatasetIndexError: the index beside them is broken.
+    """
+    if not shards.existing(folder):
+        remove_entries(folder, shards)
+
+
+def remove_entries(folder: str, shards: ShardNaming) -> None:
+    """Remove the index entries of all shards of a name, whether or not the shards exist.
+
+    Raises:
+        OSError: something cannot be removed.
+        DatasetIndexError: the index is broken.
+    """
+    index_folder = os.path.join(folder, INDEX_FOLDER)
+    path = os.path.join(index_folder, INDEX_FILE)
+    if not os.path.exists(path):
+        return
+    index = DatasetIndex.load(index_folder)
+    others = [entry for entry in index.shards if not shards.matches(entry.name)]
+    if len(others) == len(index.shards):
+        return
+    kept = [(entry, index.table(entry.name)) for entry in others]
+    # Between these two steps there is no index, which is never wrong; a stale one would be.
+    os.unlink(path)
+    if kept:
+        write_index(index_folder, kept)
+    for name in os.listdir(index_folder):
+        if name.endswith(".npz") and shards.matches(name.removesuffix(".npz")):
+            os.unlink(os.path.join(index_folder, name))

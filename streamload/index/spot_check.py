@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamload.errors import DatasetIndexError, StorageError
-from streamload.storage.local import LocalStorage
+from streamload.storage.local_storage import LocalStorage
 from streamload.tar.table import ShardTable
 
 __all__ = ["spot_check", "was_touched"]
@@ -44,7 +44,7 @@ def was_touched(mtime_ns: int, indexed_ns: int | None, table_path: str) -> bool:
 def spot_check(url: str, table: ShardTable, *, touched: bool) -> None:
     """Compare a few fields with their checksums in the index: all over the shard, and nothing in between.
 
-    A shard that was written anew may have the size that it had, since tar fills up to whole records, and the time too,
+    A shard that was rewritten may have the size that it had, since tar fills up to whole records, and the time too,
     which `cp -p` and `rsync -t` keep. Copying may change the time of a file, so the time alone says nothing.
 
     Args:

@@ -14,12 +14,10 @@ from streamload.memory.sparse import SparseMemory
 from streamload.storage.download import Pin, download
 from streamload.storage.protocol import Storage
 from streamload.tar.decompression import Decompressor, compression_of
-from streamload.tar.growing_table import GrowingTable
-from streamload.tar.prefix_scan import scan_prefix
-from streamload.tar.scan import crc32_of, labels_of
+from streamload.tar.scan import GrowingTable, crc32_of, labels_of, scan_prefix
 from streamload.tar.table import ShardTable
 
-__all__ = ["ReadShard", "StreamedTable", "stream_shard"]
+__all__ = ["ReadShard", "stream_shard"]
 
 _STEP_BYTES = 8 << 20
 _TO_THE_END = 1 << 62
@@ -51,7 +49,7 @@ async def stream_shard(
         storage: where it lies.
         url: the shard.
         every_byte: compute the crc32 of each member and read the labels.
-        on_bytes: told how many bytes have come, as they come; what it raises ends the reading.
+        on_bytes: called with the number of bytes as they arrive; what it raises ends the reading.
 
     Raises:
         StorageError: it cannot be read.
@@ -116,7 +114,7 @@ class StreamedTable:
         return replace(table, member_crc32=crc32, labels=labels)
 
     def close(self) -> None:
-        """Let go of the memory. Idempotent."""
+        """Free the memory. Idempotent."""
         self._memory.close()
 
     def _scan(self, total: int | None) -> None:
@@ -130,5 +128,5 @@ class StreamedTable:
             self._crc32.append(crc32_of(octets, found.member_offset, found.member_size))
             labels = labels_of(found, lambda offset, _: (octets, offset))
             self._labels = None if labels is None or self._labels is None else [*self._labels, labels]
-        self._memory.give_back(0, min(growing.resume, self._available))
+        self._memory.free(0, min(growing.resume, self._available))
         self._next_scan = max(growing.needs or 0, self._available + _STEP_BYTES)

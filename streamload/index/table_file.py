@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamload.errors import DatasetIndexError
-from streamload.storage.regular_file import open_regular, why_not_opened
+from streamload.storage.local_files import open_regular, why_not_opened
 from streamload.tar.table import ShardTable
 from streamload.text import counted
 

@@ -17,20 +17,17 @@ from streamload.index.listing import Listing
 from streamload.index.scan_cache import ScanCache
 from streamload.index.shard_names import WEB
 from streamload.index.spot_check import spot_check, was_touched
+from streamload.limits import LEAST_TABLES_BYTES, MOST_TABLES_BYTES, TABLES_SHARE
 from streamload.order.plan import ShardCounts
 from streamload.storage.download import Pin, download
 from streamload.storage.protocol import UNKNOWN_BYTES, protocol_of
 from streamload.storage.storages import Storages
-from streamload.tar.compressed_names import is_compressed
-from streamload.tar.growing_table import GrowingTable
+from streamload.tar.decompression import is_compressed
 from streamload.tar.header import BLOCK_BYTES
-from streamload.tar.prefix_scan import ScannedPiece
+from streamload.tar.scan import GrowingTable, ScannedPiece
 from streamload.tar.table import ShardTable
 
 __all__ = ["Tables"]
-
-_LEAST_MEMORY_BYTES, _MOST_MEMORY_BYTES = 32 << 20, 256 << 20
-_SHARE_OF_BUDGET = 16
 
 
 class Tables:
@@ -61,8 +58,8 @@ class Tables:
         budget_bytes: int | None = None,
     ) -> None:
         self._listing = listing
-        share_bytes = _MOST_MEMORY_BYTES if budget_bytes is None else budget_bytes // _SHARE_OF_BUDGET
-        self._memory_bytes = max(_LEAST_MEMORY_BYTES, min(share_bytes, _MOST_MEMORY_BYTES))
+        share_bytes = MOST_TABLES_BYTES if budget_bytes is None else budget_bytes // TABLES_SHARE
+        self._memory_bytes = max(LEAST_TABLES_BYTES, min(share_bytes, MOST_TABLES_BYTES))
         self._storages = Storages() if storages is None else storages
         self._cache = cache
         self._strict = strict
@@ -229,7 +226,7 @@ class Tables:
             raise _no_file(url) from None
 
     async def _read_async(self, url: str) -> bytes:
-        """A small file whole, as patiently as a shard."""
+        """A whole small file, retried like a shard."""
         content = bytearray()
 
         def write(offset: int, piece: bytes) -> None:

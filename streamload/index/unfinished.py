@@ -13,13 +13,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 
-from streamload.errors import DatasetIndexError, without_secrets
+from streamload.errors import DatasetIndexError, ShardNotFoundError, without_secrets
 from streamload.index.dataset_index import INDEX_FOLDER
-from streamload.index.shard_naming import ShardNaming
-from streamload.storage.atomic import replace_file
+from streamload.index.shard_names import ShardNaming
+from streamload.storage.local_files import replace_file
+from streamload.storage.protocol import Storage
 
 __all__ = [
-    "MOST_MARK_BYTES",
     "PACKING",
     "SHARDIFY",
     "SHARDIFY_ADVICE",
@@ -28,21 +28,22 @@ __all__ = [
     "UnfinishedSet",
     "mark_finished",
     "mark_path",
+    "mark_remote_finished",
+    "mark_remote_unfinished",
     "mark_unfinished",
+    "read_mark",
     "unfinished_error",
     "unfinished_sets",
-    "with_set",
-    "without_set",
 ]
 
 SHARDIFY, SHARD_WRITER = "shardify", "ShardWriter"
 MOST_MARK_BYTES = 1 << 20
 
 STAGING = ".shardify-unfinished"
-"""The folder in a local destination in which `shardify` packs; nothing of it is in its place yet."""
+"""The folder in a local destination in which `shardify` packs before publishing."""
 
 PACKING = f"{INDEX_FOLDER}/packing/run.json"
-"""The file in a remote destination that a run of `shardify` begins with and removes at its end."""
+"""The file in a remote destination that exists while `shardify` runs."""
 
 SHARDIFY_ADVICE = (
     "`shardify` was interrupted, or is still at work; run the same command with --resume to go on, or with --overwrite "
@@ -91,7 +92,7 @@ def unfinished_sets(content: bytes, folder: str) -> Sequence[UnfinishedSet]:
 
 
 def unfinished_error(found: UnfinishedSet, folder: str) -> DatasetIndexError:
-    """The error for whoever reads shards of an unfinished set."""
+    """The error for reading shards of an unfinished set."""
     advice = _ADVICE.get(found.writer, "its writer was interrupted, or is still at work; write them again")
     return DatasetIndexError(
         f"the shards in this folder are not complete: {advice}. (To read what is there all the same, remove "
@@ -101,12 +102,12 @@ def unfinished_error(found: UnfinishedSet, folder: str) -> DatasetIndexError:
 
 
 def with_set(content: bytes | None, folder: str, added: UnfinishedSet) -> bytes:
-    """A mark's content with one more set, or with another writer of it. Raises DatasetIndexError as it is damaged."""
+    """A mark's content with one more set, or with another writer of it. Raises DatasetIndexError if it is damaged."""
     return _content([*_others(content, folder, added.shards), added])
 
 
 def without_set(content: bytes | None, folder: str, shards: ShardNaming) -> bytes | None:
-    """A mark's content without a set; None where no other is left. Raises DatasetIndexError as it is damaged."""
+    """A mark's content without a set; None if no other is left. Raises DatasetIndexError if it is damaged."""
     others = _others(content, folder, shards)
     return _content(others) if others else None
 
@@ -123,7 +124,7 @@ def mark_unfinished(folder: str, added: UnfinishedSet, *, durable: bool = True) 
 
 
 def mark_finished(folder: str, shards: ShardNaming, *, durable: bool = True) -> None:
-    """Take the mark of a set from a local folder, since all of the set is there, or nothing. Idempotent.
+    """Remove the mark of a set from a local folder, since all or nothing of the set exists. Idempotent.
 
     Raises:
         OSError: the mark cannot be removed.
@@ -160,7 +161,7 @@ def _write(folder: str, content: bytes, *, durable: bool) -> None:
 
 @contextmanager
 def _locked(folder: str) -> Iterator[None]:
-    """Keep out other writers into the folder, each of which has a set of its own there."""
+    """Exclude other writers into the folder, which have sets of their own."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         with suppress(OSError):  # some network file systems have no locks
@@ -168,3 +169,38 @@ def _locked(folder: str) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def read_mark(storage: Storage, folder: str) -> bytes | None:
+    """The mark of a folder, local or remote, or None. Raises StorageError."""
+    try:
+        return storage.read_bytes(mark_path(folder), most_bytes=MOST_MARK_BYTES)
+    except ShardNotFoundError:
+        return None
+
+
+def mark_remote_unfinished(storage: Storage, folder: str, added: UnfinishedSet) -> None:
+    """Mark a folder before anything of a set is changed in it. Idempotent.
+
+    Raises:
+        StorageError: the mark cannot be read or written.
+        DatasetIndexError: there is one that is damaged.
+    """
+    storage.write(mark_path(folder), with_set(read_mark(storage, folder), folder, added))
+
+
+def mark_remote_finished(storage: Storage, folder: str, shards: ShardNaming) -> None:
+    """Remove the mark of a set from a folder, since all or nothing of the set exists. Idempotent.
+
+    Raises:
+        StorageError: the mark cannot be read or removed.
+        DatasetIndexError: it is damaged.
+    """
+    before = read_mark(storage, folder)
+    if before is None:
+        return
+    content = without_set(before, folder, shards)
+    if content is None:
+        storage.delete(mark_path(folder))
+    else:
+        storage.write(mark_path(folder), content)

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from time import monotonic
 from typing import Any
 
-__all__ = ["MAX_DESCRIPTORS", "Channel", "Frames", "Message", "frame", "read_from"]
+__all__ = ["MAX_DESCRIPTORS", "Channel", "Frames", "frame", "read_from"]
 
 MAX_DESCRIPTORS = 64
 """How many descriptors may go with one message; the kernel's own limit is 253."""

@@ -12,7 +12,7 @@ from streamload.memory.mapped import Bytes
 __all__ = ["gather", "read_fully"]
 
 _GAP_BYTES = 16 << 10
-"""So many bytes that nobody asked for are read sooner than another call is made: both take a microsecond or two."""
+"""Reading as many unwanted bytes takes no longer than another call: both take a microsecond or two."""
 
 _LEAD_BYTES = 64
 """Before the first place, since numbers are read with some bytes before them."""

@@ -1,4 +1,7 @@
-"""How this process's heap gives memory back to the system: by default at once, which costs a page fault each time."""
+"""How this process's heap returns memory to the system: by default at once, which costs page faults.
+
+On its own because it concerns the whole process, while the room is about memory that is shared.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ _KEPT_BYTES = 256 << 20
 
 
 def keep_freed_memory() -> bool:
-    """Have the heap keep what is freed, for what is allocated next. For processes of ours only.
+    """Make the heap keep freed memory for later allocations. Only for our own processes.
 
     What arrives from a network goes through buffers of some hundred kilobytes, thousands a second. glibc maps and
     unmaps such buffers one by one, or trims the heap behind them, so their pages are faulted in again and again.

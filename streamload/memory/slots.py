@@ -1,38 +1,35 @@
 """Slots: the memory of one batch, made once, filled by workers, read by the trainer, and used again.
 
-`SlotPool` is the side that makes slots (the feeder); the side that hands their memory to the user (the trainer) is in
-`slot_reader.py`. A slot goes round: taken from the pool, filled, delivered, read, and freed when the last array or
-tensor that views it has died.
+`SlotPool` makes slots (in the feeder); `SlotReader` hands their memory to the user (in the trainer). A slot's life:
+taken from the pool, filled, delivered, read, and freed when the last array or tensor that views it has died.
 """
 
 from __future__ import annotations
 
 import os
+import weakref
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 import numpy as np
 
+from streamload.limits import (
+    FREE_SLOTS_BYTES,
+    LEAST_FREE_SLOTS,
+    MOST_FREE_SLOTS,
+    MOST_KEPT_SLOTS,
+    SLOTS_IN_FLIGHT_SHARE,
+    SLOTS_KEPT_SHARE,
+)
 from streamload.memory.mapped import Bytes, map_memory
 from streamload.memory.unnamed import descriptor_limit, new_memory
 
-__all__ = ["HeapSlots", "MappedSlots", "SlotMemory", "SlotPool", "Slots", "round_up"]
+__all__ = ["HeapSlots", "MappedSlots", "SlotMemory", "SlotPool", "SlotReader", "Slots", "round_up"]
 
 _PAGE_BYTES = 4096
-_MAX_FREE_SLOTS = 640
-"""More than the batches that are ever in flight, so that slots go to and fro and are not made anew."""
-
-_SHARE_IN_FLIGHT = 4
-_SHARE_KEPT = 8
-"""Of the descriptors that this process may have, which shards and connections want too."""
-
-_MAX_KEPT_SLOTS = 128
 _NO_BOUND = 1 << 30
-
-_LEAST_FREE_SLOTS = 8
-_FREE_BYTES = 128 << 20
-"""Of large slots only a few are kept free: those that a user has released after keeping many."""
 
 
 def round_up(size_bytes: int, unit_bytes: int = _PAGE_BYTES) -> int:
@@ -41,14 +38,14 @@ def round_up(size_bytes: int, unit_bytes: int = _PAGE_BYTES) -> int:
 
 
 class SlotMemory(Protocol):
-    """Where whoever fills slots finds their memory."""
+    """Where the fillers of slots find their memory."""
 
     def at_least(self, slot: int, size_bytes: int) -> Bytes:
         """The slot's memory, writable, grown to `size_bytes` if it was smaller."""
 
 
 class Slots(Protocol):
-    """Whoever makes slots and knows where each of them is.
+    """Makes slots and knows where each of them is.
 
     Attributes:
         most_in_flight: how many batches may have slots that the trainer has not taken.
@@ -60,19 +57,19 @@ class Slots(Protocol):
         """A free slot, or a new one of at least this size."""
 
     def delivered(self, slot: int, size_bytes: int, /) -> bool:
-        """The trainer is told of this slot, of which a batch takes so much; whether it has yet to map so much."""
+        """Note that a batch of this size goes to the trainer in this slot; whether it must map (more of) it."""
 
     def taken(self, batches: int) -> None:
-        """The trainer has taken so many batches, in the order in which it was told of them."""
+        """Note that the trainer has taken so many batches, in the order of delivery."""
 
     def released(self, slots: Sequence[int]) -> None:
-        """Nobody in the trainer views these any more."""
+        """Note that no view of these is left in the trainer."""
 
     def discard(self, slot: int) -> None:
         """Never use this slot again."""
 
     def discard_free(self) -> None:
-        """Let go of the memory that is kept for batches to come."""
+        """Free the memory kept for later batches."""
 
     def take_retired(self) -> list[int]:
         """The slots discarded since the last call."""
@@ -81,10 +78,10 @@ class Slots(Protocol):
         """The slot's descriptor, where it has one."""
 
     def held_bytes(self) -> int:
-        """How much memory all slots take that are in use here."""
+        """The memory of all slots in use here."""
 
     def close(self) -> None:
-        """Let go of all memory."""
+        """Release all memory."""
 
 
 class MappedSlots:
@@ -128,11 +125,11 @@ class SlotPool:
     """Makes slots and knows where each of them is. It never waits and it never overwrites what is being read.
 
     A slot's way: `take` (free or new; workers fill it), `delivered` (announced to the trainer), `taken` (the loop has
-    its batch), `released` (nobody views it any more; free again). The pool owns one descriptor of it all the way;
+    its batch), `released` (no view is left; free again). The pool owns one descriptor of it throughout;
     workers get duplicates of their own, and the trainer one that it maps and closes: its descriptors are the user's.
 
-    A user who keeps batches keeps their slots: then the pool makes new ones, and after `_MAX_KEPT_SLOTS` it gives the
-    oldest away for good, so that no descriptor is held for them.
+    A user who keeps batches keeps their slots: then the pool makes new ones, and after `MOST_KEPT_SLOTS` it gives the
+    oldest to the trainer for good, and holds no descriptor for them.
 
     Attributes:
         most_in_flight: see `Slots`.
@@ -140,9 +137,9 @@ class SlotPool:
 
     def __init__(self) -> None:
         limit = descriptor_limit()
-        self.most_in_flight = max(2, limit // _SHARE_IN_FLIGHT)
-        self._most_free = min(_MAX_FREE_SLOTS, self.most_in_flight)
-        self._most_kept = min(_MAX_KEPT_SLOTS, limit // _SHARE_KEPT)
+        self.most_in_flight = max(2, limit // SLOTS_IN_FLIGHT_SHARE)
+        self._most_free = min(MOST_FREE_SLOTS, self.most_in_flight)
+        self._most_kept = min(MOST_KEPT_SLOTS, limit // SLOTS_KEPT_SHARE)
         self._descriptors: dict[int, int] = {}
         self._sizes: dict[int, int] = {}
         self._mapped: dict[int, int] = {}
@@ -180,10 +177,10 @@ class SlotPool:
         return slot in self._descriptors
 
     def delivered(self, slot: int, size_bytes: int) -> bool:
-        """The trainer is told of this slot, of which a batch takes so much.
+        """Note that a batch of this size in this slot goes to the trainer.
 
         Returns:
-            Whether the slot's descriptor must go with that: the trainer has not mapped it, or not all that it takes.
+            Whether the slot's descriptor must go with it: the trainer has not mapped the slot, or not enough of it.
         """
         self._announced.append(slot)
         self._note_size(slot, size_bytes)
@@ -193,14 +190,14 @@ class SlotPool:
         return True
 
     def taken(self, batches: int) -> None:
-        """The trainer has taken so many batches, in the order in which it was told of them."""
+        """Note that the trainer has taken so many batches, in the order of delivery."""
         for _ in range(batches):
             self._kept[self._announced.popleft()] = None
             if len(self._kept) > self._most_kept:
                 self.discard(next(iter(self._kept)))
 
     def released(self, slots: Sequence[int]) -> None:
-        """Nobody in the trainer views these any more."""
+        """Note that no view of these is left in the trainer."""
         for slot in slots:
             if slot in self._kept:  # one that was given away in the meantime is the trainer's own business
                 del self._kept[slot]
@@ -211,10 +208,10 @@ class SlotPool:
 
     def _may_stay_free(self, slot: int) -> bool:
         count = len(self._free)
-        if count < _LEAST_FREE_SLOTS:
+        if count < LEAST_FREE_SLOTS:
             return True
         in_flight = len(self._descriptors) - count - len(self._kept)  # so many will come and go again
-        return count < self._most_free and (count < in_flight or count * self._sizes[slot] < _FREE_BYTES)
+        return count < self._most_free and (count < in_flight or count * self._sizes[slot] < FREE_SLOTS_BYTES)
 
     def discard(self, slot: int) -> None:
         """Never use this slot again; its memory lives on with whoever maps it."""
@@ -225,7 +222,7 @@ class SlotPool:
         self._retired.append(slot)
 
     def discard_free(self) -> None:
-        """Let go of the slots that are kept for batches to come."""
+        """Free the slots kept for later batches."""
         while self._free:
             self.discard(self._free.pop())
 
@@ -235,7 +232,7 @@ class SlotPool:
         return retired
 
     def held_bytes(self) -> int:
-        """How much memory all slots take that are in use here."""
+        """The memory of all slots in use here."""
         return self._held_bytes
 
     def close(self) -> None:
@@ -267,7 +264,7 @@ class HeapSlots:
         return slot
 
     def at_least(self, slot: int, size_bytes: int) -> Bytes:
-        """The slot's memory, made anew with what it holds if it was smaller."""
+        """The slot's memory, copied to a larger one if it was smaller."""
         memory = self._memory[slot]
         if len(memory) < size_bytes:
             self._memory[slot] = np.empty(size_bytes, np.uint8)
@@ -296,7 +293,7 @@ class HeapSlots:
         """Nothing is kept."""
 
     def take_retired(self) -> list[int]:
-        """There is no other process to tell."""
+        """None: there is no other process."""
         return []
 
     def descriptor(self, slot: int) -> int:
@@ -304,9 +301,62 @@ class HeapSlots:
         raise LookupError(f"slot {slot} is heap memory")
 
     def held_bytes(self) -> int:
-        """How much memory all slots take that are in use here."""
+        """The memory of all slots in use here."""
         return sum(len(memory) for memory in self._memory.values())
 
     def close(self) -> None:
-        """Let go of all memory."""
+        """Release all memory."""
         self._memory.clear()
+
+
+class SlotReader:
+    """Lends the memory of delivered slots, and notes when the last view of one has died.
+
+    It holds no descriptors: those of its process belong to the training program.
+
+    Args:
+        on_map: called with every newly mapped memory when it is lent for the first time (to page-lock it).
+    """
+
+    def __init__(self, on_map: Callable[[Bytes], None] | None = None) -> None:
+        self._memory: dict[int, Bytes] = {}
+        self._new: set[int] = set()
+        self._leases: dict[int, weakref.ref[Bytes]] = {}
+        self._on_map = on_map
+        self.released: list[int] = []
+        """The slots whose last view has died since the last acknowledgement; the caller empties it."""
+
+    def add(self, slot: int, descriptor: int) -> None:
+        """Map all of a slot that was not known yet, or has grown; the descriptor stays the caller's."""
+        self._memory[slot] = map_memory(descriptor, os.fstat(descriptor).st_size, writable=True)
+        self._new.add(slot)
+
+    def lend(self, slot: int) -> Bytes:
+        """The slot's memory for one batch; when this array and all views of it are gone, the slot is `released`."""
+        memory = self._memory[slot]
+        if slot in self._new:
+            self._new.remove(slot)
+            if self._on_map is not None:
+                self._on_map(memory)
+        # The memoryview gives this lease an identity of its own: NumPy would otherwise let its views refer to the
+        # mapped array directly, and the lease would seem to end at once.
+        lease = np.frombuffer(memory.data, np.uint8)
+        self._leases[slot] = weakref.ref(lease, partial(_end_lease, slot, self._leases, self.released))
+        return lease
+
+    def drop(self, slots: Sequence[int]) -> None:
+        """Forget slots that the feeder has given away; what the user still views stays valid."""
+        for slot in slots:
+            self._memory.pop(slot, None)
+            self._new.discard(slot)
+
+    def close(self) -> None:
+        """Forget every slot; what the user still views stays valid."""
+        self._memory.clear()
+        self._new.clear()
+
+
+def _end_lease(slot: int, leases: dict[int, weakref.ref[Bytes]], released: list[int], _: object) -> None:
+    """A plain reference costs a third of `weakref.finalize`, once for every batch."""
+    del leases[slot]
+    released.append(slot)

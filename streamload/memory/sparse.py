@@ -1,4 +1,4 @@
-"""Memory without a name that is filled in parts, in any order, and freed in parts; a sparse file that may grow."""
+"""Unnamed memory that is filled and freed in parts, in any order: a sparse file that may grow."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class SparseMemory:
             self.size_bytes = size_bytes
             self._unmap()
 
-    def give_back(self, start: int, end: int) -> None:
+    def free(self, start: int, end: int) -> None:
         """Free the pages that lie wholly between two places; they read as zeros then. Linux only, else nothing happens.
 
         The last page of all counts as whole.
@@ -68,7 +68,7 @@ class SparseMemory:
         self._mapped.madvise(mmap.MADV_REMOVE, first, behind - first)
 
     def close(self) -> None:
-        """Let go of it; whoever has a copy of the descriptor keeps what is there. Idempotent."""
+        """Release it; whoever has a copy of the descriptor keeps what is there. Idempotent."""
         if self.descriptor >= 0:
             self._unmap()
             os.close(self.descriptor)

@@ -1,4 +1,4 @@
-"""Memory without a name, as a descriptor; apart from `mapped.py`, so that it can be made without importing NumPy."""
+"""Unnamed memory, as a descriptor; apart from `mapped.py`, so that it can be made without importing NumPy."""
 
 from __future__ import annotations
 

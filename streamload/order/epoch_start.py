@@ -16,7 +16,7 @@ class EpochStart:
 
     Attributes:
         numbers: int64[M], the epoch's samples, where a sampler names them.
-        number: of the pass, counted through a loader's life: an epoch may be begun several times.
+        number: of the pass, counted through a loader's life: an epoch may be started several times.
     """
 
     epoch: int
@@ -28,5 +28,5 @@ class EpochStart:
 
     @property
     def identity(self) -> tuple[int, int, int]:
-        """What no other start has that is asked for or begun ahead: the pass, the epoch, and the position."""
+        """What identifies a start among those requested or prepared: the pass, the epoch, and the position."""
         return self.number, self.epoch, self.position

@@ -1,4 +1,4 @@
-"""A sequence cut into lanes, each of them shuffled: which position an output stands for, and what lies behind."""
+"""A sequence cut into lanes, each of them shuffled: the position of each output, and the shards that are finished."""
 
 from __future__ import annotations
 
@@ -8,10 +8,61 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamload.order.lanes import SlidingShuffle, lane_bounds
-from streamload.order.retirement import ShardRetirement
 from streamload.order.runs import SampleSequence
 
 __all__ = ["Interleaving"]
+
+
+class ShardRetirement:
+    """Follows how far every lane has been emitted, and names the shards that lie wholly behind.
+
+    A shard is cut into parts by the bounds of the lanes, and where it has several runs. Parts are passed in the order
+    of their ends, so naming all shards costs one sort and one walk over the parts, however often it is asked.
+    """
+
+    def __init__(self, sequence: SampleSequence, n_lanes: int) -> None:
+        self._sequence = sequence
+        self._named = np.zeros(int(sequence.order.max(initial=-1)) + 1, bool)
+        self._passed_parts = 0
+        self._many_parts = n_lanes > 1 or sequence.has_repeats
+        if self._many_parts:
+            self._cut(n_lanes)
+
+    def pass_positions(self, end: int) -> list[int]:
+        """Name the shards of which, in every lane, all samples lie at positions (in the lane) below `end`."""
+        ends = self._part_ends if self._many_parts else self._sequence.edges[1:]
+        first = self._passed_parts
+        self._passed_parts = max(first, int(ends.searchsorted(end, side="right")))
+        if self._passed_parts == first:
+            return []
+        if not self._many_parts:
+            return self._name(self._sequence.order[first : self._passed_parts])
+        shards = self._part_shards[first : self._passed_parts]
+        np.subtract.at(self._parts_left, shards, 1)
+        return self._name(shards[self._parts_left[shards] == 0])
+
+    def pass_all(self) -> list[int]:
+        """Name the remaining shards, in the order of the epoch."""
+        self._passed_parts = len(self._part_ends) if self._many_parts else self._sequence.known_shards
+        return self._name(self._sequence.order)
+
+    def _name(self, shards: NDArray[np.int64]) -> list[int]:
+        fresh = list(dict.fromkeys(shards[~self._named[shards]].tolist()))
+        self._named[shards] = True
+        return fresh
+
+    def _cut(self, n_lanes: int) -> None:
+        """Cut the shards at the lanes' bounds; the parts are sorted by where they end in their lane."""
+        bounds = lane_bounds(self._sequence.known_end, n_lanes)
+        cuts = np.union1d(self._sequence.edges, bounds)
+        starts, ends = cuts[:-1], cuts[1:]
+        shards, _ = self._sequence.locate(starts)
+        lane_starts = bounds[np.searchsorted(bounds, starts, side="right") - 1]
+        ends_in_lane = ends - lane_starts
+        by_end = np.argsort(ends_in_lane, kind="stable")
+        self._part_ends, self._part_shards = ends_in_lane[by_end], shards[by_end]
+        self._parts_left = np.bincount(shards, minlength=len(self._named))
+
 
 _ENDLESS = 1 << 62
 
@@ -42,7 +93,7 @@ class Interleaving:
         return sorted(self._streams)
 
     def refresh(self) -> bool:
-        """Take notice of counts that have become known. Returns whether the sequence has become complete by that."""
+        """Apply counts that have become known; returns whether the sequence has become complete."""
         if self._bounds is not None:
             return False
         sequence = self.sequence
@@ -84,8 +135,8 @@ class Interleaving:
 
         Args:
             shard: which one.
-            least: a number to which every lane has come at least.
-            most: and at most.
+            least: a number that every lane has reached.
+            most: a number that no lane has passed.
         """
         sequence = self.sequence
         places = sequence.places_of(shard)

@@ -60,7 +60,7 @@ class SlidingShuffle:
     Args:
         uniforms: gives the draws of the lane's positions `first` to `first + count` as float64[count].
         window: how far, in samples, a sample may move; 0 and 1 leave the order as it is.
-        first_number: the first output that will be asked for.
+        first_number: the first output that will be requested.
     """
 
     def __init__(self, uniforms: Callable[[int, int], NDArray[np.float64]], window: int, first_number: int = 0) -> None:
@@ -90,7 +90,7 @@ class SlidingShuffle:
         """Finalize the outputs below `number_end`, as far as the known positions allow.
 
         Returns:
-            The number below which the outputs are final; it may be more than was asked for.
+            The number below which the outputs are final; it may be more than was requested.
         """
         pieces = [self._ready]
         finalized_end = self._ready_start + len(self._ready)
@@ -112,7 +112,7 @@ class SlidingShuffle:
         positions = np.empty(len(numbers), np.int64)
         found = 0
         if len(numbers) and numbers[0] < self._next_number:
-            raise IndexError(f"emission {numbers[0]} was passed; the stream stands at {self._next_number}")
+            raise IndexError(f"output {numbers[0]} was passed; the stream is at {self._next_number}")
         while found < len(numbers):
             if numbers[found] - self._window > self._drawn_end:
                 self._seek(int(numbers[found]))
@@ -121,7 +121,7 @@ class SlidingShuffle:
             found = found_end
             if found < len(numbers):
                 if not self._can_finalize_more():
-                    raise IndexError(f"emission {numbers[found]} lies beyond the {self._known_end} known samples")
+                    raise IndexError(f"output {numbers[found]} lies beyond the {self._known_end} known samples")
                 self._ready_start += len(self._ready)
                 self._ready = self._finalize_block()
         if len(numbers):

@@ -53,7 +53,7 @@ class ShardCounts:
         return len(self._values)
 
     def set(self, shard: int, count: int) -> None:
-        """Record what a scan found. Recording the same count again is fine.
+        """Record what a scan found. Idempotent.
 
         Raises:
             ValueError: the count is negative, or is not the one recorded before, or fewer than were found before.
@@ -159,7 +159,7 @@ class ShardSequence:
         return start - shard_start, end - shard_start
 
     def extend(self) -> None:
-        """Lay what has become known, up to the first shard whose count is not and as much of that as was found."""
+        """Append the shards whose counts have become known, and as much of the next one as was found."""
         while not self.complete:
             start = self.known_shards
             if self._counts.values[self.order[start]] == UNKNOWN:

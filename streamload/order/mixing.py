@@ -1,10 +1,10 @@
-"""In which order several datasets take turns: exact shares in every block of samples, at any place by arithmetic.
+"""The order in which several datasets take turns: exact shares in every block, at any position by arithmetic.
 
 **Shares of a block.** Of a block of B samples dataset d gets the whole part of `B * share[d]`, and some get one more.
-Lay the fractional parts end to end; they take up a whole number F. The points `t, t + 1, ..., t + F - 1`, t in [0, 1),
-lie in F different ones of them, and these datasets get the one more (systematic sampling). From block to block t goes
-on by a fixed step, so that it comes to all multiples of 1/P, in P blocks. Fractional parts are rounded to multiples of
-1/P. So in P blocks every dataset gets exactly its share, and within them it is never more than a few samples off.
+Concatenate the fractional parts; their length is a whole number F. The points `t, t + 1, ..., t + F - 1`, t in [0, 1),
+lie in F different ones of them, and these datasets get the one more (systematic sampling). From block to block t
+advances by a fixed step that visits all multiples of 1/P in P blocks. Fractional parts are rounded to multiples of 1/P.
+So in P blocks every dataset gets exactly its share, and within them it is never more than a few samples off.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class BlockShares:
         """int64[D], the samples of each dataset in an epoch, the same in every epoch."""
 
     def before(self, blocks: IntArray) -> IntArray:
-        """The samples of each dataset before some blocks, int64[len(blocks), D]; one block behind the last is fine."""
+        """The samples of each dataset before some blocks, int64[len(blocks), D]; one block past the last is allowed."""
         inside = np.minimum(blocks, self._full)
         periods, rest = np.divmod(inside, self._period)
         counts: IntArray = inside[:, np.newaxis] * self._whole + periods[:, np.newaxis] * self._extra[-1]
@@ -117,7 +117,7 @@ def _as_parts(fractions: NDArray[np.float64], total: int) -> tuple[int, IntArray
 
 
 def _step(period: int) -> int:
-    """A step that comes to everything below the period, and early on to all regions of it.
+    """A step that visits everything below the period, and all regions of it early.
 
     That is one near the golden section of the period whose quotient with it has a continued fraction of small numbers.
     """

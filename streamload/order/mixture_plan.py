@@ -54,7 +54,7 @@ class MixturePlan:
 
     @property
     def number(self) -> int:
-        """How many outputs every lane has come to, at least, over all datasets."""
+        """How many outputs every lane has reached, at least, over all datasets."""
         return self._position // self._options.lanes
 
     @property
@@ -76,7 +76,7 @@ class MixturePlan:
     def missing(self, limit: int = 8) -> list[int]:
         """The shards whose counts are needed, at most `limit`: all of unknown count."""
         if self._turns is None and self._counts.complete:
-            self._lay()
+            self._extend()
         return [int(shard) for shard in np.flatnonzero(self._counts.values < 0)[:limit]]
 
     def take(self, max_rows: int) -> RowBlock | None:
@@ -117,7 +117,7 @@ class MixturePlan:
     def _ended(self) -> bool:
         return self._turns is not None and self._full_batches_left == 0 and self._last_rows == 0
 
-    def _lay(self) -> None:
+    def _extend(self) -> None:
         options, mixed = self._options, self._mixed
         self._shares = shares = mixed_shares(mixed, self._counts.total)
         self._turns = MixedTurns(shares, mixed.block, options.seed, self._epoch)
@@ -130,7 +130,7 @@ class MixturePlan:
         )
 
     def _passed(self, blocks: int) -> list[int]:
-        """For each dataset the number that its lanes have come to at the block where the plan stands, or after it."""
+        """For each dataset the number that its lanes have reached at the plan's block, or after it."""
         if self._shares is None:
             return []
         before = self._shares.before(np.array([self._position // self._mixed.block + blocks]))[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from streamload.errors import LoaderStateError
-from streamload.order.sampling import Choice, Sampled
+from streamload.order.sampling import Sampled, Sampling
 from streamload.order.slices import rank_bounds
 from streamload.text import counted
 
@@ -16,7 +16,6 @@ __all__ = [
     "batches_per_rank",
     "full_batches_and_last_rows",
     "samples_of_epoch",
-    "samples_per_rank",
 ]
 
 
@@ -39,7 +38,7 @@ class OrderOptions:
         batch_size: rows of one rank's batch.
         drop_last: drop the samples at the end that fill no global batch.
         pad: fill a short last batch up to a multiple of the world size with the first samples of the order.
-        sampling: what an epoch is made of; None for every sample once. What a sampler has named is not shuffled.
+        choice: the sampling; None for every sample once. A sampler's samples are not shuffled.
 
     Raises:
         ValueError: a number is too small.
@@ -52,7 +51,7 @@ class OrderOptions:
     batch_size: int
     drop_last: bool
     pad: bool
-    choice: Choice | None = None
+    choice: Sampling | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("seed", 0), ("window", 0), ("lanes", 1), ("batch_size", 1)):
@@ -106,13 +105,3 @@ def batches_per_rank(options: OrderOptions, n_samples: int, rank: int, world_siz
     """
     full, last_rows = full_batches_and_last_rows(options, n_samples, rank, world_size, start)
     return full + (last_rows > 0)
-
-
-def samples_per_rank(options: OrderOptions, n_samples: int, rank: int, world_size: int, start: int = 0) -> int:
-    """How many rows the rank's plan from `start` on gives, those that fill up the last batch included.
-
-    Raises:
-        LoaderStateError: `start` lies outside the epoch.
-    """
-    full, last_rows = full_batches_and_last_rows(options, n_samples, rank, world_size, start)
-    return full * options.batch_size + last_rows

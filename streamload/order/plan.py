@@ -19,25 +19,15 @@ from streamload.order.options import (
     OrderOptions,
     batches_per_rank,
     full_batches_and_last_rows,
-    samples_per_rank,
 )
-from streamload.order.sequence import sequence_of_epoch, shards_in_order
+from streamload.order.sequence import sequence_of_epoch
 from streamload.order.slices import slice_of_any_batch, slices_of_full_batches
 from streamload.text import counted
 
-__all__ = [
-    "EpochPlan",
-    "OrderOptions",
-    "RankPlan",
-    "RowBlock",
-    "ShardCounts",
-    "batches_per_rank",
-    "samples_per_rank",
-    "shards_in_order",
-]
+__all__ = ["EpochPlan", "OrderOptions", "RankPlan", "RowBlock", "ShardCounts", "batches_per_rank"]
 
 _MOST_NUMBERS_AHEAD = 65_536
-"""How many outputs of a streamed lane are final before they are asked for, beyond the next batch."""
+"""How many outputs of a streamed lane are final before they are requested, beyond the next batch."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,7 +59,7 @@ class EpochPlan(Protocol):
 
     @property
     def number(self) -> int:
-        """How many outputs every lane has come to, at least."""
+        """How many outputs every lane has reached, at least."""
 
     def shards_ahead(self) -> list[int]:
         """The shards in the order in which the plan comes to them first."""
@@ -147,7 +137,7 @@ class RankPlan:
 
     @property
     def number(self) -> int:
-        """How many outputs every lane has come to, at least."""
+        """How many outputs every lane has reached, at least."""
         return self._position // self._options.lanes
 
     @property
@@ -231,7 +221,7 @@ class RankPlan:
         return self._sequence.complete and self._full_batches_left == 0 and self._last_rows == 0
 
     def _refresh(self) -> None:
-        """Take notice of counts that have become known."""
+        """Apply counts that have become known."""
         if self._interleaving.refresh():
             self._full_batches_left, self._last_rows = full_batches_and_last_rows(
                 self._options, self._sequence.known_end, self._rank, self._world_size, self._position

@@ -1,4 +1,4 @@
-"""Epochs that are made of runs: pieces of shards, or shards in which every sample stands as often as it is drawn.
+"""Epochs made of runs: pieces of shards, or shards in which every sample is repeated as often as it is drawn.
 
 The sequences of this module offer what `ShardSequence` does, and need the counts of all shards before they are built.
 """
@@ -21,11 +21,11 @@ IntArray = NDArray[np.int64]
 
 
 class SampleSequence(Protocol):
-    """What the samples of an epoch lie on: positions, each of which holds a sample of a shard.
+    """The positions of an epoch, each of which holds a sample of a shard.
 
     Attributes:
         needs_all: nothing is built before all counts are known.
-        order: int64[k], the shards of the runs; the last run of a shard ends where the shard is done with.
+        order: int64[k], the shards of the runs; a shard is finished at the end of its last run.
         known_shards: how many runs are built whole.
         known_end: how many positions are built.
         has_repeats: some shard has several runs.
@@ -50,13 +50,13 @@ class SampleSequence(Protocol):
         """Where the last run ends that is built whole."""
 
     def extend(self) -> None:
-        """Lay what has become known."""
+        """Build what has become known."""
 
     def unknown(self, n_shards: int, limit: int, /) -> list[int]:
         """The shards whose counts are needed next."""
 
     def places_of(self, shard: int, /) -> list[tuple[int, int]] | None:
-        """Where a shard's runs lie, as starts and ends; None where they are not built yet."""
+        """Where a shard's runs lie, as starts and ends; None before they are built."""
 
     def samples_at(self, start: int, end: int, /) -> tuple[int, int]:
         """The samples of a shard, as start and end, that stand at positions of one run."""
@@ -73,7 +73,7 @@ class SampleSequence(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Runs:
-    """Pieces of shards as they follow each other, int64[k] each.
+    """Consecutive pieces of shards, int64[k] each.
 
     Attributes:
         shards: the shard of each.
@@ -89,7 +89,7 @@ class Runs:
 
 
 def whole_passes(counts: IntArray, start: int, size: int, order_of: Callable[[int], IntArray]) -> Runs:
-    """The runs of a stretch of an endless row of passes.
+    """The runs of a stretch of an endless sequence of passes.
 
     Args:
         counts: int64[n_shards], the samples of each shard.
@@ -114,7 +114,7 @@ def whole_passes(counts: IntArray, start: int, size: int, order_of: Callable[[in
 
 
 class RepeatCounts:
-    """Which sample stands where in the shards concatenated as listed, each as often as it is drawn.
+    """The samples of the concatenated shards as listed, each repeated as often as it is drawn.
 
     Args:
         repeats: int64[N], how often each sample is drawn, in the order of the listing.
@@ -143,17 +143,20 @@ class RunSequence:
     Args:
         counts: of the shards.
         key: of the draws.
-        lay: makes the runs, when all counts are known, and the repeats where samples are drawn by weight.
+        build: makes the runs, when all counts are known, and the repeats where samples are drawn by weight.
     """
 
     needs_all = True
 
     def __init__(
-        self, counts: ShardCounts, key: NDArray[np.uint64], lay: Callable[[IntArray], tuple[Runs, RepeatCounts | None]]
+        self,
+        counts: ShardCounts,
+        key: NDArray[np.uint64],
+        build: Callable[[IntArray], tuple[Runs, RepeatCounts | None]],
     ) -> None:
         self._counts = counts
         self._draws = CounterDraws(key)
-        self._lay = lay
+        self._build = build
         self._runs: Runs | None = None
         self._repeats: RepeatCounts | None = None
         self._edges: IntArray = np.zeros(1, np.int64)
@@ -180,10 +183,10 @@ class RunSequence:
         return self.known_end
 
     def extend(self) -> None:
-        """Lay all runs, if all counts are known."""
+        """Build all runs, if all counts are known."""
         if self._runs is not None or not self._counts.complete:
             return
-        self._runs, self._repeats = self._lay(self._counts.values)
+        self._runs, self._repeats = self._build(self._counts.values)
         self.order = self._runs.shards
         self._edges = np.concatenate((np.zeros(1, np.int64), np.cumsum(self._runs.lengths)))
         self._by_shard = np.argsort(self.order, kind="stable")
@@ -213,7 +216,7 @@ class RunSequence:
         return shards, numbers if self._repeats is None else self._repeats.find(shards, numbers)[0]
 
     def repeats(self, positions: IntArray) -> IntArray:
-        """For each position how often its sample may have come before, int64."""
+        """For each position how often its sample may have arrived before, int64."""
         run, numbers = self._find(positions)
         assert self._runs is not None
         return self._runs.passes[run] if self._repeats is None else self._repeats.find(self.order[run], numbers)[1]
@@ -221,7 +224,7 @@ class RunSequence:
     def uniforms(self, first: int, count: int) -> NDArray[np.float64]:
         """One draw in [0, 1) for each of the positions `first` to `first + count`, float64[count].
 
-        A draw belongs to the pass, the shard and the number within the shard, counting every copy.
+        A draw belongs to the pass, the shard and the number within the shard, counting every repeat.
         """
         assert self._runs is not None
         words = np.empty(count, np.uint64)
@@ -237,14 +240,14 @@ class RunSequence:
         return as_uniforms(words)
 
     def _find(self, positions: IntArray) -> tuple[IntArray, IntArray]:
-        """For each position its run, and the number within the shard, counting every copy."""
+        """For each position its run, and the number within the shard, counting every repeat."""
         assert self._runs is not None
         run = np.searchsorted(self._edges, positions, side="right") - 1
         return run, positions - self._edges[run] + self._runs.firsts[run]
 
 
 class SampledSequence:
-    """The samples that a sampler has named, in its order; see `SampleSequence`. Shards come in the order of their
+    """A sampler's samples, in its order; see `SampleSequence`. Shards come in the order of their
     last use.
 
     Args:
@@ -273,11 +276,11 @@ class SampledSequence:
 
     @property
     def whole_end(self) -> int:
-        """All that is known is known as a whole."""
+        """All that is built is built whole."""
         return self.known_end
 
     def extend(self) -> None:
-        """Find out when each shard is used last, if all counts are known."""
+        """Find the last use of each shard, if all counts are known."""
         if self._shard_ends is not None or not self._counts.complete:
             return
         self._shard_ends = np.cumsum(self._counts.values)
@@ -294,7 +297,7 @@ class SampledSequence:
         return [int(shard) for shard in np.flatnonzero(self._counts.values < 0)[:limit]]
 
     def places_of(self, _shard: int) -> list[tuple[int, int]]:
-        """None: a shard's samples may come anywhere, and keeping it for them might be keeping everything."""
+        """None: a shard's samples may come anywhere, so keeping it might mean keeping everything."""
         return []
 
     def samples_at(self, start: int, end: int) -> tuple[int, int]:
@@ -323,7 +326,7 @@ class SampledSequence:
 
 
 def _counted_before(numbers: IntArray) -> IntArray:
-    """For each number how often it stands before, int64."""
+    """For each number how often it occurs before, int64."""
     by_number = np.argsort(numbers, kind="stable")
     ordered = numbers[by_number]
     starts = np.flatnonzero(np.concatenate((np.ones(min(1, len(ordered)), bool), ordered[1:] != ordered[:-1])))

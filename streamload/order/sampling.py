@@ -1,4 +1,4 @@
-"""What an epoch is made of, where it is not every sample once: drawn by weight, cut from passes, mixed, or sampled.
+"""What an epoch holds if not every sample once: draws by weight, a stretch of passes, a mixture, or a sampler's list.
 
 Each of these is a value that is fixed for a run. What an epoch holds follows from it, the seed and the epoch's number
 alone, as everything of the order does.
@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 
 from streamload.order.randomness import CounterDraws, as_uniforms, philox_key
 
-__all__ = ["Choice", "Mixed", "Sampled", "Stretched", "Weighted"]
+__all__ = ["Mixed", "Sampled", "Sampling", "Stretched", "Weighted"]
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 @dataclass(frozen=True, slots=True)
 class Stretched:
-    """Epoch e is the samples `e * epoch_size` to `(e + 1) * epoch_size` of an endless row of passes over the dataset.
+    """Epoch e is the samples `e * epoch_size` to `(e + 1) * epoch_size` of endless passes over the dataset.
 
     Attributes:
         epoch_size: samples of an epoch, over all ranks.
@@ -36,7 +36,7 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True)
 class Mixed:
-    """Several datasets, mixed in fixed shares; each is gone through in passes of its own, over all epochs.
+    """Several datasets, mixed in fixed shares; each has passes of its own, over all epochs.
 
     Attributes:
         edges: the shards of dataset d are `edges[d]:edges[d + 1]` of the listing.
@@ -53,13 +53,12 @@ class Mixed:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Weighted:
-    """Every epoch draws its samples with replacement, each as often as its weight says, as exactly as can be.
+    """Every epoch draws its samples with replacement, as exactly by weight as possible.
 
     Samples of equal weight form a group; several groups may have the same weight, and then each has its own share.
-    How often a group is drawn in an epoch differs from its share by less than one. Within a group the samples are
-    gone through in passes, each in a new order, and every epoch goes on where the one before has stopped: so in one
-    epoch no two samples of a group differ by more than two in how often they come, and over epochs all come equally
-    often.
+    How often a group is drawn in an epoch differs from its share by less than one. Within a group samples are
+    drawn in passes, each in a new order, and every epoch continues where the one before stopped: so in one epoch the
+    draws of two samples of a group differ by at most two, and over epochs all are drawn equally often.
 
     Attributes:
         group: unsigned[N], the group of each sample, in the order of the listing.
@@ -72,7 +71,7 @@ class Weighted:
     epoch_size: int
 
     def shares(self) -> NDArray[np.float64]:
-        """float64[K], how often each group is drawn in an epoch, in the mean."""
+        """float64[K], how often each group is drawn in an epoch, on average."""
         summed = self._summed_shares()
         shares: NDArray[np.float64] = np.diff(summed, prepend=0.0)
         return shares
@@ -106,7 +105,7 @@ class Weighted:
         return summed
 
     def _stretches(self, seed: int, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Of each group's endless row of passes: where the epoch's draws begin, and how many they are."""
+        """For each group's endless passes: where the epoch's draws begin, and how many there are."""
         summed = self._summed_shares()
         shift = as_uniforms(CounterDraws(philox_key(seed, epoch, "weights")).words(0, 0, 1))[0]
         ends = np.floor(summed + shift).astype(np.int64)
@@ -125,11 +124,11 @@ class Weighted:
         return turns
 
 
-Choice = Stretched | Weighted | Sampled | Mixed
+Sampling = Stretched | Weighted | Sampled | Mixed
 
 
 def _mixed(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The finalizer of SplitMix64, by which neighbouring words have nothing in common."""
+    """The finalizer of SplitMix64, which makes neighbouring words unrelated."""
     words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return words ^ (words >> np.uint64(31))

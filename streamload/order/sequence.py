@@ -1,4 +1,4 @@
-"""What an epoch's samples lie on: every shard once, or what the order's sampling makes of them."""
+"""The sequence of an epoch's samples: every shard once, or what the order's sampling makes of them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from streamload.order.randomness import permutation, philox_key
 from streamload.order.runs import RepeatCounts, Runs, RunSequence, SampledSequence, SampleSequence, whole_passes
 from streamload.order.sampling import Mixed, Sampled, Stretched, Weighted
 
-__all__ = ["dataset_sequence", "mixed_shares", "runs_of_epoch", "sequence_of_epoch", "shards_in_order"]
+__all__ = ["dataset_sequence", "mixed_shares", "runs_of_epoch", "sequence_of_epoch"]
 
 IntArray = NDArray[np.int64]
 
 
 def shards_in_order(options: OrderOptions, n_shards: int, number: int) -> IntArray:
-    """The shards in the order in which one pass over the dataset lays them end to end, int64[n_shards].
+    """The shards in the order of one pass over the dataset, int64[n_shards].
 
     Without sampling the pass is the epoch of this number.
     """
@@ -30,7 +30,7 @@ def shards_in_order(options: OrderOptions, n_shards: int, number: int) -> IntArr
 def sequence_of_epoch(
     options: OrderOptions, counts: ShardCounts, epoch: int, numbers: IntArray | None = None
 ) -> SampleSequence:
-    """What an epoch's positions stand for.
+    """The sequence of an epoch.
 
     Args:
         options: the order's.
@@ -45,7 +45,7 @@ def sequence_of_epoch(
             assert numbers is not None, "a sampler's numbers come with the start of the epoch"
             return SampledSequence(counts, numbers)
         case Stretched() | Weighted():
-            return RunSequence(counts, key, lambda known: _lay(options, choice, known, epoch))
+            return RunSequence(counts, key, lambda known: _build(options, choice, known, epoch))
         case Mixed():
             raise AssertionError("a mixture has a line for each dataset")
         case None:
@@ -58,11 +58,11 @@ def mixed_shares(mixed: Mixed, n_samples: int) -> BlockShares:
 
 
 def dataset_sequence(options: OrderOptions, mixed: Mixed, counts: ShardCounts, epoch: int, dataset: int) -> RunSequence:
-    """What the samples lie on that an epoch has of one dataset of a mixture; all counts must be known."""
+    """The sequence of one dataset's samples in an epoch of a mixture; all counts must be known."""
     key = philox_key(options.seed, epoch, "window")
     size = int(mixed_shares(mixed, counts.total).sizes[dataset])
     return RunSequence(
-        counts, key, lambda known: (_lay_dataset(options, mixed, known, dataset, (epoch * size, size)), None)
+        counts, key, lambda known: (_build_dataset(options, mixed, known, dataset, (epoch * size, size)), None)
     )
 
 
@@ -78,12 +78,12 @@ def runs_of_epoch(options: OrderOptions, counts: IntArray, epoch: int) -> list[t
         case Sampled():
             return []
         case Stretched():
-            runs, _ = _lay(options, choice, counts, epoch)
+            runs, _ = _build(options, choice, counts, epoch)
             return [(runs.shards, runs.lengths)]
         case Mixed():
             sizes = mixed_shares(choice, int(counts.sum())).sizes.tolist()
             lines = [
-                _lay_dataset(options, choice, counts, dataset, (epoch * size, size))
+                _build_dataset(options, choice, counts, dataset, (epoch * size, size))
                 for dataset, size in enumerate(sizes)
             ]
             return [(runs.shards, runs.lengths) for runs in lines]
@@ -95,7 +95,9 @@ def runs_of_epoch(options: OrderOptions, counts: IntArray, epoch: int) -> list[t
             return [(order, counts[order])]
 
 
-def _lay_dataset(options: OrderOptions, mixed: Mixed, counts: IntArray, dataset: int, stretch: tuple[int, int]) -> Runs:
+def _build_dataset(
+    options: OrderOptions, mixed: Mixed, counts: IntArray, dataset: int, stretch: tuple[int, int]
+) -> Runs:
     """The runs of a stretch, given by its start and size, of one dataset's passes."""
     first, end = mixed.edges[dataset], mixed.edges[dataset + 1]
 
@@ -108,7 +110,7 @@ def _lay_dataset(options: OrderOptions, mixed: Mixed, counts: IntArray, dataset:
     return replace(runs, shards=runs.shards + first)
 
 
-def _lay(
+def _build(
     options: OrderOptions, choice: Stretched | Weighted, counts: IntArray, epoch: int
 ) -> tuple[Runs, RepeatCounts | None]:
     if isinstance(choice, Stretched):

@@ -30,7 +30,7 @@ _WHAT_TO_DO = "pass what state_dict() returned, unchanged, or start without a st
 
 @dataclass(frozen=True, slots=True)
 class LoaderState:
-    """How far a run has come, and the order in which it was reading.
+    """How far a run has got, and the order that it reads.
 
     Attributes:
         seed: names the order.
@@ -131,7 +131,7 @@ def check(
     """Make sure that a loader reads in the order that a state was saved in.
 
     The window is compared only where it has an effect, that is with shuffle; lanes only where the loader was given
-    a number (None takes over the state's). Of `sampling`, which holds what the loader has of the state's values that
+    a number (None takes over the state's). Of `choice`, which holds what the loader has of the state's values that
     may be None, the first word of `sampler` is compared: the rest of it is the order's digest.
 
     Raises:

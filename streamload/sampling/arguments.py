@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from streamload.index.labels import Labels
 from streamload.order.epoch_start import EpochStart
 from streamload.order.options import MAX_SAMPLES, OrderOptions, full_batches_and_last_rows
-from streamload.order.sampling import Choice, Mixed, Sampled, Stretched, Weighted
+from streamload.order.sampling import Mixed, Sampled, Sampling, Stretched, Weighted
 from streamload.order.state import LoaderState
 from streamload.sampling.mixture import Mixture
 from streamload.sampling.sampler import SamplerDraws
@@ -37,7 +37,7 @@ class SamplingOptions:
 
     Attributes:
         lanes: how many lanes the order has at first.
-        choice: what the order is told; None before `settle`, or where every sample comes once.
+        choice: the order's sampling; None before `resolve`, or where every sample comes once.
 
     Raises:
         TypeError, ValueError: they make no sense, or don't go together.
@@ -62,7 +62,7 @@ class SamplingOptions:
                 f"lanes={lanes!r} and sampler don't go together: a sampler gives the order; leave lanes out"
             )
         self.lanes = 1 if sampler is not None else lanes or world_size
-        self.choice: Choice | None = None
+        self.choice: Sampling | None = None
         if mixture is not None and (weights is not None or sampler is not None):
             raise ValueError(
                 "weights and sampler don't go together with a Mixture, which has weights of its own; leave one out"
@@ -79,7 +79,7 @@ class SamplingOptions:
 
     @classmethod
     def among(cls, arguments: Mapping[str, Any], rank: int, world_size: int) -> SamplingOptions:
-        """From the loader's arguments, for the rank and world size that were found."""
+        """From the loader's arguments and the detected rank and world size."""
         return cls(
             arguments["weights"],
             arguments["sampler"],
@@ -119,14 +119,14 @@ class SamplingOptions:
         return self.choice.epoch_size if isinstance(self.choice, Weighted | Stretched | Mixed) else None
 
     def samples_of(self, start: EpochStart, counts: tuple[int, ...] | None) -> int | None:
-        """The samples of a pass's whole epoch, among its ranks; None where the counts of shards don't tell it."""
+        """The samples of a pass's whole epoch, among its ranks; None where the shards' counts do not tell."""
         samples = self.epoch_samples if start.numbers is None else len(start.numbers)
         if samples is not None or counts is None:
             return samples
         return sum(counts)
 
     def last_position(self, start: EpochStart, counts: tuple[int, ...] | None, order: OrderOptions) -> float:
-        """The position behind a pass's last batch on this rank; infinite where the counts of shards don't tell it.
+        """The position behind a pass's last batch on this rank; infinite where the shards' counts do not tell.
 
         Raises:
             ValueError: the pass begins behind the epoch's end.
@@ -137,21 +137,21 @@ class SamplingOptions:
         full, last_rows = full_batches_and_last_rows(order, samples, start.rank, start.world_size, start.position)
         return samples if last_rows else start.position + full * order.batch_size * start.world_size
 
-    def settle(
+    def resolve(
         self,
         labels: Callable[[], Labels] | None,
         edges: tuple[int, ...],
         names: Callable[[], Sequence[str] | None] | None = None,
     ) -> None:
-        """Find out what the order is told.
+        """Resolve what the order depends on.
 
         Args:
             labels: finds the labels of all samples, where they are needed.
             edges: the shards of dataset d are `edges[d]:edges[d + 1]` of the listing.
-            names: finds the names of the classes by label, where they are needed; gives None where nobody knows them.
+            names: finds the names of the classes by label, where they are needed; gives None where there are none.
 
         Raises:
-            ValueError: the weights are not those of the labels or the classes that there are.
+            ValueError: the weights are not those of the labels or the classes that exist.
             StreamloadError: the labels or the names cannot be found.
         """
         if self._by_name is not None and names is not None:
@@ -161,9 +161,9 @@ class SamplingOptions:
         if self._mixture is not None:
             self.choice = Mixed(edges, tuple(self._mixture.shares.values()), self._block, self._epoch_size)
         else:
-            self.choice = self._choice(None if labels is None else labels())
+            self.choice = self._sampling_of(None if labels is None else labels())
 
-    def _choice(self, labels: Labels | None) -> Choice | None:
+    def _sampling_of(self, labels: Labels | None) -> Sampling | None:
         if self._sampler is not None:
             return Sampled()
         if isinstance(self._weights, np.ndarray):
@@ -220,7 +220,7 @@ class SamplingOptions:
         return EpochStart(epoch, position, *self.place, numbers, next(self._passes))
 
     def resume(self, state: LoaderState) -> bool:
-        """A state was loaded that belongs to this choice. Returns whether that changes what the order is told."""
+        """Take up a loaded state of the same sampling; returns whether that changes what the order depends on."""
         if self._sampler is not None:
             self._sampler.expect(state.sampler)
         if not isinstance(self.choice, Mixed) or state.block in (None, self.choice.block):
@@ -229,7 +229,7 @@ class SamplingOptions:
         return True
 
     def state(self, epoch: int) -> dict[str, Any]:
-        """What a state of some epoch holds of it."""
+        """The entries of a state of some epoch."""
         held: dict[str, Any] = {}
         if isinstance(self.choice, Weighted | Stretched):
             held["epoch_size"] = self.choice.epoch_size

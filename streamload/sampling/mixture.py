@@ -1,4 +1,4 @@
-"""A mixture: several datasets to be read as one, in fixed shares."""
+"""A mixture: several datasets read as one, in fixed shares."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from streamload.arguments import as_python
 from streamload.errors import without_secrets
-from streamload.numpy_scalars import as_python
 from streamload.storage.urls import Urls
 
 __all__ = ["Mixture", "Portion", "portions_of"]
@@ -50,8 +50,8 @@ class Mixture:
         loader = StreamLoader(mixture, 64, shuffle=True)
 
     In every global batch each dataset has its share to less than one sample (in blocks of the global batch with which a
-    run was begun). Each is gone through in passes of its own, which go on from epoch to epoch: a small dataset comes
-    again and again, and a large one is read to its end over several epochs. An epoch has as many samples as all the
+    run was started). Each dataset has passes of its own, which continue from epoch to epoch: a small one is repeated,
+    and a large one is read to its end over several epochs. An epoch has as many samples as all the
     datasets have together, or `epoch_size`.
 
     Args:

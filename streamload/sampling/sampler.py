@@ -1,4 +1,4 @@
-"""A user's sampler: any iterable of numbers of samples, drawn from once for each epoch."""
+"""A user's sampler: any iterable of numbers of samples, drawn once per epoch."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _UNDRAWN = "order: not drawn yet"
 
 
 class SamplerDraws:
-    """A user's sampler: drawn from once for each epoch, and held to what a loaded state says of it.
+    """A user's sampler: drawn once per epoch, and checked against a loaded state.
 
     Args:
-        sampler: any iterable of numbers of samples that can be iterated again and again.
+        sampler: any iterable of numbers of samples that can be iterated repeatedly.
         rank: the loader's.
         world_size: the loader's.
 
     Raises:
-        TypeError, ValueError: it can be iterated once only, or it divides the samples among other ranks.
+        TypeError, ValueError: it can be iterated only once, or it divides the samples among other ranks.
     """
 
     def __init__(self, sampler: Iterable[int], rank: int, world_size: int) -> None:
@@ -51,10 +51,10 @@ class SamplerDraws:
         self._expected: str | None = None
 
     def __len__(self) -> int:
-        """How many samples it names in an epoch.
+        """The number of samples in an epoch.
 
         Raises:
-            TypeError: it does not say.
+            TypeError: it has no length.
         """
         if not isinstance(self._sampler, Sized):
             raise TypeError(
@@ -64,12 +64,12 @@ class SamplerDraws:
         return len(self._sampler)
 
     def expect(self, state: str | None) -> None:
-        """A state was loaded: the epoch that is drawn next has to be the one that it was saved in."""
+        """Require the epoch drawn next to be the one of a loaded state."""
         self._numbers = None
         self._expected = state
 
     def draw(self, epoch: int, position: int, n_samples: int) -> NDArray[np.int64]:
-        """The samples of an epoch, int64[M]. An epoch that is gone on with is not drawn again.
+        """The samples of an epoch, int64[M]. A resumed epoch is not drawn again.
 
         Raises:
             TypeError, ValueError: it gives what is no number of a sample.
@@ -88,7 +88,7 @@ class SamplerDraws:
         return numbers
 
     def state(self, epoch: int) -> str:
-        """What a state holds of it: by what it can be told whether the order is the same."""
+        """What a state records to recognize the order: its digest."""
         if self.divides:
             return self._kind
         if self._numbers is None or self._epoch != epoch:

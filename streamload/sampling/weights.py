@@ -1,4 +1,4 @@
-"""`weights` as the user gives them: checked, and what one sample of each label weighs."""
+"""The `weights` argument: checked, and resolved to a weight per sample of each label."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from streamload.index.labels import Labels
 
-__all__ = ["ByLabel", "Weights", "by_label", "checked_weights", "label_weights", "named"]
+__all__ = ["Weights", "by_label", "checked_weights", "label_weights", "named"]
 
 Weights = Literal["balanced"] | Mapping[int, float] | Mapping[str, float] | Sequence[float] | NDArray[Any]
 ByLabel = Literal["balanced"] | Mapping[int, float] | NDArray[np.float64]
@@ -25,7 +25,7 @@ _SHOWN = 20
 
 
 def checked_weights(weights: Weights | None) -> tuple[Mapping[str, float] | None, ByLabel | None]:
-    """The weights, in two: those by the names of classes, whose labels are to be found out; and all others.
+    """The weights, split: those by class names, whose labels are still to be found, and all others.
 
     Raises:
         TypeError, ValueError: they make no sense.
@@ -102,7 +102,7 @@ def _hint(name: str, names: Sequence[str]) -> str:
 def label_weights(
     weights: str | Mapping[int, float], labels: Labels, names: Sequence[str] | None
 ) -> NDArray[np.float64]:
-    """What one sample of each label weighs."""
+    """The weight of one sample of each label."""
     counts = np.bincount(labels.number, minlength=len(labels.values))
     if len(counts) == 0:
         raise ValueError("weights by label: the dataset has no samples")

@@ -5,12 +5,10 @@ from __future__ import annotations
 from streamload.fetch.fetcher import Fetcher
 from streamload.fetch.parts import PART_BYTES, part_key, shard_and_number
 from streamload.index.tables import Tables
+from streamload.limits import SCANNED_PARTS, SCANNED_PARTS_SHARE
 from streamload.schedule.scans import Scans
 
 __all__ = ["ScanFeed"]
-
-_PARTS_AHEAD = 32
-_SHARE_OF_BUDGET = 4
 
 
 class ScanFeed:
@@ -27,8 +25,10 @@ class ScanFeed:
         self._tables = tables
         self._fetcher = fetcher
         self._held: dict[int, range] = {}
-        # Parts needed later must not take the memory of those needed first.
-        self._parts_ahead = max(1, min(_PARTS_AHEAD, fetcher.ledger.budget_bytes // (_SHARE_OF_BUDGET * PART_BYTES)))
+        # Those that come later must not take the room of those that come first.
+        self._parts_ahead = max(
+            1, min(SCANNED_PARTS, fetcher.ledger.budget_bytes // (SCANNED_PARTS_SHARE * PART_BYTES))
+        )
 
     def pump(self) -> bool:
         """Request the parts needed now, and tell the scans what has arrived.

@@ -12,6 +12,7 @@ from streamload.decode.tasks import Piece, PieceDone, RowsDone, RowTask, ScanTas
 from streamload.errors import StreamloadError
 from streamload.fetch.prerequisites import Prerequisites
 from streamload.index.tables import Tables
+from streamload.limits import SCHEDULED_SHARDS_SHARE, SLOTS_SHARE
 from streamload.memory.slots import Slots
 from streamload.memory.unnamed import descriptor_limit
 from streamload.order.epoch_start import EpochStart
@@ -39,10 +40,7 @@ Source = tuple[PlannedRows, int]
 RowBatch = OpenBatch[Source, PieceDone]
 RowBatcher = Batcher[Source, PieceDone]
 
-_SLOTS_SHARE = 4
-"""A quarter of the byte budget is for batches; the rest is for the parts they are made of."""
 _BATCHES_OF_LOOP = 2
-_SHARE_OF_DESCRIPTORS = 8
 _TASK_S = 0.010
 _LONGEST_PART_S = 0.100
 _RUN_BYTES = 20 << 20
@@ -215,13 +213,13 @@ class Scheduler:
         self._wrapped = False
         self._tables = tables
         # Each row may lie in another shard, and a worker must be able to open all shards of its tasks.
-        shards_at_once = max(1, descriptor_limit() // _SHARE_OF_DESCRIPTORS)
+        shards_at_once = max(1, descriptor_limit() // SCHEDULED_SHARDS_SHARE)
         self._most_run_rows = shards_at_once if len(tables.counts) > shards_at_once else MAX_RUN_ROWS
         self._scheduling: tuple[RowBatch, int] | None = None
         self._again: deque[RowBatch] = deque()
         self._waits_for_first_row = False
         self._most_slot_bytes = (
-            None if prerequisites is None else prerequisites.fetcher.ledger.budget_bytes // _SLOTS_SHARE
+            None if prerequisites is None else prerequisites.fetcher.ledger.budget_bytes // SLOTS_SHARE
         )
 
     @property

@@ -1,4 +1,4 @@
-"""One range of a shard, fetched whole: broken bodies are continued, and every answer is held to what was asked."""
+"""One range of a shard, fetched whole: broken bodies are continued, and every answer must match the request."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Pin:
     etag: str | None = None
 
     def check(self, url: str, total_bytes: int, etag: str | None) -> None:
-        """Compare with an answer, and learn from it what was not known. No etag in an answer says nothing.
+        """Compare with an answer, and take from it what was unknown. An answer without an etag matches any.
 
         Raises:
             ShardChangedError: the size or the etag differs; the pin stays as it is.
@@ -74,14 +74,14 @@ class Downloaded:
 
 
 class Watch:
-    """How the running request of a download stands, for whoever looks on; its methods are called as things happen.
+    """The progress of a download's running request, for observers; its methods are called as things happen.
 
     Attributes:
         sent_s: when the running request was sent, by the loop's clock; None between two requests.
         answered_s: when its first byte came; None before that.
         requested_bytes: how much it asked for.
         position: the byte of the shard up to which everything has been written.
-        received_bytes: how much the download has brought so far, over all its requests.
+        received_bytes: how much the download has fetched so far, over all its requests.
     """
 
     __slots__ = ("answered_s", "position", "received_bytes", "requested_bytes", "sent_s")
@@ -96,11 +96,11 @@ class Watch:
         self.sent_s, self.answered_s, self.requested_bytes = now_s, None, requested_bytes
 
     def answered(self, now_s: float, requested_bytes: int) -> None:
-        """Its first byte has come; `requested_bytes` is as before, or less where the shard ends earlier."""
+        """Its first byte has arrived; `requested_bytes` is as before, or less where the shard ends earlier."""
         self.answered_s, self.requested_bytes = now_s, requested_bytes
 
     def completed(self, now_s: float) -> None:
-        """It has brought all that it was asked for."""
+        """It has fetched everything requested."""
         del now_s
         self.sent_s = None
 
@@ -124,24 +124,24 @@ async def download(
     """Fetch the bytes `[start, end)` of a shard and hand each piece to `write(offset, piece)` as it arrives.
 
     The pieces come in order, without gap or overlap, and never beyond what was asked. A body that breaks is continued
-    from where it broke, under the pinned etag. What fails in passing is tried again after a wait that grows with every
+    from where it broke, under the pinned etag. Transient failures are retried after a wait that grows with every
     request in a row that brought no byte. A cancelled download writes nothing more.
 
     Args:
-        storage: asks once; trying again is done here.
+        storage: makes one request; retrying is done here.
         url: the shard.
         start: the first byte; before the shard's end.
         end: exclusive; cut to the shard's end, which the first answer tells where the pin does not know it.
         write: called in the loop; what it raises ends the download.
         pin: the version of the shard; shared by all downloads of it.
-        retries: how requests are made again.
-        watch: is told how the download goes.
+        retries: how requests are retried.
+        watch: follows the download.
 
     Raises:
         ShardChangedError: an answer is of another version than the pinned one; names both.
         ShardNotFoundError: there is no such shard.
         StorageError: it cannot be read, or did not bring a byte within the limits: says what happened how often. Also
-            where an answer holds more than was asked for, or the shard ends before `start`.
+            where an answer holds more than was requested, or the shard ends before `start`.
     """
     watch = watch or Watch()
     watch.position = start
@@ -178,7 +178,7 @@ class _Download:
         self._watch = watch
         self._loop = asyncio.get_running_loop()
         self._clock = self._loop.time
-        self._patience = retries.begin(url, self._clock, reached=True)  # by whoever listed it
+        self._attempts = retries.begin(url, self._clock, reached=True)  # by whoever listed it
         self._warning: asyncio.TimerHandle | None = None
         self._requests = 0
         self._throttled = 0
@@ -195,7 +195,7 @@ class _Download:
             except TransientStorageError as exc:
                 self._watch.failed(self._clock(), exc)
                 self._throttled += exc.throttled
-                if self._watch.position == before:  # else on from here at once
+                if self._watch.position == before:  # otherwise continue from here at once
                     await self._back_off(exc)
         return Downloaded(self._start, self._stop(), self._requests, self._throttled)
 
@@ -209,7 +209,7 @@ class _Download:
         sent_s = self._clock()
         self._watch.sent(sent_s, self._stop() - self._watch.position)
         body, stall_timeout_s = None, self._policy.stall_timeout_s
-        deadline = asyncio.timeout(min(stall_timeout_s, self._patience.left_s))
+        deadline = asyncio.timeout(min(stall_timeout_s, self._attempts.left_s))
         self._warn_when_silent()
         try:
             async with deadline:
@@ -229,8 +229,8 @@ class _Download:
         self._watch.completed(self._clock())
 
     def _warn_when_silent(self) -> None:
-        """Say so if nothing comes for long; a request that hangs fails much later."""
-        if left_s := self._patience.warn_of_silence():
+        """Warn if nothing arrives for long; a request that hangs fails much later."""
+        if left_s := self._attempts.warn_of_silence():
             self._warning = self._loop.call_later(max(left_s, 0.01), self._warn_when_silent)
 
     async def _open(self) -> RangeBody:
@@ -245,7 +245,7 @@ class _Download:
         try:
             body = await self._storage.open_range(self._url, 0, 1, etag=None)
         except TransientStorageError:
-            return  # then the refusal has to do
+            return  # then the refusal must do
         await body.aclose()
         self._pin.check(self._url, body.total_bytes, body.etag)
 
@@ -261,7 +261,7 @@ class _Download:
                     "before it, does not keep to ranges",
                     url=self._url,
                 )
-            now_s = self._patience.progressed()
+            now_s = self._attempts.progressed()
             deadline.reschedule(now_s + self._policy.stall_timeout_s)
             if watch.answered_s is None:
                 watch.answered(now_s, stop - watch.position)
@@ -274,16 +274,16 @@ class _Download:
             )
 
     async def _back_off(self, failure: TransientStorageError) -> None:
-        failures = [*self._patience.failures, failure]
+        failures = [*self._attempts.failures, failure]
         only_whole = all(isinstance(each, WholeAnswerError) for each in failures)
         never_parts = only_whole and isinstance(failure, WholeAnswerError) and failure.never_parts
-        wait_s = self._patience.wait_s(failure, _TRIES_OF_WHOLE_ANSWERS if never_parts else math.inf)
+        wait_s = self._attempts.wait_s(failure, _TRIES_OF_WHOLE_ANSWERS if never_parts else math.inf)
         if wait_s is None:
             raise (self._no_parts() if only_whole else self._given_up()) from failure
         await asyncio.sleep(wait_s)
 
     def _no_parts(self) -> StorageError:
-        times = counted(len(self._patience.failures), "request")
+        times = counted(len(self._attempts.failures), "request")
         return StorageError(
             f"this server does not serve parts of files (the answer to {times} in a row for one was a whole file); "
             "use another one (nginx, caddy, rclone serve), or let fsspec fetch whole files, by simplecache:: before "
@@ -292,7 +292,7 @@ class _Download:
         )
 
     def _given_up(self) -> StorageError:
-        failures = self._patience.failures
+        failures = self._attempts.failures
         throttled = sum(isinstance(exc, TransientStorageError) and exc.throttled for exc in failures)
         stalled = sum(isinstance(exc, _StalledError) for exc in failures)
         failed = len(failures) - throttled - stalled
@@ -308,7 +308,7 @@ class _Download:
         )[1]
         return StorageError(
             f"cannot be read: {counted(len(failures), 'request')} in a row brought no byte, over "
-            f"{self._patience.spent_s:.1f} s ({', '.join(f'{count} {how}' for count, how in happened if count)}; the "
+            f"{self._attempts.spent_s:.1f} s ({', '.join(f'{count} {how}' for count, how in happened if count)}; the "
             f"last: {failures[-1].message}); {advice}",
             url=self._url,
             offset=self._watch.position,

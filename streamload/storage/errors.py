@@ -1,4 +1,4 @@
-"""What an answer of a storage means for a caller: the right error, with advice and without secrets."""
+"""Our errors for a storage's answers, with advice and without secrets."""
 
 from __future__ import annotations
 
@@ -59,15 +59,15 @@ _NO_HOST = re.compile(r"dns|name or service|getaddrinfo|nodename|resol(?:ve|utio
 
 
 class ExpiredCredentialsError(StorageError):
-    """The credentials were right and have run out; with new ones the request may succeed."""
+    """The credentials have expired; with new ones the request may succeed."""
 
 
 class NoConnectionError(TransientStorageError):
-    """The storage was not reached: no such host, or nothing that listens there."""
+    """The storage was not reached: no such host, or nothing listens there."""
 
 
 class WholeAnswerError(TransientStorageError):
-    """The server answered a request for a part with the whole object, as some proxies do now and then.
+    """The server answered a request for a part with the whole object, as some proxies occasionally do.
 
     Attributes:
         never_parts: the same server has not answered with a part so far; set by the storage.
@@ -77,10 +77,10 @@ class WholeAnswerError(TransientStorageError):
 
 
 def status_error(url: str, status: int | None, code: str | None) -> StorageError:
-    """The error for an answer that is none of the bytes asked for.
+    """The error for an answer without the requested bytes.
 
     Args:
-        url: what was asked for.
+        url: what was requested.
         status: the HTTP status; None where it is not known.
         code: the storage's own name for what is wrong (`NoSuchKey`), where there is one.
     """
@@ -119,7 +119,7 @@ def status_error(url: str, status: int | None, code: str | None) -> StorageError
 
 
 def is_unexplained_denial(error: StorageError) -> bool:
-    """Whether access was denied, and the storage has not named a reason, as its answer to a HEAD cannot."""
+    """Whether access was denied without a reason, as in the answer to a HEAD."""
     return type(error) is StorageError and error.message.startswith((f"{_DENIED} (401);", f"{_DENIED} (403);"))
 
 
@@ -148,19 +148,19 @@ def connection_error(url: str, what: str) -> StorageError:
 
 
 def _own_authority(url: str) -> str:
-    """How a server is trusted whose certificate is signed by someone else than the usual ones."""
+    """How to trust a server whose certificate is signed by a private authority."""
     if protocol_of(url) in (*_WEB, "s3", "s3a"):
         return "by storage_options={'client_kwargs': {'verify': PEM_FILE}}"
     return "in SSL_CERT_FILE, before the program is started"
 
 
 def transient_error(url: str, what: str) -> TransientStorageError:
-    """The error for an answer that broke off or cannot be believed."""
+    """The error for an answer that broke off or is not plausible."""
     return TransientStorageError(f"{what}; try again later", url=without_secrets(url))
 
 
 def whole_answer_error(url: str) -> WholeAnswerError:
-    """The error for an answer that is the whole object where a part was asked for."""
+    """The error for an answer that is the whole object where a part was requested."""
     what = "the server sent the whole object where a part was asked for"
     return WholeAnswerError(f"{what}; try again later", url=without_secrets(url))
 
@@ -184,7 +184,7 @@ def changed_error(url: str, was: str | None, now: str | None) -> ShardChangedErr
 
 
 def check_small(url: str, size_bytes: int, most_bytes: int) -> None:
-    """Raise StorageError for a small file that is too large to be what it should be."""
+    """Raise StorageError for a supposedly small file that is too large."""
     if size_bytes > most_bytes:
         raise StorageError(
             f"this has more than {most_bytes:,} bytes, so it is not what it should be", url=without_secrets(url)
@@ -192,7 +192,7 @@ def check_small(url: str, size_bytes: int, most_bytes: int) -> None:
 
 
 def close_matches(name: str, names: Iterable[str], folder: str) -> str:
-    """What would help whoever mistyped a name: those in its folder that are like it."""
+    """Advice for a mistyped name: similar names in its folder."""
     known = sorted(names)[:10_000]
     close = difflib.get_close_matches(name, known, n=3)
     if close:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from streamload.errors import StorageError
 from streamload.storage.errors import (
+    WholeAnswerError,
     changed_error,
     check_small,
     connection_error,
@@ -26,7 +27,7 @@ from streamload.text import counted
 if TYPE_CHECKING:
     import aiohttp
 
-__all__ = ["Wanted", "covered_bytes", "open_http_range", "read_http", "strong_etag"]
+__all__ = ["ServedParts", "Wanted", "covered_bytes", "open_http_range", "read_http", "strong_etag"]
 
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)\Z")
 _RANGE_OF_UNKNOWN = re.compile(r"bytes \d+-\d+/\*\Z")
@@ -60,7 +61,7 @@ def strong_etag(etag: str | None) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A range that is asked for; see `Storage.open_range`.
+    """A range that is requested; see `Storage.open_range`.
 
     Attributes:
         url: how errors name the object.
@@ -157,7 +158,7 @@ def covered_bytes(wanted: Wanted, content_range: str | None) -> tuple[int, int]:
     """How many bytes an answer holds, and how many the whole object does, by the answer's Content-Range.
 
     Raises:
-        TransientStorageError: there is none, or it is of another range than the one that was asked for.
+        TransientStorageError: there is none, or it is of another range than the one that was requested.
         StorageError: it leaves open how long the object is.
     """
     if _RANGE_OF_UNKNOWN.match(content_range or ""):
@@ -264,3 +265,24 @@ class _HttpBody:
         on_close, self._on_close = self._on_close, None
         if on_close is not None:
             await on_close()
+
+
+class ServedParts:
+    """Remembers which servers have ever answered with a part."""
+
+    def __init__(self) -> None:
+        self._places: set[str] = set()
+
+    async def noted(self, place: str, answer: Awaitable[RangeBody]) -> RangeBody:
+        """An answer of the server at some place.
+
+        Raises:
+            WholeAnswerError: it was the whole object; with `never_parts`, if no answer of this server was a part yet.
+        """
+        try:
+            body = await answer
+        except WholeAnswerError as exc:
+            exc.never_parts = place not in self._places
+            raise
+        self._places.add(place)
+        return body

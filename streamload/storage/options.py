@@ -30,14 +30,13 @@ RETRY: dict[str, Any] = {
     "backoff": {"init_backoff": timedelta(seconds=0.1), "max_backoff": timedelta(seconds=2), "base": 2},
     "retry_timeout": timedelta(seconds=30),
 }
-"""How obstore writes again what a storage did not take, of a large object only the part; to `patience.py` that is one
-try."""
+"""How obstore retries a write, of a large object only the part; to `retry_policy.py` all of that is one try."""
 
 NO_RETRY: dict[str, Any] = RETRY | {"max_retries": 0}
-"""For reading and listing: whoever does it must see what fails, to send fewer requests where there are too many."""
+"""For reading and listing, where the caller must see each failure to send fewer requests when throttled."""
 
 CLIENT_OPTIONS: dict[str, Any] = {"timeout": "24h", "read_timeout": "30s", "connect_timeout": "10s"}
-"""Time-outs on progress; the one on the whole request, 30 s by default, would end slow bodies that do progress."""
+"""Timeouts on progress; the default of 30 s for a whole request would end slow bodies that still progress."""
 
 _ALIASES: dict[str, dict[str, str]] = {
     "s3": {

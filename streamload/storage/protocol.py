@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 UNKNOWN_BYTES = -1
-"""The size of a shard that the storage does not tell without a request for each shard."""
+"""The size of a shard where only a request for that shard would tell it."""
 
 _RESOLVED_S = 60.0
 """What was changed more recently may be changed again within the second; and some servers always say that it is now."""
@@ -80,12 +80,12 @@ class RangeBody(Protocol):
         ...
 
     async def aclose(self) -> None:
-        """Give up what has not arrived; its connection is dropped. Idempotent."""
+        """Abandon what has not arrived, and drop the connection. Idempotent."""
         ...
 
 
 class EmptyBody:
-    """What there is to read of an object of 0 bytes; no range of it can be asked for."""
+    """The body of an empty object, of which no range can be requested."""
 
     total_bytes = 0
 
@@ -200,7 +200,7 @@ def protocol_of(url: str) -> str:
 
 
 def place_of(url: str) -> str:
-    """What urls of one filesystem have in common: protocol and host, and the whole folder where they are chained."""
+    """The common part of urls of one filesystem: protocol and host; for chained urls the whole folder."""
     return url.rpartition("/")[0] if len(chain_links(url)) > 1 else "/".join(url.split("/", 3)[:3])
 
 

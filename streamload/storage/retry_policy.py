@@ -1,4 +1,4 @@
-"""How requests are made again until they are answered: one policy for all that is listed, read and written."""
+"""How requests are retried: one policy for everything listed, read and written."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from streamload.errors import StorageError, TransientStorageError
 from streamload.storage.errors import NoConnectionError
 from streamload.storage.protocol import place_of, without_secrets
 
-__all__ = ["Patience", "Retries", "RetryPolicy"]
+__all__ = ["Retries", "RetryPolicy"]
 
 _TRIES_TO_CONNECT = 3
 """Where nothing has ever answered, the address is wrong more often than not."""
@@ -38,7 +38,7 @@ class RetryPolicy:
         tries: so many requests in a row without a byte, and it has failed too; None for any number.
         first_backoff_s: the longest wait after the first of them; it doubles with each.
         most_backoff_s: the longest wait of all.
-        warn_after_s: where nothing has come from a host or bucket for so long, a warning says so.
+        warn_after_s: where nothing has arrived from a host or bucket for so long, a warning says so.
     """
 
     stall_timeout_s: float = 30.0
@@ -59,7 +59,7 @@ class RetryPolicy:
 
 @dataclass(slots=True)
 class _Place:
-    """What all requests to a host or bucket know of it: how often something has come, and whether a warning is out."""
+    """What the requests to a host or bucket share: how often something has arrived, and whether a warning is out."""
 
     reached: bool = False
     answers: int = 0
@@ -67,33 +67,33 @@ class _Place:
 
 
 class Retries:
-    """The policy, and what is known of the places that were asked. Pickled, it is the policy alone."""
+    """The policy, and the state of each place. Pickled, it is the policy alone."""
 
     def __init__(self, policy: RetryPolicy | None = None) -> None:
         self.policy = policy or RetryPolicy()
         self._places: dict[str, _Place] = {}
 
-    def begin(self, url: str, clock: Callable[[], float] = monotonic, *, reached: bool = False) -> Patience:
-        """The patience with a request that is about to be made for the first time.
+    def begin(self, url: str, clock: Callable[[], float] = monotonic, *, reached: bool = False) -> Attempts:
+        """The attempts at a request that is about to be made for the first time.
 
         Args:
-            url: what is asked for.
+            url: what is requested.
             clock: in seconds.
-            reached: its place has answered before.
+            reached: the place has answered before.
         """
         place = self._places.setdefault(place_of(url), _Place())
         place.reached |= reached
-        return Patience(self.policy, place, url, clock)
+        return Attempts(self.policy, place, url, clock)
 
     def __reduce__(self) -> tuple[type[Retries], tuple[RetryPolicy]]:
         return Retries, (self.policy,)
 
 
-class Patience:
-    """The patience with one request that is made until it is answered.
+class Attempts:
+    """The attempts at one request, repeated until it is answered or given up.
 
     Attributes:
-        failures: why it has failed, in a row and in vain.
+        failures: why the tries since the last byte have failed.
     """
 
     def __init__(self, policy: RetryPolicy, place: _Place, url: str, clock: Callable[[], float]) -> None:
@@ -112,11 +112,11 @@ class Patience:
 
     @property
     def left_s(self) -> float:
-        """Seconds for which it is still tried; negative where it took longer."""
+        """Seconds left for retrying; negative where it took longer."""
         return self._policy.give_up_timeout_s - self.spent_s
 
     def progressed(self) -> float:
-        """Bytes came, so what fails next is the first to fail; returns the clock's time."""
+        """Reset the failures, since bytes arrived; returns the clock's time."""
         if self.failures:
             self.failures = []
         place = self._place
@@ -138,7 +138,7 @@ class Patience:
         return min(max(0.0, self.left_s), self._policy.backoff_s(len(self.failures), _JITTER.random()))
 
     def warn_of_silence(self) -> float:
-        """Say what is wrong if nothing has come from the place for long: once, until something comes again.
+        """Warn if nothing has arrived from the place for long: once, until something arrives again.
 
         Returns:
             In how many seconds it would be time to say so; none are left where it was said.

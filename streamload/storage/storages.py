@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from streamload.storage.buckets.objects import ObjectStorage
-from streamload.storage.filesystems.filesystem import FilesystemStorage
-from streamload.storage.local import LocalStorage, local_path
+from streamload.storage.filesystem_storage import FilesystemStorage
+from streamload.storage.local_storage import LocalStorage, local_path
+from streamload.storage.object_storage import ObjectStorage
 from streamload.storage.options import object_config, options_of
 from streamload.storage.protocol import Storage, protocol_of, without_secrets
 from streamload.storage.retry_policy import Retries
@@ -30,7 +30,7 @@ _ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/(?!/)")
 class Storages:
     """Finds the storage of a url; obstore and fsspec are imported when the first url needs them.
 
-    It can be pickled; what is sent is what it was made from, and connections are made anew.
+    It can be pickled: its arguments are, and connections are made again.
 
     Args:
         storage_options: in fsspec's spellings, for all protocols or in a dict for each protocol.

@@ -14,7 +14,7 @@ from braceexpand import braceexpand
 
 from streamload.errors import without_secrets
 
-__all__ = ["MAX_URLS", "Urls", "chain_links", "expand_urls"]
+__all__ = ["Urls", "chain_links", "expand_urls"]
 
 Urls = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 

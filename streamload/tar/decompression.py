@@ -13,27 +13,124 @@ command line program writes one, the Python package does not unless asked) is on
 from __future__ import annotations
 
 import asyncio
+import bz2
 import enum
+import lzma
+import re
+import sys
+import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import Executor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from streamload.errors import ShardFormatError
-from streamload.tar.compressed_names import compression_name
-from streamload.tar.compressed_streams import (
-    FAILURES,
-    CompressedStream,
-    bzip2_stream,
-    gzip_stream,
-    xz_stream,
-    zstd_stream,
-)
 from streamload.tar.not_a_tar import what_else
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-__all__ = ["MOST_RATIO", "RATIO_FREE_BYTES", "Compression", "Decompressor", "compression_of", "decompress"]
+__all__ = ["Compression", "Decompressor", "compression_of", "decompress", "is_compressed"]
+
+_SUFFIX = re.compile(
+    r"\.(?:(?P<GZIP>tgz|tar\.gz)|(?P<ZSTD>tzst|tar\.zstd?)|(?P<XZ>txz|tar\.xz)|(?P<BZIP2>tbz2?|tar\.bz2))\Z",
+    re.IGNORECASE,
+)
+_QUERY = re.compile(r"[?#].*", re.DOTALL)
+
+
+def compression_name(url: str) -> str | None:
+    """`GZIP`, `ZSTD`, `XZ` or `BZIP2` by the end of a name in any case; None where it is none of them.
+
+    What follows a `?` or `#` in a url with a scheme is no part of the name.
+    """
+    match = _SUFFIX.search(_QUERY.sub("", url) if "://" in url else url)
+    return None if match is None else match.lastgroup
+
+
+def is_compressed(url: str) -> bool:
+    """Whether the size of a shard is another one than that of the archive in it."""
+    return compression_name(url) is not None
+
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+__all__ = ["FAILURES", "CompressedStream", "bzip2_stream", "gzip_stream", "xz_stream", "zstd_stream"]
+
+_GZIP_WITH_HEADER = 31
+_XZ_MOST_MEMORY_BYTES = 256 << 20
+
+
+class CompressedStream(Protocol):
+    """One stream. Memory is bounded by the format's window, the input given at once and `max_length`."""
+
+    @property
+    def eof(self) -> bool:
+        """Whether the stream has ended and its checksum was right."""
+        ...
+
+    @property
+    def needs_input(self) -> bool:
+        """False while more can be had without more input."""
+        ...
+
+    @property
+    def unused_data(self) -> bytes:
+        """What was given behind the end of the stream."""
+        ...
+
+    def decompress(self, data: bytes, max_length: int) -> bytes:
+        """Take in all of `data` and give at most `max_length` bytes. Raises one of `FAILURES`."""
+        ...
+
+
+FAILURES = (zlib.error, lzma.LZMAError, zstd.ZstdError, OSError)
+"""What `CompressedStream.decompress` raises for a damaged stream; bzip2's is a plain OSError."""
+
+
+class _GzipMember:
+    """A gzip member; zlib verifies its crc32 and its length."""
+
+    def __init__(self) -> None:
+        self._object = zlib.decompressobj(_GZIP_WITH_HEADER)
+        self.needs_input = True
+
+    @property
+    def eof(self) -> bool:
+        return self._object.eof
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._object.unused_data
+
+    def decompress(self, data: bytes, max_length: int) -> bytes:
+        tail = self._object.unconsumed_tail
+        piece = self._object.decompress(tail + data if tail else data, max_length)
+        self.needs_input = not self._object.unconsumed_tail
+        return piece
+
+
+def gzip_stream() -> CompressedStream:
+    """A gzip member."""
+    return _GzipMember()
+
+
+def bzip2_stream() -> CompressedStream:
+    """A bzip2 stream; the crc of each block and of all is verified."""
+    return bz2.BZ2Decompressor()
+
+
+def xz_stream() -> CompressedStream:
+    """An xz stream; its check and its index are verified. At most 256 MiB are spent on its dictionary."""
+    return lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MOST_MEMORY_BYTES)
+
+
+def zstd_stream() -> CompressedStream:
+    """A zstd frame, or a skippable one; its checksum is verified. libzstd refuses windows of more than 128 MiB."""
+    return zstd.ZstdDecompressor()
+
 
 MOST_RATIO = 1000
 """A shard that decompresses to more than this many times its size is refused, above `RATIO_FREE_BYTES`."""
@@ -119,26 +216,25 @@ class Decompressor:
         self._padding_bytes = 0
 
     def feed(self, chunk: Buffer) -> Iterator[bytes]:
-        """Unpack the next bytes of the shard, which may be cut anywhere.
+        """Decompress the next bytes of the shard, which may be cut anywhere.
 
-        The iterator must be used up before the next call, and nothing is done before it is used.
+        The iterator does the work, and must be exhausted before the next call.
 
         Yields:
             Pieces in order, none of them empty or longer than `piece_bytes`.
 
         Raises:
             ShardFormatError: the shard is damaged, or decompresses to far more than any real one. `offset` is the
-            place in
-                the compressed file, not more than 64 KiB before the damage was noticed.
+                place in the compressed file, not more than 64 KiB before the damage was noticed.
         """
         view = memoryview(chunk).cast("B")
         for start in range(0, len(view), _SLICE_BYTES):
             data = bytes(view[start : start + _SLICE_BYTES])
             self.compressed_bytes += len(data)
-            yield from self._unpack(data)
+            yield from self._pieces_of(data)
 
     def finish(self) -> None:
-        """Say that nothing follows.
+        """Check that the shard may end here.
 
         Raises:
             ShardFormatError: the shard is cut.
@@ -156,7 +252,7 @@ class Decompressor:
                 self.compressed_bytes,
             )
 
-    def _unpack(self, data: bytes) -> Iterator[bytes]:
+    def _pieces_of(self, data: bytes) -> Iterator[bytes]:
         while True:
             if self._stream is None:
                 data = self._begin(data)
@@ -241,9 +337,9 @@ async def decompress(
     *,
     executor: Executor | None = None,
 ) -> int:
-    """Unpack a shard while it arrives, decompressing on another thread.
+    """Decompress a shard while it arrives, on another thread.
 
-    At most a chunk of the body and about 5 MiB that are not written yet are held: the next chunk is asked for only
+    At most a chunk of the body and about 5 MiB that are not written yet are held: the next chunk is requested only
     when all that came of the one before was written.
 
     Args:

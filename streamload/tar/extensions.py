@@ -1,4 +1,4 @@
-"""What the last extension of a field's name says that its bytes hold: one table, for writing and for reading.
+"""What a field holds, by the last extension of its name: one table, for writing and for reading.
 
 Names and meanings are WebDataset's where it has them. Of those that WebDataset reads, pickles (`pyd`, `pkl`, `pickle`)
 are left out, since reading them runs code, and so is its own tensor format (`ten`, `tb`). `class` is left out too:
@@ -40,7 +40,7 @@ TORCH = frozenset({"pt", "pth"})
 """What `torch.save` wrote."""
 
 PICKLE = frozenset({"pkl", "pickle", "pyd"})
-"""Never read or written here but as bytes."""
+"""Read and written only as bytes."""
 
 IMAGE_FORMATS = {
     **dict.fromkeys(("jpg", "jpeg", "jpe", "jfif"), "JPEG"),

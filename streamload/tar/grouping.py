@@ -2,7 +2,7 @@
 
 The key is the path up to the first dot of its last component, the field is what follows that dot, in lower case; the
 members that follow one another with one key are one sample (`base_plus_ext` and `group_by_keys` of WebDataset 1.0.2).
-Stricter than there: a member that belongs to no sample is counted, and a key that comes again is an error.
+Stricter than there: a member that belongs to no sample is counted, and a repeated key is an error.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def group_members(names: list[bytes], header_offset: NDArray[np.int64], url: str
         url: the shard, for errors.
 
     Raises:
-        ShardFormatError: a field comes twice in a sample, a key comes again behind another key, there are more
+        ShardFormatError: a field is repeated in a sample, a key is repeated after another key, there are more
             than 65,536 different fields, or the keys have more than 256 MiB together.
     """
     samples = _group(names, url)
@@ -71,7 +71,7 @@ def group_members(names: list[bytes], header_offset: NDArray[np.int64], url: str
 def group_part(names: list[bytes], header_offset: NDArray[np.int64], url: str) -> Samples:
     """As `group_members`, for members that follow one another in a shard, the first of which begins a sample.
 
-    What concerns all keys together is left to whoever knows those of the other parts.
+    Checks across all keys are left to the caller, which knows those of the other parts.
     """
     samples = _group(names, url)
     _refuse_repeated_fields(samples, header_offset, url)
@@ -157,7 +157,7 @@ def _group(names: list[bytes], url: str) -> Samples:
 
 
 class _FieldNumbers(dict[bytes, int]):
-    """Numbers for extensions, given out as they are first asked for; spellings that differ in case share one.
+    """Numbers for extensions, assigned on first use; spellings that differ in case share one.
 
     What has a slash in it is no extension, and what is reserved is no field; they have the number -1.
     """

@@ -1,8 +1,8 @@
 """One tar header at a time, read strictly: checksum, numbers, names and extension records.
 
 The layout of the fields is that of POSIX.1-1988 (ustar) and POSIX.1-2001 (pax), the GNU additions are those of GNU
-tar's manual ("Basic Tar Format"). A header is either understood as a whole or is an error that says where it starts;
-nothing is guessed.
+tar's manual ("Basic Tar Format"). A header is either fully understood or an error that names its offset; nothing is
+guessed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from streamload.tar.not_a_tar import what_else
 
 __all__ = [
     "BLOCK_BYTES",
-    "MAX_NAME_BYTES",
     "MAX_RECORDS_BYTES",
     "ZERO_BLOCK",
     "TarHeader",
@@ -29,13 +28,13 @@ __all__ = [
 ]
 
 BLOCK_BYTES = 512
-"""Headers start at multiples of this, and payloads are filled up with zeros to a multiple of it."""
+"""Headers start at multiples of this, and payloads are padded with zeros to a multiple of it."""
 
 ZERO_BLOCK = bytes(BLOCK_BYTES)
 """Two of these are the end-of-archive marker."""
 
 MAX_RECORDS_BYTES = 1 << 20
-"""The longest extension payload (pax records, a GNU long name) that is believed."""
+"""The longest extension payload (pax records, a GNU long name) that is accepted."""
 
 MAX_NAME_BYTES = 64 << 10
 """The longest name of a member; Linux opens paths of up to 4 KiB."""
@@ -67,7 +66,7 @@ class TarHeader:
 
 
 def padded(size_bytes: int) -> int:
-    """The bytes that a payload takes up with its padding to whole blocks."""
+    """A payload's bytes with its padding to whole blocks."""
     return -(-size_bytes // BLOCK_BYTES) * BLOCK_BYTES
 
 
@@ -127,7 +126,7 @@ def _name_in_block(block: bytes) -> bytes:
 
 
 def looks_like_header(block: bytes) -> bool:
-    """Whether a block's checksum is right, which chance does not bring about."""
+    """Whether a block's checksum is right, which random bytes almost never achieve."""
     return len(block) == BLOCK_BYTES and _stored_sum(block) == _header_sum(block)
 
 

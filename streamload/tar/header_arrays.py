@@ -67,10 +67,10 @@ class HeaderRun:
 
 
 class HeaderReader:
-    """Reads runs of headers from one archive, or from the part of it that has come.
+    """Reads runs of headers from one archive, or from the part of it that has arrived.
 
-    The headers are gathered into memory that is used again and again: fresh arrays of this size cost more in page
-    faults than everything that is done with them.
+    The headers are gathered into reused memory: fresh arrays of this size would cost more in page faults than all the
+    work on them.
     """
 
     def __init__(self, data: NDArray[np.uint8], start: int = 0) -> None:

@@ -1,34 +1,257 @@
-"""The chain of headers through a tar archive, from the first to the end-of-archive marker, as far as it has come.
+"""The chain of headers through a tar archive, from the first to the end-of-archive marker, as far as it has arrived.
 
-Runs of plain headers are taken as `headers` finds them. Whatever is not plain is read again by `tar.parse_header`, in
-order, so the first damaged header is the one that is reported, however far walking went astray behind it. Payload
-pages are never touched, but for those of extension headers.
+Runs of plain headers are taken from `header_arrays`. Anything else is read again by `parse_header`, in order, so the
+first damaged header is the one that is reported, wherever walking went after it. No payload pages are touched except
+those of extension headers.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streamload.errors import ShardFormatError
-from streamload.tar.archive_part import ArchivePart, NotArrivedError
-from streamload.tar.end_marker import EndNotArrivedError, check_end
 from streamload.tar.header import (
     BLOCK_BYTES,
     MAX_RECORDS_BYTES,
     ZERO_BLOCK,
     TarHeader,
+    looks_like_header,
     padded,
     parse_header,
     parse_long_name,
     parse_records,
 )
 from streamload.tar.header_arrays import HeaderReader, HeaderRun
+from streamload.tar.not_a_tar import what_else
 from streamload.text import counted
 
-__all__ = ["LINK", "MISSING_END", "TarMembers", "read_chain", "read_chain_part"]
+__all__ = [
+    "LINK",
+    "MISSING_END",
+    "ArchivePart",
+    "TarMembers",
+    "check_zeros_behind",
+    "is_cut_in",
+    "read_chain",
+    "read_chain_part",
+]
+
+_UNBOUNDED_BYTES = 1 << 62
+_BYTES_AT_ONCE = 1 << 20
+
+
+class NotArrivedError(Exception):
+    """Bytes that are needed have not arrived yet.
+
+    Attributes:
+        needs: the end of the bytes that must have arrived.
+    """
+
+    def __init__(self, needs: int) -> None:
+        super().__init__(f"the bytes up to {needs} have not come yet")
+        self.needs = needs
+
+
+class ArchivePart:
+    """Bytes `start` to `available` of an archive, addressed by their offsets in the archive.
+
+    Nothing else is touched: it may not have arrived yet, or may have been freed already.
+
+    Attributes:
+        octets: uint8[available - start], the bytes.
+        start: where they begin.
+        available: where they end.
+        total: the size of the whole archive, or None where that is not known yet.
+    """
+
+    def __init__(
+        self, data: NDArray[np.uint8], start: int, available: int, total: int | None, *, first: int = 0
+    ) -> None:
+        """Take the bytes from `data`, which holds those of the archive from `first` to at least `available`.
+
+        Raises:
+            ValueError: `start` is not a multiple of 512, or `available` exceeds `data` or the archive.
+        """
+        end = first + len(data)
+        most = end if total is None else min(total, end)
+        if start < first or start % BLOCK_BYTES or available > most:
+            raise ValueError(f"bytes {start} to {available} are no part of an archive of {most} bytes")
+        self.octets = data[start - first : max(start, available) - first]
+        self.start = start
+        self.available = available
+        self.total = total
+
+    @property
+    def limit(self) -> int:
+        """Where the archive ends; where that is unknown, a number that no archive reaches."""
+        return _UNBOUNDED_BYTES if self.total is None else self.total
+
+    @property
+    def whole(self) -> bool:
+        """Whether the archive's last bytes have arrived."""
+        return self.available == self.total
+
+    def read(self, position: int, size: int) -> bytes:
+        """The `size` bytes at `position`, which lie within the archive and not before `start`.
+
+        Raises:
+            NotArrivedError: some of them have not arrived yet.
+        """
+        if position + size > self.available:
+            raise NotArrivedError(position + size)
+        first = position - self.start
+        return self.octets[first : first + size].tobytes()
+
+    def first_nonzero(self, position: int) -> int | None:
+        """The start of the block with the first nonzero byte from `position` on; None if all are zeros."""
+        for first in range(position - self.start, len(self.octets), _BYTES_AT_ONCE):
+            found = np.flatnonzero(self.octets[first : first + _BYTES_AT_ONCE])
+            if len(found):
+                return self.start + (first + int(found[0])) // BLOCK_BYTES * BLOCK_BYTES
+        return None
+
+
+_MARKER_BYTES = 2 * BLOCK_BYTES
+_USUAL_RECORD_BYTES = 20 * BLOCK_BYTES
+_LONG_RECORDS = [1 << power for power in range(5, 16)]
+"""Blocks of longer records that are also usual: `tar -b 32` to `-b 32768`."""
+
+_MOST_RECORD_BLOCKS = 32_768
+"""The longest record that is accepted, 16 MiB: `tar -b 32768`."""
+
+
+class EndNotArrivedError(NotArrivedError):
+    """The end-of-archive marker is there, and what follows has not arrived completely; so far it is valid.
+
+    Attributes:
+        reached: the check can continue from here as if the marker began here.
+    """
+
+    def __init__(self, needs: int, reached: int) -> None:
+        super().__init__(needs)
+        self.reached = reached
+
+
+def check_end(part: ArchivePart, position: int, url: str, *, strict: bool) -> bool:
+    """Check what follows the last member: the marker and nothing but zeros after it.
+
+    Args:
+        part: the bytes that have arrived.
+        position: where a header would start; the block there is zero, or does not lie within the archive.
+        url: the shard, for errors.
+        strict: False accepts a missing marker.
+
+    Returns:
+        Whether the marker is missing.
+
+    Raises:
+        ShardFormatError: the marker is missing or broken, or something follows it.
+        EndNotArrivedError: the marker is valid; the zeros after it have not arrived.
+        NotArrivedError: more bytes are needed for any answer.
+    """
+    total = part.limit
+    if total - position < BLOCK_BYTES and total != position:
+        if position == 0 and (what := what_else(part.read(0, total))) is not None:
+            raise ShardFormatError(what, url=url, offset=0)
+        raise _cut_in_block(total, min(position, total), url)
+    if total - position <= BLOCK_BYTES:
+        if strict:
+            raise ShardFormatError(
+                "the end-of-archive marker (two blocks of zeros) is missing, so the shard was probably cut; "
+                "fetch or pack it again, or pass strict=False if it is known to be whole",
+                url=url,
+                offset=position,
+            )
+        return True
+    if total - position >= _MARKER_BYTES and part.read(position + BLOCK_BYTES, BLOCK_BYTES) != ZERO_BLOCK:
+        raise ShardFormatError(
+            "a block of zeros stands in place of a tar header, and more follows; fetch or pack the shard again",
+            url=url,
+            offset=position,
+        )
+    _check_zeros(part, position + _MARKER_BYTES, url)
+    if not part.whole:
+        # The last two blocks that have arrived are zeros like the marker itself, and can stand for it.
+        reached = max(position, part.available // BLOCK_BYTES * BLOCK_BYTES - _MARKER_BYTES)
+        raise EndNotArrivedError(min(part.available + BLOCK_BYTES, total), reached)
+    if total % BLOCK_BYTES:
+        raise _cut_in_block(total, total, url)
+    return False
+
+
+def is_cut_in(read: Callable[[int, int], bytes], offset: NDArray[np.int64], size: NDArray[np.int64]) -> bool:
+    """Whether zeros may have taken the place of the end of the last payload, or of everything.
+
+    A preallocated file that was not written to its end nearly always breaks off within a payload: then at least the
+    payload's last block is zeros.
+
+    Args:
+        read: gives the bytes between two offsets.
+        offset: int64[M], the first byte of each payload of a sample.
+        size: int64[M], the bytes of each.
+    """
+    if not len(offset):
+        return True
+    start, end = int(offset[-1]), int(offset[-1] + size[-1])
+    return end > start and not any(read(max(start, (end - 1) // BLOCK_BYTES * BLOCK_BYTES), end))
+
+
+def check_zeros_behind(end: int, total: int, url: str, *, strict: bool, cut: bool) -> None:
+    """Refuse an archive that ends in more zeros than any writer leaves; the last check of all.
+
+    Tar fills its last record with zeros: 10,240 bytes by default, and `tar -b` takes any number of blocks. A
+    preallocated file that was not written to its end also ends in zeros, and would pass for a shorter archive; so
+    unusual record sizes are accepted only where the last payload is whole.
+
+    Args:
+        end: where the end-of-archive marker begins.
+        total: the size of the archive.
+        url: the shard, for errors.
+        strict: False accepts it.
+        cut: see `is_cut_in`.
+
+    Raises:
+        ShardFormatError: no record size of which the archive is a multiple has room for so many zeros.
+    """
+    zeros = total - end
+    if not strict or zeros < _USUAL_RECORD_BYTES + _MARKER_BYTES:
+        return
+    least_blocks = (zeros - _MARKER_BYTES) // BLOCK_BYTES + 1
+    records = _LONG_RECORDS if cut else range(least_blocks, _MOST_RECORD_BLOCKS + 1)
+    if not any(total % (blocks * BLOCK_BYTES) == 0 for blocks in records if blocks >= least_blocks):
+        raise ShardFormatError(
+            f"the archive ends here, and the {zeros} bytes that follow are all zeros, so the shard was probably not "
+            "downloaded or copied to its end; fetch or pack it again, or pass strict=False if it is known to be whole",
+            url=url,
+            offset=end,
+        )
+
+
+def _check_zeros(part: ArchivePart, start: int, url: str) -> None:
+    found = part.first_nonzero(start)
+    if found is not None:
+        block = part.read(found, min(BLOCK_BYTES, part.limit - found))
+        what = "a second archive follows" if looks_like_header(block) else "other bytes follow"
+        raise ShardFormatError(
+            f"{what} behind the end-of-archive marker and would not be read; if archives were put together "
+            "with `cat`, keep them as separate shards or use `tar --concatenate`",
+            url=url,
+            offset=found,
+        )
+
+
+def _cut_in_block(total: int, position: int, url: str) -> ShardFormatError:
+    return ShardFormatError(
+        f"the shard ends in the middle of a block ({total} bytes, not a multiple of 512), so it was cut; "
+        "fetch or pack it again",
+        url=url,
+        offset=position // BLOCK_BYTES * BLOCK_BYTES,
+    )
+
 
 MISSING_END = "missing end-of-archive marker"
 """The reason under which an archive without its end-of-archive marker is counted."""
@@ -56,13 +279,12 @@ class TarMembers:
         names: the full name of each.
         offset: int64[M], first byte of each payload; its header is the 512 bytes before it.
         size: int64[M], payload bytes.
-        skipped: where other members' headers start, each with the reason why it is none of these.
+        skipped: where the headers of other members start, each with the reason for skipping it.
         missing_end: True if the end-of-archive marker is missing.
-        end: where the archive's members end, which is where its end-of-archive marker begins; None where more may
-        follow. What lies
-            behind it may still have to be checked.
-        reached: where reading has to go on: at the first header of a member that has not come as a whole with all
-            its headers, or in the zeros of the end-of-archive marker.
+        end: where the end-of-archive marker begins; None where more members may follow. What lies behind it may still
+            have to be checked.
+        reached: where reading continues: at the first header of a member whose headers have not all arrived, or in the
+            zeros of the end-of-archive marker.
         needs: the end of the bytes that must be there to get further, or None if everything has been read and checked.
     """
 
@@ -97,11 +319,11 @@ def read_chain(data: NDArray[np.uint8], url: str, *, strict: bool = True) -> Tar
     Args:
         data: uint8[n], the whole archive; contiguous.
         url: the shard, for errors.
-        strict: False lets an archive pass that ends at the end of a member, without its end-of-archive marker.
+        strict: False accepts an archive that ends with a member, without its end-of-archive marker.
 
     Raises:
-        ShardFormatError: the archive is damaged, cut, or uses what cannot be read in place; `offset` is where the
-            first header (or block of the end-of-archive marker) starts that is not right.
+        ShardFormatError: the archive is damaged, cut, or uses what cannot be read in place; `offset` is the
+            start of the first invalid header (or block of the end-of-archive marker).
     """
     return read_chain_part(ArchivePart(data, 0, len(data), len(data)), url, strict=strict)
 
@@ -109,7 +331,7 @@ def read_chain(data: NDArray[np.uint8], url: str, *, strict: bool = True) -> Tar
 def read_chain_part(part: ArchivePart, url: str, *, strict: bool = True) -> TarMembers:
     """Find the regular files whose headers, with the extension headers before them, lie in a part of an archive.
 
-    Their payloads may lie behind it, but within the archive; where its size is not known, payloads must have come too.
+    Their payloads may lie behind it, but within the archive; where its size is unknown, payloads must have arrived too.
 
     Args:
         part: begins where a header starts that is not preceded by extension headers of its own, or at a place that
@@ -165,7 +387,7 @@ class _Chain:
         done = 0
         paths: dict[int, bytes] = {}
         for row, names_plain in run.not_plain():
-            if row < done:  # it belongs to an oddity before it
+            if row < done:  # it belongs to the odd member before it
                 continue
             if names_plain and self._read_plain_extension(run, row, paths):
                 continue
@@ -175,12 +397,12 @@ class _Chain:
             while after is not None and done <= count and starts[done] < after:
                 done += 1
             if after is None or done > count or starts[done] != after:
-                return after  # walking went another way
+                return after  # the walk had gone another way
         self._add_plain(run, done, count, paths)
         return int(starts[count])
 
     def _read_plain_extension(self, run: HeaderRun, row: int, paths: dict[int, bytes]) -> bool:
-        """Take in an extension header before a plain member; False if it says more than the member's name."""
+        """Read an extension header before a plain member; False if it sets more than the member's name."""
         position, size = int(run.starts[row]), int(run.sizes[row])
         if size > MAX_RECORDS_BYTES:
             return False
@@ -194,7 +416,7 @@ class _Chain:
         return not records.get(b"size")
 
     def _add_plain(self, run: HeaderRun, first: int, end: int, paths: dict[int, bytes]) -> None:
-        """Take in the plain members from row `first` up to `end` of a run; `paths` has names for some rows."""
+        """Record the plain members from row `first` up to `end` of a run; `paths` has names for some rows."""
         rows = first + np.flatnonzero(run.plain[first:end])
         if not len(rows):
             return
@@ -217,7 +439,7 @@ class _Chain:
             Where the next header starts; None if the archive ends here.
 
         Raises:
-            NotArrivedError: some of these bytes have not come; nothing of the member was taken in.
+            NotArrivedError: some of these bytes have not arrived; nothing of the member was recorded.
         """
         self._reached = position
         extensions = _Extensions()
@@ -246,7 +468,7 @@ class _Chain:
         return None
 
     def _read_extension(self, header: TarHeader, position: int, extensions: _Extensions) -> int:
-        """Take in a pax header or a GNU long name; where the next header starts."""
+        """Read a pax header or a GNU long name; returns where the next header starts."""
         if extensions.start_of.setdefault(header.typeflag, position) != position and header.typeflag not in _REPEATABLE:
             raise self._error(
                 f"two {_EXTENSIONS[header.typeflag]}s before one member, of which readers make different things; "
@@ -267,7 +489,7 @@ class _Chain:
         return after
 
     def _read_global(self, header: TarHeader, position: int, extensions: _Extensions) -> int:
-        """Take in a pax header for all members that follow, which may say nothing of names and sizes."""
+        """Read a pax header for all members that follow, which may set neither names nor sizes."""
         self._refuse_orphans(extensions)
         payload, after = self._extension_payload(header, position)
         refused = {b"path", b"size"} & parse_records(payload, self._url, position).keys()
@@ -280,7 +502,7 @@ class _Chain:
         return after
 
     def _extension_payload(self, header: TarHeader, position: int) -> tuple[bytes, int]:
-        if header.size is not None and header.size > MAX_RECORDS_BYTES:  # whether or not all of it has come
+        if header.size is not None and header.size > MAX_RECORDS_BYTES:  # whether or not all of it has arrived
             raise self._error(
                 f"an extension header of {header.size} bytes (at most {MAX_RECORDS_BYTES} are read); re-pack the shard",
                 position,
@@ -290,7 +512,7 @@ class _Chain:
         return self._part.read(start, size), start + padded(size)
 
     def _add_member(self, header: TarHeader, position: int, extensions: _Extensions) -> int:
-        """Take in a member of any kind; where the next header starts."""
+        """Record a member of any kind; returns where the next header starts."""
         kind, start = header.typeflag, position + BLOCK_BYTES
         if kind in _NO_PAYLOAD:
             self._skipped.append((position, _NO_PAYLOAD[kind]))

@@ -1,4 +1,4 @@
-"""What a file is that is not the archive that its name promises, told by its first bytes, and what to do about it."""
+"""What a file is instead of the archive that its name promises, by its first bytes, and what to do about it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""A whole shard to its table of samples: from memory, or from a file that is read and not mapped."""
+"""A shard to its table of samples: whole, from memory or from a file, or piece by piece while it arrives.
+
+Headers precede payloads, so a sample is known to be complete only when the next header has been read. `scan_prefix`
+leaves what is incomplete to the next call, which begins at the sample's first header. The calls share nothing, so each
+may run in another process; `GrowingTable` puts their results together.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +12,9 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
-from itertools import chain
+from dataclasses import dataclass, replace
+from itertools import chain, pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,14 +22,26 @@ from numpy.typing import NDArray
 from streamload.errors import ShardChangedError
 from streamload.memory.gathered import gather, read_fully
 from streamload.memory.mapped import Bytes
-from streamload.tar.archive_part import ArchivePart
-from streamload.tar.end_marker import check_zeros_behind, is_cut_in
-from streamload.tar.grouping import group_members
-from streamload.tar.header import BLOCK_BYTES
-from streamload.tar.header_chain import TarMembers, read_chain, read_chain_part
+from streamload.tar.grouping import (
+    Samples,
+    group_members,
+    group_part,
+    refuse_many_fields,
+    refuse_many_key_bytes,
+    repeated_key,
+)
+from streamload.tar.header import BLOCK_BYTES, padded
+from streamload.tar.header_chain import (
+    ArchivePart,
+    TarMembers,
+    check_zeros_behind,
+    is_cut_in,
+    read_chain,
+    read_chain_part,
+)
 from streamload.tar.table import MISSING, ShardTable
 
-__all__ = ["LABEL_FIELD", "Gather", "crc32_of", "labels_of", "scan_file", "scan_shard"]
+__all__ = ["LABEL_FIELD", "GrowingTable", "ScannedPiece", "crc32_of", "labels_of", "scan_file", "scan_prefix"]
 
 LABEL_FIELD = "cls"
 """The field whose decimal integer is a sample's label."""
@@ -33,10 +51,10 @@ _MOST_LABEL_BYTES = 64
 
 _WINDOW_BYTES = 1 << 20
 _FAR_APART_BYTES = 256 << 10
-"""From this mean distance on headers are read one by one, and what lies between them is not."""
+"""From this mean distance on, headers are read one by one and payloads are not read."""
 
 Gather = Callable[[NDArray[np.int64], NDArray[np.int64]], tuple[Bytes, NDArray[np.int64]]]
-"""Gives the bytes of some places (offsets, sizes) of a shard, and where each of them begins in what is given."""
+"""Gives the bytes at some (offsets, sizes) of a shard, and where each of them begins in the result."""
 
 
 def scan_shard(
@@ -49,15 +67,14 @@ def scan_shard(
 ) -> ShardTable:
     """Find the samples of an uncompressed tar archive, trusting nothing.
 
-    Every header is verified, and so is the end of the archive; what is returned is all that the archive holds.
-    Nothing in the table refers to `data`, and payloads are not read unless asked for.
+    Every header and the end of the archive are verified; the table has everything that the archive holds.
+    Nothing in the table refers to `data`, and payloads are read only for `crc32` and `labels`.
 
     Args:
-        data: uint8[n], the whole shard, contiguous; a mapped file only in a process that may die of one that is cut.
+        data: uint8[n], the whole shard, contiguous; a mapped file only in a process that may die of a truncated one.
         url: the shard, for errors.
         strict: False accepts a missing end-of-archive marker, which is then counted in `skipped`, and an archive that
-        is
-            followed by more zeros than tar writes; nothing else.
+            ends in more zeros than tar writes; nothing else.
         crc32: compute the crc32 of every payload, which reads the whole shard.
         labels: read the labels; they are None if some sample has no `cls`, or one that is not a decimal integer.
 
@@ -68,7 +85,7 @@ def scan_shard(
     """
     octets = np.frombuffer(data, np.uint8) if len(data) else np.empty(0, np.uint8)
     members = read_chain(octets, url, strict=strict)
-    table = _table_of(members, len(octets), url, lambda start, end: octets[start:end].tobytes(), strict=strict)
+    table = _whole_table(members, len(octets), url, lambda start, end: octets[start:end].tobytes(), strict=strict)
     if crc32:
         table = replace(table, member_crc32=crc32_of(octets, table.member_offset, table.member_size))
     if labels:
@@ -79,14 +96,14 @@ def scan_shard(
 def scan_file(
     descriptor: int, shard_bytes: int, url: str, *, strict: bool = True, crc32: bool = False, labels: bool = False
 ) -> ShardTable:
-    """`scan_shard` of an open file of which nothing is mapped, so that it may be cut meanwhile.
+    """`scan_shard` of an open file, without mapping it, so that it may be truncated meanwhile.
 
-    What lies between headers is not read where these are far apart.
+    Payloads are not read where headers are far apart.
 
     Args:
         descriptor: the file.
         shard_bytes: its size.
-        url: as for `scan_shard`, as all that follows.
+        url: as for `scan_shard`, like all that follows.
         strict: see there.
         crc32: see there.
         labels: see there.
@@ -104,7 +121,7 @@ def scan_file(
         return found
 
     members = _chain_of(descriptor, shard_bytes, url, strict=strict)
-    table = _table_of(
+    table = _whole_table(
         members, shard_bytes, url, lambda start, end: os.pread(descriptor, end - start, start), strict=strict
     )
     if crc32:
@@ -144,7 +161,7 @@ def _chain_of(descriptor: int, shard_bytes: int, url: str, *, strict: bool) -> T
 
 
 def _crc32_at(descriptor: int, offset: int, size: int, url: str, shard_bytes: int) -> int:
-    """The crc32 of one payload, of which no more than a window is held at once."""
+    """The crc32 of one payload, read window by window."""
     checksum, end = 0, offset + size
     while offset < end:
         data = os.pread(descriptor, min(end - offset, _WINDOW_BYTES), offset)
@@ -163,10 +180,10 @@ def _shorter(url: str, shard_bytes: int) -> ShardChangedError:
     )
 
 
-def _table_of(
+def _whole_table(
     members: TarMembers, shard_bytes: int, url: str, read: Callable[[int, int], bytes], *, strict: bool
 ) -> ShardTable:
-    """The samples of a whole archive's members; `read` gives bytes of it from a place to another."""
+    """The samples of a whole archive's members; `read` gives the bytes between two offsets."""
     samples = group_members(members.names, members.offset - BLOCK_BYTES, url)
     offset, size = members.offset[samples.member], members.size[samples.member]
     if members.end is not None:
@@ -211,3 +228,263 @@ def labels_of(table: ShardTable, places: Gather) -> NDArray[np.int64] | None:
             return None
         labels.append(int(match[1]))
     return np.array(labels, np.int64)
+
+
+UNKNOWN_BYTES = -1
+"""The `shard_bytes` of a table whose shard's size is not known yet."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScannedPiece:
+    """What one call of `scan_prefix` has found.
+
+    Attributes:
+        start: where the call began.
+        table: the samples that are whole, from `start` on. Offsets are those of the shard; members, samples and
+            fields are numbered from 0 in this piece. There are no checksums and no labels. Every byte of these
+            samples lies before `resume`.
+        resume: where the next call must begin; where the shard's size is known it may lie behind what was available.
+            No scan needs what lies before.
+        needs: the end of the bytes that the next call needs to make progress, always beyond `available`; None if there
+            is nothing left to scan.
+        end: where the end-of-archive marker begins, if this piece has reached it.
+        cut: whether zeros may have taken the place of the last payload's end; False where `end` is None.
+    """
+
+    start: int
+    table: ShardTable
+    resume: int
+    needs: int | None
+    end: int | None = None
+    cut: bool = False
+
+    @property
+    def ended(self) -> bool:
+        """Whether the shard has been scanned and checked to its end."""
+        return self.needs is None
+
+
+def scan_prefix(
+    data: memoryview | NDArray[np.uint8],
+    url: str,
+    *,
+    start: int,
+    available: int,
+    total: int | None,
+    strict: bool = True,
+) -> ScannedPiece:
+    """Find the samples that are whole in bytes `start` to `available` of an uncompressed tar archive.
+
+    Nothing outside of these bytes is looked at. All checks of `scan_shard` are made, each as soon as its bytes have
+    arrived; `GrowingTable` makes those that concern several pieces: a repeated key, and zeros after the end. Of several
+    faults the one whose bytes arrive first is raised, which need not be the one that `scan_shard` names.
+
+    Args:
+        data: maps the shard from its first byte to `available` at least.
+        url: the shard, for errors.
+        start: 0, or where the last piece says to `resume`.
+        available: the end of the bytes that have arrived without a gap from `start` on.
+        total: the size of the shard, or None where that is not known yet; then it cannot come to its end, and must be
+            scanned once more with the size when all bytes have arrived.
+        strict: as for `scan_shard`.
+
+    Raises:
+        ShardFormatError: as for `scan_shard`.
+        ValueError: the numbers contradict each other; see `ArchivePart`.
+    """
+    octets = np.frombuffer(data, np.uint8) if len(data) else np.empty(0, np.uint8)
+    members = read_chain_part(ArchivePart(octets, start, available, total), url, strict=strict)
+    samples = group_part(members.names, members.offset - BLOCK_BYTES, url)
+    if members.end is not None or not samples.keys:
+        whole, member_end = len(samples.keys), len(members.names)
+        resume = members.reached if members.needs is not None or total is None else total
+    else:
+        whole, member_end = len(samples.keys) - 1, int(samples.member[samples.sample_start[-2]])
+        resume = start if member_end == 0 else _end_of(members, member_end - 1)
+    skipped = Counter(reason for position, reason in members.skipped if position < resume or members.needs is None)
+    skipped.update(reason for member, reason in samples.skipped.items() if member < member_end)
+    shard_bytes = UNKNOWN_BYTES if total is None else total
+    table = _table_of_piece(members, samples, whole, shard_bytes, dict(skipped))
+    # The last sample stays for the piece that has reached the end, so its payloads are there.
+    offset, size = table.member_offset, table.member_size
+    cut = members.end is not None and is_cut_in(lambda first, end: octets[first:end].tobytes(), offset, size)
+    return ScannedPiece(start, table, resume, members.needs, members.end, cut)
+
+
+def _end_of(members: TarMembers, member: int) -> int:
+    """Where the next header, of any kind, starts after a member."""
+    return int(members.offset[member]) + padded(int(members.size[member]))
+
+
+def _table_of_piece(
+    members: TarMembers, samples: Samples, whole: int, shard_bytes: int, skipped: dict[str, int]
+) -> ShardTable:
+    """The table of the first `whole` samples."""
+    member_end = int(samples.sample_start[whole])
+    chosen, member_field = samples.member[:member_end], samples.member_field[:member_end]
+    # Fields are numbered in the order of their appearance, so those of the first members are the first ones.
+    fields = samples.fields[: int(member_field.max()) + 1 if member_end else 0]
+    keys = samples.keys[:whole]
+    return ShardTable(
+        shard_bytes=shard_bytes,
+        fields=fields,
+        member_offset=members.offset[chosen],
+        member_size=members.size[chosen],
+        member_field=member_field,
+        sample_start=samples.sample_start[: whole + 1],
+        key_bytes=np.frombuffer(b"".join(keys), np.uint8),
+        key_start=np.cumsum([0, *map(len, keys)], dtype=np.int64),
+        skipped=skipped,
+        missing_end=members.missing_end,
+    )
+
+
+_FIRST_ROOM = 1_024
+
+
+class GrowingTable:
+    """Joins a shard's pieces in order. All calls together cost time proportional to the shard's members.
+
+    Attributes:
+        table: all samples so far. Adding a piece replaces it by a longer one, in which samples and members keep their
+            numbers. Its `shard_bytes` is UNKNOWN_BYTES while the size is not known.
+        resume: where the next scan must begin.
+        needs: the end of the bytes that the next scan needs; None when there is none.
+    """
+
+    def __init__(self, url: str, *, strict: bool = True) -> None:
+        """Start empty; `url` is the shard, for errors, and `strict` as for `scan_shard`."""
+        self.resume = 0
+        self.needs: int | None = BLOCK_BYTES
+        self._url = url
+        self._strict = strict
+        self._end: int | None = None
+        self._cut = False
+        self._keys: set[bytes] = set()
+        self._fields: dict[str, int] = {}
+        self._skipped: dict[str, int] = {}
+        self._offset = _Column(np.int64)
+        self._size = _Column(np.int64)
+        self._field = _Column(np.uint16)
+        self._key_bytes = _Column(np.uint8)
+        self._sample_start = _Column(np.int64)
+        self._key_start = _Column(np.int64)
+        self._sample_start.extend(np.zeros(1, np.int64))
+        self._key_start.extend(np.zeros(1, np.int64))
+        self.table = self._view(shard_bytes=UNKNOWN_BYTES, missing_end=False)
+
+    @property
+    def ended(self) -> bool:
+        """Whether `table` is that of the whole shard."""
+        return self.needs is None
+
+    def add(self, piece: ScannedPiece) -> ShardTable:
+        """Append the next piece; returns all samples so far.
+
+        Raises:
+            ShardFormatError: a key is repeated, there are too many fields or too long keys, or the archive ends in more
+                zeros than any writer leaves. Then no more pieces can be added.
+            ValueError: the piece does not begin where the last one ended.
+        """
+        if piece.start != self.resume:
+            raise ValueError(f"a piece from {piece.start} on does not follow what ended at {self.resume}")
+        table = piece.table
+        refuse_many_key_bytes(table.key_start + self._key_bytes.count, _sample_offsets(table), self._url)
+        self._note_keys(table)
+        numbers = self._numbers_of(table.fields)
+        self._sample_start.extend(table.sample_start[1:] + self._offset.count)
+        self._key_start.extend(table.key_start[1:] + self._key_bytes.count)
+        self._offset.extend(table.member_offset)
+        self._size.extend(table.member_size)
+        self._field.extend(numbers[table.member_field] if len(numbers) else table.member_field)
+        self._key_bytes.extend(table.key_bytes)
+        for reason, count in table.skipped.items():
+            self._skipped[reason] = self._skipped.get(reason, 0) + count
+        self.resume, self.needs = piece.resume, piece.needs
+        if self._end is None:
+            self._end, self._cut = piece.end, piece.cut
+        self.table = self._view(shard_bytes=table.shard_bytes, missing_end=table.missing_end)
+        if self.ended:
+            if self._end is not None:
+                check_zeros_behind(self._end, table.shard_bytes, self._url, strict=self._strict, cut=self._cut)
+            self._keys.clear()
+            self.table = _without_room(self.table)
+        return self.table
+
+    def _note_keys(self, table: ShardTable) -> None:
+        """Remember a piece's keys, and refuse one that was there before."""
+        keys = _keys_of(table)
+        before = len(self._keys)
+        self._keys.update(keys)
+        if len(self._keys) == before + len(keys):
+            return
+        starts = (*_sample_offsets(self.table).tolist(), *_sample_offsets(table).tolist())
+        first_of: dict[bytes, int] = {}
+        for key, start in zip([*_keys_of(self.table), *keys], starts, strict=True):
+            first = first_of.setdefault(key, start)
+            if first != start:
+                raise repeated_key(key, first, start, self._url)
+
+    def _numbers_of(self, fields: tuple[str, ...]) -> NDArray[np.uint16]:
+        """The numbers, in the whole table, of a piece's fields."""
+        numbers = [self._fields.setdefault(name, len(self._fields)) for name in fields]
+        refuse_many_fields(len(self._fields), self._url)
+        return np.array(numbers, np.uint16)
+
+    def _view(self, *, shard_bytes: int, missing_end: bool) -> ShardTable:
+        return ShardTable(
+            shard_bytes=shard_bytes,
+            fields=tuple(self._fields),
+            member_offset=self._offset.filled,
+            member_size=self._size.filled,
+            member_field=self._field.filled,
+            sample_start=self._sample_start.filled,
+            key_bytes=self._key_bytes.filled,
+            key_start=self._key_start.filled,
+            skipped=dict(self._skipped),
+            missing_end=missing_end,
+        )
+
+
+class _Column:
+    """An array that grows by doubling; what is filled never changes."""
+
+    def __init__(self, dtype: type[np.generic]) -> None:
+        self.count = 0
+        self._values: NDArray[Any] = np.empty(_FIRST_ROOM, dtype)
+
+    @property
+    def filled(self) -> NDArray[Any]:
+        return self._values[: self.count]
+
+    def extend(self, values: NDArray[Any]) -> None:
+        end = self.count + len(values)
+        if end > len(self._values):
+            longer = np.empty(max(end, 2 * len(self._values)), self._values.dtype)
+            longer[: self.count] = self.filled
+            self._values = longer
+        self._values[self.count : end] = values
+        self.count = end
+
+
+def _keys_of(table: ShardTable) -> list[bytes]:
+    joined = table.key_bytes.tobytes()
+    return [joined[start:end] for start, end in pairwise(table.key_start.tolist())]
+
+
+def _sample_offsets(table: ShardTable) -> NDArray[np.int64]:
+    """int64[S], where the header of each sample's first member stands."""
+    return table.member_offset[table.sample_start[:-1]] - BLOCK_BYTES
+
+
+def _without_room(table: ShardTable) -> ShardTable:
+    """The same table without spare room."""
+    return replace(
+        table,
+        member_offset=table.member_offset.copy(),
+        member_size=table.member_size.copy(),
+        member_field=table.member_field.copy(),
+        sample_start=table.sample_start.copy(),
+        key_bytes=table.key_bytes.copy(),
+        key_start=table.key_start.copy(),
+    )

@@ -1,7 +1,7 @@
 """Where each sample of one shard lies: offsets, sizes, fields and keys as flat arrays.
 
 A table is what a scan of the shard's headers finds and what an index stores. Keys are kept as one run of bytes and
-are turned into strings only where they are asked for.
+become strings only on request.
 """
 
 from __future__ import annotations

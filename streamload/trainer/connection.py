@@ -19,7 +19,7 @@ from streamload.feeder.messages import AbandonEpoch, Acknowledge, Configure, Rea
 from streamload.log_records import Logged
 from streamload.memory.channel import Channel
 from streamload.memory.mapped import Bytes
-from streamload.memory.slot_reader import SlotReader
+from streamload.memory.slots import SlotReader
 
 __all__ = ["Connection", "FeederProcess"]
 

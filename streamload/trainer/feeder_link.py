@@ -16,9 +16,8 @@ from streamload.decode.tasks import OwnTransforms, Transform
 from streamload.errors import LoaderClosedError, StreamloadError
 from streamload.feeder.calls import COUNT_SAMPLES
 from streamload.feeder.messages import Configure
-from streamload.index.joined_listing import joined_listing
 from streamload.index.labels import Labels
-from streamload.index.listing import Listing
+from streamload.index.listing import Listing, joined_listing
 from streamload.log_records import log_levels
 from streamload.memory.unnamed import naming_the_limit
 from streamload.options import Options
@@ -231,7 +230,7 @@ class FeederLink:
             StorageError: the index or classes.json cannot be read.
         """
         try:
-            sampling.settle(
+            sampling.resolve(
                 self.labels if sampling.needs_labels else None,
                 self.edges,
                 self.class_names if sampling.needs_names else None,

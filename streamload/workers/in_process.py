@@ -10,14 +10,13 @@ from streamload.decode.failure import Attempt
 from streamload.decode.open_shards import OpenShards
 from streamload.decode.tasks import Job, RowsDone, ScanDone, ScanTask, ShardOpened, Task
 from streamload.fetch.resident import ResidentShards
+from streamload.limits import CALLER_SHARDS_SHARE
 from streamload.memory.slots import HeapSlots
 from streamload.memory.unnamed import descriptor_limit
 from streamload.workers.protocol import PoolEvents
 from streamload.workers.worker import scan
 
 __all__ = ["CallerPool"]
-
-_SHARE_OF_DESCRIPTORS = 6
 
 
 class CallerPool:
@@ -37,7 +36,7 @@ class CallerPool:
         self._shards = shards
         self._versions: dict[int, tuple[int, int]] = {}
         self._open = OpenShards(maps=False)
-        self._most_open = max(1, descriptor_limit() // _SHARE_OF_DESCRIPTORS)
+        self._most_open = max(1, descriptor_limit() // CALLER_SHARDS_SHARE)
         self._events = events
         self._tasks: deque[Task] = deque()
 

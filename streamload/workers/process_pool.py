@@ -38,6 +38,7 @@ from streamload.decode.tasks import (
 from streamload.environment.launch import PROGRESS_BYTES, WorkerChild, launch_worker
 from streamload.errors import WorkerError
 from streamload.fetch.resident import ResidentShards
+from streamload.limits import WORKER_SHARDS_SHARE
 from streamload.log_records import Logged
 from streamload.memory.async_channel import AsyncChannel
 from streamload.memory.mapped import map_memory
@@ -59,7 +60,6 @@ _GRACE_OF_THE_LOST_S = 2.0
 """A worker that has closed its socket is exiting; if it were killed then, the reason would be lost."""
 _GRACE_OF_THE_UNWANTED_S = 1.0
 """A task takes a tenth of that; a new worker takes as long to start, or longer where the user's code imports much."""
-_SHARE_OF_DESCRIPTORS = 4
 
 
 class FatalRows:
@@ -200,7 +200,7 @@ class ProcessPool:
         self._failed_starts = 0
         self._max_failed_starts = _MAX_FAILED_STARTS
         started = iter(launched)
-        self._most_open = max(1, descriptor_limit() // _SHARE_OF_DESCRIPTORS)
+        self._most_open = max(1, descriptor_limit() // WORKER_SHARDS_SHARE)
         self._workers = [self._start(number, next(started, None)) for number in range(workers)]
 
     # -- the Pool protocol -----------------------------------------------------------------------------------------

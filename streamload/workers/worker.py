@@ -43,8 +43,7 @@ from streamload.memory.channel import Channel
 from streamload.memory.mapped import map_memory
 from streamload.memory.slots import MappedSlots
 from streamload.memory.unnamed import raise_descriptor_limit
-from streamload.tar.prefix_scan import scan_prefix
-from streamload.tar.scan import scan_file
+from streamload.tar.scan import scan_file, scan_prefix
 
 __all__ = ["run", "scan"]
 

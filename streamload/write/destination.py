@@ -1,18 +1,38 @@
-"""Where a writer's shards go: what it needs of a folder, and the folders of the local file system."""
+"""Where a writer's shards go: a local folder, or one in a bucket."""
 
 from __future__ import annotations
 
+import logging
 import os
+import tempfile
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
-from streamload.index.dataset_index import INDEX_FOLDER, IndexedShard, write_index
-from streamload.index.shard_naming import ShardNaming, remove_shards, remove_stale_entries
-from streamload.index.unfinished import SHARD_WRITER, UnfinishedSet, mark_finished, mark_unfinished
+from streamload.errors import StorageError, StreamloadError
+from streamload.index.dataset_index import INDEX_FOLDER, IndexedShard, check_entries, write_index
+from streamload.index.remote_index import (
+    merge_remote_index,
+    remote_index_folder,
+    remove_remote_entries,
+    write_remote_table,
+)
+from streamload.index.shard_names import ShardNaming, remove_shards, remove_stale_entries
+from streamload.index.unfinished import (
+    SHARD_WRITER,
+    UnfinishedSet,
+    mark_finished,
+    mark_remote_finished,
+    mark_remote_unfinished,
+    mark_unfinished,
+)
+from streamload.storage.local_storage import local_path
+from streamload.storage.protocol import Storage, escaped, protocol_of, without_secrets
+from streamload.storage.storages import Storages
 from streamload.tar.table import ShardTable
-from streamload.write.shard_file import GrowingShard, ShardFile, remove_abandoned
+from streamload.write.shard_file import GrowingShard, Member, ShardFile, remove_abandoned
 
-__all__ = ["Destination", "LocalFolder"]
+__all__ = ["destination_in", "existing_names", "upload_shard"]
 
 
 class Destination(Protocol):
@@ -29,7 +49,7 @@ class Destination(Protocol):
         ...
 
     def clear(self, names: ShardNaming, *, shards: bool) -> None:
-        """Make way for shards of this form, and mark the folder as unfinished.
+        """Remove what shards of this form will replace, and mark the folder as unfinished.
 
         Args:
             names: their form.
@@ -38,32 +58,32 @@ class Destination(Protocol):
         ...
 
     def create(self, name: str) -> GrowingShard:
-        """Begin a shard."""
+        """Start a shard."""
         ...
 
     def check(self) -> None:
-        """Raise what has become of a shard since it was published."""
+        """Raise the error of a published shard whose upload has failed."""
         ...
 
     def write_index(self, entries: Sequence[tuple[IndexedShard, ShardTable]]) -> None:
         """Add published shards to the index, when all of them are there."""
         ...
 
-    def settle(self) -> None:
+    def finish_uploads(self) -> None:
         """Wait until all that was published is there."""
         ...
 
     def finish(self, names: ShardNaming) -> None:
-        """All of the shards of this form are there: the folder is not unfinished any more."""
+        """Remove the mark: all shards of this form are there."""
         ...
 
     def close(self) -> None:
-        """Let go of everything. Idempotent."""
+        """Release everything. Idempotent."""
         ...
 
 
 class LocalFolder:
-    """A folder of the local file system, made when the first shard is begun."""
+    """A folder of the local file system, made with the first shard."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
@@ -93,7 +113,7 @@ class LocalFolder:
         """See `Destination`."""
         write_index(os.path.join(self.folder, INDEX_FOLDER), entries)
 
-    def settle(self) -> None:
+    def finish_uploads(self) -> None:
         """See `Destination`."""
 
     def finish(self, names: ShardNaming) -> None:
@@ -102,3 +122,200 @@ class LocalFolder:
 
     def close(self) -> None:
         """See `Destination`."""
+
+
+_WEB = ("http", "https")
+_log = logging.getLogger("streamload")
+
+
+class RemoteFolder:
+    """A `Destination` in a bucket, or wherever else a storage can write.
+
+    One upload at a time runs on a thread while the next shard is written. So up to two shards lie in the system's
+    folder for temporary files, where they have no name and vanish with the process.
+
+    Attributes:
+        folder: its url, without a slash at the end.
+    """
+
+    def __init__(self, folder: str, storages: Storages) -> None:
+        """Find the storage; nothing is requested yet.
+
+        Raises:
+            ValueError: no storage has this protocol, or the url is that of no folder.
+            StorageError: it is a web server, which cannot be written to.
+        """
+        self.folder = folder.rstrip("/")
+        if "://" in folder and not self.folder.partition("://")[2]:
+            raise ValueError(f"{folder!r} names no bucket or folder; give one, as in s3://bucket/train")
+        if protocol_of(folder) in _WEB:
+            raise StorageError(
+                "a web server cannot be written to; name a bucket or a folder", url=without_secrets(folder)
+            )
+        self._storage = storages.for_url(self.folder)
+        self._index_folder = remote_index_folder(self.folder)
+        self._thread: ThreadPoolExecutor | None = None
+        self._upload: Future[None] | None = None
+        self._etags: dict[str, str | None] = {}
+
+    def existing(self, names: ShardNaming) -> list[str]:
+        """See `Destination`; one listing."""
+        return existing_names(self._storage, self.folder, names)
+
+    def clear(self, names: ShardNaming, *, shards: bool) -> None:
+        """See `Destination`."""
+        mark_remote_unfinished(self._storage, self.folder, UnfinishedSet(names, SHARD_WRITER))
+        existing = self.existing(names)
+        if shards or not existing:
+            remove_remote_entries(self._storage, self._index_folder, names.matches)
+        for name in existing if shards else ():
+            self._storage.delete(f"{self.folder}/{name}")
+
+    def create(self, name: str) -> GrowingShard:
+        """See `Destination`."""
+        return _UploadedShard(name, self)
+
+    def check(self) -> None:
+        """See `Destination`."""
+        if self._upload is not None and self._upload.done():
+            self.finish_uploads()
+
+    def finish_uploads(self) -> None:
+        """See `Destination`."""
+        upload, self._upload = self._upload, None
+        if upload is not None:
+            upload.result()
+
+    def finish(self, names: ShardNaming) -> None:
+        """See `Destination`."""
+        mark_remote_finished(self._storage, self.folder, names)
+
+    def write_index(self, entries: Sequence[tuple[IndexedShard, ShardTable]]) -> None:
+        """See `Destination`; the tables were uploaded with their shards. Entries get the ETags of the objects."""
+        check_entries(entries)
+        with_etags = [entry._replace(etag=self._etags.get(entry.name)) for entry, _ in entries]
+        fields = {name for _, table in entries for name in table.fields}
+        merge_remote_index(self._storage, self._index_folder, with_etags, fields)
+
+    def close(self) -> None:
+        """See `Destination`; waits for the upload in flight."""
+        upload, self._upload = self._upload, None
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.shutdown(wait=True)
+        if upload is not None and (error := upload.exception()) is not None:
+            _log.warning("a shard that was in flight is not in %s: %s", without_secrets(self.folder), error)
+
+    def start_upload(self, shard: _UploadedShard, path: str, table: ShardTable) -> None:
+        """Upload a file that is complete, and its table, when the upload before it is done.
+
+        Raises:
+            StorageError: that one failed.
+        """
+        self.finish_uploads()
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, "streamload-upload")
+        self._upload = self._thread.submit(self._run, shard, path, table)
+
+    def _run(self, shard: _UploadedShard, path: str, table: ShardTable) -> None:
+        try:
+            url = f"{self.folder}/{shard.name}"
+            self._etags[shard.name] = upload_shard(self._storage, url, path, table.shard_bytes)
+            write_remote_table(self._storage, self._index_folder, shard.name, table)
+        finally:
+            shard.release()
+
+
+class _UploadedShard(GrowingShard):
+    """A shard that grows in a file without a name, or on systems where that cannot be reopened, with a hidden one."""
+
+    def __init__(self, name: str, folder: RemoteFolder) -> None:
+        self._folder = folder
+        self._local = tempfile.NamedTemporaryFile if not os.path.isdir("/proc/self/fd") else tempfile.TemporaryFile
+        opened = self._local(prefix=".streamload-", buffering=0)
+        self._opened = opened
+        super().__init__(name, os.dup(opened.fileno()))
+
+    def append(self, key: str, members: Sequence[Member], label: int | None) -> None:
+        """See `GrowingShard.append`; raises StorageError instead of OSError."""
+        try:
+            super().append(key, members, label)
+        except OSError as exc:
+            raise _no_local_room(exc) from exc
+
+    def publish(self, *, replace: bool) -> ShardTable:
+        """Start the upload, when the one before it has ended.
+
+        Raises:
+            StorageError: that one failed, or the local file cannot be written.
+        """
+        del replace  # existing shards have been refused or removed
+        try:
+            self._end().close()
+        except OSError as exc:
+            raise _no_local_room(exc) from exc
+        table = self._table()
+        self._folder.start_upload(self, self._path, table)
+        self._file = None
+        return table
+
+    def discard(self) -> None:
+        """See `GrowingShard.discard`."""
+        if self._file is None:
+            return
+        file, self._file = self._file, None
+        file.raw.close()
+        self.release()
+
+    def release(self) -> None:
+        """Close the local file, which deletes it."""
+        self._opened.close()
+
+    @property
+    def _path(self) -> str:
+        name = self._opened.name
+        return name if isinstance(name, str) else f"/proc/self/fd/{self._opened.fileno()}"
+
+
+def existing_names(storage: Storage, folder: str, names: ShardNaming) -> list[str]:
+    """The shards of a form in a remote folder, sorted; one listing. Raises StorageError."""
+    listed = [info.url.rpartition("/")[2] for info in storage.list(f"{escaped(folder)}/*")]
+    return sorted(filter(names.matches, listed))
+
+
+def upload_shard(storage: Storage, url: str, path: str, shard_bytes: int) -> str | None:
+    """Write a shard whole or not at all, and make sure that it is there; its ETag, where the storage has them.
+
+    Raises:
+        StorageError: it cannot be written, or is not what was written.
+    """
+    storage.write(url, path)
+    found = storage.info(url)
+    if found.bytes != shard_bytes:
+        storage.delete(url)
+        raise StorageError(
+            f"the shard has {found.bytes:,} bytes after the upload, and {shard_bytes:,} were sent; write it again",
+            url=without_secrets(url),
+        )
+    return found.etag
+
+
+def _no_local_room(exc: OSError) -> StreamloadError:
+    return StorageError(
+        f"the shard cannot be written to the folder for temporary files, {tempfile.gettempdir()!r} ({exc.strerror}); "
+        "make room there, name another one with TMPDIR, or make shards smaller with max_bytes"
+    )
+
+
+def destination_in(folder: str, storages: Storages) -> Destination:
+    """The folder to write to: local, or in the storage that its url names.
+
+    Raises:
+        ValueError: the url is that of no folder.
+        StorageError: it is that of a web server.
+    """
+    if folder.endswith(":"):
+        raise ValueError(f"{folder!r} names no bucket or folder; give one, as in s3://bucket/train-%06d.tar")
+    if not storages.is_local(folder):
+        return RemoteFolder(folder, storages)
+    return LocalFolder(local_path(folder) if protocol_of(folder) == "file" and folder.startswith("file:") else folder)

@@ -32,7 +32,7 @@ from streamload.tar.extensions import (
     TORCH,
 )
 
-__all__ = ["ENCODED_EXTENSIONS", "encode_field"]
+__all__ = ["encode_field"]
 
 JPEG_QUALITY = 95
 _INT64_LIMIT = 1 << 63

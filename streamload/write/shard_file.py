@@ -1,7 +1,7 @@
 """One shard being written: a hidden file that gets its name only when it is whole and on the disk.
 
 While members are appended, the shard's table (offsets, keys, crc32, labels) is built beside them, so that an index
-needs no second look at the bytes.
+needs no second pass over the bytes.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class GrowingShard(ABC):
     """
 
     def __init__(self, name: str, descriptor: int) -> None:
-        """Begin an empty shard in a file, which is closed with it."""
+        """Start an empty shard in a file, which is closed with it."""
         self.name = name
         self.bytes = len(END_OF_ARCHIVE)
         self._file: BufferedWriter | None = BufferedWriter(FileIO(descriptor, "wb"), _BUFFER_BYTES)
@@ -88,7 +88,7 @@ class GrowingShard(ABC):
 
     @abstractmethod
     def publish(self, *, replace: bool) -> ShardTable:
-        """Give the shard its name, in the stead of one that has it already if `replace`."""
+        """Give the shard its name, replacing a file of that name if `replace`."""
 
     @abstractmethod
     def discard(self) -> None:
@@ -137,10 +137,10 @@ class ShardFile(GrowingShard):
         super().__init__(name, descriptor)
 
     def publish(self, *, replace: bool, durable: bool = True) -> ShardTable:
-        """Write the end-of-archive marker, bring everything to the disk, give the file its name.
+        """Write the end-of-archive marker, sync the file, and give it its name.
 
         Args:
-            replace: take the place of a file of that name; else FileExistsError, should there be one by now.
+            replace: replace a file of that name; otherwise FileExistsError if there is one.
             durable: wait until the bytes are on the disk; otherwise a crash of the machine in the next half minute or
                 so may leave the file short or empty.
 

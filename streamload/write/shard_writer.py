@@ -1,24 +1,35 @@
-"""`ShardWriter`, the face of writing shards: finds the destination, local or remote, that a path or url names."""
+"""`ShardWriter`: samples to shards of bounded size, published whole or not at all; same samples, same bytes."""
 
 from __future__ import annotations
 
 import os
+import re
+import warnings
 from collections.abc import Mapping
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
-from streamload.byte_sizes import parse_bytes
-from streamload.storage.local import local_path
-from streamload.storage.protocol import protocol_of
+from streamload.arguments import advises, as_python, parse_bytes
+from streamload.errors import StorageError, StreamloadError, without_secrets
+from streamload.index.dataset_index import IndexedShard
+from streamload.index.shard_names import destination_of
 from streamload.storage.storages import Storages
-from streamload.unknown_names import advises
-from streamload.write.destination import Destination, LocalFolder
-from streamload.write.remote_folder import RemoteFolder
-from streamload.write.samples_to_shards import SamplesToShards
+from streamload.tar.header_writer import END_OF_ARCHIVE, member_bytes, member_header
+from streamload.tar.scan import LABEL_FIELD
+from streamload.tar.table import ShardTable
+from streamload.text import counted
+from streamload.warn_at_caller import warn_at_caller
+from streamload.write.destination import destination_in
+from streamload.write.encode import encode_field
+from streamload.write.shard_file import GrowingShard, Member
 
-__all__ = ["ShardWriter", "destination_in"]
+__all__ = ["ShardWriter"]
+
+_LABEL = re.compile(rb"\s*([+-]?[0-9]{1,19})\s*")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
-class ShardWriter(SamplesToShards):
+class ShardWriter:
     """Writes samples into numbered shards and an index beside them, here or in a bucket.
 
     Locally, each shard appears under its name only when it is complete and on the disk; until then it has a hidden
@@ -32,6 +43,11 @@ class ShardWriter(SamplesToShards):
     the mark `.streamload-unfinished.json` is removed). The tables for the index are kept in memory until `close()`:
     some 100 bytes a sample.
     Not safe for several threads, and only one process at a time may write to a remote folder.
+
+    Attributes:
+        folder: where the shards and the index go.
+        samples: how many samples were written so far.
+        bytes: the size of the published shards together.
     """
 
     @advises
@@ -53,7 +69,7 @@ class ShardWriter(SamplesToShards):
             pattern_or_folder: a folder, which is made if needed and where shards are named `<prefix>-000000.tar`, or a
                 path that ends in `.tar` and holds a `%06d` for the shard's number: `s3://bucket/train-%06d.tar`.
             max_bytes: no shard is larger than this, headers and end-of-archive marker included: a number of bytes, or
-            "256MB".
+                "256MB".
             max_count: no shard holds more samples than this.
             prefix: how names begin where a folder was given.
             index: write `.streamload/` beside the shards at `close()`.
@@ -66,27 +82,232 @@ class ShardWriter(SamplesToShards):
             TypeError, ValueError: an argument of the wrong kind; the message names it.
             StorageError: shards of this name exist and `overwrite` is false, or the folder cannot be read or written.
         """
-        storages = Storages(storage_options, filesystem)
-        super().__init__(
-            pattern_or_folder,
-            lambda folder: destination_in(folder, storages),
-            max_bytes=parse_bytes("max_bytes", max_bytes),
-            max_count=max_count,
-            prefix=prefix,
-            index=index,
-            overwrite=overwrite,
+        folder, self._names = destination_of(pattern_or_folder, prefix)
+        self._max_bytes = parse_bytes("max_bytes", max_bytes)
+        self._max_count = None if max_count is None else _positive("max_count", max_count)
+        self._index = index
+        self.samples = 0
+        self.bytes = 0
+        self._published: list[tuple[IndexedShard, ShardTable]] = []
+        self._shard: GrowingShard | None = None
+        self._closed = False
+        self._destination = destination_in(folder, Storages(storage_options, filesystem))
+        self.folder = self._destination.folder
+        try:
+            existing = self._destination.existing(self._names)
+        except OSError as exc:
+            raise self._storage_error(exc) from exc
+        self._overwrite = overwrite
+        self._keeps_old = bool(existing)
+        if existing and not overwrite:
+            raise StorageError(
+                f"{without_secrets(self.folder)!r} holds {counted(len(existing), 'shard')} of this name already, from "
+                f"{existing[0]!r} on; choose another folder or prefix, or pass overwrite=True to replace them",
+                url=os.path.join(self.folder, existing[0]),
+            )
+
+    @property
+    def shards(self) -> tuple[str, ...]:
+        """The paths or urls of the shards published so far; remote ones may still be in flight."""
+        return tuple(os.path.join(self.folder, shard.name) for shard, _ in self._published)
+
+    @property
+    def tables(self) -> tuple[tuple[IndexedShard, ShardTable], ...]:
+        """What an index of the shards published so far holds, as `write_index` takes it."""
+        return tuple(self._published)
+
+    def write(self, sample: Mapping[str, object]) -> None:
+        """Append one sample; its members are stored in the mapping's order.
+
+        Args:
+            sample: `"__key__"` and one value for each field, encoded by the field's extension (`encode_field`). Other
+                names of the form `__x__` are skipped, so a sample that a loader gave can be written as it is.
+
+        Raises:
+            TypeError, ValueError: the sample cannot be stored, or would not be read back as it is, or its key stands
+                in the shard already, or it is too large for a shard of its own. Nothing of it was written, and the
+                writer can go on.
+            StorageError: the shard cannot be written; the unfinished shard is gone and the writer is closed.
+            DatasetIndexError: shards are to be overwritten and the index beside them is broken; the same holds.
+        """
+        if self._closed:
+            raise ValueError("this ShardWriter is closed; make a new one, with another prefix or folder")
+        self._keeps_old = False
+        key = _checked_key(sample)
+        members = _members(key, sample)
+        sample_bytes = sum(member_bytes(header, len(payload)) for _, header, payload in members)
+        if sample_bytes + len(END_OF_ARCHIVE) > self._max_bytes:
+            raise ValueError(
+                f"sample {key!r} makes a shard of {sample_bytes + len(END_OF_ARCHIVE):,} bytes on its own, and "
+                f"max_bytes is {self._max_bytes:,}; raise max_bytes or make the sample smaller"
+            )
+        full = self._shard is not None and self._is_full(self._shard, sample_bytes)
+        if self._shard is not None and not full and key in self._shard:
+            raise ValueError(f"key {key!r} stands in this shard already; keys must differ, for example by a number")
+        try:
+            self._destination.check()
+            if self._shard is not None and full:
+                self._publish(self._shard)
+            if self._shard is None:
+                self._shard = self._open()
+            self._shard.append(key, members, _label(members))
+        except OSError as exc:
+            self._abandon()
+            raise self._storage_error(exc) from exc
+        except StreamloadError:
+            self._abandon()
+            raise
+        self.samples += 1
+
+    def close(self) -> None:
+        """Publish the last shard and write the index; a second call does nothing.
+
+        Raises:
+            StorageError: the shard or the index cannot be written; the unfinished shard is gone.
+        """
+        if self._closed:
+            return
+        try:
+            if self._shard is not None:
+                self._publish(self._shard)
+            self._destination.finish_uploads()
+            if self._index and self._published:
+                self._destination.write_index(self._published)
+            if self._published:
+                self._destination.finish(self._names)
+            if self._keeps_old:
+                warn_at_caller(
+                    f"no sample was written, so the shards in {without_secrets(self.folder)!r} to be overwritten are "
+                    "there still"
+                )
+        except OSError as exc:
+            raise self._storage_error(exc) from exc
+        finally:
+            self._abandon()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self._abandon()
+
+    def __del__(self) -> None:
+        if getattr(self, "_shard", None) is not None:
+            self._abandon()
+            warnings.warn(
+                f"a ShardWriter for {without_secrets(self.folder)!r} was dropped without close(): its last shard is "
+                "discarded and no index is written; use it in a with block",
+                stacklevel=2,
+            )
+
+    def _is_full(self, shard: GrowingShard, next_bytes: int) -> bool:
+        return shard.bytes + next_bytes > self._max_bytes or len(shard) == self._max_count
+
+    def _open(self) -> GrowingShard:
+        return self._destination.create(self._names.name(len(self._published)))
+
+    def _publish(self, shard: GrowingShard) -> None:
+        if not self._published:
+            self._destination.clear(self._names, shards=self._overwrite)
+        table = shard.publish(replace=self._overwrite)
+        self._shard = None
+        self.bytes += table.shard_bytes
+        # No time of modification: it would make the bytes of the index differ from run to run.
+        entry = IndexedShard.of(shard.name, table)
+        self._published.append((entry, table))
+
+    def _abandon(self) -> None:
+        self._closed = True
+        if self._shard is not None:
+            shard, self._shard = self._shard, None
+            shard.discard()
+        self._destination.close()
+
+    def _storage_error(self, exc: OSError) -> StorageError:
+        return StorageError(
+            f"cannot write shards to {self.folder!r}: {exc.strerror or exc}; check that the folder can be written and "
+            "the disk is not full",
+            url=exc.filename if isinstance(exc.filename, str) else None,
         )
 
 
-def destination_in(folder: str, storages: Storages) -> Destination:
-    """A folder to write to: of this machine, or of the storage that its url names.
+def _positive(argument: str, value: object) -> int:
+    value = as_python(value)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{argument} must be an int, not {type(value).__name__}: {value!r}")
+    if value <= 0:
+        raise ValueError(f"{argument} must be at least 1, not {value}")
+    return value
 
-    Raises:
-        ValueError: the url is that of no folder.
-        StorageError: it is that of a web server.
-    """
-    if folder.endswith(":"):
-        raise ValueError(f"{folder!r} names no bucket or folder; give one, as in s3://bucket/train-%06d.tar")
-    if not storages.is_local(folder):
-        return RemoteFolder(folder, storages)
-    return LocalFolder(local_path(folder) if protocol_of(folder) == "file" and folder.startswith("file:") else folder)
+
+def _checked_key(sample: Mapping[str, object]) -> str:
+    """The sample's key, if readers would find exactly this key again."""
+    if not isinstance(sample, Mapping):
+        raise TypeError(f"a sample must be a mapping of fields, not {type(sample).__name__}")
+    if "__key__" not in sample:
+        raise ValueError(f"a sample needs a '__key__'; this one has {sorted(map(str, sample))}")
+    key = sample["__key__"]
+    if not isinstance(key, str):
+        raise TypeError(f"'__key__' must be a str, not {type(key).__name__}: {key!r}")
+    wrong = _wrong_with_key(key)
+    if wrong:
+        raise ValueError(f"key {key!r} {wrong}")
+    return key
+
+
+def _wrong_with_key(key: str) -> str | None:
+    components = key.split("/")
+    if not key:
+        return "is empty; give every sample a name of its own"
+    if "" in components or "." in components or ".." in components:
+        return "is not a plain relative path; leave out empty components, '.' and '..'"
+    if "." in components[-1]:
+        return "has a dot in its last component, where readers end the key; replace it, for example by '_'"
+    if components[0].startswith("__") or components[-1].startswith("__"):
+        return "begins with '__', which readers take for something that is no sample; choose another name"
+    if _CONTROL.search(key):
+        return "holds a control character; replace it"
+    try:
+        key.encode("utf-8")
+    except UnicodeEncodeError:
+        return "cannot be written as UTF-8; replace its surrogates"
+    return None
+
+
+def _members(key: str, sample: Mapping[str, object]) -> list[Member]:
+    """Each field with its header blocks and payload, checked and encoded, nothing written."""
+    members = []
+    for field, value in sample.items():
+        if not isinstance(field, str):
+            raise TypeError(f"sample {key!r}: a field's name must be a str, not {field!r}")
+        if field.startswith("__") and field.endswith("__"):
+            continue
+        if "" in field.split(".") or "/" in field or _CONTROL.search(field) or field != field.lower():
+            raise ValueError(
+                f"sample {key!r}: {field!r} is no field; a field is a lower-case file name extension such as 'jpg' or "
+                "'seg.png', without '/', empty parts or control characters"
+            )
+        try:
+            payload = encode_field(field, value)
+        except (TypeError, ValueError, ImportError) as exc:
+            exc.add_note(f"in sample {key!r}")
+            raise
+        members.append((field, member_header(f"{key}.{field}", len(payload)), payload))
+    if not members:
+        raise ValueError(f"sample {key!r} has no field; give it at least one beside '__key__'")
+    return members
+
+
+def _label(members: list[Member]) -> int | None:
+    """The integer in the field that holds the label, by the rules of `scan_shard`."""
+    for field, _, payload in members:
+        if field == LABEL_FIELD:
+            match = _LABEL.fullmatch(payload) if len(payload) <= 64 else None
+            label = int(match[1]) if match else None
+            return label if label is not None and -(1 << 63) <= label < 1 << 63 else None
+    return None

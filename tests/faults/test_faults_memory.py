@@ -16,7 +16,7 @@ from make_shards import write_numbers
 from transforms import wait_a_little
 
 from streamload import ShardWriter, StreamLoader
-from streamload.memory import slot_reader
+from streamload.memory import slots
 
 
 def tree_bytes() -> int:
@@ -110,7 +110,7 @@ def test_memory_that_cannot_be_mapped_is_said_and_leaves_nothing_open(
         raise OSError(errno.ENOMEM, "cannot map 4096 bytes: Cannot allocate memory")
 
     with StreamLoader(source, 4, fields=("cls",), num_workers=1) as loader:
-        monkeypatch.setattr(slot_reader, "map_memory", refuse)
+        monkeypatch.setattr(slots, "map_memory", refuse)
         with pytest.raises(OSError, match="cannot map"):
             list(loader)
         assert len(os.listdir("/proc/self/fd")) <= before

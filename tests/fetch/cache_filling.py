@@ -19,7 +19,8 @@ from streamload.fetch.cache.cached_shard import CachedShard
 from streamload.fetch.cache.disk_cache import DiskCache
 from streamload.fetch.cache.next_use import OrderNextUse, numbers_by_key
 from streamload.fetch.cache.shard_identity import ShardIdentity
-from streamload.order.plan import OrderOptions, shards_in_order
+from streamload.order.plan import OrderOptions
+from streamload.order.sequence import shards_in_order
 
 PART_BYTES = 4096
 FILE_NAMES_AT = "streamload-shards"

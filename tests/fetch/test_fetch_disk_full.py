@@ -32,7 +32,7 @@ from streamload.fetch.cache.disk_cache import DiskCache
 from streamload.fetch.cache.file_locks import locked_file
 from streamload.fetch.cache.partial_shard import PartialFiles, PartialShard
 from streamload.fetch.cache.shard_identity import ShardIdentity
-from streamload.storage import private_folder as own_folder
+from streamload.storage import local_files
 
 N_SHARDS = 3
 N_PARTS = 4
@@ -147,7 +147,7 @@ def test_there_are_as_many_writes_as_are_tried_above(
         (disk_cache, "fsync"),
         (disk_cache, "replace"),
         (disk_cache, "scandir"),
-        (own_folder, "makedirs"),
+        (local_files, "makedirs"),
         (partial_shard, "ftruncate"),
         (partial_shard, "open"),
         (partial_shard, "dup"),

@@ -11,7 +11,8 @@ import pytest
 from streamload.fetch.cache.eviction import CachedFile, files_to_evict, with_old_versions_last
 from streamload.fetch.cache.next_use import OrderNextUse, numbers_by_key
 from streamload.fetch.cache.shard_identity import ShardIdentity
-from streamload.order.plan import OrderOptions, RankPlan, ShardCounts, shards_in_order
+from streamload.order.plan import OrderOptions, RankPlan, ShardCounts
+from streamload.order.sequence import shards_in_order
 
 INFINITY = float("inf")
 
@@ -36,7 +37,7 @@ def next_use_of(
 
 
 def first_uses(options: OrderOptions, counts: list[int], epoch: int) -> dict[int, list[int]]:
-    """For each shard, the number of the first emission in each lane that reads it, ascending, from the plan itself."""
+    """For each shard, the number of the first output of each lane that reads it, ascending, from the plan itself."""
     plan = RankPlan(options, ShardCounts.of(counts), epoch, 0, 1)
     block = plan.take(10**9)
     assert block is not None

@@ -11,11 +11,11 @@ from streamload.fetch.cache.next_use import OrderNextUse, numbers_by_key
 from streamload.fetch.cache.shard_identity import ShardIdentity
 from streamload.order.mixture_plan import MixturePlan
 from streamload.order.plan import OrderOptions, RankPlan, ShardCounts
-from streamload.order.sampling import Choice, Mixed, Sampled, Stretched, Weighted
+from streamload.order.sampling import Mixed, Sampled, Sampling, Stretched, Weighted
 
 OPTIONS = OrderOptions(seed=3, shuffle=True, window=0, lanes=1, batch_size=1, drop_last=False, pad=False)
 COUNTS = [100] * 20
-CHOICES: dict[str, tuple[Choice, int]] = {
+CHOICES: dict[str, tuple[Sampling, int]] = {
     "short epochs": (Stretched(700), 700),
     "long epochs": (Stretched(4500), 4500),
     "weights": (Weighted((np.arange(2000) < 500).astype(np.uint8), np.array([1.0, 3.0]), 2000), 2000),

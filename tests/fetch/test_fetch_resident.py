@@ -9,7 +9,7 @@ import pytest
 
 from streamload.errors import ShardChangedError, ShardNotFoundError, StorageError
 from streamload.fetch.resident import ResidentShards
-from streamload.index.shard import Shard
+from streamload.index.listing import Shard
 from streamload.memory.mapped import map_memory
 
 

@@ -14,9 +14,9 @@ from streamload import ShardWriter, StreamLoader
 from streamload.errors import DatasetIndexError, ShardNotFoundError, StorageError
 from streamload.index.finder import find_shards
 from streamload.index.listing import Listing, list_shards
-from streamload.index.shard_naming import ShardNaming
+from streamload.index.shard_names import ShardNaming
 from streamload.index.unfinished import SHARDIFY, UnfinishedSet, mark_unfinished
-from streamload.storage.local import LocalStorage, local_path, storage_for
+from streamload.storage.local_storage import LocalStorage, local_path, storage_for
 from streamload.storage.protocol import ShardInfo
 
 

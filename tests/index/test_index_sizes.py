@@ -16,10 +16,9 @@ from streamload.fetch.cache.disk_cache import DiskCache
 from streamload.fetch.fetched_shard import FetchedShard
 from streamload.fetch.part_fetching import PartFetcher
 from streamload.fetch.parts import PART_BYTES
-from streamload.index.finder import Finder
-from streamload.index.sizes import look_at
+from streamload.index.finder import Finder, look_at
 from streamload.storage.download import Pin
-from streamload.storage.filesystems.filesystem import ReadBody
+from streamload.storage.filesystem_storage import ReadBody
 from streamload.storage.protocol import ShardInfo
 from streamload.storage.storages import Storages
 

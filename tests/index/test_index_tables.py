@@ -18,8 +18,7 @@ from streamload.index.scan_cache import ScanCache
 from streamload.index.tables import Tables
 from streamload.memory.mapped import map_memory
 from streamload.storage.storages import Storages
-from streamload.tar.prefix_scan import ScannedPiece, scan_prefix
-from streamload.tar.scan import scan_shard
+from streamload.tar.scan import ScannedPiece, scan_prefix, scan_shard
 from streamload.tar.table import ShardTable
 
 COUNTS = (3, 1, 4)
@@ -117,8 +116,8 @@ def test_columns_are_those_of_the_table_and_made_once(folder: Path) -> None:
 
 
 def test_tables_beyond_the_limit_are_dropped_and_found_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables_module, "_LEAST_MEMORY_BYTES", 1)
-    monkeypatch.setattr(tables_module, "_MOST_MEMORY_BYTES", 1)
+    monkeypatch.setattr(tables_module, "LEAST_TABLES_BYTES", 1)
+    monkeypatch.setattr(tables_module, "MOST_TABLES_BYTES", 1)
     tables = Tables(list_shards(folder), ScanCache(None), strict=True)
     for shard in (0, 1, 2, 0, 2, 1, 1):
         table = tables.find(shard)
@@ -141,8 +140,8 @@ def test_of_the_tables_held_the_longest_unused_goes_first(folder: Path, monkeypa
 def test_a_scanned_table_that_was_dropped_is_scanned_again_or_comes_from_the_cache(
     bare: Listing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tables_module, "_LEAST_MEMORY_BYTES", 1)
-    monkeypatch.setattr(tables_module, "_MOST_MEMORY_BYTES", 1)
+    monkeypatch.setattr(tables_module, "LEAST_TABLES_BYTES", 1)
+    monkeypatch.setattr(tables_module, "MOST_TABLES_BYTES", 1)
     tables = Tables(bare, ScanCache(str(tmp_path / "cache")), strict=True)
     for shard in range(3):
         tables.add(shard, scanned(bare, shard))
@@ -155,8 +154,8 @@ def test_a_scanned_table_is_held_where_it_could_not_be_found_again(
     bare: Listing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where the cache folder cannot be written, dropping a table would end the epoch."""
-    monkeypatch.setattr(tables_module, "_LEAST_MEMORY_BYTES", 1)
-    monkeypatch.setattr(tables_module, "_MOST_MEMORY_BYTES", 1)
+    monkeypatch.setattr(tables_module, "LEAST_TABLES_BYTES", 1)
+    monkeypatch.setattr(tables_module, "MOST_TABLES_BYTES", 1)
     (tmp_path / "a file").write_bytes(b"")
     tables = Tables(bare, ScanCache(str(tmp_path / "a file" / "cache")), strict=True)
     for shard in range(3):
@@ -295,8 +294,8 @@ def files_below(folder: Path) -> list[Path]:
 def test_tables_that_are_needed_at_once_are_held_beyond_the_limit(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tables_module, "_LEAST_MEMORY_BYTES", 1)
-    monkeypatch.setattr(tables_module, "_MOST_MEMORY_BYTES", 1)
+    monkeypatch.setattr(tables_module, "LEAST_TABLES_BYTES", 1)
+    monkeypatch.setattr(tables_module, "MOST_TABLES_BYTES", 1)
     tables = Tables(list_shards(folder), ScanCache(None), strict=True)
     tables.hold([0, 1])
     tables.find(0), tables.find(1)

@@ -13,14 +13,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from streamload.limits import MOST_KEPT_SLOTS
 from streamload.memory import slots
 from streamload.memory.mapped import Bytes
-from streamload.memory.slot_reader import SlotReader
 from streamload.memory.slots import (
-    _MAX_KEPT_SLOTS,
     HeapSlots,
     MappedSlots,
     SlotPool,
+    SlotReader,
     round_up,
 )
 from streamload.memory.unnamed import new_memory
@@ -85,7 +85,7 @@ def test_a_released_slot_that_nobody_was_told_of_is_not_free(pool: SlotPool) -> 
 
 
 def test_a_slot_that_waits_for_the_loop_is_neither_free_nor_given_away(pool: SlotPool) -> None:
-    slots = [pool.take(10) for _ in range(2 * _MAX_KEPT_SLOTS)]
+    slots = [pool.take(10) for _ in range(2 * MOST_KEPT_SLOTS)]
     for slot in slots:
         pool.delivered(slot, 10)
     pool.released(slots)
@@ -106,7 +106,7 @@ def test_a_slot_released_twice_is_given_out_once(pool: SlotPool) -> None:
 
 def test_a_user_who_keeps_batches_gets_the_oldest_slots_for_good(pool: SlotPool) -> None:
     slots = []
-    for _ in range(_MAX_KEPT_SLOTS + 36):
+    for _ in range(MOST_KEPT_SLOTS + 36):
         slots.append(pool.take(10))
         hand_out(pool, slots[-1])
     assert len(set(slots)) == len(slots)
@@ -117,10 +117,10 @@ def test_a_user_who_keeps_batches_gets_the_oldest_slots_for_good(pool: SlotPool)
     assert not {pool.take(10) for _ in range(40)} & set(slots), "what was given away never comes back"
 
 
-@pytest.mark.parametrize(("size_bytes", "kept"), [(10, _MAX_KEPT_SLOTS), (64 << 20, 8), (6 << 20, 22)])
+@pytest.mark.parametrize(("size_bytes", "kept"), [(10, MOST_KEPT_SLOTS), (64 << 20, 8), (6 << 20, 22)])
 def test_many_free_slots_are_not_hoarded(pool: SlotPool, size_bytes: int, kept: int) -> None:
     """Those that a user releases after keeping them."""
-    slots = [pool.take(size_bytes) for _ in range(_MAX_KEPT_SLOTS)]
+    slots = [pool.take(size_bytes) for _ in range(MOST_KEPT_SLOTS)]
     for slot in slots:
         hand_out(pool, slot)
     pool.released(slots)

@@ -32,9 +32,9 @@ def test_only_what_was_written_takes_memory_and_others_see_it() -> None:
 def test_only_whole_pages_between_the_places_are_given_back() -> None:
     memory = SparseMemory(10 * PAGE + 100)
     memory.write(0, b"y" * memory.size_bytes)
-    memory.give_back(PAGE + 1, 5 * PAGE - 1)
+    memory.free(PAGE + 1, 5 * PAGE - 1)
     assert taken_bytes(memory) == 9 * PAGE
-    memory.give_back(9 * PAGE, memory.size_bytes)
+    memory.free(9 * PAGE, memory.size_bytes)
     assert taken_bytes(memory) == 7 * PAGE, "the last page of all is whole though the memory ends in it"
     seen = map_memory(memory.descriptor, memory.size_bytes, writable=False)
     assert seen[: 2 * PAGE].all()
@@ -48,13 +48,13 @@ def test_memory_of_unknown_size_grows_and_keeps_what_it_has() -> None:
     memory = SparseMemory(None)
     before = memory.size_bytes
     memory.write(0, b"begin")
-    memory.give_back(PAGE, 2 * PAGE)
+    memory.free(PAGE, 2 * PAGE)
     memory.write(before - 2, b"across")
     assert memory.size_bytes >= 2 * before
     memory.write(5 * memory.size_bytes, b"far")
     seen = map_memory(memory.descriptor, memory.size_bytes, writable=False)
     assert bytes(seen[:5]) == b"begin"
     assert bytes(seen[before - 2 : before + 4]) == b"across"
-    memory.give_back(0, memory.size_bytes)
+    memory.free(0, memory.size_bytes)
     assert taken_bytes(memory) == 0
     memory.close()

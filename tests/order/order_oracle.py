@@ -7,7 +7,8 @@ import hashlib
 
 from hypothesis import strategies as st
 
-from streamload.order.plan import OrderOptions, RankPlan, ShardCounts, shards_in_order
+from streamload.order.plan import OrderOptions, RankPlan, ShardCounts
+from streamload.order.sequence import shards_in_order
 
 MASK = 2**64 - 1
 

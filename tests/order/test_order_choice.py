@@ -21,7 +21,7 @@ from order_oracle import (
 
 from streamload.order.options import OrderOptions
 from streamload.order.plan import RankPlan, ShardCounts
-from streamload.order.sampling import Choice, Sampled, Stretched, Weighted
+from streamload.order.sampling import Sampled, Sampling, Stretched, Weighted
 from streamload.order.sequence import runs_of_epoch
 
 OPTIONS = OrderOptions(seed=5, shuffle=True, window=30, lanes=2, batch_size=4, drop_last=False, pad=False)
@@ -86,7 +86,7 @@ def chosen(draw: st.DrawFn) -> tuple[OrderOptions, list[int], list[int]]:
     total = sum(counts)
     size = draw(st.integers(1, 3 * total))
     numbers: list[int] = []
-    choice: Choice
+    choice: Sampling
     match draw(st.sampled_from(["stretched", "weighted", "sampled"])):
         case "stretched":
             choice = Stretched(size)
@@ -273,7 +273,7 @@ def test_copies_are_numbered() -> None:
 @pytest.mark.parametrize(
     "choice", [Stretched(150), Weighted(np.arange(200, dtype=np.uint8) % 2, np.array([3.0, 1]), 80)]
 )
-def test_the_runs_that_a_cache_expects_are_about_those_of_the_epoch(choice: Choice) -> None:
+def test_the_runs_that_a_cache_expects_are_about_those_of_the_epoch(choice: Sampling) -> None:
     counts = np.array([50, 70, 0, 80])
     options = dataclasses.replace(OPTIONS, choice=choice)
     plan = RankPlan(options, ShardCounts.of(counts.tolist()), 3, 0, 1)

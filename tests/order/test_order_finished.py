@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamload.order.plan import OrderOptions, RankPlan, ShardCounts, shards_in_order
+from streamload.order.plan import OrderOptions, RankPlan, ShardCounts
+from streamload.order.sequence import shards_in_order
 
 OPTIONS = OrderOptions(seed=5, shuffle=True, window=30, lanes=1, batch_size=5, drop_last=False, pad=True)
 

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamload.order.layout import ShardSequence
-from streamload.order.plan import OrderOptions, RankPlan, ShardCounts, shards_in_order
+from streamload.order.plan import OrderOptions, RankPlan, ShardCounts
 from streamload.order.randomness import philox_key
+from streamload.order.sequence import shards_in_order
 
 OPTIONS = OrderOptions(seed=5, shuffle=True, window=100, lanes=1, batch_size=4, drop_last=False, pad=True)
 

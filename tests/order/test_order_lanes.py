@@ -108,10 +108,10 @@ def test_the_same_far_out_wherever_the_stream_starts():
 
 def test_what_was_passed_cannot_be_taken_again():
     made = stream(hashed_draws, 20, 300, first_number=10)
-    with pytest.raises(IndexError, match="emission 9 was passed"):
+    with pytest.raises(IndexError, match="output 9 was passed"):
         made.take(np.array([9]))
     made.take(np.array([10, 30]))
-    with pytest.raises(IndexError, match="emission 30 was passed"):
+    with pytest.raises(IndexError, match="output 30 was passed"):
         made.take(np.array([30]))
 
 

@@ -8,14 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamload.errors import LoaderStateError
-from streamload.order.plan import (
-    OrderOptions,
-    RankPlan,
-    ShardCounts,
-    batches_per_rank,
-    samples_per_rank,
-    shards_in_order,
-)
+from streamload.order.plan import OrderOptions, RankPlan, ShardCounts, batches_per_rank
+from streamload.order.sequence import shards_in_order
 
 OPTIONS = OrderOptions(seed=5, shuffle=True, window=30, lanes=2, batch_size=4, drop_last=False, pad=True)
 world_sizes = st.integers(1, 9)
@@ -36,7 +30,6 @@ def test_plan_gives_the_oracles_batches(options, counts, world_size, epoch, max_
         assert plan.missing() == []
         assert oracle.plan_batches(plan, max_rows) == expected
         assert batches_per_rank(options, len(order), rank, world_size, start) == len(expected)
-        assert samples_per_rank(options, len(order), rank, world_size, start) == len(rows_of(expected))
 
 
 @settings(deadline=None, max_examples=100)

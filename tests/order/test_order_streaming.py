@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from streamload.errors import LoaderStateError
 from streamload.order import plan as plan_module
-from streamload.order.plan import OrderOptions, RankPlan, ShardCounts, shards_in_order
+from streamload.order.plan import OrderOptions, RankPlan, ShardCounts
+from streamload.order.sequence import shards_in_order
 
 OPTIONS = OrderOptions(seed=5, shuffle=True, window=100, lanes=1, batch_size=4, drop_last=False, pad=True)
 

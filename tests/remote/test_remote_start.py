@@ -12,7 +12,7 @@ from servers.faults import FaultServer, Script
 
 from streamload import StreamLoader
 from streamload.errors import StorageError
-from streamload.storage.retry_policy import Patience
+from streamload.storage.retry_policy import Attempts
 
 LABELS = list(range(90))
 
@@ -56,13 +56,13 @@ def test_an_epoch_begins_and_ends(server: FaultServer, faults: dict[str, Any], t
 def test_a_server_that_is_not_there_is_given_up_soon(monkeypatch: pytest.MonkeyPatch, through_fsspec: bool) -> None:
     """Three tries, and half a second of waiting: mostly its name is wrong, and nobody likes to wait to be told."""
     waits: list[float | None] = []
-    wait_s = Patience.wait_s
+    wait_s = Attempts.wait_s
 
-    def noted(patience: Patience, error: StorageError) -> float | None:
-        waits.append(wait_s(patience, error))
+    def noted(attempts: Attempts, error: StorageError) -> float | None:
+        waits.append(wait_s(attempts, error))
         return waits[-1]
 
-    monkeypatch.setattr(Patience, "wait_s", noted)
+    monkeypatch.setattr(Attempts, "wait_s", noted)
     how: dict[str, Any] = {"filesystem": fsspec.filesystem("http")} if through_fsspec else {}
     with pytest.raises(StorageError, match="no connection to the storage"):
         StreamLoader("http://127.0.0.1:1/a.tar", num_workers=0, **how)

@@ -18,9 +18,8 @@ from streamload.decode.tasks import ScanDone, ScanTask, ShardOpened
 from streamload.errors import ShardFormatError
 from streamload.fetch.fetcher import Fetcher
 from streamload.fetch.parts import PART_BYTES, part_key
-from streamload.index.listing import Listing, list_shards
+from streamload.index.listing import Listing, Shard, list_shards
 from streamload.index.scan_cache import ScanCache
-from streamload.index.shard import Shard
 from streamload.index.tables import Tables
 from streamload.order.plan import OrderOptions, RankPlan
 from streamload.schedule.planned import locate

@@ -21,8 +21,9 @@ from streamload.decode.tasks import PieceDone, RowsDone, RowTask, ScanDone, Scan
 from streamload.index.listing import list_shards
 from streamload.index.scan_cache import ScanCache
 from streamload.index.tables import Tables
+from streamload.limits import MOST_KEPT_SLOTS
 from streamload.memory.mapped import map_memory
-from streamload.memory.slots import _MAX_KEPT_SLOTS, SlotPool
+from streamload.memory.slots import SlotPool
 from streamload.order.epoch_start import EpochStart
 from streamload.order.plan import OrderOptions, RankPlan, ShardCounts
 from streamload.schedule import lookahead as lookahead
@@ -115,7 +116,7 @@ class Run:
 
     def _deliver(self, ready: list[ReadyBatch], acknowledge_after: int) -> None:
         assert acknowledge_after >= 1, "one that never tells stops everything"
-        assert acknowledge_after <= _MAX_KEPT_SLOTS // 2, "one that tells late has slots given away"
+        assert acknowledge_after <= MOST_KEPT_SLOTS // 2, "one that tells late has slots given away"
         for batch in ready:
             rows = sum(part.rows for part in batch.parts)
             written = self._written.pop(batch.slot)

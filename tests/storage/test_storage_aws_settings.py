@@ -11,8 +11,7 @@ import pytest
 from servers.rclone import S3Server
 
 from streamload.errors import StorageError
-from streamload.storage.buckets.aws_settings import aws_settings
-from streamload.storage.buckets.stores import ObjectPlace, locate, make_store
+from streamload.storage.object_stores import ObjectPlace, aws_settings, locate, make_store
 from streamload.storage.options import ObjectConfig, object_config
 from streamload.storage.storages import Storages
 

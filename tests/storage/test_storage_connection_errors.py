@@ -17,7 +17,7 @@ from servers.rclone import free_port
 
 from streamload.errors import StorageError, TransientStorageError
 from streamload.storage.errors import connection_error
-from streamload.storage.filesystems.fsspec_errors import filesystem_error
+from streamload.storage.fsspec_errors import filesystem_error
 from streamload.storage.storages import Storages
 
 KINDS = ["http", "s3", "fsspec-http", "s3fs"]

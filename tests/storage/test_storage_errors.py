@@ -23,8 +23,8 @@ from streamload.errors import (
     TransientStorageError,
 )
 from streamload.index.shard_names import refuse_repetitions
+from streamload.storage import filesystem_storage
 from streamload.storage.download import Pin, download
-from streamload.storage.filesystems import filesystem
 from streamload.storage.options import object_config, options_of
 from streamload.storage.protocol import without_secrets
 from streamload.storage.storages import Storages
@@ -175,7 +175,7 @@ def test_advice_about_a_missing_shard_is_asked_for_once() -> None:
 
 
 def test_expired_credentials_are_renewed_once_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    from streamload.storage.buckets import objects as object_storage
+    from streamload.storage import object_storage
 
     made: list[str] = []
     make = object_storage.make_store
@@ -364,6 +364,6 @@ def test_a_file_that_is_replaced_is_noticed_where_answers_do_not_tell_their_vers
 ) -> None:
     url = "memory://replaced/a.tar"
     asyncio.run(replaced_in_between(url))  # within a moment
-    monkeypatch.setattr(filesystem, "_LOOK_AGAIN_S", 0.0)
+    monkeypatch.setattr(filesystem_storage, "_LOOK_AGAIN_S", 0.0)
     with pytest.raises(ShardChangedError):
         asyncio.run(replaced_in_between(url))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 
-from streamload.storage.buckets.in_flight import InFlight
+from streamload.storage.object_storage import InFlight
 
 
 async def held_elsewhere(in_flight: InFlight, let_go: threading.Event) -> threading.Thread:
@@ -27,7 +27,7 @@ def test_an_answer_that_a_thread_holds_is_waited_for() -> None:
     async def main() -> tuple[bool, bool]:
         in_flight, let_go = InFlight(lambda: None), threading.Event()
         thread = await held_elsewhere(in_flight, let_go)
-        over = asyncio.create_task(in_flight.over())
+        over = asyncio.create_task(in_flight.wait_until_empty())
         await asyncio.sleep(0.05)
         before = over.done()
         let_go.set()
@@ -42,7 +42,7 @@ def test_an_answer_that_is_kept_for_ever_does_not_hold_up_the_end() -> None:
     async def main() -> None:
         in_flight, let_go = InFlight(lambda: None), threading.Event()
         thread = await held_elsewhere(in_flight, let_go)
-        await asyncio.wait_for(in_flight.over(), 10)
+        await asyncio.wait_for(in_flight.wait_until_empty(), 10)
         let_go.set()
         thread.join()
 
@@ -54,7 +54,7 @@ def test_what_is_freed_with_a_call_only_is_freed() -> None:
         kept: list[asyncio.Future[None]] = [asyncio.get_running_loop().create_future()]
         in_flight = InFlight(kept.clear)
         in_flight.add(kept[0])
-        await asyncio.wait_for(in_flight.over(), 0.5)
+        await asyncio.wait_for(in_flight.wait_until_empty(), 0.5)
 
     asyncio.run(main())
 
@@ -67,6 +67,6 @@ def test_what_has_come_is_not_waited_for() -> None:
             answer.set_result(number)
             assert await in_flight.add(answer) == number
         del answer
-        await asyncio.wait_for(in_flight.over(), 0.5)
+        await asyncio.wait_for(in_flight.wait_until_empty(), 0.5)
 
     asyncio.run(main())

@@ -13,9 +13,9 @@ from servers.faults import FaultServer, Script
 from servers.rclone import free_port
 
 from streamload.errors import StorageError, TransientStorageError
+from streamload.storage import filesystem_storage
 from streamload.storage.errors import NoConnectionError
-from streamload.storage.filesystems import filesystem as filesystem_storage
-from streamload.storage.retry_policy import Patience, Retries, RetryPolicy
+from streamload.storage.retry_policy import Attempts, Retries, RetryPolicy
 from streamload.storage.storages import Storages
 
 URL = "s3://bucket/set/index.json"
@@ -37,10 +37,10 @@ class Clock:
 def waits(error: StorageError, try_s: float = 0.0, retries: Retries | None = None) -> list[float]:
     """The waits between tries that fail after so long each."""
     clock, found = Clock(), []
-    patience = (retries or Retries()).begin(URL, clock)
+    attempts = (retries or Retries()).begin(URL, clock)
     while True:
         clock.now_s += try_s
-        wait_s = patience.wait_s(error)
+        wait_s = attempts.wait_s(error)
         if wait_s is None:
             return found
         found.append(wait_s)
@@ -49,8 +49,8 @@ def waits(error: StorageError, try_s: float = 0.0, retries: Retries | None = Non
 
 def goes_on(errors: Iterable[StorageError], retries: Retries | None = None) -> list[bool]:
     """Whether there is another try after each of these failures."""
-    patience = (retries or Retries()).begin(URL, Clock())
-    return [patience.wait_s(error) is not None for error in errors]
+    attempts = (retries or Retries()).begin(URL, Clock())
+    return [attempts.wait_s(error) is not None for error in errors]
 
 
 def test_what_may_pass_is_tried_for_two_minutes_with_growing_waits() -> None:
@@ -85,8 +85,8 @@ def test_an_outage_is_told_once_with_what_fails_and_how_long_it_is_tried(caplog:
     several = [retries.begin(f"https://me:told@host/{number}.tar?sig=told", clock) for number in range(5)]
     for _ in range(4):
         clock.now_s += 2.0
-        for patience in several:
-            patience.wait_s(BUSY)
+        for attempts in several:
+            attempts.wait_s(BUSY)
     (record,) = caplog.records
     assert (record.name, record.levelname) == ("streamload", "WARNING")
     said = (
@@ -113,12 +113,12 @@ def test_while_others_are_answered_there_is_no_outage(caplog: pytest.LogCaptureF
 
 def test_progress_renews_patience() -> None:
     clock = Clock()
-    patience = Retries().begin(URL, clock)
+    attempts = Retries().begin(URL, clock)
     for _ in range(50):
         for _ in range(2):
             clock.now_s += 59.0
-            assert patience.wait_s(BUSY) is not None
-        patience.progressed()
+            assert attempts.wait_s(BUSY) is not None
+        attempts.progressed()
 
 
 class Tries:
@@ -126,12 +126,12 @@ class Tries:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.failures: list[type[StorageError]] = []
-        self._wait_s = Patience.wait_s
-        monkeypatch.setattr(Patience, "wait_s", lambda patience, error: self._fail(patience, error))
+        self._wait_s = Attempts.wait_s
+        monkeypatch.setattr(Attempts, "wait_s", lambda attempts, error: self._fail(attempts, error))
 
-    def _fail(self, patience: Patience, error: StorageError) -> float | None:
+    def _fail(self, attempts: Attempts, error: StorageError) -> float | None:
         self.failures.append(type(error))
-        return self._wait_s(patience, error)
+        return self._wait_s(attempts, error)
 
 
 @pytest.mark.parametrize("through_fsspec", [False, True])

@@ -21,8 +21,7 @@ from streamload.fetch.cache.shard_identity import ShardIdentity
 from streamload.fetch.fetcher import Fetcher
 from streamload.fetch.parts import PART_BYTES, part_key
 from streamload.fetch.transfers import Transfers
-from streamload.index.listing import Listing, list_shards
-from streamload.index.shard import Shard
+from streamload.index.listing import Listing, Shard, list_shards
 from streamload.storage.storages import Storages
 
 URL = "s3://bucket/a.tar"

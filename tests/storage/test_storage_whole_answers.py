@@ -21,9 +21,9 @@ from streamload.errors import StorageError, TransientStorageError
 from streamload.index.finder import find_shards
 from streamload.storage.download import Downloaded, Pin, download
 from streamload.storage.errors import WholeAnswerError
+from streamload.storage.http_range import ServedParts
 from streamload.storage.protocol import EmptyBody
 from streamload.storage.retry_policy import Retries, RetryPolicy
-from streamload.storage.served_parts import ServedParts
 from streamload.storage.storages import Storages
 
 CONTENT = bytes(range(100))

@@ -233,7 +233,7 @@ def test_unpack_writes_every_byte_at_its_offset(compression: Compression) -> Non
     assert result == CONTENT
 
 
-def test_unpack_asks_for_no_more_before_all_is_written_and_decompresses_elsewhere() -> None:
+def test_nothing_more_is_requested_before_all_is_written_and_a_thread_decompresses() -> None:
     log: list[str] = []
     threads: set[str] = set()
 

@@ -18,9 +18,7 @@ from matrix import EVERY
 from written_shards import SAMPLES, write
 
 from streamload.errors import ShardFormatError
-from streamload.tar.growing_table import GrowingTable
-from streamload.tar.prefix_scan import UNKNOWN_BYTES, ScannedPiece, scan_prefix
-from streamload.tar.scan import scan_shard
+from streamload.tar.scan import UNKNOWN_BYTES, GrowingTable, ScannedPiece, scan_prefix, scan_shard
 from streamload.tar.table import ShardTable
 
 URL = "memory/shard.tar"
@@ -404,7 +402,7 @@ def test_adding_copies_little() -> None:
 _GUARDED = """
 import ctypes, mmap, sys
 import numpy as np
-from streamload.tar.prefix_scan import scan_prefix
+from streamload.tar.scan import scan_prefix
 
 content = open(sys.argv[1], "rb").read()
 start, available = int(sys.argv[2]), int(sys.argv[3])

@@ -24,7 +24,7 @@ SPLIT = ("--split", "train=0.5,val=0.5", "--max-count", 1, "--workers", 1)
 KILLED = """
 import os, signal, sys
 from streamload_tools import shardify
-from streamload.storage.buckets.objects import ObjectStorage
+from streamload.storage.object_storage import ObjectStorage
 from streamload import ShardWriter
 
 left = int(sys.argv.pop(1))

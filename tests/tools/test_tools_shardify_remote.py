@@ -25,7 +25,7 @@ from streamload import StreamLoader
 from streamload.errors import StorageError
 from streamload.index.dataset_index import DatasetIndex
 from streamload.index.listing import list_shards
-from streamload.storage.buckets.objects import ObjectStorage
+from streamload.storage.object_storage import ObjectStorage
 from streamload.storage.storages import Storages
 
 

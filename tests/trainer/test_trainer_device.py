@@ -13,8 +13,7 @@ import pytest
 import torch
 from late_device import LateDevice
 
-from streamload.memory.slot_reader import SlotReader
-from streamload.memory.slots import SlotPool
+from streamload.memory.slots import SlotPool, SlotReader
 from streamload.trainer.device import CudaDevice, Mover, device_for, map_tensors
 
 

@@ -10,8 +10,7 @@ import torch
 from mapped_memory import is_mapped
 
 from streamload.memory.mapped import map_memory
-from streamload.memory.slot_reader import SlotReader
-from streamload.memory.slots import SlotPool
+from streamload.memory.slots import SlotPool, SlotReader
 from streamload.memory.unnamed import new_memory
 from streamload.trainer.page_locked import cuda_registry, pinning
 

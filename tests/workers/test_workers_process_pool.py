@@ -24,7 +24,7 @@ from streamload.decode.tasks import BytesMoved, Job, RowsDone, RowTask, ScanDone
 from streamload.environment.launch import child_environment
 from streamload.errors import ShardFormatError, ShardNotFoundError, WorkerError
 from streamload.fetch.resident import ResidentShards
-from streamload.index.shard import Shard
+from streamload.index.listing import Shard
 from streamload.memory.slots import SlotPool
 from streamload.workers.process_pool import ProcessPool
 

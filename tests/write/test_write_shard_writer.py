@@ -21,7 +21,7 @@ from streamload import ShardWriter, StreamLoader
 from streamload.errors import StorageError
 from streamload.index.dataset_index import DatasetIndex
 from streamload.index.listing import list_shards
-from streamload.storage.filesystems.filesystem import FilesystemStorage
+from streamload.storage.filesystem_storage import FilesystemStorage
 from streamload.storage.storages import Storages
 
 

@@ -12,7 +12,7 @@ from fsspec.implementations.local import LocalFileSystem
 from servers.upload_server import UploadServer
 
 from streamload.errors import StorageError, TransientStorageError
-from streamload.storage.buckets import stores
+from streamload.storage import object_stores
 from streamload.storage.options import RETRY
 from streamload.storage.retry_policy import Retries, RetryPolicy
 from streamload.storage.storages import Storages
@@ -143,7 +143,7 @@ def test_what_obstore_gives_up_is_begun_anew_and_the_outage_told_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Uploads are given up no sooner than reading is."""
-    monkeypatch.setattr(stores, "RETRY", RETRY | {"max_retries": 1})
+    monkeypatch.setattr(object_stores, "RETRY", RETRY | {"max_retries": 1})
     uploads.refusals = 7
     storages_for(uploads).for_url("s3://b/a.json").write("s3://b/a.json", given(b"small", tmp_path))
     assert uploads.objects == {"/b/a.json": b"small"}

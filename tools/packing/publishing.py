@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from streamload_tools.packing.records import Finished
 
 from streamload.index.dataset_index import INDEX_FOLDER, IndexedShard, write_index
-from streamload.index.shard_naming import ShardNaming, remove_entries
+from streamload.index.shard_names import ShardNaming, remove_entries
 from streamload.index.unfinished import SHARDIFY, UnfinishedSet, mark_finished, mark_path, mark_unfinished
-from streamload.storage.atomic import replace_file
+from streamload.storage.local_files import replace_file
 from streamload.write.shard_file import sync_folder
 
 __all__ = ["CLASSES", "NAMES", "Part", "classes_content", "publish"]

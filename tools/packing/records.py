@@ -11,7 +11,7 @@ from streamload_tools.sources.loading import Fault
 
 from streamload.errors import StreamloadError
 from streamload.index.table_file import table_from_npz, table_to_npz
-from streamload.storage.atomic import replace_file
+from streamload.storage.local_files import replace_file
 from streamload.tar.table import ShardTable
 
 __all__ = ["DONE", "TABLE", "Finished", "keep", "kept"]

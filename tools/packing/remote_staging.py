@@ -30,10 +30,9 @@ from streamload.index.remote_index import (
     remove_remote_entries,
     write_remote_table,
 )
-from streamload.index.remote_mark import mark_remote_finished, mark_remote_unfinished
-from streamload.index.unfinished import SHARDIFY, UnfinishedSet
+from streamload.index.unfinished import SHARDIFY, UnfinishedSet, mark_remote_finished, mark_remote_unfinished
 from streamload.storage.protocol import Storage
-from streamload.write.remote_folder import existing_names, upload_shard
+from streamload.write.destination import existing_names, upload_shard
 
 __all__ = ["RemoteStaging", "local_folder"]
 

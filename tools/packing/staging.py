@@ -24,7 +24,7 @@ from streamload_tools.packing.records import DONE, Finished, kept
 from streamload_tools.sources.listing import Listing
 
 from streamload.index.unfinished import STAGING
-from streamload.storage.atomic import replace_file
+from streamload.storage.local_files import replace_file
 
 __all__ = [
     "LISTING",

@@ -17,7 +17,7 @@ from streamload_tools.packing.staging import is_being_published, is_unfinished, 
 from streamload.index.unfinished import STAGING
 from streamload.storage.protocol import Storage
 from streamload.text import counted
-from streamload.write.remote_folder import existing_names
+from streamload.write.destination import existing_names
 
 __all__ = ["Place", "Start", "check_destination", "check_places", "refuse_shards"]
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from streamload_tools.sources.source import Source, SourceFile
 
-from streamload.storage.atomic import replace_file
+from streamload.storage.local_files import replace_file
 from streamload.text import counted
 
 __all__ = ["Listing", "list_files"]

@@ -32,7 +32,7 @@ from streamload.fetch.cache.file_locks import LockBusyError, is_in_use, locked_f
 from streamload.fetch.cache.next_use import NextUse, Unforeseen
 from streamload.fetch.cache.partial_shard import PartialFiles, PartialShard, boot_tag, cached_bytes, private_tag
 from streamload.fetch.cache.shard_identity import ShardIdentity, key_in_name
-from streamload.storage.private_folder import make_own_folder
+from streamload.storage.local_files import make_private_folder
 
 __all__ = ["DiskCache", "shards_folder"]
 
@@ -82,7 +82,7 @@ class DiskCache:
         self._events = ShardEvents(self._publish_later, self._turn_off, self._remove_damaged, self._forget)
         try:
             for made in (self._folder, self._partial_folder):
-                make_own_folder(made)
+                make_private_folder(made)
             with locked_file(self._lock_file, _OPEN_PATIENCE_S):
                 self._remove_abandoned()
         except LockBusyError:

@@ -7,12 +7,11 @@ import asyncio
 from streamload.fetch.cache.cached_shard import CachedShard
 from streamload.fetch.cache.disk_cache import DiskCache
 from streamload.fetch.cache.shard_identity import ShardIdentity
+from streamload.limits import SMALL_REQUESTS
 from streamload.storage.download import Pin, download
 from streamload.storage.storages import Storages
 
 __all__ = ["CacheOpenings"]
-
-_ASKED_AT_ONCE = 16
 
 
 class CacheOpenings:
@@ -28,7 +27,7 @@ class CacheOpenings:
     def __init__(self, cache: DiskCache | None, storages: Storages) -> None:
         self._cache = cache
         self._storages = storages
-        self._asking = asyncio.Semaphore(_ASKED_AT_ONCE)
+        self._asking = asyncio.Semaphore(SMALL_REQUESTS)
         self._opening = asyncio.Lock()
 
     async def open(self, url: str, pin: Pin) -> CachedShard | None:

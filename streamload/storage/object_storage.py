@@ -6,19 +6,14 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import Awaitable, Callable
-from datetime import timedelta
+import weakref
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from streamload.errors import ShardChangedError, ShardNotFoundError, StorageError, TransientStorageError
-from streamload.storage.buckets.body import ObjectBody, body_error
-from streamload.storage.buckets.in_flight import InFlight
-from streamload.storage.buckets.listing import ObjectListing
-from streamload.storage.buckets.meta import info_of, version_in
-from streamload.storage.buckets.obstore_errors import is_whole_answer, storage_error
-from streamload.storage.buckets.stores import ObjectPlace, locate, make_store
 from streamload.storage.errors import (
     ExpiredCredentialsError,
     changed_error,
@@ -27,38 +22,154 @@ from streamload.storage.errors import (
     is_unexplained_denial,
     transient_error,
 )
-from streamload.storage.http_range import Wanted, open_http_range, strong_etag
+from streamload.storage.http_range import ServedParts, Wanted, open_http_range, strong_etag
+from streamload.storage.object_stores import ObjectPlace, locate, make_store
+from streamload.storage.obstore_errors import is_whole_answer, storage_error
 from streamload.storage.options import ObjectConfig, tls_context
+from streamload.storage.patterns import ANY_FOLDERS, fits, pattern_steps
 from streamload.storage.protocol import (
     UNKNOWN_BYTES,
     EmptyBody,
     RangeBody,
     ShardInfo,
+    is_pattern,
+    matches,
     same_etag,
+    version_of,
     without_secrets,
 )
 from streamload.storage.retry_policy import Retries, RetryPolicy
-from streamload.storage.served_parts import ServedParts
+from streamload.text import counted
 
 __all__ = ["ObjectStorage"]
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def info_of(url: str, meta: Mapping[str, Any]) -> ShardInfo:
+    """A shard as a listing or a HEAD answer describes it."""
+    changed: datetime = meta["last_modified"]
+    # Whole seconds, since a listing may be finer than the header of an answer.
+    mtime_ns = (changed - _EPOCH) // timedelta(seconds=1) * 1_000_000_000
+    return ShardInfo(url, meta["size"], mtime_ns, version_in(meta))
+
+
+def version_in(meta: Mapping[str, Any]) -> str | None:
+    """The version of the object that was requested; see `version_of`."""
+    return version_of(meta["e_tag"], meta["last_modified"], meta["size"])
+
+
+_FIRST_WAIT_S = 0.001
+_LONGEST_WAIT_S = 0.5
+_Result = TypeVar("_Result")
+
+
+class InFlight:
+    """The answers that obstore's threads still hold.
+
+    Such a thread reports each answer to Python, even one that was cancelled. If the interpreter exits meanwhile, the
+    process aborts, and until then the connection stays open. An answer dies when its thread has released it.
+
+    Args:
+        call_obstore: any call into obstore: what its threads have released is freed only by the next one.
+    """
+
+    def __init__(self, call_obstore: Callable[[], object]) -> None:
+        self._answers: weakref.WeakSet[Awaitable[object]] = weakref.WeakSet()
+        self._call_obstore = call_obstore
+
+    def add(self, answer: Awaitable[_Result]) -> Awaitable[_Result]:
+        """Note an answer, and return it to be awaited."""
+        self._answers.add(answer)
+        return answer
+
+    async def wait_until_empty(self) -> None:
+        """Wait until obstore has released all answers, which must have arrived or been cancelled; at most a second.
+
+        It polls, mostly twice, since obstore does not notify.
+        """
+        wait_s = _FIRST_WAIT_S
+        while self._answers and wait_s <= _LONGEST_WAIT_S:
+            self._call_obstore()
+            if self._answers:
+                await asyncio.sleep(wait_s)
+                wait_s *= 2
+        self._answers.clear()
+
+
+_CHUNK_BYTES = 1
+"""Bodies are passed on as they come: what obstore still gathers is lost where a body breaks off."""
+
+
+class ObjectBody:
+    """See `RangeBody`.
+
+    Args:
+        url: of the object.
+        result: obstore's answer.
+        sizes: of the range and of the whole object.
+        etag: of the object.
+        in_flight: notes every piece that is requested.
+    """
+
+    def __init__(self, url: str, result: Any, sizes: tuple[int, int], *, etag: str | None, in_flight: InFlight) -> None:
+        self._range_bytes, self.total_bytes = sizes
+        self.etag = etag
+        self._url = url
+        self._stream = result.stream(min_chunk_size=_CHUNK_BYTES)
+        self._in_flight = in_flight
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """See `RangeBody.chunks`."""
+        import obstore
+
+        left, stream = self._range_bytes, self._stream
+        try:
+            while (chunk := await self._next(stream)) is not None:
+                left -= len(chunk)
+                if left < 0:
+                    raise transient_error(self._url, "the server sent more bytes than its headers say")
+                yield chunk
+        except (obstore.exceptions.BaseError, OSError) as exc:
+            raise body_error(self._url, exc) from None
+        finally:
+            await self.aclose()
+        if left:
+            raise transient_error(self._url, f"the answer ended {counted(left, 'byte')} early")
+
+    async def _next(self, stream: Any) -> Any:
+        try:
+            return await self._in_flight.add(anext(stream))
+        except StopAsyncIteration:
+            return None
+
+    async def aclose(self) -> None:
+        """See `RangeBody.aclose`."""
+        self._stream = None  # the last reference: obstore closes the connection with it
+
+
+def body_error(url: str, exc: Exception) -> StorageError:
+    """A transient error, whatever broke the body off: if the cause is permanent, the next request fails with it."""
+    error = storage_error(url, exc)
+    return error if isinstance(error, TransientStorageError) else transient_error(url, "the answer broke off")
+
 
 _SIGNED_FOR = timedelta(hours=1)
 _LISTED_AT_ONCE = 1000
 _used_by: list[int] = []
-_Result = TypeVar("_Result")
 
 
 class ObjectStorage:
     """Objects by `s3://bucket/key`, `gs://bucket/key`, `az://container/key` or `https://host/path`.
 
-    There are two obstore stores (pools of connections) for each bucket or host, made when they are first needed. That
-    for writing makes requests again, for only it can send a part of a large object again; what it gives up is begun
-    anew here, as whatever else fails in passing. Where credentials have
-    expired the store is made anew once for all who met it, and their requests are made again.
+    Each bucket or host has two obstore stores (connection pools), made on first use. The one for writing retries by
+    itself, since only it can resend a part of a large object; what it gives up on is retried here, like any other
+    transient failure. When credentials expire, the store is replaced once for all concurrent requests, which are then
+    retried.
 
     Args:
         config: how the stores are made.
-        retries: how requests are made again.
+        retries: how requests are retried.
     """
 
     def __init__(self, config: ObjectConfig, retries: Retries | None = None) -> None:
@@ -90,7 +201,7 @@ class ObjectStorage:
         return f"{protocol.lower()}://{rest}"
 
     def list(self, pattern: str, *, folders: bool = False) -> list[ShardInfo]:
-        """What matches, by one listing of each folder that a component stands for; from `**` on, of all below.
+        """The matches, by one listing for each folder that a component matches; from `**` on, of everything below.
 
         Raises:
             StorageError: the storage cannot list, as web servers cannot.
@@ -110,7 +221,7 @@ class ObjectStorage:
         return sorted(found, key=lambda info: info.url)
 
     def is_folder(self, url: str) -> bool:
-        """Whether some key continues this one behind a slash; see `Storage.is_folder`. A web server has none."""
+        """Whether any key has this one and a slash as its prefix; see `Storage.is_folder`. Never on a web server."""
         if self._config.family == "http":
             return False
         listed = self._level(locate(url), locate(url).key.rstrip("/"))
@@ -170,7 +281,7 @@ class ObjectStorage:
         return ObjectBody(url, result, (last - first, total_bytes), etag=now, in_flight=self._in_flight)
 
     async def _empty_or_refused(self, place: ObjectPlace, wanted: Wanted, refusal: StorageError) -> EmptyBody:
-        """What the object is now, after a range of it was refused: there is none of an empty one.
+        """What the object is now, after a range of it was refused: an empty object has no range.
 
         Raises:
             ShardChangedError: it is another version than the wanted one; names both.
@@ -224,10 +335,10 @@ class ObjectStorage:
             return
 
     async def aclose(self) -> None:
-        """Drop the stores, and their connections with them, when nothing is in flight any more."""
+        """Drop the stores and their connections, and wait for what is in flight."""
         with self._lock:
             self._stores.clear()
-        await self._in_flight.over()
+        await self._in_flight.wait_until_empty()
 
     # -- listing
 
@@ -246,7 +357,7 @@ class ObjectStorage:
         return self._retried(place.root + prefix, whole)
 
     def _with_advice(self, url: str, error: ShardNotFoundError) -> ShardNotFoundError:
-        """The error with the names that are like the missing one, from one listing of its folder."""
+        """The error with names similar to the missing one, from one listing of its folder."""
         place = locate(url)
         folder, _, name = place.key.rpartition("/")
         if self._config.family == "http" or "bucket" in error.message:
@@ -282,32 +393,32 @@ class ObjectStorage:
             return store
 
     def _renew(self, place: ObjectPlace, expired: Any) -> None:
-        """Have stores made anew, unless someone else has done so since."""
+        """Drop the stores of expired credentials, unless another request has done so already."""
         with self._lock:
             if any(store is expired for store in self._stores.values()):
                 for writes in (True, False):
                     self._stores.pop((place.root, writes), None)
 
     def _retried(self, url: str, act: Callable[[Any, str], _Result], *, writes: bool = False) -> _Result:
-        """Do something with a url's store and key, again as long as it may succeed.
+        """Call `act` with a url's store and key, and retry it as the policy says.
 
-        Where the credentials have expired that is once more, with new ones.
+        Expired credentials are renewed, once.
         """
         import obstore
 
-        place, patience, renewed = locate(url), self._retries.begin(url), False
+        place, attempts, renewed = locate(url), self._retries.begin(url), False
         while True:
             store = self._store(place, writes=writes)
             try:
                 answer = act(store, place.key)
-                patience.progressed()
+                attempts.progressed()
                 return answer
             except (obstore.exceptions.BaseError, OSError, ValueError, TransientStorageError) as exc:
                 error = exc if isinstance(exc, TransientStorageError) else storage_error(url, exc)
                 if renews := isinstance(error, ExpiredCredentialsError) and not renewed:
                     renewed = True
                     self._renew(place, store)
-                wait_s = 0.0 if renews else patience.wait_s(error)
+                wait_s = 0.0 if renews else attempts.wait_s(error)
                 if wait_s is None:
                     raise error from None
             finally:
@@ -353,3 +464,70 @@ def _use_here(url: str) -> None:
             "loader num_workers=1 or more, so that a process of its own reads, or start this one by spawn",
             url=without_secrets(url),
         )
+
+
+class ObjectListing:
+    """Looks up patterns in one bucket.
+
+    Args:
+        level: lists what lies right below a prefix: its `objects` and `common_prefixes`, as obstore gives them.
+        below: lists all objects below a prefix, at any depth, of whose paths a function says so.
+    """
+
+    def __init__(self, level: Callable[[str], Any], below: Callable[[str, Callable[[str], bool]], list[Any]]) -> None:
+        self._level = level
+        self._below = below
+
+    def objects(self, components: Sequence[str]) -> list[Any]:
+        """The objects whose keys the components of a pattern stand for, each once, as obstore describes them."""
+        prefixes, steps = self._prefixes(components)
+        if steps[0] != ANY_FOLDERS:
+            return [meta for prefix in prefixes for meta in self._objects(prefix, steps[0])]
+        return [meta for prefix in prefixes for meta in self._below(prefix, partial(_fits_below, prefix, steps))]
+
+    def folders(self, components: Sequence[str]) -> list[str]:
+        """The folders (what keys have before a slash) that the components stand for, each once."""
+        prefixes, steps = self._prefixes(components)
+        if steps[0] != ANY_FOLDERS:
+            return [found for prefix in prefixes for found in self._folders(prefix, steps[0])]
+        return [
+            f"{prefix}/{folder}".lstrip("/")
+            for prefix in prefixes
+            for folder in _folders_of(_relative(meta["path"], prefix) for meta in self._below(prefix, lambda _: True))
+            if fits(folder, steps)
+        ]
+
+    def _prefixes(self, components: Sequence[str]) -> tuple[Sequence[str], list[str]]:
+        """Where to look, and the steps of the pattern from there on: one, or as many as there are from `**` on."""
+        steps = pattern_steps(components) or ["*"]
+        first = next((number for number, step in enumerate(steps) if is_pattern(step)), len(steps) - 1)
+        prefixes: Sequence[str] = ["/".join(steps[:first])]
+        while first < len(steps) - 1 and steps[first] != ANY_FOLDERS:
+            prefixes = [match for prefix in prefixes for match in self._folders(prefix, steps[first])]
+            first += 1
+        return prefixes, steps[first:]
+
+    def _folders(self, prefix: str, component: str) -> Sequence[str]:
+        if not is_pattern(component):
+            return [f"{prefix}/{component}".lstrip("/")]
+        return [found for found in self._level(prefix)["common_prefixes"] if matches(found, component)]
+
+    def _objects(self, prefix: str, component: str) -> Sequence[Any]:
+        return [meta for meta in self._level(prefix)["objects"] if matches(meta["path"], component)]
+
+
+def _fits_below(prefix: str, steps: Sequence[str], path: str) -> bool:
+    return fits(_relative(path, prefix), steps)
+
+
+def _relative(path: str, prefix: str) -> str:
+    return path[len(prefix) :].strip("/")
+
+
+def _folders_of(paths: Iterable[str]) -> set[str]:
+    """All folders in which paths lie, at any depth."""
+    found: set[str] = set()
+    for path in paths:
+        while (path := path.rpartition("/")[0]) and path not in found:
+            found.add(path)
+    return found

@@ -13,10 +13,9 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 from urllib.parse import unquote
 
 from streamload.errors import ShardChangedError, ShardNotFoundError, StorageError, TransientStorageError
-from streamload.storage.atomic import replace_file
+from streamload.storage.local_files import open_regular, replace_file, why_not_opened
 from streamload.storage.patterns import ANY_FOLDERS, pattern_steps
 from streamload.storage.protocol import UNKNOWN_BYTES, RangeBody, ShardInfo, is_pattern, protocol_of
-from streamload.storage.regular_file import open_regular, why_not_opened
 
 __all__ = ["LocalStorage", "local_path", "storage_for"]
 
@@ -239,7 +238,7 @@ def _below(folder: str) -> Iterator[str]:
 
 
 def _matches(folder: str, component: str, *, folders: bool) -> list[str]:
-    """What in a folder matches one component of a pattern; nothing where the folder is missing or is a file."""
+    """The matches of one component in a folder; none where the folder is missing or is a file."""
     if not is_pattern(component):
         path = os.path.join(folder, component)
         return [path] if os.path.exists(path) and os.path.isdir(path) == folders else []
@@ -275,7 +274,7 @@ def _storage_error(path: str, exc: OSError) -> StorageError:
 
 
 def _what_is_there(path: str) -> str:
-    """What would help whoever mistyped a path: the folder that is missing, or the names that are like it."""
+    """Advice for a mistyped path: the missing folder, or similar names."""
     folder, name = os.path.split(path)
     try:
         names = os.listdir(folder)

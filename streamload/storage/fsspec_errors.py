@@ -37,7 +37,7 @@ class ReportsErrors:
     The original is not kept as the cause, since its text may hold keys or signatures.
 
     Args:
-        url: what is asked for.
+        url: what is requested.
         besides: exceptions of these kinds pass as they are.
     """
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from streamload.errors import ShardChangedError, StorageError
 from streamload.storage.errors import changed_error, transient_error
-from streamload.storage.filesystems.fsspec_errors import ReportsErrors
+from streamload.storage.fsspec_errors import ReportsErrors
 from streamload.storage.http_range import Wanted, covered_bytes, strong_etag
 from streamload.storage.protocol import EmptyBody, RangeBody, quoted, same_etag
 from streamload.text import counted

@@ -1,1 +1,0 @@
-"""Objects in buckets and on web servers, by obstore."""

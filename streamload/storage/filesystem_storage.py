@@ -1,0 +1,571 @@
+"""The storage of all that fsspec can read: its protocols, chained urls, and a filesystem of the user's."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from operator import methodcaller
+from time import monotonic
+from typing import Any, TypeVar
+
+from streamload.errors import ShardNotFoundError, StorageError
+from streamload.storage.errors import changed_error, check_small, close_matches, transient_error
+from streamload.storage.fsspec_errors import ReportsErrors, filesystem_error
+from streamload.storage.http_range import ServedParts, Wanted, open_http_range, read_http
+from streamload.storage.local_storage import LocalStorage
+from streamload.storage.options import filesystem_options
+from streamload.storage.patterns import ANY_FOLDERS, pattern_steps
+from streamload.storage.protocol import (
+    UNKNOWN_BYTES,
+    EmptyBody,
+    RangeBody,
+    ShardInfo,
+    is_pattern,
+    matches,
+    place_of,
+    protocol_of,
+    quoted,
+    same_etag,
+    without_secrets,
+)
+from streamload.storage.retry_policy import Retries
+from streamload.storage.s3fs_range import open_s3fs_range
+from streamload.storage.urls import chain_links
+from streamload.text import counted
+
+__all__ = ["FilesystemStorage"]
+
+_ETAGS = ("ETag", "etag", "e_tag", "blob_id", "md5Hash")
+_TIMES = ("mtime", "LastModified", "last_modified", "modified", "updated", "created")
+
+
+@dataclass(frozen=True, slots=True)
+class OpenFilesystem:
+    """A filesystem, and the mapping between its paths and our urls.
+
+    Attributes:
+        fs: the filesystem.
+        before: what stands before a path in a url, such as `simplecache::s3://`.
+        after: what stands behind it, as the archive in `zip://a.tar::s3://bucket/a.zip`.
+        drops_slash: whether urls leave out the slash that paths begin with.
+        is_async: whether its methods can be awaited on the running loop.
+    """
+
+    fs: Any
+    before: str
+    after: str
+    drops_slash: bool
+    is_async: bool
+
+    async def call(self, method: str, *args: Any, timeout_s: float | None = None, **options: Any) -> Any:
+        """Call one of fsspec's methods: on the loop where the filesystem can, else on a thread.
+
+        Args:
+            method: its name.
+            args: its arguments.
+            timeout_s: how long it may take on the loop; a call on a thread cannot be interrupted.
+            options: its keyword arguments.
+
+        Raises:
+            TransientStorageError: it took longer.
+        """
+        if not self.is_async:
+            return await asyncio.to_thread(getattr(self.fs, method), *args, **options)
+        deadline = asyncio.timeout(timeout_s)
+        try:
+            async with deadline:
+                return await getattr(self.fs, f"_{method}")(*args, **options)
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            raise transient_error(self.url(str(args[0])), f"no answer within {timeout_s:g} s") from None
+
+    def url(self, path: str) -> str:
+        """The url of a path."""
+        if "://" in path:  # as paths on web servers are
+            chain, link, _ = self.before.rpartition("::")
+            return f"{chain}{link}{path}{self.after}"
+        path = path.rstrip("/")
+        return f"{self.before}{path.lstrip('/') if self.drops_slash else path}{self.after}"
+
+    async def aclose(self) -> None:
+        """Close the connections of an asynchronous filesystem."""
+        session = getattr(self.fs, "_session", None) or getattr(self.fs, "_s3", None)
+        if self.is_async and session is not None:
+            with contextlib.suppress(RuntimeError):  # of a loop that is closed already
+                await session.close()
+
+
+def open_filesystem(url: str, options: Mapping[str, Any], filesystem: Any) -> tuple[OpenFilesystem, str]:
+    """Open the filesystem of a url, for the running loop if it is asynchronous.
+
+    Args:
+        url: the url, or a path of `filesystem`.
+        options: `storage_options` as the user gave them.
+        filesystem: what the user gave to read with; None to find it by the url.
+
+    Returns:
+        The filesystem, and the url's path in it.
+
+    Raises:
+        StorageError: the package for this protocol is missing, or its server cannot be reached or refuses: some
+            filesystems connect when they are made.
+        ValueError: the filesystem does not take these options.
+    """
+    try:
+        with ReportsErrors(url, besides=(ImportError, ValueError, FileNotFoundError)):
+            fs, path, is_async = _opened(url, options, filesystem)
+    except ImportError as exc:
+        raise StorageError(f"this storage needs a package that is not there: {exc}", url=without_secrets(url)) from exc
+    except FileNotFoundError:
+        raise StorageError(
+            "this storage cannot be opened: a file that it needs is not there; check storage_options",
+            url=without_secrets(url),
+        ) from None
+    except TypeError as exc:
+        raise ValueError(f"storage_options do not fit {protocol_of(url)}://: {exc}") from None
+    before, body, after = _pieces(url)
+    head, drops_slash = _head(body.rstrip("/"), path.rstrip("/"))
+    return OpenFilesystem(fs, before + head, after, drops_slash, is_async), path
+
+
+def _opened(url: str, options: Mapping[str, Any], filesystem: Any) -> tuple[Any, str, bool]:
+    """The filesystem, the url's path in it, and whether it is asynchronous."""
+    import fsspec
+
+    if filesystem is not None:
+        fs, is_async = _on_loop(filesystem)
+        return fs, path_in(fs, url), is_async
+    if len(chain_links(url)) > 1:
+        fs, path = fsspec.url_to_fs(url, **options)
+        return fs, path, False
+    protocol = protocol_of(url)
+    made_by = fsspec.get_filesystem_class(protocol)
+    settings = methodcaller("_get_kwargs_from_urls", url)(made_by) | filesystem_options(protocol, options)
+    if made_by.async_impl:
+        settings |= {"asynchronous": True, "skip_instance_cache": True}
+    return made_by(**settings), path_in(made_by, url), made_by.async_impl
+
+
+def path_in(filesystem: Any, url: str) -> str:
+    """The path of a url as its filesystem, or the class of it, takes it."""
+    return str(methodcaller("_strip_protocol", url)(filesystem))
+
+
+def shard_info(url: str, found: Mapping[str, Any]) -> ShardInfo:
+    """What a filesystem's `info` or `ls` says of a file.
+
+    Where it has no ETag, its size and time stand for one, so that a change is seen there too.
+    """
+    size = found.get("size")
+    size_bytes = size if isinstance(size, int) else UNKNOWN_BYTES
+    mtime_ns = next((time for name in _TIMES if (time := _nanoseconds(found.get(name)))), 0)
+    etag = next((found[name] for name in _ETAGS if isinstance(found.get(name), str)), None)
+    if etag is None and mtime_ns:
+        etag = f"{mtime_ns:x}-{size_bytes:x}"
+    return ShardInfo(url, size_bytes, mtime_ns, quoted(etag))
+
+
+def _nanoseconds(time: object) -> int:
+    if isinstance(time, datetime):
+        time = (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
+    return round(time * 1_000_000) * 1000 if isinstance(time, int | float) else 0
+
+
+def _on_loop(filesystem: Any) -> tuple[Any, bool]:
+    """The user's filesystem, or one like it for the running loop where it can be had."""
+    if not filesystem.async_impl or hasattr(filesystem, "fs"):  # one that wraps another is called on a thread
+        return filesystem, False
+    options = {**filesystem.storage_options, "asynchronous": True, "skip_instance_cache": True}
+    return type(filesystem)(*filesystem.storage_args, **options), True
+
+
+def _pieces(url: str) -> tuple[str, str, str]:
+    """A url as what stands before its path, the path, and what stands behind it."""
+    segments = chain_links(url)
+    first = next((number for number, segment in enumerate(segments) if "://" in segment), None)
+    if first is None:
+        return "", url, ""
+    protocol, body = segments[first].split("://", 1)
+    before = "::".join([*segments[:first], f"{protocol}://"])
+    return before, body, "".join(f"::{segment}" for segment in segments[first + 1 :])
+
+
+def _head(body: str, path: str) -> tuple[str, bool]:
+    """The part of a url that is not in the filesystem's path, such as the host of `sftp://host/path`.
+
+    Returns:
+        The part, and whether the path begins with a slash that the url does not have.
+    """
+    for tail, drops_slash in ((path, False), (path.lstrip("/"), True)):
+        if body.endswith(tail):
+            return body[: len(body) - len(tail)], drops_slash
+    return "", False
+
+
+_LOOK_AGAIN_S = 30.0
+"""How often the version is requested where answers do not tell it; a change in between is not noticed."""
+
+_INFO_S, _SMALL_FILE_S = 30.0, 120.0
+"""How long one answer of an asynchronous filesystem may take, whose own time-outs are long, and met several times."""
+
+_RENAMING = frozenset(("file", "local", "sftp", "ssh", "smb", "hdfs", "webhdfs", "ftp"))
+"""Protocols where a file appears while it is written, so that it has to be written under another name."""
+
+_CHUNK_BYTES = 1 << 20
+_Result = TypeVar("_Result")
+
+
+class ReadBody:
+    """A range that was read whole, where a filesystem gives no stream of it; see `RangeBody`."""
+
+    def __init__(self, content: bytes, total_bytes: int, etag: str | None) -> None:
+        self.total_bytes = total_bytes
+        self.etag = etag
+        self._content = content
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """See `RangeBody.chunks`."""
+        content, self._content = self._content, b""
+        for start in range(0, len(content), _CHUNK_BYTES):
+            yield content[start : start + _CHUNK_BYTES]
+
+    async def aclose(self) -> None:
+        """See `RangeBody.aclose`."""
+        self._content = b""
+
+
+class FilesystemStorage:
+    """Files by any url that fsspec knows.
+
+    Asynchronous filesystems are awaited on the running loop, with an instance of their own, which `aclose` closes;
+    blocking calls run a loop of their own while they run. All others are called on threads.
+
+    Args:
+        options: `storage_options`.
+        filesystem: what to read with; None finds it by the url.
+        retries: how requests are made again.
+    """
+
+    def __init__(self, options: Mapping[str, Any], filesystem: Any = None, retries: Retries | None = None) -> None:
+        self._options = options
+        self._filesystem = filesystem
+        self._opened: dict[str, OpenFilesystem] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._known: dict[str, tuple[ShardInfo, float]] = {}
+        self._retries = retries or Retries()
+        self._served_parts = ServedParts()
+
+    def info(self, url: str) -> ShardInfo:
+        """See `Storage.info`; a missing file comes with the names that are like it."""
+
+        async def look(opened: OpenFilesystem, path: str) -> ShardInfo:
+            try:
+                return await _look(opened, path)
+            except ShardNotFoundError as exc:
+                raise await _with_advice(opened, path, exc) from None
+
+        return self._alone(url, look)
+
+    def absolute(self, url: str) -> str:
+        """The url itself."""
+        return url
+
+    def list(self, pattern: str, *, folders: bool = False) -> list[ShardInfo]:
+        """What matches, by one listing of each folder that a component of the pattern leads to."""
+
+        async def find(opened: OpenFilesystem, path: str) -> Sequence[ShardInfo]:
+            return await find_matches(opened, path, folders=folders)
+
+        return [*self._alone(pattern, find)]
+
+    def is_folder(self, url: str) -> bool:
+        """See `Storage.is_folder`."""
+
+        async def look(opened: OpenFilesystem, path: str) -> bool:
+            return bool(await opened.call("isdir", path))
+
+        return self._alone(url, look)
+
+    def read_bytes(self, url: str, *, most_bytes: int) -> bytes:
+        """See `Storage.read_bytes`."""
+
+        async def read(opened: OpenFilesystem, path: str) -> bytes:
+            if not _streams(opened):
+                content: bytes = await opened.call("cat_file", path, timeout_s=_SMALL_FILE_S)
+                check_small(url, len(content), most_bytes)
+                return content
+            if not hasattr(opened.fs, "_call_s3"):
+                return await read_http(url, most_bytes, *await _http_request(opened, path))
+            body = await _stream(opened, path, Wanted(url, 0, None, None))
+            check_small(url, body.total_bytes, most_bytes)
+            return b"".join([piece async for piece in body.chunks()])
+
+        return self._alone(url, read)
+
+    async def open_range(self, url: str, start: int, end: int | None, *, etag: str | None = None) -> RangeBody:
+        """See `Storage.open_range`.
+
+        Of http servers and of s3fs the bytes stream; elsewhere a range is read whole. There its size and version are
+        asked for with the first range, and again after a while.
+        """
+        opened, path = self._on_loop(url)
+        wanted = Wanted(url, start, end, etag)
+        with ReportsErrors(url):
+            if _streams(opened):
+                return await self._served_parts.noted(place_of(url), _stream(opened, path, wanted))
+            return await self._read(opened, path, wanted)
+
+    async def _read(self, opened: OpenFilesystem, path: str, wanted: Wanted) -> RangeBody:
+        known, known_until_s = self._known.get(wanted.url, (None, 0.0))
+        if known is None or monotonic() >= known_until_s:
+            known = await _look(opened, path)
+            self._known[wanted.url] = known, monotonic() + _LOOK_AGAIN_S
+        if not same_etag(wanted.etag, known.etag):
+            raise changed_error(wanted.url, wanted.etag, known.etag)
+        if known.bytes == wanted.start == 0:
+            return EmptyBody(known.etag)
+        end = known.bytes if wanted.end is None else min(wanted.end, known.bytes)
+        if wanted.start >= end:
+            raise changed_error(wanted.url, wanted.etag, known.etag)
+        content: bytes = await opened.call("cat_file", path, start=wanted.start, end=end)
+        if len(content) != end - wanted.start:
+            raise transient_error(
+                wanted.url,
+                f"the storage gave {counted(len(content), 'byte')} where {end - wanted.start:,} were asked for",
+            )
+        return ReadBody(content, known.bytes, known.etag)
+
+    def write(self, url: str, source: bytes | str) -> None:
+        """See `Storage.write`; all of it is written again where that may succeed.
+
+        Where a file appears while it is written, that is one of another name, the same one at each try.
+        """
+        name = secrets.token_hex(8)
+
+        async def put(opened: OpenFilesystem, path: str) -> None:
+            if not _renames(opened):
+                await _put(opened, source, path)
+                return
+            written = f"{path}.{name}.tmp"
+            try:
+                await opened.call("makedirs", path.rpartition("/")[0], exist_ok=True)
+                await _put(opened, source, written)
+                await opened.call("mv", written, path)
+            except BaseException:
+                with suppress(StorageError), ReportsErrors(url):
+                    await opened.call("rm_file", written)
+                raise
+
+        self._alone(url, put)
+
+    def delete(self, url: str) -> None:
+        """See `Storage.delete`."""
+
+        async def remove(opened: OpenFilesystem, path: str) -> None:
+            try:
+                await opened.call("rm_file", path)
+            except FileNotFoundError:
+                return
+
+        self._alone(url, remove)
+
+    async def aclose(self) -> None:
+        """Close what reading from the running loop has opened."""
+        opened, self._opened = list(self._opened.values()), {}
+        for one in opened:
+            await one.aclose()
+
+    def _on_loop(self, url: str) -> tuple[OpenFilesystem, str]:
+        """The filesystem for a url on the running loop; opened once for each host, chain or bucket of its own."""
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            self._loop, self._opened = loop, {}
+        key = self._key(url)
+        opened = self._opened.get(key)
+        if opened is None:
+            opened, path = open_filesystem(url, self._options, self._filesystem)
+            self._opened[key] = opened
+            return opened, path
+        return opened, path_in(opened.fs, url)
+
+    def _key(self, url: str) -> str:
+        """What urls have in common that the same filesystem reads."""
+        return place_of(url) if self._filesystem is None else ""
+
+    def _alone(
+        self,
+        url: str,
+        act: Callable[[OpenFilesystem, str], Coroutine[Any, Any, _Result]],
+    ) -> _Result:
+        """Do something on a loop that ends with it, again as long as it may succeed; on a thread, where a loop runs."""
+        attempts = self._retries.begin(url)
+
+        async def once(opened: OpenFilesystem, path: str) -> _Result:
+            with ReportsErrors(url):
+                return await act(opened, path)
+
+        async def whole() -> _Result:
+            opened, path = open_filesystem(url, self._options, self._filesystem)
+            try:
+                while True:
+                    try:
+                        answer = await once(opened, path)
+                        attempts.progressed()
+                        return answer
+                    except StorageError as exc:
+                        if (wait_s := attempts.wait_s(exc)) is None:
+                            raise
+                    await asyncio.sleep(wait_s)
+            finally:
+                await opened.aclose()
+
+        return _run_alone(whole)
+
+
+def _streams(opened: OpenFilesystem) -> bool:
+    """Whether the bytes of a range come as they arrive; else a range is read whole."""
+    return opened.is_async and (hasattr(opened.fs, "encode_url") or hasattr(opened.fs, "_call_s3"))
+
+
+async def _stream(opened: OpenFilesystem, path: str, wanted: Wanted) -> RangeBody:
+    if hasattr(opened.fs, "_call_s3"):
+        return await open_s3fs_range(opened.fs, path, wanted)
+    session, address, besides = await _http_request(opened, path)
+    return await open_http_range(session, address, wanted, besides=besides)
+
+
+async def _http_request(opened: OpenFilesystem, path: str) -> tuple[Any, str, Mapping[str, Any]]:
+    """What fsspec asks a web server with, for what, and what it says besides, as headers."""
+    return await opened.fs.set_session(), str(opened.fs.encode_url(path)), opened.fs.kwargs
+
+
+def _renames(opened: OpenFilesystem) -> bool:
+    """Whether a file is to be written under another name."""
+    protocols = opened.fs.protocol
+    return bool(_RENAMING.intersection([protocols] if isinstance(protocols, str) else protocols))
+
+
+async def _put(opened: OpenFilesystem, source: bytes | str, path: str) -> None:
+    if isinstance(source, bytes):
+        await opened.call("pipe_file", path, source)
+    else:
+        await opened.call("put_file", source, path)
+
+
+def _run_alone(whole: Callable[[], Coroutine[Any, Any, _Result]]) -> _Result:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(whole())
+    with ThreadPoolExecutor(1, "streamload-listing") as thread:
+        return thread.submit(lambda: asyncio.run(whole())).result()
+
+
+async def _look(opened: OpenFilesystem, path: str) -> ShardInfo:
+    url = opened.url(path)
+    try:
+        found = await opened.call("info", path, timeout_s=_INFO_S)
+    except FileNotFoundError as exc:
+        raise filesystem_error(url, exc) from None
+    if found.get("type") == "directory":
+        raise StorageError("this is a folder, and a shard must be a file; check the path", url=without_secrets(url))
+    return shard_info(url, found)
+
+
+async def _with_advice(opened: OpenFilesystem, path: str, error: ShardNotFoundError) -> ShardNotFoundError:
+    folder, _, name = path.rpartition("/")
+    try:
+        with ReportsErrors(opened.url(folder)):
+            entries = await opened.call("ls", folder, detail=True)
+    except ShardNotFoundError:
+        entries = []
+    except StorageError:
+        return error
+    names = [str(entry["name"]).rpartition("/")[2] for entry in entries]
+    advice = close_matches(name, names, opened.url(folder))
+    return ShardNotFoundError(f"no such shard: {advice}", url=error.url)
+
+
+_DEEPEST = 32
+"""Folders in each other; more of them are a link that leads back to where it lies."""
+
+
+async def find_matches(opened: OpenFilesystem, path: str, *, folders: bool) -> Sequence[ShardInfo]:
+    """The files, or the folders, that a pattern stands for, in the order of their urls; see `Storage.list`.
+
+    Links count as what they lead to.
+    """
+    from fsspec.implementations.local import LocalFileSystem
+
+    if isinstance(opened.fs, LocalFileSystem):  # which tells links from files in listings, and can be led round by them
+        found = await asyncio.to_thread(LocalStorage().list, path, folders=folders)
+        return [_local_info(opened, match, folders=folders) for match in found]
+    components = path.split("/")
+    first = next((number for number, part in enumerate(components) if is_pattern(part)), len(components) - 1)
+    *between, last = pattern_steps(components[first:])
+    prefixes = ["/".join(components[:first])]
+    for step in between:
+        prefixes = [*dict.fromkeys(await _folders(opened, prefixes, step))]
+    kind = "directory" if folders else "file"
+    entries = [entry for prefix in prefixes for entry in await _level(opened, prefix, last, kind=kind)]
+    if folders:
+        return [ShardInfo(url, UNKNOWN_BYTES, 0) for url in sorted(opened.url(str(entry["name"])) for entry in entries)]
+    return sorted((shard_info(opened.url(entry["name"]), entry) for entry in entries), key=lambda info: info.url)
+
+
+def _local_info(opened: OpenFilesystem, match: ShardInfo, *, folders: bool) -> ShardInfo:
+    """As the filesystem describes it, with the version that it will give to the answers."""
+    url = opened.url(match.url)
+    if folders or match.bytes == UNKNOWN_BYTES:
+        return ShardInfo(url, UNKNOWN_BYTES, 0)
+    return shard_info(url, opened.fs.info(match.url))
+
+
+async def _folders(opened: OpenFilesystem, prefixes: Sequence[str], step: str) -> Iterable[str]:
+    """The folders that one step of a pattern, which is not the last, leads to."""
+    if step != ANY_FOLDERS:
+        return [folder for prefix in prefixes for folder in await _folders_in(opened, prefix, step)]
+    found, level = [*prefixes], prefixes
+    for _ in range(_DEEPEST):
+        level = [folder for prefix in level for folder in await _folders_in(opened, prefix, "*")]
+        if not level:
+            return found
+        found += level
+    raise StorageError(
+        f"more than {_DEEPEST} folders lie in each other here, so a link leads back to where it lies; "
+        "name the folders without `**`",
+        url=without_secrets(opened.url(level[0])),
+    )
+
+
+async def _folders_in(opened: OpenFilesystem, folder: str, component: str) -> list[str]:
+    entries = await _level(opened, folder, component, kind="directory")
+    names = [str(entry["name"]).rstrip("/") for entry in entries]
+    return [name for name in names if name.strip("/") != folder.strip("/")]  # an object may mark the folder itself
+
+
+async def _level(opened: OpenFilesystem, folder: str, component: str, *, kind: str) -> Sequence[dict[str, Any]]:
+    """What in a folder matches one component of a pattern; nothing where there is no such folder."""
+    try:
+        entries = await opened.call("ls", folder, detail=True)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    found = [await _followed(opened, entry) for entry in entries if matches(str(entry["name"]), component)]
+    return [entry for entry in found if entry.get("type") == kind]
+
+
+async def _followed(opened: OpenFilesystem, entry: dict[str, Any]) -> dict[str, Any]:
+    """An entry itself, or what is known of that to which it leads; what leads nowhere is a file that cannot be read."""
+    if entry.get("type") in ("file", "directory"):
+        return entry
+    try:
+        return {**await opened.call("info", entry["name"]), "name": entry["name"]}
+    except FileNotFoundError:
+        return {"name": entry["name"], "type": "file"}

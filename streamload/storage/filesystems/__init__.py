@@ -1,1 +1,0 @@
-"""Whatever fsspec knows, and a filesystem of the user's."""
