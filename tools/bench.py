@@ -24,7 +24,7 @@ from streamload.storage.storages import Storages
 from streamload.tar.table import MISSING, ShardTable
 from streamload.text import counted
 
-__all__ = ["bench_command", "usual_fields"]
+__all__ = ["bench_command"]
 
 
 def bench_command(

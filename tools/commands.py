@@ -1,6 +1,6 @@
 """The entry points `shardify` and `streamload`.
 
-They import the commands late, so that Ctrl-C during the imports ends with one line too.
+The module is on its own because it imports the commands late, so that Ctrl-C during the imports ends with one line too.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 
-__all__ = ["shardify", "streamload"]
+__all__ = ["streamload"]
 
 
 def shardify() -> None:

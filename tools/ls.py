@@ -1,4 +1,4 @@
-"""`streamload ls`: the shards of a dataset, or all samples."""
+"""`streamload ls`: the shards of a dataset, or all samples; on its own because each command has a module."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from typing import Protocol, Self, TextIO
 
 from streamload_tools.output import shown_bytes, shown_time
 
-__all__ = ["LineProgress", "Progress", "open_progress"]
+__all__ = ["open_progress"]
 
 LINE_INTERVAL_S = 5.0
 

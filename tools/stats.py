@@ -26,7 +26,7 @@ from streamload.tar.decompression import compression_of
 from streamload.tar.table import ShardTable
 from streamload.text import counted
 
-__all__ = ["Tally", "least_budget_bytes", "stats_command"]
+__all__ = ["stats_command"]
 
 _WINDOW = 10_000
 _BUDGET_MARGIN = 1.05

@@ -26,7 +26,7 @@ from streamload.memory.unnamed import naming_the_limit
 from streamload.workers.process_pool import ProcessPool
 from streamload.workers.protocol import Pool
 
-__all__ = ["run"]
+__all__ = []
 
 _GRACE_S = 0.3
 

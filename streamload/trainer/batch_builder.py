@@ -18,7 +18,7 @@ from streamload.schedule.epoch import Part, ReadyBatch
 from streamload.text import counted
 from streamload.trainer.skipped_members import SkippedMembers
 
-__all__ = ["MOST_KEPT", "BatchBuilder"]
+__all__ = ["BatchBuilder"]
 
 _log = logging.getLogger("streamload")
 _MAX_LOGGED = 5

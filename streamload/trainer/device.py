@@ -14,7 +14,7 @@ import torch
 from streamload.decode.batch_layout import is_named_tuple
 from streamload.trainer.page_locked import HostRegistry, cuda_registry
 
-__all__ = ["Copying", "CudaDevice", "Device", "Mover", "Moving", "device_for", "map_tensors"]
+__all__ = ["Mover", "device_for"]
 
 
 class Copying(Protocol):

@@ -23,7 +23,7 @@ from streamload.trainer.batch_builder import BatchBuilder
 from streamload.trainer.connection import Connection
 from streamload.trainer.device import Mover
 
-__all__ = ["Pass"]
+__all__ = ["Cursor", "Pass"]
 
 _LOOK_UP_S = 1.0
 """How often a pass that waits looks whether another thread has ended it, or has put back a message that is for it."""

@@ -17,17 +17,7 @@ from streamload.tar.header_writer import END_OF_ARCHIVE, member_bytes, member_he
 from streamload.tar.scan import LABEL_FIELD
 from streamload.tar.table import ShardTable
 
-__all__ = [
-    "COLUMNS_FIELD",
-    "Span",
-    "order_of",
-    "parse_split",
-    "planned_parts",
-    "sample_bytes",
-    "shard_spans",
-    "split_by_class",
-    "table_sample_bytes",
-]
+__all__ = ["COLUMNS_FIELD", "Span", "parse_split", "planned_parts", "sample_bytes", "shard_spans", "table_sample_bytes"]
 
 COLUMNS_FIELD = "json"
 """The field of a table's other columns."""

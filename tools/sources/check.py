@@ -9,7 +9,7 @@ import zipfile
 from streamload.decode.array_files import npy_layout
 from streamload.images.files import check_image
 
-__all__ = ["fault_of", "fault_of_image"]
+__all__ = ["fault_of"]
 
 _TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 _STANDALONE = frozenset({0x01, *range(0xD0, 0xD8)})

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from streamload_tools.sources.check import fault_of
 from streamload_tools.sources.source import SourceFile
 
-__all__ = ["ANY_SIZE", "Fault", "load"]
+__all__ = ["Fault", "load"]
 
 ANY_SIZE = -1
 

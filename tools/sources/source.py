@@ -24,7 +24,6 @@ __all__ = [
     "numbered_labels",
     "numbers_of_classes",
     "other_kinds_advice",
-    "safe_key",
 ]
 
 _JPEG = ("jpg", "jpeg", "jpe", "jfif")

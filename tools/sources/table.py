@@ -22,7 +22,7 @@ from streamload_tools.sources.source import (
 
 from streamload.text import counted
 
-__all__ = ["TABLE_EXTENSIONS", "Row", "Table", "TableColumns", "files_of_table", "read_table"]
+__all__ = ["TABLE_EXTENSIONS", "Row", "TableColumns", "files_of_table", "read_table"]
 
 TABLE_EXTENSIONS = (".csv", ".tsv", ".jsonl", ".ndjson")
 
