@@ -59,9 +59,9 @@ check: $(INSTALLED)
 test: check
 	$(BIN)/python -m pytest $(BESIDE)
 
-# Which tests these are is kept nowhere: a test is skipped at the moment it starts a process.
+# Which tests these are is kept nowhere: a test is skipped at the moment it starts a process. Two folders would be in vain.
 test-fast: $(INSTALLED)
-	$(BIN)/python -m pytest $(BESIDE) --no-processes -r fE
+	$(BIN)/python -m pytest $(BESIDE) --no-processes -r fE --ignore tests/remote --ignore tests/faults
 
 test-all: check
 	$(BIN)/python -m pytest $(BESIDE) -m ""

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import obstore
@@ -34,16 +34,30 @@ def pytest_configure() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+class _StartsAProcessError(pytest.skip.Exception, SystemExit):
+    """Also a SystemExit, which leaves an event loop at once from any task."""
+
+
 class _Cut:
-    """Whether the test that runs was skipped in its middle, where it may have left anything behind."""
+    """Whether the test that runs has been cut off in its middle, where it may leave anything behind."""
 
     off = False
 
 
-def _skip_at_a_process(event: str, _: tuple[object, ...]) -> None:
+def _cut_at_a_process(event: str, _: tuple[object, ...]) -> None:
     if event in _STARTS_A_PROCESS:
         _Cut.off = True
-        pytest.skip("starts a process")
+        raise _StartsAProcessError("starts a process")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A test that was cut off is skipped, whatever it has made of that."""
+    report = yield
+    if _Cut.off and not report.skipped:
+        report.outcome = "skipped"
+        report.longrepr = (str(item.path), 0, "Skipped: starts a process")
+    return report
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -53,7 +67,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """
     gc.freeze()
     if session.config.getoption("--no-processes") and session.items:
-        sys.addaudithook(_skip_at_a_process)
+        sys.addaudithook(_cut_at_a_process)
+        for warning in ("ResourceWarning", "pytest.PytestUnraisableExceptionWarning"):  # of those that were cut off
+            session.config.addinivalue_line("filterwarnings", f"ignore::{warning}")
 
 
 @pytest.fixture(autouse=True)
