@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matrix import exhaustive
 import torch
 
 from streamload import ShardWriter, StreamLoader
@@ -37,7 +38,7 @@ def test_keys_and_urls_may_stand_among_the_fields(source: str, workers: int) -> 
         assert [batch[0] for batch in loader] == [keys, ("dir/k3", "dir/k4", "dir/k5")]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, exhaustive((2,))])
 def test_nested_values_are_collated(source: str, workers: int) -> None:
     with StreamLoader(source, 3, fields=("json",), num_workers=workers) as loader:
         (value,) = next(iter(loader))

@@ -153,7 +153,7 @@ def test_rows_behind_one_that_kills_workers_are_those_of_its_batch_alone(source:
     with StreamLoader(source, 4, **options) as loader:
         whole = [batch[0].tolist() for batch in loader]
         state = loader.state_dict()
-        assert wait_until(lambda: len(os.listdir(folder)) == 3 and len(children("decode.worker")) == 1)
+        assert wait_until(lambda: len(os.listdir(folder)) == 3 and len(children("workers.worker")) == 1)
         loader.load_state_dict({**state, "epoch": 1, "position": 4})
         assert [batch[0].tolist() for batch in loader] == whole[1:]
 

@@ -64,7 +64,7 @@ def test_workers_killed_at_random_instants(source: str, kills: int) -> None:
 
 
 def pids_of_workers() -> set[int]:
-    return {worker.pid for worker in children("decode.worker")}
+    return {worker.pid for worker in children("workers.worker")}
 
 
 def test_a_sample_that_kills_its_worker_twice_is_named(source: str) -> None:
@@ -104,7 +104,7 @@ def test_the_feeders_death_is_a_worker_error_and_the_loop_goes_on(source: str) -
                 got.append(batch[0].tolist())
                 if len(got) == 5:
                     feeder = children("streamload.feeder")[0]
-                    workers = children("decode.worker")
+                    workers = children("workers.worker")
                     feeder.kill()
         assert wait_until(lambda: not any(worker.is_running() for worker in workers))
         assert len(got) >= 5
@@ -158,9 +158,9 @@ def test_a_loader_dropped_without_close_warns(source: str) -> None:
 def test_a_finished_pass_keeps_its_workers_for_the_next(source: str) -> None:
     with loader_of(source, transform=None) as loader:
         list(loader)
-        before = {worker.pid for worker in children("decode.worker")}
+        before = {worker.pid for worker in children("workers.worker")}
         list(loader)
-        assert {worker.pid for worker in children("decode.worker")} == before
+        assert {worker.pid for worker in children("workers.worker")} == before
         assert len(before) == 2
     assert wait_until(lambda: not children())
     loader.close()
@@ -278,9 +278,9 @@ def test_sigkill_to_the_feeder_takes_workers_that_sleep_in_user_code_with_it(sou
 
     with loader_of(source, transform={"cls": sleeps}) as loader:
         iterator = iter(loader)
-        assert wait_until(lambda: len(children("decode.worker")) == 2)
+        assert wait_until(lambda: len(children("workers.worker")) == 2)
         time.sleep(1)
-        pids = [worker.pid for worker in children("decode.worker")]
+        pids = [worker.pid for worker in children("workers.worker")]
         children("streamload.feeder")[0].kill()
         with pytest.raises(WorkerError, match="SIGKILL"):
             next(iterator)

@@ -78,8 +78,8 @@ def test_a_feeder_whose_storage_does_not_answer_ends_with_its_trainer() -> None:
     with FaultServer({"a.tar": b""}, Script(first_byte_s=100.0)) as server:
         trainer = subprocess.Popen([sys.executable, "-c", program, f"{server.url}/a.tar"])
         assert wait_until(lambda: server.report().requests > 0)
-        assert wait_until(lambda: len(children("decode.worker")) == 2)
-        started = children("streamload.feeder") + children("decode.worker")
+        assert wait_until(lambda: len(children("workers.worker")) == 2)
+        started = children("streamload.feeder") + children("workers.worker")
         trainer.kill()
         trainer.wait()
         assert wait_until(lambda: not any(alive(process.pid) for process in started))
@@ -110,7 +110,7 @@ def test_a_feeder_that_asks_for_the_disk_cache_ends_with_its_trainer(tmp_path: P
             trainer.stdin.write(b"\n")
             trainer.stdin.flush()
             assert wait_until(lambda: server.report().requests > 0)
-            started = children("streamload.feeder") + children("decode.worker")
+            started = children("streamload.feeder") + children("workers.worker")
             assert len(started) == 3
             trainer.kill()
         assert wait_until(lambda: not any(alive(process.pid) for process in started))

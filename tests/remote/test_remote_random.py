@@ -92,7 +92,7 @@ def look(loader: StreamLoader, *, epochs: int, most: int | None = None, kill_beh
 
 
 def _kill_a_worker() -> None:
-    for worker in children("decode.worker")[:1]:
+    for worker in children("workers.worker")[:1]:
         with suppress(ProcessLookupError):
             os.kill(worker.pid, signal.SIGKILL)
 
