@@ -24,7 +24,7 @@ from streamload.schedule.scheduler import RowBatcher
 
 COUNTS = [40, 30, 50]
 TOTAL = sum(COUNTS)
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 @pytest.fixture

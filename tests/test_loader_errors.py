@@ -229,7 +229,9 @@ def test_a_missing_field_is_an_error_of_its_sample(tmp_path: Path, options: dict
         ]
 
 
-@pytest.mark.parametrize("options", [{"num_workers": 0}, exhaustive(({"num_workers": 1},)), {"num_workers": 0, "on_error": "skip"}])
+@pytest.mark.parametrize(
+    "options", [{"num_workers": 0}, exhaustive(({"num_workers": 1},)), {"num_workers": 0, "on_error": "skip"}]
+)
 @pytest.mark.parametrize("lacking", ["a", "b"])
 def test_a_field_that_only_some_samples_of_a_batch_have(tmp_path: Path, lacking: str, options: dict[str, Any]) -> None:
     """torch would drop it for the whole batch if the first sample lacks it, and raise a KeyError if another does."""

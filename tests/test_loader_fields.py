@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from matrix import exhaustive
 import torch
+from matrix import exhaustive
 
 from streamload import ShardWriter, StreamLoader
 from streamload.errors import SampleError
