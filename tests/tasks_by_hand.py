@@ -173,7 +173,7 @@ def batch_of(done: PieceDone, slots: SlotMemory, layout: bytes | None = None) ->
     assert pickled is not None, f"there is no batch: {done}"
     found: Layout = pickle.loads(pickled)
     memory = slots.at_least(done.piece.slot, found.offsets()[1])
-    besides = [] if done.out_of_band is None else pickle.loads(done.besides)
+    besides = [] if done.out_of_band is None else pickle.loads(done.out_of_band)
     rows = done.rows if done.whole else done.piece.rows
     return build_batch(found, memory, rows, besides)
 

@@ -167,7 +167,7 @@ def test_describing_rows_does_not_look_at_strings() -> None:
 
 def test_refusals_name_the_class_and_the_way_out() -> None:
     with pytest.raises(
-        TypeError, match=r"got test_batch_layout\.Oddity\. Convert it in a transform, or give a collate"
+        TypeError, match=r"got test_decode_batch_layout\.Oddity\. Convert it in a transform, or give a collate"
     ):
         describe_rows({"a": [Oddity(1)]})
     with pytest.raises(TypeError, match="cannot collate arrays of dtype object; convert them in a transform"):

@@ -28,12 +28,12 @@ def test_where_nothing_goes_on_the_trainer_is_asked_after_each_delivery_what_it_
         (task,) = await by_hand.begin(1)
         await by_hand.settled()
         assert by_hand.fetcher.stalled
-        assert by_hand.kinds() == ["TellTaken"]
+        assert by_hand.kinds() == ["Acknowledge"]
         by_hand.answer(task)
         await by_hand.settled()
-        assert by_hand.kinds() == ["TellTaken", "Ready", "TellTaken"]
+        assert by_hand.kinds() == ["Acknowledge", "Ready", "Acknowledge"]
         by_hand.feeder.handle(Taken(1, ()))
-        assert by_hand.kinds() == ["TellTaken", "Ready", "TellTaken", "Failed"]
+        assert by_hand.kinds() == ["Acknowledge", "Ready", "Acknowledge", "Failed"]
         assert isinstance(failure(by_hand), StorageError)
         assert "too small" in str(failure(by_hand))
 
@@ -46,16 +46,16 @@ def test_an_answer_from_before_a_delivery_does_not_count_for_what_was_delivered(
     async def body(by_hand: FeederByHand) -> None:
         (task,) = await by_hand.begin(1)
         await by_hand.settled()
-        assert by_hand.kinds() == ["TellTaken"]
+        assert by_hand.kinds() == ["Acknowledge"]
         by_hand.slots.more_bytes = -ONE_PART_BYTES
         by_hand.answer(task)
-        assert by_hand.kinds() == ["TellTaken", "Ready"], "there is room, for all that is known"
+        assert by_hand.kinds() == ["Acknowledge", "Ready"], "there is room, for all that is known"
         by_hand.feeder.handle(Taken(0, (), answers=by_hand.sent[0].number))
         by_hand.slots.more_bytes = ONE_PART_BYTES
         await by_hand.settled()
-        assert by_hand.kinds() == ["TellTaken", "Ready", "TellTaken"]
+        assert by_hand.kinds() == ["Acknowledge", "Ready", "Acknowledge"]
         by_hand.feeder.handle(Taken(1, (), answers=by_hand.sent[-1].number))
-        assert by_hand.kinds()[3:] == ["TellTaken"]
+        assert by_hand.kinds()[3:] == ["Acknowledge"]
         by_hand.feeder.handle(Taken(0, (), answers=by_hand.sent[-1].number))
         assert by_hand.kinds()[4:] == ["Failed"]
         assert "too small" in str(failure(by_hand))
