@@ -7,15 +7,14 @@ import inspect
 import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from threading import RLock
 from types import TracebackType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 
 from streamload.decode.tasks import OnError
 from streamload.environment.found_rank import check_found_rank, goes_by_found_rank
 from streamload.errors import LoaderStateError, SampleError, without_secrets
-from streamload.loader_attributes import LoaderAttributes
 from streamload.numpy_scalars import as_python
 from streamload.options import DEFAULT_WINDOW, Options, Transform, rank_and_world_size
 from streamload.order.epoch_start import EpochStart
@@ -25,23 +24,22 @@ from streamload.sampling.arguments import SamplingOptions
 from streamload.sampling.mixture import Mixture, portions_of
 from streamload.sampling.weights import Weights
 from streamload.statistics import Meter, Statistics
-from streamload.storage.urls import expand_urls
 from streamload.text import counted
-from streamload.trainer.async_pass import AsyncLoop
+from streamload.trainer.async_pass import AsyncPass, end_of_processes
 from streamload.trainer.batch_builder import BatchBuilder
 from streamload.trainer.connection import Connection
-from streamload.trainer.cursor import Cursor
 from streamload.trainer.device import Mover, device_for
+from streamload.trainer.feeder_client import named_places, read_classes
 from streamload.trainer.feeder_link import FeederLink
 from streamload.trainer.page_locked import cuda_registry
-from streamload.trainer.passes import Pass
+from streamload.trainer.passes import Cursor, Pass
 from streamload.trainer.skipped_members import NothingLeft
-from streamload.unknown_names import advises
+from streamload.unknown_names import advises, no_attribute
 
 __all__ = ["StreamLoader"]
 
 
-class StreamLoader(LoaderAttributes, AsyncLoop):
+class StreamLoader:
     """Iterates over the samples of tar shards (WebDataset's format) in batches of tensors.
 
     Each pass of a `for` loop is one epoch, and the next pass is the next epoch. The order of an epoch is a function of
@@ -179,9 +177,7 @@ class StreamLoader(LoaderAttributes, AsyncLoop):
         self._sampling = SamplingOptions.among(locals(), self.rank, self.world_size)
         self._rank_was_found = goes_by_found_rank(rank, is_divided=self._sampling.is_divided)
         portions = portions_of(urls, index)
-        self._options = options.resolved_for(
-            [url for portion in portions.values() for url in expand_urls(portion.urls)]
-        )
+        self._options = options.resolved_for(named_places(portions.values()))
         self._link = FeederLink(self._options, portions, registry=moves_to.registry if moves_to else cuda_registry)
         self._listing = self._link.listing
         self._lanes = self._sampling.lanes
@@ -228,6 +224,24 @@ class StreamLoader(LoaderAttributes, AsyncLoop):
     def transform(self, transform: Transform | None) -> None:
         self._options = self._link.change_transform(transform)
 
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        raise TypeError(
+            "a StreamLoader stands for processes and a place in an epoch, so it cannot be copied or pickled"
+        )
+
+    def __getitem__(self, index: Any) -> NoReturn:
+        """Batches have no numbers; this is here to say so to those who wrap the loader in a DataLoader."""
+        raise TypeError(
+            "a StreamLoader is the loader itself and takes the place of DataLoader: iterate over it (for batch in "
+            "loader), or put a streamload.TarDataset, whose samples have numbers, into a DataLoader"
+        )
+
+    if not TYPE_CHECKING:  # type checkers would believe that there is every attribute
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Nothing more than there is: this is here for methods that other loaders have."""
+            raise no_attribute(type(self), name)
+
     def __repr__(self) -> str:
         shards, options = self._listing.shards, self._options
         cursor = self._cursor
@@ -237,6 +251,41 @@ class StreamLoader(LoaderAttributes, AsyncLoop):
             f"rank {self.rank} of {self.world_size}, {counted(options.workers, 'worker')}, "
             f"epoch {cursor.epoch}, position {cursor.position}>"
         )
+
+    @property
+    def batch_size(self) -> int:
+        """Samples in a batch of this rank."""
+        return self._options.batch_size
+
+    @property
+    def drop_last(self) -> bool:
+        """Whether the samples are dropped that fill no batch on every rank."""
+        return self._options.drop_last
+
+    @property
+    def num_workers(self) -> int:
+        """Worker processes; what "auto" came to."""
+        return self._options.workers
+
+    @cached_property
+    def classes(self) -> list[str] | None:
+        """The names of the classes by number, as `shardify` has written them beside the shards; None where it has not.
+
+        It is read from `classes.json` at the first use.
+
+        Raises:
+            DatasetIndexError: it is damaged, or the folders of the shards have different ones.
+            StorageError: it cannot be read.
+        """
+        return read_classes(self._listing, self._options.storages)
+
+    @property
+    def dataset(self) -> range:
+        """The numbers of all stored samples, which has the length that frameworks ask a loader's dataset for.
+
+        It takes what `len(loader)` takes.
+        """
+        return range(self._samples())
 
     @property
     def skipped(self) -> list[SampleError]:
@@ -268,6 +317,19 @@ class StreamLoader(LoaderAttributes, AsyncLoop):
             RuntimeError: the rank that was found is not right: see `check_found_rank`.
         """
         return self._begin()
+
+    def __aiter__(self) -> AsyncPass:
+        """Begin a pass for `async for batch in loader`: the same as for `for`, in state, errors and `timeout`.
+
+        Other coroutines run while it waits for a batch; with `num_workers=0`, where the caller's thread makes each
+        batch, they run between batches. Where the task is cancelled there, no batch is lost: with the iterator kept
+        (`batches = aiter(loader)`), the next `anext(batches)` goes on. Starting the processes takes the event loop some
+        milliseconds. One event loop after the other may use a loader.
+
+        Raises:
+            LoaderClosedError: the loader was closed.
+        """
+        return AsyncPass(self._begin())
 
     def _begin(self) -> Pass:
         with self._beginning:  # several threads may do so at once: the pass of the last one stays
@@ -371,13 +433,31 @@ class StreamLoader(LoaderAttributes, AsyncLoop):
         if self._mover is not None:
             self._mover.close()
 
-    def __enter__(self) -> StreamLoader:
+    async def aclose(self) -> None:
+        """The same as `close`; other coroutines run while processes end. If it is cancelled, it closes at once."""
+        running = self._running()
+        if running is not None:
+            running.stop("the loader was closed")
+        try:
+            await end_of_processes(self._link.request_end())
+        finally:
+            self.close()
+
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
 
     # -- the feeder -------------------------------------------------------------------------------------------------
 
@@ -404,9 +484,6 @@ class StreamLoader(LoaderAttributes, AsyncLoop):
 
     def _running(self) -> Pass | None:
         return None if self._pass is None else self._pass()
-
-    def _ask_to_end(self) -> list[int]:
-        return self._link.ask_to_end()
 
     def _samples(self) -> int:
         return sum(self._known_counts())

@@ -1,6 +1,6 @@
 """Reading at random from the shards of a listing: what a process needs is opened there, when it is first needed.
 
-Local shards are read in place; for others there is a `RemoteReader`.
+Local shards are read in place, others by a `FeederClient`.
 """
 
 from __future__ import annotations
@@ -30,10 +30,9 @@ from streamload.index.tables import Tables
 from streamload.memory.mapped import Bytes
 from streamload.order.plan import RowBlock
 from streamload.schedule.planned import locate
-from streamload.storage.storages import Storages
 from streamload.tar.scan import labels_of, scan_file
 from streamload.tar.table import ShardTable
-from streamload.trainer.remote_reader import RemoteReader, remote_reader
+from streamload.trainer.feeder_client import FeederClient
 
 __all__ = ["RandomAccess", "RowBytes"]
 
@@ -107,21 +106,22 @@ class RandomAccess:
 
     Args:
         listing: the shards; none of them compressed, and those that are not local in an index.
-        storages: where they lie.
+        client: reads what is not local; it becomes this object's own.
         strict: how shards without an index are scanned.
 
     Attributes:
         process_id: of the process that made it, for which alone it is good.
     """
 
-    def __init__(self, listing: Listing, storages: Storages, *, strict: bool) -> None:
+    def __init__(self, listing: Listing, client: FeederClient, *, strict: bool) -> None:
         self.process_id = os.getpid()
         self._listing = listing
-        self._storages = storages
+        self._client = client
+        self._storages = storages = client.storages
         self._strict = strict
         self._tables = Tables(listing, ScanCache(), strict=strict, storages=storages)
         self._open: OrderedDict[int, OpenShards] = OrderedDict()
-        self._remote: RemoteReader | None = None
+        self._reader: object = None
         self._lock = threading.Lock()
 
     def counts(self) -> list[int]:
@@ -170,7 +170,7 @@ class RandomAccess:
         return np.concatenate(found) if found else np.empty(0, np.int64)
 
     def rows(self, block: RowBlock, fields: tuple[str, ...] | None, *, verify: bool) -> tuple[RowTask, RowBytes]:
-        """Some rows, located, and their bytes brought here.
+        """Some rows, located, and their bytes.
 
         Args:
             block: the rows; they may lie anywhere.
@@ -187,7 +187,7 @@ class RandomAccess:
             task = RowTask(0, 0, planned.table, planned.keys, (), 0, whole=True)
             opened = {shard: self._opened(shard) for shard in shards if self._is_local(shard)}
             wanted = joined_ranges(_places(planned.table, opened)) if len(opened) < len(shards) else []
-            read = dict(zip(wanted, self._reader().read(wanted), strict=True)) if wanted else {}
+            read = dict(zip(wanted, self._read_remotely("read_ranges", wanted), strict=True)) if wanted else {}
         return task, RowBytes(self._listing, opened, read)
 
     def error(self, failure: RowFailure, fields: tuple[str, ...] | None) -> SampleError | ShardChangedError:
@@ -199,14 +199,12 @@ class RandomAccess:
         return sample_error(failure, self._listing.shards[failure.shard].url, table.key(failure.sample))
 
     def close(self) -> None:
-        """Close shards, and end the process that reads remote ones. Idempotent.; what is needed is opened again."""
+        """Close shards, and end the process that reads remote ones. Idempotent: what is needed is opened again."""
         with self._lock:
             for opened in self._open.values():
                 opened.close()
             self._open.clear()
-            if self._remote is not None:
-                self._remote.close()
-                self._remote = None
+            self._client.close()
 
     def _all_tables(self) -> Iterator[tuple[int, ShardTable]]:
         shards = range(len(self._listing.shards))
@@ -219,7 +217,8 @@ class RandomAccess:
     def _have_tables(self, shards: Sequence[int]) -> None:
         """Load the tables of remote indexes, and scan shards that no index knows."""
         missing = [shard for shard in shards if self._tables.is_remote(shard)]
-        for shard, table in zip(missing, self._reader().tables(missing) if missing else (), strict=True):
+        tables = self._read_remotely("read_tables", missing) if missing else ()
+        for shard, table in zip(missing, tables, strict=True):
             assert table is not None, "a shard that an index knows has a table there"
             self._tables.put(shard, table)
         for shard in shards:
@@ -263,10 +262,13 @@ class RandomAccess:
         self._open.move_to_end(shard)
         return opened
 
-    def _reader(self) -> RemoteReader:
-        if self._remote is None or self._remote.closed:
-            self._remote = remote_reader(self._listing, self._storages)
-        return self._remote
+    def _read_remotely(self, function: str, wanted: Sequence[Any]) -> Sequence[Any]:
+        """What a function of the client's reader returns, which is opened anew in a new process."""
+        if (peer := self._client.connect()) is not self._reader:
+            self._client.call("open_reader", self._listing, self._storages)
+            self._reader = peer
+        read: Sequence[Any] = self._client.call(function, wanted)
+        return read
 
 
 def _places(table: RowTable, opened: dict[int, OpenShards]) -> list[tuple[int, int, int]]:

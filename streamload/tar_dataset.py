@@ -29,9 +29,8 @@ from streamload.sampling.mixture import Portion
 from streamload.storage.urls import Urls
 from streamload.tar.decompression import compression_of
 from streamload.text import counted
-from streamload.trainer.checks import check_classes, labelled_folders
-from streamload.trainer.no_effect import warn_of_unused_decoders
-from streamload.trainer.remote_reader import class_names_in, find_classes, find_listing
+from streamload.trainer.checks import check_classes, labelled_folders, warn_of_unused_decoders
+from streamload.trainer.feeder_client import FeederClient, listing_places, named_places, read_classes
 from streamload.trainer.skipped_members import SkippedMembers
 from streamload.unknown_names import advises, no_attribute
 
@@ -95,18 +94,14 @@ class TarDataset(Dataset[Any]):
         strict: bool = True,
     ) -> None:
         options = Options.among({**_loaders_defaults(), **locals(), "num_workers": 0})
-        listing = find_listing(urls, index, options.storages)
-        _check_access_at_random(listing, options)
-        with closing(RandomAccess(listing, options.storages, strict=options.strict)) as access:
-            counts = access.counts()
-            skipped_members = SkippedMembers()
-            skipped_members.look_at(access.skipped())
-            if not sum(counts):
-                skipped_members.explain_emptiness()
-            options.check_fields_exist(access.fields())
-            warn_of_unused_decoders(options, access.fields())
-        for folders in labelled_folders({"": Portion(urls, 1.0)}, [listing], options):
-            check_classes(partial(class_names_in, folders, options.storages))
+        portion = Portion(urls, 1.0, index=index)
+        with closing(FeederClient(options.storages, named_places([portion]))) as client:
+            listing = client.list_shards(urls, index)
+            _check_access_at_random(listing, options)
+            with closing(RandomAccess(listing, client, strict=options.strict)) as access:
+                counts = _checked_counts(access, options)
+                for folders in labelled_folders({"": portion}, [listing], options):
+                    check_classes(partial(client.call, "read_class_names", folders, options.storages))
         self._start(options, listing, np.cumsum(counts, dtype=np.int64))
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -178,13 +173,13 @@ class TarDataset(Dataset[Any]):
     def classes(self) -> list[str] | None:
         """The names of the classes by number, as `shardify` has written them beside the shards; None where it has not.
 
-        It is read from `classes.json` when it is first asked for.
+        It is read from `classes.json` at the first use.
 
         Raises:
             DatasetIndexError: it is damaged, or the folders of the shards have different ones.
             StorageError: it cannot be read.
         """
-        return find_classes(self._listing, self._options.storages)
+        return read_classes(self._listing, self._options.storages)
 
     if not TYPE_CHECKING:  # type checkers would believe that there is every attribute
 
@@ -193,7 +188,7 @@ class TarDataset(Dataset[Any]):
             raise no_attribute(type(self), name)
 
     def close(self) -> None:
-        """Close what this process has opened. Idempotent., and it is opened again where a sample is asked for."""
+        """Close what this process has opened. Idempotent: it is opened again where a sample is asked for."""
         if self._access is not None and self._access.process_id == os.getpid():
             self._access.close()
 
@@ -268,7 +263,8 @@ class TarDataset(Dataset[Any]):
     def _here(self) -> RandomAccess:
         """What this process has open; what a process that it was forked from had open is released."""
         if self._access is None or self._access.process_id != os.getpid():
-            self._access = RandomAccess(self._listing, self._options.storages, strict=self._options.strict)
+            client = FeederClient(self._options.storages, listing_places(self._listing))
+            self._access = RandomAccess(self._listing, client, strict=self._options.strict)
         return self._access
 
 
@@ -289,6 +285,18 @@ def _loaders_defaults() -> dict[str, Any]:
     """What StreamLoader does where nothing else is asked for: so does a dataset."""
     parameters = inspect.signature(StreamLoader.__init__).parameters.values()
     return {item.name: item.default for item in parameters if item.default is not inspect.Parameter.empty}
+
+
+def _checked_counts(access: RandomAccess, options: Options) -> list[int]:
+    """The samples of each shard, where the shards have the fields that are wanted. Warns of what was skipped."""
+    counts = access.counts()
+    skipped_members = SkippedMembers()
+    skipped_members.look_at(access.skipped())
+    if not sum(counts):
+        skipped_members.explain_emptiness()
+    options.check_fields_exist(access.fields())
+    warn_of_unused_decoders(options, access.fields())
+    return counts
 
 
 def _check_access_at_random(listing: Listing, options: Options) -> None:

@@ -158,7 +158,7 @@ def test_the_command_that_indexes_tells_of_links(linked: str, tmp_path: Path) ->
     done = CliRunner().invoke(app, ["index", linked, "--output", os.fspath(tmp_path / "index")])
     assert done.exit_code == 0
     assert "indexed 1 shard, 2 samples" in done.stdout
-    assert "warning: 3 links skipped" in done.stderr
+    assert "warning: skipped 3 links" in done.stderr
     assert ADVICE in done.stderr
     with StreamLoader(linked, 1, fields=("cls",), index=tmp_path / "index", num_workers=0) as loader:
         assert len(list(loader)) == 2  # who wrote the index was told

@@ -32,7 +32,7 @@ LEVELS = (
     ("options",),
     ("feeder",),
     ("trainer",),
-    ("loader_attributes", "loader_state", "random_access"),
+    ("random_access",),
     ("loader",),
     ("tar_dataset", "lightning"),
     ("streamload",),

@@ -1,15 +1,17 @@
-"""`streamload bench`: how fast a StreamLoader reads a dataset here, and what limits it."""
+"""`streamload bench`: measure how fast a StreamLoader reads a dataset on this machine, and what limits it."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
-from streamload_tools.failures import UsageError
+import typer
+from streamload_tools.arguments import Index, StorageOption, Urls, parse_storage_options
+from streamload_tools.failures import UsageError, reported_errors
+from streamload_tools.output import print_line, shown_bytes
 from streamload_tools.reading import Reader, tables
-from streamload_tools.sizes import counted, shown_bytes
 
 import streamload
 from streamload.decode.decoders import is_image
@@ -20,31 +22,74 @@ from streamload.index.listing import list_shards
 from streamload.statistics import Statistics
 from streamload.storage.storages import Storages
 from streamload.tar.table import MISSING, ShardTable
+from streamload.text import counted
 
-__all__ = ["BenchResult", "Limits", "bench", "bench_lines", "usual_fields"]
+__all__ = ["bench_command", "usual_fields"]
+
+
+def bench_command(
+    urls: Urls,
+    *,
+    batch_size: Annotated[int, typer.Option(help="Samples per batch.", min=1)] = 64,
+    loader_workers: Annotated[
+        int | None, typer.Option("--workers", help="Worker processes. Default: one per core.", min=0)
+    ] = None,
+    seconds: Annotated[float | None, typer.Option(help="Stop after this time, in seconds. Default: 10.", min=0)] = None,
+    batches: Annotated[int | None, typer.Option(help="Stop after this number of batches.", min=1)] = None,
+    shuffle: Annotated[bool, typer.Option("--shuffle", help="Shuffle, as for training.")] = False,
+    fields: Annotated[
+        str | None,
+        typer.Option(help="Fields to read, such as 'jpg;png,cls'. Default: those of every sample in the first shard."),
+    ] = None,
+    crop: Annotated[int, typer.Option(help="Output size of RandomResizedCrop in pixels; 0: no crop.", min=0)] = 224,
+    raw: Annotated[bool, typer.Option("--no-decode", "--raw", help="Do not decode the fields.")] = False,
+    index: Index = None,
+    storage_option: StorageOption = None,
+) -> None:
+    """Read shards with a StreamLoader, epoch after epoch, and report its speed and what limits it.
+
+    The first batch is timed separately. Ctrl-C ends the measurement and reports it.
+    """
+    with reported_errors():
+        result, what = _bench(
+            urls,
+            None if fields is None else fields.split(","),
+            _Limits(10.0 if seconds is None and batches is None else seconds, batches),
+            decode=not raw,
+            crop=crop,
+            batch_size=batch_size,
+            shuffle=shuffle,
+            num_workers="auto" if loader_workers is None else loader_workers,
+            index=index,
+            storage_options=parse_storage_options(storage_option),
+        )
+        for line in _bench_lines(result, what):
+            print_line(line)
+        if result.interrupted:
+            raise typer.Exit(130)
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """When to stop: so many seconds or batches behind the first one, whichever comes sooner; None for never."""
+class _Limits:
+    """When to stop: this many seconds or batches after the first batch, whichever comes first; None is no limit."""
 
     seconds: float | None
     batches: int | None
 
 
 @dataclass(frozen=True, slots=True)
-class BenchResult:
-    """What was measured behind the first batch, which is not counted.
+class _Result:
+    """A measurement; the first batch is not part of it.
 
     Attributes:
-        samples: delivered.
-        batches: delivered.
-        payload_bytes: of the fields that were read meanwhile, as stored.
-        seconds: what that took.
-        first_batch_s: from before the loader was made to its first batch.
-        passes: over the dataset, that were begun.
-        interrupted: it was ended by Ctrl-C.
-        statistics: of the loader, from its beginning.
+        samples: how many were delivered.
+        batches: how many were delivered.
+        payload_bytes: size of the fields that were read, as stored.
+        seconds: duration.
+        first_batch_s: time from before the loader was created to its first batch.
+        passes: epochs started.
+        interrupted: Ctrl-C ended it.
+        statistics: the loader's, from its start.
     """
 
     samples: int
@@ -57,27 +102,27 @@ class BenchResult:
     statistics: Statistics
 
 
-def bench(
+def _bench(
     urls: Sequence[str],
     fields: Sequence[str] | None,
-    limits: Limits,
+    limits: _Limits,
     *,
     decode: bool,
     crop: int,
     **options: Any,
-) -> tuple[BenchResult, str]:
-    """Read with a StreamLoader as fast as it goes, pass after pass, until a limit is reached or Ctrl-C.
+) -> tuple[_Result, str]:
+    """Read with a StreamLoader, epoch after epoch, until a limit is reached or Ctrl-C.
 
     Args:
         urls: shards, patterns or folders.
-        fields: the fields to read; None for the usual ones (`usual_fields`).
+        fields: the fields to read; None is `usual_fields`.
         limits: when to stop.
-        decode: False leaves the bytes as they are.
-        crop: bring images to so many pixels by RandomResizedCrop, since they are rarely all of one size; 0 leaves them.
+        decode: False keeps the bytes.
+        crop: size in pixels for RandomResizedCrop, since images rarely have one size; 0 is no crop.
         **options: StreamLoader's.
 
     Returns:
-        What was measured, and of what, in words.
+        The measurement, and a description of the loader.
 
     Raises:
         StreamloadError, ValueError: the loader's.
@@ -88,7 +133,7 @@ def bench(
     images = [name for name in chosen if all(map(is_image, name.split(";")))] if decode and crop else []
     transform = dict.fromkeys(images, RandomResizedCrop(crop)) if images else None
     if fields is None:
-        started = time.perf_counter()  # to look at the fields is not the loader's work
+        started = time.perf_counter()  # finding the fields is not the loader's work
     with streamload.StreamLoader(list(urls), fields=chosen, decode=decode, transform=transform, **options) as loader:
         result = _measure(loader, limits, started)
         what = f"fields {', '.join(chosen)}{'' if decode else ', not decoded'}"
@@ -98,9 +143,9 @@ def bench(
 
 
 def usual_fields(urls: Sequence[str], index: str | None, storage_options: dict[str, Any]) -> tuple[str, ...]:
-    """The fields that all samples of the first shard have; those of images stand for each other.
+    """The fields that every sample of the first shard has; image fields are alternatives of each other.
 
-    The shard is read where it is in no index.
+    The shard is read if it has no index.
 
     Raises:
         UsageError: its samples have no field in common.
@@ -114,16 +159,16 @@ def usual_fields(urls: Sequence[str], index: str | None, storage_options: dict[s
     others = [(name,) for name in table.fields if name not in images]
     found = [group for group in (tuple(images), *others) if group and _in_every_sample(table, group)]
     if not found:
-        raise UsageError("the samples of the first shard have no field in common; name some with --fields")
+        raise UsageError("the samples of the first shard have no field in common; choose some with --fields")
     return tuple(";".join(group) for group in found)
 
 
-def bench_lines(result: BenchResult, what: str) -> Iterator[str]:
-    """The result for people."""
+def _bench_lines(result: _Result, what: str) -> Iterator[str]:
+    """The result as text."""
     yield what
     yield f"first batch after {result.first_batch_s:.2f} s"
     if not result.batches:
-        yield "nothing else was measured, since no other batch came"
+        yield "nothing else was measured: there was no second batch"
         return
     stored = shown_bytes(result.payload_bytes / result.seconds)
     batch_ms = 1000 * result.seconds / result.batches
@@ -139,7 +184,7 @@ def _in_every_sample(table: ShardTable, alternatives: Sequence[str]) -> bool:
     return bool((table.column(alternatives) != MISSING).all())
 
 
-def _measure(loader: streamload.StreamLoader, limits: Limits, started: float) -> BenchResult:
+def _measure(loader: streamload.StreamLoader, limits: _Limits, started: float) -> _Result:
     first = last = 0.0
     before = loader.statistics()
     passes, interrupted = 0, False
@@ -154,13 +199,13 @@ def _measure(loader: streamload.StreamLoader, limits: Limits, started: float) ->
                 break
     except KeyboardInterrupt:
         if not first:
-            raise KeyboardInterrupt("no batch had come yet") from None
+            raise KeyboardInterrupt("there was no batch yet") from None
         interrupted = True
     except CollateError as error:
         error.add_note("leave fields out with --fields, or measure without decoding with --no-decode")
         raise
     after = loader.statistics()
-    return BenchResult(
+    return _Result(
         samples=after.samples - before.samples,
         batches=after.batches - before.batches,
         payload_bytes=after.payload_bytes - before.payload_bytes,
@@ -173,7 +218,7 @@ def _measure(loader: streamload.StreamLoader, limits: Limits, started: float) ->
 
 
 def _batches(loader: streamload.StreamLoader) -> Iterator[tuple[int, float]]:
-    """For each batch, of endless passes, the number of its pass and when it came."""
+    """The epoch and the arrival time of each batch, epoch after epoch without end."""
     number = 0
     while True:
         number += 1

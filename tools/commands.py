@@ -1,4 +1,7 @@
-"""The entry points `shardify` and `streamload`: Ctrl-C ends them with one line even before they have begun."""
+"""The entry points `shardify` and `streamload`.
+
+They import the commands late, so that Ctrl-C during the imports ends with one line too.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ def _run(module: str) -> None:
         _say_interrupted()
         raise SystemExit(130) from None
     except SystemExit as end:
-        # typer ends like this for Ctrl-C while it reads the arguments; `reported_errors` names no cause.
+        # typer raises this for Ctrl-C while it parses arguments; `reported_errors` sets no cause.
         if isinstance(getattr(end.__context__, "__cause__", None), KeyboardInterrupt):
             _say_interrupted()
         raise

@@ -1,6 +1,6 @@
-"""How a command ends: one line on standard error and an exit status, never a traceback for what a user can meet.
+"""How a command ends: one line on standard error and an exit status; a traceback is always a bug.
 
-0 is success, 1 a failure or damage found, 2 a command line that makes no sense, 130 an interruption by Ctrl-C.
+0 is success, 1 a failure or damage found, 2 a usage error, 130 an interruption by Ctrl-C.
 """
 
 from __future__ import annotations
@@ -9,28 +9,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import typer
+from streamload_tools.output import say
 
 from streamload.errors import StreamloadError
-from streamload.text import printable
 
-__all__ = ["UsageError", "reported_errors", "say"]
+__all__ = ["UsageError", "reported_errors"]
 
 
 class UsageError(Exception):
-    """The command line asks for something that cannot be; the message says what would be right."""
-
-
-def say(line: str) -> None:
-    """One line on standard error; `printable`."""
-    typer.echo(printable(line), err=True)
+    """The arguments are wrong; the message says what to do."""
 
 
 @contextmanager
 def reported_errors(interrupted: str = "") -> Iterator[None]:
-    """Turn what a user can cause into a message and an exit status; anything else is a bug and stays as it is.
+    """Report errors that a user can cause as a message and an exit status; anything else is a bug and propagates.
 
     Args:
-        interrupted: what Ctrl-C leaves, unless the exception tells.
+        interrupted: what the message of Ctrl-C says, unless the exception has one.
     """
     try:
         yield
@@ -45,12 +40,12 @@ def reported_errors(interrupted: str = "") -> Iterator[None]:
         say(f"interrupted{': ' if left else ''}{left}{_advice(exc)}")
         raise typer.Exit(130) from None
     except BrokenPipeError:
-        raise  # whoever read standard output has gone, as in `streamload ls ... | head`; typer then ends without a word
+        raise  # the reader of standard output has exited, as in `streamload ls ... | head`; typer exits silently
     except OSError as exc:
         say(f"error: {exc.filename or 'input or output'}: {exc.strerror or exc}{_advice(exc)}")
         raise typer.Exit(1) from exc
 
 
 def _advice(exc: BaseException) -> str:
-    """What those who saw the error pass had to add, behind the message."""
+    """The notes of an error, to follow its message."""
     return "".join(f"; {note}" for note in getattr(exc, "__notes__", ()))

@@ -1,4 +1,4 @@
-"""How far a command is: a bar on a terminal, a line every few seconds elsewhere; both with rates and what is left."""
+"""Progress of a command: a bar on a terminal, a line every few seconds elsewhere; both with rates and time left."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Protocol, Self, TextIO
 
-from streamload_tools.sizes import shown_bytes, shown_time
+from streamload_tools.output import shown_bytes, shown_time
 
 __all__ = ["LineProgress", "Progress", "open_progress"]
 
@@ -17,10 +17,10 @@ LINE_INTERVAL_S = 5.0
 
 
 class Progress(Protocol):
-    """What a command tells of its work; a context manager, so that a terminal is left as it was."""
+    """Reports progress; a context manager, which restores the terminal."""
 
     def advance(self, items: int, item_bytes: int) -> None:
-        """So many more items, of so many bytes together, are done."""
+        """Add finished items and their total bytes."""
         ...
 
     def __enter__(self) -> Self: ...
@@ -34,27 +34,27 @@ def open_progress(label: str, total: int, unit: str) -> Progress:
     """A bar if standard error is a terminal that can draw one, lines otherwise.
 
     Args:
-        label: what is done, as in "packing".
-        total: how many items there are.
-        unit: what an item is, in the plural.
+        label: the activity, such as "packing".
+        total: number of items.
+        unit: what the items are, in the plural.
     """
     bar = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
     return _BarProgress(label, total, unit) if bar else LineProgress(label, total, unit, sys.stderr)
 
 
 class LineProgress:
-    """Plain lines, about every five seconds and at the end; nothing at the end of a failure."""
+    """Plain lines, about every five seconds and at the end unless it fails."""
 
     def __init__(
         self, label: str, total: int, unit: str, stream: TextIO, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._label, self._total, self._unit, self._stream, self._clock = label, total, unit, stream, clock
         self._done = self._bytes = 0
-        self._told = -1
+        self._reported = -1
         self._start = self._last_line = clock()
 
     def advance(self, items: int, item_bytes: int) -> None:
-        """Count, and say so if the last line is long ago."""
+        """Add finished items, and write a line if the last one is old enough."""
         self._done += items
         self._bytes += item_bytes
         now = self._clock()
@@ -68,11 +68,11 @@ class LineProgress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if kind is None and self._told != self._done:
+        if kind is None and self._reported != self._done:
             self._write(self._clock())
 
     def _write(self, now: float) -> None:
-        self._told = self._done
+        self._reported = self._done
         spent_s = max(now - self._start, 1e-9)
         rates = f"{self._done / spent_s:,.0f} {self._unit}/s, {shown_bytes(self._bytes / spent_s)}/s"
         left_s = (self._total - self._done) * spent_s / max(self._done, 1)
@@ -82,7 +82,7 @@ class LineProgress:
 
 
 class _BarProgress:
-    """A bar of rich's on standard error."""
+    """A rich progress bar on standard error."""
 
     def __init__(self, label: str, total: int, unit: str) -> None:
         from rich.console import Console
@@ -104,7 +104,7 @@ class _BarProgress:
         self._task = self._bar.add_task(label, total=total, rates="")
 
     def advance(self, items: int, item_bytes: int) -> None:
-        """Count; rich draws at its own pace."""
+        """Add finished items; rich redraws at its own rate."""
         self._done += items
         self._bytes += item_bytes
         spent_s = max(time.monotonic() - self._start, 1e-9)

@@ -1,4 +1,4 @@
-"""Shards read from end to end, several at once, and the tables that result."""
+"""Reading whole shards, several at once, into tables; and comparing tables."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TypeVar
 
-from streamload.errors import StorageError
+import numpy as np
+
+from streamload.errors import DatasetIndexError, ShardFormatError, StorageError, StreamloadError
 from streamload.index.index_lookup import IndexLookup
 from streamload.index.listing import Listing
 from streamload.index.streamed_table import ReadShard, stream_shard
@@ -21,21 +23,21 @@ from streamload.tar.decompression import compression_of
 from streamload.tar.scan import scan_file
 from streamload.tar.table import ShardTable
 
-__all__ = ["ReadShard", "Reader", "scanned_table", "tables"]
+__all__ = ["ReadShard", "Reader", "differences", "scanned_table", "tables"]
 
 _Result = TypeVar("_Result")
 
 
 class _StoppedError(Exception):
-    """Another shard failed, or the user has had enough."""
+    """Another shard failed, or the user interrupted."""
 
 
 class Reader:
     """Reads whole shards on threads.
 
     Args:
-        storages: where shards lie.
-        workers: how many at once.
+        storages: storages of the shards.
+        workers: how many shards to read at once.
     """
 
     def __init__(self, storages: Storages, workers: int) -> None:
@@ -47,21 +49,21 @@ class Reader:
     def each(
         self, urls: Sequence[str], act: Callable[[str], _Result], advance: Callable[[int, int], None]
     ) -> Iterator[tuple[str, _Result]]:
-        """Do something with each shard, several at once; the results in the order of the shards.
+        """Call a function for each shard, several at once; the results are in the order of the shards.
 
-        Whatever `act` raises, and an interruption, ends the reading of all. No thread is left at the end.
+        An exception of `act`, or an interruption, stops all reads. No thread is left at the end.
 
         Args:
             urls: the shards.
             act: called on a thread; it may call `read`.
-            advance: called with shards and bytes as they are done.
+            advance: called with numbers of shards and bytes as they are read.
         """
         self._advance = advance
         with ThreadPoolExecutor(min(self._workers, max(1, len(urls))), "streamload-reading") as threads:
             futures = deque(threads.submit(self._one, act, url) for url in urls)
             try:
                 for url in urls:
-                    yield url, futures.popleft().result()  # which is not held any longer than its turn
+                    yield url, futures.popleft().result()  # popped, so that results are not kept
             finally:
                 self._stopped.set()
                 threads.shutdown(wait=True, cancel_futures=True)
@@ -71,8 +73,8 @@ class Reader:
 
         Args:
             url: the shard.
-            every_byte: compute the members' crc32 and the labels too.
-            labels: the labels at least; of a local uncompressed shard, nothing else is read for them.
+            every_byte: also compute the members' crc32 and the labels.
+            labels: also read the labels; of a local uncompressed shard, only these and the headers are read.
 
         Raises:
             StorageError: it cannot be read.
@@ -116,8 +118,8 @@ def scanned_table(url: str, *, every_byte: bool = False, labels: bool = False) -
 
     Args:
         url: the shard.
-        every_byte: compute the members' crc32 and the labels too, for which all of it is read.
-        labels: the labels at least.
+        every_byte: also compute the members' crc32 and the labels, by reading all of it.
+        labels: also read the labels.
 
     Raises:
         StorageError: it cannot be opened.
@@ -141,14 +143,14 @@ def tables(
     labels: bool = False,
     advance: Callable[[int, int], None] = lambda *_: None,
 ) -> Iterator[tuple[int, ShardTable]]:
-    """The bytes and the table of each shard of a listing: from its index where it has one, else by reading it.
+    """The size in bytes and the table of each shard of a listing, from its index or, without one, by reading it.
 
     Args:
         listing: the shards.
         lookup: finds the indexes.
-        reader: reads shards that are in none.
-        labels: of these, find the labels too.
-        advance: called with shards and bytes as they are done.
+        reader: reads shards without an index.
+        labels: also read the labels of these.
+        advance: called with numbers of shards and bytes as they are read.
     """
 
     def found(url: str) -> tuple[int, ShardTable]:
@@ -163,3 +165,32 @@ def tables(
     indexed = {shard.url: folder is not None for shard, folder in zip(listing.shards, listing.index_of, strict=True)}
     for _, result in reader.each(list(shards), found, advance):
         yield result
+
+
+def differences(url: str, table: ShardTable, known: ShardTable) -> Iterator[StreamloadError]:
+    """The differences between a shard's own table and the one in the index."""
+    rebuild = "restore the shard, or rebuild the index with `streamload index` if the shard is right"
+    same_places = (
+        table.fields == known.fields
+        and np.array_equal(table.member_offset, known.member_offset)
+        and np.array_equal(table.member_size, known.member_size)
+        and np.array_equal(table.member_field, known.member_field)
+        and np.array_equal(table.sample_start, known.sample_start)
+        and np.array_equal(table.key_bytes, known.key_bytes)
+        and np.array_equal(table.key_start, known.key_start)
+    )
+    if not same_places:
+        yield DatasetIndexError(f"the index lists other samples than the shard contains; {rebuild}", url=url)
+        return
+    if known.member_crc32 is not None and table.member_crc32 is not None:
+        for member in np.flatnonzero(table.member_crc32 != known.member_crc32).tolist():
+            sample = int(np.searchsorted(table.sample_start, member, side="right")) - 1
+            field = table.fields[int(table.member_field[member])]
+            yield ShardFormatError(
+                f"the bytes of field {field!r} differ from the indexed ones (crc32); {rebuild}",
+                url=url,
+                key=table.key(sample),
+                offset=int(table.member_offset[member]),
+            )
+    if known.labels is not None and not (table.labels is not None and np.array_equal(table.labels, known.labels)):
+        yield DatasetIndexError(f"the index has other labels than the shard; {rebuild}", url=url)

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Annotated, TypeVar
 
 import typer
-from streamload_tools import shardify_options as option
+from streamload_tools.arguments import PlainUsage, StorageOption, parse_storage_options, show_version
 from streamload_tools.failures import UsageError, reported_errors
 from streamload_tools.packing.packing import PackOptions
+from streamload_tools.packing.planning import parse_split
 from streamload_tools.packing.resizing import Resizing
-from streamload_tools.packing.source_to_shards import Place, source_to_shards
-from streamload_tools.packing.split import parse_split
-from streamload_tools.packing.targets import Start
+from streamload_tools.packing.source_to_shards import source_to_shards
+from streamload_tools.packing.targets import Place, Start
 from streamload_tools.sources.kinds import SourceOptions
 from streamload_tools.sources.table import TableColumns
-from streamload_tools.storage_options import StorageOption, parse_storage_options
-from streamload_tools.usage import PlainUsage
 
 from streamload.byte_sizes import parse_bytes
 from streamload.environment.launchers import available_processors
@@ -28,19 +27,22 @@ from streamload.storage.storages import Storages
 
 __all__ = ["app", "main"]
 
+_Value = TypeVar("_Value")
+
+_DEFAULT_QUALITY = 90
 _EXAMPLES = """
 Examples:
 
 \b
-  shardify photos shards                            photos/<class>/*.jpg
-  shardify photos shards --split train=0.9,val=0.1  into shards/train and shards/val
-  shardify data shards                              data/train/<class> and data/val/<class>, the same
-  shardify val shards-val --classes shards/classes.json  labels as in shards
-  shardify photos shards --resize 256               smaller images, for faster training
-  shardify photos.csv shards                        a table with columns path and label
-  shardify data shards --labels labels.json         data/<ID>.pt or .npy, {"<ID>": label, ...}
-  shardify photos shards --resume                   go on after a crash, Ctrl-C or a full disk
-  shardify photos s3://bucket/photos                into a bucket
+  shardify photos shards                                 photos/<class>/*.jpg
+  shardify photos shards --split train=0.9,val=0.1       into shards/train and shards/val
+  shardify data shards                                   data/train/<class> and data/val/<class>
+  shardify val shards-val --classes shards/classes.json  the same labels as in shards
+  shardify photos shards --resize 256                    smaller images, for faster training
+  shardify photos.csv shards                             a table with columns path and label
+  shardify data shards --labels labels.json              data/<ID>.pt or .npy, {"<ID>": label, ...}
+  shardify photos shards --resume                        continue after a crash, Ctrl-C or a full disk
+  shardify photos s3://bucket/photos                     to a bucket
 """
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -48,43 +50,139 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions
 
 @app.command(epilog=_EXAMPLES, cls=PlainUsage)
 def shardify(
-    source: option.Source,
-    dest: option.Dest,
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="SOURCE",
+            help="A folder with one folder of images per class, or with folders such as train and val of these; a "
+            ".csv, .tsv or .jsonl of paths and labels; or, with --labels, a folder of .pt, .npy or image files.",
+        ),
+    ],
+    dest: Annotated[
+        str,
+        typer.Argument(
+            metavar="DEST", help="The folder for the shards, created if needed; or a bucket: s3://, gs://, az://, ..."
+        ),
+    ],
     *,
-    max_bytes: option.MaxBytes = "256MB",
-    max_count: option.MaxCount = None,
-    shuffle: option.Shuffle = True,
-    seed: option.Seed = 0,
-    split: option.Split = None,
-    resize: option.Resize = None,
-    quality: option.Quality = None,
-    workers: option.Workers = None,
-    labels: option.Labels = None,
-    classes: option.Classes = None,
-    partition: option.Partition = None,
-    path_column: option.PathColumn = None,
-    label_column: option.LabelColumn = None,
-    labels_as_names: option.LabelsAsNames = False,
-    keep_columns: option.KeepColumns = False,
-    follow_symlinks: option.FollowSymlinks = False,
-    skip_bad: option.SkipBad = False,
-    resume: option.Resume = False,
-    overwrite: option.Overwrite = False,
-    staging: option.Staging = None,
+    max_bytes: Annotated[
+        str,
+        typer.Option(
+            metavar="SIZE", help="Maximum size of a shard, such as 256MB, 1GB or 100MiB; 1 MB is 1,000,000 bytes."
+        ),
+    ] = "256MB",
+    max_count: Annotated[
+        int | None, typer.Option(metavar="N", help="Maximum number of samples in a shard.", min=1)
+    ] = None,
+    shuffle: Annotated[
+        bool, typer.Option(help="Shuffle the samples, or keep the order of classes and paths, or of the table.")
+    ] = True,
+    seed: Annotated[
+        int,
+        typer.Option(help="Seed of the shuffle and of --split; equal seeds give equal shards.", min=0, max=2**64 - 1),
+    ] = 0,
+    split: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME=FRACTION,...",
+            help="Split each class at random into folders of DEST, as in train=0.9,val=0.1.",
+        ),
+    ] = None,
+    resize: Annotated[
+        int | None,
+        typer.Option(
+            metavar="PIXELS",
+            help="Resize larger images so that the shorter side has this many pixels, and store them as JPEG, whatever "
+            "they were. EXIF orientation is applied, CMYK becomes RGB, grey stays grey; transparency, colour profiles "
+            "and other metadata are dropped. Images that are small enough are stored unchanged.",
+            min=1,
+        ),
+    ] = None,
+    quality: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", help=f"Quality of the JPEG files of --resize. Default: {_DEFAULT_QUALITY}.", min=1, max=100
+        ),
+    ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", help="Number of processes; the shards do not depend on it. Default: one per core.", min=1
+        ),
+    ] = None,
+    labels: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help='The labels of files that are named by ID: JSON, {"ID": label, ...}, or a table with columns id and '
+            "label. Default: labels.json (.csv, .tsv, .jsonl) in SOURCE.",
+        ),
+    ] = None,
+    classes: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="A classes.json that numbers the classes, such as that of the training data. Labels are then names of "
+            "classes, and one that it does not contain is an error.",
+        ),
+    ] = None,
+    partition: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help='With --labels: the splits, as JSON: {"train": ["ID", ...], ...}.'),
+    ] = None,
+    path_column: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The table's column of paths or IDs. Default: found by its name.")
+    ] = None,
+    label_column: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The table's column of labels. Default: found by its name.")
+    ] = None,
+    labels_as_names: Annotated[
+        bool,
+        typer.Option(
+            "--labels-as-names", help="Treat labels as names of classes even if they are numbers; sort and number them."
+        ),
+    ] = False,
+    keep_columns: Annotated[
+        bool, typer.Option("--keep-columns", help="Store the table's other columns as the field json.")
+    ] = False,
+    follow_symlinks: Annotated[
+        bool, typer.Option("--follow-symlinks", help="Follow links to folders. Links to files are always followed.")
+    ] = False,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Skip files that are damaged or of another kind, instead of failing.")
+    ] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue an interrupted run, and keep the shards that it finished.")
+    ] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the shards in DEST, or discard an interrupted run.")
+    ] = False,
+    staging: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="With a remote DEST: the local folder for shards that are not uploaded yet, a few at a time, or all "
+            "of them with --resize. Default: in the folder for temporary files.",
+        ),
+    ] = None,
     storage_option: StorageOption = None,
-    sync: option.Sync = False,
-    show_version: option.ShowVersion = False,
+    sync: Annotated[
+        bool, typer.Option("--sync", help="Flush everything to disk, so that it survives a power cut; slower.")
+    ] = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version.", callback=show_version("shardify"), is_eager=True)
+    ] = False,
 ) -> None:
     """Pack images or arrays into shards, with an index and classes.json.
 
-    Files are stored as they are, under their extension (jpeg as jpg), with the number of their class as cls. The same
+    Files are stored unchanged, under their extension (jpeg as jpg), with the number of their class as cls. The same
     files and options give the same bytes. Nothing is published unless everything could be packed.
 
-    In a bucket, each shard is uploaded as soon as it is finished, and the index comes last; if not everything can be
-    packed, what was uploaded is removed again. With --overwrite, what is there is removed before the first upload.
+    In a bucket, each shard is uploaded as soon as it is finished, and the index last; if a file cannot be packed, the
+    uploads are removed. With --overwrite, the shards that are there are removed before the first upload.
     """
-    del show_version
-    with reported_errors("nothing of what was in flight is published"):
+    del version
+    with reported_errors("no unfinished shard is published"):
         _refuse_pairs(resize=resize, quality=quality, split=split, partition=partition)
         source_to_shards(
             source,
@@ -93,20 +191,20 @@ def shardify(
                 partition,
                 TableColumns(path_column, label_column, keep=keep_columns, as_names=labels_as_names),
                 follow_symlinks,
-                None if classes is None else _classes(classes, storage_option or []),
+                None if classes is None else _classes(classes, storage_option),
             ),
             PackOptions(
-                max_bytes=_max_bytes(max_bytes),
+                max_bytes=_checked(parse_bytes, "--max-bytes", max_bytes),
                 max_count=max_count,
                 shuffle=shuffle,
                 seed=seed,
-                fractions=None if split is None else _fractions(split),
+                fractions=None if split is None else _checked(parse_split, split),
                 skip_bad=skip_bad,
-                resizing=None if resize is None else Resizing(resize, quality or option.DEFAULT_QUALITY),
+                resizing=None if resize is None else Resizing(resize, quality or _DEFAULT_QUALITY),
                 workers=workers or available_processors(),
                 sync=sync,
             ),
-            _place(dest, staging, storage_option or []),
+            _place(dest, staging, storage_option),
             Start(overwrite=overwrite, resume=resume),
         )
 
@@ -117,28 +215,22 @@ def main() -> None:
 
 
 def _refuse_pairs(*, resize: int | None, quality: int | None, split: str | None, partition: str | None) -> None:
-    """Refuse options of which one makes no sense without, or beside, the other."""
+    """Refuse combinations of options that make no sense."""
     if quality is not None and resize is None:
-        raise UsageError("--quality is that of the JPEG files that --resize makes; give --resize too")
+        raise UsageError("--quality is the quality of the JPEG files that --resize writes; give --resize too")
     if split is not None and partition is not None:
-        raise UsageError("--split and --partition both say what goes where; give one of them")
+        raise UsageError("--split and --partition both define the splits; give one of them")
 
 
-def _max_bytes(text: str) -> int:
+def _checked(parse: Callable[..., _Value], *arguments: str) -> _Value:
+    """The value of an option; what is wrong with it is the user's mistake."""
     try:
-        return parse_bytes("--max-bytes", text)
+        return parse(*arguments)
     except ValueError as exc:
         raise UsageError(str(exc)) from exc
 
 
-def _fractions(text: str) -> dict[str, float]:
-    try:
-        return parse_split(text)
-    except ValueError as exc:
-        raise UsageError(f"--split: {exc}") from exc
-
-
-def _classes(path: str, storage_options: Sequence[str]) -> tuple[str, ...]:
+def _classes(path: str, storage_options: Sequence[str] | None) -> tuple[str, ...]:
     storages = Storages(parse_storage_options(storage_options))
     try:
         content = storages.for_url(path).read_bytes(path, most_bytes=MOST_CLASSES_BYTES)
@@ -147,13 +239,10 @@ def _classes(path: str, storage_options: Sequence[str]) -> tuple[str, ...]:
     return parse_class_names(content, path)
 
 
-def _place(dest: str, staging: str | None, storage_options: Sequence[str]) -> Place:
+def _place(dest: str, staging: str | None, storage_options: Sequence[str] | None) -> Place:
     options = parse_storage_options(storage_options)
     if staging is not None:
-        try:
-            refuse_url("--staging", staging)
-        except ValueError as exc:
-            raise UsageError(str(exc)) from exc
+        _checked(refuse_url, "--staging", staging)
     if "://" not in dest:
         try:
             Storages({}).is_local(dest)

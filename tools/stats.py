@@ -1,25 +1,200 @@
-"""`streamload stats`: what a dataset is in numbers, and what that means for those who train on it."""
+"""`streamload stats`: a dataset in numbers, and what follows from them for a training."""
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from streamload_tools.figures import DatasetFigures, Labels, Tally, least_budget_bytes, samples_of_a_rank
+import numpy as np
+import typer
+from numpy.typing import NDArray
+from streamload_tools.arguments import Index, StorageOption, Urls, Workers, parse_storage_options
+from streamload_tools.failures import reported_errors
+from streamload_tools.output import aligned, print_line, shown_bytes
 from streamload_tools.progress import open_progress
 from streamload_tools.reading import Reader, tables
-from streamload_tools.sizes import counted, shown_bytes
 
+from streamload.environment.launchers import available_processors
+from streamload.fetch.budget import check_budget
 from streamload.index.index_lookup import IndexLookup
 from streamload.index.listing import list_shards
 from streamload.storage.storages import Storages
 from streamload.tar.decompression import compression_of
+from streamload.tar.table import ShardTable
+from streamload.text import counted
 
-__all__ = ["DatasetStats", "as_json", "as_lines", "dataset_stats"]
+__all__ = ["Tally", "least_budget_bytes", "stats_command"]
 
-WINDOW = 10_000
+_WINDOW = 10_000
+_BUDGET_MARGIN = 1.05
 _LABELS_SHOWN = 20
+
+
+def stats_command(
+    urls: Urls,
+    *,
+    ranks: Annotated[int, typer.Option(help="World size: how many ranks share the dataset.", min=1)] = 1,
+    as_document: Annotated[bool, typer.Option("--json", help="Print JSON with every label.")] = False,
+    index: Index = None,
+    workers: Workers = None,
+    storage_option: StorageOption = None,
+) -> None:
+    """Report the sizes of shards, fields and classes, the samples per rank, and the memory that a shuffle takes.
+
+    The numbers come from the index; shards without an index are read.
+    """
+    with reported_errors():
+        storages = Storages(parse_storage_options(storage_option))
+        stats = dataset_stats(urls, index, storages, workers=workers or available_processors(), ranks=ranks)
+        for line in [json.dumps(as_json(stats), indent=2)] if as_document else as_lines(stats):
+            print_line(line)
+
+
+@dataclass(frozen=True, slots=True)
+class FieldFigures:
+    """One field: how many samples have it, and the sizes of its members in bytes."""
+
+    samples: int
+    bytes: int
+    mean_bytes: float
+    min_bytes: int
+    max_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Labels:
+    """The integers in `cls`.
+
+    Attributes:
+        counts: each label with its number of samples, the most frequent first.
+        unknown: number of samples in shards where some `cls` is not an integer.
+    """
+
+    counts: tuple[tuple[int, int], ...]
+    unknown: int
+
+    @property
+    def imbalance(self) -> float:
+        """Samples of the most frequent label per sample of the rarest."""
+        return self.counts[0][1] / self.counts[-1][1]
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetFigures:
+    """A dataset.
+
+    Attributes:
+        bytes: size of the shards as stored.
+        samples_per_shard: min, median and max.
+        fields: by name, in the order of their first appearance.
+        labels: None if no shard has an integer `cls` in every sample.
+    """
+
+    shards: int
+    samples: int
+    bytes: int
+    samples_per_shard: tuple[int, float, int]
+    fields: dict[str, FieldFigures]
+    labels: Labels | None
+
+
+class _FieldTally:
+    """The totals of one field."""
+
+    def __init__(self) -> None:
+        self.samples = self.bytes = self.max_bytes = 0
+        self.min_bytes: int | None = None
+
+    def add(self, sizes: NDArray[np.int64]) -> None:
+        least = int(sizes.min())
+        self.samples += len(sizes)
+        self.bytes += int(sizes.sum())
+        self.min_bytes = least if self.min_bytes is None else min(self.min_bytes, least)
+        self.max_bytes = max(self.max_bytes, int(sizes.max()))
+
+    def figures(self) -> FieldFigures:
+        return FieldFigures(self.samples, self.bytes, self.bytes / self.samples, self.min_bytes or 0, self.max_bytes)
+
+
+class Tally:
+    """Totals over the tables of shards, which it does not keep."""
+
+    def __init__(self) -> None:
+        self._shard_samples: list[int] = []
+        self._bytes = self._unlabelled = 0
+        self._fields: dict[str, _FieldTally] = {}
+        self._labels: Counter[int] = Counter()
+
+    def add(self, shard_bytes: int, table: ShardTable) -> None:
+        """Add one shard; `shard_bytes` is its size as stored."""
+        self._shard_samples.append(len(table))
+        self._bytes += shard_bytes
+        for number, name in enumerate(table.fields):
+            sizes = table.member_size[table.member_field == number]
+            if len(sizes):
+                self._fields.setdefault(name, _FieldTally()).add(sizes)
+        if table.labels is None:
+            self._unlabelled += len(table)
+            return
+        values, counts = np.unique(table.labels, return_counts=True)
+        self._labels.update(dict(zip(values.tolist(), counts.tolist(), strict=True)))
+
+    def figures(self) -> DatasetFigures:
+        """The totals of at least one shard."""
+        counts = sorted(self._labels.items(), key=lambda item: (-item[1], item[0]))
+        shards = np.array(self._shard_samples)
+        return DatasetFigures(
+            shards=len(shards),
+            samples=int(shards.sum()),
+            bytes=self._bytes,
+            samples_per_shard=(int(shards.min()), float(np.median(shards)), int(shards.max())),
+            fields={name: tally.figures() for name, tally in self._fields.items()},
+            labels=Labels(tuple(counts), self._unlabelled) if counts else None,
+        )
+
+
+def least_budget_bytes(figures: DatasetFigures, *, window: int, ranks: int) -> int:
+    """The memory_budget that a StreamLoader requires on each rank for remote shards without a cache.
+
+    As in the error for a smaller one, this is the minimum and 5 % more.
+
+    Args:
+        figures: the dataset; its shards are not compressed.
+        window: the shuffle_window in samples.
+        ranks: the world size, and so the number of lanes.
+    """
+
+    def fits(budget_bytes: int) -> bool:
+        try:
+            check_budget(
+                budget_bytes,
+                window=window,
+                batch_size=1,
+                samples=figures.samples,
+                data_bytes=figures.bytes,
+                lanes_read=1,
+                lanes=ranks,
+                shards=figures.shards,
+            )
+        except ValueError:
+            return False
+        return True
+
+    too_small, enough = 0, 1
+    while not fits(enough):
+        too_small, enough = enough, 2 * enough
+    while enough - too_small > 1:
+        middle = (too_small + enough) // 2
+        too_small, enough = (too_small, middle) if fits(middle) else (middle, enough)
+    return int(enough * _BUDGET_MARGIN)
+
+
+def samples_of_a_rank(samples: int, ranks: int) -> tuple[int, int]:
+    """Samples per rank and epoch with `pad=True`, and the fewest that a rank gets with `pad=False`."""
+    return -(-samples // ranks), samples // ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +202,10 @@ class DatasetStats:
     """The figures, and what follows from them.
 
     Attributes:
-        ranks: the world size that the rest is for.
-        budget_bytes: the least `memory_budget` for a shuffle_window of 10,000, if the shards lie remotely; None for
-            compressed shards, of which more has to be held than can be said before.
-        rank_samples: what each rank gets in an epoch, and the fewest that one gets with `pad=False`.
+        ranks: the world size.
+        budget_bytes: the minimum `memory_budget` for a shuffle_window of 10,000 and remote shards; None for compressed
+            shards, whose need is not known in advance.
+        rank_samples: as `samples_of_a_rank` has them.
     """
 
     figures: DatasetFigures
@@ -42,14 +217,14 @@ class DatasetStats:
 def dataset_stats(
     urls: Sequence[str], index: str | None, storages: Storages, *, workers: int, ranks: int
 ) -> DatasetStats:
-    """Read the indexes, or the shards where there is none, with progress on standard error.
+    """Read the indexes, or the shards without one, with progress on standard error.
 
     Args:
         urls: shards, patterns or folders.
-        index: the index's folder, if it is not beside the shards.
-        storages: where all this lies.
-        workers: how many shards are read at once.
-        ranks: the world size to reckon with.
+        index: the folder of the index, if it is not beside the shards.
+        storages: their storages.
+        workers: how many shards to read at once.
+        ranks: the world size.
 
     Raises:
         StreamloadError: an index or a shard cannot be read, or is damaged.
@@ -67,13 +242,13 @@ def dataset_stats(
     return DatasetStats(
         figures=figures,
         ranks=ranks,
-        budget_bytes=None if compressed else least_budget_bytes(figures, window=WINDOW, ranks=ranks),
+        budget_bytes=None if compressed else least_budget_bytes(figures, window=_WINDOW, ranks=ranks),
         rank_samples=samples_of_a_rank(figures.samples, ranks),
     )
 
 
 def as_json(stats: DatasetStats) -> dict[str, Any]:
-    """All figures, and all labels, as values that JSON can hold."""
+    """All figures and labels as a JSON object."""
     figures = stats.figures
     least, median, most = figures.samples_per_shard
     return {
@@ -86,13 +261,13 @@ def as_json(stats: DatasetStats) -> dict[str, Any]:
         "ranks": stats.ranks,
         "samples_per_rank": stats.rank_samples[0],
         "samples_per_rank_unpadded_min": stats.rank_samples[1],
-        "shuffle_window": WINDOW,
+        "shuffle_window": _WINDOW,
         "memory_budget_bytes": stats.budget_bytes,
     }
 
 
 def as_lines(stats: DatasetStats) -> Iterator[str]:
-    """The same for people."""
+    """The figures as text."""
     figures = stats.figures
     least, median, most = figures.samples_per_shard
     yield f"{counted(figures.shards, 'shard')}, {counted(figures.samples, 'sample')}, {shown_bytes(figures.bytes)}"
@@ -102,7 +277,7 @@ def as_lines(stats: DatasetStats) -> Iterator[str]:
     for name, field in figures.fields.items():
         sizes = (field.bytes, field.mean_bytes, field.min_bytes, field.max_bytes)
         rows.append((name, f"{field.samples:,}", *map(shown_bytes, sizes)))
-    yield from _aligned(rows)
+    yield from aligned(rows, numbers=len(rows[0]) - 1)
     if figures.labels is not None:
         yield ""
         yield from _label_lines(figures.labels)
@@ -119,7 +294,7 @@ def _label_lines(labels: Labels) -> Iterator[str]:
     known = sum(count for _, count in labels.counts)
     rows = [("LABEL", "SAMPLES", "SHARE")]
     rows += [(str(label), f"{count:,}", f"{count / known:.2%}") for label, count in labels.counts[:_LABELS_SHOWN]]
-    yield from _aligned(rows)
+    yield from aligned(rows, numbers=len(rows[0]) - 1)
     if len(labels.counts) > _LABELS_SHOWN:
         rest = labels.counts[_LABELS_SHOWN:]
         samples = counted(sum(count for _, count in rest), "sample")
@@ -137,14 +312,7 @@ def _advice(stats: DatasetStats) -> Iterator[str]:
     unpadded = "" if padded == fewest else f" ({fewest:,} or {padded:,} with pad=False)"
     yield f"{ranks} {counted(padded, 'sample')} an epoch{unpadded}"
     if stats.budget_bytes is None:
-        yield f"memory_budget for shuffle_window={WINDOW:,}: not known beforehand where shards are compressed"
+        yield f"memory_budget for shuffle_window={_WINDOW:,}: not known beforehand for compressed shards"
     else:
         budget = f"{max(1, -(-stats.budget_bytes // 10**6)):,}MB"
-        yield f"remote shards need a memory_budget of at least {budget} on each rank for shuffle_window={WINDOW:,}"
-
-
-def _aligned(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
-    """Columns of equal width, all but the first to the right."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for first, *rest in rows:
-        yield "  ".join((f"{first:<{widths[0]}}", *(f"{text:>{w}}" for text, w in zip(rest, widths[1:], strict=True))))
+        yield f"remote shards need a memory_budget of at least {budget} on each rank for shuffle_window={_WINDOW:,}"

@@ -1,23 +1,26 @@
-"""Whether shards are whole, and whether they are what their index says: every byte is read."""
+"""`streamload verify`: read every byte of shards, and compare it with their index and `classes.json`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from glob import escape
-from typing import NamedTuple
+from itertools import chain
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
-from streamload_tools.reading import Reader
+import typer
+from streamload_tools.arguments import Index, StorageOption, Urls, Workers, parse_storage_options
+from streamload_tools.failures import reported_errors
+from streamload_tools.output import print_line, say
+from streamload_tools.progress import open_progress
+from streamload_tools.reading import Reader, differences
 
-from streamload.errors import (
-    DatasetIndexError,
-    ShardFormatError,
-    ShardNotFoundError,
-    StorageError,
-    StreamloadError,
-)
+import streamload
+from streamload.environment.launchers import available_processors
+from streamload.errors import DatasetIndexError, SampleError, ShardNotFoundError, StorageError, StreamloadError
 from streamload.index.class_names import CLASSES_FILE, read_class_names
 from streamload.index.dataset_index import check_shard
+from streamload.index.finder import find_shards
 from streamload.index.index_lookup import IndexLookup
 from streamload.index.shard_names import WEB, folder_and_name, shard_name
 from streamload.storage.protocol import protocol_of
@@ -26,22 +29,76 @@ from streamload.tar.compressed_names import is_compressed
 from streamload.tar.table import ShardTable
 from streamload.text import counted
 
-__all__ = [
-    "Checked",
-    "check",
-    "class_names",
-    "differences",
-    "missing_names",
-    "missing_shards",
-    "without_checksums",
-]
+__all__ = ["missing_names", "verify_command"]
+
+_DECODED_TOGETHER = 64
 
 
-class Checked(NamedTuple):
-    """A shard that was read from end to end.
+def verify_command(
+    urls: Urls,
+    *,
+    decode: Annotated[
+        bool, typer.Option("--decode", help="Also decode every field of every sample, as a loader does.")
+    ] = False,
+    index: Index = None,
+    workers: Workers = None,
+    storage_option: StorageOption = None,
+) -> None:
+    """Read every byte of shards and compare it with the index. The exit status is 1 if anything is damaged.
+
+    If there is a classes.json, every label must have a name in it.
+    """
+    with reported_errors():
+        options = parse_storage_options(storage_option)
+        storages, workers = Storages(options), workers or available_processors()
+        shards = find_shards(urls, storages)
+        lookup = IndexLookup(index, storages)
+        reader = Reader(storages, workers)
+        classes, faults = _class_names(dict.fromkeys(folder_and_name(url)[0] for url in shards), storages)
+        found, whole, samples = len(faults), list[str](), 0
+        for fault in faults:
+            print_line(str(fault))
+        with open_progress("verifying", len(shards), "shards") as progress:
+
+            def checked(url: str) -> _Checked:
+                return _check(url, lookup, reader, classes.get(folder_and_name(url)[0]))
+
+            for url, result in reader.each(shards, checked, progress.advance):
+                for damage in result.damages:
+                    found += 1
+                    print_line(str(damage))
+                if not result.damages:
+                    whole.append(url)
+                    samples += result.samples
+        for damage in _missing_shards(shards, lookup, storages) if index is None else ():
+            found += 1
+            print_line(str(damage))
+        if decode and whole:
+            with open_progress("decoding", samples, "samples") as progress:
+                for error in _undecodable(whole, index, options, workers, progress.advance):
+                    found += 1
+                    print_line(str(error))
+        if found:
+            say(f"error: {counted(found, 'fault')} in {counted(len(shards), 'shard')}")
+            raise typer.Exit(1)
+        unchecked = _without_checksums(shards, lookup)
+        typer.echo(f"{counted(len(shards), 'shard')} verified, no damage{_without_index(unchecked)}")
+
+
+def _without_index(shards: int) -> str:
+    if not shards:
+        return ""
+    return (
+        f"; of {counted(shards, 'shard')} without an index only the headers were checked, since there are no checksums "
+        "of the content: run `streamload index` while they are known to be intact"
+    )
+
+
+class _Checked(NamedTuple):
+    """A shard that was read completely.
 
     Attributes:
-        samples: how many are in it.
+        samples: number of samples.
         damages: what is wrong with it.
     """
 
@@ -49,20 +106,20 @@ class Checked(NamedTuple):
     damages: Sequence[StreamloadError]
 
 
-def check(url: str, lookup: IndexLookup, reader: Reader, classes: Sequence[str] | None) -> Checked:
-    """Read one shard from end to end; what is wrong with it.
+def _check(url: str, lookup: IndexLookup, reader: Reader, classes: Sequence[str] | None) -> _Checked:
+    """Read one shard completely, and report what is wrong with it.
 
     Args:
         url: the shard.
-        lookup: where the index is found, if there is one.
+        lookup: finds its index.
         reader: reads it.
-        classes: the names of the classes by number, as `classes.json` beside it has them, or None.
+        classes: the names of the classes in the `classes.json` beside it, or None.
     """
     folder, name = folder_and_name(url)
     try:
         read = reader.read(url)
     except StreamloadError as exc:
-        return Checked(0, [exc])
+        return _Checked(0, [exc])
     found: list[StreamloadError] = [] if classes is None else list(_nameless_labels(url, read.table, classes))
     try:
         index = lookup.of_folder(folder)
@@ -72,13 +129,15 @@ def check(url: str, lookup: IndexLookup, reader: Reader, classes: Sequence[str] 
             found += () if known is None else differences(url, read.table, known)
     except StreamloadError as exc:
         found.append(exc)
-    return Checked(len(read.table), found)
+    return _Checked(len(read.table), found)
 
 
-def class_names(folders: Iterable[str], storages: Storages) -> tuple[dict[str, tuple[str, ...]], list[StreamloadError]]:
+def _class_names(
+    folders: Iterable[str], storages: Storages
+) -> tuple[dict[str, tuple[str, ...]], list[StreamloadError]]:
     """The names of the classes in the `classes.json` of each folder that has one, and what is wrong with these files.
 
-    Where it may not be read, it is taken for one that is not there. A name that stands for two labels is wrong.
+    A file without read permission counts as missing. A name of two labels is wrong.
     """
     found: dict[str, tuple[str, ...]] = {}
     wrong: list[StreamloadError] = []
@@ -97,7 +156,7 @@ def class_names(folders: Iterable[str], storages: Storages) -> tuple[dict[str, t
 
 
 def _names_of_two_labels(names: Sequence[str], url: str) -> Iterator[DatasetIndexError]:
-    """The first name that comes twice."""
+    """The first repeated name."""
     first: dict[str, int] = {}
     for label, name in enumerate(names):
         if first.setdefault(name, label) != label:
@@ -106,7 +165,7 @@ def _names_of_two_labels(names: Sequence[str], url: str) -> Iterator[DatasetInde
 
 
 def _nameless_labels(url: str, table: ShardTable, classes: Sequence[str]) -> Iterator[StreamloadError]:
-    """The first label that has no name, and how many there are."""
+    """The first label without a name, and how many there are."""
     if table.labels is None:
         return
     nameless = np.flatnonzero((table.labels < 0) | (table.labels >= len(classes)))
@@ -115,16 +174,16 @@ def _nameless_labels(url: str, table: ShardTable, classes: Sequence[str]) -> Ite
         more = f" (and {counted(len(nameless) - 1, 'more sample')})" if len(nameless) > 1 else ""
         yield DatasetIndexError(
             f"the label {int(table.labels[first])}{more} has no name in {CLASSES_FILE}, which names "
-            f"{len(classes):,}; pack the shards again with one numbering (`shardify --classes`), or correct the file",
+            f"{len(classes):,}; pack the shards with its numbers (`shardify --classes`), or correct the file",
             url=url,
             key=table.key(first),
         )
 
 
 def missing_names(folder: str, lookup: IndexLookup, storages: Storages) -> list[str]:
-    """The names of shards that the index beside the shards of a folder has and that are not there.
+    """The shards in the index of a folder that do not exist.
 
-    Web servers do not tell; and where the index or the folder cannot be read, nothing is known.
+    None are found on web servers, or where the index or the folder cannot be read.
     """
     try:
         index = lookup.of_folder(folder)
@@ -137,8 +196,8 @@ def missing_names(folder: str, lookup: IndexLookup, storages: Storages) -> list[
     return [entry.name for entry in index.shards if entry.name not in there and not entry.name.startswith(".")]
 
 
-def missing_shards(shards: Sequence[str], lookup: IndexLookup, storages: Storages) -> Iterator[StreamloadError]:
-    """The shards that the indexes beside some shards name and that are not there."""
+def _missing_shards(shards: Sequence[str], lookup: IndexLookup, storages: Storages) -> Iterator[StreamloadError]:
+    """The shards in the indexes of the shards' folders that do not exist."""
     for folder in dict.fromkeys(folder_and_name(url)[0] for url in shards):
         for name in missing_names(folder, lookup, storages):
             yield ShardNotFoundError(
@@ -148,35 +207,47 @@ def missing_shards(shards: Sequence[str], lookup: IndexLookup, storages: Storage
             )
 
 
-def without_checksums(shards: Sequence[str], lookup: IndexLookup) -> int:
-    """How many of these shards neither an index nor their compression has checksums of, for what is in the files."""
+def _without_checksums(shards: Sequence[str], lookup: IndexLookup) -> int:
+    """How many of these shards have checksums of their content neither in an index nor in their compression."""
     return sum(not is_compressed(url) and lookup.of_folder(folder_and_name(url)[0]) is None for url in shards)
 
 
-def differences(url: str, table: ShardTable, known: ShardTable) -> Iterator[StreamloadError]:
-    """What a shard's own table and the one in the index disagree about."""
-    rebuild = "restore the shard, or rebuild the index with `streamload index` if the shard is right"
-    same_places = (
-        table.fields == known.fields
-        and np.array_equal(table.member_offset, known.member_offset)
-        and np.array_equal(table.member_size, known.member_size)
-        and np.array_equal(table.member_field, known.member_field)
-        and np.array_equal(table.sample_start, known.sample_start)
-        and np.array_equal(table.key_bytes, known.key_bytes)
-        and np.array_equal(table.key_start, known.key_start)
-    )
-    if not same_places:
-        yield DatasetIndexError(f"the index names other samples than the shard holds; {rebuild}", url=url)
-        return
-    if known.member_crc32 is not None and table.member_crc32 is not None:
-        for member in np.flatnonzero(table.member_crc32 != known.member_crc32).tolist():
-            sample = int(np.searchsorted(table.sample_start, member, side="right")) - 1
-            field = table.fields[int(table.member_field[member])]
-            yield ShardFormatError(
-                f"the bytes of field {field!r} differ from those that were indexed (crc32); {rebuild}",
-                url=url,
-                key=table.key(sample),
-                offset=int(table.member_offset[member]),
-            )
-    if known.labels is not None and not (table.labels is not None and np.array_equal(table.labels, known.labels)):
-        yield DatasetIndexError(f"the index has other labels than the shard; {rebuild}", url=url)
+def _undecodable(
+    shards: Sequence[str],
+    index: str | None,
+    storage_options: Mapping[str, Any],
+    workers: int,
+    advance: Callable[[int, int], None],
+) -> Iterator[SampleError]:
+    """Decode every field of every sample with a StreamLoader; the errors of samples that cannot be decoded.
+
+    Args:
+        shards: intact shards.
+        index: the folder of their index, if it is not beside them.
+        storage_options: the loader's.
+        workers: number of processes.
+        advance: called with numbers of samples, and 0, as they are decoded.
+
+    Raises:
+        StreamloadError: a shard cannot be read, or a sample kills the processes that decode it.
+    """
+    with streamload.StreamLoader(
+        shards,
+        _DECODED_TOGETHER,
+        transform=_nothing,
+        on_error="skip",
+        num_workers=workers,
+        index=index,
+        storage_options=storage_options or None,
+    ) as loader:
+        seen = 0
+        for batch in chain(loader, [()]):
+            new = loader.statistics().skipped_samples - seen
+            advance(len(batch) + new, 0)
+            if new:
+                yield from loader.skipped[-new:]
+                seen += new
+
+
+def _nothing(_: object) -> int:
+    return 0

@@ -12,16 +12,17 @@ from typing import Any
 
 from streamload.decode.failure import Attempt, failure_of
 from streamload.decode.tasks import BytesMoved, RowsDone, ScanDone, ScanTask, Task
+from streamload.feeder.calls import COUNT_SAMPLES
 from streamload.feeder.messages import (
     AbandonEpoch,
     Acknowledge,
+    AcknowledgeRequest,
+    Answer,
+    Call,
     Configure,
-    Counted,
-    CountSamples,
     EpochStart,
     Failed,
     Ready,
-    Taken,
 )
 from streamload.fetch.budget import bytes_for_parts, requests_at_once
 from streamload.fetch.cache.disk_cache import DiskCache
@@ -63,7 +64,7 @@ class Feeder:
         start_pool: starts the workers; gets the feeder for their events, and where shards are.
         in_loop: has something called in the event loop soon.
         listing: the shards.
-        in_process: there is no other process: slots have no descriptors, and nothing is done before it is asked for.
+        in_process: it runs in the trainer's process: slots have no descriptors, and nothing is done ahead.
         indexes: those of the listing's indexes that have been read already, by folder.
     """
 
@@ -107,10 +108,10 @@ class Feeder:
         self._feed = None if prerequisites is None else ScanFeed(self._scans, self._tables, prerequisites.fetcher)
         self._orphaned = OrphanedTasks(None if prerequisites is None else prerequisites.fetcher)
         self._totals = FeederTotals()
-        self._counting = False
-        self._questions = count(1)
-        self._question: int | None = None
-        self._told_nothing = False
+        self._counting: int | None = None  # the number of the call that waits for all counts
+        self._request_numbers = count(1)
+        self._requested: int | None = None
+        self._nothing_to_acknowledge = False
         self._epochs = Epochs(
             self._begin,
             self._deliver,
@@ -133,13 +134,13 @@ class Feeder:
                 case AbandonEpoch():
                     self._epochs.abandon(message.number)
                     self.pool.abandon_unwanted()
-                case Taken():
+                case Acknowledge():
                     self._note_acknowledged(message)
                     self._slots.taken(message.batches)
                     self._slots.released(message.released)
                     self._epochs.taken(message.batches)
-                case CountSamples():
-                    self._counting = True
+                case Call() if message.function == COUNT_SAMPLES:
+                    self._counting = message.number
                     self._scans.ask_for(range(len(self._tables.counts)))
             self._pump()
 
@@ -240,7 +241,7 @@ class Feeder:
         with Attempt() as attempt:
             self._scans.on_done(done)
         if attempt.error is not None:
-            if not self._epochs.only_next_works or self._counting:
+            if not self._epochs.only_next_works or self._counting is not None:
                 raise attempt.error
             self._epochs.fail_next(attempt.error)
 
@@ -265,9 +266,9 @@ class Feeder:
             self._take_turn_soon()  # the epoch may have waited for just that, and nothing else may come
         while self.pool.has_room() and (task := self._scans.next_task()) is not None:
             self.pool.submit(task)
-        if self._counting and self._tables.counts.complete:
-            self._counting = False
-            self._send(Counted(tuple(self._tables.counts.values.tolist())), ())
+        if self._counting is not None and self._tables.counts.complete:
+            self._send(Answer(self._counting, tuple(self._tables.counts.values.tolist())), ())
+            self._counting = None
         self._see_to_room()
 
     def _see_to_room(self) -> None:
@@ -288,25 +289,26 @@ class Feeder:
             self.pool.drop_unwanted()
         if self._orphaned or not fetcher.stalled:
             return
-        # Until it says so itself, the loop may have release batches since it was last heard of.
-        crash_loop = self._epochs.waits and (self._told_nothing or self._in_process)
-        crash_loop = crash_loop or (self._counting and not self._epochs.busy)
-        if crash_loop and not (self._feed is not None and self._feed.evict()):
-            raise fetcher.too_small(counting=self._counting)
-        if self._question is None and not crash_loop:
-            self._question = next(self._questions)
-            self._send(Acknowledge(self._question), ())
+        counting = self._counting is not None
+        # Until it says so itself, the loop may have released batches that it has not acknowledged yet.
+        cannot_go_on = self._epochs.waits and (self._nothing_to_acknowledge or self._in_process)
+        cannot_go_on = cannot_go_on or (counting and not self._epochs.busy)
+        if cannot_go_on and not (self._feed is not None and self._feed.evict()):
+            raise fetcher.too_small(counting=counting)
+        if self._requested is None and not cannot_go_on:
+            self._requested = next(self._request_numbers)
+            self._send(AcknowledgeRequest(self._requested), ())
 
-    def _note_acknowledged(self, taken: Taken) -> None:
-        """Take in whether the trainer still has something to tell; an answer from before a delivery says nothing."""
-        if taken.batches or taken.released:
-            self._question, self._told_nothing = None, False
-        elif self._question is not None and taken.answers == self._question:
-            self._told_nothing = True
+    def _note_acknowledged(self, message: Acknowledge) -> None:
+        """Note whether the trainer may still hold something; an answer from before a delivery says nothing of that."""
+        if message.batches or message.released:
+            self._requested, self._nothing_to_acknowledge = None, False
+        elif self._requested is not None and message.answers == self._requested:
+            self._nothing_to_acknowledge = True
 
     def _deliver(self, start: EpochStart, batches: list[ReadyBatch], last: bool, acknowledge_after: int) -> None:
         """Send batches, as many with one message as its descriptors allow."""
-        self._question, self._told_nothing = None, False  # of these it has not been asked
+        self._requested, self._nothing_to_acknowledge = None, False  # of these nothing was requested
         for first in range(0, max(1, len(batches)), MAX_DESCRIPTORS):
             end = first + MAX_DESCRIPTORS
             part = batches[first:end]
@@ -336,7 +338,7 @@ class Feeder:
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
-        """Send what is raised inside to the trainer: nothing else would ever tell it."""
+        """Send what is raised inside to the trainer: it would wait forever."""
         with Attempt() as attempt:
             yield
         if attempt.error is not None:
@@ -345,5 +347,5 @@ class Feeder:
     def _fail(self, error: Exception) -> None:
         failed_for = self._epochs.newest
         self._epochs.stop()
-        self._counting = False
+        self._counting = None
         self._send(Failed(failure_of(naming_the_limit(error)), failed_for), ())

@@ -1,8 +1,7 @@
-"""What the trainer and its feeder say to each other, as frozen types (without slots, like those of `decode.tasks`)."""
+"""What the trainer and its feeder send each other, as frozen types (without slots, like those of `decode.tasks`)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,59 +12,56 @@ from streamload.order.epoch_start import EpochStart
 from streamload.schedule.epoch import ReadyBatch
 from streamload.schedule.scheduler import PipelineSettings
 from streamload.statistics import FeederTotals
-from streamload.storage.storages import Storages
 
 __all__ = [
     "AbandonEpoch",
     "Acknowledge",
+    "AcknowledgeRequest",
     "Answer",
     "Call",
     "Configure",
-    "CountSamples",
-    "Counted",
     "EpochStart",
     "Failed",
-    "ReadFrom",
     "Ready",
-    "Taken",
 ]
 
 
 @dataclass(frozen=True)
 class Call:
-    """The trainer wants the result of a function that may read remotely; the `Answer` to each comes before the next.
+    """The trainer wants the result of a function.
 
     Attributes:
-        function: of a module of ours; or a method of `RangeReader`, of the one that `ReadFrom` has made.
+        number: no other call has it.
+        function: its name in `Calls.functions`, or `COUNT_SAMPLES`.
         arguments: of it.
     """
 
-    function: Callable[..., Any]
-    arguments: tuple[Any, ...]
+    number: int
+    function: str
+    arguments: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a `Call` has returned, or what it has raised."""
+    """What a call has returned, or what it has raised.
 
-    result: Any
+    Attributes:
+        number: the call's.
+        value: what it returned.
+        failure: what it raised, or None.
+    """
+
+    number: int
+    value: Any = None
     failure: Failure | None = None
 
 
 @dataclass(frozen=True)
-class ReadFrom:
-    """What calls of `RangeReader` read from, for somebody who reads at random and never sends `Configure`."""
-
-    listing: Listing
-    storages: Storages
-
-
-@dataclass(frozen=True)
 class Configure:
-    """Everything that holds for all epochs; the trainer may ask for things before, and begins none without it.
+    """Everything that holds for all epochs; calls may come before it, epochs may not.
 
     Attributes:
-        listing: the shards; None for those that this feeder has found last.
+        listing: the shards; None for those that this feeder has listed last.
         settings: the pipeline's.
         job: the pickled `Job`, see `job_pickle`.
         workers: how many.
@@ -86,11 +82,13 @@ class Configure:
 
 
 @dataclass(frozen=True)
-class Taken:
+class Acknowledge:
     """The trainer has taken batches, and nobody there views these slots any more.
 
     Attributes:
-        answers: the number of the `Acknowledge` that made it say so, if one did.
+        batches: how many.
+        released: the slots.
+        answers: the number of the `AcknowledgeRequest` that this answers, if it does.
     """
 
     batches: int
@@ -100,7 +98,7 @@ class Taken:
 
 @dataclass(frozen=True)
 class AbandonEpoch:
-    """The loop has left this pass, so nothing more is wanted of its epoch.
+    """The loop has left a pass, so nothing more is wanted of its epoch.
 
     Attributes:
         number: of the pass.
@@ -110,30 +108,18 @@ class AbandonEpoch:
 
 
 @dataclass(frozen=True)
-class CountSamples:
-    """The trainer wants to know how many samples each shard has."""
-
-
-@dataclass(frozen=True)
-class Counted:
-    """The samples of each shard."""
-
-    counts: tuple[int, ...]
-
-
-@dataclass(frozen=True)
 class Ready:
     """Batches for the loop.
 
     Attributes:
-        start: `EpochStart.identity` of what they are batches of: those of an epoch that was begun before it was asked
-            for, or of one that was abandoned, may turn out not to be wanted.
+        start: `EpochStart.identity` of what they are batches of: those of an epoch that was begun before it was
+            requested, or of one that was abandoned, may turn out not to be wanted.
         batches: in order.
         opened: slots that are new to the trainer, or have grown; their descriptors come with the message.
         retired: slots that are to be dropped.
-        last: whether all batches of the epoch have been sent now. Of an epoch that has not been asked for yet, that is
-            said with a later message.
-        acknowledge_after: how many batches may be taken before the feeder is told of them.
+        last: whether all batches of the epoch have been sent now. Of an epoch that has not been requested yet, a later
+            message says so.
+        acknowledge_after: how many batches may be taken before they are acknowledged.
         totals: so far.
     """
 
@@ -147,11 +133,11 @@ class Ready:
 
 
 @dataclass(frozen=True)
-class Acknowledge:
-    """Nothing goes on here: say now, and not later together, which batches have been taken.
+class AcknowledgeRequest:
+    """The feeder is stalled: acknowledge now, and not later together, which batches have been taken.
 
     Attributes:
-        number: no other one has it, so that an answer is not taken for one to a later question.
+        number: no other request has it, so that an answer is not taken for one to a later request.
     """
 
     number: int
@@ -163,7 +149,7 @@ class Failed:
 
     Attributes:
         failure: why.
-        start: `EpochStart.identity` of what it has failed for; None where that is everything.
+        start: `EpochStart.identity` of the epoch that it has failed for; None where it has failed as a whole.
     """
 
     failure: Failure

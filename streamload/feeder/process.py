@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import os
 import socket
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from streamload.decode.failure import Attempt, answer_failure, failure_of
 from streamload.environment.launch import EarlyWorkers
+from streamload.feeder.calls import Calls
 from streamload.feeder.feeder import Feeder
-from streamload.feeder.logged import log_in_trainer
-from streamload.feeder.messages import Answer, Call, Configure, Failed, ReadFrom
-from streamload.fetch.range_reader import RangeReader
+from streamload.feeder.messages import Answer, Call, Configure, Failed
 from streamload.fetch.resident import ResidentShards
 from streamload.index.dataset_index import DatasetIndex
 from streamload.index.listing import Listing, list_shards
+from streamload.log_records import Logged, forward_records
 from streamload.memory.async_channel import AsyncChannel
 from streamload.memory.heap import keep_freed_memory
 from streamload.memory.slots import SlotPool
@@ -53,22 +53,22 @@ class _Process:
         self._feeder: Feeder | None = None
         self._found: Listing | None = None
         self._indexes: dict[str, DatasetIndex] = {}
-        self._calling: asyncio.Task[None] | None = None
-        self._reader: RangeReader | None = None
+        self._calls = Calls(self._list)
+        self._calling: set[asyncio.Task[None]] = set()
         self.ended = asyncio.Event()
         self._channel = AsyncChannel(sock, self._on_message, self.ended.set)
-        log_in_trainer(self._channel.send)
+        _log_in_trainer(self._channel.send)
         self._watch_trainer()
 
     def _on_message(self, message: Any, _: list[int]) -> None:
-        if isinstance(message, Call):
-            self._calling = asyncio.create_task(self._call(message))
-        elif isinstance(message, ReadFrom):
-            self._reader = RangeReader(message.listing, message.storages)
+        if isinstance(message, Call) and message.function in self._calls.functions:
+            calling = asyncio.create_task(self._call(message))
+            self._calling.add(calling)  # the loop itself holds tasks weakly
+            calling.add_done_callback(self._calling.discard)
         elif isinstance(message, Configure):
             slots = SlotPool()
             listing = message.listing or self._found
-            assert listing is not None, "it has found none"
+            assert listing is not None, "it has listed none"
             with Attempt() as attempt:
                 self._feeder = Feeder(
                     message,
@@ -90,23 +90,19 @@ class _Process:
         self._loop.call_soon(action)
 
     async def _call(self, call: Call) -> None:
-        """Do what the trainer waits for; on a thread where a storage would block meanwhile."""
+        """Answer a call."""
         with Attempt() as attempt:
-            if inspect.iscoroutinefunction(call.function):
-                result = await call.function(self._reader, *call.arguments)
-            elif call.function is list_shards:
-                result = self._found = await self._list(*call.arguments)
-            else:
-                result = await asyncio.to_thread(call.function, *call.arguments)
-            self._send(Answer(result), ())
+            self._send(Answer(call.number, await self._calls.call(call.function, call.arguments)), ())
         if attempt.error is not None:
-            self._send(Answer(None, answer_failure(attempt.error)), ())
+            self._send(Answer(call.number, failure=answer_failure(attempt.error)), ())
 
     async def _list(self, *arguments: Any) -> Listing:
+        """`list_shards`; what it finds is kept for `Configure`."""
         listing = asyncio.create_task(asyncio.to_thread(list_shards, *arguments, indexes_read=self._indexes))
-        await asyncio.sleep(0)  # so that the storage is asked before the other workers import
+        await asyncio.sleep(0)  # so that the storage gets its request before the other workers import
         self._early.start()
-        return await listing
+        self._found = await listing
+        return self._found
 
     def _start_pool(self, configure: Configure, slots: SlotPool, feeder: Feeder, shards: ResidentShards) -> Pool:
         return ProcessPool(
@@ -141,14 +137,26 @@ class _Process:
 
     async def close(self) -> None:
         self._channel.close()
-        if self._reader is not None:
-            await self._reader.aclose()
+        await self._calls.aclose()
         if self._feeder is not None:
             self._feeder.close()
             if self._feeder.prerequisites is not None:
                 await self._feeder.prerequisites.close()
             return
         self._early.end(_GRACE_S)
+
+
+def _log_in_trainer(send: Callable[[Logged], None]) -> None:
+    """Have `send` take what is logged in this process from now on, in the running event loop, and nobody else."""
+    loop, loops_thread = asyncio.get_running_loop(), threading.get_ident()
+
+    def to_trainer(logged: Logged) -> None:
+        if threading.get_ident() == loops_thread:
+            send(logged)  # now: what a worker logged comes before the batch that it was making
+        else:
+            loop.call_soon_threadsafe(send, logged)
+
+    forward_records(to_trainer)
 
 
 async def _serve(sock: socket.socket, trainer: int, early: EarlyWorkers) -> NoReturn:

@@ -2,7 +2,7 @@
 
 So all of them import at once. It is started as `python -m streamload.feeder.start SOCKET LAST_WORDS TRAINER WORKERS
 AT_ONCE`: two descriptors, the number of the trainer's process, how many workers there are to be, and how many
-of them to start now. Where a storage is to be asked first the others are started while it is:
+of them to start now. Where shards are to be listed first, the others are started meanwhile:
 sooner they would take the processors from that.
 """
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from time import monotonic
-from types import TracebackType
 from typing import Any, Self
 
 from streamload.trainer.passes import Pass
 
-__all__ = ["AsyncLoop", "AsyncPass"]
+__all__ = ["AsyncPass", "end_of_processes"]
 
 _GRACE_S = 0.7
 
@@ -77,63 +75,20 @@ class AsyncPass(AsyncIterator[Any]):
         raise self._pass.too_late()
 
 
-class AsyncLoop(ABC):
-    """What makes a loader usable in an event loop, the caller's own; one loop after the other may use it.
+async def end_of_processes(ending: Sequence[int]) -> None:
+    """Wait until processes end that were requested to; after a moment's grace they are killed.
 
-    Starting the processes takes the event loop some milliseconds. With `num_workers=0` each batch is made in the
-    caller's thread as ever, and other coroutines run between batches.
+    Args:
+        ending: descriptors of processes, readable when these have ended. They are closed.
     """
-
-    @abstractmethod
-    def _begin(self) -> Pass:
-        """Begin a pass."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """End everything, and wait for it."""
-
-    @abstractmethod
-    def _running(self) -> Pass | None:
-        """The pass that is in flight."""
-
-    @abstractmethod
-    def _ask_to_end(self) -> list[int]:
-        """Have processes end; descriptors that turn readable when they have."""
-
-    def __aiter__(self) -> AsyncPass:
-        """Begin a pass for `async for batch in loader`: the same as for `for`, in state, errors and `timeout`.
-
-        Other coroutines run while it waits for a batch. Where the task is cancelled there, no batch is lost: with the
-        iterator kept (`batches = aiter(loader)`), the next `anext(batches)` goes on.
-
-        Raises:
-            LoaderClosedError: the loader was closed.
-        """
-        return AsyncPass(self._begin())
-
-    async def aclose(self) -> None:
-        """The same as `close`; other coroutines run while processes end. If it is cancelled, it closes at once."""
-        running = self._running()
-        if running is not None:
-            running.stop("the loader was closed")
-        ending = self._ask_to_end()
-        deadline_s = monotonic() + _GRACE_S
-        try:
-            for descriptor in ending:
-                if not await _Readable(descriptor).wait(deadline_s - monotonic()):
-                    signal.pidfd_send_signal(descriptor, signal.SIGKILL)  # `close` would wait once more before it did
-        finally:
-            for descriptor in ending:
-                os.close(descriptor)
-            self.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
+    deadline_s = monotonic() + _GRACE_S
+    try:
+        for descriptor in ending:
+            if not await _Readable(descriptor).wait(deadline_s - monotonic()):
+                signal.pidfd_send_signal(descriptor, signal.SIGKILL)  # else closing would wait once more before it did
+    finally:
+        for descriptor in ending:
+            os.close(descriptor)
 
 
 class _Readable:

@@ -1,24 +1,34 @@
-"""What a listing shows to be impossible, refused before a feeder is told to do it."""
+"""What a listing shows to be impossible is refused before a feeder starts; what has no effect is warned of."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import difflib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from streamload.decode.decoders import is_array, is_image
+from streamload.decode.decoders import DECODED_EXTENSIONS, applies_to, is_array, is_image
 from streamload.errors import StorageError
 from streamload.fetch.budget import check_budget
 from streamload.fetch.fetched_listing import fetched_shards
 from streamload.fetch.parts import PART_BYTES
 from streamload.index.listing import Listing
-from streamload.options import Options
+from streamload.options import DEFAULT_WINDOW, Options
 from streamload.order.options import OrderOptions
 from streamload.sampling.mixture import Portion
 from streamload.tar.decompression import compression_of
 from streamload.tar.extensions import INTEGER
 from streamload.tar.scan import LABEL_FIELD
+from streamload.text import listed
+from streamload.warn_at_caller import warn_at_caller
 
-__all__ = ["check_classes", "check_fields", "check_window_fits", "labelled_folders"]
+__all__ = [
+    "check_classes",
+    "check_fields",
+    "check_window_fits",
+    "labelled_folders",
+    "warn_of_no_effect",
+    "warn_of_unused_decoders",
+]
 
 
 def check_fields(portions: Mapping[str, Portion], listings: Sequence[Listing], options: Options) -> None:
@@ -134,3 +144,58 @@ def _surely_read(listing: Listing, options: Options) -> set[str]:
         return set(listing.fields)
     alternatives = [set(entry.split(";")).intersection(listing.fields) for entry in options.fields]
     return set().union(*(names for names in alternatives if len(names) == 1))
+
+
+def warn_of_no_effect(options: Options, listings: Sequence[Listing]) -> None:
+    """Warn, at the line of the user's program, of arguments that other arguments or local shards make meaningless.
+
+    Args:
+        options: what was asked for.
+        listings: of each dataset.
+    """
+    for message in _without_effect(options, listings):
+        warn_at_caller(message)
+    known = all(listing.counts is not None for listing in listings)
+    warn_of_unused_decoders(options, [name for listing in listings for name in listing.fields] if known else [])
+
+
+def _without_effect(options: Options, listings: Sequence[Listing]) -> Iterator[str]:
+    if options.max_errors is not None and options.on_error == "raise":
+        yield (
+            f"max_errors={options.max_errors} has no effect with on_error='raise', which ends the pass at the first "
+            "sample that fails; on_error='skip' or 'replace' goes on"
+        )
+    if options.shuffle_window != DEFAULT_WINDOW and not options.shuffle:
+        yield f"shuffle_window={options.shuffle_window} has no effect without shuffle=True"
+    storages = options.storages
+    if options.cache_dir is not None and not any(fetched_shards(listing, storages) for listing in listings):
+        yield f"cache_dir={options.cache_dir!r} has no effect: all shards are local files, read where they lie"
+    folders = {shard.folder for listing in listings for shard in listing.shards}
+    folders |= {folder for listing in listings for folder in listing.index_of if folder is not None}
+    if options.storage_options and all(storages.is_local(f"{folder}/") for folder in folders):
+        yield "storage_options= has no effect: all shards are local files"
+
+
+def warn_of_unused_decoders(options: Options, existing: Sequence[str]) -> None:
+    """Warn of decoders for fields that are not read, as a misspelt extension's.
+
+    One mapping may serve several datasets. So decoders for extensions that have a meaning elsewhere are not spoken of,
+    unless all of the mapping is of no use.
+
+    Args:
+        options: what was asked for.
+        existing: the fields of the shards, where they are known; else those that were asked for are gone by.
+    """
+    if isinstance(options.decode, bool):
+        return
+    asked = [name for entry in options.fields or () for name in entry.split(";")]
+    read = [name for name in dict.fromkeys(existing) if name in asked or options.fields is None] or asked
+    unused = [key for key in options.decode if not any(applies_to(key, field) for field in read)]
+    if not read or not unused:
+        return
+    for key in (
+        unused if len(unused) == len(options.decode) else (key for key in unused if key not in DECODED_EXTENSIONS)
+    ):
+        alike = difflib.get_close_matches(key, read, 1)
+        hint = f"; did you mean {alike[0]!r}?" if alike else ""
+        warn_at_caller(f"decode has a function for {key!r}, which no field is read by: they are {listed(read)}{hint}")

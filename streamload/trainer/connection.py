@@ -1,4 +1,4 @@
-"""The trainer's end of the line to its feeder, which is a process of its own."""
+"""The trainer's side of the connection to its feeder, which is a process of its own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from streamload.environment.launch import Child, launch
 from streamload.errors import LoaderClosedError, WorkerError
-from streamload.feeder.messages import AbandonEpoch, Configure, Ready, Taken
+from streamload.feeder.messages import AbandonEpoch, Acknowledge, Configure, Ready
 from streamload.log_records import Logged
 from streamload.memory.channel import Channel
 from streamload.memory.mapped import Bytes
@@ -40,13 +40,13 @@ class Connection(Protocol):
         """Whether it has been closed; so it is in a fork of its process too, where it is another one's."""
 
     def send(self, message: Any) -> None:
-        """Give the feeder a message."""
+        """Send the feeder a message."""
 
     def send_later(self, message: Any) -> None:
-        """Give the feeder a message that it need not know yet: with the next one, or before this waits for it."""
+        """Queue a message for the feeder: it is sent with the next one, or before this waits for the feeder."""
 
     def abandon(self, number: int) -> None:
-        """Have the feeder do nothing more for a pass. At any moment and in any thread, and it waits for nothing."""
+        """Have the feeder do nothing more for a pass. May be called at any moment in any thread, and does not wait."""
 
     def receive(self, timeout_s: float | None, /) -> Any:
         """The feeder's next message.
@@ -66,7 +66,7 @@ class Connection(Protocol):
     def fileno(self) -> int | None:
         """A descriptor that is readable when `receive_now` may have something; None for a feeder in this thread."""
 
-    def ask_to_end(self) -> int | None:
+    def request_end(self) -> int | None:
         """Have the feeder end, and receive nothing from now on; `close` is still to be called.
 
         Returns:
@@ -77,16 +77,16 @@ class Connection(Protocol):
         """Have messages received again, before any other."""
 
     def taken(self, batches: int, acknowledge_after: int = 1, /) -> None:
-        """Note that so many batches were taken; the feeder is told with the next message, or once there are enough."""
+        """Note that so many batches were taken; the next message acknowledges them, or this once there are enough."""
 
-    def tell(self, *, answers: int | None = None) -> None:
-        """Send all unsent messages now; in answer to an `Acknowledge`, also where nothing was taken."""
+    def flush(self, *, answers: int | None = None) -> None:
+        """Send all queued messages now; in answer to an `AcknowledgeRequest`, also where nothing was taken."""
 
     def lend(self, slot: int) -> Bytes:
         """The memory of a batch, as much as it takes at least."""
 
     def forget(self, slots: Sequence[int]) -> None:
-        """Let go of slots that the feeder has given away, when all batches announced before have been lent."""
+        """Unmap slots that the feeder has retired, when all batches announced before have been leased."""
 
     def close(self) -> None:
         """End the feeder and its workers, and wait for them. Idempotent."""
@@ -105,13 +105,14 @@ class FeederProcess:
 
     Attributes:
         waited_s: see `Connection`.
+        configured: whether it was sent a `Configure`.
     """
 
     def __init__(self, workers: int, on_map: Callable[[Bytes], None] | None, *, at_once: int) -> None:
         self._slots = SlotReader(on_map)
         self._put_back: deque[Any] = deque()
         self.waited_s = 0.0
-        self._used = False
+        self.configured = False
         self._unsent: deque[Any] = deque()
         self._sending = Lock()
         self._unacknowledged = 0
@@ -122,13 +123,13 @@ class FeederProcess:
         self._end = weakref.finalize(self, _end, child, self._channel, self._receiving, self._slots, self._owner)
 
     def send(self, message: Any) -> None:
-        """Give the feeder a message; if it is dead, the next `receive` says so."""
-        self._used = self._used or isinstance(message, Configure)
+        """Send the feeder a message; if it is dead, the next `receive` says so."""
+        self.configured = self.configured or isinstance(message, Configure)
         self._unsent.append(message)
-        self.tell()
+        self.flush()
 
     def send_later(self, message: Any) -> None:
-        """Give the feeder a message later: to wake it takes time, and on a busy machine it even takes our processor."""
+        """Queue a message: to wake the feeder takes time, and on a busy machine it even takes our processor."""
         self._unsent.append(message)
 
     def abandon(self, number: int) -> None:
@@ -173,7 +174,7 @@ class FeederProcess:
         except EOFError as error:
             raise WorkerError(f"the feeder process {self._how_it_ended()}") from error
         if self._unsent:
-            self.tell()
+            self.flush()
         return None
 
     def _receive_now(self) -> tuple[Any, list[int]] | None:
@@ -198,7 +199,7 @@ class FeederProcess:
         """The socket's."""
         return self._channel.fileno()
 
-    def ask_to_end(self) -> int | None:
+    def request_end(self) -> int | None:
         """Have the feeder end; what comes back is its pidfd, on Linux."""
         if self.closed:
             return None
@@ -218,18 +219,20 @@ class FeederProcess:
         """Note that so many batches were taken: a message for each would cost more than all the rest."""
         self._unacknowledged += batches
         if self._unacknowledged >= acknowledge_after:
-            self.tell()
+            self.flush()
 
-    def tell(self, *, answers: int | None = None) -> None:
-        """Tell the feeder now which batches were taken, which slots are free, and whatever else is still to be said."""
+    def flush(self, *, answers: int | None = None) -> None:
+        """Acknowledge the batches that were taken and the slots that are free, and send all queued messages."""
         if self._unacknowledged or answers is not None:
             released = self._slots.released
             unacknowledged, self._unacknowledged = self._unacknowledged, 0
-            self._unsent.append(Taken(unacknowledged, tuple(released.pop() for _ in range(len(released))), answers))
+            self._unsent.append(
+                Acknowledge(unacknowledged, tuple(released.pop() for _ in range(len(released))), answers)
+            )
         self._send_unsent()
 
     def _send_unsent(self) -> None:
-        """A pass may be dropped while this runs, also in another thread: who sends already sends its message too."""
+        """A pass may be dropped meanwhile, also in another thread: whoever sends already sends its message too."""
         while self._unsent and self._sending.acquire(blocking=False):
             try:
                 messages = [self._unsent.popleft() for _ in range(len(self._unsent))]
@@ -243,12 +246,12 @@ class FeederProcess:
         return self._slots.lend(slot)
 
     def forget(self, slots: Sequence[int]) -> None:
-        """Let go of slots that the feeder has given away; what the user still views of them stays valid."""
+        """Unmap slots that the feeder has retired; what the user still views of them stays valid."""
         self._slots.drop(slots)
 
     def __del__(self) -> None:
         started = getattr(self, "_end", None) is not None
-        if started and not self.closed and self._used:
+        if started and not self.closed and self.configured:
             message = "a StreamLoader was dropped without close() or `with`; its processes are ended now"
             warnings.warn(message, ResourceWarning, source=self, stacklevel=2)
 

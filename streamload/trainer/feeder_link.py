@@ -1,4 +1,4 @@
-"""A loader's link to its feeder: made when it is first needed, made anew after it was closed."""
+"""A loader's link to its feeder, which is started at the first use, and again after it was closed."""
 
 from __future__ import annotations
 
@@ -11,16 +11,14 @@ from functools import partial
 from itertools import accumulate
 from typing import Any
 
-from streamload.decode.failure import error_from
 from streamload.decode.job_pickle import PickledJob
 from streamload.decode.tasks import OwnTransforms, Transform
-from streamload.errors import LoaderClosedError, StreamloadError, WorkerError
-from streamload.feeder.messages import Answer, Call, Configure, Counted, CountSamples, Failed
-from streamload.index.class_names import read_class_names
+from streamload.errors import LoaderClosedError, StreamloadError
+from streamload.feeder.calls import COUNT_SAMPLES
+from streamload.feeder.messages import Configure
 from streamload.index.joined_listing import joined_listing
-from streamload.index.labels import Labels, read_labels
-from streamload.index.listing import Listing, list_shards
-from streamload.index.sizes import look_at
+from streamload.index.labels import Labels
+from streamload.index.listing import Listing
 from streamload.log_records import log_levels
 from streamload.memory.unnamed import naming_the_limit
 from streamload.options import Options
@@ -28,11 +26,16 @@ from streamload.sampling.arguments import SamplingOptions
 from streamload.sampling.mixture import Portion
 from streamload.schedule.scheduler import PipelineSettings
 from streamload.storage.protocol import UNKNOWN_BYTES
-from streamload.storage.urls import expand_urls
-from streamload.trainer.checks import check_classes, check_fields, check_window_fits, labelled_folders
+from streamload.trainer.checks import (
+    check_classes,
+    check_fields,
+    check_window_fits,
+    labelled_folders,
+    warn_of_no_effect,
+)
 from streamload.trainer.connection import Connection, FeederProcess
+from streamload.trainer.feeder_client import FeederClient, call_feeder, named_places
 from streamload.trainer.in_process_feeder import InProcessFeeder
-from streamload.trainer.no_effect import warn_of_no_effect
 from streamload.trainer.page_locked import HostRegistry, cuda_registry, pinning
 
 __all__ = ["FeederLink"]
@@ -41,7 +44,7 @@ _log = logging.getLogger("streamload")
 
 
 class FeederLink:
-    """Starts the feeder, in a process of its own or right here, and knows the shards that it reads.
+    """Starts the feeder, in a process of its own or in the caller's thread, and knows the shards that it reads.
 
     Args:
         options: the loader's.
@@ -69,8 +72,10 @@ class FeederLink:
         self._sampling: SamplingOptions | None = None
         self._own_transforms: OwnTransforms = ()
         self._connection: Connection | None = None
-        self._unconfigured: FeederProcess | None = None
-        self._knows_listing: FeederProcess | None = None
+        # Without workers there is no feeder's process, so every function is called in this one.
+        places = named_places(portions.values()) if options.workers else ()
+        # It does not refer to this object: in a circle, processes would outlive a loader that was dropped.
+        self._client = FeederClient(options.storages, places, partial(_start_process, options, registry))
         self._closed = False
         self._classes_agree = False
         self._job: PickledJob | None = None
@@ -80,6 +85,7 @@ class FeederLink:
         self._warned_of_changes = False
         self._sizes: tuple[int, ...] | None = None
         self._listings = self._find()
+        self._listed_by = self._client.process if len(portions) == 1 else None
         self.listing = self._listings[0] if len(self._listings) == 1 else self._joined()
         self.edges = tuple(accumulate((len(listing.shards) for listing in self._listings), initial=0))
 
@@ -90,7 +96,7 @@ class FeederLink:
         return replace(settings, order=replace(settings.order, choice=choice))
 
     def connect(self, lanes: int) -> Connection:
-        """The connection to a feeder that has been told what to do.
+        """The connection to a configured feeder.
 
         Raises:
             LoaderClosedError: the loader was closed.
@@ -157,14 +163,13 @@ class FeederLink:
             StreamloadError: a shard cannot be read, or is damaged.
         """
         connection = self.connect(lanes)
-        connection.send(CountSamples())
         try:
-            counted: Counted = self._answer(connection, Counted)
+            counts: tuple[int, ...] = call_feeder(connection, COUNT_SAMPLES)
         except Exception:
-            if not in_pass:  # nobody else would take the failure away, and the next question would be answered by it
+            if not in_pass:  # nobody else would take the failure away, and the next call would get it
                 self.disconnect()
             raise
-        return counted.counts
+        return counts
 
     def labels(self) -> Labels:
         """The labels of all samples, from the index.
@@ -173,14 +178,7 @@ class FeederLink:
             DatasetIndexError: there are none, or the index is damaged.
             StorageError: the index cannot be read.
         """
-        listing, storages = self.listing, self._options.storages
-        here = self._options.workers == 0 or all(
-            folder is None or storages.is_local(folder) for folder in listing.index_of
-        )
-        if here:
-            return read_labels(listing, storages)
-        connection = self._unconfigured = self._requested_before() or self._start_process()
-        labels: Labels = self._call(connection, read_labels, listing, storages)
+        labels: Labels = self._client.call("read_labels", self.listing, self._options.storages)
         return labels
 
     def class_names(self) -> tuple[str, ...] | None:
@@ -193,15 +191,11 @@ class FeederLink:
         return self._class_names_in(tuple(dict.fromkeys(shard.folder for shard in self.listing.shards)))
 
     def _class_names_in(self, folders: tuple[str, ...]) -> tuple[str, ...] | None:
-        storages = self._options.storages
-        if self._options.workers == 0 or all(map(storages.is_local, folders)):
-            return read_class_names(folders, storages)
-        connection = self._unconfigured = self._requested_before() or self._start_process()
-        names: tuple[str, ...] | None = self._call(connection, read_class_names, folders, storages)
+        names: tuple[str, ...] | None = self._client.call("read_class_names", folders, self._options.storages)
         return names
 
     def sizes(self) -> tuple[int, ...]:
-        """The bytes of each shard. Where the listing could not tell, each shard is asked for, once.
+        """The bytes of each shard. Where the listing could not tell, each shard is requested, once.
 
         Raises:
             StorageError: a shard cannot be looked at.
@@ -209,7 +203,7 @@ class FeederLink:
         if self._sizes is None:
             shards = self.listing.shards
             unknown = [shard.url for shard in shards if shard.bytes == UNKNOWN_BYTES]
-            found = self._look_at(unknown) if unknown else {}
+            found = self._client.call("look_at", unknown, self._options.storages) if unknown else {}
             self._sizes = tuple(found.get(shard.url, shard.bytes) for shard in shards)
         return self._sizes
 
@@ -254,16 +248,16 @@ class FeederLink:
 
     def disconnect(self) -> None:
         """End the feeder; the next `connect` starts another one."""
-        for connection in (self._connection, self._unconfigured):
-            if connection is not None:
-                connection.close()
-        self._connection = self._unconfigured = self._knows_listing = None
+        if self._connection is not None:
+            self._connection.close()
+        self._client.close()
+        self._connection = self._listed_by = None
 
-    def ask_to_end(self) -> list[int]:
+    def request_end(self) -> list[int]:
         """Have the feeder end before it is closed; descriptors that turn readable when it has, for the caller."""
-        connections = (self._connection, self._unconfigured)
-        asked = [connection.ask_to_end() for connection in connections if connection is not None]
-        return [descriptor for descriptor in asked if descriptor is not None]
+        process = self._client.process
+        ending = None if process is None else process.request_end()
+        return [] if ending is None else [ending]
 
     def close(self) -> None:
         """End the feeder for good. Idempotent."""
@@ -272,23 +266,8 @@ class FeederLink:
 
     def _find(self) -> list[Listing]:
         """Local shards are listed here; for remote ones the feeder is started, so that no I/O library comes in here."""
-        storages = self._options.storages
-        wanted = [
-            (
-                portion.urls,
-                tuple(expand_urls(portion.urls)),
-                None if portion.index is None else os.fspath(portion.index),
-            )
-            for portion in self._portions.values()
-        ]
-        places = [place for _, named, index in wanted for place in (*named, index or "/")]
-        if self._options.workers == 0 or all(map(storages.is_local, places)):
-            return [list_shards(urls, index, storages) for urls, _, index in wanted]
-        storages.check(places)
-        self._unconfigured = connection = self._start_process()
-        self._knows_listing = connection if len(self._portions) == 1 else None
         try:
-            return [self._call(connection, list_shards, named, index, storages) for _, named, index in wanted]
+            return [self._client.list_shards(portion.urls, portion.index) for portion in self._portions.values()]
         except Exception:
             self.disconnect()
             raise
@@ -299,39 +278,6 @@ class FeederLink:
         except ValueError:
             self.close()
             raise
-
-    def _look_at(self, urls: list[str]) -> dict[str, int]:
-        if self._options.workers == 0:
-            return look_at(urls, self._options.storages)
-        connection = self._connection
-        if connection is None or connection.closed:
-            connection = self._unconfigured = self._requested_before() or self._start_process()
-        found: dict[str, int] = self._call(connection, look_at, urls, self._options.storages)
-        return found
-
-    def _call(self, connection: Connection, function: Callable[..., Any], *arguments: Any) -> Any:
-        """What a function returns or raises in the feeder."""
-        connection.send(Call(function, arguments))
-        answer: Answer = self._answer(connection, Answer)
-        if answer.failure is not None:
-            raise error_from(answer.failure)
-        return answer.result
-
-    def _answer(self, connection: Connection, kind: type[Any]) -> Any:
-        """Wait for an answer of some kind; what comes before it belongs to a pass that is in flight."""
-        meanwhile: list[Any] = []
-        try:
-            while not isinstance(message := connection.receive(None), kind):
-                meanwhile.append(message)
-                if isinstance(message, Failed):
-                    raise error_from(message.failure)
-        except WorkerError:
-            if connection is self._unconfigured:
-                connection.close()  # it is dead, and no pass would find that out
-            raise
-        finally:
-            connection.put_back(meanwhile)
-        return message
 
     def _check_classes(self) -> None:
         """Refuse labels that mean different classes, once."""
@@ -351,10 +297,11 @@ class FeederLink:
         self._job = None if job is None else replace(job, data=b"")  # it may be large
         self._given = self._functions()
         self._changed = False
-        unconfigured = self._requested_before()
-        known = unconfigured is not None and self._knows_listing is unconfigured
+        process = self._client.process
+        if process is not None and process.closed:
+            process = None
         configure = Configure(
-            listing=None if known else self.listing,
+            listing=None if process is not None and process is self._listed_by else self.listing,
             settings=self.settings(lanes),
             job=b"" if job is None else job.data,
             workers=options.workers,
@@ -363,30 +310,25 @@ class FeederLink:
             ends_at_failure=options.on_error == "raise" and options.in_order,
             log_levels=log_levels(),
         )
-        self._unconfigured = None  # not sooner: what does not pickle has raised, and `close` ends it
         if options.workers == 0:
             return InProcessFeeder(configure, self.listing, options.job(self._own_transforms))
-        connection = unconfigured or self._start_process(options.workers)
-        connection.send(configure)
-        return connection
+        if process is None:
+            process = self._client.process = _start_process(options, self._registry, options.workers)
+        process.send(configure)
+        return process
 
     def _functions(self) -> tuple[Any, ...]:
         """What the user has given by field or extension, and may have changed since."""
         given = (self._options.decode, self._options.transform, *(own for _, own in self._own_transforms))
         return tuple(dict(each) for each in given if isinstance(each, Mapping))
 
-    def _requested_before(self) -> FeederProcess | None:
-        """A feeder that was started to be asked something, and has not been told yet what to do."""
-        connection = self._unconfigured
-        return None if connection is None or connection.closed else connection
 
-    def _start_process(self, workers_at_once: int = 1) -> FeederProcess:
-        """A feeder that starts some of the workers at once, and the others while a storage is asked."""
-        options = self._options
-        registry = self._registry() if options.pin_memory else None
-        try:
-            return FeederProcess(
-                options.workers, None if registry is None else pinning(registry), at_once=workers_at_once
-            )
-        except OSError as error:
-            raise naming_the_limit(error) from error
+def _start_process(
+    options: Options, registry: Callable[[], HostRegistry | None], workers_at_once: int = 1
+) -> FeederProcess:
+    """A feeder that starts some of the workers at once, and the others while it lists shards."""
+    found = registry() if options.pin_memory else None
+    try:
+        return FeederProcess(options.workers, None if found is None else pinning(found), at_once=workers_at_once)
+    except OSError as error:
+        raise naming_the_limit(error) from error

@@ -1,4 +1,4 @@
-"""The trainer's end of the line to its feeder where there are no workers: the feeder is right here."""
+"""The trainer's side of the connection to its feeder where there are no workers: an in-process feeder."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from streamload.decode.tasks import Job
 from streamload.feeder.feeder import Feeder
-from streamload.feeder.messages import Configure, Taken
+from streamload.feeder.messages import Acknowledge, Configure
 from streamload.fetch.resident import ResidentShards
 from streamload.index.listing import Listing
 from streamload.memory.mapped import Bytes
@@ -23,7 +23,7 @@ __all__ = ["InProcessFeeder"]
 
 
 class InProcessFeeder:
-    """A feeder in the caller's own thread, which works whenever it is asked for the next message.
+    """A feeder in the caller's own thread, which works only while its next message is received.
 
     It ends with this object at the latest: when it is closed or garbage-collected, or when the interpreter exits.
     Nothing may be fetched after that: an answer that comes while Python ends makes the I/O library abort the process.
@@ -66,13 +66,13 @@ class InProcessFeeder:
         self._messages.extendleft(reversed(list(messages)))
 
     def send(self, message: Any) -> None:
-        """Give the feeder a message."""
+        """Send the feeder a message."""
         self._feeder.handle(message)
 
     send_later = send
 
     def abandon(self, number: int) -> None:
-        """Nothing to do: it works only while it is asked for batches, and the next epoch's start abandons this one."""
+        """Do nothing: it works only while a message is received, and the next epoch's start abandons this one."""
 
     def receive(self, timeout_s: float | None, /) -> Any:
         """The feeder's next message, after as much work as that takes; the time-out is for what has to be fetched.
@@ -104,22 +104,22 @@ class InProcessFeeder:
     def fileno(self) -> None:
         """There is nothing to wait for: work is done by `receive`."""
 
-    def ask_to_end(self) -> None:
+    def request_end(self) -> None:
         """It has no process that could take its time to end."""
 
     def taken(self, batches: int, _acknowledge_after: int = 1, /) -> None:
-        """Tell the feeder that so many batches were taken. At once, because it costs a call only."""
-        self._feeder.handle(Taken(batches, ()))
+        """Acknowledge so many batches. At once, because it costs a call only."""
+        self._feeder.handle(Acknowledge(batches, ()))
 
-    def tell(self, *, answers: int | None = None) -> None:
-        """It knows already."""
+    def flush(self, *, answers: int | None = None) -> None:
+        """Do nothing: every message is sent at once."""
 
     def lend(self, slot: int) -> Bytes:
         """The memory of a batch."""
         return self._slots.lend(slot)
 
     def forget(self, slots: Sequence[int]) -> None:
-        """Nothing to do: slots are used once."""
+        """Do nothing: slots are used once."""
 
     def close(self) -> None:
         """Forget everything. Idempotent."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from streamload.decode.failure import Attempt, error_from
 from streamload.errors import LoaderClosedError, SampleError, WorkerError
-from streamload.feeder.messages import Acknowledge, Failed, Ready
+from streamload.feeder.messages import AcknowledgeRequest, Failed, Ready
 from streamload.memory.mapped import Bytes
 from streamload.order.epoch_start import EpochStart
 from streamload.schedule.epoch import ReadyBatch
@@ -21,10 +21,51 @@ from streamload.statistics import Meter
 from streamload.text import counted
 from streamload.trainer.batch_builder import BatchBuilder
 from streamload.trainer.connection import Connection
-from streamload.trainer.cursor import Cursor
 from streamload.trainer.device import Mover
 
 __all__ = ["Pass"]
+
+
+@dataclass(slots=True)
+class Cursor:
+    """Shared by a pass, which moves it on, and its loader.
+
+    Attributes:
+        epoch: the epoch.
+        position: samples of its order that the loop has been given, over all ranks.
+        state: "ready" to begin or go on from here; "running"; or "left" by the user before the end.
+        epoch_to_come: the epoch of the next pass, if the user has named one.
+        finished: the epoch before this one was given to its end by this loader.
+    """
+
+    epoch: int = 0
+    position: int = 0
+    state: Literal["ready", "running", "left"] = "ready"
+    epoch_to_come: int | None = None
+    finished: bool = False
+
+    def next_start(self) -> tuple[int, int]:
+        """The epoch and the position at which the next pass begins."""
+        if self.state == "ready" and self.epoch_to_come in (None, self.epoch):
+            return self.epoch, self.position
+        return (self.epoch + 1 if self.epoch_to_come is None else self.epoch_to_come), 0
+
+    def to_save(self) -> tuple[int, int]:
+        """The epoch and the position to resume from: here, unless the user has named another epoch since a pass."""
+        if self.state != "running" and self.epoch_to_come is not None:
+            return self.next_start()
+        return self.epoch, self.position
+
+    def finish_epoch(self) -> None:
+        """All of the epoch was given; the next one begins at its start."""
+        self.epoch += 1
+        self.position = 0
+        self.state = "ready"
+        self.finished = True
+
+    def goes_on_at(self, epoch: int, position: int) -> bool:
+        """Whether a pass that begins there follows one that was finished: the feeder has begun it by itself."""
+        return self.finished and (epoch, position) == (self.epoch, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,10 +384,10 @@ class Pass(Iterator[Any]):
                 else:
                     self._let_go(message.batches)
                 self._batch_builder.skipped_members.look_at(message.totals.skipped_members)
-            case Acknowledge():
+            case AcknowledgeRequest():
                 if self._mover is not None:
                     self._mover.close()  # it is asked because nothing goes on without the memory that copies read
-                self.connection.tell(answers=message.number)
+                self.connection.flush(answers=message.number)
             case Failed(start=(number, _, _) as start) if start != self._start and number <= self._start[0]:
                 # It has failed in work that nobody wants any more, and does no other.
                 self.connection.close()

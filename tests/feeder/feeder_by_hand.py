@@ -9,7 +9,7 @@ from typing import Any
 from streamload.decode.open_shards import OpenShards
 from streamload.decode.tasks import PieceDone, RowsDone, RowTask, ScanTask, ShardOpened, Task, WorkSeconds
 from streamload.feeder.feeder import Feeder
-from streamload.feeder.messages import Configure, EpochStart, Ready, Taken
+from streamload.feeder.messages import Acknowledge, Configure, EpochStart, Ready
 from streamload.fetch.budget import budget_for
 from streamload.fetch.fetch_options import Fetching
 from streamload.fetch.fetcher import Fetcher
@@ -200,7 +200,7 @@ class FeederByHand:
         """The trainer takes what it has not taken yet."""
         untaken, self._taken = len(self.batches()) - self._taken, len(self.batches())
         if untaken:
-            self.feeder.handle(Taken(untaken, ()))
+            self.feeder.handle(Acknowledge(untaken, ()))
 
     def _in_loop(self, action: Callable[[], None]) -> None:
         asyncio.get_running_loop().call_soon(action)

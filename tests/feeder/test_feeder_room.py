@@ -8,7 +8,8 @@ from feeder_by_hand import FeederByHand, with_feeder
 from streamload.decode.failure import error_from
 from streamload.decode.tasks import BytesMoved
 from streamload.errors import StorageError
-from streamload.feeder.messages import CountSamples, EpochStart, Failed, Taken
+from streamload.feeder.calls import COUNT_SAMPLES
+from streamload.feeder.messages import Acknowledge, Call, EpochStart, Failed
 from streamload.fetch.parts import PART_BYTES, part_key, parts_of_rows, shard_and_number
 
 ONE_PART_BYTES = 10_000_000
@@ -28,12 +29,12 @@ def test_where_nothing_goes_on_the_trainer_is_asked_after_each_delivery_what_it_
         (task,) = await by_hand.begin(1)
         await by_hand.settled()
         assert by_hand.fetcher.stalled
-        assert by_hand.kinds() == ["Acknowledge"]
+        assert by_hand.kinds() == ["AcknowledgeRequest"]
         by_hand.answer(task)
         await by_hand.settled()
-        assert by_hand.kinds() == ["Acknowledge", "Ready", "Acknowledge"]
-        by_hand.feeder.handle(Taken(1, ()))
-        assert by_hand.kinds() == ["Acknowledge", "Ready", "Acknowledge", "Failed"]
+        assert by_hand.kinds() == ["AcknowledgeRequest", "Ready", "AcknowledgeRequest"]
+        by_hand.feeder.handle(Acknowledge(1, ()))
+        assert by_hand.kinds() == ["AcknowledgeRequest", "Ready", "AcknowledgeRequest", "Failed"]
         assert isinstance(failure(by_hand), StorageError)
         assert "too small" in str(failure(by_hand))
 
@@ -46,17 +47,17 @@ def test_an_answer_from_before_a_delivery_does_not_count_for_what_was_delivered(
     async def body(by_hand: FeederByHand) -> None:
         (task,) = await by_hand.begin(1)
         await by_hand.settled()
-        assert by_hand.kinds() == ["Acknowledge"]
+        assert by_hand.kinds() == ["AcknowledgeRequest"]
         by_hand.slots.more_bytes = -ONE_PART_BYTES
         by_hand.answer(task)
-        assert by_hand.kinds() == ["Acknowledge", "Ready"], "there is room, for all that is known"
-        by_hand.feeder.handle(Taken(0, (), answers=by_hand.sent[0].number))
+        assert by_hand.kinds() == ["AcknowledgeRequest", "Ready"], "there is room, for all that is known"
+        by_hand.feeder.handle(Acknowledge(0, (), answers=by_hand.sent[0].number))
         by_hand.slots.more_bytes = ONE_PART_BYTES
         await by_hand.settled()
-        assert by_hand.kinds() == ["Acknowledge", "Ready", "Acknowledge"]
-        by_hand.feeder.handle(Taken(1, (), answers=by_hand.sent[-1].number))
-        assert by_hand.kinds()[3:] == ["Acknowledge"]
-        by_hand.feeder.handle(Taken(0, (), answers=by_hand.sent[-1].number))
+        assert by_hand.kinds() == ["AcknowledgeRequest", "Ready", "AcknowledgeRequest"]
+        by_hand.feeder.handle(Acknowledge(1, (), answers=by_hand.sent[-1].number))
+        assert by_hand.kinds()[3:] == ["AcknowledgeRequest"]
+        by_hand.feeder.handle(Acknowledge(0, (), answers=by_hand.sent[-1].number))
         assert by_hand.kinds()[4:] == ["Failed"]
         assert "too small" in str(failure(by_hand))
 
@@ -96,11 +97,11 @@ def test_counting_waits_for_the_batches_that_are_being_made(plain_url: str) -> N
             by_hand.scan(scanned)
         await by_hand.settled()
         assert by_hand.fetcher.stalled
-        by_hand.feeder.handle(CountSamples())
+        by_hand.feeder.handle(Call(0, COUNT_SAMPLES))
         assert "Failed" not in by_hand.kinds()
         by_hand.slots.more_bytes = 0
         scans = len(by_hand.pool.scans)
-        await by_hand.work_until(lambda: "Counted" in by_hand.kinds(), answered=0, scanned=scans)
+        await by_hand.work_until(lambda: "Answer" in by_hand.kinds(), answered=0, scanned=scans)
 
     with_feeder(plain_url, body, batch_size=1, budget_bytes=2 * ONE_PART_BYTES)
 
@@ -111,8 +112,8 @@ def test_what_is_known_is_counted_whatever_there_is_room_for(url: str) -> None:
         by_hand.answer(task)
         await by_hand.settled()
         assert by_hand.fetcher.stalled
-        by_hand.feeder.handle(CountSamples())
-        assert "Counted" in by_hand.kinds()
+        by_hand.feeder.handle(Call(0, COUNT_SAMPLES))
+        assert "Answer" in by_hand.kinds()
         assert "Failed" not in by_hand.kinds()
 
     with_feeder(url, body, batch_size=1, budget_bytes=ONE_PART_BYTES, works_ahead=True)

@@ -15,9 +15,8 @@ from streamload.feeder.messages import Ready
 from streamload.order.epoch_start import EpochStart
 from streamload.schedule.epoch import ReadyBatch
 from streamload.statistics import FeederTotals, Meter
-from streamload.trainer.cursor import Cursor
 from streamload.trainer.loop_thread import LoopThread
-from streamload.trainer.passes import Pass
+from streamload.trainer.passes import Cursor, Pass
 from streamload.trainer.skipped_members import SkippedMembers
 
 _TURN_S = 0.4

@@ -54,7 +54,7 @@ def test_bench_counts_batches_behind_the_first(arrays: Path) -> None:
 def test_bench_ends_after_some_seconds_and_reads_what_it_is_told(arrays: Path) -> None:
     lines = bench(arrays, "--batch-size", 10, "--seconds", 0, "--fields", "cls", "--shuffle")
     assert lines[0].endswith("fields cls")
-    assert lines[2] == "nothing else was measured, since no other batch came"
+    assert lines[2] == "nothing else was measured: there was no second batch"
 
 
 def test_bench_brings_images_to_one_size_or_leaves_their_bytes(photos: Path) -> None:

@@ -48,7 +48,7 @@ def test_folders_of_splits_are_packed_as_splits_with_one_numbering(tmp_path: Pat
     names = ("train/bee/1.jpg", "train/cat/1.jpg", "train/dog/1.jpg", "val/cat/2.jpg", "val/dog/2.jpg")
     source = image_folder(tmp_path / "data", *names)
     status, out, err = pack(source, tmp_path / "shards", "--workers", 1)
-    assert (status, "train, val are taken for splits of one dataset" in err) == (0, True)
+    assert (status, "train, val are taken as splits of one dataset" in err) == (0, True)
     assert "shards/train" in out
     assert labels_in(tmp_path / "shards" / "train") == {"bee/1": 0, "cat/1": 1, "dog/1": 2}
     assert labels_in(tmp_path / "shards" / "val") == {"cat/2": 1, "dog/2": 2}

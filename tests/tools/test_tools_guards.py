@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from image_folders import files_below, images, pack, packed_samples
 from streamload_tools.packing import publishing, source_to_shards, staging, work, workforce
-from streamload_tools.packing.staging import STAGING
+
+from streamload.index.unfinished import STAGING
 
 JOINING = ["--resize", 4, "--max-count", 2, "--workers", 1]
 
@@ -173,7 +174,7 @@ def test_ctrl_c_while_publishing_says_so(tmp_path: Path, monkeypatch: pytest.Mon
     assert pack(source, dest, "--resume")[0] == 0
     assert len(packed_samples(dest)) == 12
     err = stopped_at(1, staging.shutil, "rmtree", monkeypatch, source, dest, "--overwrite")
-    assert "interrupted: everything is published, but not all of what was needed for it is removed" in err
+    assert "interrupted: everything is published, but not all temporary files are removed" in err
 
 
 def test_a_resized_image_that_is_too_large_for_a_shard_ends_the_run(tmp_path: Path) -> None:

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from image_folders import FORMATS, image_bytes, image_folder
 from PIL import Image
-from streamload_tools.packing.split import order_of, parse_split, split_by_class
+from streamload_tools.output import shown_bytes, shown_time
+from streamload_tools.packing.planning import order_of, parse_split, split_by_class
 from streamload_tools.progress import LineProgress
-from streamload_tools.sizes import shown_bytes, shown_time
 from streamload_tools.sources.check import fault_of_image
-from streamload_tools.sources.classes import find_images
+from streamload_tools.sources.image_folders import find_images
 from streamload_tools.sources.kinds import SourceOptions, open_source
 from streamload_tools.sources.source import SourceError
 
@@ -196,7 +196,7 @@ def test_a_preview_in_the_header_does_not_stand_for_the_end_of_a_jpeg() -> None:
     with_preview = data[:2] + segment + data[2:]
     assert fault_of_image(with_preview) is None
     assert fault_of_image(with_preview + b"appended by the camera") is None
-    assert fault_of_image(with_preview[:-2]) == "the JPEG is cut short: its end-of-image mark is missing"
+    assert fault_of_image(with_preview[:-2]) == "the JPEG is cut short: its end-of-image marker is missing"
 
 
 @pytest.mark.parametrize(

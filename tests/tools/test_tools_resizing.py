@@ -133,7 +133,7 @@ def test_an_image_that_cannot_be_decoded_is_named(tmp_path: Path) -> None:
 def test_quality_without_resize_is_a_mistake(tmp_path: Path) -> None:
     status, _, err = pack(photos(tmp_path / "source", 2), tmp_path / "dest", "--quality", 80)
     assert status == 2
-    assert "--quality is that of the JPEG files that --resize makes" in err
+    assert "--quality is the quality of the JPEG files that --resize writes" in err
 
 
 def test_pieces_do_not_stay(tmp_path: Path) -> None:

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from image_folders import files_below, image_bytes, images, pack, packed_samples
 from streamload_tools.packing import packing, publishing, source_to_shards, work, workforce
-from streamload_tools.packing.staging import STAGING
 from streamload_tools.sources import loading
+
+from streamload.index.unfinished import STAGING
 
 
 def stopped_in_the_middle(source: Path, dest: Path, monkeypatch: pytest.MonkeyPatch, *options: object) -> str:
@@ -36,7 +37,7 @@ def test_ctrl_c_is_one_line_and_keeps_what_is_finished(tmp_path: Path, monkeypat
     source, dest = images(tmp_path), tmp_path / "dest"
     err = stopped_in_the_middle(source, dest, monkeypatch)
     assert [line for line in err.splitlines() if not line.startswith("packing")] == [
-        "interrupted: nothing of what was in flight is published; what is finished is kept: run the same command with "
+        "interrupted: no unfinished shard is published; what is finished is kept: run the same command with "
         "--resume to go on, or with --overwrite to start anew"
     ]
     assert os.listdir(dest) == [STAGING]
@@ -57,7 +58,7 @@ def test_ctrl_c_before_anything_is_finished_leaves_nothing(tmp_path: Path, monke
     monkeypatch.setattr(loading, "fault_of", interrupted)
     status, out, err = pack(images(tmp_path), tmp_path / "dest")
     assert (status, out) == (130, "")
-    assert "interrupted: nothing of what was in flight is published\n" in err
+    assert "interrupted: no unfinished shard is published\n" in err
     assert not (tmp_path / "dest").exists()
 
 
@@ -67,7 +68,7 @@ def test_a_run_that_was_stopped_is_not_thrown_away_unasked(tmp_path: Path, monke
     before = files_below(dest)
     status, _, err = pack(source, dest, "--max-count", 2)
     assert (status, files_below(dest)) == (2, before)
-    assert "holds a run that was not finished; go on with --resume, or throw it away with --overwrite" in err
+    assert "holds a run that was not finished; go on with --resume, or discard it with --overwrite" in err
     assert pack(source, dest, "--max-count", 3, "--overwrite")[0] == 0
     assert STAGING not in os.listdir(dest)
     assert len(list(dest.glob("*.tar"))) == 4

@@ -16,7 +16,7 @@ from matrix import exhaustive
 from streamload_tools.packing import work
 from streamload_tools.packing.records import Finished
 from streamload_tools.progress import LineProgress, open_progress
-from streamload_tools.sources.classes import find_images
+from streamload_tools.sources.image_folders import find_images
 from streamload_tools.sources.loading import load
 
 from streamload import ShardWriter

@@ -18,8 +18,8 @@ import webdataset
 from image_folders import files_below, images, pack
 from remote_places import Place, new_place
 from servers.rclone import S3Server
+from streamload_tools.output import shown_bytes
 from streamload_tools.packing import work
-from streamload_tools.sizes import shown_bytes
 
 from streamload import StreamLoader
 from streamload.errors import StorageError
@@ -227,6 +227,27 @@ def test_a_killed_run_is_resumed_to_the_same_bytes(tmp_path: Path, bucket: Place
     assert pack(source, tmp_path / "local", "--max-count", 1)[0] == 0
     assert without_etags(in_set(bucket)) == without_etags(files_below(tmp_path / "local"))
     assert os.listdir(staging) == []
+
+
+def test_stopped_while_it_cleans_up_nothing_stays_after_resume(
+    tmp_path: Path, bucket: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, staging = images(tmp_path), tmp_path / "staging"
+    real = ObjectStorage.delete
+
+    def stopped(storage: ObjectStorage, url: str) -> None:
+        real(storage, url)
+        if url.endswith("packing/run.json") and list(bucket.folder.rglob("index.json")):
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ObjectStorage, "delete", stopped)
+        status, _, err = packed(bucket, source, staging)
+    assert (status, "everything is published" in err) == (130, True)
+    status, _, err = packed(bucket, source, staging, "--resume")
+    assert (status, "holds 1 shard already" in err) == (0, True)
+    assert os.listdir(staging) == []
+    assert not [name for name in bucket.files() if "packing" in name]
 
 
 def test_memory_and_the_folder_for_temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

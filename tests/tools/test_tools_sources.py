@@ -213,7 +213,7 @@ def test_ids_without_labels_say_what_is_missing(tmp_path: Path) -> None:
     torch.save(LABELS, tmp_path / "labels.pt")
     status, _, err = pack(data, tmp_path / "dest", "--labels", tmp_path / "labels.pt")
     assert status == 2
-    assert "would have to be unpickled" in err
+    assert "is a pickle, which can run any code" in err
     status, _, err = pack(data, tmp_path / "dest", "--labels", tmp_path / "label.pt")
     assert status == 2
     assert f"did you mean '{tmp_path}/labels.pt'?" in err

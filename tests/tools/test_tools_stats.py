@@ -14,7 +14,7 @@ from image_folders import run
 from remote_places import new_place
 from servers.rclone import S3Server
 from streamload_tools import main as streamload
-from streamload_tools.figures import Tally, least_budget_bytes
+from streamload_tools.stats import Tally, least_budget_bytes
 
 from streamload import ShardWriter
 from streamload.fetch.budget import check_budget

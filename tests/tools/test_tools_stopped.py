@@ -16,9 +16,9 @@ import psutil
 import pytest
 from image_folders import files_below, images, pack, packed_samples
 from streamload_tools.packing import work, workforce
-from streamload_tools.packing.staging import STAGING
 
 from streamload.errors import WorkerError
+from streamload.index.unfinished import STAGING
 from streamload.write.shard_file import ShardFile
 
 MANY = ["--max-count", "3", "--split", "train=0.8,val=0.2"]

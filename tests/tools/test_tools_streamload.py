@@ -91,7 +91,7 @@ def test_index_drops_shards_that_were_taken_away_and_says_so(dataset: Path) -> N
         assert "drop it from the index with `streamload index" in out + err
     status, out, err = run(streamload.app, "index", dataset)
     assert (status, out) == (0, "indexed 2 shards, 7 samples\n")
-    assert "note: dropped 1 shard from the index, such as 'shard-000001.tar', for lack of a file of that name" in err
+    assert "note: dropped 1 shard from the index, such as 'shard-000001.tar', because there is no such file" in err
     assert list_shards(dataset).counts == (5, 2)
     assert run(streamload.app, "verify", dataset)[0] == 0
     assert "note" not in run(streamload.app, "index", dataset)[2]
@@ -109,9 +109,7 @@ def test_verify_finds_nothing_in_what_is_whole(dataset: Path) -> None:
     assert run(streamload.app, "verify", dataset)[:2] == (0, "3 shards verified, no damage\n")
     status, out, _ = run(streamload.app, "verify", without_index(dataset))
     assert status == 0
-    assert out.startswith(
-        "3 shards verified, no damage; 3 shards without an index, of which only the headers could be "
-    )
+    assert out.startswith("3 shards verified, no damage; of 3 shards without an index only the headers were checked, ")
 
 
 def test_verify_finds_a_flipped_bit_in_a_payload_by_the_index(dataset: Path) -> None:

@@ -1,1 +1,1 @@
-"""From a listed source to finished shards: planned, staged, packed by several processes, published, resumed."""
+"""From a listed source to shards: planned, packed by several processes in a staging folder, published, resumed."""

@@ -1,7 +1,7 @@
-"""A listed source to finished shards in the staging folder, with as many processes as are wanted.
+"""Packs a listed source into shards in the staging folder, with several processes.
 
-Files whose bytes are kept go straight into shards, since their sizes say beforehand which file goes where. Files that
-are resized are packed into pieces of a fixed number of files first, which are then joined to shards as full as allowed.
+Unchanged files are packed directly into shards, since their sizes determine beforehand which file goes where. Resized
+files are first packed into pieces of a fixed number of files, which are then joined to full shards.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from streamload.tar.header_writer import END_OF_ARCHIVE
 
 __all__ = ["PackOptions", "pack"]
 
-_PIECE_FILES = 256  # part of what decides where a resumed run goes on, but of no byte that is published
+_PIECE_FILES = 256  # determines where a resumed run continues, but no published byte
 _MANY_FILES = 1000
 _CHECKED_TOGETHER = 256
 _CHECKED = "bad.json"
@@ -39,18 +39,18 @@ _JOINING = "joining.json"
 
 @dataclass(frozen=True, slots=True)
 class PackOptions:
-    """How a source is packed; see the command's options of the same names.
+    """How to pack a source; see the command's options of the same names.
 
     Attributes:
-        max_bytes: no shard is larger.
-        max_count: no shard holds more samples, or None.
-        shuffle: mix the classes.
-        seed: of the shuffle and of the splits.
+        max_bytes: maximum size of a shard.
+        max_count: maximum number of samples in a shard, or None.
+        shuffle: shuffle the samples.
+        seed: seed of the shuffle and of the splits.
         fractions: the share of each split, or None.
-        skip_bad: leave out what cannot be packed.
-        resizing: what is done to images, or None.
-        workers: how many processes.
-        sync: wait for the disk.
+        skip_bad: skip files that cannot be packed.
+        resizing: how to resize images, or None.
+        workers: number of processes.
+        sync: flush shards to disk.
     """
 
     max_bytes: int
@@ -65,11 +65,11 @@ class PackOptions:
 
 
 def pack(source: Source, listing: Listing, options: PackOptions, staging: Staging) -> tuple[list[Part], list[Fault]]:
-    """Pack everything, or take from the staging folder what an earlier run has packed.
+    """Pack everything that an earlier run has not packed already.
 
     Returns:
-        The parts, some of them perhaps empty, and the files that cannot be packed. Without `skip_bad` there are no
-        parts if there are such files.
+        The parts, which may be empty, and the files that cannot be packed. If there are any, there are no parts
+        without `skip_bad`.
 
     Raises:
         OSError, StreamloadError: something cannot be written, or a process died.
@@ -77,7 +77,7 @@ def pack(source: Source, listing: Listing, options: PackOptions, staging: Stagin
     """
     with Workforce(options.workers, staging.lock) as force:
         if len(source.files) >= _MANY_FILES:
-            force.start(_fewest_tasks(listing, options))  # they import while it is planned what they do
+            force.start(_fewest_tasks(listing, options))  # they import while this process plans
         run = _Run(source, listing, options, staging, force)
         # Before splitting, so that every class keeps its share of whole files in every split.
         bad = run.check() if options.skip_bad and options.fractions is not None else []
@@ -97,7 +97,7 @@ def pack(source: Source, listing: Listing, options: PackOptions, staging: Stagin
 
 
 def _fewest_tasks(listing: Listing, options: PackOptions) -> int:
-    """How many tasks there are at least, before it is planned which."""
+    """A lower bound of the number of tasks, before they are planned."""
     count = len(listing.files)
     if options.skip_bad and options.fractions is not None:
         return -(-count // _CHECKED_TOGETHER)
@@ -116,7 +116,7 @@ class _Run:
     force: Workforce
 
     def check(self) -> list[Fault]:
-        """The files that cannot be packed, found by reading all of them."""
+        """Read all files, and return those that cannot be packed."""
         noted = self.staging.noted(_CHECKED)
         if noted is not None:
             return [Fault(*fault) for fault in noted]
@@ -133,14 +133,14 @@ class _Run:
         return faults
 
     def pack(self, parts: dict[str, list[int]]) -> tuple[dict[str, list[Finished]], list[Fault]]:
-        """Each part's files as tar files that are not empty, and what could not be packed.
+        """Pack each part's files into tar files; those with samples, and the files that cannot be packed.
 
-        Where faults are not skipped, the first one ends the writing and the remaining files are only checked: nothing
-        of this will be published, and one run should name all the faults.
+        Unless faults are skipped, the first one ends the writing and the remaining files are only checked: nothing will
+        be published, and one run should report all faults.
         """
         planned = [(name, task) for name, numbers in parts.items() for task in self._tasks(name, numbers)]
-        if self.staging.noted(_JOINING):  # some pieces are joined and gone, and their records say enough
-            return self._of_before(parts, planned)
+        if self.staging.noted(_JOINING):  # joined pieces are removed, but their records remain
+            return self._from_records(parts, planned)
         packed: dict[str, list[Finished]] = {name: [] for name in parts}
         faults: list[Fault] = []
         ready = self._known(planned)
@@ -167,10 +167,10 @@ class _Run:
                     faults += result
         return packed, faults
 
-    def _of_before(
+    def _from_records(
         self, parts: Iterable[str], planned: Sequence[tuple[str, PackTask]]
     ) -> tuple[dict[str, list[Finished]], list[Fault]]:
-        """What the records of an earlier run say."""
+        """The results of an earlier run, from its records."""
         packed: dict[str, list[Finished]] = {name: [] for name in parts}
         faults: list[Fault] = []
         for name, task in planned:
@@ -184,12 +184,12 @@ class _Run:
         return packed, faults
 
     def _known(self, planned: Sequence[tuple[str, PackTask | JoinTask]]) -> dict[str, Finished]:
-        """What needs no worker, by its path."""
+        """The results that are known without a worker, by path."""
         found = {task.path: self.staging.known(task.path, partial(fingerprint, task)) for _, task in planned}
         return {path: finished for path, finished in found.items() if finished is not None}
 
     def join(self, pieces: dict[str, list[Finished]]) -> dict[str, list[Finished]]:
-        """The samples of each part's pieces in shards; the pieces are removed when they are no longer needed."""
+        """Join each part's pieces to shards; remove pieces as soon as they are joined."""
         self._check_pieces(pieces)
         planned = [(name, task) for name, finished in pieces.items() for task in self._join_tasks(name, finished)]
         needed: dict[str, int] = {}
@@ -217,7 +217,7 @@ class _Run:
         return joined
 
     def _tasks(self, name: str, numbers: Sequence[int]) -> Iterator[PackTask]:
-        """A part's files, cut into shards, or into pieces if their sizes are not known yet."""
+        """One task per shard of a part, or per piece if sizes are not known yet."""
         files = [self.source.files[number] for number in numbers]
         sizes = self.listing.sizes[list(numbers)].tolist()
         if self.options.resizing is None:
@@ -254,7 +254,7 @@ class _Run:
             )
 
     def _check_pieces(self, pieces: dict[str, list[Finished]]) -> None:
-        """Give up if a sample is too large for any shard: no run with these options could go on from here."""
+        """Raise ValueError if a sample is too large for any shard; no run with these options could resume."""
         tables = [piece.table for finished in pieces.values() for piece in finished if piece.table is not None]
         if not tables:
             return
@@ -268,7 +268,7 @@ class _Run:
             raise
 
     def _check_fits(self, key: str, size: int) -> None:
-        """Raises ValueError if the largest sample is larger than a shard may be."""
+        """Raise ValueError if a sample is larger than a shard may be."""
         shard_bytes = size + len(END_OF_ARCHIVE)
         if shard_bytes > self.options.max_bytes:
             raise ValueError(

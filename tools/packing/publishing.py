@@ -1,6 +1,6 @@
-"""Finished shards get their final names, with an index and the names of the classes beside them.
+"""Gives the shards in a local staging folder their final names, and writes the index and `classes.json`.
 
-Every step can be done again, so a run that was killed in the middle of it is completed by the next.
+Every step is idempotent, so the next run completes what a killed run began.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _HALF_WRITTEN = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One split: its name, "" where the dataset is not split, and its shards in order, none of them empty.
+    """One split: its name, or "" if the dataset is not split, and its shards in order, none of them empty.
 
-    A split that holds no shard has no folder.
+    A split without shards has no folder.
     """
 
     name: str
@@ -41,12 +41,12 @@ class Part:
 
     @property
     def samples(self) -> int:
-        """How many samples it holds."""
+        """Number of samples."""
         return sum(len(shard.table) for shard in self.shards if shard.table is not None)
 
     @property
     def bytes(self) -> int:
-        """How many bytes its shards have together."""
+        """Total size of its shards in bytes."""
         return sum(shard.table.shard_bytes for shard in self.shards if shard.table is not None)
 
 
@@ -58,23 +58,23 @@ def publish(
     sync: bool = False,
     again: bool = False,
 ) -> None:
-    """Move the shards of each part to their places, in the stead of all shards of this name that are there.
+    """Move the shards of each part to their folder, replacing the shards there. Idempotent.
 
-    Where a part holds nothing, only what is there is removed.
+    For a part without shards, those there are only removed.
 
     Args:
-        parts: what is published.
-        destination: the folder for it, or for one folder for each part.
+        parts: the parts.
+        destination: their folder, or the parent of one folder per part.
         classes: the names of the classes, or None.
-        sync: wait until shards, names and index are on the disk.
-        again: an earlier run was stopped within this; what it has left half-written is removed.
+        sync: flush shards, names and index to disk.
+        again: an earlier run was stopped within this; remove its temporary files.
 
     Raises:
-        OSError, StreamloadError: something cannot be written; to be called again with the same arguments.
+        OSError, StreamloadError: something cannot be written.
     """
     places = [(part, os.path.join(destination, part.name) if part.name else destination) for part in parts]
     changed = [(part, folder) for part, folder in places if part.shards or _holds_shards(folder)]
-    # One step for all of them, then the next: whoever reads several of them at once must not take some for the whole.
+    # Each step for all parts before the next step, so that whoever reads several parts at once sees all or none.
     for _, folder in changed:
         os.makedirs(folder, exist_ok=True)
         mark_unfinished(folder, UnfinishedSet(NAMES, SHARDIFY), durable=sync)
@@ -96,16 +96,16 @@ def publish(
         if sync and os.path.isdir(folder):
             sync_folder(folder)
     if sync:
-        _sync_way_to(destination)
+        _sync_parents(destination)
 
 
 def _holds_shards(folder: str) -> bool:
-    """Whether there are shards of an earlier run, or there were some when a run was stopped."""
+    """Whether there are shards of an earlier run, or a run was stopped while it replaced them."""
     return bool(NAMES.existing(folder)) or os.path.exists(mark_path(folder))
 
 
 def _move_shards(folder: str, shards: Sequence[Finished], sync: bool) -> None:
-    """Shards to their places, in the stead of those that have their names; then none of another number is left."""
+    """Move the shards, replacing those of the same names, and remove all others."""
     names = [NAMES.name(number) for number in range(len(shards))]
     places = [os.path.join(folder, name) for name in names]
     if sync:
@@ -116,7 +116,7 @@ def _move_shards(folder: str, shards: Sequence[Finished], sync: bool) -> None:
     for name in set(NAMES.existing(folder)) - set(names):
         os.unlink(os.path.join(folder, name))
     if sync:
-        sync_folder(folder)  # before the index, which names what is in it
+        sync_folder(folder)  # before the index, which refers to them
 
 
 def _write_index(folder: str, shards: Sequence[Finished], sync: bool) -> None:
@@ -130,14 +130,14 @@ def _write_index(folder: str, shards: Sequence[Finished], sync: bool) -> None:
 
 
 def _remove_empty(folder: str) -> None:
-    """Remove the folder of a part that holds nothing, unless something else is in it."""
+    """Remove the folder of a part without shards, unless it contains something else."""
     for empty in (os.path.join(folder, INDEX_FOLDER), folder):
         with suppress(OSError):
             os.rmdir(empty)
 
 
 def _sync_shards(shards: Sequence[Finished], places: Sequence[str]) -> None:
-    """Wait for the bytes, for which the run that packed them may not have waited."""
+    """Flush shards to disk, which the run that packed them may not have done."""
     for shard, place in zip(shards, places, strict=True):
         descriptor = os.open(shard.path if os.path.exists(shard.path) else place, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -146,13 +146,13 @@ def _sync_shards(shards: Sequence[Finished], places: Sequence[str]) -> None:
             os.close(descriptor)
 
 
-def _sync_way_to(destination: str) -> None:
-    """Make the names of all folders on the way durable, since some may be new."""
+def _sync_parents(destination: str) -> None:
+    """Flush the names of all parent folders, since some may be new."""
     folder = os.path.abspath(destination)
     sync_folder(folder)
     while (above := os.path.dirname(folder)) != folder:
         folder = above
-        with suppress(OSError):  # it may not be ours to read, and then it is not new
+        with suppress(OSError):  # one that we may not read is not new
             sync_folder(folder)
 
 
@@ -171,7 +171,7 @@ def _write_classes(path: str, classes: Sequence[str] | None, sync: bool) -> None
 
 
 def classes_content(classes: Sequence[str] | None) -> bytes | None:
-    """What `classes.json` holds; None where there are no names and so no such file."""
+    """The content of `classes.json`, or None if classes have no names."""
     if classes is None:
         return None
     numbers = {name: number for number, name in enumerate(classes)}

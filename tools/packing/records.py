@@ -1,4 +1,4 @@
-"""What is known of a finished tar file, kept beside it in the staging folder so that a later run can use it."""
+"""The record of a finished tar file, beside it in the staging folder, from which a later run resumes."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import contextlib
 import json
 from dataclasses import dataclass
 
-from streamload_tools.reading import scanned_table
+from streamload_tools.reading import differences, scanned_table
 from streamload_tools.sources.loading import Fault
-from streamload_tools.verify import differences
 
 from streamload.errors import StreamloadError
 from streamload.index.table_file import table_from_npz, table_to_npz
@@ -18,10 +17,10 @@ from streamload.tar.table import ShardTable
 __all__ = ["DONE", "TABLE", "Finished", "keep", "kept"]
 
 DONE = ".done"
-"""What the name of a record ends in. It is written last: what has one is whole."""
+"""The suffix of a record. It is written last, so a file that has one is complete."""
 
 TABLE = ".npz"
-"""What the name of its table ends in."""
+"""The suffix of its table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +28,9 @@ class Finished:
     """One tar file of the staging folder.
 
     Attributes:
-        path: where it lies.
-        table: its samples, or None where none was left and there is no file.
-        faults: what was to be in it and could not be packed.
+        path: its path.
+        table: its table, or None if it would have no sample and does not exist.
+        faults: the files that could not be packed into it.
     """
 
     path: str
@@ -40,11 +39,11 @@ class Finished:
 
 
 def keep(finished: Finished, task: str) -> None:
-    """Write the record of a file that has its name already.
+    """Write the record of a file that is in its place.
 
     Args:
         finished: the file.
-        task: what stands for all that its content comes from.
+        task: the fingerprint of its task.
 
     Raises:
         OSError: it cannot be written.
@@ -58,12 +57,12 @@ def keep(finished: Finished, task: str) -> None:
 
 
 def kept(path: str, task: str | None = None, *, check: bool = True) -> Finished | None:
-    """The record of a file, or None if there is none, if it is of another task, or if the file is not what it says.
+    """The record of a file, or None if there is none, it is of another task, or the file is damaged.
 
     Args:
         path: the tar file.
-        task: what was given to `keep`, if it is known.
-        check: read all of the file and compare it; otherwise the file need not even be there any more.
+        task: the fingerprint of its task, or None for any.
+        check: read and compare all of the file; otherwise the file need not exist any more.
     """
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError, StreamloadError):
         with open(path + DONE, "rb") as file:

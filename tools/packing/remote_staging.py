@@ -1,27 +1,26 @@
-"""Packing into a bucket: shards grow in a local folder and are uploaded when finished; records say how far it is.
+"""Packing into a bucket: shards are written to a local folder and uploaded when finished; records track progress.
 
-Objects cannot be renamed, so shards get their names before all of them are there; until then each folder has the mark
-of an unfinished set, which readers refuse. What makes them a dataset, the index, comes last, and then the mark goes.
-What cannot be resumed is removed again.
+Objects cannot be renamed, so shards get their final names before all of them exist. Until then each folder is marked as
+unfinished, and readers refuse it. The index comes last, then the mark is removed. What cannot be resumed is removed.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import tempfile
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
+from typing import Any
 
 from streamload_tools.failures import UsageError
+from streamload_tools.output import shown_bytes
 from streamload_tools.packing.publishing import CLASSES, NAMES, Part, classes_content
 from streamload_tools.packing.records import DONE, TABLE, Finished
 from streamload_tools.packing.run_records import PackingRecords, UploadedShard
-from streamload_tools.packing.staging import Run, Staging, has_finished, locked_folder, remove_unfinished
-from streamload_tools.sizes import shown_bytes
+from streamload_tools.packing.staging import LISTING, RUN, Run, Staging, clear, has_finished, remove_unfinished
 
 from streamload.errors import StorageError
 from streamload.index.dataset_index import IndexedShard, table_path
@@ -36,15 +35,14 @@ from streamload.index.unfinished import SHARDIFY, UnfinishedSet
 from streamload.storage.protocol import Storage
 from streamload.write.remote_folder import existing_names, upload_shard
 
-__all__ = ["RemoteStaging", "remote_staging"]
+__all__ = ["RemoteStaging", "local_folder"]
 
 _UPLOADS_AT_ONCE = 4
-_RUN_ID = "id.json"
 _SHARDS = "shards"
 
 
 class RemoteStaging(Staging):
-    """A `Staging` whose finished shards go to a bucket.
+    """A `Staging` whose finished shards go to a bucket, with copies of the records, so that any machine can resume.
 
     Args:
         folder: the local folder.
@@ -55,20 +53,10 @@ class RemoteStaging(Staging):
         splits: the names of the parts; "" where there is but one.
     """
 
-    def __init__(
-        self,
-        folder: str,
-        lock: int,
-        *,
-        resumed: bool,
-        storage: Storage,
-        destination: str,
-        splits: Sequence[str],
-    ) -> None:
-        super().__init__(folder, lock, resumed=resumed)
-        self.records = PackingRecords(storage, destination)
+    def __init__(self, folder: str, run: Run, storage: Storage, splits: Sequence[str]) -> None:
+        super().__init__(folder, run)
+        self._records = PackingRecords(storage, run.destination)
         self._storage = storage
-        self._destination = destination
         self._splits = splits
         self._known: dict[str, tuple[UploadedShard, Finished]] = {}
         self._begun = False
@@ -77,10 +65,30 @@ class RemoteStaging(Staging):
         self._threads = ThreadPoolExecutor(_UPLOADS_AT_ONCE, "streamload-upload")
         self._uploads: deque[Future[None]] = deque()
 
-    def learn(self) -> None:
-        """Find out what an earlier run has uploaded. Raises StorageError."""
-        uploaded = self.records.uploaded()
-        tables = self.records.tables({key: (self._folder_of_key(key), shard) for key, shard in uploaded.items()})
+    def earlier(self) -> dict[str, Any] | None:
+        """See `Staging.earlier`; its record is in the bucket."""
+        return self._records.run()
+
+    def begin(self) -> None:
+        """See `Staging.begin`; the bucket gets a copy of the records."""
+        super().begin()
+        self._records.begin(self.noted(RUN), self.path(LISTING))
+
+    def earlier_listing(self) -> str:
+        """See `Staging.earlier_listing`."""
+        path = self.path(LISTING)
+        self._records.fetch_listing(path)
+        return path
+
+    def reuse(self, before: dict[str, Any]) -> None:
+        """See `Staging.reuse`: what the run uploaded, and what is in the folder if it is of the same run."""
+        if self.noted(RUN) == before:
+            remove_unfinished(self.folder)
+        else:
+            clear(self.folder)
+            self.note(RUN, before)
+        uploaded = self._records.uploaded()
+        tables = self._records.tables({key: (self._folder_of_key(key), shard) for key, shard in uploaded.items()})
         self._known = {key: (uploaded[key], finished) for key, finished in tables.items()}
 
     def known(self, path: str, fingerprint: Callable[[], str]) -> Finished | None:
@@ -89,7 +97,7 @@ class RemoteStaging(Staging):
         return finished if shard is not None and shard.task == fingerprint() else None
 
     def take(self, part: str, path: str, fingerprint: Callable[[], str], finished: Finished) -> None:
-        """See `Staging.take`: upload what is not there yet, when fewer than some uploads are in flight.
+        """See `Staging.take`: upload the shard unless it is there; wait while too many uploads are in flight.
 
         Raises:
             StorageError: this or an earlier upload failed.
@@ -110,11 +118,7 @@ class RemoteStaging(Staging):
         self._uploads.append(self._threads.submit(self._upload, part, key, name, task, finished))
 
     def publish(self, parts: Sequence[Part], classes: Sequence[str] | None) -> None:
-        """Wait for the uploads, and write all that belongs to the shards, the indexes last.
-
-        Raises:
-            StorageError: something cannot be written; a run that resumes this one does it again.
-        """
+        """See `Staging.publish`: wait for the uploads, and write `classes.json` and the indexes."""
         while self._uploads:
             self._uploads.popleft().result()
         content = classes_content(classes)
@@ -135,26 +139,47 @@ class RemoteStaging(Staging):
             if entries:
                 fields = {field for table in tables for field in table.fields}
                 merge_remote_index(self._storage, remote_index_folder(self._folder(part.name)), entries, fields)
-        self._finish()
+        self._unmark()
+
+    def has_results(self) -> bool:
+        """See `Staging.has_results`."""
+        if has_finished(self.folder):
+            return True
+        try:
+            return bool(self._records.uploaded())
+        except StorageError:  # perhaps the reason why the run failed
+            return True
+
+    def kept_where(self) -> str:
+        """See `Staging.kept_where`."""
+        paths = [os.path.join(top, name) for top, _, names in os.walk(self.folder) for name in names if name[0] != "."]
+        kept = shown_bytes(sum(map(os.path.getsize, paths)))
+        return f", {kept} of it in {self.folder!r}" if has_finished(self.folder) else " in the bucket"
 
     def stop(self) -> None:
-        """Begin no more uploads, and wait for those that are in flight. Idempotent."""
+        """See `Staging.stop`: start no more uploads, and wait for those in flight."""
         self._threads.shutdown(wait=True, cancel_futures=True)
 
     def withdraw(self) -> None:
-        """Remove all that was uploaded, and the records. Raises StorageError."""
+        """See `Staging.withdraw`: remove what was uploaded, and the records."""
         if self._begun or self._known:
             for split in self._splits:
                 folder = self._folder(split)
                 remove_remote_entries(self._storage, remote_index_folder(folder), NAMES.matches)
                 for name in existing_names(self._storage, folder, NAMES):
                     self._remove_shard(folder, name)
-            self._finish()
-        self.records.remove()
+            self._unmark()
+        self._records.remove()
+
+    def finish(self) -> None:
+        """See `Staging.finish`."""
+        clear(self.folder)  # first, since a run with records can be resumed
+        self._records.remove()
+        super().finish()
 
     def _evict(self) -> None:
-        """Mark the folders, and remove the shards of an earlier dataset, and their entries in the indexes first."""
-        # One step for all of them, then the next: whoever reads several must not take some for the whole.
+        """Mark the folders as unfinished, and remove the index entries and then the shards of an earlier dataset."""
+        # Each step for all parts before the next step, so that whoever reads several parts at once sees all or none.
         for split in self._splits:
             mark_remote_unfinished(self._storage, self._folder(split), UnfinishedSet(NAMES, SHARDIFY))
         kept = {(self._folder_of_key(key), shard.name) for key, (shard, _) in self._known.items()}
@@ -169,7 +194,7 @@ class RemoteStaging(Staging):
                 if (folder, name) not in kept:
                     self._remove_shard(folder, name)
 
-    def _finish(self) -> None:
+    def _unmark(self) -> None:
         for split in self._splits:
             mark_remote_finished(self._storage, self._folder(split), NAMES)
 
@@ -183,124 +208,36 @@ class RemoteStaging(Staging):
             folder, table = self._folder(part), finished.table
             etag = upload_shard(self._storage, f"{folder}/{name}", finished.path, table.shard_bytes)
             write_remote_table(self._storage, remote_index_folder(folder), name, table)
-        self.records.keep(key, UploadedShard(task, name, etag, finished.faults))
+        self._records.keep(key, UploadedShard(task, name, etag, finished.faults))
         self._etags[key] = etag
         for path in (finished.path + DONE, finished.path + TABLE, finished.path):
             with suppress(FileNotFoundError):
                 os.unlink(path)
 
     def _folder(self, split: str) -> str:
-        return f"{self._destination}/{split}" if split else self._destination
+        return f"{self.run.destination}/{split}" if split else self.run.destination
 
     def _folder_of_key(self, key: str) -> str:
         split = key.partition("~")[0]
         return self._folder(split if split in self._splits else "")
 
     def _key(self, path: str) -> str:
-        """How the record of a shard is called; "" for what is no shard."""
+        """The key of a shard's record; "" for other files."""
         kind, _, rest = os.path.relpath(path, self.folder).partition("/")
         return rest.replace("/", "~") if kind == _SHARDS else ""
 
 
-@contextmanager
-def remote_staging(run: Run, storage: Storage, splits: Sequence[str], base: str | None) -> Iterator[RemoteStaging]:
-    """Open the local folder for a run that packs into a bucket, and its records there.
-
-    If the block is left by an error, what was uploaded stays for a run with `resume`, and so does what is finished
-    locally; or nothing does, if it was abandoned. If it is left otherwise, only what was published stays.
+def local_folder(destination: str, base: str | None) -> str:
+    """The local folder for runs into a remote destination; it depends on that and the user, so later runs find it.
 
     Args:
-        run: what it is about.
-        storage: of the bucket.
-        splits: the names of the parts.
-        base: where the local folder is made; None is the system's folder for temporary files.
+        destination: url of the destination.
+        base: the parent folder; None is the system's folder for temporary files.
 
     Raises:
-        UsageError: as for `staging_folder`.
-        OSError, StorageError: something cannot be written.
+        UsageError: the folder is another user's.
+        OSError: it cannot be created.
     """
-    folder = _local_folder(run.destination, base)
-    with locked_folder(folder, run.destination) as lock:
-        staging = RemoteStaging(
-            folder, lock, resumed=False, storage=storage, destination=run.destination, splits=splits
-        )
-        try:
-            _prepare(staging, run)
-        except BaseException:
-            staging.stop()
-            if not has_finished(folder):
-                shutil.rmtree(folder)
-            raise
-        try:
-            yield staging
-        except BaseException as exc:
-            staging.stop()
-            _leave(staging, exc)
-            raise
-        else:
-            staging.records.remove()
-            shutil.rmtree(folder)
-        finally:
-            staging.stop()
-
-
-def _prepare(staging: RemoteStaging, run: Run) -> None:
-    before, scratch = staging.records.run(), staging.path("listing.npz")
-    if before is not None and run.resume:
-        difference = staging.records.difference(run.options, run.listing, scratch)
-        if difference is not None:
-            raise UsageError(
-                f"the unfinished run in {run.destination!r} cannot be resumed: {difference}; give the same options and "
-                "files, or start anew with --overwrite"
-            )
-        staging.resumed = True
-        if staging.noted(_RUN_ID) == before["id"]:
-            remove_unfinished(staging.folder)
-        else:
-            _clear(staging.folder)
-            staging.note(_RUN_ID, before["id"])
-        staging.learn()
-        return
-    if before is not None and not run.overwrite:
-        raise UsageError(
-            f"{run.destination!r} holds a run that was not finished; go on with --resume, or throw it away with "
-            "--overwrite"
-        )
-    _clear(staging.folder)
-    staging.note(_RUN_ID, staging.records.begin(run.options, run.listing, staging.path("listing.npz")))
-
-
-def _leave(staging: RemoteStaging, exc: BaseException) -> None:
-    """Keep what a later run can use, and nothing else."""
-    if staging.keeps and (has_finished(staging.folder) or _has_uploaded(staging)):
-        exc.add_note(
-            f"what is finished is kept{_kept_here(staging.folder)}: run the same command with --resume to go on, or "
-            "with --overwrite to start anew"
-        )
-        if has_finished(staging.folder):
-            remove_unfinished(staging.folder)
-            return
-    else:
-        staging.withdraw()
-    shutil.rmtree(staging.folder, ignore_errors=True)
-
-
-def _kept_here(folder: str) -> str:
-    """Where and how much it is that a run leaves on this machine."""
-    paths = [os.path.join(top, name) for top, _, names in os.walk(folder) for name in names if name[0] != "."]
-    kept = shown_bytes(sum(map(os.path.getsize, paths)))
-    return f", {kept} of it in {folder!r}" if has_finished(folder) else " in the bucket"
-
-
-def _has_uploaded(staging: RemoteStaging) -> bool:
-    try:
-        return bool(staging.records.uploaded())
-    except StorageError:  # which may be why the run has ended
-        return True
-
-
-def _local_folder(destination: str, base: str | None) -> str:
-    """The same folder for each run into a destination, so that a later one finds what an earlier one left."""
     parent = tempfile.gettempdir() if base is None else base
     digest = hashlib.sha256(destination.encode("utf-8", "surrogateescape")).hexdigest()[:16]
     folder = os.path.join(parent, f"streamload-shardify-{os.geteuid()}-{digest}")
@@ -311,12 +248,3 @@ def _local_folder(destination: str, base: str | None) -> str:
     if status.st_uid != os.geteuid() or not os.path.isdir(folder) or os.path.islink(folder):
         raise UsageError(f"{folder!r} is another user's; name another folder with --staging")
     return folder
-
-
-def _clear(folder: str) -> None:
-    for name in os.listdir(folder):
-        path = os.path.join(folder, name)
-        if os.path.isdir(path) and not os.path.islink(path):
-            shutil.rmtree(path)
-        else:
-            os.unlink(path)

@@ -1,4 +1,4 @@
-"""Images made smaller before they are packed: shorter side N, as JPEG."""
+"""Resizing of images before they are packed: shorter side N, as JPEG."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from streamload.images.jpeg import is_jpeg
 __all__ = ["Resizing"]
 
 _ORIENTATION = 0x0112
-_TURNS = {3: 2, 4: 2, 5: 1, 6: 3, 7: 3, 8: 1}  # quarters against the clock
+_TURNS = {3: 2, 4: 2, 5: 1, 6: 3, 7: 3, 8: 1}  # quarter turns counterclockwise
 _MIRRORED = frozenset({2, 4, 5, 7})
 
 
 @dataclass(frozen=True, slots=True)
 class Resizing:
-    """Brings the shorter side of larger images to `size` pixels.
+    """Resizes larger images so that the shorter side has `size` pixels.
 
-    What is resized becomes a JPEG with 4:2:0 colour (grey where the image is grey), whatever it was: transparency is
-    dropped, of an animation the first picture is taken, CMYK becomes RGB. An EXIF orientation is applied. All metadata
-    are left out, and so is a colour profile, which loaders do not look at either.
+    A resized image becomes a JPEG with 4:2:0 subsampling (grey if the image is grey), whatever it was: transparency is
+    dropped, an animation keeps its first frame, CMYK becomes RGB. The EXIF orientation is applied. Metadata and colour
+    profiles, which loaders ignore, are dropped.
 
     Attributes:
-        size: the shorter side, in pixels.
-        quality: of the JPEG, 1 to 100.
+        size: the shorter side in pixels.
+        quality: JPEG quality, 1 to 100.
     """
 
     size: int
     quality: int
 
     def __call__(self, field: str, data: bytes) -> tuple[str, bytes]:
-        """The field and the bytes to store; those that were given if the image's shorter side is not longer.
+        """The field and the bytes to store, unchanged if the shorter side is not longer than `size`.
 
         Raises:
             ValueError: the image cannot be decoded.
@@ -63,7 +63,7 @@ def _encoded(pixels: NDArray[np.uint8], quality: int) -> bytes:
 
 
 def _upright(pixels: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
-    """Undo what EXIF says of how the picture was taken (values 1 to 8)."""
+    """Apply an EXIF orientation (1 to 8)."""
     if orientation in _MIRRORED:
         pixels = pixels[:, ::-1]
     return np.rot90(pixels, _TURNS.get(orientation, 0))

@@ -1,10 +1,9 @@
-"""What a run that packs into a bucket keeps there for a later one: small objects, removed when everything is done."""
+"""The records of a run that packs into a bucket: small objects there, from which a later run resumes."""
 
 from __future__ import annotations
 
 import json
 import os
-import secrets
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -14,7 +13,6 @@ from typing import Any, TypeVar
 
 from streamload_tools.failures import UsageError
 from streamload_tools.packing.records import Finished
-from streamload_tools.sources.listing import Listing
 from streamload_tools.sources.loading import Fault
 
 from streamload.errors import DatasetIndexError, ShardNotFoundError, StorageError
@@ -29,7 +27,6 @@ __all__ = ["PackingRecords", "UploadedShard"]
 
 _RECORDS, _RUN = PACKING.rsplit("/", 1)
 _LISTING = "source.npz"
-_FORMAT = 1
 _AT_ONCE = 16
 _MOST_RECORD_BYTES = 64 << 20
 
@@ -39,13 +36,13 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True, slots=True)
 class UploadedShard:
-    """A task that is done, and whose shard is in its place.
+    """The record of a finished task and its shard.
 
     Attributes:
-        task: what stands for all that its content comes from.
-        name: the shard's, or None where no sample was left.
-        etag: the object's version.
-        faults: what was to be in it and could not be packed.
+        task: the fingerprint of the task.
+        name: the shard's name, or None if it would have no sample.
+        etag: the object's ETag.
+        faults: the files that could not be packed.
     """
 
     task: str
@@ -55,11 +52,11 @@ class UploadedShard:
 
 
 class PackingRecords:
-    """The records of the run that is in flight in a remote folder.
+    """The records of an unfinished run.
 
     Args:
-        storage: where the folder lies.
-        destination: its url.
+        storage: storage of the destination.
+        destination: url of the destination.
     """
 
     def __init__(self, storage: Storage, destination: str) -> None:
@@ -68,55 +65,32 @@ class PackingRecords:
         self._folder = f"{destination}/{_RECORDS}"
 
     def run(self) -> dict[str, Any] | None:
-        """What `begin` has noted, or None if there is no run that can be resumed. Raises StorageError."""
+        """The record of a run that can be resumed, or None. Raises StorageError."""
         return self._document(_RUN)
 
-    def begin(self, options: Mapping[str, Any], listing: Listing, scratch: str) -> str:
-        """Note a new run, in the stead of any other.
+    def begin(self, document: Mapping[str, Any], listing_path: str) -> None:
+        """Record a new run, in place of any other. Raises StorageError.
 
         Args:
-            options: all that the shards' bytes depend on beside the files.
-            listing: the files.
-            scratch: a file that may be overwritten.
-
-        Returns:
-            A name for this run and no other.
-
-        Raises:
-            OSError, StorageError: something cannot be written.
+            document: the record of the run.
+            listing_path: the file with the listing of its files.
         """
         self.remove()
-        listing.save(scratch)
-        self._storage.write(f"{self._folder}/{_LISTING}", scratch)
-        identity = secrets.token_hex(8)
-        self._write(_RUN, {"format": _FORMAT, "id": identity, "options": dict(options)})
-        return identity
+        self._storage.write(f"{self._folder}/{_LISTING}", listing_path)
+        self._write(_RUN, document)
 
-    def difference(self, options: Mapping[str, Any], listing: Listing, scratch: str) -> str | None:
-        """How this run differs from the noted one, or None. Raises OSError, StorageError."""
-        run = self.run() or {}
-        if run.get("format") != _FORMAT:
-            return "it is of another version of streamload"
-        before = run["options"]
-        before = {name: before.get(name) for name in (*options, *before)}
-        different = [
-            f"{name} was {value!r} and is {options.get(name)!r}"
-            for name, value in before.items()
-            if value != options.get(name)
-        ]
-        if different:
-            return ", ".join(different)
-        with open(scratch, "wb") as file:
+    def fetch_listing(self, path: str) -> None:
+        """Copy the listing of the recorded run to a local file. Raises OSError, StorageError."""
+        with open(path, "wb") as file:
             file.write(self._storage.read_bytes(f"{self._folder}/{_LISTING}", most_bytes=MOST_INDEX_BYTES))
-        return listing.difference(scratch)
 
     def keep(self, key: str, shard: UploadedShard) -> None:
-        """Note that a task is done. Raises StorageError."""
+        """Record a finished task. Raises StorageError."""
         document = {"task": shard.task, "name": shard.name, "etag": shard.etag, "faults": shard.faults}
         self._write(f"{key}.json", document)
 
     def uploaded(self) -> dict[str, UploadedShard]:
-        """All that is done, by the keys given to `keep`. Raises StorageError; UsageError if a record is damaged."""
+        """The finished tasks, by the keys given to `keep`. Raises StorageError; UsageError if a record is damaged."""
         names = [name for name in self._names() if name.endswith(".json") and name != _RUN]
         documents = _at_once(self._document, names)
         try:
@@ -134,10 +108,10 @@ class PackingRecords:
             raise UsageError(f"a record in {self._folder!r} is damaged; start anew with --overwrite") from exc
 
     def tables(self, shards: Mapping[str, tuple[str, UploadedShard]]) -> dict[str, Finished]:
-        """What is known of shards that are in their places, by key; those whose table or object is gone are left out.
+        """The results of finished tasks whose table and object still exist, by key. Raises StorageError.
 
         Args:
-            shards: for each key the folder and the shard.
+            shards: the folder and the shard of each key.
         """
 
         def find(key: str) -> Finished | None:
@@ -158,7 +132,7 @@ class PackingRecords:
         return {key: finished for key, finished in zip(shards, found, strict=True) if finished is not None}
 
     def remove(self) -> None:
-        """Remove all records, first of all what makes it a run that can be resumed. Raises StorageError."""
+        """Remove all records, starting with the one that makes a run resumable. Raises StorageError."""
         self._storage.delete(f"{self._folder}/{_RUN}")
         _at_once(lambda name: self._storage.delete(f"{self._folder}/{name}"), self._names())
 

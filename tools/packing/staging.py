@@ -1,4 +1,8 @@
-"""The hidden folder in the destination where shards grow until all of them are whole, and what a later run may keep."""
+"""The folder in which a run packs, its lock and records, and what of it a later run may use.
+
+A run into a local folder packs in a hidden folder there. A run into a bucket packs in a folder on this machine
+(`streamload_tools.packing.remote_staging`), and differs only in where its records and its finished shards go.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import errno
 import fcntl
 import json
 import os
+import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,148 +19,48 @@ from dataclasses import dataclass
 from typing import Any
 
 from streamload_tools.failures import UsageError
-from streamload_tools.packing.records import DONE, Finished
+from streamload_tools.packing.publishing import Part, publish
+from streamload_tools.packing.records import DONE, Finished, kept
 from streamload_tools.sources.listing import Listing
 
 from streamload.index.unfinished import STAGING
 from streamload.storage.atomic import replace_file
 
 __all__ = [
-    "STAGING",
+    "LISTING",
+    "RUN",
     "Run",
     "Staging",
+    "clear",
     "has_finished",
     "is_being_published",
     "is_unfinished",
-    "locked_folder",
+    "open_staging",
     "remove_remains",
     "remove_unfinished",
-    "staging_folder",
 ]
 
-_OPTIONS = "run.json"
-_LISTING = "source.npz"
+RUN = "run.json"
+"""The name of the record of a run."""
+LISTING = "source.npz"
+"""The name of the listing of its files."""
+
 _PUBLISHING = "publishing"
-_FORMAT = 2
-_PATIENCE_S = 0.5  # what a killed run's workers have to end, which hold its lock as well
-
-
-class Staging:
-    """The folder, locked against other runs.
-
-    Attributes:
-        folder: its path.
-        lock: the descriptor that holds the lock, until every process that has it is gone.
-        resumed: whether there is something from an earlier run.
-        keeps: whether finished shards stay for a later run if this one fails.
-    """
-
-    def __init__(self, folder: str, lock: int, *, resumed: bool) -> None:
-        self.folder, self.lock, self.resumed, self.keeps = folder, lock, resumed, True
-
-    def path(self, *names: str) -> str:
-        """A path in the folder; the folders on the way are made. Raises OSError."""
-        path = os.path.join(self.folder, *names)
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        return path
-
-    def note(self, name: str, value: Any) -> None:
-        """Keep a value for a later run, whole or not at all. Raises OSError."""
-        content = json.dumps(value).encode("ascii")
-        replace_file(self.path(name), lambda file: file.write(content), durable=False)
-
-    def noted(self, name: str) -> Any:
-        """The value that was kept, or None. Raises OSError, ValueError."""
-        try:
-            with open(self.path(name), "rb") as file:
-                return json.load(file)
-        except FileNotFoundError:
-            return None
-
-    def begin_publishing(self, shards: Mapping[str, Sequence[str]]) -> None:
-        """Note that from now on shards get their final names, so that a later run ends what was begun.
-
-        Args:
-            shards: the paths of each part's shards, in order.
-        """
-        self.note(_PUBLISHING, shards)
-
-    def publishing(self) -> dict[str, list[str]] | None:
-        """What `begin_publishing` was told, by an earlier run, or None."""
-        found: dict[str, list[str]] | None = self.noted(_PUBLISHING)
-        return found
-
-    def known(self, path: str, fingerprint: Callable[[], str]) -> Finished | None:
-        """What has become of a task, if it need not even be given to a worker.
-
-        Args:
-            path: the tar file that it makes.
-            fingerprint: makes what stands for all that its content comes from.
-        """
-        del path, fingerprint
-        return None
-
-    def take(self, part: str, path: str, fingerprint: Callable[[], str], finished: Finished) -> None:
-        """Take over a shard, in the order of its part's shards; here it waits for its publishing where it is.
-
-        Args:
-            part: its name.
-            path: the tar file of its task.
-            fingerprint: makes that of the task.
-            finished: the shard.
-        """
-        del part, path, fingerprint, finished
-
-    def abandon(self) -> None:
-        """Keep nothing for a later run, which could not use it."""
-        self.keeps = False
-
-    def remove(self) -> None:
-        """Remove everything, first of all what makes it a run that can be resumed. Raises OSError."""
-        with suppress(FileNotFoundError):
-            os.unlink(self.path(_OPTIONS))
-        shutil.rmtree(self.folder)
-
-
-def is_being_published(destination: str) -> bool:
-    """Whether a run was stopped while it gave the shards their final names."""
-    return all(os.path.exists(os.path.join(destination, STAGING, name)) for name in (_OPTIONS, _PUBLISHING))
-
-
-def is_unfinished(destination: str) -> bool:
-    """Whether a run in a folder can be resumed."""
-    folder = os.path.join(destination, STAGING)
-    return os.path.isdir(folder) and _earlier(Staging(folder, -1, resumed=False)) is not None
-
-
-def remove_remains(destination: str) -> None:
-    """Remove what is left of a run that published everything and was stopped while it cleared up.
-
-    Raises:
-        UsageError: another run is at work there.
-        OSError: it cannot be removed.
-    """
-    folder = os.path.join(destination, STAGING)
-    if os.path.isdir(folder):
-        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            _lock(lock, destination)
-            if _is_at(lock, folder) and not is_unfinished(destination):
-                shutil.rmtree(folder)
-        finally:
-            os.close(lock)
+_FORMAT = 3
+_LOCK_TIMEOUT_S = 0.5  # the workers of a killed run hold its lock too, until they have ended
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a run is about, for comparison with one before it.
+    """A run, as far as it is compared with an earlier one, and how it starts.
 
     Attributes:
         destination: where the shards will be.
-        options: all that the shards' bytes depend on beside the files, by the names that users know.
+        options: everything besides the files that the bytes of the shards depend on, by the users' names.
         listing: the files.
         resume: keep what an earlier run finished.
-        overwrite: throw that away.
+        overwrite: discard it.
+        sync: flush to disk what is published.
     """
 
     destination: str
@@ -163,47 +68,288 @@ class Run:
     listing: Listing
     resume: bool
     overwrite: bool
+    sync: bool
+
+    def document(self) -> dict[str, Any]:
+        """The record of this run, with an identity of its own."""
+        return {"format": _FORMAT, "id": secrets.token_hex(8), "options": dict(self.options)}
+
+    def difference(self, before: Mapping[str, Any], listing_path: Callable[[], str]) -> str | None:
+        """How this run differs from an earlier one, or None.
+
+        Args:
+            before: the record of the earlier run.
+            listing_path: called to get the file with its listing.
+
+        Raises:
+            OSError, StorageError: the listing cannot be read.
+        """
+        if before.get("format") != _FORMAT:
+            return "it is of another version of streamload"
+        options = before["options"]
+        options = {name: options.get(name) for name in (*self.options, *options)}
+        different = [
+            f"{name} was {value!r} and is {self.options.get(name)!r}"
+            for name, value in options.items()
+            if value != self.options.get(name)
+        ]
+        return ", ".join(different) or self.listing.difference(listing_path())
+
+
+class Staging:
+    """The staging folder of a run; the base class is that of a local destination.
+
+    Attributes:
+        folder: its path.
+        run: the run.
+        lock: the descriptor that holds the lock, until every process that has it is gone; -1 where it is not open.
+        resumed: whether there is something from an earlier run.
+        keeps: whether finished shards stay for a later run if this one fails.
+    """
+
+    def __init__(self, folder: str, run: Run) -> None:
+        self.folder, self.run = folder, run
+        self.lock, self.resumed, self.keeps = -1, False, True
+
+    def path(self, *names: str) -> str:
+        """A path in the folder; parent folders are created. Raises OSError."""
+        path = os.path.join(self.folder, *names)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        return path
+
+    def note(self, name: str, value: Any) -> None:
+        """Save a value for a later run, atomically. Raises OSError."""
+        content = json.dumps(value).encode("ascii")
+        replace_file(self.path(name), lambda file: file.write(content), durable=False)
+
+    def noted(self, name: str) -> Any:
+        """The saved value, or None. Raises OSError, ValueError."""
+        return _noted(self.folder, name)
+
+    def earlier(self) -> dict[str, Any] | None:
+        """The record of an earlier run that can be resumed, or None. Raises OSError, StorageError."""
+        return _earlier(self.folder)
+
+    def begin(self) -> None:
+        """Record a new run, in place of any other. Raises OSError, StorageError."""
+        clear(self.folder)
+        self.run.listing.save(self.path(LISTING))
+        self.note(RUN, self.run.document())
+
+    def earlier_listing(self) -> str:
+        """The file with the listing of the earlier run. Raises OSError, StorageError."""
+        return self.path(LISTING)
+
+    def reuse(self, before: dict[str, Any]) -> None:
+        """Leave in the folder what can be used of an earlier run. Raises OSError, StorageError."""
+        del before
+        remove_unfinished(self.folder)
+
+    def known(self, path: str, fingerprint: Callable[[], str]) -> Finished | None:
+        """The result of a task that need not even be given to a worker.
+
+        Args:
+            path: the tar file that it makes.
+            fingerprint: makes the task's fingerprint.
+        """
+        del path, fingerprint
+        return None
+
+    def take(self, part: str, path: str, fingerprint: Callable[[], str], finished: Finished) -> None:
+        """Take a finished shard, in the order of its part's shards; a local one stays where it is until `publish`.
+
+        Args:
+            part: its name.
+            path: the tar file of its task.
+            fingerprint: makes the task's fingerprint.
+            finished: the shard.
+        """
+        del part, path, fingerprint, finished
+
+    def half_published(self) -> list[Part] | None:
+        """The parts of an earlier run that was stopped while it published them, or None.
+
+        Raises:
+            ValueError: its records are damaged.
+        """
+        begun: dict[str, list[str]] | None = self.noted(_PUBLISHING)
+        return None if begun is None else [_recorded_part(name, paths) for name, paths in begun.items()]
+
+    def publish(self, parts: Sequence[Part], classes: Sequence[str] | None) -> None:
+        """Give the shards of all parts their final names; a run that is stopped in here is completed by a later one.
+
+        Raises:
+            OSError, StreamloadError: something cannot be written.
+        """
+        again = self.noted(_PUBLISHING) is not None
+        if not again:
+            self.note(_PUBLISHING, {part.name: [shard.path for shard in part.shards] for part in parts})
+        publish(parts, self.run.destination, classes, sync=self.run.sync, again=again)
+
+    def abandon(self) -> None:
+        """Keep nothing for a later run, which could not use it."""
+        self.keeps = False
+
+    def has_results(self) -> bool:
+        """Whether a later run could use anything of this one."""
+        return self.earlier() is not None
+
+    def kept_where(self) -> str:
+        """Words on where and how much a later run can use."""
+        return ""
+
+    def stop(self) -> None:
+        """End what runs in the background. Idempotent."""
+
+    def withdraw(self) -> None:
+        """Remove what this run has left outside of the folder. Raises StorageError."""
+
+    def remove(self) -> None:
+        """Remove everything, starting with what makes it a run that can be resumed. Raises OSError."""
+        with suppress(FileNotFoundError):
+            os.unlink(self.path(RUN))
+        shutil.rmtree(self.folder)
+
+    def finish(self) -> None:
+        """Remove the folder and all records, since everything is published. Raises OSError, StorageError."""
+        self.remove()
 
 
 @contextmanager
-def staging_folder(run: Run) -> Iterator[Staging]:
-    """Open the staging folder in a destination, both of which are made if needed.
+def open_staging(staging: Staging) -> Iterator[None]:
+    """Create and lock the folder, and take over or discard an earlier run.
 
-    If the block is left by an error, finished shards stay there for a run with `resume`; if there are none, nothing
-    stays. If it is left otherwise, nothing stays either.
+    If the block is left by an error, what is finished stays for a run with `resume`, unless it was abandoned or there
+    is nothing. If it is left otherwise, nothing stays but what was published.
 
     Raises:
-        UsageError: another run is at work there; or an earlier one has left something, and it is neither to be resumed
-            nor to be thrown away, or its files or options were others.
-        OSError: it cannot be made.
+        UsageError: another run is active there; or an earlier one has left something, and it is neither to be resumed
+            nor to be discarded, or its files or options were others.
+        OSError, StorageError: something cannot be written.
     """
-    destination = run.destination
-    made = not os.path.isdir(destination)
-    folder = os.path.join(destination, STAGING)
+    parent = os.path.dirname(staging.folder)
+    made = not os.path.isdir(parent)
+    prepared = False
     try:
-        with locked_folder(folder, destination) as lock:
-            staging = Staging(folder, lock, resumed=_prepared(Staging(folder, lock, resumed=False), run))
+        with _locked_folder(staging.folder, staging.run.destination) as staging.lock:
             try:
-                yield staging
+                _prepare(staging)
+                prepared = True
+                yield
             except BaseException as exc:
-                _explain(exc, folder, destination)
-                if staging.keeps and _earlier(staging) is not None:
-                    remove_unfinished(folder)
-                    _advise(exc, staging)
-                else:
+                staging.stop()
+                _explain(exc, staging.folder)
+                if prepared:
+                    _keep_results(staging, exc)
+                elif _earlier(staging.folder) is None:
                     staging.remove()
                 raise
-            else:
-                _remove_after(staging)
+            staging.stop()
+            _remove_after(staging)
     finally:
         if made:
-            with suppress(OSError):  # most often it holds the shards
-                os.rmdir(destination)
+            with suppress(OSError):  # usually it contains the shards
+                os.rmdir(parent)
+
+
+def _prepare(staging: Staging) -> None:
+    """Leave in the folder what this run may use and nothing else."""
+    run, before = staging.run, staging.earlier()
+    if before is not None and run.resume:
+        difference = run.difference(before, staging.earlier_listing)
+        if difference is not None:
+            raise UsageError(
+                f"the unfinished run in {run.destination!r} cannot be resumed: {difference}; give the same options and "
+                "files, or start anew with --overwrite"
+            )
+        staging.resumed = True
+        staging.reuse(before)
+        return
+    if before is not None and not run.overwrite:
+        begun = "was being published" if _is_being_published(staging.folder) else "was not finished"
+        raise UsageError(
+            f"{run.destination!r} holds a run that {begun}; go on with --resume, or discard it with --overwrite"
+        )
+    staging.begin()
+
+
+def _keep_results(staging: Staging, exc: BaseException) -> None:
+    """Keep what a later run can use, and nothing else; say how to go on."""
+    if not (staging.keeps and staging.has_results()):
+        staging.withdraw()
+        staging.remove()
+        return
+    if not _is_being_published(staging.folder):
+        exc.add_note(
+            f"what is finished is kept{staging.kept_where()}: run the same command with --resume to go on, or with "
+            "--overwrite to start anew"
+        )
+    else:
+        if isinstance(exc, KeyboardInterrupt):
+            exc.args = ("publishing was begun and is not complete",)
+        exc.add_note("run the same command with --resume to finish publishing")
+    if _earlier(staging.folder) is not None:
+        remove_unfinished(staging.folder)
+    else:
+        staging.remove()
+
+
+def _remove_after(staging: Staging) -> None:
+    """Remove what a run needed that has published everything."""
+    try:
+        staging.finish()
+    except KeyboardInterrupt as exc:
+        exc.args = ("everything is published, but not all temporary files are removed",)
+        exc.add_note("run the same command with --resume to remove them")
+        raise
+
+
+def _explain(exc: BaseException, folder: str) -> None:
+    """Name the place that users know, and say what helps."""
+    if isinstance(exc, OSError):
+        if exc.filename is None or str(exc.filename).startswith(folder):
+            exc.filename = os.path.dirname(folder)
+        if exc.errno in (errno.ENOSPC, errno.EDQUOT):
+            exc.add_note("make room there")
+
+
+def _recorded_part(name: str, paths: Sequence[str]) -> Part:
+    shards = [kept(path, check=False) for path in paths]
+    if None in shards:
+        raise ValueError("the unfinished run is damaged; start anew with --overwrite")
+    return Part(name, [shard for shard in shards if shard is not None])
+
+
+def is_being_published(destination: str) -> bool:
+    """Whether a run into a local folder was stopped while it gave the shards their final names."""
+    return _is_being_published(os.path.join(destination, STAGING))
+
+
+def _is_being_published(folder: str) -> bool:
+    return all(os.path.exists(os.path.join(folder, name)) for name in (RUN, _PUBLISHING))
+
+
+def is_unfinished(destination: str) -> bool:
+    """Whether a run into a local folder can be resumed."""
+    return _earlier(os.path.join(destination, STAGING)) is not None
+
+
+def remove_remains(folder: str, destination: str) -> None:
+    """Remove the staging folder of a run that published everything and was stopped while it cleaned up.
+
+    Raises:
+        UsageError: another run is active there.
+        OSError: it cannot be removed.
+    """
+    if os.path.isdir(folder):
+        with _locked_folder(folder, destination):
+            if _earlier(folder) is None:
+                shutil.rmtree(folder)
 
 
 @contextmanager
-def locked_folder(folder: str, destination: str) -> Iterator[int]:
-    """Make the folder and hold its lock."""
+def _locked_folder(folder: str, destination: str) -> Iterator[int]:
+    """Create the folder and hold its lock."""
     while True:
         os.makedirs(folder, exist_ok=True)
         lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -224,39 +370,8 @@ def _is_at(descriptor: int, path: str) -> bool:
         return False
 
 
-def _advise(exc: BaseException, staging: Staging) -> None:
-    """Say how to go on with what is kept."""
-    if not is_being_published(os.path.dirname(staging.folder)):
-        exc.add_note(
-            "what is finished is kept: run the same command with --resume to go on, or with --overwrite to start anew"
-        )
-        return
-    if isinstance(exc, KeyboardInterrupt):
-        exc.args = ("publishing was begun and is not complete",)
-    exc.add_note("run the same command with --resume to finish publishing")
-
-
-def _remove_after(staging: Staging) -> None:
-    """Remove the folder of a run that has done everything."""
-    try:
-        staging.remove()
-    except KeyboardInterrupt as exc:
-        exc.args = ("everything is published, but not all of what was needed for it is removed",)
-        exc.add_note("run the same command with --resume to remove it")
-        raise
-
-
-def _explain(exc: BaseException, folder: str, destination: str) -> None:
-    """Name the place that users know, and say what helps."""
-    if isinstance(exc, OSError):
-        if exc.filename is None or str(exc.filename).startswith(folder):
-            exc.filename = destination
-        if exc.errno in (errno.ENOSPC, errno.EDQUOT):
-            exc.add_note("make room there")
-
-
 def _lock(descriptor: int, destination: str) -> None:
-    deadline = time.monotonic() + _PATIENCE_S
+    deadline = time.monotonic() + _LOCK_TIMEOUT_S
     while True:
         try:
             return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -266,62 +381,23 @@ def _lock(descriptor: int, destination: str) -> None:
             time.sleep(0.02)
 
 
-def _prepared(staging: Staging, run: Run) -> bool:
-    """What `_prepare` says; if it fails, nothing stays but an earlier run that can be resumed."""
+def _noted(folder: str, name: str) -> Any:
     try:
-        return _prepare(staging, run)
-    except BaseException as exc:
-        _explain(exc, staging.folder, run.destination)
-        if _earlier(staging) is None:
-            staging.remove()
-        raise
+        with open(os.path.join(folder, name), "rb") as file:
+            return json.load(file)
+    except FileNotFoundError:
+        return None
 
 
-def _prepare(staging: Staging, run: Run) -> bool:
-    """Leave in the folder what this run may use and nothing else; whether that is something."""
-    before = _earlier(staging)
-    if before is not None and run.resume:
-        _refuse_differences(before, {"format": _FORMAT, **run.options}, run.destination)
-        difference = run.listing.difference(staging.path(_LISTING))
-        if difference is not None:
-            raise UsageError(
-                f"the unfinished run in {run.destination!r} cannot be resumed: {difference}; start anew with "
-                "--overwrite"
-            )
-        remove_unfinished(staging.folder)
-        return True
-    if before is not None and not run.overwrite:
-        begun = "was being published" if is_being_published(run.destination) else "was not finished"
-        raise UsageError(
-            f"{run.destination!r} holds a run that {begun}; go on with --resume, or throw it away with --overwrite"
-        )
-    _clear(staging.folder)
-    run.listing.save(staging.path(_LISTING))
-    staging.note(_OPTIONS, {"format": _FORMAT, **run.options})
-    return False
-
-
-def _earlier(staging: Staging) -> dict[str, Any] | None:
-    """The options of a run that has finished something."""
+def _earlier(folder: str) -> dict[str, Any] | None:
+    """The record of a run that has finished something in a folder."""
     try:
-        before = staging.noted(_OPTIONS)
-        if not has_finished(staging.folder) and staging.noted(_PUBLISHING) is None:
+        before = _noted(folder, RUN)
+        if not has_finished(folder) and _noted(folder, _PUBLISHING) is None:
             return None
     except ValueError:
         return None
     return before if isinstance(before, dict) else None
-
-
-def _refuse_differences(before: Mapping[str, Any], now: Mapping[str, Any], destination: str) -> None:
-    before = {name: before.get(name) for name in (*now, *before)}
-    different = [
-        f"{name} was {value!r} and is {now.get(name)!r}" for name, value in before.items() if value != now.get(name)
-    ]
-    if different:
-        raise UsageError(
-            f"the unfinished run in {destination!r} cannot be resumed: {', '.join(different)}; "
-            "give the same options, or start anew with --overwrite"
-        )
 
 
 def has_finished(folder: str) -> bool:
@@ -337,9 +413,10 @@ def remove_unfinished(folder: str) -> None:
                 os.unlink(os.path.join(top, name))
 
 
-def _clear(folder: str) -> None:
+def clear(folder: str) -> None:
+    """Remove everything in a folder, starting with what makes it a run that can be resumed. Raises OSError."""
     with suppress(FileNotFoundError):
-        os.unlink(os.path.join(folder, _OPTIONS))  # first, for without it nothing of the rest can be resumed
+        os.unlink(os.path.join(folder, RUN))
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):

@@ -1,4 +1,4 @@
-"""Whether shards may go where the user wants them: what is there is neither overwritten nor mixed up unasked."""
+"""Checks of the destination: nothing there is overwritten, or mixed with new shards, unless the user asks for it."""
 
 from __future__ import annotations
 
@@ -7,28 +7,52 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from glob import escape
 
-from streamload_tools.failures import UsageError, say
+from streamload_tools.failures import UsageError
+from streamload_tools.output import say
 from streamload_tools.packing.publishing import CLASSES, NAMES
+from streamload_tools.packing.remote_staging import local_folder
 from streamload_tools.packing.run_records import PackingRecords
 from streamload_tools.packing.staging import is_being_published, is_unfinished, remove_remains
-from streamload_tools.sizes import counted
 
+from streamload.index.unfinished import STAGING
 from streamload.storage.protocol import Storage
+from streamload.text import counted
 from streamload.write.remote_folder import existing_names
 
-__all__ = ["Start", "check_local", "check_places", "check_remote", "refuse_shards"]
+__all__ = ["Place", "Start", "check_destination", "check_places", "refuse_shards"]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The destination.
+
+    Attributes:
+        dest: a path, or a url without a trailing slash.
+        storage: its storage, if it is remote.
+        staging: the local folder to pack in, if it is remote; None is the system's folder for temporary files.
+    """
+
+    dest: str
+    storage: Storage | None
+    staging: str | None
+
+    def staging_folder(self) -> str:
+        """The folder that runs into this destination pack in. Raises OSError, UsageError."""
+        if self.storage is None:
+            return os.path.join(self.dest, STAGING)
+        return local_folder(self.dest, self.staging)
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """How a run begins: with what is there, or anew."""
+    """What to do with what is in the destination."""
 
     overwrite: bool
     resume: bool
 
 
 def check_places(source: str, dest: str, *, remote: bool) -> None:
-    """Refuse a source and a destination that make no sense together."""
+    """Raise UsageError if source and destination do not fit together."""
     if "://" in source:
         raise UsageError(f"SOURCE is {source!r}, but this version packs local files only")
     if remote:
@@ -36,92 +60,72 @@ def check_places(source: str, dest: str, *, remote: bool) -> None:
     real_source, real_dest = os.path.realpath(source), os.path.realpath(dest)
     if os.path.isdir(source) and os.path.commonpath([real_source, real_dest]) == real_source:
         raise UsageError(
-            f"DEST {dest!r} lies in SOURCE {source!r}, where shards would be taken for a class; choose another"
+            f"DEST {dest!r} lies in SOURCE {source!r}, where the shards would look like a class; choose another"
         )
     if os.path.exists(dest) and not os.path.isdir(dest):
         raise UsageError(f"DEST {dest!r} is a file; give a folder")
 
 
-def check_local(dest: str, splits: Sequence[str], start: Start) -> bool:
-    """Refuse to write over what is there; False if there is nothing to do."""
-    if is_being_published(dest):
-        return True  # the shards there may be those of the run that is unfinished
-    targets = _targets(dest, splits)
-    for folder in targets:
-        existing = NAMES.existing(folder)
-        if existing and start.resume and not start.overwrite and not is_unfinished(dest):
-            remove_remains(dest)
-            say(_nothing_to_resume(folder, existing))
+def check_destination(place: Place, splits: Sequence[str], start: Start) -> bool:
+    """Whether there is something to do at a destination.
+
+    Raises:
+        UsageError: there are shards already, and they are not to be replaced.
+        StorageError, OSError: it cannot be read.
+    """
+    records = None if place.storage is None else PackingRecords(place.storage, place.dest)
+    in_flight = is_being_published(place.dest) if records is None else records.run() is not None
+    if in_flight:
+        return True  # the shards there may be those of the unfinished run
+    folders = _folders(place.dest, splits)
+    resumes = start.resume and not start.overwrite and not (records is None and is_unfinished(place.dest))
+    for folder in folders if resumes else ():
+        existing = _existing(place, folder)
+        if existing:
+            if records is not None:
+                records.remove()
+            remove_remains(place.staging_folder(), place.dest)
+            say(
+                f"note: there is no unfinished run to resume, and {folder!r} holds {counted(len(existing), 'shard')} "
+                "already; to pack anew, add --overwrite"
+            )
             return False
-    refuse_shards(dest, splits, start)
-    for folder in _left_overs(dest, targets) if splits != [""] else []:
-        raise _of_another_split(folder)
+    refuse_shards(place, splits, start)
+    for folder in _other_folders(place) if splits != [""] else ():
+        if folder not in folders and _existing(place, folder):
+            raise UsageError(
+                f"{folder!r} holds shards of an earlier run with another --split, or none, which would stay beside "
+                "the new ones; remove them first"
+            )
     return True
 
 
-def check_remote(storage: Storage, dest: str, splits: Sequence[str], start: Start) -> bool:
-    """The same for a bucket, with one listing for each folder."""
-    records = PackingRecords(storage, dest)
-    if records.run() is not None:
-        return True  # the shards there may be those of the run that is unfinished
-    targets = _targets(dest, splits)
-    for folder in targets:
-        existing = existing_names(storage, folder, NAMES)
-        if existing and start.resume and not start.overwrite:
-            records.remove()
-            say(_nothing_to_resume(folder, existing))
-            return False
-        if existing and not start.overwrite:
-            raise _in_the_way(folder, existing)
-    if splits != [""]:
-        inside = [info.url.rstrip("/") for info in storage.list(f"{escape(dest)}/*", folders=True)]
-        for folder in [dest, *inside]:
-            packed_before = folder not in targets and storage.list(f"{escape(folder)}/{CLASSES}")
-            if packed_before and existing_names(storage, folder, NAMES):
-                raise _of_another_split(folder)
-    return True
+def refuse_shards(place: Place, splits: Sequence[str], start: Start) -> None:
+    """Raise UsageError if there are shards that are not to be replaced."""
+    for folder in _folders(place.dest, splits) if not start.overwrite else ():
+        existing = _existing(place, folder)
+        if existing:
+            raise UsageError(
+                f"{folder!r} holds {counted(len(existing), 'shard')} already; replace them with --overwrite, or choose "
+                "another DEST"
+            )
 
 
-def _nothing_to_resume(folder: str, existing: Sequence[str]) -> str:
-    return (
-        f"note: there is no unfinished run to resume, and {folder!r} holds {counted(len(existing), 'shard')} already; "
-        "to pack anew, add --overwrite"
-    )
-
-
-def _in_the_way(folder: str, existing: Sequence[str]) -> UsageError:
-    return UsageError(
-        f"{folder!r} holds {counted(len(existing), 'shard')} already; replace them with --overwrite, or choose "
-        "another DEST"
-    )
-
-
-def _of_another_split(folder: str) -> UsageError:
-    return UsageError(
-        f"{folder!r} holds shards of an earlier run with another --split, or none, which would stay beside the new "
-        "ones; remove them first"
-    )
-
-
-def _targets(dest: str, splits: Sequence[str]) -> list[str]:
+def _folders(dest: str, splits: Sequence[str]) -> list[str]:
     return [os.path.join(dest, split) if split else dest for split in splits]
 
 
-def refuse_shards(dest: str, splits: Sequence[str], start: Start) -> None:
-    """Refuse shards in the way."""
-    for folder in _targets(dest, splits):
-        existing = NAMES.existing(folder)
-        if existing and not start.overwrite:
-            raise _in_the_way(folder, existing)
+def _existing(place: Place, folder: str) -> list[str]:
+    """The names of the shards in a folder."""
+    return NAMES.existing(folder) if place.storage is None else existing_names(place.storage, folder, NAMES)
 
 
-def _left_overs(dest: str, targets: Sequence[str]) -> list[str]:
-    """Folders of an earlier run of shardify that this one would not replace."""
-    if not os.path.isdir(dest):
-        return []
-    folders = [dest, *(os.path.join(dest, name) for name in sorted(os.listdir(dest)) if not name.startswith("."))]
-    return [
-        folder
-        for folder in folders
-        if folder not in targets and os.path.exists(os.path.join(folder, CLASSES)) and NAMES.existing(folder)
-    ]
+def _other_folders(place: Place) -> list[str]:
+    """The destination and the folders in it with a `classes.json`, as earlier runs of shardify leave them."""
+    if place.storage is not None:
+        inside = place.storage.list(f"{escape(place.dest)}/*", folders=True)
+        folders = [place.dest, *(info.url.rstrip("/") for info in inside)]
+        return [folder for folder in folders if place.storage.list(f"{escape(folder)}/{CLASSES}")]
+    names = sorted(os.listdir(place.dest)) if os.path.isdir(place.dest) else ()
+    folders = [place.dest, *(os.path.join(place.dest, name) for name in names if not name.startswith("."))]
+    return [folder for folder in folders if os.path.exists(os.path.join(folder, CLASSES))]

@@ -1,6 +1,6 @@
-"""What a worker does: check files, pack them into one tar file, or join samples of several tar files into a shard.
+"""The tasks of workers: check files, pack them into a tar file, or join samples of several tar files into a shard.
 
-What comes out depends on the task alone, never on which worker has it, or when.
+The result depends on the task alone, not on which worker does it, or when.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ _REPORT_INTERVAL_S = 0.1
 _COPY_BYTES = 1 << 22
 
 Report = Callable[[int, int], None]
-"""Called with the number of files, and of their bytes, that were done since the last call."""
+"""Called with the number of files, and of their bytes, since the last call."""
 
 
 class CheckTask(NamedTuple):
-    """Name the files that cannot be packed."""
+    """Find the files that cannot be packed."""
 
     files: tuple[SourceFile, ...]
 
@@ -59,12 +59,12 @@ class PackTask(NamedTuple):
 
     Attributes:
         path: the tar file, in the staging folder.
-        files: in their order.
-        sizes: the bytes that each is expected to have.
-        resizing: what is done to each image, or None.
-        skip_faults: leave out what cannot be packed; otherwise the first fault ends the writing, nothing is left of
-            it, and the remaining files are only checked.
-        sync: wait until the file is on the disk.
+        files: in order.
+        sizes: the expected size of each in bytes.
+        resizing: how to resize images, or None.
+        skip_faults: skip files that cannot be packed; otherwise the first fault ends the writing, the tar file is
+            removed, and the remaining files are only checked.
+        sync: flush the file to disk.
     """
 
     path: str
@@ -76,12 +76,12 @@ class PackTask(NamedTuple):
 
 
 class JoinTask(NamedTuple):
-    """Make one shard of samples that were packed before.
+    """Join samples of several pieces to one shard.
 
     Attributes:
         path: the shard, in the staging folder.
-        pieces: tar files, whose records exist, with the span of samples that is taken from each.
-        sync: wait until the file is on the disk.
+        pieces: tar files with records, and the span of samples to take from each.
+        sync: flush the file to disk.
     """
 
     path: str
@@ -95,7 +95,7 @@ Result = Finished | tuple[Fault, ...]
 
 @dataclass(frozen=True)
 class Progressed:
-    """So many more files, of so many bytes together, are done."""
+    """More files are done, of so many bytes in total."""
 
     items: int
     item_bytes: int
@@ -103,25 +103,25 @@ class Progressed:
 
 @dataclass(frozen=True)
 class Done:
-    """The task in hand is done."""
+    """The current task is done."""
 
     result: Result
 
 
 @dataclass(frozen=True)
 class Failed:
-    """The task in hand cannot be done, for a reason that is no mistake of the program."""
+    """The current task failed for a reason that is not a bug."""
 
     error: OSError | StreamloadError
 
 
-def do(task: Task, tell: Report) -> Result:
-    """Do a task, or take what an earlier run has left of it, if that is whole.
+def do(task: Task, report: Report) -> Result:
+    """Do a task, or use what an earlier run has left of it, if that is complete.
 
     Raises:
         OSError: something cannot be written. Nothing of this task is left then.
     """
-    counter = _Counter(tell)
+    counter = _Counter(report)
     if isinstance(task, CheckTask):
         return _check(task.files, counter)
     known_as = fingerprint(task)
@@ -134,12 +134,12 @@ def do(task: Task, tell: Report) -> Result:
         counter.count(len(task.files), sum(task.sizes))
     if isinstance(task, JoinTask):
         counter.count(1, 0 if done.table is None else done.table.shard_bytes)
-    counter.tell()
+    counter.report()
     return done
 
 
 def fingerprint(task: PackTask | JoinTask) -> str:
-    """What is equal only for tasks that make the same bytes of the same files, wherever the staging folder lies."""
+    """A digest of everything that determines a task's result; it does not depend on the staging folder."""
     content: object
     if isinstance(task, PackTask):
         content = [tuple(file) for file in task.files], task.sizes, task.resizing
@@ -149,24 +149,24 @@ def fingerprint(task: PackTask | JoinTask) -> str:
 
 
 class _Counter:
-    """Counts, and tells of it ten times a second at most."""
+    """Counts, and reports at most ten times a second."""
 
-    def __init__(self, tell: Report) -> None:
-        self._tell = tell
+    def __init__(self, report: Report) -> None:
+        self._report = report
         self._items = self._bytes = 0
-        self._told = time.monotonic()
+        self._reported = time.monotonic()
 
     def count(self, items: int, item_bytes: int) -> None:
         self._items += items
         self._bytes += item_bytes
-        if time.monotonic() - self._told >= _REPORT_INTERVAL_S:
-            self.tell()
+        if time.monotonic() - self._reported >= _REPORT_INTERVAL_S:
+            self.report()
 
-    def tell(self) -> None:
+    def report(self) -> None:
         if self._items:
-            self._tell(self._items, self._bytes)
+            self._report(self._items, self._bytes)
         self._items = self._bytes = 0
-        self._told = time.monotonic()
+        self._reported = time.monotonic()
 
 
 def _check(files: Sequence[SourceFile], counter: _Counter) -> tuple[Fault, ...]:
@@ -176,7 +176,7 @@ def _check(files: Sequence[SourceFile], counter: _Counter) -> tuple[Fault, ...]:
         if reason is not None:
             faults.append(Fault(file.path, reason))
         counter.count(1, len(data))
-    counter.tell()
+    counter.report()
     return tuple(faults)
 
 
@@ -230,7 +230,7 @@ def _join(task: JoinTask) -> Finished:
 
 
 def _joined(task: JoinTask, hidden: str) -> ShardTable:
-    """Write the shard under a hidden name, and read all of it again."""
+    """Write the shard under a hidden name, and verify it by reading it again."""
     expected = []
     with open(hidden, "wb", buffering=0) as target:
         for path, (start, end) in task.pieces:
@@ -263,13 +263,13 @@ def _copy(path: str, offset: int, size: int, target: int) -> None:
         while size:
             data = source.read(min(size, _COPY_BYTES))
             if not data:
-                raise ShardFormatError("what was packed before is cut short; start anew with --overwrite", url=path)
+                raise ShardFormatError("what was packed before is truncated; start anew with --overwrite", url=path)
             size -= len(data)
             _write_all(target, data)
 
 
 def _write_all(descriptor: int, data: bytes) -> None:
-    """Write again what is left, for a disk that is nearly full takes a part."""
+    """Write all of it; a write to a nearly full disk may be partial."""
     view = memoryview(data)
     while view:
         view = view[os.write(descriptor, view) :]

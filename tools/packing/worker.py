@@ -1,8 +1,8 @@
-"""The worker process of `shardify`: does one task after the other, and ends with the process that started it.
+"""The worker process of `shardify`: does one task after another, and ends with its parent.
 
 It is started as `python -m streamload_tools.packing.worker SOCKET LAST_WORDS PARENT KEPT_OPEN`: three descriptors and
-the number of the process that started it. SIGINT stays blocked: that process decides on Ctrl-C. What it is doing when
-it dies leaves a hidden file that no later run takes for finished.
+the process ID of the parent. SIGINT stays blocked, since the parent handles Ctrl-C. If it dies, it leaves a hidden file
+that no later run takes for finished.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Do the tasks that come over the socket given as an argument."""
+    """Do the tasks that arrive on the socket given as an argument."""
     number, words, parent = map(int, sys.argv[1:4])
     die_with(parent)
     faulthandler.enable(file=words)

@@ -1,4 +1,7 @@
-"""Several worker processes that share tasks; or none, and the tasks are done right here."""
+"""A pool of worker processes; with one worker, tasks are done in the caller's process.
+
+`concurrent.futures` would run the user's main script again or fork, and its workers survive a killed parent.
+"""
 
 from __future__ import annotations
 
@@ -20,36 +23,32 @@ __all__ = ["Workforce"]
 
 
 class Workforce:
-    """Does tasks with so many processes, started at the first need; use it in a `with` block.
-
-    With one worker, tasks are done in the caller's own process. At the end of the block no process is left, whatever
-    it was doing.
-    """
+    """A pool of worker processes, started when needed. After its `with` block no process is left."""
 
     def __init__(self, workers: int, kept_open: int) -> None:
-        """Start nothing yet.
+        """Start no process yet.
 
         Args:
-            workers: how many.
-            kept_open: a descriptor that every process holds until it ends, such as that of a lock.
+            workers: how many processes; with 1, tasks are done in the caller's process.
+            kept_open: a descriptor, such as that of a lock, that every worker keeps open until it ends.
         """
         self._count = workers
         self._kept_open = kept_open
         self._workers: list[_Worker] = []
 
     def start(self, number: int) -> None:
-        """Start processes now, for there will be at least so many tasks; none for a single one."""
+        """Start the workers for at least this number of tasks now; none for a single task."""
         wanted = min(self._count, number)
         while wanted > 1 and len(self._workers) < wanted:
             self._workers.append(_Worker(self._kept_open))
 
-    def results(self, tasks: Iterable[Task], number: int, tell: Report) -> Iterator[Result]:
+    def results(self, tasks: Iterable[Task], number: int, report: Report) -> Iterator[Result]:
         """The results of tasks, in their order.
 
         Args:
-            tasks: taken one by one, only as a worker becomes free for the next.
-            number: how many tasks there are.
-            tell: called with files and bytes as they are done.
+            tasks: consumed one by one, as workers become free.
+            number: an upper bound of the number of tasks.
+            report: called with numbers of files and bytes as they are done.
 
         Raises:
             OSError, StreamloadError: a task failed.
@@ -57,16 +56,16 @@ class Workforce:
         """
         if not self._workers and min(self._count, number) <= 1:
             for task in tasks:
-                yield do(task, tell)
+                yield do(task, report)
             return
         while len(self._workers) < min(self._count, number):
             self._workers.append(_Worker(self._kept_open))
         with selectors.DefaultSelector() as selector:
             for worker in self._workers:
                 selector.register(worker.socket, selectors.EVENT_READ, worker)
-            yield from self._shared(iter(tasks), selector, tell)
+            yield from self._shared(iter(tasks), selector, report)
 
-    def _shared(self, tasks: Iterator[Task], selector: selectors.BaseSelector, tell: Report) -> Iterator[Result]:
+    def _shared(self, tasks: Iterator[Task], selector: selectors.BaseSelector, report: Report) -> Iterator[Result]:
         busy: dict[_Worker, int] = {}
         finished: dict[int, Result] = {}
         given = taken = 0
@@ -86,7 +85,7 @@ class Workforce:
                 for message in worker.messages():
                     match message:
                         case Progressed(items, item_bytes):
-                            tell(items, item_bytes)
+                            report(items, item_bytes)
                         case Failed(error):
                             raise error
                         case Done(result):
@@ -107,7 +106,7 @@ class Workforce:
 
 
 class _Worker:
-    """One process, with one task in hand at most: then neither side can wait for the other to read."""
+    """One process. It has one task at most, so that the two sides cannot both block on writing."""
 
     def __init__(self, kept_open: int) -> None:
         self._child = launch("streamload_tools.packing.worker", descriptors=(kept_open,))
@@ -115,12 +114,12 @@ class _Worker:
         self._frames = Frames()
 
     def send(self, task: Task) -> None:
-        """Give it a task. If it is dead, `messages` says so."""
+        """Send it a task. If it is dead, `messages` raises the error."""
         with contextlib.suppress(ConnectionError):
             self.socket.sendall(frame(task, ()))
 
     def messages(self) -> Iterator[Progressed | Done | Failed]:
-        """What has come from it, after waiting for at least some bytes. Raises WorkerError if it has died."""
+        """Its next messages; blocks until there is data. Raises WorkerError if it has died."""
         data, ancillary = read_from(self.socket)
         if not data:
             raise WorkerError(f"a worker process {self._how_it_ended()}")
@@ -134,7 +133,7 @@ class _Worker:
         return f"{self._child.how_it_ended(status)}{hint}"
 
     def end(self) -> None:
-        """Kill it and wait for its end."""
+        """Kill it and wait until it has exited."""
         self._child.end(0)
         self.socket.close()
         os.close(self._child.words)

@@ -1,1 +1,1 @@
-"""What is to be packed: folders of classes, tables, files by ID; listed, and checked file by file."""
+"""What `shardify` packs: ImageFolders, tables, files by ID; listed, and checked file by file."""

@@ -1,4 +1,4 @@
-"""Whether bytes are a whole image, array or tensor of a kind that streamload reads, as cheaply as can be known."""
+"""Cheap checks that a file is an intact image, array or tensor that streamload can read."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _OLD_TORCH = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 
 
 def fault_of(field: str, data: bytes) -> str | None:
-    """What is wrong with the content of a file that is to be stored under a field, or None."""
+    """What is wrong with the content of a file for a field, or None."""
     if field == "npy":
         return _fault_of_npy(data)
     return _fault_of_torch(data) if field in ("pt", "pth") else fault_of_image(data)
@@ -28,10 +28,10 @@ def fault_of(field: str, data: bytes) -> str | None:
 def fault_of_image(data: bytes) -> str | None:
     """What is wrong with an image, or None.
 
-    Whatever its name says, the content decides: JPEG, PNG, WebP, BMP, GIF and TIFF are known by their signatures. A
-    JPEG's header is parsed and the end of its image must be there behind the start of its scan; of the others Pillow
-    checks the structure (for PNG every chunk's checksum). What loaders refuse by the header, such as 16 bits a channel,
-    is a fault too. Pixels are not decoded.
+    The format is that of the content, not of the name: JPEG, PNG, WebP, BMP, GIF or TIFF by signature. A JPEG must have
+    a valid header and an end-of-image marker after the start of its scan; of other formats Pillow checks the structure
+    (for PNG the checksum of every chunk). What loaders refuse by its header, such as 16 bits per channel, is a fault
+    too. Pixels are not decoded.
     """
     if not data:
         return "it is empty"
@@ -44,7 +44,7 @@ def fault_of_image(data: bytes) -> str | None:
 
 
 def _refusal(data: bytes) -> str | None:
-    """Why a loader would refuse a whole image."""
+    """Why a loader would refuse an intact image, or None."""
     try:
         check_image(memoryview(data))
     except ValueError as exc:
@@ -69,22 +69,22 @@ def _fault_of_jpeg(data: bytes) -> str | None:
 
     try:
         height, width, _, _ = simplejpeg.decode_jpeg_header(data)
-    except LookupError:  # it has no name for the subsampling, such as that of 4:4:1
+    except LookupError:  # simplejpeg does not know the subsampling, such as 4:4:1
         return _fault_for_pillow(data, "JPEG")
     except ValueError as exc:
         return f"its JPEG header cannot be read: {exc}"
     scan = _scan_offset(data)
     if not height or not width or scan is None:
         return "its JPEG header holds no image"
-    # In the scan a 0xFF of the data is followed by a zero, so this pair can only be the end of the image. What
-    # cameras append behind it does no harm; a preview in the header has an end of its own, hence the start at the scan.
-    # Most files end with it, and a look there costs a hundredth of a search.
+    # In the scan a 0xFF of the data is followed by a zero, so this pair can only be the end of the image. Data that
+    # cameras append is harmless; a preview in the header has a marker of its own, so the search starts at the scan.
+    # Most files end with the marker, and checking the end first costs a hundredth of a search.
     whole = data.endswith(_END_OF_IMAGE) or data.find(_END_OF_IMAGE, scan) >= 0
-    return None if whole else "the JPEG is cut short: its end-of-image mark is missing"
+    return None if whole else "the JPEG is cut short: its end-of-image marker is missing"
 
 
 def _scan_offset(data: bytes) -> int | None:
-    """Where the first scan starts, found by going from segment to segment."""
+    """The offset of the first scan, found by following the segments."""
     position = 2
     while position + 4 <= len(data) and data[position] == 0xFF:
         marker = data[position + 1]
@@ -112,9 +112,9 @@ def _fault_of_npy(data: bytes) -> str | None:
 
 
 def _fault_of_torch(data: bytes) -> str | None:
-    """Only the frame is looked at: to see more, the file would have to be unpickled.
+    """Check only the archive, since the content would have to be unpickled.
 
-    Files of torch before 1.6 are a bare pickle, of which no more can be said than that it begins as one.
+    Files of torch before 1.6 are a plain pickle, of which only the beginning is checked.
     """
     if not data:
         return "it is empty"
@@ -145,10 +145,10 @@ def _verify(data: bytes, kind: str) -> None:
 
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of oddities that do no harm, such as metadata in a strange form
+            warnings.simplefilter("ignore")  # about harmless oddities, such as malformed metadata
             with io.BytesIO(data) as file, Image.open(file, formats=(kind,)) as image:
                 image.verify()
-    except Exception as exc:  # whatever Pillow's plugins meet: OSError, SyntaxError, struct.error, ...
+    except Exception as exc:  # whatever Pillow's plugins raise: OSError, SyntaxError, struct.error, ...
         raise _DamagedError(str(exc) or type(exc).__name__) from exc
 
 

@@ -1,4 +1,4 @@
-"""Finds out which kind of source a path is, and lists it."""
+"""Determines the kind of a source, and lists it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import difflib
 import os
 from dataclasses import dataclass, field
 
-from streamload_tools.sources.classes import find_images
-from streamload_tools.sources.folder_splits import images_of_splits, split_folders
-from streamload_tools.sources.ids import files_by_id
+from streamload_tools.sources.id_folder import files_by_id
+from streamload_tools.sources.image_folders import find_images, images_of_splits, split_folders
 from streamload_tools.sources.source import SAMPLE_FIELDS, Source, SourceError, field_of
 from streamload_tools.sources.table import TABLE_EXTENSIONS, TableColumns, files_of_table
 
@@ -19,14 +18,14 @@ _LABELS_NAMES = ("labels.json", *(f"labels{extension}" for extension in TABLE_EX
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """How a source is to be read; see the options of the same names.
+    """How to read a source; see the options of the same names.
 
     Attributes:
         labels: the file that maps IDs to labels, or None.
         partition: the file that maps splits to IDs, or None.
-        columns: which columns of a table mean what.
-        follow_links: whether to go into folders behind links.
-        classes: the names of the classes by number, where they are given.
+        columns: the columns of a table.
+        follow_links: follow links to folders.
+        classes: the given names of the classes by number, or None.
     """
 
     labels: str | None = None
@@ -39,11 +38,11 @@ class SourceOptions:
 def open_source(source: str, options: SourceOptions) -> Source:
     """List a source: a table of files, a folder of files with IDs and labels, or an ImageFolder.
 
-    An ImageFolder may lie in one folder for each split. A folder that holds a `labels.json` (or `.csv`, `.tsv`,
-    `.jsonl`) is one of files with IDs without being told.
+    There may be one ImageFolder per split. A folder that contains samples and a `labels.json` (or `.csv`, `.tsv`,
+    `.jsonl`) is one of files with IDs.
 
     Raises:
-        SourceError: there is no such source, or it cannot be packed as it is; the message says what to do.
+        SourceError: the source does not exist or cannot be packed as it is; the message says what to do.
         OSError: it cannot be read.
     """
     if not os.path.exists(source):
@@ -81,14 +80,14 @@ def open_source(source: str, options: SourceOptions) -> Source:
 
 
 def _labels_inside(folder: str) -> str | None:
-    """The labels file in a folder that holds samples beside it; in an ImageFolder such a file is something else."""
+    """The labels file in a folder that also contains samples, unlike an ImageFolder; or None."""
     if not any(field_of(name, SAMPLE_FIELDS) for name in os.listdir(folder)):
         return None
     return next((path for name in _LABELS_NAMES if os.path.isfile(path := os.path.join(folder, name))), None)
 
 
 def _guess(path: str) -> str:
-    """A neighbour with nearly that name, or what is usual."""
+    """A suggestion: an existing path of a similar name."""
     folder, name = os.path.split(path.rstrip("/"))
     if folder and not os.path.isdir(folder):
         return f", and neither does {folder!r}{_guess(folder)}"

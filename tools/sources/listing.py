@@ -1,4 +1,4 @@
-"""The files of a source with their sizes and times, to be compared with those of an earlier run."""
+"""The files of a source with their sizes and times, for comparison with an earlier run."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from streamload_tools.sizes import counted
 from streamload_tools.sources.source import Source, SourceFile
 
 from streamload.storage.atomic import replace_file
+from streamload.text import counted
 
 __all__ = ["Listing", "list_files"]
 
@@ -23,9 +23,9 @@ class Listing:
 
     Attributes:
         files: the files.
-        sizes: int64[N], bytes as the system tells them, of whatever kind a file is; -1 for what cannot be looked at.
-        times: int64[N], when each was last changed, in nanoseconds since 1970.
-        meanings: text about everything else that the shards' bytes depend on: keys, labels, columns, names of classes.
+        sizes: int64[N], size in bytes; -1 if `stat` fails.
+        times: int64[N], modification time in nanoseconds since 1970.
+        meanings: a text of everything else that the shards depend on: keys, labels, columns, names of classes.
     """
 
     files: Sequence[SourceFile]
@@ -34,7 +34,7 @@ class Listing:
     meanings: bytes
 
     def save(self, path: str) -> None:
-        """Write all of it to a file. Raises OSError."""
+        """Save it to a file. Raises OSError."""
         arrays: dict[str, NDArray[Any]] = {
             "paths": np.frombuffer(self._paths(), np.uint8),
             "sizes": self.sizes,
@@ -44,7 +44,7 @@ class Listing:
         replace_file(path, lambda file: np.savez(file, allow_pickle=False, **arrays), durable=False)
 
     def difference(self, path: str) -> str | None:
-        """How this differs from what was saved in a file, or None if it does not.
+        """How this differs from the listing saved in a file, or None.
 
         Raises:
             OSError: the file cannot be read.
@@ -76,13 +76,13 @@ class Listing:
 
 
 def list_files(source: Source) -> Listing:
-    """Look at every file of a source."""
+    """Get size and time of every file of a source."""
     found = np.full((len(source.files), 2), -1, np.int64)
     for number, file in enumerate(source.files):
         try:
             status = os.stat(file.path)
         except OSError:
-            continue  # reading it will say why
+            continue  # reading it will report why
         found[number] = status.st_size, status.st_mtime_ns
     meanings = repr((source.classes, source.parts, [file[1:] for file in source.files]))
     return Listing(source.files, found[:, 0].copy(), found[:, 1].copy(), meanings.encode("utf-8", "backslashreplace"))

@@ -1,4 +1,4 @@
-"""Reads the file of a sample and says what is wrong with it, if anything."""
+"""Reading and checking the file of a sample."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Fault(NamedTuple):
 
 
 def load(file: SourceFile, expected_bytes: int = ANY_SIZE) -> tuple[bytes, str | None]:
-    """A file's bytes, and why it cannot be packed or None.
+    """A file's bytes, and why it cannot be packed, or None.
 
     Args:
-        file: what to read.
-        expected_bytes: the size that it had when it was listed, which decided what goes into which shard.
+        file: the file.
+        expected_bytes: its size when it was listed, from which the shards were planned.
     """
     if file.field is None:
         return b"", "its extension is not that of an image"
@@ -42,7 +42,7 @@ def load(file: SourceFile, expected_bytes: int = ANY_SIZE) -> tuple[bytes, str |
 
 
 def _read(path: str) -> bytes | None:
-    # Without O_NONBLOCK, a named pipe among the files would stop everything forever.
+    # Without O_NONBLOCK, opening a named pipe would block forever.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         found = os.fstat(descriptor)

@@ -1,4 +1,4 @@
-"""What is to be packed: files with keys, fields and labels, wherever the list of them comes from."""
+"""A source: files with keys, fields and labels, however they are listed."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ __all__ = [
     "ARRAY_FIELDS",
     "IMAGE_FIELDS",
     "SAMPLE_FIELDS",
+    "SPLIT_NAME",
     "KeyedFiles",
     "Source",
     "SourceError",
@@ -36,6 +37,9 @@ ARRAY_FIELDS = {"npy": "npy", "pt": "pt", "pth": "pth"}
 SAMPLE_FIELDS = IMAGE_FIELDS | ARRAY_FIELDS
 """Both."""
 
+SPLIT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+"""The names that a split may have, since its folder has the same."""
+
 _NAMED = 5
 _LEAST_LABEL, _LARGEST_LABEL = -(1 << 63), (1 << 63) - 1
 _LABEL_DIGITS = len(str(_LARGEST_LABEL))  # Python refuses to make a number of very many
@@ -49,14 +53,14 @@ class SourceError(Exception):
 
 
 class SourceFile(NamedTuple):
-    """One file that makes one sample.
+    """The file of one sample.
 
     Attributes:
-        path: where it lies.
+        path: its path.
         label: the number of its class.
-        key: the sample's key, unlike every other.
-        field: what it is stored under, or None if its extension is not one that belongs in this source.
-        columns: JSON of what else a table says of it, stored as the field `json`; None where nothing is kept.
+        key: the sample's unique key.
+        field: the field that it is stored as, or None if its extension does not belong in this source.
+        columns: JSON of a table's other columns, stored as the field `json`, or None.
     """
 
     path: str
@@ -68,14 +72,14 @@ class SourceFile(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What a source holds.
+    """The content of a source.
 
     Attributes:
-        files: in the order in which they are packed if nothing is shuffled.
-        classes: the names of the classes, the position being the label; None where labels are numbers without names.
-        noun: what a file is, in the singular, for messages.
+        files: in packing order without a shuffle.
+        classes: the names of the classes by label; None if labels are numbers without names.
+        noun: the word for a file in messages.
         notes: what was skipped, and what looks like a mistake; one line each.
-        parts: the positions in `files` of each split that the user laid down, or None.
+        parts: the positions in `files` of each split that the user defined, or None.
     """
 
     files: tuple[SourceFile, ...]
@@ -86,10 +90,10 @@ class Source:
 
 
 class KeyedFiles:
-    """Makes the files of one source, no two of them with one key.
+    """Creates the files of one source with unique keys.
 
     Args:
-        fields: the extensions that belong in the source, and the field that each is stored under.
+        fields: the extensions that belong in the source, and the field of each.
     """
 
     def __init__(self, fields: Mapping[str, str]) -> None:
@@ -97,12 +101,12 @@ class KeyedFiles:
         self._taken: set[str] = set()
 
     def file(self, path: str, relative: str, label: int, columns: bytes | None = None) -> SourceFile:
-        """The file at `path`; its key is made of `relative`, its path from where the dataset begins."""
-        key = self._unlike(safe_key(relative, self._fields))
+        """The file at `path`, with a key made of its path relative to the dataset's root."""
+        key = self._unique(safe_key(relative, self._fields))
         return SourceFile(path, label, key, field_of(path, self._fields), columns)
 
-    def _unlike(self, key: str) -> str:
-        """The key, with a number behind it if another file has it already, as `a.jpg` and `a.png` in one folder."""
+    def _unique(self, key: str) -> str:
+        """The key, with a number appended if another file has it, such as `a.jpg` and `a.png` in one folder."""
         number, candidate = 1, key
         while candidate in self._taken:
             number += 1
@@ -112,12 +116,12 @@ class KeyedFiles:
 
 
 def field_of(path: str, fields: Mapping[str, str]) -> str | None:
-    """What a file is stored under by its extension, if that is one of these."""
+    """The field for a file's extension, or None."""
     return fields.get(os.path.splitext(path)[1][1:].lower())
 
 
 def other_kinds_advice(paths: Sequence[str]) -> str | None:
-    """What to do with files of kinds that are not packed, such as sound or text; None where there is no such file."""
+    """What to do with files that are not packed, such as sound or text; None if there are none."""
     extensions = {os.path.splitext(path)[1][1:].lower() for path in paths} - SAMPLE_FIELDS.keys() - {""}
     if not extensions:
         return None
@@ -130,15 +134,15 @@ def other_kinds_advice(paths: Sequence[str]) -> str | None:
 
 
 def safe_key(relative: str, fields: Mapping[str, str]) -> str:
-    """A path as a key: without its extension, no dot in its last component, and nothing that a tar cannot name.
+    """A path as a key: without its extension, without a dot in its last component, and valid as a name in a tar.
 
     Args:
-        relative: the file's path from where the dataset begins; `..` and a leading slash are left out.
-        fields: the extensions that are cut off.
+        relative: the file's path relative to the dataset's root; `..` and a leading slash are removed.
+        fields: the extensions to remove.
     """
     plain, _, extension = relative.rpartition(".")
     if extension.lower() in fields and _PLAIN.fullmatch(plain):
-        return plain  # as nearly all are; the rest takes five times as long
+        return plain  # as nearly all are; the rest of this function takes five times as long
     stem, extension = os.path.splitext(relative)
     if extension[1:].lower() not in fields:
         stem = relative
@@ -152,15 +156,15 @@ def safe_key(relative: str, fields: Mapping[str, str]) -> str:
 
 
 def is_label(value: object) -> TypeGuard[str | int]:
-    """Whether a table or a mapping may have this as a label: a whole number or the name of a class."""
+    """Whether a value of a table or mapping can be a label: an integer or the name of a class."""
     return isinstance(value, str | int) and not isinstance(value, bool) and value != ""
 
 
 def numbers_of_classes(names: Sequence[str], classes: Sequence[str], where: Callable[[int], str]) -> list[int]:
-    """The number of each name of a class, by classes that have their numbers already.
+    """The number of each name, which is its position in `classes`.
 
     Raises:
-        SourceError: a name is not among them; `where` says which it is, by its position.
+        SourceError: a name is not among them; `where` describes the place of a name, by its position.
     """
     number_of = {name: number for number, name in enumerate(classes)}
     for position, name in enumerate(names):
@@ -181,18 +185,18 @@ def numbered_labels(
 ) -> tuple[list[int], tuple[str, ...] | None]:
     """Labels as numbers, and the names of the classes if the labels are names.
 
-    Whole numbers stay what they are, however they are written in the table. Anything else is a name, and classes are
-    numbered in the order of their names, as in an ImageFolder.
+    Integers stay as they are. Anything else is a name, and classes are numbered in the order of their names, as in an
+    ImageFolder.
 
     Args:
-        labels: as they were read.
-        where: says where a label stands, by its position.
-        as_names: numbers are names too.
-        classes: the names by number, where they are given; labels are then names, also where they are numbers.
+        labels: as read.
+        where: describes the place of a label, by its position.
+        as_names: treat integers as names.
+        classes: the given names by number, or None; with it, integers are names too.
 
     Raises:
-        SourceError: a name is not among the given ones; a number has more than 64 bits; or most labels are numbers and
-            some are not whole ones, and to take all of them for names would give every class another number.
+        SourceError: a name is unknown; an integer has more than 64 bits; or most labels are numbers and some are not
+            integers, in which case treating all of them as names would change the number of every class.
     """
     if classes is not None:
         return numbers_of_classes([str(label) for label in labels], classes, where), classes
@@ -220,7 +224,7 @@ def _refuse_odd_number(labels: Sequence[str], where: Callable[[int], str]) -> No
 
 
 def _is_any_number(text: str) -> bool:
-    """Whether text is a number, whole or not; digits behind a zero, as in `01`, are rather a name."""
+    """Whether a text is an integer or a float; digits after a leading zero, as in `01`, are a name."""
     if _is_number(text):
         return True
     try:
@@ -231,7 +235,7 @@ def _is_any_number(text: str) -> bool:
 
 
 def _is_number(text: str) -> bool:
-    """Whether text is an integer as Python would write it: `01` is the name of a class beside `1`."""
+    """Whether a text is an integer as Python writes it: `01` is a name, and another class than `1`."""
     digits = text.removeprefix("-")
     if not (digits.isascii() and digits.isdigit() and len(digits) <= _LABEL_DIGITS):
         return False

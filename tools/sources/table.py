@@ -38,13 +38,13 @@ _LABEL_NAMES = (
 
 @dataclass(frozen=True, slots=True)
 class TableColumns:
-    """Which columns of a table mean what.
+    """The columns of a table.
 
     Attributes:
-        path: the name of the column of paths, or None to find it by its name.
-        label: the same for the labels.
-        keep: store the other columns, as JSON.
-        as_names: labels that are numbers are names of classes too.
+        path: the column of paths, or None for the first with a common name.
+        label: the column of labels, or None for the first with a common name.
+        keep: store the other columns as JSON.
+        as_names: treat labels that are numbers as names of classes.
     """
 
     path: str | None = None
@@ -59,9 +59,9 @@ class Row:
 
     Attributes:
         line: its number in the file, from 1.
-        path: what stands in the column of paths.
-        label: the label.
-        columns: JSON of the other columns, if they are kept.
+        path: the value in the column of paths.
+        label: the value in the column of labels.
+        columns: JSON of the other columns, or None.
     """
 
     line: int
@@ -72,7 +72,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """The rows of a table, and the names of the columns that were chosen."""
+    """The rows of a table, and the names of its two columns."""
 
     rows: list[Row]
     path_column: str
@@ -80,15 +80,15 @@ class Table:
 
 
 def files_of_table(table_path: str, columns: TableColumns, known: tuple[str, ...] | None = None) -> Source:
-    """The files that a table names; paths are relative to the table's folder. No file is opened.
+    """The files in a table, whose paths are relative to the table's folder. No file is opened.
 
     Args:
         table_path: the table.
-        columns: which of its columns mean what.
-        known: the names of the classes by number, where they are given.
+        columns: its columns.
+        known: the given names of the classes by number, or None.
 
     Raises:
-        SourceError: the table cannot be understood; the message names the line.
+        SourceError: the table is invalid; the message names the line.
         OSError: it cannot be read.
     """
     table = read_table(table_path, columns)
@@ -109,12 +109,12 @@ def files_of_table(table_path: str, columns: TableColumns, known: tuple[str, ...
 
 
 def read_table(path: str, columns: TableColumns) -> Table:
-    """Read the rows of a `.csv`, `.tsv` or `.jsonl`; names of columns are compared without regard to case.
+    """Read the rows of a `.csv`, `.tsv` or `.jsonl`; names of columns are case-insensitive.
 
-    A CSV whose first line names an existing file has no header; its columns are then called "1", "2", ...
+    A CSV whose first line contains the path of an existing file has no header; its columns are named "1", "2", ...
 
     Raises:
-        SourceError: there is no row, a column is missing or not known, or a line cannot be read.
+        SourceError: there is no row, a column is missing or unknown, or a line is invalid.
         OSError: the file cannot be read.
     """
     json_lines = path.lower().endswith((".jsonl", ".ndjson"))
@@ -182,7 +182,7 @@ def _check_header(path: str, header: Sequence[str]) -> None:
 
 
 def _chosen(option: str, asked: str | None, names: Sequence[str], usual: Sequence[str], position: int) -> str:
-    """The column that was asked for, or the first with a usual name, or that in its place if there are no names."""
+    """The requested column, or the first with a common name, or by position if there is no header."""
     listed = ", ".join(map(repr, names))
     if asked is not None:
         if asked not in names:
@@ -217,4 +217,4 @@ def _row(line: int, record: dict[str, Any], table: Table, *, keep: bool) -> Row:
 
 
 class _TableError(Exception):
-    """What is wrong with a table, as the end of a sentence that begins with its name."""
+    """What is wrong with a table; the message continues a sentence that begins with the table's path."""

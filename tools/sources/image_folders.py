@@ -1,8 +1,8 @@
-"""The images of an ImageFolder: one folder for each class, numbered in the order of their names.
+"""The images of an ImageFolder, or of one ImageFolder per split: one folder per class, numbered in order of name.
 
-The convention is torchvision's `ImageFolder`: classes are the folders directly in the source, sorted; images lie in
-them at any depth. Hidden names are skipped and counted, other files are kept in the list as they may be mistakes.
-A link to a file is that file; links to folders are followed only on request.
+The convention is that of torchvision's `ImageFolder`: the classes are the folders directly in the source, sorted, and
+contain images at any depth. Hidden names are skipped and counted; other files are listed, since they may be mistakes.
+Links to files are followed, links to folders only on request.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from streamload_tools.sizes import counted
 from streamload_tools.sources.source import (
     ARRAY_FIELDS,
     IMAGE_FIELDS,
+    SAMPLE_FIELDS,
     KeyedFiles,
     Source,
     SourceError,
@@ -24,16 +24,18 @@ from streamload_tools.sources.source import (
     other_kinds_advice,
 )
 
-__all__ = ["SPLITS", "find_images", "visible_files"]
+from streamload.text import counted
+
+__all__ = ["find_images", "images_of_splits", "split_folders", "visible_files"]
 
 _NAMED = 5
-SPLITS = ("train", "training", "val", "valid", "validation", "test")
-"""What folders are called that are rather splits than classes."""
+_SPLITS = ("train", "training", "val", "valid", "validation", "test")
+"""Names of folders that are more likely splits than classes."""
 
 
 @dataclass(slots=True)
 class _Skipped:
-    """What a walk did not go into."""
+    """What a walk skipped."""
 
     hidden: int = 0
     links: list[str] = field(default_factory=list)
@@ -54,12 +56,11 @@ def find_images(source: str, *, follow_links: bool = False, known: tuple[str, ..
 
     Args:
         source: the folder of the class folders.
-        follow_links: go into folders behind links too, except where a link leads back to a folder above it.
-        known: the names of the classes by number, where they are given; otherwise they are those of the folders.
+        follow_links: follow links to folders, except to a parent folder.
+        known: the given names of the classes by number; None to use the names of the folders.
 
     Raises:
-        SourceError: it has images outside of every class, no class, a class that is not known, or classes without any
-            file.
+        SourceError: it has images outside of the class folders, no class, an unknown class, or only empty classes.
         OSError: a folder cannot be listed.
     """
     passed = _Skipped()
@@ -101,7 +102,7 @@ def visible_files(folder: str, *, follow_links: bool) -> tuple[list[str], list[s
 
 
 def _check_layout(source: str, classes: list[str], others: list[str], passed: _Skipped) -> None:
-    """Refuse what is no ImageFolder, saying what it may be instead."""
+    """Refuse what is not an ImageFolder, and say what it may be."""
     arrays = [name for name in others if field_of(name, ARRAY_FIELDS)]
     if arrays:
         raise SourceError(
@@ -144,7 +145,7 @@ def _notes(
             else "class folders are empty and keep their numbers"
         )
         notes.append(f"{len(empty):,} {are}: {_some(empty)}")
-    if set(SPLITS).issuperset(classes):
+    if set(_SPLITS).issuperset(classes):
         notes.append(
             f"the classes are {', '.join(classes)}; if these are splits, pack each of them by "
             "itself, all but the first with --classes FIRST/classes.json"
@@ -162,7 +163,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _files_below(folder: str, above: frozenset[tuple[int, int]], follow_links: bool, passed: _Skipped) -> list[str]:
-    """The visible files below a folder, in no order."""
+    """The visible files below a folder, in any order."""
     found: list[str] = []
     waiting = [(folder, above)]
     while waiting:
@@ -192,3 +193,75 @@ def _may_enter(folder: str, follow_links: bool, passed: _Skipped) -> bool:
 def _identity(folder: str) -> tuple[int, int]:
     found = os.stat(folder)
     return found.st_dev, found.st_ino
+
+
+def split_folders(source: str, *, follow_links: bool) -> list[str]:
+    """The names of the splits in a folder; empty unless it contains at least two splits and no other folder or sample.
+
+    A split contains class folders and no image beside them, so classes named `train` and `test` whose images are
+    directly in them are classes.
+
+    Raises:
+        OSError: a folder cannot be listed.
+    """
+    folders, files = _inside(source, follow_links)
+    if len(folders) < 2 or not set(_SPLITS).issuperset(folders) or _samples(files):
+        return []
+    for name in folders:
+        classes, loose = _inside(os.path.join(source, name), follow_links)
+        if not classes or _samples(loose):
+            return []
+    return sorted(folders, key=_SPLITS.index)
+
+
+def images_of_splits(
+    source: str, splits: Sequence[str], *, follow_links: bool, known: tuple[str, ...] | None
+) -> Source:
+    """List the ImageFolders of all splits without opening a file. Keys are those of each split packed separately.
+
+    Args:
+        source: the folder of the splits.
+        splits: their names.
+        follow_links: follow links to folders.
+        known: the given names of the classes by number; None to use the names of the folders in all splits.
+
+    Raises:
+        SourceError: as for `find_images`.
+        OSError: a folder cannot be listed.
+    """
+    folders = {split: os.path.join(source, split) for split in splits}
+    found = {name for folder in folders.values() for name in _inside(folder, follow_links)[0]}
+    classes = known or tuple(sorted(found))
+    files: list[SourceFile] = []
+    parts: dict[str, Sequence[int]] = {}
+    notes = [
+        f"{', '.join(splits)} are taken as splits of one dataset and packed into folders of these names, with the same "
+        f"numbers of classes ({len(classes):,})"
+    ]
+    only = sorted(found.difference(_inside(folders[splits[0]], follow_links)[0]))
+    if only:
+        notes.append(f"{counted(len(only), 'class folder')} not in {splits[0]!r}, such as {only[0]!r}")
+    for split, folder in folders.items():
+        listed = find_images(folder, follow_links=follow_links, known=classes)
+        parts[split] = range(len(files), len(files) + len(listed.files))
+        files += listed.files
+        notes += [f"{split}: {note}" for note in listed.notes]
+    return Source(tuple(files), classes, notes=tuple(notes), parts=parts)
+
+
+def _inside(folder: str, follow_links: bool) -> tuple[list[str], list[str]]:
+    """The names of the visible folders and of the other files in a folder."""
+    folders, files = [], []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.startswith("."):
+                continue
+            if not entry.is_dir():
+                files.append(entry.name)
+            elif follow_links or not entry.is_symlink():
+                folders.append(entry.name)
+    return folders, files
+
+
+def _samples(names: Sequence[str]) -> bool:
+    return any(field_of(name, SAMPLE_FIELDS) for name in names)

@@ -1,8 +1,8 @@
-"""A folder of one file for each sample, known by its ID, with a file that maps IDs to labels.
+"""A folder with one file per sample, named by its ID, and a file that maps IDs to labels.
 
-This is the layout of many a hand-written `Dataset`: `data/<ID>.pt`, `labels = {ID: label}`, and sometimes
-`partition = {"train": [ID, ...], "validation": [ID, ...]}`. Both mappings are read from JSON, the labels from a table
-as well; nothing is unpickled.
+This is the layout of many hand-written `Dataset`s: `data/<ID>.pt`, `labels = {ID: label}`, and sometimes
+`partition = {"train": [ID, ...], "validation": [ID, ...]}`. Both mappings are read from JSON, labels also from a table;
+nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from streamload_tools.packing.split import SPLIT_NAME
-from streamload_tools.sizes import counted
-from streamload_tools.sources.classes import visible_files
+from streamload_tools.sources.image_folders import visible_files
 from streamload_tools.sources.source import (
     SAMPLE_FIELDS,
+    SPLIT_NAME,
     KeyedFiles,
     Source,
     SourceError,
@@ -26,6 +25,8 @@ from streamload_tools.sources.source import (
     other_kinds_advice,
 )
 from streamload_tools.sources.table import TABLE_EXTENSIONS, Row, TableColumns, read_table
+
+from streamload.text import counted
 
 __all__ = ["files_by_id"]
 
@@ -49,13 +50,12 @@ def files_by_id(
         source: the folder.
         labels_file: JSON, `{"ID": label, ...}`, or a table with a column of IDs and one of labels.
         partition_file: JSON, `{"train": ["ID", ...], ...}`, or None.
-        columns: which columns of a table mean what.
-        follow_links: go into folders behind links too.
-        classes: the names of the classes by number, where they are given.
+        columns: the columns of a table.
+        follow_links: follow links to folders.
+        classes: the given names of the classes by number, or None.
 
     Raises:
-        SourceError: a file has no label or two files one ID, an ID has no file, or one of the mappings is no such
-            mapping.
+        SourceError: a file has no label, two files have one ID, an ID has no file, or a mapping has the wrong form.
         OSError: something cannot be read.
     """
     rows = _labels(labels_file, columns)
@@ -101,7 +101,7 @@ def _labels(path: str, columns: TableColumns) -> dict[str, Row]:
     if path.lower().endswith(TABLE_EXTENSIONS):
         found: dict[str, Row] = {}
         for row in read_table(path, columns).rows:
-            name = _without_extension(row.path)  # tables often name files where IDs are meant
+            name = _without_extension(row.path)  # tables often contain file names instead of IDs
             if name in found:
                 raise SourceError(f"{path!r}, line {row.line}: the ID {name!r} stands in line {found[name].line} too")
             found[name] = row
@@ -147,7 +147,7 @@ def _are_ids(ids: object) -> bool:
 def _json_mapping(path: str, option: str, form: str) -> Mapping[str, Any]:
     if path.lower().endswith((".pt", ".pth", ".pkl", ".pickle")):
         raise SourceError(
-            f"{path!r} would have to be unpickled, which can run any program; write it as JSON, with "
+            f"{path!r} is a pickle, which can run any code when it is loaded; write it as JSON, with "
             f"json.dump(mapping, open(..., 'w')), and give that as {option}"
         )
     try:

@@ -1,4 +1,4 @@
-"""The index of shards that exist already: all of them are read first, and only then is anything written."""
+"""`streamload index`: the index of existing shards. All of them are read before anything is written."""
 
 from __future__ import annotations
 
@@ -8,15 +8,20 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import BinaryIO
+from typing import Annotated, BinaryIO
 
-from streamload_tools.failures import UsageError
+import typer
+from streamload_tools.arguments import StorageOption, Urls, Workers, parse_storage_options
+from streamload_tools.failures import UsageError, reported_errors
+from streamload_tools.output import say
+from streamload_tools.progress import open_progress
 from streamload_tools.reading import Reader, ReadShard
-from streamload_tools.sizes import counted
 from streamload_tools.verify import missing_names
 
+from streamload.environment.launchers import available_processors
 from streamload.errors import StorageError
 from streamload.index.dataset_index import INDEX_FOLDER, IndexedShard, write_index_files
+from streamload.index.finder import find_shards
 from streamload.index.index_file import table_path
 from streamload.index.index_lookup import IndexLookup
 from streamload.index.remote_index import merge_remote_index
@@ -25,20 +30,52 @@ from streamload.index.table_file import table_to_npz
 from streamload.storage.protocol import protocol_of, without_secrets
 from streamload.storage.storages import Storages
 from streamload.tar.header_chain import LINK
+from streamload.text import counted
 
-__all__ = ["Indexed", "index_shards"]
+__all__ = ["index_command"]
 
 _UPLOADS_AT_ONCE = 8
 
 
+def index_command(
+    urls: Urls,
+    *,
+    output: Annotated[
+        str | None, typer.Option(help="The folder for the index, local or remote. Default: beside the shards.")
+    ] = None,
+    workers: Workers = None,
+    storage_option: StorageOption = None,
+) -> None:
+    """Read shards once and write their index, so that loaders start at once and know their length.
+
+    Shards may be compressed. If a shard is damaged, the index is left unchanged.
+    """
+    with reported_errors("the index is unchanged"):
+        storages = Storages(parse_storage_options(storage_option))
+        shards = find_shards(urls, storages)
+        with open_progress("indexing", len(shards), "shards") as progress:
+            found = _index_shards(shards, output, storages, workers or available_processors(), progress.advance)
+        typer.echo(f"indexed {counted(len(shards), 'shard')}, {counted(found.samples, 'sample')}")
+        if found.gone:
+            say(
+                f"note: dropped {counted(len(found.gone), 'shard')} from the index, such as {found.gone[0]!r}, "
+                "because there is no such file"
+            )
+        if found.links:
+            say(
+                f"warning: skipped {counted(found.links, 'link')}, which have no content; if they belong to samples, "
+                "write the shards with `tar --hard-dereference -h`"
+            )
+
+
 @dataclass(frozen=True, slots=True)
-class Indexed:
-    """What was found in the shards of an index.
+class _Indexed:
+    """What was indexed.
 
     Attributes:
-        samples: how many there are.
-        links: hard and symbolic links, which were skipped.
-        gone: shards that the index had and that are not there any more; it has them no longer.
+        samples: number of samples.
+        links: number of hard and symbolic links, which were skipped.
+        gone: shards that were dropped from the index, since they no longer exist.
     """
 
     samples: int
@@ -46,27 +83,24 @@ class Indexed:
     gone: tuple[str, ...]
 
 
-def index_shards(
+def _index_shards(
     urls: Sequence[str],
     output: str | None,
     storages: Storages,
     workers: int,
     advance: Callable[[int, int], None],
-) -> Indexed:
-    """Read shards and write their index, or leave the index as it was.
+) -> _Indexed:
+    """Read shards and write their index; after an error the index is unchanged.
 
     Args:
         urls: the shards.
-        output: the index's own folder; None stands for `.streamload` beside the shards of each folder.
-        storages: where shards and index lie.
-        workers: how many shards are read at once.
-        advance: called with shards and bytes as they are done.
-
-    Returns:
-        What was found.
+        output: the folder of the index; None is `.streamload` beside the shards of each folder.
+        storages: storages of the shards and the index.
+        workers: how many shards to read at once.
+        advance: called with numbers of shards and bytes as they are read.
 
     Raises:
-        UsageError: two shards of one index have the same name, or no index can be written where it would lie.
+        UsageError: two shards of one index have the same name, or the index would be on a web server.
         StorageError: a shard cannot be read, or the index cannot be written.
         ShardFormatError: a shard is damaged.
     """
@@ -85,7 +119,7 @@ def index_shards(
             dropped = [] if output else missing_names(folder_and_name(inside[0])[0], lookup, storages)
             spool.write(folder, inside, storages, dropped)
             gone += dropped
-    return Indexed(spool.samples, spool.links, tuple(gone))
+    return _Indexed(spool.samples, spool.links, tuple(gone))
 
 
 def _check(folder: str, urls: Sequence[str]) -> None:
@@ -97,11 +131,11 @@ def _check(folder: str, urls: Sequence[str]) -> None:
     names = [folder_and_name(url)[1] for url in urls]
     twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
     if twice:
-        raise UsageError(f"{counted(len(twice), 'name')} of several shards, such as {twice[0]!r}; index them apart")
+        raise UsageError(f"several shards are named {twice[0]!r}; index their folders separately")
 
 
 class _Spool:
-    """Tables in flight to an index, in one file without a name: those of very many shards may not fit in memory."""
+    """Tables for an index, in an unnamed file, since those of many shards may not fit in memory."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.samples = self.links = 0
@@ -111,7 +145,7 @@ class _Spool:
         self._places: dict[str, tuple[int, int]] = {}
 
     def add(self, url: str, read: ReadShard) -> None:
-        """Keep what was read."""
+        """Add a shard."""
         content = io.BytesIO()
         table_to_npz(read.table, content)
         self._places[url] = self._file.tell(), content.tell()
@@ -123,7 +157,7 @@ class _Spool:
         self.links += read.table.skipped.get(LINK, 0)
 
     def write(self, folder: str, urls: Sequence[str], storages: Storages, gone: Sequence[str]) -> None:
-        """Write one index, without the entries of shards that are gone; its list comes last."""
+        """Write one index without the entries of shards that are gone; `index.json` comes last."""
         entries = [self._entries[url] for url in urls]
         fields = {name for url in urls for name in self._fields[url]}
         url_of = {entry.name: url for entry, url in zip(entries, urls, strict=True)}
@@ -150,5 +184,5 @@ class _Spool:
         self._file.seek(start)
         content = self._file.read(size)
         if len(content) != size:
-            raise StorageError("the file for temporary data was cut; make room in the folder for temporary files")
+            raise StorageError("a temporary file is truncated; make room in the folder for temporary files")
         return content

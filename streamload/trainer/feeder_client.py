@@ -1,0 +1,152 @@
+"""Calls of functions that may need remote I/O: here where everything is local, else in a feeder's process.
+
+The libraries that speak to object stores have threads, and would hang in a process that is forked after they were used.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterable
+from contextlib import closing
+from typing import Any
+
+from streamload.decode.failure import error_from
+from streamload.feeder.calls import Calls
+from streamload.feeder.messages import Answer, Call, Failed
+from streamload.index.listing import Listing
+from streamload.sampling.mixture import Portion
+from streamload.storage.storages import Storages
+from streamload.storage.urls import Urls, expand_urls
+from streamload.trainer.connection import Connection, FeederProcess
+
+__all__ = ["FeederClient", "call_feeder", "listing_places", "named_places", "read_classes"]
+
+_numbers = itertools.count()
+
+
+def call_feeder(connection: Connection, function: str, *arguments: Any) -> Any:
+    """What a feeder answers to a call.
+
+    Raises:
+        WorkerError: the feeder is dead.
+        Exception: what the function has raised, or what the feeder has failed with.
+    """
+    return _value(_answer(connection, Call(next(_numbers), function, arguments)))
+
+
+def _answer(connection: Connection, call: Call) -> Answer:
+    """Wait for an answer; what comes before it belongs to a pass that is in flight, or answers an abandoned call."""
+    connection.send(call)
+    meanwhile: list[Any] = []
+    try:
+        while not isinstance(message := connection.receive(None), Answer) or message.number != call.number:
+            if not isinstance(message, Answer):
+                meanwhile.append(message)
+            if isinstance(message, Failed):
+                raise error_from(message.failure)
+    finally:
+        connection.put_back(meanwhile)
+    return message
+
+
+def _value(answer: Answer) -> Any:
+    if answer.failure is not None:
+        raise error_from(answer.failure)
+    return answer.value
+
+
+def named_places(portions: Iterable[Portion]) -> list[str]:
+    """Everything that the arguments of datasets name. Raises what `expand_urls` raises."""
+    places: list[str] = []
+    for portion in portions:
+        places += expand_urls(portion.urls)
+        places += [] if portion.index is None else [os.fspath(portion.index)]
+    return places
+
+
+def listing_places(listing: Listing) -> list[str]:
+    """Where the shards of a listing and their indexes lie."""
+    folders = [shard.folder for shard in listing.shards] + [folder for folder in listing.index_of if folder is not None]
+    return [f"{folder}/" for folder in dict.fromkeys(folders)]
+
+
+class FeederClient:
+    """Calls functions of `Calls`: in this process where all places are local or can be read in no other process.
+
+    Else a feeder's process is started with the first call, and again where it has ended.
+
+    Args:
+        storages: where everything lies.
+        places: everything that the functions may read.
+        start: starts a feeder's process.
+
+    Attributes:
+        storages: the same.
+        is_here: whether functions are called in this process.
+        process: the feeder's process that was started last, which may be closed; None where there is none.
+    """
+
+    def __init__(
+        self,
+        storages: Storages,
+        places: Iterable[str],
+        start: Callable[[], FeederProcess] = lambda: FeederProcess(0, None, at_once=0),
+    ) -> None:
+        self.storages = storages
+        self._places = list(places)
+        self.is_here = any(map(storages.is_process_local, self._places)) or all(map(storages.is_local, self._places))
+        self._start = start
+        self._calls = Calls()
+        self.process: FeederProcess | None = None
+
+    def connect(self) -> FeederProcess | Calls:
+        """Whoever answers calls now; another one than before where the feeder's process had ended.
+
+        Raises:
+            TypeError, ValueError: an option of the storages makes no sense.
+        """
+        if self.is_here:
+            return self._calls
+        if self.process is None or self.process.closed:
+            self.storages.check(self._places)
+            self.process = self._start()
+        return self.process
+
+    def call(self, function: str, *arguments: Any) -> Any:
+        """What a function returns. Blocks. Raises what it raises, and what `call_feeder` and `connect` raise."""
+        peer = self.connect()
+        if isinstance(peer, Calls):
+            return peer.call_here(function, arguments)
+        try:
+            answer = _answer(peer, Call(next(_numbers), function, arguments))
+        except BaseException:
+            if not peer.configured:  # else a pass finds out that it is dead
+                peer.close()
+            raise
+        return _value(answer)
+
+    def list_shards(self, urls: Urls, index: str | os.PathLike[str] | None) -> Listing:
+        """See `list_shards`, and what it raises."""
+        if not self.is_here:  # paths and sequences may be of classes that the feeder does not know
+            urls, index = tuple(expand_urls(urls)), None if index is None else os.fspath(index)
+        listing: Listing = self.call("list_shards", urls, index, self.storages)
+        return listing
+
+    def close(self) -> None:
+        """End the feeder's process. Idempotent; the next call starts another one."""
+        if self.process is not None:
+            self.process.close()
+            self.process = None
+
+
+def read_classes(listing: Listing, storages: Storages) -> list[str] | None:
+    """`read_class_names` of the shards' folders; a process that is started for it ends with it.
+
+    Raises:
+        StreamloadError: as `read_class_names`.
+    """
+    folders = tuple(dict.fromkeys(shard.folder for shard in listing.shards))
+    with closing(FeederClient(storages, folders)) as client:
+        names: tuple[str, ...] | None = client.call("read_class_names", folders, storages)
+    return None if names is None else list(names)

@@ -1,0 +1,86 @@
+"""The arguments and options that several commands share."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from typing import Annotated, Any
+
+import typer
+from streamload_tools.failures import UsageError
+from typer.core import TyperCommand
+
+__all__ = ["Index", "PlainUsage", "StorageOption", "Urls", "Workers", "parse_storage_options", "show_version"]
+
+_WORDS = {"true": True, "false": False, "null": None}
+
+Urls = Annotated[
+    list[str],
+    typer.Argument(
+        help="Shards, patterns (braces, globs) or folders: local paths, or s3://, gs://, az://, https:// and the like.",
+        metavar="URLS",
+        show_default=False,
+    ),
+]
+Index = Annotated[
+    str | None, typer.Option(metavar="FOLDER", help="The folder of the index, if it is not beside the shards.")
+]
+Workers = Annotated[int | None, typer.Option(metavar="N", help="Shards to read at once. Default: one per core.", min=1)]
+StorageOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--storage-option",
+        metavar="KEY=VALUE",
+        help="An option of the storage in fsspec's spelling, such as endpoint_url=..., key=..., secret=... or "
+        "anon=true; repeatable. A value in braces is JSON: s3={...} holds the options of one protocol. Default: the "
+        "credentials that the storage's own tools find.",
+    ),
+]
+
+
+class PlainUsage(TyperCommand):
+    """A command whose usage line is `ls [OPTIONS] URLS...`; some versions of typer put arguments in braces."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """The options and arguments, in their order."""
+        return [piece.removeprefix("{").replace("}", "") for piece in super().collect_usage_pieces(ctx)]
+
+
+def show_version(command: str) -> Callable[[bool], None]:
+    """A callback for `--version` that prints the version and exits."""
+
+    def show(requested: bool) -> None:
+        if requested:
+            typer.echo(f"{command} {version('streamload')}")
+            raise typer.Exit
+
+    return show
+
+
+def parse_storage_options(texts: Sequence[str] | None) -> dict[str, Any]:
+    """Parse `KEY=VALUE` texts. `true`, `false` and `null` are values of Python, and a value in braces is JSON.
+
+    Numbers stay text, since keys and secrets may look like numbers.
+
+    Raises:
+        UsageError: a text is not KEY=VALUE, a key is repeated, or a value in braces is not JSON.
+    """
+    options: dict[str, Any] = {}
+    for text in texts or ():
+        key, equals, value = text.partition("=")
+        if not key or not equals:
+            raise UsageError(f"--storage-option {key!r}: give KEY=VALUE, as in endpoint_url=http://127.0.0.1:9000")
+        if key in options:
+            raise UsageError(f"--storage-option {key!r} is given twice")
+        options[key] = _value(key, value)
+    return options
+
+
+def _value(key: str, text: str) -> Any:
+    if not text.startswith("{"):
+        return _WORDS.get(text, text)
+    try:
+        return json.loads(text)
+    except ValueError as exc:
+        raise UsageError(f"--storage-option {key!r}: the value in braces is not JSON ({exc})") from exc

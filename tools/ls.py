@@ -1,0 +1,69 @@
+"""`streamload ls`: the shards of a dataset, or all samples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated
+
+import typer
+from streamload_tools.arguments import Index, StorageOption, Urls, Workers, parse_storage_options
+from streamload_tools.failures import reported_errors
+from streamload_tools.output import aligned, print_line, shown_bytes
+from streamload_tools.reading import Reader, tables
+
+from streamload.environment.launchers import available_processors
+from streamload.index.index_lookup import IndexLookup
+from streamload.index.listing import Listing, list_shards
+from streamload.storage.protocol import without_secrets
+from streamload.storage.storages import Storages
+from streamload.tar.table import ShardTable
+from streamload.text import counted
+
+__all__ = ["ls_command"]
+
+
+def ls_command(
+    urls: Urls,
+    *,
+    samples: Annotated[bool, typer.Option("--samples", help="List every sample with its fields.")] = False,
+    index: Index = None,
+    workers: Workers = None,
+    storage_option: StorageOption = None,
+) -> None:
+    """List shards with their size, samples and fields, or every sample. Shards without an index are read."""
+    with reported_errors():
+        storages = Storages(parse_storage_options(storage_option))
+        listing = list_shards(urls, index, storages)
+        reader = Reader(storages, workers or available_processors())
+        found = tables(listing, IndexLookup(index, storages), reader)
+        names = _shown_names(listing)
+        if samples:
+            for name, (_, table) in zip(names, found, strict=True):
+                for line in _sample_lines(name, table):
+                    print_line(line)
+            return
+        rows = [("SHARD", "BYTES", "SAMPLES", "FIELDS")]
+        total_bytes = total_samples = 0
+        for name, (shard_bytes, table) in zip(names, found, strict=True):
+            rows.append((name, f"{shard_bytes:,}", f"{len(table):,}", " ".join(table.fields)))
+            total_bytes += shard_bytes
+            total_samples += len(table)
+        for line in aligned(rows, numbers=2):
+            print_line(line)
+        print_line(
+            f"{counted(len(listing.shards), 'shard')}, {counted(total_samples, 'sample')}, {shown_bytes(total_bytes)}"
+        )
+
+
+def _shown_names(listing: Listing) -> list[str]:
+    """The names of the shards, or their urls if shards in several folders have one name."""
+    names = [shard.name for shard in listing.shards]
+    return names if len(set(names)) == len(names) else [without_secrets(shard.url) for shard in listing.shards]
+
+
+def _sample_lines(name: str, table: ShardTable) -> Iterator[str]:
+    starts, sizes, numbers = table.sample_start.tolist(), table.member_size.tolist(), table.member_field.tolist()
+    for sample, key in enumerate(table.keys()):
+        members = range(starts[sample], starts[sample + 1])
+        fields = "  ".join(f"{table.fields[numbers[member]]} {sizes[member]:,}" for member in members)
+        yield f"{name}  {key}  {fields}".replace("\n", "\\n")
