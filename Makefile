@@ -8,19 +8,21 @@ BENCH_INSTALLED := $(VENV)/installed-bench
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 # mypy finds packages by their folder's name, and the package streamload_tools lies in tools/: a link has that name.
 MYPY := MYPYPATH=$(VENV)/types $(BIN)/mypy
-# Two files of tests beside each other; `make test BESIDE=` runs one after the other.
-BESIDE := -n 2 --dist loadfile
+# Two tests beside each other; `make test BESIDE=` runs one after the other. Each process starts with a half in the order
+# of the files, so what a file's tests share is mostly made once, and takes from the other's when it has done its own:
+# whole files, shared out by their number of tests, leave those of few long tests to the end.
+BESIDE := -n 2 --dist worksteal
 EXAMPLES := $(wildcard examples/*.py examples/*/*.py)
-# As pip does with what it installs: else each process compiles anew where PYTHONDONTWRITEBYTECODE is set, and a feeder
-# starts 0.2 s later.
-COMPILE := $(BIN)/python -m compileall -q streamload tools
+# Else each process compiles anew what it imports: a feeder starts 0.2 s later, and pytest 8 s.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: help install demo check test test-all bench clean
+.PHONY: help install demo check test test-fast test-all bench clean
 
 help:
 	@echo "make demo    train on handwritten digits, kill the training, resume it, and compare (about a minute)"
 	@echo "make test    make check, then the tests"
+	@echo "make test-fast  only the tests that start no process (a minute or two)"
 	@echo "make test-all  the same with the tests marked exhaustive: more of what the others show (much longer)"
 	@echo "make check   ruff and mypy"
 	@echo "make bench   compare the speed with other loaders (BENCH=--quick for a first look)"
@@ -46,7 +48,6 @@ $(BENCH_INSTALLED): $(INSTALLED)
 	@touch $@
 
 demo: $(INSTALLED)
-	$(COMPILE)
 	$(BIN)/python examples/digits/run_demo.py
 
 check: $(INSTALLED)
@@ -56,15 +57,16 @@ check: $(INSTALLED)
 	$(MYPY) $(EXAMPLES)
 
 test: check
-	$(COMPILE)
 	$(BIN)/python -m pytest $(BESIDE)
 
+# Which tests these are is kept nowhere: a test is skipped at the moment it starts a process. Two folders would be in vain.
+test-fast: $(INSTALLED)
+	$(BIN)/python -m pytest $(BESIDE) --no-processes -r fE --ignore tests/remote --ignore tests/faults
+
 test-all: check
-	$(COMPILE)
 	$(BIN)/python -m pytest $(BESIDE) -m ""
 
 bench: $(BENCH_INSTALLED)
-	$(COMPILE)
 	$(BIN)/python benchmarks/bench_loader.py --plot docs/benchmark.png $(BENCH)
 	$(BIN)/python benchmarks/bench_decode.py
 	$(BIN)/python benchmarks/bench_processes.py

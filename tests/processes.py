@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import psutil
 
-_PATIENCE_S = 20.0
+_PATIENCE_S = 60.0
 """Against hangs only: on a busy machine anything may take seconds."""
 
 

@@ -69,129 +69,111 @@ def test_the_same_batches_and_epochs_as_in_a_for_loop(source: str, workers: int)
 
 
 @WORKERS
-def test_the_state_within_the_loop_resumes(source: str, workers: int) -> None:
-    async def loop() -> None:
-        states = []
-        async with make(source, workers) as loader:
-            async for batch in loader:
-                states.append((loader.state_dict(), batch[0].tolist()[-1]))
-            with pytest.raises(LoaderClosedError):
-                await loader.aclose()
-                aiter(loader)
-        assert [last for _, last in states] == [9, 19, 29, 39, 49, 59]
-        async with make(source, workers) as loader:
-            loader.load_state_dict(states[2][0])
-            assert await read(loader) == list(range(30, TOTAL))
-
-    asyncio.run(loop())
+async def test_the_state_within_the_loop_resumes(source: str, workers: int) -> None:
+    states = []
+    async with make(source, workers) as loader:
+        async for batch in loader:
+            states.append((loader.state_dict(), batch[0].tolist()[-1]))
+        with pytest.raises(LoaderClosedError):
+            await loader.aclose()
+            aiter(loader)
+    assert [last for _, last in states] == [9, 19, 29, 39, 49, 59]
+    async with make(source, workers) as loader:
+        loader.load_state_dict(states[2][0])
+        assert await read(loader) == list(range(30, TOTAL))
 
 
-def test_others_run_while_it_waits(source: str, gate: Path) -> None:
-    async def loop() -> None:
-        ticks = 0
+async def test_others_run_while_it_waits(source: str, gate: Path) -> None:
+    ticks = 0
 
-        async def tick() -> None:
-            nonlocal ticks
-            while True:
-                await asyncio.sleep(0.001)
-                ticks += 1
-                if ticks == 20:
-                    gate.touch()  # without it no batch would ever come
+    async def tick() -> None:
+        nonlocal ticks
+        while True:
+            await asyncio.sleep(0.001)
+            ticks += 1
+            if ticks == 20:
+                gate.touch()  # without it no batch would ever come
 
-        async with make(source, **held_up_from(0, gate)) as loader:
-            ticking = asyncio.create_task(tick())
-            assert await read(loader) == list(range(TOTAL))
-            assert ticks >= 20
-            ticking.cancel()
-
-    asyncio.run(loop())
+    async with make(source, **held_up_from(0, gate)) as loader:
+        ticking = asyncio.create_task(tick())
+        assert await read(loader) == list(range(TOTAL))
+        assert ticks >= 20
+        ticking.cancel()
 
 
 @WORKERS
-def test_others_have_a_turn_before_each_batch(source: str, workers: int) -> None:
-    async def loop() -> None:
-        turns, seen = 0, []
+async def test_others_have_a_turn_before_each_batch(source: str, workers: int) -> None:
+    turns, seen = 0, []
 
-        async def take_turns() -> None:
-            nonlocal turns
-            while True:
-                await asyncio.sleep(0)
-                turns += 1
+    async def take_turns() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
 
-        async with make(source, workers) as loader:
-            others = asyncio.create_task(take_turns())
-            async for _ in loader:
-                seen.append(turns)
-            others.cancel()
-        assert len(seen) == len(set(seen)) == 6
-
-    asyncio.run(loop())
+    async with make(source, workers) as loader:
+        others = asyncio.create_task(take_turns())
+        async for _ in loader:
+            seen.append(turns)
+        others.cancel()
+    assert len(seen) == len(set(seen)) == 6
 
 
-def test_a_batch_that_was_not_waited_for_is_not_lost(source: str, gate: Path) -> None:
-    async def loop() -> None:
-        async with make(source, **held_up_from(10, gate)) as loader:
-            batches = aiter(loader)
-            got = (await anext(batches))[0].tolist()
-            with pytest.raises(TimeoutError):
-                async with asyncio.timeout(0.01):
-                    await anext(batches)
-            waiting = asyncio.create_task(anext(batches))  # type: ignore[arg-type]
-            await asyncio.sleep(0.01)
-            waiting.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await waiting
-            assert loader.state_dict()["position"] == 10
-            cancelled_at_once = asyncio.create_task(anext(batches))  # type: ignore[arg-type]
-            cancelled_at_once.cancel()
-            await asyncio.gather(cancelled_at_once, return_exceptions=True)
-            gate.touch()
-            assert got + await read(batches) == list(range(TOTAL))
-
-    asyncio.run(loop())
-
-
-def test_cancelled_at_every_moment(source: str) -> None:
-    async def loop() -> None:
-        async with make(source, transform=wait_a_little, prefetch_batches=1, batch_size=2) as loader:
-            batches, got, cancelled = aiter(loader), [], 0
-            while True:
-                try:
-                    got += (await asyncio.wait_for(anext(batches), 0.0002 * (cancelled % 17)))[0].tolist()
-                except TimeoutError:
-                    cancelled += 1
-                except StopAsyncIteration:
-                    break
-                assert loader.state_dict()["position"] in (len(got), 0)
-            assert got == list(range(TOTAL))
-            assert cancelled > 5
-
-    asyncio.run(loop())
-
-
-def test_leaving_the_loop_ends_the_pass(source: str) -> None:
-    async def loop() -> None:
-        async with make(source) as loader:
-            async for _ in loader:
-                break
-            assert loader.state_dict()["position"] == 10
-            assert await read(loader) == list(range(TOTAL)), "the next epoch"
-            batches = aiter(loader)
-            await anext(batches)
-            assert isinstance(batches, AsyncPass)
-            await batches.aclose()
-            await batches.aclose()
-            with pytest.raises(StopAsyncIteration):
+async def test_a_batch_that_was_not_waited_for_is_not_lost(source: str, gate: Path) -> None:
+    async with make(source, **held_up_from(10, gate)) as loader:
+        batches = aiter(loader)
+        got = (await anext(batches))[0].tolist()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
                 await anext(batches)
-            with pytest.raises(ZeroDivisionError):
-                async for _ in loader:
-                    1 / 0
-        gc.collect()
+        waiting = asyncio.create_task(anext(batches))  # type: ignore[arg-type]
+        await asyncio.sleep(0.01)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert loader.state_dict()["position"] == 10
+        cancelled_at_once = asyncio.create_task(anext(batches))  # type: ignore[arg-type]
+        cancelled_at_once.cancel()
+        await asyncio.gather(cancelled_at_once, return_exceptions=True)
+        gate.touch()
+        assert got + await read(batches) == list(range(TOTAL))
 
-    asyncio.run(loop())
+
+async def test_cancelled_at_every_moment(source: str) -> None:
+    async with make(source, transform=wait_a_little, prefetch_batches=1, batch_size=2) as loader:
+        batches, got, cancelled = aiter(loader), [], 0
+        while True:
+            try:
+                got += (await asyncio.wait_for(anext(batches), 0.0002 * (cancelled % 17)))[0].tolist()
+            except TimeoutError:
+                cancelled += 1
+            except StopAsyncIteration:
+                break
+            assert loader.state_dict()["position"] in (len(got), 0)
+        assert got == list(range(TOTAL))
+        assert cancelled > 5
 
 
-def test_cancelling_the_loop_leaves_nothing(source: str, gate: Path) -> None:
+async def test_leaving_the_loop_ends_the_pass(source: str) -> None:
+    async with make(source) as loader:
+        async for _ in loader:
+            break
+        assert loader.state_dict()["position"] == 10
+        assert await read(loader) == list(range(TOTAL)), "the next epoch"
+        batches = aiter(loader)
+        await anext(batches)
+        assert isinstance(batches, AsyncPass)
+        await batches.aclose()
+        await batches.aclose()
+        with pytest.raises(StopAsyncIteration):
+            await anext(batches)
+        with pytest.raises(ZeroDivisionError):
+            async for _ in loader:
+                1 / 0
+    gc.collect()
+
+
+async def test_cancelling_the_loop_leaves_nothing(source: str, gate: Path) -> None:
     async def train() -> None:
         async for _ in make_held_up():
             pass
@@ -210,99 +192,84 @@ def test_cancelling_the_loop_leaves_nothing(source: str, gate: Path) -> None:
         assert loaders[0].state_dict()["position"] == 10
 
     loaders: list[StreamLoader] = []
-    asyncio.run(loop())
+    await loop()
     loaders[0].close()
 
 
 @pytest.mark.parametrize("how", ["close", "aclose", "another pass", "the iterator's aclose"])
-def test_who_waits_is_woken_when_the_pass_is_ended_elsewhere(source: str, gate: Path, how: str) -> None:
-    async def loop() -> None:
-        async with make(source, **held_up_from(0, gate)) as loader:
-            batches = aiter(loader)
-            waiting = asyncio.create_task(anext(batches))  # type: ignore[arg-type]
-            await asyncio.sleep(0.02)
-            with pytest.raises(RuntimeError, match="two tasks wait"):
-                await anext(batches)
-            following = None
-            if how == "close":
-                loader.close()
-            elif how == "aclose":
-                closing = asyncio.create_task(loader.aclose())
-                for _ in range(5):
-                    await asyncio.sleep(0)
-                assert waiting.done(), "before any process has ended"
-                await closing
-            elif how == "another pass":
-                following = aiter(loader)
-            else:
-                await batches.aclose()
-            with pytest.raises(LoaderClosedError):
-                await waiting
-            gate.touch()
-            if following is not None:
-                assert await read(following) == list(range(TOTAL))
-
-    asyncio.run(loop())
+async def test_who_waits_is_woken_when_the_pass_is_ended_elsewhere(source: str, gate: Path, how: str) -> None:
+    async with make(source, **held_up_from(0, gate)) as loader:
+        batches = aiter(loader)
+        waiting = asyncio.create_task(anext(batches))  # type: ignore[arg-type]
+        await asyncio.sleep(0.02)
+        with pytest.raises(RuntimeError, match="two tasks wait"):
+            await anext(batches)
+        following = None
+        if how == "close":
+            loader.close()
+        elif how == "aclose":
+            closing = asyncio.create_task(loader.aclose())
+            for _ in range(5):
+                await asyncio.sleep(0)
+            assert waiting.done(), "before any process has ended"
+            await closing
+        elif how == "another pass":
+            following = aiter(loader)
+        else:
+            await batches.aclose()
+        with pytest.raises(LoaderClosedError):
+            await waiting
+        gate.touch()
+        if following is not None:
+            assert await read(following) == list(range(TOTAL))
 
 
 @WORKERS
-def test_errors_are_those_of_the_for_loop(source: str, workers: int) -> None:
-    async def loop() -> None:
-        async with make(source, workers, transform={"cls": raise_on_33}) as loader:
-            got = []
-            with pytest.raises(TransformError) as caught:
-                async for batch in loader:
-                    got += batch[0].tolist()
-            assert got == list(range(30))
-            assert caught.value.key == "000033"
-            assert loader.state_dict()["position"] == 30
-
-    asyncio.run(loop())
+async def test_errors_are_those_of_the_for_loop(source: str, workers: int) -> None:
+    async with make(source, workers, transform={"cls": raise_on_33}) as loader:
+        got = []
+        with pytest.raises(TransformError) as caught:
+            async for batch in loader:
+                got += batch[0].tolist()
+        assert got == list(range(30))
+        assert caught.value.key == "000033"
+        assert loader.state_dict()["position"] == 30
 
 
-def test_the_time_limit_holds(source: str, gate: Path) -> None:
-    async def loop() -> None:
-        async with make(source, **held_up_from(0, gate), timeout=0.3) as loader:
-            batches = aiter(loader)
-            with pytest.raises(WorkerError, match="timeout=0.3"):
-                await anext(batches)
-            with pytest.raises(LoaderClosedError):
-                await anext(batches)
-
-    asyncio.run(loop())
+async def test_the_time_limit_holds(source: str, gate: Path) -> None:
+    async with make(source, **held_up_from(0, gate), timeout=0.3) as loader:
+        batches = aiter(loader)
+        with pytest.raises(WorkerError, match="timeout=0.3"):
+            await anext(batches)
+        with pytest.raises(LoaderClosedError):
+            await anext(batches)
 
 
-def test_others_run_while_the_processes_end(source: str, gate: Path) -> None:
+async def test_others_run_while_the_processes_end(source: str, gate: Path) -> None:
     """A worker that is in the user's code is waited for a moment, and then killed."""
 
-    async def loop() -> None:
-        loader = make(source, **held_up_from(10, gate))
-        async for _ in loader:
-            break
-        batches = aiter(loader)
-        await anext(batches)
-        closing = asyncio.create_task(loader.aclose())
-        turns = 0
-        while not closing.done():
-            await asyncio.sleep(0.001)
-            turns += 1
-        await closing
-        await loader.aclose()
-        assert turns > 1
-
-    asyncio.run(loop())
+    loader = make(source, **held_up_from(10, gate))
+    async for _ in loader:
+        break
+    batches = aiter(loader)
+    await anext(batches)
+    closing = asyncio.create_task(loader.aclose())
+    turns = 0
+    while not closing.done():
+        await asyncio.sleep(0.001)
+        turns += 1
+    await closing
+    await loader.aclose()
+    assert turns > 1
 
 
-def test_closing_that_is_cancelled_closes(source: str, gate: Path) -> None:
-    async def loop() -> None:
-        loader = make(source, **held_up_from(10, gate))
-        batches = aiter(loader)
-        await anext(batches)
-        closing = asyncio.create_task(loader.aclose())
-        await asyncio.sleep(0)
-        closing.cancel()
-        await asyncio.gather(closing, return_exceptions=True)
-        with pytest.raises(LoaderClosedError):
-            aiter(loader)
-
-    asyncio.run(loop())
+async def test_closing_that_is_cancelled_closes(source: str, gate: Path) -> None:
+    loader = make(source, **held_up_from(10, gate))
+    batches = aiter(loader)
+    await anext(batches)
+    closing = asyncio.create_task(loader.aclose())
+    await asyncio.sleep(0)
+    closing.cancel()
+    await asyncio.gather(closing, return_exceptions=True)
+    with pytest.raises(LoaderClosedError):
+        aiter(loader)

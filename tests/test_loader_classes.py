@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from make_shards import write_numbers
+from matrix import exhaustive
 from servers.rclone import S3Server
 
 from streamload import Mixture, Portion, ShardWriter, StreamLoader, TarDataset
@@ -28,7 +29,7 @@ def name_classes(folder: Path, *names: str) -> None:
     (folder / "classes.json").write_text(json.dumps({"classes": names, "class_to_idx": numbers}))
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [0, exhaustive((1,))])
 def test_the_names_are_those_beside_the_shards(source: Path, workers: int) -> None:
     name_classes(source, "bee", "cat")
     with StreamLoader(f"{source}/*.tar", num_workers=workers) as loader, TarDataset(source) as dataset:
@@ -111,7 +112,7 @@ def drawn(source: Any, weights: Any, **options: Any) -> tuple[list[int], dict[st
         return labels + [label for (batch,) in batches for label in batch.tolist()], state
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [0, exhaustive((1,))])
 def test_weights_by_name_are_those_of_the_labels(animals: Path, workers: int) -> None:
     by_name, by_label = (drawn(animals, each, num_workers=workers) for each in (BY_NAME, {0: 12.0, 1: 1.0}))
     assert by_name == by_label  # and so is the state: one may resume the other

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from make_shards import write_numbers
 from processes import children
@@ -23,7 +24,7 @@ from streamload.schedule.scheduler import RowBatcher
 
 COUNTS = [40, 30, 50]
 TOTAL = sum(COUNTS)
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 @pytest.fixture
@@ -56,6 +57,11 @@ def wait_until(true: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
+def all_sleep() -> bool:
+    """Whether the feeder and its workers wait for messages."""
+    return all(child.status() == psutil.STATUS_SLEEPING for child in children())
+
+
 def test_the_next_epoch_is_begun_before_it_is_asked_for(source: str, tmp_path: Path) -> None:
     noting = Noting(tmp_path / "made")
     with StreamLoader(source, **options(transform={"cls": noting}, prefetch_batches=4)) as loader:
@@ -69,11 +75,11 @@ def test_nothing_is_said_between_epochs(source: str, tmp_path: Path, monkeypatch
     noting, said = Noting(tmp_path / "made"), []
     send_all = Channel.send_all
     monkeypatch.setattr(Channel, "send_all", lambda channel, all_: (said.extend(all_), send_all(channel, all_)))
-    with StreamLoader(source, **options(batch_size=1, transform={"cls": noting}, prefetch_batches=80)) as loader:
+    with StreamLoader(source, **options(batch_size=1, transform={"cls": noting}, prefetch_batches=2 * TOTAL)) as loader:
         batches = iter(loader)
         for _ in range(TOTAL):
             next(batches)
-        wait_until(lambda: noting.made() >= 2 * TOTAL)  # so its first run of batches has been announced, too
+        wait_until(lambda: noting.made() >= 2 * TOTAL and all_sleep())  # so all of it has been announced, too
         said.clear()
         assert len(list(batches)) == 0
         batches = iter(loader)

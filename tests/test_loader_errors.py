@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from make_shards import write_numbers
+from matrix import exhaustive
 from PIL import Image
 from transforms import raise_on_33
 
@@ -34,6 +35,8 @@ from streamload.images import Resize
 from streamload.trainer import batch_builder as batch_builder
 
 WORKERS = pytest.mark.parametrize("options", [{"num_workers": 0}, {"num_workers": 1}])
+CORE = pytest.mark.parametrize("options", [{"num_workers": 0}, exhaustive(({"num_workers": 1},))])
+"""For what the core decides, which is the same in the caller's thread and in a feeder."""
 
 
 @pytest.fixture
@@ -72,7 +75,7 @@ def test_the_users_exception_is_the_cause(source: str) -> None:
     assert isinstance(caught.value.__cause__, KeyError)
 
 
-@WORKERS
+@CORE
 def test_skip_and_replace(source: str, options: dict[str, Any]) -> None:
     common: dict[str, Any] = {"fields": ("cls",), "transform": {"cls": raise_on_33}, **options}
     with StreamLoader(source, 10, **common, on_error="skip") as loader:
@@ -110,7 +113,7 @@ def test_of_samples_that_were_left_out_the_newest_are_named_and_all_are_counted(
         list(loader)
 
 
-@WORKERS
+@CORE
 def test_a_batch_of_which_nothing_is_left(source: str, options: dict[str, Any]) -> None:
     def transform(value: int) -> int:
         if 20 <= value < 30:
@@ -165,7 +168,7 @@ def test_a_mistake_in_the_program_is_never_a_bad_sample(source: str) -> None:
         assert loader.skipped == []
 
 
-@pytest.mark.parametrize(("on_error", "workers"), [("raise", 0), ("skip", 0), ("replace", 0), ("skip", 1)])
+@pytest.mark.parametrize(("on_error", "workers"), [("raise", 0), ("skip", 0), ("replace", 0), exhaustive(("skip", 1))])
 def test_why_a_mistake_in_the_program_is_not_skipped_is_said(tmp_path: Path, on_error: str, workers: int) -> None:
     with ShardWriter(tmp_path / "s") as writer:
         for number, caption in enumerate(["A cat", None, "A dog"]):
@@ -199,7 +202,7 @@ def test_why_a_mistake_in_the_program_is_not_skipped_is_said(tmp_path: Path, on_
             assert "on_error=" not in loader.skipped[0].message
 
 
-@WORKERS
+@CORE
 def test_a_field_that_cannot_be_decoded(tmp_path: Path, options: dict[str, Any]) -> None:
     with ShardWriter(tmp_path / "s") as writer:
         writer.write({"__key__": "good", "json": b'{"a": 1}'})
@@ -210,7 +213,7 @@ def test_a_field_that_cannot_be_decoded(tmp_path: Path, options: dict[str, Any])
     assert caught.value.key == "bad"
 
 
-@WORKERS
+@CORE
 def test_a_missing_field_is_an_error_of_its_sample(tmp_path: Path, options: dict[str, Any]) -> None:
     with ShardWriter(tmp_path / "s") as writer:
         writer.write({"__key__": "a", "cls": 1, "txt": "x"})
@@ -226,7 +229,9 @@ def test_a_missing_field_is_an_error_of_its_sample(tmp_path: Path, options: dict
         ]
 
 
-@pytest.mark.parametrize("options", [{"num_workers": 0}, {"num_workers": 1}, {"num_workers": 0, "on_error": "skip"}])
+@pytest.mark.parametrize(
+    "options", [{"num_workers": 0}, exhaustive(({"num_workers": 1},)), {"num_workers": 0, "on_error": "skip"}]
+)
 @pytest.mark.parametrize("lacking", ["a", "b"])
 def test_a_field_that_only_some_samples_of_a_batch_have(tmp_path: Path, lacking: str, options: dict[str, Any]) -> None:
     """torch would drop it for the whole batch if the first sample lacks it, and raise a KeyError if another does."""
@@ -303,7 +308,7 @@ def test_ragged_samples_are_refused_as_torch_refuses_them(source: str) -> None:
     assert caught.value.__cause__ is None, "the message says more than torch's, and in fewer lines"
 
 
-@WORKERS
+@CORE
 def test_batches_of_differing_shapes_are_fine_if_each_is_regular(source: str, options: dict[str, Any]) -> None:
     def transform(sample: Any) -> Any:
         return np.full(sample[0] // 10 + 1, sample[0])
@@ -325,7 +330,7 @@ def test_truncated_shard_without_an_index(tmp_path: Path, options: dict[str, Any
     assert caught.value.offset is not None
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [0, exhaustive((1,))])
 def test_a_length_that_could_not_be_found_out_is_found_out_later(tmp_path: Path, workers: int) -> None:
     source = write_numbers(tmp_path / "bare", [7, 3], index=False)
     path = Path(source) / "part001-000000.tar"

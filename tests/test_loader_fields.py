@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from matrix import exhaustive
 
 from streamload import ShardWriter, StreamLoader
 from streamload.errors import SampleError
@@ -37,7 +38,7 @@ def test_keys_and_urls_may_stand_among_the_fields(source: str, workers: int) -> 
         assert [batch[0] for batch in loader] == [keys, ("dir/k3", "dir/k4", "dir/k5")]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, exhaustive((2,))])
 def test_nested_values_are_collated(source: str, workers: int) -> None:
     with StreamLoader(source, 3, fields=("json",), num_workers=workers) as loader:
         (value,) = next(iter(loader))

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from launched import run_python
 from make_shards import write_numbers
+from matrix import exhaustive
 from processes import children, wait_until
 from transforms import Noting, raise_on_33
 
@@ -55,7 +56,7 @@ def pids() -> set[int]:
 # -- as Python's iterators -----------------------------------------------------------------------------------------
 
 
-@EVERYWHERE
+@pytest.mark.parametrize("workers", [0, exhaustive((1,))])
 def test_an_iterator_is_closed_as_a_generator_is(source: str, epochs: list[list[int]], workers: int) -> None:
     def delegating(loader: StreamLoader) -> Iterator[Any]:
         yield from loader
@@ -237,7 +238,7 @@ def test_an_error_of_an_epoch_that_was_left_is_not_the_next_ones(
         assert numbers(loader) == epochs[2]
 
 
-@EVERYWHERE
+@pytest.mark.parametrize("workers", [0, exhaustive((1,))])
 def test_a_bad_sample_of_an_epoch_that_was_left_is_not_the_next_ones(source: str, workers: int) -> None:
     with make(source, workers, shuffle=False, transform={"cls": raise_on_33}, on_error="skip", max_errors=1) as loader:
         for _ in range(3):

@@ -38,13 +38,11 @@ def unindexed(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_order_does_not_depend_on_workers_or_index(indexed: str, unindexed: str) -> None:
+    """More of this, and other storages: `tests/remote/test_remote_same.py`."""
     expected = numbers(indexed, num_workers=0)
     assert sorted(sum(expected, [])) == list(range(TOTAL))
     assert sum(expected, []) != list(range(TOTAL))
-    assert numbers(indexed, num_workers=1) == expected
-    assert numbers(indexed, num_workers=3) == expected
-    assert numbers(unindexed, num_workers=0) == expected
-    assert numbers(unindexed, num_workers=2) == expected
+    assert numbers(unindexed, num_workers=3) == expected
 
 
 def test_without_shuffle_samples_come_as_stored(indexed: str) -> None:

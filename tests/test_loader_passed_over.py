@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from make_shards import write_numbers
+from matrix import exhaustive
 from streamload_tools.main import app
 from typer.testing import CliRunner
 
@@ -104,7 +105,7 @@ def test_files_without_a_field_are_no_empty_loop_in_silence(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("indexed", [False, True])
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [0, exhaustive((1,))])
 def test_empty_archives_are_no_empty_loop_in_silence(tmp_path: Path, workers: int, indexed: bool) -> None:
     with tarfile.open(tmp_path / "s.tar", "w"):
         pass
@@ -117,7 +118,7 @@ def test_empty_archives_are_no_empty_loop_in_silence(tmp_path: Path, workers: in
         assert list(loader) == []  # a second warning would be an error
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [0, exhaustive((1,))])
 def test_an_epoch_of_empty_shards_is_told_of_whatever_its_size_is_to_be(tmp_path: Path, workers: int) -> None:
     with tarfile.open(tmp_path / "s.tar", "w"):
         pass

@@ -236,7 +236,7 @@ def shared_memory_and_temporary_files() -> set[str]:
 
 def left_since(before: set[str]) -> set[str]:
     """What other programs have there passes."""
-    return {name for name in shared_memory_and_temporary_files() - before if "streamload" in name or "torch" in name}
+    return {name for name in shared_memory_and_temporary_files() - before if "streamload" in name}
 
 
 @pytest.mark.parametrize("busy", ["pass", pytest.param("time.sleep(100)", marks=pytest.mark.exhaustive)])

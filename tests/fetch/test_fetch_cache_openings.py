@@ -53,7 +53,7 @@ def files_open_in(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("turns", range(6))
-def test_an_opening_that_is_cancelled_as_the_file_is_open_closes_it(tmp_path: Path, turns: int) -> None:
+async def test_an_opening_that_is_cancelled_as_the_file_is_open_closes_it(tmp_path: Path, turns: int) -> None:
     """At each of the loop's turns between the opening on a thread and its arrival."""
 
     async def run() -> bool:
@@ -82,36 +82,33 @@ def test_an_opening_that_is_cancelled_as_the_file_is_open_closes_it(tmp_path: Pa
         assert left == []
         return opening.cancelled()
 
-    assert asyncio.run(run()) == (turns < 3)
+    assert await run() == (turns < 3)
 
 
 @pytest.mark.parametrize("name", ["a.tar", "a.tar.gz"])
-def test_a_bringer_that_is_closed_as_a_file_is_opened_leaves_none_open(tmp_path: Path, name: str) -> None:
-    async def run() -> None:
-        loop, opened, go_on = asyncio.get_running_loop(), asyncio.Event(), Event()
+async def test_a_bringer_that_is_closed_as_a_file_is_opened_leaves_none_open(tmp_path: Path, name: str) -> None:
+    loop, opened, go_on = asyncio.get_running_loop(), asyncio.Event(), Event()
 
-        def wait() -> None:
-            loop.call_soon_threadsafe(opened.set)
-            assert go_on.wait(DEADLINE_S)
+    def wait() -> None:
+        loop.call_soon_threadsafe(opened.set)
+        assert go_on.wait(DEADLINE_S)
 
-        cache = TellingCache(tmp_path, wait)
-        url = f"s3://bucket/{name}"
-        state = FetchedShard(0, url, Pin(SIZE_BYTES, '"1"'), compression_of(url), 0, SIZE_BYTES)
-        part_fetcher = PartFetcher(Storages(), cache, lambda _: -1, Nobody([state]))
-        part_fetcher.fetch(state, 0)
-        async with asyncio.timeout(DEADLINE_S):
-            await opened.wait()
-            closing = asyncio.create_task(part_fetcher.close())
-            await asyncio.sleep(0)
-            assert files_open_in(tmp_path)
-            go_on.set()
-            await closing
-        left = files_open_in(tmp_path)
-        state.close()
-        cache.close()
-        assert left == []
-
-    asyncio.run(run())
+    cache = TellingCache(tmp_path, wait)
+    url = f"s3://bucket/{name}"
+    state = FetchedShard(0, url, Pin(SIZE_BYTES, '"1"'), compression_of(url), 0, SIZE_BYTES)
+    part_fetcher = PartFetcher(Storages(), cache, lambda _: -1, Nobody([state]))
+    part_fetcher.fetch(state, 0)
+    async with asyncio.timeout(DEADLINE_S):
+        await opened.wait()
+        closing = asyncio.create_task(part_fetcher.close())
+        await asyncio.sleep(0)
+        assert files_open_in(tmp_path)
+        go_on.set()
+        await closing
+    left = files_open_in(tmp_path)
+    state.close()
+    cache.close()
+    assert left == []
 
 
 def test_a_file_that_is_opened_while_the_cache_is_closed_is_closed_too(

@@ -83,60 +83,54 @@ class WithLittleRoom:
         asyncio.get_running_loop().call_soon(self.fetcher.pump)
 
 
-def test_a_part_that_was_just_granted_is_on_its_way(packed: str) -> None:
+async def test_a_part_that_was_just_granted_is_on_its_way(packed: str) -> None:
     """Decompressing has waited for room, and has it, but has not run since."""
 
-    async def run() -> None:
-        little = WithLittleRoom(packed)
-        fetcher = little.fetcher
-        try:
-            little.room_for(1)
-            little.want(*KEYS)
-            await little.until(lambda: fetcher.there(KEYS[:1]) and fetcher.state_of(0).waits_for_room)
-            assert fetcher.stalled
-            little.room_for(2)
-            fetcher.pump()
-            assert not fetcher.stalled
-            await little.until(lambda: fetcher.there(KEYS[:2]) and fetcher.state_of(0).waits_for_room)
-            assert fetcher.stalled
-        finally:
-            await fetcher.close()
-
-    asyncio.run(run())
+    little = WithLittleRoom(packed)
+    fetcher = little.fetcher
+    try:
+        little.room_for(1)
+        little.want(*KEYS)
+        await little.until(lambda: fetcher.there(KEYS[:1]) and fetcher.state_of(0).waits_for_room)
+        assert fetcher.stalled
+        little.room_for(2)
+        fetcher.pump()
+        assert not fetcher.stalled
+        await little.until(lambda: fetcher.there(KEYS[:2]) and fetcher.state_of(0).waits_for_room)
+        assert fetcher.stalled
+    finally:
+        await fetcher.close()
 
 
-def test_a_part_that_is_needed_once_more_does_not_end_the_unpacking_of_what_is_on_its_way(packed: str) -> None:
-    async def run() -> None:
-        little = WithLittleRoom(packed)
-        fetcher = little.fetcher
-        try:
-            little.room_for(2)
-            little.want(*KEYS[:2])
-            await little.until(lambda: fetcher.there(KEYS[:2]))
-            fetcher.ledger.release(KEYS[:2])
-            little.room_for(1)
-            little.want(KEYS[2])
-            fetcher.pump()  # the first two have made room
-            little.want(KEYS[1])
-            fetcher.pump()
-            await little.until(lambda: fetcher.there(KEYS[2:]))
-            await little.until(lambda: fetcher.stalled)
-            fetcher.ledger.release(KEYS[2:])
-            little.room_for(2)
-            fetcher.freed()
-            await little.until(lambda: fetcher.there(KEYS[1:2]))
-        finally:
-            await fetcher.close()
-
-    asyncio.run(run())
+async def test_a_part_that_is_needed_once_more_does_not_end_the_unpacking_of_what_is_on_its_way(packed: str) -> None:
+    little = WithLittleRoom(packed)
+    fetcher = little.fetcher
+    try:
+        little.room_for(2)
+        little.want(*KEYS[:2])
+        await little.until(lambda: fetcher.there(KEYS[:2]))
+        fetcher.ledger.release(KEYS[:2])
+        little.room_for(1)
+        little.want(KEYS[2])
+        fetcher.pump()  # the first two have made room
+        little.want(KEYS[1])
+        fetcher.pump()
+        await little.until(lambda: fetcher.there(KEYS[2:]))
+        await little.until(lambda: fetcher.stalled)
+        fetcher.ledger.release(KEYS[2:])
+        little.room_for(2)
+        fetcher.freed()
+        await little.until(lambda: fetcher.there(KEYS[1:2]))
+    finally:
+        await fetcher.close()
 
 
-def test_nothing_runs_on_when_it_is_closed_in_the_middle(packed: str) -> None:
+async def test_nothing_runs_on_when_it_is_closed_in_the_middle(packed: str) -> None:
     room = PART_BYTES * 2 + (32 << 20)
-    assert not asyncio.run(fetch(packed, room))
+    assert not await fetch(packed, room)
 
 
-def test_whatever_ends_the_unpacking_is_told(packed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_whatever_ends_the_unpacking_is_told(packed: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the loop would wait for the parts forever."""
 
     def feed(*_: object) -> None:
@@ -144,4 +138,4 @@ def test_whatever_ends_the_unpacking_is_told(packed: str, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(Decompressor, "feed", feed)
     with pytest.raises(MemoryError, match="no more"):
-        asyncio.run(fetch(packed, 1 << 30))
+        await fetch(packed, 1 << 30)

@@ -55,9 +55,9 @@ async def a_part_waits_for_another(url: str) -> tuple[list[bool], bool, bool]:
         await fetcher.close()
 
 
-def test_room_that_a_batch_has_left_is_seen_at_once() -> None:
+async def test_room_that_a_batch_has_left_is_seen_at_once() -> None:
     with FaultServer({"data/shard.tar": bytes(2 * PART_BYTES)}) as server:
-        stalled, woken, there = asyncio.run(a_part_waits_for_another(f"{server.url}/data/shard.tar"))
+        stalled, woken, there = await a_part_waits_for_another(f"{server.url}/data/shard.tar")
     assert stalled == [True, False]
     assert woken
     assert there
@@ -104,9 +104,9 @@ async def a_shard_that_was_away(server: FaultServer, name: str, cache: DiskCache
 
 @pytest.mark.parametrize("name", ["shard.tar", "shard.tar.gz"])
 @pytest.mark.parametrize("cached", [False, True])
-def test_what_was_away_comes_when_it_is_tried_again(name: str, *, cached: bool, tmp_path: Path) -> None:
+async def test_what_was_away_comes_when_it_is_tried_again(name: str, *, cached: bool, tmp_path: Path) -> None:
     content = bytes(2 * PART_BYTES)
     objects = {"data/shard.tar": content, "data/shard.tar.gz": gzip.compress(content, 1)}
     cache = DiskCache(str(tmp_path), 1 << 30, part_bytes=PART_BYTES) if cached else None
     with FaultServer(objects, Script(status=404, status_share=1.0)) as server:
-        assert asyncio.run(a_shard_that_was_away(server, name, cache))
+        assert await a_shard_that_was_away(server, name, cache)

@@ -50,34 +50,31 @@ class Waiting(Nobody):
 
 
 @pytest.mark.parametrize(("name", "cached"), [("a.tar", False), ("a.tar.gz", False), ("a.tar", True)])
-def test_a_request_that_fails_when_nobody_wants_it_any_more_makes_room_for_another(
+async def test_a_request_that_fails_when_nobody_wants_it_any_more_makes_room_for_another(
     tmp_path: Path, name: str, cached: bool
 ) -> None:
     """Nothing else may be in flight that would ever wake whoever waits for that. For a cache it is of the version."""
 
-    async def run() -> None:
-        url = f"s3://bucket/{name}"
-        size_bytes = 2 * PART_BYTES
-        storage = RefusingStorage()
-        pin = Pin() if cached else Pin(size_bytes, None)
-        cache = DiskCache(str(tmp_path), 1 << 30, part_bytes=PART_BYTES) if cached else None
-        waiting = Waiting(FetchedShard(0, url, pin, compression_of(url), 0, size_bytes))
-        part_fetcher = PartFetcher(storage, cache, lambda _: -1, waiting)
-        try:
-            async with asyncio.timeout(DEADLINE_S):
-                part_fetcher.fetch(waiting.states[0], 0)
-                await storage.asked.wait()
-                part_fetcher.forget(waiting.states[0])
-                waiting.states[0].release(1)
-                await asyncio.sleep(0.01)  # whatever reads the shard from its start has ended
-                assert waiting.woken.is_set() == name.endswith(".gz")  # what that has held is free, which is told too
-                waiting.woken.clear()
-                storage.gate.set()
-                await waiting.woken.wait()
-        finally:
-            await part_fetcher.close()
-
-    asyncio.run(run())
+    url = f"s3://bucket/{name}"
+    size_bytes = 2 * PART_BYTES
+    storage = RefusingStorage()
+    pin = Pin() if cached else Pin(size_bytes, None)
+    cache = DiskCache(str(tmp_path), 1 << 30, part_bytes=PART_BYTES) if cached else None
+    waiting = Waiting(FetchedShard(0, url, pin, compression_of(url), 0, size_bytes))
+    part_fetcher = PartFetcher(storage, cache, lambda _: -1, waiting)
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            part_fetcher.fetch(waiting.states[0], 0)
+            await storage.asked.wait()
+            part_fetcher.forget(waiting.states[0])
+            waiting.states[0].release(1)
+            await asyncio.sleep(0.01)  # whatever reads the shard from its start has ended
+            assert waiting.woken.is_set() == name.endswith(".gz")  # what that has held is free, which is told too
+            waiting.woken.clear()
+            storage.gate.set()
+            await waiting.woken.wait()
+    finally:
+        await part_fetcher.close()
 
 
 class Paused(Nobody):
@@ -103,7 +100,7 @@ class PausedUnpacking:
         pass
 
 
-def test_unpackings_make_way_for_another_shard_but_not_for_ever() -> None:
+async def test_unpackings_make_way_for_another_shard_but_not_for_ever() -> None:
     async def run() -> tuple[int, list[int]]:
         gz = compression_of("a.tar.gz")
         states = [FetchedShard(shard, f"s3://bucket/{shard}.tar.gz", Pin(), gz, 0, None) for shard in (0, 1)]
@@ -125,6 +122,6 @@ def test_unpackings_make_way_for_another_shard_but_not_for_ever() -> None:
         assert part_fetcher.evict(1)
         return times, events.given_up
 
-    times, given_up = asyncio.run(run())
+    times, given_up = await run()
     assert 1 < times < 100
     assert given_up == [0] * (times + 1)

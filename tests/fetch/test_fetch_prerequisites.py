@@ -76,102 +76,87 @@ async def some_turns() -> None:
         await asyncio.sleep(0)
 
 
-def test_tables_are_loaded_in_the_order_of_need_sixteen_at_once() -> None:
-    async def main() -> None:
-        tables, told = SlowTables(), Progressed()
-        prerequisites = near_of(tables, told)
-        assert not prerequisites.has_tables([7, 3])
-        prerequisites.want_tables([3, *range(10, 40)])
-        assert told.woken == 2
-        prerequisites.pump()
-        await some_turns()
-        assert tables.asked == [7, 3, *range(10, 24)]
-        tables.gate.set()
-        await some_turns()
-        assert told.progressed == 16
-        assert prerequisites.has_tables([7, 3, 23])
-        prerequisites.pump()
-        await some_turns()
-        assert tables.asked == [7, 3, *range(10, 40)]
-        await prerequisites.close()
-
-    asyncio.run(main())
+async def test_tables_are_loaded_in_the_order_of_need_sixteen_at_once() -> None:
+    tables, told = SlowTables(), Progressed()
+    prerequisites = near_of(tables, told)
+    assert not prerequisites.has_tables([7, 3])
+    prerequisites.want_tables([3, *range(10, 40)])
+    assert told.woken == 2
+    prerequisites.pump()
+    await some_turns()
+    assert tables.asked == [7, 3, *range(10, 24)]
+    tables.gate.set()
+    await some_turns()
+    assert told.progressed == 16
+    assert prerequisites.has_tables([7, 3, 23])
+    prerequisites.pump()
+    await some_turns()
+    assert tables.asked == [7, 3, *range(10, 40)]
+    await prerequisites.close()
 
 
-def test_a_table_that_is_here_is_not_asked_for() -> None:
-    async def main() -> None:
-        tables, told = SlowTables(), Progressed()
-        tables.here.add(1)
-        prerequisites = near_of(tables, told)
-        assert prerequisites.has_tables([1])
-        assert told.woken == 0
-        prerequisites.pump()
-        await some_turns()
-        assert tables.asked == []
-        await prerequisites.close()
-
-    asyncio.run(main())
+async def test_a_table_that_is_here_is_not_asked_for() -> None:
+    tables, told = SlowTables(), Progressed()
+    tables.here.add(1)
+    prerequisites = near_of(tables, told)
+    assert prerequisites.has_tables([1])
+    assert told.woken == 0
+    prerequisites.pump()
+    await some_turns()
+    assert tables.asked == []
+    await prerequisites.close()
 
 
 @pytest.mark.parametrize("kind", [OSError, KeyError])
-def test_a_failure_is_raised_for_its_shard_alone_and_not_tried_again(kind: type[Exception]) -> None:
-    async def main() -> None:
-        tables, told = SlowTables(), Progressed()
-        tables.broken[2] = kind("broken")
-        tables.gate.set()
-        prerequisites = near_of(tables, told)
-        prerequisites.want_tables([1, 2])
-        prerequisites.pump()
-        await some_turns()
-        assert prerequisites.has_tables([1])
-        for _ in range(2):
-            with pytest.raises(kind, match="broken"):
-                prerequisites.has_tables([1, 2])
-        prerequisites.want_tables([2])
-        prerequisites.pump()
-        await some_turns()
-        assert tables.asked == [1, 2]
-        await prerequisites.close()
-
-    asyncio.run(main())
+async def test_a_failure_is_raised_for_its_shard_alone_and_not_tried_again(kind: type[Exception]) -> None:
+    tables, told = SlowTables(), Progressed()
+    tables.broken[2] = kind("broken")
+    tables.gate.set()
+    prerequisites = near_of(tables, told)
+    prerequisites.want_tables([1, 2])
+    prerequisites.pump()
+    await some_turns()
+    assert prerequisites.has_tables([1])
+    for _ in range(2):
+        with pytest.raises(kind, match="broken"):
+            prerequisites.has_tables([1, 2])
+    prerequisites.want_tables([2])
+    prerequisites.pump()
+    await some_turns()
+    assert tables.asked == [1, 2]
+    await prerequisites.close()
 
 
-def test_what_has_failed_is_loaded_once_more_when_it_is_tried_again() -> None:
-    async def main() -> None:
-        tables, told = SlowTables(), Progressed()
-        error = tables.broken[2] = OSError("broken")
-        tables.gate.set()
-        prerequisites = near_of(tables, told)
-        prerequisites.want_tables([2])
-        prerequisites.pump()
-        await some_turns()
-        assert prerequisites.try_again() == [error]
-        assert prerequisites.try_again() == []
-        assert not prerequisites.has_tables([2])
-        prerequisites.pump()
-        await some_turns()
-        with pytest.raises(OSError, match="broken"):
-            prerequisites.has_tables([2])
-        prerequisites.try_again()
-        del tables.broken[2]
-        assert not prerequisites.has_tables([2])
-        prerequisites.pump()
-        await some_turns()
-        assert prerequisites.has_tables([2])
-        assert tables.asked == [2, 2, 2]
-        await prerequisites.close()
-
-    asyncio.run(main())
+async def test_what_has_failed_is_loaded_once_more_when_it_is_tried_again() -> None:
+    tables, told = SlowTables(), Progressed()
+    error = tables.broken[2] = OSError("broken")
+    tables.gate.set()
+    prerequisites = near_of(tables, told)
+    prerequisites.want_tables([2])
+    prerequisites.pump()
+    await some_turns()
+    assert prerequisites.try_again() == [error]
+    assert prerequisites.try_again() == []
+    assert not prerequisites.has_tables([2])
+    prerequisites.pump()
+    await some_turns()
+    with pytest.raises(OSError, match="broken"):
+        prerequisites.has_tables([2])
+    prerequisites.try_again()
+    del tables.broken[2]
+    assert not prerequisites.has_tables([2])
+    prerequisites.pump()
+    await some_turns()
+    assert prerequisites.has_tables([2])
+    assert tables.asked == [2, 2, 2]
+    await prerequisites.close()
 
 
-def test_closing_ends_what_is_loading_and_the_fetcher() -> None:
-    async def main() -> None:
-        tables, parts = SlowTables(), NoParts()
-        prerequisites = near_of(tables, Progressed(), parts)
-        prerequisites.want_tables([1, 2])
-        prerequisites.pump()
-        await some_turns()
-        await prerequisites.close()
-        assert (tables.cancelled, parts.closed) == (2, 1)
-
-    asyncio.run(main())
+async def test_closing_ends_what_is_loading_and_the_fetcher() -> None:
+    tables, parts = SlowTables(), NoParts()
+    prerequisites = near_of(tables, Progressed(), parts)
+    prerequisites.want_tables([1, 2])
+    prerequisites.pump()
+    await some_turns()
+    await prerequisites.close()
+    assert (tables.cancelled, parts.closed) == (2, 1)

@@ -172,7 +172,7 @@ def test_an_empty_bucket_holds_no_shard(bucket: Path, either: Storages) -> None:
 
 
 @pytest.mark.parametrize("named", ["", "/train", "/train/s0-000000.tar", "/train/s{0..3}-000000.tar", "/train/*.tar"])
-def test_a_wrong_secret_is_said_once(
+async def test_a_wrong_secret_is_said_once(
     bucket: Path, rclone_s3: S3Server, caplog: pytest.LogCaptureFixture, named: str
 ) -> None:
     write(bucket / "train", [1] * 4)
@@ -180,18 +180,18 @@ def test_a_wrong_secret_is_said_once(
     with pytest.raises(StorageError, match="secret key does not belong"):
         list_shards(f"s3://{bucket.name}{named}", storages=storages)
     assert caplog.messages == []
-    asyncio.run(storages.aclose())
+    await storages.aclose()
 
 
 @pytest.mark.parametrize("named", ["", "/s0-000000.tar", "/s{0..1}-000000.tar", "/*.tar"])
-def test_a_bucket_whose_index_alone_is_denied_can_be_read(
+async def test_a_bucket_whose_index_alone_is_denied_can_be_read(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, named: str
 ) -> None:
     write(tmp_path / "bucket", [1, 1])
     with FaultServer(tmp_path, Script(status=403, status_share=1.0, only="index.json")) as server:
         storages = Storages({"key": "k", "secret": "s", "endpoint_url": server.url})
         listing = list_shards(f"s3://bucket{named}", storages=storages)
-        asyncio.run(storages.aclose())
+        await storages.aclose()
     assert listing.counts is None
     assert [message.partition(":")[0] for message in caplog.messages] == [
         "going on without an index, since it cannot be read"
@@ -250,7 +250,7 @@ def test_an_index_elsewhere_may_be_remote_or_local(bucket: Path, s3: Storages, t
         list_shards(f"s3://{bucket.name}/without", f"s3://{bucket.name}/without", s3)
 
 
-def test_a_web_server_tells_nothing_before_reading(nginx: WebServer, tmp_path: Path) -> None:
+async def test_a_web_server_tells_nothing_before_reading(nginx: WebServer, tmp_path: Path) -> None:
     folder = nginx.folder / tmp_path.name
     write(folder, [1, 2], index=False)
     url = f"{nginx.url}/{tmp_path.name}"
@@ -269,7 +269,7 @@ def test_a_web_server_tells_nothing_before_reading(nginx: WebServer, tmp_path: P
         (folder / name).stat().st_size for name in ("s0-000000.tar", "s1-000000.tar")
     ]
     assert list_shards(f"{url}/s1-000000.tar", storages=storages).counts == (2,)
-    asyncio.run(storages.aclose())
+    await storages.aclose()
 
 
 def test_chained_urls_stay_together(tmp_path: Path) -> None:
@@ -353,7 +353,7 @@ def test_a_filesystem_takes_urls_of_what_it_caches_and_of_what_fsspec_has_it_for
             refusing.for_url("s3://b/a.tar")
 
 
-def test_tables_of_a_remote_index_are_read_on_the_loop(bucket: Path, s3: Storages) -> None:
+async def test_tables_of_a_remote_index_are_read_on_the_loop(bucket: Path, s3: Storages) -> None:
     write(bucket, [3, 4])
     listing = list_shards(f"s3://{bucket.name}", storages=s3)
     tables = Tables(listing, ScanCache(None), strict=True, storages=s3)
@@ -363,7 +363,7 @@ def test_tables_of_a_remote_index_are_read_on_the_loop(bucket: Path, s3: Storage
         found = await asyncio.gather(tables.load(0), tables.load(1))
         return [len(table) for table in found if table is not None]
 
-    assert asyncio.run(load()) == [3, 4]
+    assert await load() == [3, 4]
     assert not tables.is_remote(0)
     blocking = Tables(listing, ScanCache(None), strict=True, storages=s3).find(1)
     assert blocking is not None
@@ -371,6 +371,6 @@ def test_tables_of_a_remote_index_are_read_on_the_loop(bucket: Path, s3: Storage
     (bucket / ".streamload" / "s0-000000.tar.npz").unlink()
     again = Tables(listing, ScanCache(None), strict=True, storages=s3)
     with pytest.raises(DatasetIndexError, match="no such file"):
-        asyncio.run(again.load(0))
+        await again.load(0)
     with pytest.raises(DatasetIndexError, match="no such file"):
         again.find(0)

@@ -32,6 +32,8 @@ from streamload.errors import (
 SIZES = [[30_000] * 40] * 5
 LABELS = list(range(200))
 WORKERS = pytest.mark.parametrize("workers", [0, 1])
+CORE = pytest.mark.parametrize("workers", [0, exhaustive((1,))])
+"""For what the core decides, which is the same in the caller's thread and in a feeder."""
 
 
 @pytest.fixture(scope="module")
@@ -98,15 +100,14 @@ def test_what_passes_is_not_seen(server: FaultServer, script: dict[str, float], 
         assert labels_of(loader) == LABELS
 
 
-@WORKERS
+@CORE
 def test_a_shard_that_is_denied(server: FaultServer, workers: int) -> None:
     error = fails_and_goes_on(server, Script(status=403, status_share=1.0, spared=2), StorageError, workers=workers)
     assert "access is denied" in str(error)
     assert error.url in urls_of(server)
 
 
-@WORKERS
-@pytest.mark.parametrize("packing", ["plain", "gz"])
+@pytest.mark.parametrize(("packing", "workers"), [("plain", 1), ("gz", 0), *map(exhaustive, [("plain", 0), ("gz", 1)])])
 def test_a_missing_shard_in_the_middle(server: FaultServer, packing: str, workers: int) -> None:
     urls = urls_of(server, packing)
     urls[2] = urls[2].replace("part002", "part00x")
@@ -183,7 +184,7 @@ def test_an_empty_shard_is_the_same_error_as_a_local_one(folder: Path, tmp_path:
     assert errors[0] == errors[1]
 
 
-@WORKERS
+@CORE
 def test_a_host_that_does_not_exist(workers: int) -> None:
     url = "s3://bucket/part000-000000.tar"
     options = {"endpoint_url": "http://127.0.0.1:9", "key": "a", "secret": "b"}
@@ -191,7 +192,7 @@ def test_a_host_that_does_not_exist(workers: int) -> None:
         loader_of(url, storage_options=options, num_workers=workers)
 
 
-@WORKERS
+@CORE
 def test_credentials_and_buckets_that_are_wrong(
     rclone_s3: S3Server, workers: int, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -211,7 +212,7 @@ def test_credentials_and_buckets_that_are_wrong(
     caplog.clear()  # a record holds its error, and so whatever that error's frames hold
 
 
-@WORKERS
+@CORE
 def test_a_scheme_that_is_misspelt(workers: int) -> None:
     with pytest.raises(ValueError, match=r"s4"):
         loader_of("s4://bucket/a.tar", num_workers=workers)

@@ -74,7 +74,7 @@ def test_a_part_of_what_nobody_knows_the_length_of_is_refused(kind: str) -> None
 
 
 @pytest.mark.parametrize("kind", ["s3", "http"])
-def test_a_body_that_breaks_is_told_after_what_has_come(kind: str) -> None:
+async def test_a_body_that_breaks_is_told_after_what_has_come(kind: str) -> None:
     async def until_it_breaks() -> bytes:
         given = b""
         async with serve(script):
@@ -89,7 +89,7 @@ def test_a_body_that_breaks_is_told_after_what_has_come(kind: str) -> None:
         return given
 
     script = Script(["cut"])
-    given = asyncio.run(until_it_breaks())
+    given = await until_it_breaks()
     assert given
     assert CONTENT[1000:].startswith(given)
     assert len(script.requests) == 1, "whoever reads continues it, and knows what is there"
@@ -106,7 +106,7 @@ def test_if_match_keeps_to_one_version(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["http", "s3"])
 @pytest.mark.parametrize("pinned", [False, True])
-def test_an_object_that_is_only_too_short_is_not_said_to_be_another(kind: str, pinned: bool) -> None:
+async def test_an_object_that_is_only_too_short_is_not_said_to_be_another(kind: str, pinned: bool) -> None:
     with FaultServer({"set/a.tar": b"abc", "bucket/set/a.tar": b"abc"}) as server:
         storages, url = storages_of(kind, Script(port=int(server.url.rpartition(":")[2])))
         etag = storages.for_url(url).info(url).etag if pinned else None
@@ -118,7 +118,7 @@ def test_an_object_that_is_only_too_short_is_not_said_to_be_another(kind: str, p
                 await storages.aclose()
 
         with pytest.raises(ShardChangedError, match="ends before the bytes that were asked for"):
-            asyncio.run(ask())
+            await ask()
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_advice_about_a_missing_shard_is_asked_for_once() -> None:
     assert len(script.requests) == 2
 
 
-def test_expired_credentials_are_renewed_once_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_expired_credentials_are_renewed_once_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     from streamload.storage import object_storage
 
     made: list[str] = []
@@ -200,7 +200,7 @@ def test_expired_credentials_are_renewed_once_for_all(monkeypatch: pytest.Monkey
             finally:
                 await storages.aclose()
 
-    assert asyncio.run(main()) == [CONTENT[:100]] * 4
+    assert await main() == [CONTENT[:100]] * 4
     assert len(made) == 2
 
 
@@ -238,20 +238,20 @@ async def versions(kind: str, *changed: str) -> list[str | None]:
 
 
 @pytest.mark.parametrize("kind", ["s3", "http", "fsspec-http"])
-def test_without_an_etag_the_time_of_change_stands_for_it(kind: str) -> None:
+async def test_without_an_etag_the_time_of_change_stands_for_it(kind: str) -> None:
     """Else the cache on the disk, what is kept of scans and the pin all take another object of equal size for it."""
     before, after = "Sat, 01 Jan 2022 00:00:00 GMT", "Sun, 02 Jan 2022 00:00:00 GMT"
-    assert asyncio.run(versions(kind, before, before)) == ['W/"61cf9980-7d000"'] * 2
+    assert await versions(kind, before, before) == ['W/"61cf9980-7d000"'] * 2
     with pytest.raises(ShardChangedError, match="61cf9980.*61d0eb00"):
-        asyncio.run(versions(kind, before, after))
+        await versions(kind, before, after)
 
 
 @pytest.mark.parametrize(
     ("kind", "said"),
     [*((kind, said) for kind in ("s3", "http", "fsspec-http") for said in ("now", "")), ("fsspec-http", "not a time")],
 )
-def test_a_time_of_change_that_says_nothing_is_not_taken_for_a_version(kind: str, said: str) -> None:
-    assert asyncio.run(versions(kind, formatdate(usegmt=True) if said == "now" else said)) == [None]
+async def test_a_time_of_change_that_says_nothing_is_not_taken_for_a_version(kind: str, said: str) -> None:
+    assert await versions(kind, formatdate(usegmt=True) if said == "now" else said) == [None]
 
 
 def test_urls_are_shown_without_secrets() -> None:
@@ -343,10 +343,10 @@ def test_a_question_mark_is_a_pattern_in_a_bucket_and_a_query_on_a_web_server() 
     assert web.for_url("https://h/a.tar?sig=b") is not web.for_url("https://h/a.tar")
 
 
-def test_a_key_that_begins_with_a_slash_is_not_taken_for_the_one_without() -> None:
+async def test_a_key_that_begins_with_a_slash_is_not_taken_for_the_one_without() -> None:
     storage = Storages(OPTIONS).for_url("s3://bucket//a.tar")
     with pytest.raises(StorageError, match="begins with a slash"):
-        asyncio.run(storage.open_range("s3://bucket//a.tar", 0, 1, etag=None))
+        await storage.open_range("s3://bucket//a.tar", 0, 1, etag=None)
 
 
 async def replaced_in_between(url: str) -> None:
@@ -359,11 +359,11 @@ async def replaced_in_between(url: str) -> None:
     await storage.open_range(url, 3, 6, etag=first.etag)
 
 
-def test_a_file_that_is_replaced_is_noticed_where_answers_do_not_tell_their_version(
+async def test_a_file_that_is_replaced_is_noticed_where_answers_do_not_tell_their_version(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     url = "memory://replaced/a.tar"
-    asyncio.run(replaced_in_between(url))  # within a moment
+    await replaced_in_between(url)  # within a moment
     monkeypatch.setattr(filesystem_storage, "_LOOK_AGAIN_S", 0.0)
     with pytest.raises(ShardChangedError):
-        asyncio.run(replaced_in_between(url))
+        await replaced_in_between(url)

@@ -23,7 +23,7 @@ async def held_elsewhere(in_flight: InFlight, let_go: threading.Event) -> thread
     return thread
 
 
-def test_an_answer_that_a_thread_holds_is_waited_for() -> None:
+async def test_an_answer_that_a_thread_holds_is_waited_for() -> None:
     async def main() -> tuple[bool, bool]:
         in_flight, let_go = InFlight(lambda: None), threading.Event()
         thread = await held_elsewhere(in_flight, let_go)
@@ -35,38 +35,29 @@ def test_an_answer_that_a_thread_holds_is_waited_for() -> None:
         thread.join()
         return before, over.done()
 
-    assert asyncio.run(main()) == (False, True)
+    assert await main() == (False, True)
 
 
-def test_an_answer_that_is_kept_for_ever_does_not_hold_up_the_end() -> None:
-    async def main() -> None:
-        in_flight, let_go = InFlight(lambda: None), threading.Event()
-        thread = await held_elsewhere(in_flight, let_go)
-        await asyncio.wait_for(in_flight.wait_until_empty(), 10)
-        let_go.set()
-        thread.join()
-
-    asyncio.run(main())
+async def test_an_answer_that_is_kept_for_ever_does_not_hold_up_the_end() -> None:
+    in_flight, let_go = InFlight(lambda: None), threading.Event()
+    thread = await held_elsewhere(in_flight, let_go)
+    await asyncio.wait_for(in_flight.wait_until_empty(), 10)
+    let_go.set()
+    thread.join()
 
 
-def test_what_is_freed_with_a_call_only_is_freed() -> None:
-    async def main() -> None:
-        kept: list[asyncio.Future[None]] = [asyncio.get_running_loop().create_future()]
-        in_flight = InFlight(kept.clear)
-        in_flight.add(kept[0])
-        await asyncio.wait_for(in_flight.wait_until_empty(), 0.5)
-
-    asyncio.run(main())
+async def test_what_is_freed_with_a_call_only_is_freed() -> None:
+    kept: list[asyncio.Future[None]] = [asyncio.get_running_loop().create_future()]
+    in_flight = InFlight(kept.clear)
+    in_flight.add(kept[0])
+    await asyncio.wait_for(in_flight.wait_until_empty(), 0.5)
 
 
-def test_what_has_come_is_not_waited_for() -> None:
-    async def main() -> None:
-        in_flight = InFlight(lambda: None)
-        for number in range(3):
-            answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-            answer.set_result(number)
-            assert await in_flight.add(answer) == number
-        del answer
-        await asyncio.wait_for(in_flight.wait_until_empty(), 0.5)
-
-    asyncio.run(main())
+async def test_what_has_come_is_not_waited_for() -> None:
+    in_flight = InFlight(lambda: None)
+    for number in range(3):
+        answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        answer.set_result(number)
+        assert await in_flight.add(answer) == number
+    del answer
+    await asyncio.wait_for(in_flight.wait_until_empty(), 0.5)

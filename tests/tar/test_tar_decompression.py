@@ -220,7 +220,7 @@ async def _chunks(data: bytes, size: int, log: list[str] | None = None) -> Async
 
 
 @pytest.mark.parametrize("compression", ALL)
-def test_unpack_writes_every_byte_at_its_offset(compression: Compression) -> None:
+async def test_unpack_writes_every_byte_at_its_offset(compression: Compression) -> None:
     result = bytearray(len(CONTENT))
 
     def write(offset: int, piece: bytes) -> None:
@@ -228,12 +228,12 @@ def test_unpack_writes_every_byte_at_its_offset(compression: Compression) -> Non
         result[offset : offset + len(piece)] = piece
 
     data = packed(compression, CONTENT)
-    size = asyncio.run(decompress(_chunks(data, 100_000), Decompressor(compression, URL), write))
+    size = await decompress(_chunks(data, 100_000), Decompressor(compression, URL), write)
     assert size == len(CONTENT)
     assert result == CONTENT
 
 
-def test_nothing_more_is_requested_before_all_is_written_and_a_thread_decompresses() -> None:
+async def test_nothing_more_is_requested_before_all_is_written_and_a_thread_decompresses() -> None:
     log: list[str] = []
     threads: set[str] = set()
 
@@ -250,9 +250,7 @@ def test_nothing_more_is_requested_before_all_is_written_and_a_thread_decompress
 
     data = packed(Compression.GZIP, bytes(20 << 20)) * 2
     with ThreadPoolExecutor(1, "decompress") as executor:
-        size = asyncio.run(
-            decompress(_chunks(data, 20_000, log), Noted(Compression.GZIP, URL), write, executor=executor)
-        )
+        size = await decompress(_chunks(data, 20_000, log), Noted(Compression.GZIP, URL), write, executor=executor)
     assert size == 40 << 20
     assert threads == {"decompress_0"}
     assert "beginbegin" not in "".join(log)
@@ -260,35 +258,30 @@ def test_nothing_more_is_requested_before_all_is_written_and_a_thread_decompress
     assert log.count("begin") > 20
 
 
-def test_unpack_raises_where_the_body_ends_early() -> None:
+async def test_unpack_raises_where_the_body_ends_early() -> None:
     data = packed(Compression.ZSTD, CONTENT)[:-1]
     with pytest.raises(ShardFormatError, match="cut"):
-        asyncio.run(decompress(_chunks(data, 1_000), Decompressor(Compression.ZSTD, URL), lambda offset, piece: None))
+        await decompress(_chunks(data, 1_000), Decompressor(Compression.ZSTD, URL), lambda offset, piece: None)
 
 
-def test_unpack_passes_on_what_writing_raises() -> None:
+async def test_unpack_passes_on_what_writing_raises() -> None:
     def write(offset: int, piece: bytes) -> None:
         raise MemoryError("no room")
 
     with pytest.raises(MemoryError, match="no room"):
-        asyncio.run(
-            decompress(_chunks(packed(Compression.XZ, CONTENT), 1_000), Decompressor(Compression.XZ, URL), write)
-        )
+        await decompress(_chunks(packed(Compression.XZ, CONTENT), 1_000), Decompressor(Compression.XZ, URL), write)
 
 
-def test_unpack_can_be_cancelled_while_it_writes() -> None:
-    async def main() -> None:
-        writing = asyncio.Event()
+async def test_unpack_can_be_cancelled_while_it_writes() -> None:
+    writing = asyncio.Event()
 
-        async def write(offset: int, piece: bytes) -> None:
-            writing.set()
-            await asyncio.Event().wait()
+    async def write(offset: int, piece: bytes) -> None:
+        writing.set()
+        await asyncio.Event().wait()
 
-        body = _chunks(packed(Compression.ZSTD, CONTENT), 1_000)
-        task = asyncio.create_task(decompress(body, Decompressor(Compression.ZSTD, URL), write))
-        await writing.wait()
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    asyncio.run(main())
+    body = _chunks(packed(Compression.ZSTD, CONTENT), 1_000)
+    task = asyncio.create_task(decompress(body, Decompressor(Compression.ZSTD, URL), write))
+    await writing.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
