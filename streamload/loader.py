@@ -413,7 +413,7 @@ class StreamLoader:
             window=self._options.shuffle_window,
             lanes=self._options.lanes,
             fingerprint=self._fingerprint(),
-            choice=self._sampling.state(loaded.epoch),
+            sampling=self._sampling.state(loaded.epoch),
         )
         self._end_pass("a state was loaded")
         if self._sampling.resume(loaded) or loaded.lanes != self._lanes:

@@ -278,3 +278,20 @@ def anchors(text: str) -> set[str]:
 
 def test_the_readme_is_short() -> None:
     assert len(PAGES["README.md"].splitlines()) <= 200
+
+
+def test_the_tree_of_the_design_page_lists_every_file() -> None:
+    page = (ROOT / "docs" / "design.md").read_text()
+    assert len(page.split()) <= 2_500
+    folders: list[str] = []
+    listed: list[str] = []
+    for line in page.rpartition("```\n")[0].rpartition("```\n")[2].splitlines():
+        depth, name = (len(line) - len(line.lstrip())) // 2, line.split()[0]
+        folders = folders[:depth]
+        if name.endswith("/"):
+            folders.append(name)
+        else:
+            listed.append("".join(folders) + name)
+    own = [path.relative_to(ROOT / "streamload") for path in (ROOT / "streamload").rglob("*.py")]
+    tools = [path.relative_to(ROOT) for path in (ROOT / "tools").rglob("*.py")]
+    assert sorted(listed) == sorted(path.as_posix() for path in (*own, *tools) if path.name != "__init__.py")

@@ -114,7 +114,7 @@ WRONG: list[tuple[str, Any, type[Exception], str]] = [
         "transform",
         {"jpg": RandomResizedCrop},
         TypeError,
-        "its value; give one of them, as in RandomResizedCrop(...)",
+        "its value; give one, as in RandomResizedCrop(...)",
     ),
     ("collate_fn", two_arguments, TypeError, "called with one argument, the list of a batch's samples"),
     *[("fields", value, TypeError, 'a tuple of strings, such as ("jpg;png", "cls")') for value in ("jpg", 3, {"jpg"})],

@@ -113,7 +113,7 @@ class Feeder:
         self._epochs = Epochs(
             self._begin,
             self._deliver,
-            works_ahead=not in_process and not isinstance(configure.settings.order.choice, Sampled),
+            works_ahead=not in_process and not isinstance(configure.settings.order.sampling, Sampled),
         )
         shards = ResidentShards(listing.shards, None if prerequisites is None else prerequisites.fetcher)
         self.pool = start_pool(self, shards)

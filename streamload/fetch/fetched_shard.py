@@ -28,7 +28,7 @@ class FetchedShard:
         total_bytes: its size, decompressed; None as long as it is not known.
         memory: where its parts arrive, unless they do so in `cached`.
         cached: its file in the disk cache.
-        cache_asked: whether the disk cache has been asked for a file.
+        cache_requested: whether the disk cache has been asked for a file.
         opening: held by whoever asks it, on behalf of all parts.
         decompressing: of a compressed shard, from the first part that is brought.
     """
@@ -41,7 +41,7 @@ class FetchedShard:
     total_bytes: int | None
     memory: SparseMemory | None = None
     cached: CachedShard | None = None
-    cache_asked: bool = False
+    cache_requested: bool = False
     opening: asyncio.Lock = field(default_factory=asyncio.Lock)
     decompressing: DecompressedParts | None = None
 
@@ -88,7 +88,7 @@ class FetchedShard:
             self.memory.close()
         if self.cached is not None:
             self.cached.close()
-        self.memory, self.cached, self.cache_asked = None, None, False
+        self.memory, self.cached, self.cache_requested = None, None, False
 
     def close(self) -> None:
         """Let go of everything."""

@@ -79,7 +79,7 @@ class Fetcher:
         self._part_fetcher: PartFetcher | None = None
         self._shards = FetchedShards(listing, most_open, cached=cache is not None)
         self._failures = Failures()
-        self._told: list[Progressed] = []
+        self._listeners: list[Progressed] = []
 
     # -- what is wanted --------------------------------------------------------------------------------------------
 
@@ -139,10 +139,10 @@ class Fetcher:
         """Whether more could be fetched at once than is wanted."""
         return self.ledger.waiting < (1 if self._part_fetcher is None else self._part_fetcher.at_once)
 
-    def on_arrival(self, told: Progressed) -> Callable[[], None]:
-        """Have `told(shard, key)` called for each part that comes; what is returned ends that."""
-        self._told.append(told)
-        return partial(self._told.remove, told)
+    def on_arrival(self, listener: Progressed) -> Callable[[], None]:
+        """Have `listener(shard, key)` called for each part that comes; what is returned ends that."""
+        self._listeners.append(listener)
+        return partial(self._listeners.remove, listener)
 
     def finish(self, shards: Iterable[int]) -> None:
         """Nothing of these shards will be wanted soon: they are closed when their last part is given up."""
@@ -223,9 +223,9 @@ class Fetcher:
         """Whether what is wanted next does not fit, and nothing is in flight whose arrival could change that."""
         if self._missing is None or self._has_room(*self._missing):
             return False
-        on_the_way = {shard_and_number(key)[0] for key in self.ledger.in_flight()}
+        in_flight = {shard_and_number(key)[0] for key in self.ledger.in_flight()}
         ends_some = self._part_fetcher is not None and self._part_fetcher.ends_some
-        return not ends_some and all(self.state_of(shard).waits_for_room for shard in on_the_way)
+        return not ends_some and all(self.state_of(shard).waits_for_room for shard in in_flight)
 
     def evict(self) -> bool:
         """End unpackings that wait for room, for a part of another shard that has none; whether there were any."""
@@ -328,8 +328,8 @@ class Fetcher:
         key = part_key(state.number, number)
         if key in self.ledger.parts_of(state.number):
             self.ledger.arrived(key, size_bytes)
-            for told in self._told:
-                told(state.number, key)
+            for listener in self._listeners:
+                listener(state.number, key)
             self._progress()
             self._wake()
 

@@ -112,7 +112,7 @@ class PartFetcher:
         """Bring a part."""
         if state.compression is not None:
             self._decompressing(state).grant(number)
-        elif self._cache is not None and (state.cached is not None or not state.cache_asked):
+        elif self._cache is not None and (state.cached is not None or not state.cache_requested):
             self._run(self._claim(state, number), state, number)
         else:
             self._transfers.start(_part(state, number))
@@ -255,16 +255,16 @@ class PartFetcher:
         """Find a part in the disk cache, or begin to fetch it into that."""
         generation = state.generation
         async with state.opening:
-            if not state.cache_asked and self._cache is not None:
+            if not state.cache_requested and self._cache is not None:
                 state.cached = await self._openings.open(state.url, state.pin)
                 state.total_bytes = state.pin.total_bytes
-            state.cache_asked = True
+            state.cache_requested = True
         try:
             present = state.cached is not None and not await state.cached.claim(number)
         except CacheOffError as off:
             if state.generation == generation:
                 self._leave_cache(state)
-                state.cache_asked = not isinstance(off, CacheDamagedError)  # then it is fetched into another file
+                state.cache_requested = not isinstance(off, CacheDamagedError)  # then it is fetched into another file
             return
         except RuntimeError:
             if state.generation == generation:

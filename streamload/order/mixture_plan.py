@@ -32,9 +32,9 @@ class MixturePlan:
     ) -> None:
         if not 0 <= rank < world_size:
             raise ValueError(f"rank={rank} is not one of {counted(world_size, 'rank')}, which are counted from 0")
-        assert isinstance(options.choice, Mixed)
+        assert isinstance(options.sampling, Mixed)
         self._options = options
-        self._mixed = options.choice
+        self._mixed = options.sampling
         self._counts = counts
         self._epoch = epoch
         self._rank = rank

@@ -38,7 +38,7 @@ class OrderOptions:
         batch_size: rows of one rank's batch.
         drop_last: drop the samples at the end that fill no global batch.
         pad: fill a short last batch up to a multiple of the world size with the first samples of the order.
-        choice: the sampling; None for every sample once. A sampler's samples are not shuffled.
+        sampling: the sampling; None for every sample once. A sampler's samples are not shuffled.
 
     Raises:
         ValueError: a number is too small.
@@ -51,7 +51,7 @@ class OrderOptions:
     batch_size: int
     drop_last: bool
     pad: bool
-    choice: Sampling | None = None
+    sampling: Sampling | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("seed", 0), ("window", 0), ("lanes", 1), ("batch_size", 1)):
@@ -66,8 +66,8 @@ class OrderOptions:
 
 def samples_of_epoch(options: OrderOptions, n_samples: int) -> int:
     """The samples of an epoch of a dataset of `n_samples`, over all ranks; of a sampler's they are not known here."""
-    choice = options.choice
-    return n_samples if choice is None or isinstance(choice, Sampled) else choice.epoch_size or n_samples
+    sampling = options.sampling
+    return n_samples if sampling is None or isinstance(sampling, Sampled) else sampling.epoch_size or n_samples
 
 
 def _last_batch_rows(options: OrderOptions, n_left: int, rank: int, world_size: int) -> int:

@@ -39,13 +39,13 @@ def sequence_of_epoch(
         numbers: int64[M], the epoch's samples, where the sampling is `Sampled`.
     """
     key = philox_key(options.seed, epoch, "window")
-    choice = options.choice
-    match choice:
+    sampling = options.sampling
+    match sampling:
         case Sampled():
             assert numbers is not None, "a sampler's numbers come with the start of the epoch"
             return SampledSequence(counts, numbers)
         case Stretched() | Weighted():
-            return RunSequence(counts, key, lambda known: _build(options, choice, known, epoch))
+            return RunSequence(counts, key, lambda known: _build(options, sampling, known, epoch))
         case Mixed():
             raise AssertionError("a mixture has a line for each dataset")
         case None:
@@ -73,23 +73,23 @@ def runs_of_epoch(options: OrderOptions, counts: IntArray, epoch: int) -> list[t
     A mixture has a sequence for each dataset. What is drawn by weight is taken for its mean; of a sampler's epoch
     nothing is known.
     """
-    choice = options.choice
-    match choice:
+    sampling = options.sampling
+    match sampling:
         case Sampled():
             return []
         case Stretched():
-            runs, _ = _build(options, choice, counts, epoch)
+            runs, _ = _build(options, sampling, counts, epoch)
             return [(runs.shards, runs.lengths)]
         case Mixed():
-            sizes = mixed_shares(choice, int(counts.sum())).sizes.tolist()
+            sizes = mixed_shares(sampling, int(counts.sum())).sizes.tolist()
             lines = [
-                _build_dataset(options, choice, counts, dataset, (epoch * size, size))
+                _build_dataset(options, sampling, counts, dataset, (epoch * size, size))
                 for dataset, size in enumerate(sizes)
             ]
             return [(runs.shards, runs.lengths) for runs in lines]
         case Weighted():
             order = shards_in_order(options, len(counts), epoch)
-            return [(order, choice.drawn_of_shards(counts)[order])]
+            return [(order, sampling.drawn_of_shards(counts)[order])]
         case None:
             order = shards_in_order(options, len(counts), epoch)
             return [(order, counts[order])]
@@ -111,13 +111,13 @@ def _build_dataset(
 
 
 def _build(
-    options: OrderOptions, choice: Stretched | Weighted, counts: IntArray, epoch: int
+    options: OrderOptions, sampling: Stretched | Weighted, counts: IntArray, epoch: int
 ) -> tuple[Runs, RepeatCounts | None]:
-    if isinstance(choice, Stretched):
-        size = choice.epoch_size
+    if isinstance(sampling, Stretched):
+        size = sampling.epoch_size
         passes = whole_passes(counts, epoch * size, size, lambda number: shards_in_order(options, len(counts), number))
         return passes, None
-    repeats = RepeatCounts(choice.repeats(options.seed, epoch), counts)
+    repeats = RepeatCounts(sampling.repeats(options.seed, epoch), counts)
     order = shards_in_order(options, len(counts), epoch)
     order = order[repeats.lengths[order] > 0]
     nothing = np.zeros(len(order), np.int64)

@@ -126,12 +126,12 @@ def check(
     window: int,
     lanes: int | None,
     fingerprint: str,
-    choice: Mapping[str, int | str] | None = None,
+    sampling: Mapping[str, int | str] | None = None,
 ) -> None:
     """Make sure that a loader reads in the order that a state was saved in.
 
     The window is compared only where it has an effect, that is with shuffle; lanes only where the loader was given
-    a number (None takes over the state's). Of `choice`, which holds what the loader has of the state's values that
+    a number (None takes over the state's). Of `sampling`, which holds what the loader has of the state's values that
     may be None, the first word of `sampler` is compared: the rest of it is the order's digest.
 
     Raises:
@@ -146,8 +146,8 @@ def check(
     if lanes is not None:
         compared.append(("lanes", state.lanes, lanes))
     for name in ("epoch_size", "weights", "mixture"):
-        compared.append((name, getattr(state, name), (choice or {}).get(name)))
-    sampler = (choice or {}).get("sampler")
+        compared.append((name, getattr(state, name), (sampling or {}).get(name)))
+    sampler = (sampling or {}).get("sampler")
     compared.append(("sampler", _first_word(state.sampler), _first_word(sampler)))
     differences = [
         f"{name} was {saved!r} and is {current!r} now" for name, saved, current in compared if saved != current

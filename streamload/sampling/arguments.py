@@ -37,7 +37,7 @@ class SamplingOptions:
 
     Attributes:
         lanes: how many lanes the order has at first.
-        choice: the order's sampling; None before `resolve`, or where every sample comes once.
+        sampling: the order's sampling; None before `resolve`, or where every sample comes once.
 
     Raises:
         TypeError, ValueError: they make no sense, or don't go together.
@@ -62,7 +62,7 @@ class SamplingOptions:
                 f"lanes={lanes!r} and sampler don't go together: a sampler gives the order; leave lanes out"
             )
         self.lanes = 1 if sampler is not None else lanes or world_size
-        self.choice: Sampling | None = None
+        self.sampling: Sampling | None = None
         if mixture is not None and (weights is not None or sampler is not None):
             raise ValueError(
                 "weights and sampler don't go together with a Mixture, which has weights of its own; leave one out"
@@ -116,7 +116,7 @@ class SamplingOptions:
         """
         if self._sampler is not None:
             return len(self._sampler)
-        return self.choice.epoch_size if isinstance(self.choice, Weighted | Stretched | Mixed) else None
+        return self.sampling.epoch_size if isinstance(self.sampling, Weighted | Stretched | Mixed) else None
 
     def samples_of(self, start: EpochStart, counts: tuple[int, ...] | None) -> int | None:
         """The samples of a pass's whole epoch, among its ranks; None where the shards' counts do not tell."""
@@ -159,9 +159,9 @@ class SamplingOptions:
             self._weights = by_label(self._by_name, self._names)
             self._weights_name = named(self._weights)
         if self._mixture is not None:
-            self.choice = Mixed(edges, tuple(self._mixture.shares.values()), self._block, self._epoch_size)
+            self.sampling = Mixed(edges, tuple(self._mixture.shares.values()), self._block, self._epoch_size)
         else:
-            self.choice = self._sampling_of(None if labels is None else labels())
+            self.sampling = self._sampling_of(None if labels is None else labels())
 
     def _sampling_of(self, labels: Labels | None) -> Sampling | None:
         if self._sampler is not None:
@@ -184,8 +184,8 @@ class SamplingOptions:
         Raises:
             ValueError: a number does not fit.
         """
-        if self._mixture is not None and isinstance(self.choice, Mixed):
-            for name, (first, end) in zip(self._mixture.portions, pairwise(self.choice.edges), strict=True):
+        if self._mixture is not None and isinstance(self.sampling, Mixed):
+            for name, (first, end) in zip(self._mixture.portions, pairwise(self.sampling.edges), strict=True):
                 if not any(counts[first:end]):
                     raise ValueError(f"dataset {name!r} of the Mixture has no samples; leave it out")
         if isinstance(self._weights, np.ndarray) and len(self._weights) != sum(counts):
@@ -223,20 +223,20 @@ class SamplingOptions:
         """Take up a loaded state of the same sampling; returns whether that changes what the order depends on."""
         if self._sampler is not None:
             self._sampler.expect(state.sampler)
-        if not isinstance(self.choice, Mixed) or state.block in (None, self.choice.block):
+        if not isinstance(self.sampling, Mixed) or state.block in (None, self.sampling.block):
             return False
-        self.choice = replace(self.choice, block=state.block or 1)
+        self.sampling = replace(self.sampling, block=state.block or 1)
         return True
 
     def state(self, epoch: int) -> dict[str, Any]:
         """The entries of a state of some epoch."""
         held: dict[str, Any] = {}
-        if isinstance(self.choice, Weighted | Stretched):
-            held["epoch_size"] = self.choice.epoch_size
-        if self._mixture is not None and isinstance(self.choice, Mixed):
-            held["epoch_size"] = self.choice.epoch_size
+        if isinstance(self.sampling, Weighted | Stretched):
+            held["epoch_size"] = self.sampling.epoch_size
+        if self._mixture is not None and isinstance(self.sampling, Mixed):
+            held["epoch_size"] = self.sampling.epoch_size
             held["mixture"] = ", ".join(f"{name}: {share!r}" for name, share in self._mixture.shares.items())
-            held["block"] = self.choice.block
+            held["block"] = self.sampling.block
         if self._weights_name is not None:
             held["weights"] = self._weights_name
         if self._sampler is not None:

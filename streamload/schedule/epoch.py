@@ -381,7 +381,7 @@ class Epochs:
         self._works_ahead = works_ahead
         self._in_step = True
         self._last: Epoch | None = None
-        self._asked: Epoch | None = None
+        self._requested: Epoch | None = None
         self._next: Epoch | None = None
         self._next_error: Exception | None = None
         self._untaken: deque[tuple[RowBatcher, int]] = deque()
@@ -389,22 +389,22 @@ class Epochs:
     @property
     def only_next_works(self) -> bool:
         """Whether all current work is for an epoch that has not been requested."""
-        return self._next is not None and (self._asked is None or self._asked.exhausted)
+        return self._next is not None and (self._requested is None or self._requested.exhausted)
 
     @property
     def waits(self) -> bool:
         """Whether the requested epoch is blocked until more bytes are resident."""
-        return self._asked is not None and self._asked.idle and not self._asked.ended
+        return self._requested is not None and self._requested.idle and not self._requested.ended
 
     @property
     def busy(self) -> bool:
         """Whether any batch is being made; when it is done, its parts can be freed."""
-        return any(epoch is not None and epoch.busy for epoch in (self._asked, self._next))
+        return any(epoch is not None and epoch.busy for epoch in (self._requested, self._next))
 
     @property
     def newest(self) -> tuple[int, int, int] | None:
         """The identity of the newest epoch in progress: nothing of an older one is announced any more."""
-        newest = self._next if self._asked is None and self._next is not None else self._last
+        newest = self._next if self._requested is None and self._next is not None else self._last
         return None if newest is None else newest.start.identity
 
     def ask(self, start: EpochStart) -> None:
@@ -413,8 +413,8 @@ class Epochs:
         Raises:
             StreamloadError: it was begun ahead and has failed.
         """
-        if self._asked is not None:
-            self.abandon(self._asked.start.number)
+        if self._requested is not None:
+            self.abandon(self._requested.start.number)
         self._in_step = self._last is None or start == _after(self._last.start)
         following, error = self._next, self._next_error
         self._next = self._next_error = None
@@ -422,20 +422,20 @@ class Epochs:
             following.abandon()
             following = None
         before = None if self._last is None else self._last.batcher
-        self._asked = self._last = following or self._begin(start, before)
+        self._requested = self._last = following or self._begin(start, before)
         if following is not None and error is not None:
             raise error
 
     def abandon(self, number: int) -> None:
         """Abandon the epoch that was requested as this pass, if it has not ended."""
-        if self._asked is not None and self._asked.start.number == number:
-            self._asked.abandon()
-            self._asked = None
+        if self._requested is not None and self._requested.start.number == number:
+            self._requested.abandon()
+            self._requested = None
             self._in_step = False
 
     def stop(self) -> None:
         """Forget all epochs."""
-        self._asked = self._next = self._next_error = None
+        self._requested = self._next = self._next_error = None
 
     def fail_next(self, error: Exception) -> None:
         """Keep an error for the moment when the next epoch is requested."""
@@ -458,17 +458,17 @@ class Epochs:
 
     def waits_for(self, task: int) -> bool:
         """Whether a task in flight makes batches that are still wanted."""
-        return any(epoch is not None and epoch.waits_for(task) for epoch in (self._asked, self._next))
+        return any(epoch is not None and epoch.waits_for(task) for epoch in (self._requested, self._next))
 
     def drop(self, task: int) -> None:
         """Forget an unwanted task that will have no result."""
-        for epoch in (self._asked, self._next):
+        for epoch in (self._requested, self._next):
             if epoch is not None:
                 epoch.drop(task)
 
     def on_done(self, done: RowsDone) -> None:
         """Take the result of a task; that of an abandoned epoch is dropped."""
-        for epoch in (self._asked, self._next):
+        for epoch in (self._requested, self._next):
             if epoch is not None and epoch.takes(done):
                 return
 
@@ -478,15 +478,15 @@ class Epochs:
         Raises:
             StreamloadError: the requested epoch cannot go on.
         """
-        if self._asked is not None:
-            self._announce(self._asked)
-        if self._asked is not None:
-            if self._asked.must_wrap and self._next is not None:  # which might leave it no room
+        if self._requested is not None:
+            self._announce(self._requested)
+        if self._requested is not None:
+            if self._requested.must_wrap and self._next is not None:  # which might leave it no room
                 self._next.abandon()
                 self._next = self._next_error = None
-            self._asked.pump()
-            if self._asked.ended:  # it had no batch left
-                self._announce(self._asked)
+            self._requested.pump()
+            if self._requested.ended:  # it had no batch left
+                self._announce(self._requested)
         if self._next_error is None:
             with Attempt() as attempt:
                 self._pump_next()
@@ -498,19 +498,19 @@ class Epochs:
             self._next = self._begin(_after(last.start), last.batcher)
         if self._next is not None:
             self._next.pump()
-            if self._asked is None:
+            if self._requested is None:
                 self._announce(self._next)
 
     def _announce(self, epoch: Epoch) -> None:
         ready, acknowledge_after = epoch.take_ready()
-        last = epoch is self._asked and epoch.ended
+        last = epoch is self._requested and epoch.ended
         if ready:
             self._untaken.append((epoch.batcher, len(ready)))
         if ready or last:
             self._deliver(epoch.start, ready, last, acknowledge_after)
         if last:
             epoch.close()
-            self._asked = None
+            self._requested = None
 
 
 def _after(start: EpochStart) -> EpochStart:

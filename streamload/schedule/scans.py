@@ -58,7 +58,7 @@ class Scans:
         self._strict = strict
         self._are_arriving = arriving
         self._waiting: deque[int] = deque()
-        self._asked: set[int] = set()
+        self._requested: set[int] = set()
         self._arriving: dict[int, _Arriving] = {}
         self._noted_of: set[int] = set()
         self._turns = itertools.count()
@@ -77,9 +77,9 @@ class Scans:
             DatasetIndexError: an index is damaged.
         """
         for shard in shards:
-            if shard in self._asked or self._is_known(shard):
+            if shard in self._requested or self._is_known(shard):
                 continue
-            self._asked.add(shard)
+            self._requested.add(shard)
             if shard in self._are_arriving:
                 self._arriving[shard] = _Arriving(next(self._turns))
             else:
@@ -175,6 +175,6 @@ class Scans:
         return bool(counts[shard] >= 0)
 
     def _forget(self, shard: int) -> None:
-        self._asked.discard(shard)
+        self._requested.discard(shard)
         self._arriving.pop(shard, None)
         self._noted_of.discard(shard)

@@ -377,7 +377,7 @@ class Scheduler:
     def _capacity(self) -> int:
         """The rows of the largest batch of any epoch: `batch_size` may be far more than there are samples."""
         order, counts = self._settings.order, self._tables.counts
-        if not counts.complete or isinstance(order.choice, Sampled):
+        if not counts.complete or isinstance(order.sampling, Sampled):
             return order.batch_size
         return min(order.batch_size, self._rows_of_rank(samples_of_epoch(order, counts.total)))
 
@@ -460,6 +460,6 @@ def _plan_rows(
 
 def _plan(order: OrderOptions, tables: Tables, start: EpochStart) -> EpochPlan:
     where = start.epoch, start.rank, start.world_size
-    if isinstance(order.choice, Mixed):
+    if isinstance(order.sampling, Mixed):
         return MixturePlan(order, tables.counts, *where, start=start.position)
     return RankPlan(order, tables.counts, *where, start=start.position, numbers=start.numbers)

@@ -119,7 +119,7 @@ def open_filesystem(url: str, options: Mapping[str, Any], filesystem: Any) -> tu
         ValueError: the filesystem does not take these options.
     """
     try:
-        with ReportsErrors(url, besides=(ImportError, ValueError, FileNotFoundError)):
+        with ReportsErrors(url, passing=(ImportError, ValueError, FileNotFoundError)):
             fs, path, is_async = _opened(url, options, filesystem)
     except ImportError as exc:
         raise StorageError(f"this storage needs a package that is not there: {exc}", url=without_secrets(url)) from exc
@@ -437,8 +437,8 @@ def _streams(opened: OpenFilesystem) -> bool:
 async def _stream(opened: OpenFilesystem, path: str, wanted: Wanted) -> RangeBody:
     if hasattr(opened.fs, "_call_s3"):
         return await open_s3fs_range(opened.fs, path, wanted)
-    session, address, besides = await _http_request(opened, path)
-    return await open_http_range(session, address, wanted, besides=besides)
+    session, address, passing = await _http_request(opened, path)
+    return await open_http_range(session, address, wanted, passing=passing)
 
 
 async def _http_request(opened: OpenFilesystem, path: str) -> tuple[Any, str, Mapping[str, Any]]:

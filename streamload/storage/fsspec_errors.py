@@ -38,12 +38,12 @@ class ReportsErrors:
 
     Args:
         url: what is requested.
-        besides: exceptions of these kinds pass as they are.
+        passing: exceptions of these kinds pass as they are.
     """
 
-    def __init__(self, url: str, besides: tuple[type[Exception], ...] = ()) -> None:
+    def __init__(self, url: str, passing: tuple[type[Exception], ...] = ()) -> None:
         self._url = url
-        self._passing = (StorageError, TypeError, AssertionError, *besides)
+        self._passing = (StorageError, TypeError, AssertionError, *passing)
 
     def __enter__(self) -> None:
         pass

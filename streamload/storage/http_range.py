@@ -45,13 +45,13 @@ def _range_headers(wanted: Wanted) -> dict[str, str]:
     return headers
 
 
-def _request(besides: Mapping[str, Any] | None, headers: Mapping[str, str]) -> dict[str, Any]:
+def _request(passing: Mapping[str, Any] | None, headers: Mapping[str, str]) -> dict[str, Any]:
     """The arguments of one of aiohttp's requests."""
     import aiohttp
 
-    besides = besides or {}
+    passing = passing or {}
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=30)
-    return {**besides, "headers": {**(besides.get("headers") or {}), **headers}, "timeout": timeout}
+    return {**passing, "headers": {**(passing.get("headers") or {}), **headers}, "timeout": timeout}
 
 
 def strong_etag(etag: str | None) -> str | None:
@@ -81,7 +81,7 @@ async def open_http_range(
     address: str,
     wanted: Wanted,
     *,
-    besides: Mapping[str, Any] | None = None,
+    passing: Mapping[str, Any] | None = None,
     on_close: Callable[[], Awaitable[None]] | None = None,
 ) -> RangeBody:
     """Ask for a range; see `Storage.open_range`.
@@ -92,18 +92,18 @@ async def open_http_range(
         session: what to ask with.
         address: what to ask for, which may hold a signature.
         wanted: the range.
-        besides: more arguments of aiohttp's requests, as `headers` and `ssl`.
+        passing: more arguments of aiohttp's requests, as `headers` and `ssl`.
         on_close: awaited when the body was read or given up, or could not be had.
     """
     import aiohttp
 
     done = False
     try:
-        asked = session.get(address, **_request(besides, _range_headers(wanted)))
+        asked = session.get(address, **_request(passing, _range_headers(wanted)))
         response = await asked
         try:
             if response.status == 412:
-                now = await _etag_now(session.head(address, **_request(besides, {})))
+                now = await _etag_now(session.head(address, **_request(passing, {})))
                 raise changed_error(wanted.url, wanted.etag, now)
             body = await _checked(response, wanted, on_close)
             done = True
@@ -121,7 +121,7 @@ async def open_http_range(
 
 
 async def read_http(
-    url: str, most_bytes: int, session: aiohttp.ClientSession, address: str, besides: Mapping[str, Any] | None = None
+    url: str, most_bytes: int, session: aiohttp.ClientSession, address: str, passing: Mapping[str, Any] | None = None
 ) -> bytes:
     """A small file whole.
 
@@ -130,7 +130,7 @@ async def read_http(
         most_bytes: it may not be larger.
         session: what to ask with.
         address: what to ask for, which may hold a signature.
-        besides: more arguments of aiohttp's requests, as `headers` and `ssl`.
+        passing: more arguments of aiohttp's requests, as `headers` and `ssl`.
 
     Raises:
         TransientStorageError: it broke off.
@@ -140,10 +140,10 @@ async def read_http(
 
     content = bytearray()
     try:
-        async with session.get(address, **_request(besides, {"Accept-Encoding": "identity"})) as response:
+        async with session.get(address, **_request(passing, {"Accept-Encoding": "identity"})) as response:
             if response.status != 200:
                 raise await _refusal(response, url)
-            _check_length_is_told(url, response.headers)
+            _check_length(url, response.headers)
             async for piece in response.content.iter_any():
                 content += piece
                 check_small(url, len(content), most_bytes)
@@ -173,7 +173,7 @@ def covered_bytes(wanted: Wanted, content_range: str | None) -> tuple[int, int]:
     return end - first, total_bytes
 
 
-def _check_length_is_told(url: str, headers: Mapping[str, str]) -> None:
+def _check_length(url: str, headers: Mapping[str, str]) -> None:
     if "Content-Length" not in headers and "chunked" not in headers.get("Transfer-Encoding", "").lower():
         raise StorageError(
             "the server does not tell how long its answer is, so that one which breaks off cannot be told from a "

@@ -114,7 +114,7 @@ def check_window_fits(listing: Listing, order: OrderOptions, options: Options, w
     check_budget(
         options.fetching().budget_bytes,
         window=order.window if order.shuffle else 0,
-        batch_size=order.batch_size if reads_all and order.choice is None else 1,  # a choice may repeat samples
+        batch_size=order.batch_size if reads_all and order.sampling is None else 1,  # a choice may repeat samples
         drop_last=order.drop_last,
         samples=samples,
         data_bytes=sum(sizes),
@@ -122,7 +122,7 @@ def check_window_fits(listing: Listing, order: OrderOptions, options: Options, w
         lanes_read=order.lanes // world_size if order.lanes % world_size == 0 else order.lanes,
         shards=len(sizes),
         ranks=world_size,
-        batch_copies=_batch_copies(listing, options) if reads_all and order.choice is None else 0,
+        batch_copies=_batch_copies(listing, options) if reads_all and order.sampling is None else 0,
     )
 
 

@@ -187,7 +187,7 @@ _Held = deque[tuple[Copying, list[torch.Tensor]]]
 class Mover:
     """Moves batches to a device, and keeps what they are copied from until that is done.
 
-    It neither waits nor works by itself: `settle` is to be called now and then. When it is dropped, it waits for the
+    It neither waits nor works by itself: `finish` is to be called now and then. When it is dropped, it waits for the
     copies that are in flight.
 
     Args:
@@ -203,7 +203,7 @@ class Mover:
     def begin(self, batch: Any) -> Moving:
         """Begin to move a batch: the tensors in its mappings, lists and tuples. All else stays as it is.
 
-        The caller is not to keep `batch`: its memory is free for others when the copies are done and `settle` has
+        The caller is not to keep `batch`: its memory is free for others when the copies are done and `finish` has
         noticed.
 
         Raises:
@@ -221,7 +221,7 @@ class Mover:
         following = iter(copies)
         return Moving(map_tensors(batch, lambda _: next(following)), copies, copying)
 
-    def settle(self) -> None:
+    def finish(self) -> None:
         """Let go of the host's memory of all copies that are done; it does not wait."""
         while self._held and self._held[0][0].passed():
             self._held.popleft()

@@ -91,8 +91,8 @@ class FeederLink:
     def settings(self, lanes: int) -> PipelineSettings:
         """How the order and the batches are made."""
         settings = self._options.pipeline(lanes)
-        choice = None if self._sampling is None else self._sampling.choice
-        return replace(settings, order=replace(settings.order, choice=choice))
+        sampling = None if self._sampling is None else self._sampling.sampling
+        return replace(settings, order=replace(settings.order, sampling=sampling))
 
     def connect(self, lanes: int) -> Connection:
         """The connection to a configured feeder.

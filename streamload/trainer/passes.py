@@ -302,7 +302,7 @@ class Pass(Iterator[Any]):
         if self._error_ahead is not None:
             raise self._error_ahead
         if self._mover is not None:
-            self._mover.settle()
+            self._mover.finish()
         made, self._ahead = self._ahead or self._make(), None
         if made is None:
             return None

@@ -40,7 +40,7 @@ class Parts:
     def __init__(self) -> None:
         self.ledger = PartLedger(100 * PART_BYTES)
         self.freed_times = 0
-        self.told: list[Callable[[int, int], None]] = []
+        self.listener: list[Callable[[int, int], None]] = []
 
     def want(self, keys: list[int]) -> None:
         for key in keys:
@@ -53,9 +53,9 @@ class Parts:
     def freed(self) -> None:
         self.freed_times += 1
 
-    def on_arrival(self, told: Callable[[int, int], None]) -> Callable[[], None]:
-        self.told.append(told)
-        return lambda: self.told.remove(told)
+    def on_arrival(self, listener: Callable[[int, int], None]) -> Callable[[], None]:
+        self.listener.append(listener)
+        return lambda: self.listener.remove(listener)
 
 
 class Position:
@@ -158,12 +158,12 @@ def test_what_comes_of_a_shard_that_is_being_scanned_is_kept_and_of_no_other() -
     epoch.keep(0)
     for shard in (0, 1):
         parts.want([part_key(shard, 0)])
-        for told in parts.told:
-            told(shard, part_key(shard, 0))
+        for listener in parts.listener:
+            listener(shard, part_key(shard, 0))
     first, second = part_key(0, 0), part_key(1, 0)
     assert list(parts.ledger.evictable()) == [second, first], "what is kept makes room last"
     epoch.close()
-    assert parts.told == []
+    assert parts.listener == []
     parts.ledger.hold([second])
     parts.ledger.release([second])
     assert list(parts.ledger.evictable()) == [first, second], "now it depends on the last use only"
@@ -177,8 +177,8 @@ def test_what_comes_once_more_when_the_plan_is_behind_it_is_not_kept() -> None:
     key = part_key(0, 0)
     parts.ledger.reserve([key])
     parts.want([key])
-    for told in parts.told:
-        told(0, key)
+    for listener in parts.listener:
+        listener(0, key)
     parts.ledger.cancel([key])
     parts.ledger.expect_rows(1)
     parts.ledger.hold([part_key(1, 0)])

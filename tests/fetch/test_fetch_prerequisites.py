@@ -66,9 +66,9 @@ class Progressed:
         self.progressed += 1
 
 
-def near_of(tables: SlowTables, told: Progressed, fetcher: Any = None) -> Prerequisites:
+def near_of(tables: SlowTables, listener: Progressed, fetcher: Any = None) -> Prerequisites:
     parts = cast("Fetcher", fetcher or NoParts())
-    return Prerequisites(parts, cast("Tables", tables), wake=told.wake, progress=told.progress)
+    return Prerequisites(parts, cast("Tables", tables), wake=listener.wake, progress=listener.progress)
 
 
 async def some_turns() -> None:
@@ -77,17 +77,17 @@ async def some_turns() -> None:
 
 
 async def test_tables_are_loaded_in_the_order_of_need_sixteen_at_once() -> None:
-    tables, told = SlowTables(), Progressed()
-    prerequisites = near_of(tables, told)
+    tables, listener = SlowTables(), Progressed()
+    prerequisites = near_of(tables, listener)
     assert not prerequisites.has_tables([7, 3])
     prerequisites.want_tables([3, *range(10, 40)])
-    assert told.woken == 2
+    assert listener.woken == 2
     prerequisites.pump()
     await some_turns()
     assert tables.asked == [7, 3, *range(10, 24)]
     tables.gate.set()
     await some_turns()
-    assert told.progressed == 16
+    assert listener.progressed == 16
     assert prerequisites.has_tables([7, 3, 23])
     prerequisites.pump()
     await some_turns()
@@ -96,11 +96,11 @@ async def test_tables_are_loaded_in_the_order_of_need_sixteen_at_once() -> None:
 
 
 async def test_a_table_that_is_here_is_not_asked_for() -> None:
-    tables, told = SlowTables(), Progressed()
+    tables, listener = SlowTables(), Progressed()
     tables.here.add(1)
-    prerequisites = near_of(tables, told)
+    prerequisites = near_of(tables, listener)
     assert prerequisites.has_tables([1])
-    assert told.woken == 0
+    assert listener.woken == 0
     prerequisites.pump()
     await some_turns()
     assert tables.asked == []
@@ -109,10 +109,10 @@ async def test_a_table_that_is_here_is_not_asked_for() -> None:
 
 @pytest.mark.parametrize("kind", [OSError, KeyError])
 async def test_a_failure_is_raised_for_its_shard_alone_and_not_tried_again(kind: type[Exception]) -> None:
-    tables, told = SlowTables(), Progressed()
+    tables, listener = SlowTables(), Progressed()
     tables.broken[2] = kind("broken")
     tables.gate.set()
-    prerequisites = near_of(tables, told)
+    prerequisites = near_of(tables, listener)
     prerequisites.want_tables([1, 2])
     prerequisites.pump()
     await some_turns()
@@ -128,10 +128,10 @@ async def test_a_failure_is_raised_for_its_shard_alone_and_not_tried_again(kind:
 
 
 async def test_what_has_failed_is_loaded_once_more_when_it_is_tried_again() -> None:
-    tables, told = SlowTables(), Progressed()
+    tables, listener = SlowTables(), Progressed()
     error = tables.broken[2] = OSError("broken")
     tables.gate.set()
-    prerequisites = near_of(tables, told)
+    prerequisites = near_of(tables, listener)
     prerequisites.want_tables([2])
     prerequisites.pump()
     await some_turns()

@@ -40,11 +40,11 @@ def requests(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """The requests that obstore is asked for."""
     asked: list[str] = []
     for name in ("head", "get", "list", "list_with_delimiter", "get_async", "head_async"):
-        monkeypatch.setattr(obstore, name, _told(name, getattr(obstore, name), asked))
+        monkeypatch.setattr(obstore, name, _listeners(name, getattr(obstore, name), asked))
     return asked
 
 
-def _told(name: str, act: Callable[..., object], asked: list[str]) -> Callable[..., object]:
+def _listeners(name: str, act: Callable[..., object], asked: list[str]) -> Callable[..., object]:
     def call(*arguments: object, **options: object) -> object:
         asked.append(name)
         return act(*arguments, **options)

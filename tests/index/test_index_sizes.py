@@ -143,7 +143,7 @@ def test_the_disk_cache_asks_about_shards_together_and_about_each_once(tmp_path:
                 for part in (0, 1):
                     part_fetcher.fetch(state, part)
             async with asyncio.timeout(DEADLINE_S):
-                while not all(state.cache_asked for state in states):
+                while not all(state.cache_requested for state in states):
                     await asyncio.sleep(0.001)
         finally:
             await part_fetcher.close()

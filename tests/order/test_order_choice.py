@@ -41,26 +41,26 @@ def pass_order(options: OrderOptions, counts: list[int], number: int) -> list[in
 
 def slow_line(options: OrderOptions, counts: list[int], epoch: int, numbers: list[int]) -> list[tuple[Row, Row]]:
     """The epoch's line as (shard, sample) with what keys its draw: (number within the shard, pass)."""
-    choice = options.choice
+    sampling = options.sampling
     everything = [(shard, sample) for shard, count in enumerate(counts) for sample in range(count)]
-    if isinstance(choice, Sampled):
+    if isinstance(sampling, Sampled):
         return [(everything[number], (0, 0)) for number in numbers]
-    if isinstance(choice, Weighted):
-        repeats = dict(zip(everything, choice.repeats(options.seed, epoch).tolist(), strict=True))
+    if isinstance(sampling, Weighted):
+        repeats = dict(zip(everything, sampling.repeats(options.seed, epoch).tolist(), strict=True))
         sequence = []
         for shard in pass_order(options, counts, epoch):
             draws = [(shard, sample) for sample in range(counts[shard]) for _ in range(repeats[shard, sample])]
             sequence += [(row, (number, 0)) for number, row in enumerate(draws)]
         return sequence
-    assert isinstance(choice, Stretched)
-    first = epoch * choice.epoch_size
+    assert isinstance(sampling, Stretched)
+    first = epoch * sampling.epoch_size
     endless, number = [], first // len(everything)
-    while len(endless) < first % len(everything) + choice.epoch_size:
+    while len(endless) < first % len(everything) + sampling.epoch_size:
         shards = pass_order(options, counts, number)
         done = number - first // len(everything)
         endless += [((shard, sample), (sample, done)) for shard in shards for sample in range(counts[shard])]
         number += 1
-    return endless[first % len(everything) :][: choice.epoch_size]
+    return endless[first % len(everything) :][: sampling.epoch_size]
 
 
 def slow_order(options: OrderOptions, sequence: list[tuple[Row, Row]], epoch: int) -> list[tuple[int, int, int, int]]:
@@ -86,21 +86,21 @@ def chosen(draw: st.DrawFn) -> tuple[OrderOptions, list[int], list[int]]:
     total = sum(counts)
     size = draw(st.integers(1, 3 * total))
     numbers: list[int] = []
-    choice: Sampling
+    sampling: Sampling
     match draw(st.sampled_from(["stretched", "weighted", "sampled"])):
         case "stretched":
-            choice = Stretched(size)
+            sampling = Stretched(size)
         case "weighted":
             groups = draw(st.integers(1, 4))
             group = draw(st.lists(st.integers(0, groups - 1), min_size=total, max_size=total))
             weight = [float(draw(st.sampled_from([0, 0.3, 1, 7]))) for _ in range(groups)]
             weight[group[0]] = 2.0
-            choice = Weighted(np.array(group, np.uint8), np.array(weight), size)
+            sampling = Weighted(np.array(group, np.uint8), np.array(weight), size)
         case _:
-            choice = Sampled()
+            sampling = Sampled()
             numbers = draw(st.lists(st.integers(0, total - 1), max_size=2 * total))
-    options = draw(option_sets(choice=choice))
-    if isinstance(choice, Sampled):
+    options = draw(option_sets(sampling=sampling))
+    if isinstance(sampling, Sampled):
         options = dataclasses.replace(options, shuffle=False, lanes=1)
     return options, counts, numbers
 
@@ -142,7 +142,7 @@ def test_nothing_that_was_let_go_of_comes_again_and_the_rest_is_let_go_of_in_the
     for at in range(len(blocks)):
         later = set().union(*blocks[at + 1 : len(blocks) - pad])
         assert not {shard for shard, _ in later} & {shard for named in gone[: at + 1] for shard in named}
-        if isinstance(options.choice, Sampled):
+        if isinstance(options.sampling, Sampled):
             assert not any(left[at]), "anything may come again at any time, and not everything can be kept"
         elif not plan._sequence.has_repeats:
             assert all(sample in left[at][shard] for shard, sample in later)
@@ -157,8 +157,8 @@ def test_a_part_is_kept_for_a_window_and_not_longer() -> None:
     counts = [100] * 20
     begun = 0
     group = (np.arange(2000) % 20 == 7).astype(np.uint8)
-    for choice in (Weighted(group, np.array([1 / 1900, 1 / 100]), 2000), Stretched(3000)):
-        options = dataclasses.replace(OPTIONS, lanes=1, choice=choice)
+    for sampling in (Weighted(group, np.array([1 / 1900, 1 / 100]), 2000), Stretched(3000)):
+        options = dataclasses.replace(OPTIONS, lanes=1, sampling=sampling)
         plan = RankPlan(options, ShardCounts.of(counts), 2, 0, 1)
         runs: dict[int, list[tuple[int, int]]] = {}
         left: dict[int, set[int]] = {}
@@ -174,7 +174,7 @@ def test_a_part_is_kept_for_a_window_and_not_longer() -> None:
 
 def test_all_counts_are_asked_for_before_anything_is_planned() -> None:
     counts = ShardCounts(3)
-    plan = RankPlan(dataclasses.replace(OPTIONS, lanes=1, choice=Stretched(10)), counts, 0, 0, 1)
+    plan = RankPlan(dataclasses.replace(OPTIONS, lanes=1, sampling=Stretched(10)), counts, 0, 0, 1)
     assert plan.missing() == [0, 1, 2]
     assert plan.finished() == []
     assert plan.unpassed(1) != []
@@ -194,13 +194,13 @@ def test_draws_are_exact_by_group_and_even_within_it(data: st.DataObject) -> Non
     weight = np.array([data.draw(st.floats(0, 50)) for _ in range(4)])
     weight[group[0]] = data.draw(st.floats(0.5, 50))
     size, seed = data.draw(st.integers(1, 300)), data.draw(st.integers(0, 5))
-    choice = Weighted(group, weight, size)
+    sampling = Weighted(group, weight, size)
     sizes = np.bincount(group, minlength=4)
     shares = weight * sizes / (weight * sizes).sum() * size
-    assert np.allclose(choice.shares(), shares)
+    assert np.allclose(sampling.shares(), shares)
     total = np.zeros(len(group), np.int64)
     for epoch in range(4):
-        repeats = choice.repeats(seed, epoch)
+        repeats = sampling.repeats(seed, epoch)
         assert repeats.sum() == size
         total += repeats
         assert (np.abs(np.bincount(group, repeats, minlength=4) - shares) < 1 + 1e-6).all()
@@ -212,9 +212,9 @@ def test_draws_are_exact_by_group_and_even_within_it(data: st.DataObject) -> Non
 
 def test_over_epochs_all_samples_of_a_label_come_equally_often() -> None:
     group = (np.arange(2000) % 20 == 7).astype(np.uint8)
-    choice = Weighted(group, 1 / np.bincount(group), 2000)
+    sampling = Weighted(group, 1 / np.bincount(group), 2000)
     for epochs in (1, 2, 19):
-        total = sum(choice.repeats(3, epoch) for epoch in range(epochs))
+        total = sum(sampling.repeats(3, epoch) for epoch in range(epochs))
         for label in range(2):
             assert np.ptp(total[group == label]) <= 1
     assert np.ptp(total[group == 0]) == 0
@@ -222,18 +222,18 @@ def test_over_epochs_all_samples_of_a_label_come_equally_often() -> None:
 
 def test_weights_that_all_differ_are_met_in_the_mean() -> None:
     weight = np.arange(1, 101, dtype=np.float64)
-    choice = Weighted(np.arange(100, dtype=np.uint8), weight, 100)
-    repeats = np.array([choice.repeats(0, epoch) for epoch in range(2000)])
+    sampling = Weighted(np.arange(100, dtype=np.uint8), weight, 100)
+    repeats = np.array([sampling.repeats(0, epoch) for epoch in range(2000)])
     expected = weight / weight.sum() * 100
     assert (np.abs(repeats - expected) < 1).all()
     assert np.abs(repeats.mean(axis=0) - expected).max() < 0.06
 
 
 def test_which_samples_are_drawn_depends_on_seed_and_epoch() -> None:
-    choice = Weighted(np.zeros(50, np.uint8), np.ones(1), 20)
-    assert choice.repeats(1, 2).tolist() == choice.repeats(1, 2).tolist()
-    assert choice.repeats(1, 2).tolist() != choice.repeats(2, 2).tolist()
-    assert choice.repeats(1, 2).tolist() != choice.repeats(1, 3).tolist()
+    sampling = Weighted(np.zeros(50, np.uint8), np.ones(1), 20)
+    assert sampling.repeats(1, 2).tolist() == sampling.repeats(1, 2).tolist()
+    assert sampling.repeats(1, 2).tolist() != sampling.repeats(2, 2).tolist()
+    assert sampling.repeats(1, 2).tolist() != sampling.repeats(1, 3).tolist()
 
 
 # -- stretches -----------------------------------------------------------------------------------------------------
@@ -243,7 +243,7 @@ def test_which_samples_are_drawn_depends_on_seed_and_epoch() -> None:
 @given(shard_counts.filter(any), st.integers(1, 12), st.integers(1, 40), st.booleans())
 def test_consecutive_epochs_are_consecutive_passes(counts: list[int], parts: int, rest: int, shuffle: bool) -> None:
     size = sum(counts) // parts + rest
-    options = dataclasses.replace(OPTIONS, shuffle=shuffle, choice=Stretched(size))
+    options = dataclasses.replace(OPTIONS, shuffle=shuffle, sampling=Stretched(size))
     drawn: list[Row] = []
     for epoch in range(4):
         rows = [
@@ -257,13 +257,13 @@ def test_consecutive_epochs_are_consecutive_passes(counts: list[int], parts: int
 
 def test_copies_are_numbered() -> None:
     counts = [3, 4]
-    plan = RankPlan(dataclasses.replace(OPTIONS, choice=Stretched(20)), ShardCounts.of(counts), 1, 0, 1)
+    plan = RankPlan(dataclasses.replace(OPTIONS, sampling=Stretched(20)), ShardCounts.of(counts), 1, 0, 1)
     block = plan.take(100)
     assert block is not None
     assert block.copy is not None
     names = set(zip(block.shard.tolist(), block.sample.tolist(), block.copy.tolist(), strict=True))
     assert len(names) == 20
-    sampled = dataclasses.replace(OPTIONS, lanes=1, shuffle=False, choice=Sampled())
+    sampled = dataclasses.replace(OPTIONS, lanes=1, shuffle=False, sampling=Sampled())
     block = RankPlan(sampled, ShardCounts.of(counts), 0, 0, 1, numbers=np.array([6, 1, 6, 6, 1])).take(100)
     assert block is not None
     assert block.copy is not None
@@ -273,9 +273,9 @@ def test_copies_are_numbered() -> None:
 @pytest.mark.parametrize(
     "choice", [Stretched(150), Weighted(np.arange(200, dtype=np.uint8) % 2, np.array([3.0, 1]), 80)]
 )
-def test_the_runs_that_a_cache_expects_are_about_those_of_the_epoch(choice: Sampling) -> None:
+def test_the_runs_that_a_cache_expects_are_about_those_of_the_epoch(sampling: Sampling) -> None:
     counts = np.array([50, 70, 0, 80])
-    options = dataclasses.replace(OPTIONS, choice=choice)
+    options = dataclasses.replace(OPTIONS, sampling=sampling)
     plan = RankPlan(options, ShardCounts.of(counts.tolist()), 3, 0, 1)
     [(shards, lengths)] = runs_of_epoch(options, counts, 3)
     real = Counter(shard for _, batch in plan_batches(plan) for shard, _ in batch)

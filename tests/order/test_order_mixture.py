@@ -62,7 +62,7 @@ def test_simple_shares_come_back_to_zero_each_period() -> None:
 
 def slow_order(options: OrderOptions, counts: list[int], epoch: int) -> list[tuple[int, int, int]]:
     """The epoch's order as (lane, shard, sample)."""
-    mixed, size = options.choice, 0
+    mixed, size = options.sampling, 0
     assert isinstance(mixed, Mixed)
     size = mixed.epoch_size or sum(counts)
     shares = BlockShares(mixed.shares, mixed.block, size)
@@ -115,7 +115,7 @@ def mixtures(draw: st.DrawFn) -> tuple[OrderOptions, list[int]]:
     weights = draw(st.lists(st.sampled_from([1.0, 0.3, 2.5]), min_size=len(datasets), max_size=len(datasets)))
     size = draw(st.one_of(st.none(), st.integers(1, 150)))
     mixed = Mixed(edges, of_weights(weights), draw(st.integers(1, 20)), size)
-    return draw(option_sets(choice=mixed)), counts
+    return draw(option_sets(sampling=mixed)), counts
 
 
 @settings(deadline=None, max_examples=60)
@@ -151,8 +151,8 @@ def test_nothing_that_was_let_go_of_comes_again(case: tuple[OrderOptions, list[i
     options = dataclasses.replace(options, pad=False)
     known = ShardCounts.of(counts)
     plan = MixturePlan(options, known, 1, 0, 1)
-    assert isinstance(options.choice, Mixed)
-    lines = [dataset_sequence(options, options.choice, known, 1, d) for d in range(len(options.choice.shares))]
+    assert isinstance(options.sampling, Mixed)
+    lines = [dataset_sequence(options, options.sampling, known, 1, d) for d in range(len(options.sampling.shares))]
     has_repeats = {shard for sequence in lines if sequence.has_repeats for shard in sequence.order.tolist()}
     blocks, gone, left = [], [], []
     while (block := plan.take(1)) is not None:
@@ -172,7 +172,7 @@ def test_nothing_that_was_let_go_of_comes_again(case: tuple[OrderOptions, list[i
 def test_a_part_is_kept_for_a_window_and_not_longer() -> None:
     counts = [100] * 30
     mixed = Mixed((0, 20, 30), (0.3, 0.7), 50, 4000)
-    options = dataclasses.replace(OPTIONS, lanes=1, choice=mixed)
+    options = dataclasses.replace(OPTIONS, lanes=1, sampling=mixed)
     plan = MixturePlan(options, ShardCounts.of(counts), 1, 0, 1)
     while plan.take(50) is not None:
         for dataset, interleave in enumerate(plan._interleavings):
@@ -190,7 +190,7 @@ def test_passes_go_on_across_epochs() -> None:
     mixed = Mixed((0, 2, 3), (0.5, 0.5), 20, 60)
     drawn: Counter[tuple[int, int]] = Counter()
     for epoch in range(10):
-        plan = MixturePlan(dataclasses.replace(OPTIONS, choice=mixed), ShardCounts.of(counts), epoch, 0, 1)
+        plan = MixturePlan(dataclasses.replace(OPTIONS, sampling=mixed), ShardCounts.of(counts), epoch, 0, 1)
         drawn.update(row for _, batch in plan_batches(plan) for row in batch)
     assert set(drawn.values()) == {1, 10}
     assert len(drawn) == 330
@@ -198,7 +198,7 @@ def test_passes_go_on_across_epochs() -> None:
 
 def test_all_counts_are_asked_for_first() -> None:
     counts = ShardCounts(3)
-    plan = MixturePlan(dataclasses.replace(OPTIONS, choice=Mixed((0, 1, 3), (0.5, 0.5), 4, 8)), counts, 0, 0, 1)
+    plan = MixturePlan(dataclasses.replace(OPTIONS, sampling=Mixed((0, 1, 3), (0.5, 0.5), 4, 8)), counts, 0, 0, 1)
     assert plan.missing() == [0, 1, 2]
     assert plan.finished() == []
     with pytest.raises(RuntimeError, match="counts are missing"):

@@ -168,7 +168,7 @@ def test_batches_that_the_loop_has_let_go_of_in_the_meantime_take_no_room(tmp_pa
     kept: list[Any] = []
     with FaultServer(tmp_path / "data") as server:
         urls = Place(server.url).urls("indexed", range(2))
-        with StreamLoader(urls, 4, fields=("npy", "cls"), num_workers=1, memory_budget="92MB") as loader:
+        with StreamLoader(urls, 4, fields=("npy", "cls"), num_workers=1, memory_budget="104MB") as loader:
             for number, batch in enumerate(loader, 1):
                 kept.append(batch)
                 del batch

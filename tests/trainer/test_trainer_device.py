@@ -98,14 +98,14 @@ def test_a_slot_is_given_back_when_its_copy_is_done_and_not_before() -> None:
     with slots() as (pool, reader):
         moving = [mover.begin({"x": lend(pool, reader, value)}) for value in (1, 2, 3)]
         given = moving[0].give()
-        mover.settle()
+        mover.finish()
         assert reader.released == []
         assert device.read(given["x"]) == [1] * 8
         assert reader.released == [], "nobody has asked yet"
-        mover.settle()
+        mover.finish()
         assert reader.released == [0]
         device.run()
-        mover.settle()
+        mover.finish()
         assert reader.released == [0, 1, 2]
         assert device.waits == 0
         assert [device.read(batch.give()["x"])[0] for batch in moving[1:]] == [2, 3]
