@@ -40,6 +40,7 @@ def _write_squares(folder: Path, classes: int, images: int) -> None:
 
 @pytest.mark.timeout(300)  # it imports torch three times, one after the other
 @pytest.mark.skipif(not _SHARDIFY.exists(), reason="the command shardify is not installed beside this Python")
+@pytest.mark.exhaustive
 def test_a_run_that_is_killed_and_resumed_ends_like_one_that_was_not(tmp_path: Path) -> None:
     _write_squares(tmp_path / "images", classes=4, images=60)
     command = [sys.executable, os.fspath(_DEMO / "run_demo.py"), "--images", "images", "--images-per-shard", "60"]

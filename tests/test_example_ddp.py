@@ -131,6 +131,7 @@ def write_images(folder: Path, counts: list[int]) -> None:
                 writer.write({"__key__": f"{shard}-{number:04d}", "png": image, "cls": number % 10})
 
 
+@pytest.mark.exhaustive
 def test_the_example_trains_and_goes_on_elsewhere_on_more_ranks(tmp_path: Path, rclone_s3: S3Server) -> None:
     write_images(tmp_path / "shards", [70, 1, 0, 25])
     shutil.copytree(tmp_path / "shards", rclone_s3.folder / "images")

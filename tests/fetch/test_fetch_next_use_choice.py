@@ -43,7 +43,7 @@ def rows(options: OrderOptions, epoch: int) -> list[int]:
 @pytest.mark.parametrize("which", CHOICES)
 def test_the_next_use_is_about_where_the_plan_comes_to_the_shard(which: str) -> None:
     choice, size = CHOICES[which]
-    options = dataclasses.replace(OPTIONS, choice=choice)
+    options = dataclasses.replace(OPTIONS, sampling=choice)
     present, following = rows(options, 2), rows(options, 3)
     known = known_uses(options, 2)
     for shard in range(20):
@@ -56,5 +56,5 @@ def test_the_next_use_is_about_where_the_plan_comes_to_the_shard(which: str) -> 
 
 
 def test_of_a_samplers_next_uses_nothing_is_known() -> None:
-    known = known_uses(dataclasses.replace(OPTIONS, choice=Sampled()), 0)
+    known = known_uses(dataclasses.replace(OPTIONS, sampling=Sampled()), 0)
     assert known.position(name_of(3)) == float("inf")

@@ -271,7 +271,7 @@ def test_copies_are_numbered() -> None:
 
 
 @pytest.mark.parametrize(
-    "choice", [Stretched(150), Weighted(np.arange(200, dtype=np.uint8) % 2, np.array([3.0, 1]), 80)]
+    "sampling", [Stretched(150), Weighted(np.arange(200, dtype=np.uint8) % 2, np.array([3.0, 1]), 80)]
 )
 def test_the_runs_that_a_cache_expects_are_about_those_of_the_epoch(sampling: Sampling) -> None:
     counts = np.array([50, 70, 0, 80])

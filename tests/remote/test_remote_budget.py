@@ -72,7 +72,7 @@ def fetched_memory_bytes() -> int:
     return sum(found.values())
 
 
-@pytest.mark.parametrize("packing", ["indexed", exhaustive(("plain",)), "gz"])
+@pytest.mark.parametrize("packing", ["indexed", exhaustive(("plain",)), exhaustive(("gz",))])
 def test_every_sample_once_in_each_of_three_epochs_within_the_budget(server: FaultServer, packing: str) -> None:
     budget_bytes = 75 * MB
     most = 0

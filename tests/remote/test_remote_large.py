@@ -194,7 +194,7 @@ def test_a_large_field_that_is_read_twice_for_a_batch_is_not_moved(server: Fault
     assert found == [(RIGHT[sample], RIGHT[sample], sample) for sample in (LARGE, 0, LARGE, LARGE, LARGE, 1)]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.exhaustive)])
 def test_what_has_moved_is_fetched_again_for_the_next_epoch(server: FaultServer, workers: int) -> None:
     with loader_of(server, checksum, num_workers=workers, shuffle=True) as loader:
         for _ in range(3):

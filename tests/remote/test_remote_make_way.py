@@ -55,7 +55,8 @@ def test_unpacking_ahead_makes_way(server: FaultServer, budget: int) -> None:
     assert slow_epoch(server, "zst", batch_size=4, memory_budget=budget_for(budget * MB)) == SAMPLES
 
 
-@pytest.mark.parametrize("budget", [38, exhaustive((43,))])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("budget", [38, 43])
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.exhaustive)])
 def test_the_unpackings_of_several_lanes_take_turns(server: FaultServer, budget: int, workers: int) -> None:
     options: dict[str, Any] = {"lanes": 4, "num_workers": workers}

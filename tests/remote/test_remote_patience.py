@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matrix import exhaustive
 from places import Place, write_datasets
 from servers.faults import FaultServer, Script
 
@@ -119,7 +120,7 @@ def later_on(folder: Path, port: int) -> FaultServer:
     return FaultServer(folder, port=port)
 
 
-@pytest.mark.parametrize(("kind", "workers"), [("http", 1), ("s3", 0), ("fsspec-http", 0)])
+@pytest.mark.parametrize(("kind", "workers"), [("http", 1), exhaustive(("s3", 0)), exhaustive(("fsspec-http", 0))])
 def test_a_server_that_is_killed_and_started_again(
     kind: str, workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -14,7 +14,7 @@ from matrix import exhaustive
 from places import write_datasets
 from servers.faults import FaultServer, Script
 
-SEEDS = [*range(3), *(exhaustive((seed,)) for seed in range(3, 100))]
+SEEDS = [0, *(exhaustive((seed,)) for seed in range(1, 100))]
 
 
 @pytest.fixture(scope="module")
