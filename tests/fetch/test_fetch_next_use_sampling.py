@@ -15,7 +15,7 @@ from streamload.order.sampling import Mixed, Sampled, Sampling, Stretched, Weigh
 
 OPTIONS = OrderOptions(seed=3, shuffle=True, window=0, lanes=1, batch_size=1, drop_last=False, pad=False)
 COUNTS = [100] * 20
-CHOICES: dict[str, tuple[Sampling, int]] = {
+SAMPLINGS: dict[str, tuple[Sampling, int]] = {
     "short epochs": (Stretched(700), 700),
     "long epochs": (Stretched(4500), 4500),
     "weights": (Weighted((np.arange(2000) < 500).astype(np.uint8), np.array([1.0, 3.0]), 2000), 2000),
@@ -33,17 +33,17 @@ def name_of(shard: int) -> str:
 
 
 def rows(options: OrderOptions, epoch: int) -> list[int]:
-    plan = MixturePlan if isinstance(options.choice, Mixed) else RankPlan
+    plan = MixturePlan if isinstance(options.sampling, Mixed) else RankPlan
     block = plan(options, ShardCounts.of(COUNTS), epoch, 0, 1).take(10**9)
     assert block is not None
     shards: list[int] = block.shard.tolist()
     return shards
 
 
-@pytest.mark.parametrize("which", CHOICES)
+@pytest.mark.parametrize("which", SAMPLINGS)
 def test_the_next_use_is_about_where_the_plan_comes_to_the_shard(which: str) -> None:
-    choice, size = CHOICES[which]
-    options = dataclasses.replace(OPTIONS, sampling=choice)
+    sampling, size = SAMPLINGS[which]
+    options = dataclasses.replace(OPTIONS, sampling=sampling)
     present, following = rows(options, 2), rows(options, 3)
     known = known_uses(options, 2)
     for shard in range(20):
