@@ -87,8 +87,7 @@ class StreamLoader:
         shuffle_window: how far, in samples, a sample may move within its lane. 10,000 mixes about eleven shards of a
             thousand samples.
         lanes: how many streams the order is interleaved from; fixed by the first run (default: its world size), so
-        that a
-            run can be resumed at another world size.
+            that a run can be resumed at another world size.
         rank: this process's; by default torch.distributed's, or RANK's.
         world_size: the number of ranks; by default torch.distributed's, or WORLD_SIZE's.
         weights: how often samples are drawn, with replacement: "balanced" (every label as often as every other), a
@@ -212,7 +211,7 @@ class StreamLoader:
         """What the samples are transformed with; see the constructor's argument.
 
         When another one is set, the next pass uses it: the next epoch, or the rest of one that an error has ended. The
-        pass that is in flight is not changed.
+        running pass is not changed.
 
         Raises:
             TypeError, ValueError: when it is set to what the constructor would refuse; nothing is changed then.
@@ -307,7 +306,7 @@ class StreamLoader:
     def __iter__(self) -> Pass:
         """Begin a pass: the next epoch, or the rest of one that was resumed or ended by an error of the loader.
 
-        A pass that is still in flight ends; going on with it raises LoaderClosedError. One that has given no batch yet
+        A pass that is still running ends; going on with it raises LoaderClosedError. One that has given no batch yet
         does not count: its epoch begins again. One that has given all of them is finished, as loops find that count
         steps, and leaves its processes running.
 
@@ -462,11 +461,12 @@ class StreamLoader:
 
     def _known_counts(self) -> tuple[int, ...]:
         """The samples of each shard; waits until they are known."""
-        if self._counts is None:
-            counts = self._link.count(self._lanes, in_pass=self._cursor.state == "running")
-            self._sampling.check_counts(counts)
-            self._counts = counts
-        return self._counts
+        with self._beginning:  # of several threads one asks, and the others find the answer
+            if self._counts is None:
+                counts = self._link.count(self._lanes, in_pass=self._cursor.state == "running")
+                self._sampling.check_counts(counts)
+                self._counts = counts
+            return self._counts
 
     def _begin_again(self, start: EpochStart) -> Connection:
         connection = self._link.connect(self._lanes)

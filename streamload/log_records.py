@@ -16,7 +16,7 @@ __all__ = ["Logged", "forward_records", "log_levels", "set_log_levels"]
 
 @dataclass(frozen=True)
 class Logged:
-    """A record in flight to the user's log; it may come between any two messages, and answers nothing.
+    """A log record for the trainer's loggers; it may come between any two messages, and answers nothing.
 
     Attributes:
         fields: the record's, as far as they are numbers and text.

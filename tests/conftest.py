@@ -20,7 +20,7 @@ from obstore.store import MemoryStore
 from servers.nginx import WebServer, serve_http
 from servers.rclone import S3Server, serve_s3
 
-_PATIENCE_S = 20.0
+_WAIT_S = 20.0
 """Against what stays only: on a busy machine anything may take seconds."""
 
 _STARTS_A_PROCESS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"}
@@ -154,7 +154,7 @@ def nothing_left_behind(own_cache_folder: None, own_temporary_folder: str) -> It
     yield
     if _Cut.off:
         return
-    deadline = time.monotonic() + _PATIENCE_S
+    deadline = time.monotonic() + _WAIT_S
     while left := {name for name in _inventory(own_temporary_folder) - before if _ours(name)}:
         if time.monotonic() > deadline:
             pytest.fail("left behind: " + ", ".join(sorted(left)))

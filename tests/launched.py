@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-_PATIENCE_S = 200
+_WAIT_S = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ def run_python(*arguments: str | os.PathLike[str], environment: Mapping[str, str
         start_new_session=True,
     )
     try:
-        output, _ = process.communicate(timeout=_PATIENCE_S)
+        output, _ = process.communicate(timeout=_WAIT_S)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import psutil
 
-_PATIENCE_S = 60.0
+_WAIT_S = 60.0
 """Against hangs only: on a busy machine anything may take seconds."""
 
 
@@ -41,7 +41,7 @@ def alive(pid: int) -> bool:
 
 def wait_until(condition: Callable[[], bool]) -> bool:
     """Whether it has come true."""
-    deadline = time.monotonic() + _PATIENCE_S
+    deadline = time.monotonic() + _WAIT_S
     while not condition():
         if time.monotonic() > deadline:
             return False

@@ -340,3 +340,16 @@ def test_a_pass_that_is_found_to_be_garbage_while_something_is_sent(source: str,
             loader._link._connection._channel.send_all = send_all  # type: ignore[method-assign, union-attr]
             assert len(loader) == TOTAL // 10
         assert numbers(loader) == epochs[3]
+
+
+@EVERYWHERE
+def test_threads_that_ask_for_the_length_at_once(tmp_path: Path, workers: int) -> None:
+    """One of them has the shards scanned, and the others find the answer."""
+    unindexed, found = write_numbers(tmp_path / "shards", [25, 35], index=False), list[int]()
+    with make(unindexed, workers, timeout=60) as loader:
+        threads = [threading.Thread(target=lambda: found.append(len(loader))) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert found == [6, 6, 6]

@@ -139,7 +139,7 @@ class Feeder:
                     self._epochs.taken(message.batches)
                 case Call() if message.function == COUNT_SAMPLES:
                     self._counting = message.number
-                    self._scans.ask_for(range(len(self._tables.counts)))
+                    self._scans.request(range(len(self._tables.counts)))
             self._pump()
 
     def on_done(self, done: RowsDone | ScanDone) -> None:
@@ -270,7 +270,7 @@ class Feeder:
         self._see_to_room()
 
     def _see_to_room(self) -> None:
-        """Go on fetching where batches were let go.
+        """Go on fetching where batches were released.
 
         Raises:
             StorageError: what is needed at once does not fit into the budget.

@@ -23,7 +23,7 @@ class DecompressionEvents(Protocol):
         """Whether a part that is not there is to be kept: room was granted for it, or will be."""
 
     def waits(self) -> None:
-        """There is no room yet for the part that comes now; or it was told to stop, and has release all."""
+        """There is no room yet for the part that comes now; or it was stopped, and has released everything."""
 
     def write(self, offset: int, data: bytes, /) -> None:
         """Some bytes of the decompressed shard, in order."""
@@ -87,7 +87,7 @@ class DecompressedParts:
 
     @property
     def ends(self) -> bool:
-        """Whether it has been told to stop and still holds what it holds."""
+        """Whether it is stopping and still holds memory."""
         return self._cancelled and not self.over
 
     async def close(self) -> None:

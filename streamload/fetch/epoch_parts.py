@@ -57,7 +57,7 @@ class EpochParts:
         self._stop_listening: Callable[[], None] | None = fetcher.on_arrival(self._on_arrival)
 
     def guess(self, block: RowBlock) -> None:
-        """Have parts brought in which rows probably lie, while the tables that say where are in flight themselves.
+        """Fetch parts in which rows probably lie, while the tables that locate them are still being fetched.
 
         They are held until `located` says that it is known now.
         """

@@ -1,4 +1,4 @@
-"""The fetcher: has the parts of remote and compressed shards brought, in the order of need, within the byte budget."""
+"""The fetcher: fetches the parts of remote and compressed shards in the order of need, within the byte budget."""
 
 from __future__ import annotations
 
@@ -228,7 +228,7 @@ class Fetcher:
         return not ends_some and all(self.state_of(shard).waits_for_room for shard in in_flight)
 
     def evict(self) -> bool:
-        """End unpackings that wait for room, for a part of another shard that has none; whether there were any."""
+        """Stop decompressions that wait for room, for a part of another shard; whether there were any."""
         needed = None if self._missing is None else self._missing[0]
         return self._part_fetcher is not None and self._part_fetcher.evict(needed)
 
@@ -236,14 +236,16 @@ class Fetcher:
         """Free parts where batches have grown into their room, and go on where there is room for what did not fit."""
         self.ledger.next_wanted()
         excess_bytes = self.ledger.used_bytes + self._other_bytes - self.ledger.budget_bytes
+        freed = False
         for key in list(self.ledger.evictable()) if excess_bytes > 0 else ():
             used_bytes = self.ledger.used_bytes
             self._drop(key)
+            freed = True
             excess_bytes -= used_bytes - self.ledger.used_bytes
             if excess_bytes <= 0:
                 break
-        if self._missing is not None and self._has_room(*self._missing):
-            self._wake()
+        if freed or (self._missing is not None and self._has_room(*self._missing)):
+            self._wake()  # freed parts may be needed again: whether they fit shows when they are fetched
 
     def too_small(self, *, counting: bool) -> StorageError:
         """The error to raise for a budget within which nothing goes on, maybe because `len()` waits for all shards."""
@@ -258,10 +260,10 @@ class Fetcher:
         """Stop everything and release all memory. Idempotent."""
         if self._part_fetcher is not None:
             await self._part_fetcher.close()
-        self.let_go()
+        self.release()
         await self._storages.aclose()
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Let go of all memory, where there is no loop any more to stop things in."""
         self._shards.close()
         if self._cache is not None:
@@ -308,7 +310,7 @@ class Fetcher:
                 self._part_fetcher.forget(state)
             state.close()
 
-    # -- what the bringer says -------------------------------------------------------------------------------------
+    # -- events of the part fetcher ------------------------------------------------------------------------------------
 
     def state_of(self, shard: int) -> FetchedShard:
         """See `PartFetcherEvents`."""

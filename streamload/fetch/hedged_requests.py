@@ -95,7 +95,7 @@ def _later(since_s: float, usual_s: float | None) -> float | None:
 
 
 async def download_with_second(
-    ask: Callable[[], tuple[Watch, Coroutine[Any, Any, Downloaded]]], late: asyncio.Event
+    request: Callable[[], tuple[Watch, Coroutine[Any, Any, Downloaded]]], late: asyncio.Event
 ) -> Downloaded:
     """Download once, and once more beside it whenever `late` is set; the first to finish counts.
 
@@ -103,7 +103,7 @@ async def download_with_second(
     When this returns, raises or is cancelled, all of them have ended.
 
     Args:
-        ask: begins a download of what is still missing: its watch, and the coroutine to run.
+        request: begins a download of what is still missing: its watch, and the coroutine to run.
         late: set by whoever decides that the latest download takes too long; cleared here.
 
     Raises:
@@ -117,7 +117,7 @@ async def download_with_second(
         while True:
             if waiting is None or waiting.done():
                 late.clear()
-                watch, coroutine = ask()
+                watch, coroutine = request()
                 downloads[asyncio.create_task(coroutine)] = watch
                 waiting = asyncio.create_task(late.wait())
             running = [task for task in downloads if not task.done()]

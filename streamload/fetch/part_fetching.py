@@ -134,13 +134,13 @@ class PartFetcher:
         return range(0 if state.decompressing is None else state.decompressing.next_number, number)
 
     def evict(self, needed: int | None) -> bool:
-        """End the unpackings that wait for room, but not that of the shard that is needed.
+        """End the decompressions that wait for room, but not that of the shard that is needed.
 
         They begin again, from the start, when their turn comes. It is done some times only for a shard of which nothing
         comes all the same, so that two of them cannot go on ending each other.
 
         Returns:
-            Whether there were any; what they hold goes soon, and then there is word of it.
+            Whether there were any; their memory is freed soon, and `has_room` is called then.
         """
         others = [
             state
@@ -158,7 +158,7 @@ class PartFetcher:
 
     @property
     def ends_some(self) -> bool:
-        """Whether unpackings have been told to end and still hold what they hold."""
+        """Whether decompressions are ending and still hold memory."""
         return any(decompressing.ends for _, decompressing in self._decompressions)
 
     def forget(self, state: FetchedShard) -> None:
@@ -172,7 +172,7 @@ class PartFetcher:
         for claim in self._claims:
             claim.cancel()
         await asyncio.gather(*self._claims, return_exceptions=True)
-        for _, decompressing in self._decompressions:  # also those that are in flight: they ask for more
+        for _, decompressing in self._decompressions:  # also running ones: they request more
             await decompressing.close()
         await self._transfers.close()
 
@@ -337,7 +337,7 @@ class PartFetcher:
 
 
 class _Decompressed:
-    """One shard's events, for the bringer."""
+    """One shard's events, for the part fetcher."""
 
     def __init__(self, part_fetcher: PartFetcher, state: FetchedShard) -> None:
         self._part_fetcher = part_fetcher

@@ -118,7 +118,7 @@ class Transfers:
         if self._closed:
             raise RuntimeError("these transfers are closed")
         running = _Running(part, self._source(part.shard), self._write, self._retries, self._steering)
-        task = asyncio.create_task(download_with_second(running.ask, running.late))
+        task = asyncio.create_task(download_with_second(running.request, running.late))
         self._steering.running[task] = running
         self._steering.hedged_requests.started()
         task.add_done_callback(partial(self._ended, part))
@@ -193,7 +193,7 @@ class _Running:
         self._steering = steering
         self._watches: list[Watch] = []
 
-    def ask(self) -> tuple[Watch, Coroutine[Any, Any, Downloaded]]:
+    def request(self) -> tuple[Watch, Coroutine[Any, Any, Downloaded]]:
         """One more download, of what none has brought yet."""
         watch = _ReportingWatch(self._steering)
         start = self._reached()

@@ -141,9 +141,9 @@ def decode_jpeg(
         ValueError: the file is damaged or cut off.
     """
     if rows is not None:
-        hinted_rows = _rows_to_tell(header, eighths, rows)
-        if hinted_rows < header.height:
-            top = _decode_top(data, header, eighths, hinted_rows)
+        header_rows = _rows_to_tell(header, eighths, rows)
+        if header_rows < header.height:
+            top = _decode_top(data, header, eighths, header_rows)
             if top is not None:
                 return top
     import simplejpeg

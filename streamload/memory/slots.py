@@ -271,7 +271,7 @@ class HeapSlots:
             self._memory[slot][: len(memory)] = memory
         return self._memory[slot]
 
-    def lend(self, slot: int) -> Bytes:
+    def lease(self, slot: int) -> Bytes:
         """The slot's memory, which is the reader's from now on."""
         return self._memory.pop(slot)
 
@@ -280,7 +280,7 @@ class HeapSlots:
         self._memory.pop(slot, None)
 
     def delivered(self, _slot: int, _size_bytes: int, /) -> bool:
-        """Nothing to keep or to map: `lend` hands the memory over."""
+        """Nothing to keep or to map: `lease` hands the memory over."""
         return False
 
     def taken(self, batches: int) -> None:
@@ -331,7 +331,7 @@ class SlotReader:
         self._memory[slot] = map_memory(descriptor, os.fstat(descriptor).st_size, writable=True)
         self._new.add(slot)
 
-    def lend(self, slot: int) -> Bytes:
+    def lease(self, slot: int) -> Bytes:
         """The slot's memory for one batch; when this array and all views of it are gone, the slot is `released`."""
         memory = self._memory[slot]
         if slot in self._new:

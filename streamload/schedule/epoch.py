@@ -128,7 +128,7 @@ class OrphanedTasks:
 
 
 class Epoch:
-    """An epoch in flight.
+    """A running epoch.
 
     Args:
         settings: the loader's.

@@ -168,7 +168,7 @@ class Lookahead:
     def _plan_block(self) -> bool:
         """Plan the next block of rows; False while counts are missing, and at the end."""
         while missing := self._plan.missing(2 * self._pool.capacity):
-            self._scans.ask_for(missing)
+            self._scans.request(missing)
             if all(self._tables.counts.values[shard] < 0 for shard in missing) and self._plan.missing(1):
                 return False
         block = self._plan.take(self._block_rows)
@@ -183,7 +183,7 @@ class Lookahead:
         self._rows += len(block.shard)
         self._blocks.append((block, finished))
         if not self._tables.counts.complete:  # ahead of need
-            self._scans.ask_for(itertools.islice(self._scan_order, _SCANS_AHEAD))
+            self._scans.request(itertools.islice(self._scan_order, _SCANS_AHEAD))
         if self._prerequisites is not None:
             self._prerequisites.fetcher.foresight.passed(self._plan.number)
             self._prerequisites.want_tables(itertools.islice(self._table_order, _TABLES_AHEAD))

@@ -70,7 +70,7 @@ class Scans:
         """Whether a scan is in flight."""
         return bool(self._started)
 
-    def ask_for(self, shards: Iterable[int]) -> None:
+    def request(self, shards: Iterable[int]) -> None:
         """Request the counts of some shards.
 
         Raises:

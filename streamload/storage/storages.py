@@ -67,7 +67,7 @@ class Storages:
                 not known; or it is a `file://` url of another host.
         """
         if self._filesystem is not None:
-            _refuse_foreign(self._filesystem, url)
+            _refuse_other_protocol(self._filesystem, url)
         if self.is_local(url):
             local_path(url)
             return self._local
@@ -149,7 +149,7 @@ def _protocols(filesystem: Any) -> frozenset[str]:
     return frozenset(name.lower() for name in ([protocol] if isinstance(protocol, str) else protocol))
 
 
-def _refuse_foreign(filesystem: Any, url: str) -> None:
+def _refuse_other_protocol(filesystem: Any, url: str) -> None:
     """Refuse a url of another protocol, which a filesystem would take for one of its paths."""
     if protocol_of(url) == "file" and len(chain_links(url)) == 1 and not url.startswith("file:"):
         return  # a path

@@ -82,7 +82,7 @@ class Connection(Protocol):
     def flush(self, *, answers: int | None = None) -> None:
         """Send all queued messages now; in answer to an `AcknowledgeRequest`, also where nothing was taken."""
 
-    def lend(self, slot: int) -> Bytes:
+    def lease(self, slot: int) -> Bytes:
         """The memory of a batch, as much as it takes at least."""
 
     def forget(self, slots: Sequence[int]) -> None:
@@ -241,9 +241,9 @@ class FeederProcess:
             finally:
                 self._sending.release()
 
-    def lend(self, slot: int) -> Bytes:
+    def lease(self, slot: int) -> Bytes:
         """The memory of a batch; when the last view of it is gone, the feeder may use the slot again."""
-        return self._slots.lend(slot)
+        return self._slots.lease(slot)
 
     def forget(self, slots: Sequence[int]) -> None:
         """Unmap slots that the feeder has retired; what the user still views of them stays valid."""

@@ -169,7 +169,7 @@ def _parsed(device: Any) -> torch.device:
 
 @dataclass(frozen=True, slots=True)
 class Moving:
-    """A batch in flight to a device."""
+    """A batch that is being copied to a device."""
 
     batch: Any
     copies: list[torch.Tensor]

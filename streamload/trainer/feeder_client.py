@@ -36,7 +36,7 @@ def call_feeder(connection: Connection, function: str, *arguments: Any) -> Any:
 
 
 def _answer(connection: Connection, call: Call) -> Answer:
-    """Wait for an answer; what comes before it belongs to a pass that is in flight, or answers an abandoned call."""
+    """Wait for an answer; what comes before it belongs to a running pass, or answers an abandoned call."""
     connection.send(call)
     meanwhile: list[Any] = []
     try:

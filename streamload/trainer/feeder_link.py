@@ -110,7 +110,7 @@ class FeederLink:
         return self._connection
 
     def change_transform(self, transform: Transform | None) -> Options:
-        """Have later passes use another transform; a pass that is in flight is not changed.
+        """Have later passes use another transform; a running pass is not changed.
 
         Raises:
             TypeError, ValueError: it makes no sense, or has functions for fields that no sample has.
@@ -156,7 +156,7 @@ class FeederLink:
 
         Args:
             lanes: of the order.
-            in_pass: a pass is in flight, which then hears of a failure too.
+            in_pass: a pass is running, which then hears of a failure too.
 
         Raises:
             StreamloadError: a shard cannot be read, or is damaged.

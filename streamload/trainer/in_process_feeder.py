@@ -114,9 +114,9 @@ class InProcessFeeder:
     def flush(self, *, answers: int | None = None) -> None:
         """Do nothing: every message is sent at once."""
 
-    def lend(self, slot: int) -> Bytes:
+    def lease(self, slot: int) -> Bytes:
         """The memory of a batch."""
-        return self._slots.lend(slot)
+        return self._slots.lease(slot)
 
     def forget(self, slots: Sequence[int]) -> None:
         """Do nothing: slots are used once."""

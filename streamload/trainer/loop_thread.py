@@ -20,7 +20,7 @@ class LoopThread:
     """The loop is made with the first call, the thread is started with the first turn, and `close` ends both."""
 
     def __init__(self) -> None:
-        self._made: _StandingLoop | None = None
+        self._made: _PausedLoop | None = None
         self._thread = ThreadPoolExecutor(1, "streamload-fetch")
         self._called = asyncio.Event()
 
@@ -56,7 +56,7 @@ class LoopThread:
     @property
     def _loop(self) -> asyncio.AbstractEventLoop:
         if self._made is None:
-            self._made = _StandingLoop()
+            self._made = _PausedLoop()
         return self._made
 
     def _call(self, action: Callable[[], None]) -> None:
@@ -72,7 +72,7 @@ class LoopThread:
             self._loop.close()
 
 
-class _StandingLoop(asyncio.SelectorEventLoop):
+class _PausedLoop(asyncio.SelectorEventLoop):
     """A loop whose clock stands still while it does not turn.
 
     Else a time-out would count how long its owner was busy with something else, as with a breakpoint: a download would
@@ -81,20 +81,20 @@ class _StandingLoop(asyncio.SelectorEventLoop):
 
     def __init__(self) -> None:
         self._stood_s = 0.0
-        self._standing_since_s: float | None = None
+        self._paused_since_s: float | None = None
         super().__init__()
 
     def time(self) -> float:
         """Seconds of turning, from any start."""
-        now_s = super().time() if self._standing_since_s is None else self._standing_since_s
+        now_s = super().time() if self._paused_since_s is None else self._paused_since_s
         return now_s - self._stood_s
 
     def run_until_complete(self, future: Generator[Any, None, _Result] | Awaitable[_Result]) -> _Result:
         """See `asyncio`."""
-        if self._standing_since_s is not None:
-            self._stood_s += super().time() - self._standing_since_s
-            self._standing_since_s = None
+        if self._paused_since_s is not None:
+            self._stood_s += super().time() - self._paused_since_s
+            self._paused_since_s = None
         try:
             return super().run_until_complete(future)
         finally:
-            self._standing_since_s = super().time()
+            self._paused_since_s = super().time()

@@ -154,7 +154,7 @@ class Pass(Iterator[Any]):
 
     Args:
         start: which epoch, and from where.
-        connection: to a feeder that has been told to start it.
+        connection: to a feeder that was sent its `EpochStart`.
         begin_again: connects to another feeder, and tells that to start it.
         batch_builder: builds the batches.
         cursor: kept up to date for the loader.
@@ -265,7 +265,7 @@ class Pass(Iterator[Any]):
             raise
         except BaseException as error:
             if self._is_cut_off_by_exit():
-                Event().wait()  # for the end, as daemon threads do in C code: nobody is left to be told
+                Event().wait()  # for the end, as daemon threads do in C code: nobody is left to notify
             if self._is_closed() and isinstance(error, Exception):  # by another thread: what was in use is gone
                 raise LoaderClosedError(f"this pass is over: {self._why}") from error
             # After an error of ours the loop may go on from where it stands; Ctrl-C is a way to leave it.
@@ -323,7 +323,7 @@ class Pass(Iterator[Any]):
                 return None
             ready = self._pending.popleft()
             self.connection.taken(1, self._acknowledge_after)
-            memory = self.connection.lend(ready.slot)  # also of one that is skipped: so it is freed
+            memory = self.connection.lease(ready.slot)  # also of one that is skipped: so it is freed
             if not self._filling.put(ready, memory):
                 self._note_given(ready.end)
             del memory
@@ -349,10 +349,10 @@ class Pass(Iterator[Any]):
                 self._ahead = self._make()
         self._error_ahead = attempt.error
 
-    def _let_go(self, batches: tuple[ReadyBatch, ...]) -> None:
-        """Give back the batches of an epoch that was begun ahead, or abandoned, and is not the one that is wanted."""
+    def _release(self, batches: tuple[ReadyBatch, ...]) -> None:
+        """Release the batches of an epoch that was begun ahead, or abandoned, and is not the one that is wanted."""
         for batch in batches:
-            self.connection.lend(batch.slot)
+            self.connection.lease(batch.slot)
         self.connection.taken(len(batches))
 
     def receive(self) -> Any:
@@ -397,7 +397,7 @@ class Pass(Iterator[Any]):
                     self._all_came = message.last
                     self._acknowledge_after = message.acknowledge_after
                 else:
-                    self._let_go(message.batches)
+                    self._release(message.batches)
                 self._batch_builder.skipped_members.look_at(message.totals.skipped_members)
             case AcknowledgeRequest():
                 if self._mover is not None:

@@ -204,7 +204,7 @@ class RemoteFolder:
         if thread is not None:
             thread.shutdown(wait=True)
         if upload is not None and (error := upload.exception()) is not None:
-            _log.warning("a shard that was in flight is not in %s: %s", without_secrets(self.folder), error)
+            _log.warning("a shard that was being uploaded is not in %s: %s", without_secrets(self.folder), error)
 
     def start_upload(self, shard: _UploadedShard, path: str, table: ShardTable) -> None:
         """Upload a file that is complete, and its table, when the upload before it is done.

@@ -25,7 +25,7 @@ def test_large_values_lie_in_the_slot_behind_the_arrays(start: int) -> None:
     where, slots, slot = stored(LARGE, start)
     assert isinstance(where, InSlot)
     assert len(pickle.dumps(where)) < 200
-    memory = slots.lend(slot)
+    memory = slots.lease(slot)
     assert where.start == start
     assert where.start + where.size_bytes <= len(memory)
     assert (memory[:start] == 7).all()  # a slot that grows keeps what was written
@@ -36,13 +36,13 @@ def test_large_values_lie_in_the_slot_behind_the_arrays(start: int) -> None:
 def test_small_values_travel_with_the_message(values: list[Any]) -> None:
     where, slots, slot = stored(values)
     assert isinstance(where, bytes)
-    assert load_values(where, slots.lend(slot)) == values
+    assert load_values(where, slots.lease(slot)) == values
 
 
 def test_a_slot_that_others_write_to_is_left_alone() -> None:
     where, slots, slot = stored(LARGE, may_use_slot=False)
     assert isinstance(where, bytes)
-    assert load_values(where, slots.lend(slot)) == LARGE
+    assert load_values(where, slots.lease(slot)) == LARGE
 
 
 def test_what_only_cloudpickle_can_pickle_lies_there_too() -> None:
@@ -51,5 +51,5 @@ def test_what_only_cloudpickle_can_pickle_lies_there_too() -> None:
 
     where, slots, slot = stored([twice, b"x" * 100_000])
     assert isinstance(where, InSlot)
-    function, data = load_values(where, slots.lend(slot))
+    function, data = load_values(where, slots.lease(slot))
     assert (function(4), data) == (8, b"x" * 100_000)

@@ -267,7 +267,7 @@ def test_a_partial_file_needs_no_room_beside_itself(folder: str) -> None:
 
 def test_an_owner_that_was_stopped_is_not_waited_for_without_end(cache: DiskCache) -> None:
     stopped, other = opened(cache, identity_of(1)), opened(cache, identity_of(1))
-    other._patience_s = 0.02
+    other._wait_s = 0.02
 
     async def run() -> None:
         assert await stopped.claim(0)
@@ -563,7 +563,7 @@ def test_a_process_that_keeps_the_folders_lock_costs_the_others_only_the_cache(
     cache: DiskCache, folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keep(cache, identity_of(1))
-    monkeypatch.setattr(disk_cache, "_OPEN_PATIENCE_S", 0.02)
+    monkeypatch.setattr(disk_cache, "_OPEN_WAIT_S", 0.02)
     with locked_file(os.path.join(folder, FILE_NAMES_AT, "lock"), 1.0):
         assert cache.open(identity_of(2)) is None
         assert opened(cache, identity_of(1)).complete

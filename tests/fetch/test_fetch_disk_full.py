@@ -205,7 +205,7 @@ def test_a_complete_shard_gets_its_name_though_the_cache_went_off(
     complete, other = cache.open(identity_of(0, N_PARTS)), cache.open(identity_of(1, N_PARTS))
     assert complete is not None
     assert other is not None
-    monkeypatch.setattr(disk_cache, "_OPEN_PATIENCE_S", 0.02)
+    monkeypatch.setattr(disk_cache, "_OPEN_WAIT_S", 0.02)
     with locked_file(str(tmp_path / "streamload-shards" / "lock"), 1.0):
         for part in range(N_PARTS):
             _fill_part(complete, part, part_of(content(identity_of(0, N_PARTS)), part))

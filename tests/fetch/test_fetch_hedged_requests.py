@@ -91,7 +91,7 @@ class Race:
         self.asked: list[float] = []
         self.ended: list[tuple[int, str]] = []
 
-    def ask(self) -> tuple[Watch, Coroutine[Any, Any, Downloaded]]:
+    def request(self) -> tuple[Watch, Coroutine[Any, Any, Downloaded]]:
         number, watch = len(self.asked), Watch()
         self.asked.append(asyncio.get_running_loop().time() - 1000)
         after_s, error, brings = self.ends[number]
@@ -116,7 +116,7 @@ class Race:
         async def main() -> int:
             for at_s in late_s:
                 asyncio.get_running_loop().call_later(at_s, self.late.set)
-            task = asyncio.create_task(download_with_second(self.ask, self.late))
+            task = asyncio.create_task(download_with_second(self.request, self.late))
             if then is not None:
                 asyncio.get_running_loop().call_later(2.5, then, task)
             try:

@@ -99,7 +99,7 @@ class Epochs(RuleBasedStateMachine):
 
     @precondition(lambda self: self.held)
     @rule()
-    def let_go(self) -> None:
+    def release(self) -> None:
         self.ledger.release(self.held.pop())
 
     @rule(shard=st.integers(0, 2))

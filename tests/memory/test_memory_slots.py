@@ -305,7 +305,7 @@ def test_a_slot_is_released_when_the_last_view_dies_and_not_before(
     pool: SlotPool, reader: SlotReader, kind: str
 ) -> None:
     slot = give(pool, reader)
-    held = views_of(reader.lend(slot))[kind]
+    held = views_of(reader.lease(slot))[kind]
     gc.collect()
     assert reader.released == []
     assert held is not None
@@ -317,7 +317,7 @@ def test_a_slot_is_released_when_the_last_view_dies_and_not_before(
 def test_each_loan_of_a_slot_is_released_on_its_own(pool: SlotPool, reader: SlotReader) -> None:
     slot = give(pool, reader)
     for round_number in range(1, 4):
-        batch = reader.lend(slot)
+        batch = reader.lease(slot)
         assert reader.released == [slot] * (round_number - 1)
         del batch
         assert reader.released == [slot] * round_number
@@ -328,11 +328,11 @@ def test_a_loan_has_at_least_the_size_asked_for_and_shows_what_was_written(pool:
     filler = MappedSlots()
     filler.add(slot, os.dup(pool.descriptor(slot)))
     filler.at_least(slot, 100)[:3] = 1, 2, 3
-    assert reader.lend(slot)[:3].tolist() == [1, 2, 3]
+    assert reader.lease(slot)[:3].tolist() == [1, 2, 3]
     filler.at_least(slot, 50_000)[49_999] = 9
     assert hand_out(pool, slot, 50_000), "it has grown, so it must be mapped anew"
     reader.add(slot, pool.descriptor(slot))
-    lease = reader.lend(slot)
+    lease = reader.lease(slot)
     assert len(lease) >= 50_000
     assert lease[49_999] == 9
     filler.close()
@@ -344,12 +344,12 @@ def test_new_memory_is_announced_once_for_each_mapping(pool: SlotPool) -> None:
     slots = [give(pool, reader), give(pool, reader)]
     for _ in range(3):
         for slot in slots:
-            reader.lend(slot)
+            reader.lease(slot)
     assert mapped == [4096, 4096]
     os.ftruncate(pool.descriptor(slots[0]), 12_288)
     reader.add(slots[0], pool.descriptor(slots[0]))
     for _ in range(2):
-        reader.lend(slots[0])
+        reader.lease(slots[0])
     assert mapped == [4096, 4096, 12288]
     reader.close()
 
@@ -368,7 +368,7 @@ def test_the_reader_holds_no_descriptor(pool: SlotPool, reader: SlotReader) -> N
 def test_what_the_user_views_survives_drop_and_close(pool: SlotPool) -> None:
     reader = SlotReader()
     slots = [give(pool, reader), give(pool, reader)]
-    batches = [reader.lend(slot) for slot in slots]
+    batches = [reader.lease(slot) for slot in slots]
     for number, batch in enumerate(batches):
         batch[:100] = number + 1
     reader.drop([slots[0]])
@@ -382,7 +382,7 @@ def test_the_memory_of_a_dropped_slot_goes_with_its_last_view(pool: SlotPool, re
     if not os.path.exists(maps):
         pytest.skip("looks at /proc")
     slot = give(pool, reader, 77 * 4096)
-    batch = reader.lend(slot)
+    batch = reader.lease(slot)
     address = f"{batch.ctypes.data:x}-"
     reader.drop([slot])
     with open(maps) as file:
@@ -420,7 +420,7 @@ class RoundTrips(RuleBasedStateMachine):
         for gone in retired:
             self.filler.drop(gone)
         self.known.difference_update(retired)
-        self.kept.append((self.made, self.reader.lend(slot)[:size_bytes].view(np.int64)))
+        self.kept.append((self.made, self.reader.lease(slot)[:size_bytes].view(np.int64)))
         self.reader.drop(retired)
 
     @precondition(lambda self: self.kept)
@@ -464,7 +464,7 @@ def test_heap_slots_are_new_each_time_and_handed_over() -> None:
     assert first != second
     slots.at_least(first, 10)[:] = 1
     assert len(slots.at_least(second, 1000)) == 1000
-    batch = slots.lend(first)
+    batch = slots.lease(first)
     assert batch.tolist() == [1] * 10
     assert not slots.delivered(first, 10)
     slots.released([first])

@@ -6,10 +6,12 @@ import contextlib
 import os
 import re
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import psutil
 import pytest
@@ -17,6 +19,7 @@ from matrix import exhaustive
 from servers.faults import FaultServer
 
 from streamload import ShardWriter, StreamLoader
+from streamload.errors import StorageError
 
 FIELD_BYTES = 1_000_000
 SAMPLES = 160
@@ -122,3 +125,22 @@ def test_what_does_not_fit_with_its_batches_is_refused_at_the_start(
     refusal = r"three batches of .*Give a memory_budget of at least \d+ MB.* smaller batch_size"
     with pytest.raises(ValueError, match=refusal):
         peak_bytes(server, f"{field}-large", batch_size, budget_mib, shuffle=True, shuffle_window=50)
+
+
+def large_result(samples: Any) -> Any:
+    return np.zeros((len(samples), 20 * MIB), np.uint8)
+
+
+def test_batches_that_outgrow_the_budget_are_an_error_and_not_a_wait(tmp_path: Path) -> None:
+    """What a `collate_fn` makes is known only then: parts are freed for it, and those needed do not fit again."""
+    with ShardWriter(tmp_path / "shards" / "%06d.tar", max_count=1) as writer:
+        for number in range(6):
+            writer.write({"__key__": f"{number:06d}", "bin": bytes(3 * MIB), "cls": number})
+    files = fsspec.filesystem("file")
+    options: dict[str, Any] = {"collate_fn": large_result, "memory_budget": "64MiB", "num_workers": 1, "timeout": 25}
+    with (
+        StreamLoader(str(tmp_path / "shards"), 1, filesystem=files, **options) as loader,
+        pytest.raises(StorageError, match="memory_budget of 67 MB is too small"),
+    ):
+        for _ in loader:
+            time.sleep(0.05)

@@ -75,7 +75,7 @@ class Scripted:
     def forget(self, _: object) -> None:
         """It has no slots."""
 
-    def lend(self, *_: int) -> None:
+    def lease(self, *_: int) -> None:
         """None of them is lent either."""
 
     def close(self) -> None:

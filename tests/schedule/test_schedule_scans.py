@@ -81,7 +81,7 @@ def arrival(tmp_path: Path) -> Iterator[Arrival]:
 def test_a_scan_is_given_out_when_its_bytes_have_come(arrival: Arrival) -> None:
     scans = arrival.scans
     assert scans.wanted() == []
-    scans.ask_for([2, 0])
+    scans.request([2, 0])
     assert scans.wanted() == [2, 0]
     assert scans.next_bytes(2) == (0, 512)
     assert scans.next_task() is None
@@ -106,7 +106,7 @@ def test_a_scan_is_given_out_when_its_bytes_have_come(arrival: Arrival) -> None:
 
 
 def test_the_earlier_asked_for_goes_first(arrival: Arrival) -> None:
-    arrival.scans.ask_for([2, 0, 1])
+    arrival.scans.request([2, 0, 1])
     for shard in (0, 1, 2):
         arrival.fetch(shard, 5_000)
     tasks = [arrival.scans.next_task() for _ in range(4)]
@@ -118,7 +118,7 @@ def test_what_is_gone_again_is_not_scanned(tmp_path: Path) -> None:
     there = 20_000
     tables = Tables(bare(tmp_path / "shards"), ScanCache(str(tmp_path)), strict=True)
     scans = Scans(tables, strict=True, arriving=range(4), arrived=lambda shard, start: start + there)
-    scans.ask_for([0])
+    scans.request([0])
     scans.available(0, 20_000, 50_000)
     there = 0
     assert scans.next_task() is None
@@ -146,7 +146,7 @@ def test_only_what_is_held_is_scanned(tmp_path: Path) -> None:
         progress=lambda: None,
     )
     feed = ScanFeed(scans, tables, fetcher)
-    scans.ask_for(range(3))
+    scans.request(range(3))
     feed.pump()  # one part, two, and one of the last shard
     for number in range(2):
         fetcher.ledger.admitted(part_key(2, number), PART_BYTES)
@@ -160,12 +160,12 @@ def test_only_what_is_held_is_scanned(tmp_path: Path) -> None:
 
 
 def test_a_shard_that_has_ended_is_known_and_kept(arrival: Arrival, tmp_path: Path) -> None:
-    arrival.scans.ask_for([0])
+    arrival.scans.request([0])
     while arrival.scans.wanted():
         arrival.fetch(0, arrival.ends[0] + 7_000)
         arrival.scan()
     assert arrival.tables.counts.values.tolist() == [COUNTS[0], -1, -1, -1]
-    arrival.scans.ask_for([0])
+    arrival.scans.request([0])
     assert arrival.scans.wanted() == []
     table = arrival.tables.find(0)
     whole = scan_shard(memoryview(arrival.contents[0]), "")
@@ -179,12 +179,12 @@ def test_a_shard_that_has_ended_is_known_and_kept(arrival: Arrival, tmp_path: Pa
 
 def test_a_shard_that_is_growing_can_be_asked_for_again(arrival: Arrival) -> None:
     """As the next epoch does, with its own scans and the tables of the loader."""
-    arrival.scans.ask_for([0])
+    arrival.scans.request([0])
     arrival.fetch(0, 20_000)
     arrival.scan()
     start, needs = arrival.scans.next_bytes(0)
     later = Arrival(arrival.listing, Path("unused"), tables=arrival.tables)
-    later.scans.ask_for([0])
+    later.scans.request([0])
     assert later.scans.wanted() == [0]
     assert later.scans.next_bytes(0) == (start, needs)
     later.fetch(0, 1 << 30)
@@ -195,7 +195,7 @@ def test_a_shard_that_is_growing_can_be_asked_for_again(arrival: Arrival) -> Non
 
 
 def test_the_end_of_a_shard_is_scanned_when_its_size_becomes_known(arrival: Arrival) -> None:
-    arrival.scans.ask_for([1])
+    arrival.scans.request([1])
     arrival.fetch(1, 1 << 30, total=False)
     done = arrival.scan()
     assert done is not None
@@ -208,7 +208,7 @@ def test_the_end_of_a_shard_is_scanned_when_its_size_becomes_known(arrival: Arri
 
 
 def test_a_size_that_was_told_once_is_remembered(arrival: Arrival) -> None:
-    arrival.scans.ask_for([1])
+    arrival.scans.request([1])
     arrival.fetch(1, 600)
     arrival.fetch(1, 1 << 30, total=False)
     assert arrival.scan() is not None
@@ -216,16 +216,16 @@ def test_a_size_that_was_told_once_is_remembered(arrival: Arrival) -> None:
 
 
 def test_asking_twice_is_asking_once(arrival: Arrival) -> None:
-    arrival.scans.ask_for([0, 0])
+    arrival.scans.request([0, 0])
     arrival.fetch(0, 5_000)
-    arrival.scans.ask_for([0])
+    arrival.scans.request([0])
     assert arrival.scans.next_task() is not None
-    arrival.scans.ask_for([0])
+    arrival.scans.request([0])
     arrival.fetch(0, 10_000)
     assert arrival.scans.next_task() is None
     local = Scans(arrival.tables, strict=True)
-    local.ask_for([1, 1])
-    local.ask_for([1])
+    local.request([1, 1])
+    local.request([1])
     assert [task is None for task in (local.next_task(), local.next_task())] == [False, True]
 
 
@@ -241,7 +241,7 @@ def test_damage_is_raised_and_nothing_more_is_wanted(arrival: Arrival) -> None:
     table = scan_shard(memoryview(arrival.contents[0]), "")
     content[int(table.member_offset[20]) - 500] ^= 1
     arrival.contents[0] = bytes(content)
-    arrival.scans.ask_for([0])
+    arrival.scans.request([0])
     with pytest.raises(ShardFormatError) as caught:
         while arrival.scans.wanted():
             arrival.fetch(0, arrival.ends[0] + 5_000)
@@ -261,7 +261,7 @@ def test_a_kept_scan_is_found_when_the_first_answer_says_which_version_it_is(tmp
     )
     for etag, scans in (("one", True), ("one", False), ("two", True)):
         arrival = Arrival(listing, tmp_path, tables=Tables(unsized, ScanCache(str(tmp_path / "cache")), strict=True))
-        arrival.scans.ask_for([0])
+        arrival.scans.request([0])
         assert arrival.scans.wanted() == [0]
         arrival.tables.note_version(0, len(arrival.contents[0]), etag)
         arrival.fetch(0, 1 << 30)
@@ -274,7 +274,7 @@ def test_a_kept_scan_is_found_when_the_first_answer_says_which_version_it_is(tmp
 def test_local_shards_are_scanned_whole_and_at_once(tmp_path: Path) -> None:
     listing = bare(tmp_path / "shards")
     scans = Scans(Tables(listing, ScanCache(str(tmp_path / "cache")), strict=True), strict=True)
-    scans.ask_for([1, 0])
+    scans.request([1, 0])
     assert scans.wanted() == []
     assert [scans.next_task(), scans.next_task(), scans.next_task()] == [
         ScanTask(0, 1, True),
@@ -296,7 +296,7 @@ def test_rows_flow_as_bytes_come_and_are_the_same(
     rows, located = [], 0
     while True:
         while missing := plan.missing():
-            arrival.scans.ask_for(missing)
+            arrival.scans.request(missing)
             first = missing[0]
             assert first in arrival.scans.wanted()
             arrival.fetch(first, arrival.ends[first] + data.draw(st.sampled_from([300, 5_000, 20_000])))
@@ -341,7 +341,7 @@ def test_shards_that_wait_for_their_turn_cost_nothing(tmp_path: Path) -> None:
             progress=lambda: None,
         )
         feed = ScanFeed(scans, tables, fetcher)
-        scans.ask_for(range(shards))
+        scans.request(range(shards))
         feed.pump()
         return lines_of(feed.pump), lines_of(scans.next_task)
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-_PATIENCE_S = 20.0
+_WAIT_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +74,14 @@ def running(command: list[str], port: int) -> Iterator[None]:
     finally:
         process.terminate()
         try:
-            process.communicate(timeout=_PATIENCE_S)
+            process.communicate(timeout=_WAIT_S)
         except subprocess.TimeoutExpired:
             process.kill()
             process.communicate()
 
 
 def _wait_for(process: subprocess.Popen[bytes], port: int) -> None:
-    deadline = time.monotonic() + _PATIENCE_S
+    deadline = time.monotonic() + _WAIT_S
     while True:
         if process.poll() is not None or time.monotonic() > deadline:
             process.kill()

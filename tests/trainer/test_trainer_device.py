@@ -84,10 +84,10 @@ def slots() -> Iterator[tuple[SlotPool, SlotReader]]:
     pool.close()
 
 
-def lend(pool: SlotPool, reader: SlotReader, value: int) -> torch.Tensor:
+def lease(pool: SlotPool, reader: SlotReader, value: int) -> torch.Tensor:
     slot = pool.take(64)
     reader.add(slot, pool.descriptor(slot))
-    memory = reader.lend(slot)
+    memory = reader.lease(slot)
     memory[:] = value
     return torch.from_numpy(memory[:8])
 
@@ -96,7 +96,7 @@ def test_a_slot_is_given_back_when_its_copy_is_done_and_not_before() -> None:
     device = LateDevice()
     mover = Mover(device)
     with slots() as (pool, reader):
-        moving = [mover.begin({"x": lend(pool, reader, value)}) for value in (1, 2, 3)]
+        moving = [mover.begin({"x": lease(pool, reader, value)}) for value in (1, 2, 3)]
         given = moving[0].give()
         mover.finish()
         assert reader.released == []
@@ -118,7 +118,7 @@ def test_what_is_under_way_at_the_end_is_waited_for(how: str) -> None:
     mover = Mover(device)
     with slots() as (pool, reader):
         for value in (1, 2):
-            mover.begin([lend(pool, reader, value)])
+            mover.begin([lease(pool, reader, value)])
         if how == "closed":
             mover.close()
             mover.close()
@@ -133,7 +133,7 @@ def test_what_there_is_no_room_for_on_the_device_is_given_back() -> None:
     mover = Mover(LateDevice(fails_at=1))
     with slots() as (pool, reader):
         with pytest.raises(RuntimeError, match="out of memory"):
-            mover.begin([lend(pool, reader, 1)])
+            mover.begin([lease(pool, reader, 1)])
         gc.collect()  # the traceback refers to itself
         assert reader.released == [0]
 

@@ -75,7 +75,7 @@ def test_each_slot_is_locked_once_however_often_it_goes_round() -> None:
                 reader.add(slot, pool.descriptor(slot))
             pool.delivered(slot, 100)
             pool.taken(1)
-            tensor = torch.from_numpy(reader.lend(slot))
+            tensor = torch.from_numpy(reader.lease(slot))
             assert tensor.data_ptr() in registry.locked
             del tensor
         pool.released(reader.released)
@@ -92,11 +92,11 @@ def test_a_slot_that_grows_is_locked_anew() -> None:
     pool, reader = SlotPool(), SlotReader(pinning(registry))
     slot = pool.take(100)
     reader.add(slot, pool.descriptor(slot))
-    kept = reader.lend(slot)
+    kept = reader.lease(slot)
     assert list(registry.locked.values()) == [4096]
     os.ftruncate(pool.descriptor(slot), 12_288)
     reader.add(slot, pool.descriptor(slot))
-    reader.lend(slot)
+    reader.lease(slot)
     assert list(registry.locked.values()) == [4096, 12288], "the old mapping lives on under the kept batch"
     del kept
     assert list(registry.locked.values()) == [12288]
@@ -110,7 +110,7 @@ def test_kept_batches_stay_locked_after_everything_was_closed() -> None:
     pool, reader = SlotPool(), SlotReader(pinning(registry))
     slot = pool.take(100)
     reader.add(slot, pool.descriptor(slot))
-    batch = torch.from_numpy(reader.lend(slot).view(np.int32))
+    batch = torch.from_numpy(reader.lease(slot).view(np.int32))
     reader.close()
     pool.close()
     assert len(registry.locked) == 1

@@ -45,10 +45,8 @@ class RemoteStaging(Staging):
 
     Args:
         folder: the local folder.
-        lock: the descriptor that holds its lock.
-        resumed: whether there is something from an earlier run.
+        run: what is packed, and where to.
         storage: of the bucket.
-        destination: the folder there.
         splits: the names of the parts; "" where there is but one.
     """
 
@@ -111,7 +109,7 @@ class RemoteStaging(Staging):
             return
         if not self._begun:
             self._begun = True
-            self._evict()
+            self._remove_earlier()
         while len(self._uploads) >= _UPLOADS_AT_ONCE:
             self._uploads.popleft().result()
         self._uploads.append(self._threads.submit(self._upload, part, key, name, task, finished))
@@ -176,7 +174,7 @@ class RemoteStaging(Staging):
         self._records.remove()
         super().finish()
 
-    def _evict(self) -> None:
+    def _remove_earlier(self) -> None:
         """Mark the folders as unfinished, and remove the index entries and then the shards of an earlier dataset."""
         # Each step for all parts before the next step, so that whoever reads several parts at once sees all or none.
         for split in self._splits:

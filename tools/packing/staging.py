@@ -406,7 +406,7 @@ def has_finished(folder: str) -> bool:
 
 
 def remove_unfinished(folder: str) -> None:
-    """Remove the hidden files of shards that were in flight."""
+    """Remove the hidden files of shards that were being written."""
     for top, _, names in os.walk(folder):
         for name in names:
             if name.startswith("."):

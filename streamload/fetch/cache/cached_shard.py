@@ -18,7 +18,7 @@ __all__ = ["CacheDamagedError", "CacheOffError", "CachedShard", "ShardEvents"]
 
 _SHORTEST_RETRY_S = 0.002
 _LONGEST_RETRY_S = 0.05
-_PATIENCE_S = 30.0
+_WAIT_S = 30.0
 
 _Read = TypeVar("_Read")
 
@@ -70,7 +70,7 @@ class CachedShard:
         part_bytes: that of a part.
         partial: what is being filled; None if the file was whole when it was opened.
         events: told what happens.
-        patience_s: how long to wait for another process's part.
+        wait_s: how long to wait for another process's part.
 
     Attributes:
         descriptor: read-only if the file was whole when it was opened, else for reading and writing; this object
@@ -85,7 +85,7 @@ class CachedShard:
         partial: PartialShard | None,
         events: ShardEvents,
         *,
-        patience_s: float = _PATIENCE_S,
+        wait_s: float = _WAIT_S,
     ) -> None:
         self.descriptor = descriptor
         self.partial = partial
@@ -95,7 +95,7 @@ class CachedShard:
         self._n_parts = -(-shard_bytes // part_bytes)
         self._compared: set[int] = set()
         self._events = events
-        self._patience_s = patience_s
+        self._wait_s = wait_s
         self._claimed: set[int] = set()
         self._off = False
         self.withdrawn = False
@@ -134,7 +134,7 @@ class CachedShard:
             RuntimeError: the shard was closed.
         """
         retry_s = _SHORTEST_RETRY_S
-        deadline = monotonic() + self._patience_s
+        deadline = monotonic() + self._wait_s
         while not self.has(part):
             partial = self._to_fill()
             if part not in self._claimed and (self._try_claim(partial, part) or monotonic() > deadline):

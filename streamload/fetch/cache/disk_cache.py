@@ -38,9 +38,9 @@ __all__ = ["DiskCache", "shards_folder"]
 
 _log = logging.getLogger("streamload")
 
-_OPEN_PATIENCE_S = 1.0
+_OPEN_WAIT_S = 1.0
 """How long to wait for the folder's lock before a shard is read without the cache."""
-_PUBLISH_PATIENCE_S = 60.0
+_PUBLISH_WAIT_S = 60.0
 _BLOCK_BYTES = 512
 _OPEN_WHOLE = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
 _UNREADABLE = (errno.EIO, errno.ESTALE)
@@ -83,7 +83,7 @@ class DiskCache:
         try:
             for made in (self._folder, self._partial_folder):
                 make_private_folder(made)
-            with locked_file(self._lock_file, _OPEN_PATIENCE_S):
+            with locked_file(self._lock_file, _OPEN_WAIT_S):
                 self._remove_abandoned()
         except LockBusyError:
             pass  # whoever makes room next removes them
@@ -108,7 +108,7 @@ class DiskCache:
         try:
             shard = self._open_whole(identity) if self._readable else None
             if shard is None and self._writable and 0 < self._file_bytes(identity) <= self._size_bytes:
-                with locked_file(self._lock_file, _OPEN_PATIENCE_S):
+                with locked_file(self._lock_file, _OPEN_WAIT_S):
                     shard = self._open_whole(identity) or self._open_partial(identity)
         except LockBusyError:
             return None
@@ -269,7 +269,7 @@ class DiskCache:
             if not partial.has_its_name():
                 return
             os.fsync(partial.descriptor)
-            with locked_file(self._lock_file, _PUBLISH_PATIENCE_S):
+            with locked_file(self._lock_file, _PUBLISH_WAIT_S):
                 # Another process may have done it, or evicted it; then the name is free, or stands for another file.
                 if partial.has_its_name():
                     os.replace(partial.files.data, os.path.join(self._folder, partial.files.name))
@@ -297,7 +297,7 @@ class DiskCache:
             )
         for shard in shards:
             shard.turn_off()
-        with suppress(OSError, LockBusyError), locked_file(self._lock_file, _OPEN_PATIENCE_S):
+        with suppress(OSError, LockBusyError), locked_file(self._lock_file, _OPEN_WAIT_S):
             self._remove_abandoned(all_idle=True)
 
     def _forget(self, shard: CachedShard) -> None:

@@ -93,7 +93,7 @@ def is_in_use(path: str) -> bool:
 
 
 @contextmanager
-def locked_file(path: str, patience_s: float) -> Iterator[None]:
+def locked_file(path: str, wait_s: float) -> Iterator[None]:
     """Hold the lock of a file, which is made if need be, for the body.
 
     It is tried again every few milliseconds: a wait in the kernel could be neither limited nor interrupted.
@@ -104,7 +104,7 @@ def locked_file(path: str, patience_s: float) -> Iterator[None]:
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
-        deadline = time.monotonic() + patience_s
+        deadline = time.monotonic() + wait_s
         while not try_lock(descriptor, 0):
             if time.monotonic() > deadline:
                 raise LockBusyError(path)
