@@ -174,15 +174,16 @@ def budget_error(
     counting: bool,
 ) -> StorageError:
     """The error to raise when nothing goes on within the budget: what takes it, and what to do."""
-    budget, missing, needed, slots, decompressing = (
-        _shown(size_bytes)
-        for size_bytes in (budget_bytes, missing_bytes, needed_bytes, slot_bytes, decompressing_bytes)
+    budget, missing, needed, slots = (
+        _shown(size_bytes) for size_bytes in (budget_bytes, missing_bytes, needed_bytes, slot_bytes)
     )
+    requests = _shown(budget_bytes - bytes_for_parts(budget_bytes))
+    decompressing = f", {_shown(decompressing_bytes)} hold what is being decompressed" if decompressing_bytes else ""
     advice = "an index (`streamload index`), which gives len() without reading" if counting else "a smaller batch_size"
     return StorageError(
         f"memory_budget of {budget} is too small: {missing} more are needed now, while {needed} of shards are held "
-        f"because samples in them are wanted too or are yet to be drawn within shuffle_window, {slots} are batches, "
-        f"and {decompressing} hold what is being decompressed. Give a larger memory_budget, a smaller shuffle_window, "
+        f"because samples in them are wanted too or are yet to be drawn within shuffle_window, {slots} are batches"
+        f"{decompressing}, and {requests} are left to requests. Give a larger memory_budget, a smaller shuffle_window, "
         f"{advice}, or a cache_dir on a disk with more room"
     )
 
