@@ -15,7 +15,7 @@ from streamload.fetch.parts import PART_BYTES, part_key, parts_of_rows, shard_an
 ONE_PART_BYTES = 10_000_000
 """Room for one part and not for two."""
 THREE_PARTS_BYTES = 26_000_000
-BATCH_BYTES = 2_000_000
+BATCH_BYTES = 1_000_000
 """Three of them do not fit beside three parts, one does."""
 
 
