@@ -25,14 +25,14 @@ from streamload.sampling.mixture import Mixture, portions_of
 from streamload.sampling.weights import Weights
 from streamload.statistics import Meter, Statistics
 from streamload.text import counted
-from streamload.trainer.async_pass import AsyncPass, end_of_processes
+from streamload.trainer.async_epoch_iterator import AsyncEpochIterator, end_of_processes
 from streamload.trainer.batch_builder import BatchBuilder
 from streamload.trainer.connection import Connection
 from streamload.trainer.device import Mover, device_for
+from streamload.trainer.epoch_iterator import Cursor, EpochIterator
 from streamload.trainer.feeder_client import named_places, read_classes
 from streamload.trainer.feeder_link import FeederLink
 from streamload.trainer.page_locked import cuda_registry
-from streamload.trainer.passes import Cursor, Pass
 from streamload.trainer.skipped_members import NothingLeft
 
 __all__ = ["StreamLoader"]
@@ -186,7 +186,7 @@ class StreamLoader:
         self._dataset: str | None = None
         self._nothing_left = NothingLeft(drop_last, batch_size, self._batch_builder.skipped_members)
         self._cursor, self._beginning = Cursor(), RLock()
-        self._pass: weakref.ref[Pass] | None = None
+        self._iterator: weakref.ref[EpochIterator] | None = None
         self._meter = Meter()
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -303,7 +303,7 @@ class StreamLoader:
         samples = self._sampling.epoch_samples
         return batches_per_rank(order, self._samples() if samples is None else samples, *self._sampling.place)
 
-    def __iter__(self) -> Pass:
+    def __iter__(self) -> EpochIterator:
         """Begin a pass: the next epoch, or the rest of one that was resumed or ended by an error of the loader.
 
         A pass that is still running ends; going on with it raises LoaderClosedError. One that has given no batch yet
@@ -316,7 +316,7 @@ class StreamLoader:
         """
         return self._begin()
 
-    def __aiter__(self) -> AsyncPass:
+    def __aiter__(self) -> AsyncEpochIterator:
         """Begin a pass for `async for batch in loader`: the same as for `for`, in state, errors and `timeout`.
 
         Other coroutines run while it waits for a batch; with `num_workers=0`, where the caller's thread makes each
@@ -327,16 +327,16 @@ class StreamLoader:
         Raises:
             LoaderClosedError: the loader was closed.
         """
-        return AsyncPass(self._begin())
+        return AsyncEpochIterator(self._begin())
 
-    def _begin(self) -> Pass:
+    def _begin(self) -> EpochIterator:
         with self._beginning:  # several threads may do so at once: the pass of the last one stays
-            return self._begin_pass()
+            return self._begin_iterator()
 
-    def _begin_pass(self) -> Pass:
+    def _begin_iterator(self) -> EpochIterator:
         if self._rank_was_found:
             check_found_rank(self.rank, self.world_size)
-        self._end_pass("another pass of the same loader has begun; for two at once make two loaders")
+        self._end_iterator("another pass of the same loader has begun; for two at once make two loaders")
         self._link.take_changes()
         epoch, position = self._cursor.next_start()
         counts = self._known_counts() if self._sampling.needs_counts else ()
@@ -349,7 +349,7 @@ class StreamLoader:
         begun_ahead = start.numbers is None and self._cursor.goes_on_at(epoch, position)
         (connection.send_later if begun_ahead else connection.send)(start)
         self._cursor = Cursor(epoch, position)
-        begun = Pass(
+        begun = EpochIterator(
             start,
             connection,
             self._batch_builder,
@@ -362,7 +362,7 @@ class StreamLoader:
             in_order=self._options.in_order,
             mover=self._mover,
         )
-        self._pass = weakref.ref(begun)
+        self._iterator = weakref.ref(begun)
         return begun
 
     def set_epoch(self, epoch: int) -> None:
@@ -414,7 +414,7 @@ class StreamLoader:
             fingerprint=self._fingerprint(),
             sampling=self._sampling.state(loaded.epoch),
         )
-        self._end_pass("a state was loaded")
+        self._end_iterator("a state was loaded")
         if self._sampling.resume(loaded) or loaded.lanes != self._lanes:
             self._link.disconnect()
             self._lanes = loaded.lanes
@@ -426,7 +426,7 @@ class StreamLoader:
 
     def close(self) -> None:
         """End the feeder and its workers. Batches that were delivered stay valid. Idempotent."""
-        self._end_pass("the loader was closed")
+        self._end_iterator("the loader was closed")
         self._link.close()
         if self._mover is not None:
             self._mover.close()
@@ -481,17 +481,17 @@ class StreamLoader:
         if self._nothing_left.is_possible(start):
             self._nothing_left.look_at(start, self._sampling.samples_of(start, self._known_counts()), self._samples())
 
-    def _running(self) -> Pass | None:
-        return None if self._pass is None else self._pass()
+    def _running(self) -> EpochIterator | None:
+        return None if self._iterator is None else self._iterator()
 
     def _samples(self) -> int:
         return sum(self._known_counts())
 
-    def _end_pass(self, why: str) -> None:
+    def _end_iterator(self, why: str) -> None:
         running = self._running()
         if running is not None:
             running.end(why)
-        self._pass = None
+        self._iterator = None
 
     def _fingerprint(self) -> str:
         if self._dataset is None:

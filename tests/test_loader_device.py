@@ -19,7 +19,7 @@ from transforms import raise_on_33
 from streamload import StreamLoader
 from streamload.errors import TransformError, WorkerError
 from streamload.feeder.messages import Ready
-from streamload.trainer.passes import Pass
+from streamload.trainer.epoch_iterator import EpochIterator
 
 TOTAL = 60
 BATCH = 10
@@ -42,7 +42,7 @@ def make(source: str, **options: Any) -> StreamLoader:
     return StreamLoader(source, **{**common, **options})
 
 
-def begin(loader: StreamLoader, ready: int = 0) -> Pass:
+def begin(loader: StreamLoader, ready: int = 0) -> EpochIterator:
     """A pass, for which so many batches are here already."""
     begun = iter(loader)
     messages: list[Any] = []

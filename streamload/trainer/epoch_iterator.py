@@ -23,7 +23,7 @@ from streamload.trainer.batch_builder import BatchBuilder
 from streamload.trainer.connection import Connection
 from streamload.trainer.device import Mover
 
-__all__ = ["Cursor", "Pass"]
+__all__ = ["Cursor", "EpochIterator"]
 
 _LOOK_UP_S = 1.0
 """How often a pass that waits looks whether another thread has ended it, or has put back a message that is for it."""
@@ -147,7 +147,7 @@ class _Made:
     end: int
 
 
-class Pass(Iterator[Any]):
+class EpochIterator(Iterator[Any]):
     """The iterator of a `for` loop. Where it is dropped or closed before its end, the feeder gives up its epoch.
 
     Loops that count steps never ask for more than the last batch, so a pass that has given that one is at its end, too.
