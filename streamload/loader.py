@@ -287,7 +287,7 @@ class StreamLoader:
 
     @property
     def skipped(self) -> list[SampleError]:
-        """The errors of the samples that were left out or replaced, in the order of delivery: the newest 10,000.
+        """The errors of the samples that were left out or replaced, in the order of their batches: the newest 10,000.
 
         How many there were in the loader's life, `statistics().skipped_samples` says.
         """

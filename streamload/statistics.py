@@ -140,7 +140,7 @@ class Meter:
     first_batch_s: float = 0.0
     totals: FeederTotals = field(default_factory=FeederTotals)
 
-    def gave(self, waited_s: float) -> None:
+    def add_wait(self, waited_s: float) -> None:
         """The loop has got a batch, which is counted already, and has waited so long for it."""
         self.loop_waited_s += waited_s
         if self.batches == 1:

@@ -215,7 +215,7 @@ class ByHand:
         ready, self.left = self.left, []
         return ready, 1
 
-    def takes(self, done: object) -> bool:
+    def take_result(self, done: object) -> bool:
         return False
 
     def abandon(self) -> None:
@@ -235,14 +235,14 @@ class EpochsByHand:
             self.begun.append(ByHand(start, failing=start.epoch in failing))
             return self.begun[-1]
 
-        def deliver(start: EpochStart, ready: list[Any], last: bool, _: int) -> None:
+        def send_ready(start: EpochStart, ready: list[Any], last: bool, _: int) -> None:
             self.said += [*ready, "ended"] if last else ready
 
-        self.epochs = Epochs(begin, deliver, works_ahead=True)
+        self.epochs = Epochs(begin, send_ready, works_ahead=True)
 
     def run(self, epoch: int) -> None:
         self.passes += 1
-        self.epochs.ask(EpochStart(epoch, 0, 0, 1, number=self.passes))
+        self.epochs.request(EpochStart(epoch, 0, 0, 1, number=self.passes))
         for _ in range(3):
             self.epochs.pump()
 

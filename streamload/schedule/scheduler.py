@@ -401,9 +401,9 @@ class Scheduler:
         plan_s, self._ahead.plan_s = self._ahead.plan_s, 0.0
         return plan_s
 
-    def done(self, batch: RowBatch) -> None:
+    def release(self, batch: RowBatch) -> None:
         """Release what a batch needs: it is complete, or no longer wanted."""
-        self._ahead.done(batch.source)
+        self._ahead.release(batch.source)
 
     def close(self) -> None:
         """Stop scheduling and fetching."""

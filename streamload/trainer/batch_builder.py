@@ -36,7 +36,7 @@ class BatchBuilder:
 
     Attributes:
         fills_up: the same.
-        skipped: the errors of the samples that were left out or replaced, in the order of delivery; the newest
+        skipped: the errors of the samples that were left out or replaced, in the order of their batches; the newest
             `MOST_KEPT`, since a run may be long.
         n_skipped: how many there were.
         skipped_members: knows of members of shards that are no part of a sample, and tells of some.

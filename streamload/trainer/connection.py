@@ -76,7 +76,7 @@ class Connection(Protocol):
     def put_back(self, messages: Iterable[Any]) -> None:
         """Have messages received again, before any other."""
 
-    def taken(self, batches: int, acknowledge_after: int = 1, /) -> None:
+    def note_taken(self, batches: int, acknowledge_after: int = 1, /) -> None:
         """Note that so many batches were taken; the next message acknowledges them, or this once there are enough."""
 
     def flush(self, *, answers: int | None = None) -> None:
@@ -215,7 +215,7 @@ class FeederProcess:
         """Have messages received again, before any other."""
         self._put_back.extendleft(reversed(list(messages)))
 
-    def taken(self, batches: int, acknowledge_after: int = 1, /) -> None:
+    def note_taken(self, batches: int, acknowledge_after: int = 1, /) -> None:
         """Note that so many batches were taken: a message for each would cost more than all the rest."""
         self._unacknowledged += batches
         if self._unacknowledged >= acknowledge_after:

@@ -272,7 +272,7 @@ class EpochIterator(Iterator[Any]):
             self._end_processes("it was ended by an error", "ready" if isinstance(error, Exception) else "left")
             raise
         self._gave_at, self._requested_at = perf_counter(), None
-        self._meter.gave(self._gave_at - requested_at)
+        self._meter.add_wait(self._gave_at - requested_at)
         return batch
 
     def _refuse_anothers(self, message: Any) -> None:
@@ -322,7 +322,7 @@ class EpochIterator(Iterator[Any]):
             if not self._pending:
                 return None
             ready = self._pending.popleft()
-            self.connection.taken(1, self._acknowledge_after)
+            self.connection.note_taken(1, self._acknowledge_after)
             memory = self.connection.lease(ready.slot)  # also of one that is skipped: so it is freed
             if not self._filling.put(ready, memory):
                 self._note_given(ready.end)
@@ -353,7 +353,7 @@ class EpochIterator(Iterator[Any]):
         """Release the batches of an epoch that was begun ahead, or abandoned, and is not the one that is wanted."""
         for batch in batches:
             self.connection.lease(batch.slot)
-        self.connection.taken(len(batches))
+        self.connection.note_taken(len(batches))
 
     def receive(self) -> Any:
         """The feeder's next message; this waits for it.

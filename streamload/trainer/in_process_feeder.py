@@ -107,7 +107,7 @@ class InProcessFeeder:
     def request_end(self) -> None:
         """It has no process that could take its time to end."""
 
-    def taken(self, batches: int, _acknowledge_after: int = 1, /) -> None:
+    def note_taken(self, batches: int, _acknowledge_after: int = 1, /) -> None:
         """Acknowledge so many batches. At once, because it costs a call only."""
         self._feeder.handle(Acknowledge(batches, ()))
 

@@ -81,7 +81,7 @@ class Scripted:
     def close(self) -> None:
         """Nothing is open."""
 
-    def taken(self, *_: int) -> None:
+    def note_taken(self, *_: int) -> None:
         """It does not count."""
 
 

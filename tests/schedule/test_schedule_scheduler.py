@@ -114,7 +114,7 @@ class Run:
             orphaned=OrphanedTasks(None),
         )
 
-    def _deliver(self, ready: list[ReadyBatch], acknowledge_after: int) -> None:
+    def _note_ready(self, ready: list[ReadyBatch], acknowledge_after: int) -> None:
         assert acknowledge_after >= 1, "one that never tells stops everything"
         assert acknowledge_after <= MOST_KEPT_SLOTS // 2, "one that tells late has slots given away"
         for batch in ready:
@@ -123,9 +123,9 @@ class Run:
             assert sorted(written) == list(range(rows)), "every row of a batch is written"
             self.batches.append([written[row] for row in range(rows)])
             self.ends.append(batch.end)
-            self.slots.delivered(batch.slot, batch.size_bytes)
-            self.slots.taken(1)
-            self.slots.released([batch.slot])
+            self.slots.announce(batch.slot, batch.size_bytes)
+            self.slots.note_taken(1)
+            self.slots.note_released([batch.slot])
 
     def answer(self, number: int = 0) -> RowTask | ScanTask:
         """Have one of the tasks come back."""
@@ -133,8 +133,8 @@ class Run:
         if isinstance(task, ScanTask):
             self._scans.on_done(self._scan(task))
         else:
-            assert self.epoch.takes(self._rows(task))
-        self._deliver(*self.epoch.take_ready())
+            assert self.epoch.take_result(self._rows(task))
+        self._note_ready(*self.epoch.take_ready())
         return task
 
     def _scan(self, task: ScanTask) -> ScanDone:
@@ -179,7 +179,7 @@ class Run:
             assert self.pool.tasks, "nothing is in flight, and the epoch has not ended"
             self.answer(choose(len(self.pool.tasks)))
             if len(self.batches) - taken >= taken_at_once or not self.pool.tasks:
-                self.epoch.batcher.taken(len(self.batches) - taken)
+                self.epoch.batcher.note_taken(len(self.batches) - taken)
                 taken = len(self.batches)
             self.epoch.pump()
 
@@ -311,7 +311,7 @@ def test_what_the_loop_does_not_take_is_not_made_for_ever(
         run.epoch.pump()
     waiting = len(run.batches)
     assert prefetch <= waiting <= max(prefetch, 60) < sum(COUNTS)
-    run.epoch.batcher.taken(waiting)
+    run.epoch.batcher.note_taken(waiting)
     run.finish()
     assert run.batches == run.expected()
 
@@ -354,7 +354,7 @@ def test_the_old_slot_of_a_batch_that_is_made_again_is_not_used_for_another(fold
         assert isinstance(task, RowTask)
         if task.whole:
             assert slot not in {piece.slot for piece in task.pieces}
-    run.epoch.batcher.taken(len(run.batches))
+    run.epoch.batcher.note_taken(len(run.batches))
     run.finish()
     assert run.batches == run.expected()
 
@@ -432,7 +432,7 @@ def test_a_run_waits_for_no_batches_that_are_not_told_of(folder: Path, monkeypat
         acknowledge_after = run.epoch.take_ready()[1]
         unacknowledged = len(run.batches) - told
         if unacknowledged >= acknowledge_after:
-            run.epoch.batcher.taken(unacknowledged - unacknowledged % acknowledge_after)
+            run.epoch.batcher.note_taken(unacknowledged - unacknowledged % acknowledge_after)
             told += unacknowledged - unacknowledged % acknowledge_after
         run.epoch.pump()
     run.slots.close()
