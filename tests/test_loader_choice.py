@@ -138,7 +138,7 @@ def test_a_sampler_with_processes_in_epoch_after_epoch(source: str) -> None:
         assert [numbers(loader) for _ in range(3)] == [list(expected) for _ in range(3)]
 
 
-def test_copies_of_a_sample_have_randomness_of_their_own(source: str) -> None:
+def test_repeats_of_a_sample_have_randomness_of_their_own(source: str) -> None:
     def noise(value: int, rng: np.random.Generator) -> tuple[int, float]:
         return value, float(rng.random())
 

@@ -368,4 +368,4 @@ class RowMaker:
 
 def _names(table: RowTable) -> list[tuple[int, int, int]]:
     """What keys each row's randomness: its shard, its sample, and how often that occurred before in the epoch."""
-    return list(zip(table.shards.tolist(), table.samples.tolist(), table.copies.tolist(), strict=True))
+    return list(zip(table.shards.tolist(), table.samples.tolist(), table.repeats.tolist(), strict=True))

@@ -262,6 +262,6 @@ def _check_together(weights: object, sampler: object, epoch_size: object, *, shu
             raise ValueError("shuffle=True and sampler don't go together: a sampler gives the order; leave shuffle out")
     if weights is not None and not shuffle:
         raise ValueError(
-            "weights needs shuffle=True: samples are drawn more than once, and in the order of the listing the copies "
+            "weights needs shuffle=True: samples are drawn more than once, and in the order of the listing the repeats "
             "of one would stand side by side"
         )

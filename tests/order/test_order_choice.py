@@ -255,19 +255,19 @@ def test_consecutive_epochs_are_consecutive_passes(counts: list[int], parts: int
     assert max(often) - (min(often) if len(Counter(drawn)) == sum(counts) else 0) <= 1
 
 
-def test_copies_are_numbered() -> None:
+def test_repeats_are_numbered() -> None:
     counts = [3, 4]
     plan = RankPlan(dataclasses.replace(OPTIONS, sampling=Stretched(20)), ShardCounts.of(counts), 1, 0, 1)
     block = plan.take(100)
     assert block is not None
-    assert block.copy is not None
-    names = set(zip(block.shard.tolist(), block.sample.tolist(), block.copy.tolist(), strict=True))
+    assert block.repeat is not None
+    names = set(zip(block.shard.tolist(), block.sample.tolist(), block.repeat.tolist(), strict=True))
     assert len(names) == 20
     sampled = dataclasses.replace(OPTIONS, lanes=1, shuffle=False, sampling=Sampled())
     block = RankPlan(sampled, ShardCounts.of(counts), 0, 0, 1, numbers=np.array([6, 1, 6, 6, 1])).take(100)
     assert block is not None
-    assert block.copy is not None
-    assert block.copy.tolist() == [0, 0, 1, 2, 1]
+    assert block.repeat is not None
+    assert block.repeat.tolist() == [0, 0, 1, 2, 1]
 
 
 @pytest.mark.parametrize(
