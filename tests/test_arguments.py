@@ -57,7 +57,7 @@ def test_typos_are_answered_by_the_nearest_name(written: str, meant: str) -> Non
     assert refusal(**{written: 1}) == said
 
 
-def test_all_that_is_wrong_is_told_at_once() -> None:
+def test_everything_that_is_wrong_is_reported_at_once() -> None:
     said = "StreamLoader got an unexpected keyword argument 'wombat', 'shufle' (did you mean 'shuffle'?); "
     assert refusal(wombat=3, shufle=True) == said + ADVICE
 

@@ -189,7 +189,7 @@ def test_no_room_on_the_device_for_the_batch_ahead(source: str, device: LateDevi
 
 
 @pytest.mark.exhaustive
-def test_the_feeders_death_is_told_after_the_batch_ahead(source: str, device: LateDevice) -> None:
+def test_the_feeders_death_is_reported_after_the_batch_ahead(source: str, device: LateDevice) -> None:
     with make(source, num_workers=1, batch_size=2, prefetch_batches=1, collate_fn=collate_late) as loader:
         batches = begin(loader, ready=2)
         got = [device.read(next(batches)["label"])[0]]

@@ -62,7 +62,7 @@ def all_sleep() -> bool:
     return all(child.status() == psutil.STATUS_SLEEPING for child in children())
 
 
-def test_the_next_epoch_is_begun_before_it_is_asked_for(source: str, tmp_path: Path) -> None:
+def test_the_next_epoch_is_begun_before_it_is_requested(source: str, tmp_path: Path) -> None:
     noting = Noting(tmp_path / "made")
     with StreamLoader(source, **options(transform={"cls": noting}, prefetch_batches=4)) as loader:
         first = numbers(loader)
@@ -247,7 +247,7 @@ class EpochsByHand:
             self.epochs.pump()
 
 
-def test_what_fails_ahead_is_raised_when_it_is_asked_for() -> None:
+def test_what_fails_ahead_is_raised_when_it_is_requested() -> None:
     by_hand = EpochsByHand(failing={1})
     by_hand.run(0)
     assert by_hand.said == ["batch of 0", "ended"]
@@ -255,7 +255,7 @@ def test_what_fails_ahead_is_raised_when_it_is_asked_for() -> None:
         by_hand.run(1)
 
 
-def test_what_fails_ahead_and_is_not_asked_for_is_forgotten() -> None:
+def test_what_fails_ahead_and_is_not_requested_is_forgotten() -> None:
     by_hand = EpochsByHand(failing={1})
     by_hand.run(0)
     by_hand.run(4)

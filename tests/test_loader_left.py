@@ -343,7 +343,7 @@ def test_a_pass_that_is_found_to_be_garbage_while_something_is_sent(source: str,
 
 
 @EVERYWHERE
-def test_threads_that_ask_for_the_length_at_once(tmp_path: Path, workers: int) -> None:
+def test_threads_that_call_len_at_once(tmp_path: Path, workers: int) -> None:
     """One of them has the shards scanned, and the others find the answer."""
     unindexed, found = write_numbers(tmp_path / "shards", [25, 35], index=False), list[int]()
     with make(unindexed, workers, timeout=60) as loader:

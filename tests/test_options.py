@@ -270,7 +270,7 @@ def test_options_have_no_defaults_of_their_own() -> None:
     assert set(GOOD) < set(inspect.signature(StreamLoader.__init__).parameters)
 
 
-def test_the_job_and_the_pipeline_get_what_was_asked_for() -> None:
+def test_the_job_and_the_pipeline_get_what_was_requested() -> None:
     given = options(
         fields=["jpg", "cls"],
         decode={"jpg": function},
@@ -349,7 +349,7 @@ def test_a_program_by_itself_is_rank_0_of_1() -> None:
     assert rank_and_world_size(None, None) == (0, 1)
 
 
-def test_the_environment_is_asked_and_arguments_go_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arguments_override_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "2")
     assert rank_and_world_size(None, None) == (0, 1), "one of the two alone says nothing"
     monkeypatch.setenv("WORLD_SIZE", "4")

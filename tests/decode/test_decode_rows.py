@@ -41,7 +41,7 @@ def as_lists(value: Any) -> Any:
 # -- samples -------------------------------------------------------------------------------------------------------
 
 
-def test_named_fields_make_tuples_in_the_order_asked_for() -> None:
+def test_named_fields_make_tuples_in_the_order_requested() -> None:
     shelf = Shelf(numbered(3))
     numbers, arrays = only_batch(job(fields=("cls", "npy")), shelf, shelf.task(("cls", "npy")))
     assert numbers.tolist() == [0, 1, 2]
@@ -324,7 +324,7 @@ def test_fields_of_one_sample_draw_from_one_generator_in_turn() -> None:
     assert alone == one
 
 
-def test_the_users_generators_are_as_they_were_where_the_process_is_his_own() -> None:
+def test_the_callers_generators_are_unchanged_where_rows_are_made_in_its_process() -> None:
     shelf = Shelf(numbered(4))
     task = shelf.task(("cls",))
     random.seed(1)

@@ -191,7 +191,7 @@ def test_a_server_that_never_answers_is_an_error_within_the_time_out(network: Ne
     assert "check the network" in str(fetched.errors[0])
 
 
-def test_an_object_that_is_not_there_is_asked_for_once(running_server: FaultServer) -> None:
+def test_an_object_that_is_not_there_is_requested_once(running_server: FaultServer) -> None:
     running_server.play(Script())
     storage, source = PlainStorage(running_server.url), f"{running_server.url}/bucket/none.tar"
 

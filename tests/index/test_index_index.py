@@ -238,7 +238,7 @@ def test_further_shards_are_added_and_known_ones_replaced(tmp_path: Path) -> Non
     assert [len(index.table(shard.name)) for shard in index.shards] == [2, 4, 1]
 
 
-def test_a_broken_index_is_made_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_broken_index_is_rebuilt(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write_index(str(tmp_path), [entry_of("a.tar", 2)])
     (tmp_path / "index.json").write_bytes(b"{")
     write_index(str(tmp_path), [entry_of("b.tar", 2)])

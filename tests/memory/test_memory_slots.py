@@ -74,17 +74,17 @@ def test_a_slot_is_used_again_only_after_it_was_released(pool: SlotPool) -> None
     assert pool.take(10) not in (first, second)
 
 
-def test_a_new_slot_has_the_size_asked_for(pool: SlotPool) -> None:
+def test_a_new_slot_has_the_size_requested(pool: SlotPool) -> None:
     assert os.fstat(pool.descriptor(pool.take(100_000))).st_size >= 100_000
 
 
-def test_a_released_slot_that_nobody_was_told_of_is_not_free(pool: SlotPool) -> None:
+def test_a_released_slot_that_was_not_acknowledged_is_not_free(pool: SlotPool) -> None:
     slot = pool.take(10)
     pool.note_released([slot])
     assert pool.take(10) != slot
 
 
-def test_a_slot_that_waits_for_the_loop_is_neither_free_nor_given_away(pool: SlotPool) -> None:
+def test_a_slot_that_waits_for_the_loop_is_neither_free_nor_discarded(pool: SlotPool) -> None:
     slots = [pool.take(10) for _ in range(2 * MOST_KEPT_SLOTS)]
     for slot in slots:
         pool.announce(slot, 10)
@@ -144,7 +144,7 @@ def test_slots_take_their_share_of_descriptors(
     pool.close()
 
 
-def test_as_many_slots_stay_free_as_are_under_way(pool: SlotPool) -> None:
+def test_as_many_slots_stay_free_as_are_in_flight(pool: SlotPool) -> None:
     """Large ones that come back together are wanted again at once."""
     in_flight, back = [pool.take(8 << 20) for _ in range(60)], [pool.take(8 << 20) for _ in range(50)]
     for slot in back:
@@ -323,7 +323,7 @@ def test_each_loan_of_a_slot_is_released_on_its_own(pool: SlotPool, reader: Slot
         assert reader.released == [slot] * round_number
 
 
-def test_a_loan_has_at_least_the_size_asked_for_and_shows_what_was_written(pool: SlotPool, reader: SlotReader) -> None:
+def test_a_lease_has_at_least_the_size_requested_and_shows_what_was_written(pool: SlotPool, reader: SlotReader) -> None:
     slot = give(pool, reader)
     filler = MappedSlots()
     filler.add(slot, os.dup(pool.descriptor(slot)))

@@ -115,7 +115,7 @@ def test_what_was_passed_cannot_be_taken_again():
         made.take(np.array([30]))
 
 
-def test_what_is_not_settled_cannot_be_taken():
+def test_what_is_not_finalized_cannot_be_taken():
     made = SlidingShuffle(hashed_draws, 20)
     made.grow(100, False)
     finalized = made.finalize(1000)
@@ -125,7 +125,7 @@ def test_what_is_not_settled_cannot_be_taken():
 
 @settings(deadline=None)
 @given(st.integers(1, 100), st.lists(st.integers(0, 20), max_size=30), st.sampled_from([hashed_draws, coarse_draws]))
-def test_a_growing_lane_settles_exactly_what_no_later_sample_can_precede(window, steps, draws):
+def test_a_growing_lane_finalizes_exactly_what_no_later_sample_can_precede(window, steps, draws):
     length = sum(steps)
     keys = [p + u * window for p, u in enumerate(draws(0, length).tolist())]
     whole = oracle.lane_emissions(draws(0, length).tolist(), window)
@@ -141,13 +141,13 @@ def test_a_growing_lane_settles_exactly_what_no_later_sample_can_precede(window,
     assert found + made.take(np.arange(len(found), length)).tolist() == whole
 
 
-def test_settling_stops_where_it_was_asked_to():
+def test_finalizing_stops_where_it_was_requested_to():
     made = stream(hashed_draws, 20, 10**9)
     assert 100 <= made.finalize(100) <= 100 + 20 + 32
 
 
 @pytest.mark.parametrize("number_end", [1, 64, 999, 5_000, 20_000])
-def test_expected_reach_is_about_right(number_end):
+def test_expected_radius_is_about_right(number_end):
     window = 10_000
     keys = np.sort(np.arange(40_000) + hashed_draws(0, 40_000) * window)
     assert expected_radius(number_end, window) == pytest.approx(keys[number_end - 1], rel=0.05, abs=window / 25)

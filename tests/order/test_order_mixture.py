@@ -196,7 +196,7 @@ def test_passes_go_on_across_epochs() -> None:
     assert len(drawn) == 330
 
 
-def test_all_counts_are_asked_for_first() -> None:
+def test_all_counts_are_requested_first() -> None:
     counts = ShardCounts(3)
     plan = MixturePlan(dataclasses.replace(OPTIONS, sampling=Mixed((0, 1, 3), (0.5, 0.5), 4, 8)), counts, 0, 0, 1)
     assert plan.missing() == [0, 1, 2]

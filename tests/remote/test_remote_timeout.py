@@ -49,7 +49,7 @@ class Clock:
             self._turn(loop, 30)
 
 
-def test_turns_that_bring_nothing_do_not_extend_it(urls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_turns_without_a_batch_do_not_extend_it(urls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     with StreamLoader(urls, 5, num_workers=0, timeout=3 * _TURN_S) as loader:
         clock = Clock(monkeypatch, vain=True)
         with pytest.raises(WorkerError, match="storage does not answer, or the time is too short"):

@@ -238,7 +238,7 @@ def test_out_of_order_every_batch_is_delivered_once(folder: Path, data: st.DataO
 
 @pytest.mark.parametrize("shuffle", [True, False])
 @pytest.mark.parametrize("lanes_start", [EpochStart(3, 0, 0, 1), EpochStart(0, 37, 0, 1), EpochStart(1, 16, 1, 2)])
-def test_an_epoch_begins_where_it_is_told_to(folder: Path, shuffle: bool, lanes_start: EpochStart) -> None:
+def test_an_epoch_begins_at_its_start_position(folder: Path, shuffle: bool, lanes_start: EpochStart) -> None:
     run = Run(folder, shuffle=shuffle, start=lanes_start)
     run.finish()
     assert run.batches == run.expected()
@@ -260,7 +260,7 @@ def test_the_layout_is_learned_from_a_single_row_before_anything_else(folder: Pa
     run.finish()
 
 
-def test_a_layout_that_is_known_from_an_earlier_epoch_is_not_asked_for_again(folder: Path) -> None:
+def test_a_layout_that_is_known_from_an_earlier_epoch_is_not_requested_again(folder: Path) -> None:
     learned = Learned(layout=b"known", size_bytes=100, row_s=1e-3)
     run = Run(folder, learned=learned)
     run.epoch.pump()
@@ -281,7 +281,7 @@ def test_slow_batches_are_cut_among_the_workers(folder: Path) -> None:
     assert rows_and_pieces(run.tasks) == {(2, 1)}
 
 
-def test_fast_batches_are_dealt_out_in_runs_of_about_ten_milliseconds(folder: Path) -> None:
+def test_fast_batches_are_scheduled_in_runs_of_about_ten_milliseconds(folder: Path) -> None:
     run = Run(folder, batch_size=2, row_s=1e-3, learned=Learned(layout=b"known", size_bytes=100, row_s=1e-3))
     run.epoch.pump()
     assert rows_and_pieces([task for task in run.pool.tasks if isinstance(task, RowTask)]) == {(10, 5)}
@@ -323,7 +323,7 @@ def test_batches_that_are_made_whole_are_never_cut(folder: Path) -> None:
     assert [len(batch) for batch in run.batches] == [8] * 15
 
 
-def test_after_a_misfit_all_batches_are_made_whole(folder: Path) -> None:
+def test_after_a_layout_mismatch_all_batches_are_made_whole(folder: Path) -> None:
     place = (2, 20)
     run = Run(folder, shuffle=False, row_s=1e-3, misfits=lambda found: found == place)
     run.finish()
@@ -413,13 +413,13 @@ def test_what_was_measured_is_a_moving_mean() -> None:
     assert learned.row_s == pytest.approx(0.13)
 
 
-def test_a_long_queue_is_told_of_in_time(folder: Path) -> None:
+def test_a_long_queue_is_reported_in_time(folder: Path) -> None:
     run = Run(folder, batch_size=1, prefetch=1000)
     run.finish()
     assert run.batches == run.expected()
 
 
-def test_a_run_waits_for_no_batches_that_are_not_told_of(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_waits_for_no_batches_that_are_not_acknowledged(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where slots may take little, a run was as long as the queue: it waited for the last batch to be told of."""
     monkeypatch.setattr(lookahead, "_FIRST_ROWS", 9)
     run = Run(folder, batch_size=1, capacity=2, learned=Learned(layout=b"known", size_bytes=1 << 20, row_s=1e-6))
@@ -439,7 +439,7 @@ def test_a_run_waits_for_no_batches_that_are_not_told_of(folder: Path, monkeypat
     assert run.batches == run.expected()
 
 
-def test_the_slots_of_an_epoch_that_nobody_wants_are_given_away(folder: Path) -> None:
+def test_the_slots_of_an_abandoned_epoch_are_discarded(folder: Path) -> None:
     """Tasks that are in flight may still write there, so they are not used again; and nobody keeps them."""
     run = Run(folder)
     run.epoch.pump()

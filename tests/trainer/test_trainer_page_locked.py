@@ -87,7 +87,7 @@ def test_each_slot_is_locked_once_however_often_it_goes_round() -> None:
     assert registry.locked == {}
 
 
-def test_a_slot_that_grows_is_locked_anew() -> None:
+def test_a_slot_that_grows_is_locked_again() -> None:
     registry = Registry()
     pool, reader = SlotPool(), SlotReader(pinning(registry))
     slot = pool.take(100)

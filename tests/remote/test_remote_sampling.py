@@ -58,8 +58,8 @@ def flat(batch: Any) -> Any:
     return batch if isinstance(batch[0], int) else batch[0].tolist()
 
 
-def epochs(place: Place, choice: str, packing: str = "indexed", **options: Any) -> list[list[int]]:
-    urls: Any = place.urls(packing, range(4))
+def epochs(place: Place, choice: str, form: str = "indexed", **options: Any) -> list[list[int]]:
+    urls: Any = place.urls(form, range(4))
     if choice == "mixture":
         urls = Mixture({"first": (urls[:1], 0.5), "rest": (urls[1:], 0.5)})
     defaults: dict[str, Any] = {

@@ -172,7 +172,7 @@ def test_a_part_is_kept_for_a_window_and_not_longer() -> None:
             assert sum(len(left[s]) for s in runs if any(a <= begun for a, _ in runs[s])) <= 100 + 30 + 50 + 30
 
 
-def test_all_counts_are_asked_for_before_anything_is_planned() -> None:
+def test_all_counts_are_requested_before_anything_is_planned() -> None:
     counts = ShardCounts(3)
     plan = RankPlan(dataclasses.replace(OPTIONS, lanes=1, sampling=Stretched(10)), counts, 0, 0, 1)
     assert plan.missing() == [0, 1, 2]
