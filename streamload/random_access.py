@@ -257,7 +257,7 @@ class RandomAccess:
         return opened
 
     def _read_remotely(self, function: str, wanted: Sequence[Any]) -> Sequence[Any]:
-        """What a function of the client's reader returns, which is opened anew in a new process."""
+        """What a function of the client's reader returns, which is opened again in a new process."""
         if (peer := self._client.connect()) is not self._reader:
             self._client.call("open_reader", self._listing, self._storages)
             self._reader = peer

@@ -37,7 +37,7 @@ __all__ = ["TarDataset"]
 
 _ITERATED_TOGETHER = 32
 _SEEDS = (1 << 63) - 1
-_MADE_ANEW = ("_options", "_listing", "_ends", "_job", "_access", "_makers", "labels")
+_NOT_PICKLED = ("_options", "_listing", "_ends", "_job", "_access", "_makers", "labels")
 """Attributes that a copy or a pickle gets by other ways, or not at all; what else there is belongs to a subclass."""
 
 
@@ -61,7 +61,7 @@ class TarDataset(Dataset[Any]):
         decode: how fields are decoded; as for `StreamLoader`.
         transform: a function of a sample, or a mapping from fields to functions; as for `StreamLoader`, but for its
             random numbers: these are torch's, whose `DataLoader` seeds `random`, `numpy.random` and torch in each
-            worker. A parameter named `rng` gets a `numpy.random.Generator` that is seeded anew for every sample from
+            worker. A parameter named `rng` gets a `numpy.random.Generator` that is seeded again for every sample from
             torch's default generator, so `torch.manual_seed` (or the DataLoader's `generator`) decides on these too.
         index: a folder with the index of the shards, if it is not beside them.
         storage_options: credentials and the like; as for `StreamLoader`.
@@ -203,7 +203,7 @@ class TarDataset(Dataset[Any]):
         return f"<TarDataset of {held} from {without_secrets(shards[0].url)!r}>"
 
     def __getstate__(self) -> bytes:
-        own = {name: value for name, value in vars(self).items() if name not in _MADE_ANEW}
+        own = {name: value for name, value in vars(self).items() if name not in _NOT_PICKLED}
         pickled: bytes = cloudpickle.dumps((self._options, self._listing, self._ends, own))
         return pickled
 

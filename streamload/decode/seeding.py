@@ -1,4 +1,4 @@
-"""The process's global random generators, set anew for each sample that user code sees."""
+"""The process's global random generators, reseeded for each sample that user code sees."""
 
 from __future__ import annotations
 

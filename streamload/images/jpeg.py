@@ -141,7 +141,7 @@ def decode_jpeg(
         ValueError: the file is damaged or cut off.
     """
     if rows is not None:
-        header_rows = _rows_to_tell(header, eighths, rows)
+        header_rows = _rows_to_declare(header, eighths, rows)
         if header_rows < header.height:
             top = _decode_top(data, header, eighths, header_rows)
             if top is not None:
@@ -185,13 +185,13 @@ def _with_usual_scans(data: memoryview) -> memoryview | None:
     return None if mended == data else memoryview(mended)
 
 
-def _rows_to_tell(header: JpegHeader, eighths: int, rows: int) -> int:
+def _rows_to_declare(header: JpegHeader, eighths: int, rows: int) -> int:
     """How many rows the header has to tell for `rows` to come out right; all if nothing would be saved."""
     if not header.block_rows:
         return header.height
     # Colours are interpolated with the next row of colours. More than a block, scaled, leaves no doubt of the scale.
-    told = rows + (header.block_rows // _BLOCK if eighths == 8 else header.block_rows)
-    return told if -(-told // header.block_rows) < -(-header.height // header.block_rows) else header.height
+    declared = rows + (header.block_rows // _BLOCK if eighths == 8 else header.block_rows)
+    return declared if -(-declared // header.block_rows) < -(-header.height // header.block_rows) else header.height
 
 
 def _decode_top(data: memoryview, header: JpegHeader, eighths: int, rows: int) -> Image | None:

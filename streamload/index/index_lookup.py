@@ -110,7 +110,7 @@ class IndexLookup:
             content = self._storages.for_url(url).read_bytes(url, most_bytes=MOST_INDEX_BYTES)
         except ShardNotFoundError:
             raise DatasetIndexError(
-                "the index has no such file; make it anew with `streamload index`", url=without_secrets(url)
+                "the index has no such file; rebuild it with `streamload index`", url=without_secrets(url)
             ) from None
         return index.table(name, content)
 

@@ -99,8 +99,8 @@ async def open_http_range(
 
     done = False
     try:
-        asked = session.get(address, **_request(passing, _range_headers(wanted)))
-        response = await asked
+        request = session.get(address, **_request(passing, _range_headers(wanted)))
+        response = await request
         try:
             if response.status == 412:
                 now = await _etag_now(session.head(address, **_request(passing, {})))
@@ -220,8 +220,8 @@ async def _refusal(response: aiohttp.ClientResponse, url: str) -> StorageError:
     return status_error(url, response.status, code[1] if code else None)
 
 
-async def _etag_now(asked: AbstractAsyncContextManager[aiohttp.ClientResponse]) -> str | None:
-    async with asked as response:
+async def _etag_now(request: AbstractAsyncContextManager[aiohttp.ClientResponse]) -> str | None:
+    async with request as response:
         return quoted(response.headers.get("ETag")) if response.status == 200 else None
 
 

@@ -188,8 +188,8 @@ def warn_of_unused_decoders(options: Options, existing: Sequence[str]) -> None:
     """
     if isinstance(options.decode, bool):
         return
-    asked = [name for entry in options.fields or () for name in entry.split(";")]
-    read = [name for name in dict.fromkeys(existing) if name in asked or options.fields is None] or asked
+    requested = [name for entry in options.fields or () for name in entry.split(";")]
+    read = [name for name in dict.fromkeys(existing) if name in requested or options.fields is None] or requested
     unused = [key for key in options.decode if not any(applies_to(key, field) for field in read)]
     if not read or not unused:
         return

@@ -240,7 +240,7 @@ def _wait_for(held: _Held) -> None:
 
 
 def map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """The same nest with every tensor changed; containers are made anew, all else is the same object.
+    """The same nest with every tensor changed; containers are new, all else is the same object.
 
     Args:
         value: tensors, in mappings, lists, tuples and named tuples.

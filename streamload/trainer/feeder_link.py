@@ -141,12 +141,12 @@ class FeederLink:
             changes -= self._options.pickled_job(self._own_transforms).changes_since(now)
         again, self._changed_before = changes & self._changed_before, changes
         if changes:
-            _log.info("the workers are started anew, because this has changed: %s", ", ".join(sorted(changes)))
+            _log.info("the workers are restarted, because this has changed: %s", ", ".join(sorted(changes)))
             self.disconnect()
         if again and not self._warned_of_changes:
             self._warned_of_changes = True
             _log.warning(
-                "the workers are started anew at each pass, because this changes each time: %s. If no transform needs "
+                "the workers are restarted at each pass, because this changes each time: %s. If no transform needs "
                 "it, keep it out of the modules and objects of those",
                 ", ".join(sorted(again)),
             )

@@ -1,4 +1,4 @@
-"""Open shards, while they are opened anew by one thread and read by another."""
+"""Open shards, while they are reopened by one thread and read by another."""
 
 from __future__ import annotations
 

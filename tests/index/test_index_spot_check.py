@@ -1,4 +1,4 @@
-"""A local shard that was written anew with the size that it had: found by some of its fields."""
+"""A local shard that was rewritten with the size that it had: found by some of its fields."""
 
 from __future__ import annotations
 

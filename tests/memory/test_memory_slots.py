@@ -330,7 +330,7 @@ def test_a_lease_has_at_least_the_size_requested_and_shows_what_was_written(pool
     filler.at_least(slot, 100)[:3] = 1, 2, 3
     assert reader.lease(slot)[:3].tolist() == [1, 2, 3]
     filler.at_least(slot, 50_000)[49_999] = 9
-    assert hand_out(pool, slot, 50_000), "it has grown, so it must be mapped anew"
+    assert hand_out(pool, slot, 50_000), "it has grown, so it must be mapped again"
     reader.add(slot, pool.descriptor(slot))
     lease = reader.lease(slot)
     assert len(lease) >= 50_000

@@ -45,5 +45,5 @@ def test_an_epoch_goes_on_with_the_right_bytes(tmp_path: Path, caplog: pytest.Lo
             caplog.clear()
             assert read(Place(server.url), form) == right
             if form == "plain":
-                assert server.report().sent_bytes == len(SIZES), "the file was made anew"
+                assert server.report().sent_bytes == len(SIZES), "the file was made again"
             assert not caplog.records

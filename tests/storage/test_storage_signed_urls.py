@@ -1,4 +1,4 @@
-"""Urls that are signed anew for every run are the same shards to both caches."""
+"""Urls that are signed again for every run are the same shards to both caches."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def test_a_piece_without_its_record_is_missed(tmp_path: Path, monkeypatch: pytes
     damage(dest / STAGING / "pieces" / "all" / "shard-000002.tar.done")  # type: ignore[operator]
     status, _, err = pack(source, dest, *JOINING, "--resume")
     assert status == 1
-    assert "what was packed before is missing or damaged; start anew with --overwrite" in err
+    assert "what was packed before is missing or damaged; start over with --overwrite" in err
     assert not list(dest.glob("*.tar"))
     assert pack(source, dest, *JOINING, "--overwrite")[0] == 0
     assert len(packed_samples(dest)) == 12

@@ -38,7 +38,7 @@ def test_ctrl_c_is_one_line_and_keeps_what_is_finished(tmp_path: Path, monkeypat
     err = stopped_in_the_middle(source, dest, monkeypatch)
     assert [line for line in err.splitlines() if not line.startswith("packing")] == [
         "interrupted: no unfinished shard is published; what is finished is kept: run the same command with "
-        "--resume to go on, or with --overwrite to start anew"
+        "--resume to go on, or with --overwrite to start over"
     ]
     assert os.listdir(dest) == [STAGING]
     assert not list(dest.rglob("*.partial"))
@@ -94,7 +94,7 @@ def test_another_source_or_other_options_are_refused(
     status, _, err = pack(source, dest, "--max-count", 2, "--resume", *(options if isinstance(options, list) else ()))
     assert (status, files_below(dest)) == (2, before)
     assert message in err
-    assert "start anew with --overwrite" in err
+    assert "start over with --overwrite" in err
     assert err.count("error:") == 1
 
 
@@ -227,7 +227,7 @@ def test_a_piece_that_was_damaged_is_found(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(packing, "_PIECE_FILES", 3)
     status, _, err = pack(source, dest, *JOINING, "--resume")
     assert status == 1
-    assert "what was packed before is damaged; start anew with --overwrite" in err
+    assert "what was packed before is damaged; start over with --overwrite" in err
     assert not list(dest.glob("*.tar"))
 
 

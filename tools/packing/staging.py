@@ -260,7 +260,7 @@ def _prepare(staging: Staging) -> None:
         if difference is not None:
             raise UsageError(
                 f"the unfinished run in {run.destination!r} cannot be resumed: {difference}; give the same options and "
-                "files, or start anew with --overwrite"
+                "files, or start over with --overwrite"
             )
         staging.resumed = True
         staging.reuse(before)
@@ -282,7 +282,7 @@ def _keep_results(staging: Staging, exc: BaseException) -> None:
     if not _is_being_published(staging.folder):
         exc.add_note(
             f"what is finished is kept{staging.kept_where()}: run the same command with --resume to go on, or with "
-            "--overwrite to start anew"
+            "--overwrite to start over"
         )
     else:
         if isinstance(exc, KeyboardInterrupt):
@@ -316,7 +316,7 @@ def _explain(exc: BaseException, folder: str) -> None:
 def _recorded_part(name: str, paths: Sequence[str]) -> Part:
     shards = [kept(path, check=False) for path in paths]
     if None in shards:
-        raise ValueError("the unfinished run is damaged; start anew with --overwrite")
+        raise ValueError("the unfinished run is damaged; start over with --overwrite")
     return Part(name, [shard for shard in shards if shard is not None])
 
 

@@ -87,7 +87,7 @@ def check_destination(place: Place, splits: Sequence[str], start: Start) -> bool
             remove_remains(place.staging_folder(), place.dest)
             say(
                 f"note: there is no unfinished run to resume, and {folder!r} holds {counted(len(existing), 'shard')} "
-                "already; to pack anew, add --overwrite"
+                "already; to pack again, add --overwrite"
             )
             return False
     refuse_shards(place, splits, start)
