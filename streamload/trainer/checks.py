@@ -16,7 +16,7 @@ from streamload.options import DEFAULT_WINDOW, Options
 from streamload.order.options import OrderOptions
 from streamload.sampling.mixture import Portion
 from streamload.tar.decompression import compression_of
-from streamload.tar.extensions import INTEGER
+from streamload.tar.extensions import KIND_OF, Kind
 from streamload.tar.scan import LABEL_FIELD
 from streamload.text import listed
 from streamload.warn_at_caller import warn_at_caller
@@ -134,7 +134,7 @@ def _batch_copies(listing: Listing, options: Options) -> int:
     """
     if options.transform is not None or options.collate_fn is not None or not isinstance(options.decode, bool):
         return 0
-    fields = set(listing.fields) - INTEGER
+    fields = {field for field in listing.fields if KIND_OF.get(field) is not Kind.INTEGER}
     return 1 if options.decode and any(is_array(field) or is_image(field) for field in fields) else 2
 
 
