@@ -43,7 +43,7 @@ from streamload.order.sampling import Sampled
 from streamload.schedule.epoch import Epoch, Epochs, OrphanedTasks, ReadyBatch
 from streamload.schedule.scan_feed import ScanFeed
 from streamload.schedule.scans import Scans
-from streamload.schedule.scheduler import Learned, RowBatcher
+from streamload.schedule.scheduler import Learned, Resources, RowBatcher
 from streamload.statistics import FeederTotals
 from streamload.workers.protocol import Pool
 
@@ -117,6 +117,9 @@ class Feeder:
         )
         shards = ResidentShards(listing.shards, None if prerequisites is None else prerequisites.fetcher)
         self.pool = start_pool(self, shards)
+        self._resources = Resources(
+            self._tables, self._scans, self.pool, self._slots, self._learned, self.prerequisites
+        )
 
     def handle(self, message: Any) -> None:
         """Take a message from the trainer, and do what can be done now. Whatever fails is sent, not raised."""
@@ -245,17 +248,7 @@ class Feeder:
 
     def _begin(self, start: EpochStart, before: RowBatcher | None) -> Epoch:
         return Epoch(
-            self._settings,
-            start,
-            tables=self._tables,
-            scans=self._scans,
-            pool=self.pool,
-            slots=self._slots,
-            learned=self._learned,
-            totals=self._totals,
-            orphaned=self._orphaned,
-            before=before,
-            prerequisites=self.prerequisites,
+            self._settings, start, self._resources, totals=self._totals, orphaned=self._orphaned, before=before
         )
 
     def _pump(self) -> None:

@@ -25,14 +25,9 @@ from streamload.decode.missing_field import with_fields
 from streamload.decode.tasks import InSlot, PieceDone, RowFailure, RowsDone, RowTask
 from streamload.fetch.fetcher import Fetcher
 from streamload.fetch.parts import parts_of_rows, shard_and_number
-from streamload.fetch.prerequisites import Prerequisites
-from streamload.index.tables import Tables
-from streamload.memory.slots import Slots
 from streamload.order.epoch_start import EpochStart
-from streamload.schedule.scans import Scans
-from streamload.schedule.scheduler import Learned, PipelineSettings, RowBatch, RowBatcher, Scheduler
+from streamload.schedule.scheduler import PipelineSettings, Resources, RowBatch, RowBatcher, Scheduler
 from streamload.statistics import FeederTotals
-from streamload.workers.protocol import Pool
 
 __all__ = ["Epoch", "Epochs", "OrphanedTasks", "Part", "ReadyBatch"]
 
@@ -133,15 +128,10 @@ class Epoch:
     Args:
         settings: the loader's.
         start: which epoch, which position in it, which rank.
-        tables: where samples lie.
-        scans: scans the shards that have no table.
-        pool: does the tasks.
-        slots: where batches are written.
-        learned: by earlier epochs, for later ones.
+        resources: of the feeder.
         totals: statistics to add to.
         orphaned: gets its tasks in flight whose result is no longer wanted.
         before: the previous epoch's batcher, whose batches count as outstanding too.
-        prerequisites: fetches remote parts and tables; None where everything is local.
 
     Attributes:
         start: which epoch this is.
@@ -152,16 +142,11 @@ class Epoch:
         self,
         settings: PipelineSettings,
         start: EpochStart,
+        resources: Resources,
         *,
-        tables: Tables,
-        scans: Scans,
-        pool: Pool,
-        slots: Slots,
-        learned: Learned,
         totals: FeederTotals,
         orphaned: OrphanedTasks,
         before: RowBatcher | None = None,
-        prerequisites: Prerequisites | None = None,
     ) -> None:
         self.start = start
         self.batcher = RowBatcher(in_order=settings.in_order, before=before)
@@ -170,25 +155,14 @@ class Epoch:
         self._something_left = start.position > 0  # a resumed epoch has delivered some samples
         self._owes = False
         self._wrapped = False
-        self._tables = tables
-        self._pool = pool
-        self._slots = slots
-        self._learned = learned
+        self._tables = resources.tables
+        self._pool = resources.pool
+        self._slots = resources.slots
+        self._learned = resources.learned
         self._totals = totals
         self._orphaned = orphaned
         self._tasks: dict[int, RowTask] = {}
-        self._scheduler = Scheduler(
-            settings,
-            start,
-            tables=tables,
-            scans=scans,
-            pool=pool,
-            slots=slots,
-            batcher=self.batcher,
-            learned=learned,
-            begun_again=self._note_orphaned,
-            prerequisites=prerequisites,
-        )
+        self._scheduler = Scheduler(settings, start, resources, self.batcher, self._note_orphaned)
 
     @property
     def exhausted(self) -> bool:

@@ -29,7 +29,7 @@ from streamload.order.plan import OrderOptions, RankPlan, ShardCounts
 from streamload.schedule import lookahead as lookahead
 from streamload.schedule.epoch import Epoch, OrphanedTasks, ReadyBatch
 from streamload.schedule.scans import Scans
-from streamload.schedule.scheduler import Learned, PipelineSettings
+from streamload.schedule.scheduler import Learned, PipelineSettings, Resources
 from streamload.statistics import FeederTotals
 from streamload.tar.scan import scan_shard
 
@@ -87,7 +87,7 @@ class Run:
         row_s: float | None = None,
         learned: Learned | None = None,
         start: EpochStart | None = None,
-        misfits: Callable[[Place], bool] = lambda place: False,
+        mismatched: Callable[[Place], bool] = lambda place: False,
     ) -> None:
         listing = list_shards(folder)
         self.order = OrderOptions(0, shuffle, 30, 1, batch_size, drop_last=False, pad=True)
@@ -96,7 +96,7 @@ class Run:
         self.tables = Tables(listing, ScanCache(str(folder.parent / "cache")), strict=True)
         self._listing = listing
         self._row_s = row_s
-        self._misfits = misfits
+        self._mismatched = mismatched
         self._written: dict[int, dict[int, Place]] = {}
         self.batches: list[list[Place]] = []
         self.ends: list[int] = []
@@ -105,18 +105,14 @@ class Run:
         self.epoch = Epoch(
             PipelineSettings(self.order, ("cls",), False, True, whole, prefetch, in_order),
             self.start,
-            tables=self.tables,
-            scans=self._scans,
-            pool=self.pool,
-            slots=self.slots,
-            learned=self.learned,
+            Resources(self.tables, self._scans, self.pool, self.slots, self.learned),
             totals=FeederTotals(),
             orphaned=OrphanedTasks(None),
         )
 
     def _note_ready(self, ready: list[ReadyBatch], acknowledge_after: int) -> None:
-        assert acknowledge_after >= 1, "one that never tells stops everything"
-        assert acknowledge_after <= MOST_KEPT_SLOTS // 2, "one that tells late has slots given away"
+        assert acknowledge_after >= 1, "one that is never acknowledged stops everything"
+        assert acknowledge_after <= MOST_KEPT_SLOTS // 2, "a late acknowledgement discards slots"
         for batch in ready:
             rows = sum(part.rows for part in batch.parts)
             written = self._written.pop(batch.slot)
@@ -150,7 +146,7 @@ class Run:
         for piece in task.pieces:
             of_piece = places[row : row + piece.rows]
             row += piece.rows
-            if not task.whole and any(map(self._misfits, of_piece)):
+            if not task.whole and any(map(self._mismatched, of_piece)):
                 done.append(PieceDone(piece, layout_mismatch=True))
                 continue
             slot = self._written.setdefault(piece.slot, {})
@@ -220,8 +216,8 @@ def test_every_batch_is_delivered_whole_and_in_order(folder: Path, data: st.Data
         "whole": data.draw(st.booleans(), "whole"),
         "row_s": data.draw(st.sampled_from([0.0, 1e-6, 1e-4, 2e-3, 0.1, None]), "row_s"),
     }
-    bad = data.draw(st.sets(st.sampled_from([(0, 0), (0, 30), (2, 5), (2, 50), (3, 1)])), "misfits")
-    run = Run(folder, **options, misfits=bad.__contains__)
+    bad = data.draw(st.sets(st.sampled_from([(0, 0), (0, 30), (2, 5), (2, 50), (3, 1)])), "mismatched")
+    run = Run(folder, **options, mismatched=bad.__contains__)
     run.finish(lambda count: data.draw(st.integers(0, count - 1)), data.draw(st.integers(1, 4), "taken at once"))
     assert run.batches == run.expected()
     assert run.ends == sorted(run.ends)
@@ -325,7 +321,7 @@ def test_batches_that_are_made_whole_are_never_cut(folder: Path) -> None:
 
 def test_after_a_layout_mismatch_all_batches_are_made_whole(folder: Path) -> None:
     place = (2, 20)
-    run = Run(folder, shuffle=False, row_s=1e-3, misfits=lambda found: found == place)
+    run = Run(folder, shuffle=False, row_s=1e-3, mismatched=lambda found: found == place)
     run.finish()
     assert run.batches == run.expected()
     first_whole = next(number for number, task in enumerate(run.tasks) if task.whole)
@@ -338,7 +334,7 @@ def test_after_a_layout_mismatch_all_batches_are_made_whole(folder: Path) -> Non
 def test_the_old_slot_of_a_batch_that_is_made_again_is_not_used_for_another(folder: Path) -> None:
     """Parts of it that are in flight may still be written there, by a worker that is told of it only now."""
     learned = Learned(layout=b"known", size_bytes=100, row_s=0.02)
-    run = Run(folder, shuffle=False, learned=learned, misfits=lambda place: place == (0, 0))
+    run = Run(folder, shuffle=False, learned=learned, mismatched=lambda place: place == (0, 0))
     run.epoch.pump()
     old = run.pool.tasks[0]
     assert isinstance(old, RowTask)
