@@ -7,7 +7,7 @@ import inspect
 import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cached_property, partial
+from functools import partial
 from threading import RLock
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
@@ -30,7 +30,7 @@ from streamload.trainer.batch_builder import BatchBuilder
 from streamload.trainer.connection import Connection
 from streamload.trainer.device import Mover, device_for
 from streamload.trainer.epoch_iterator import Cursor, EpochIterator
-from streamload.trainer.feeder_client import named_places, read_classes
+from streamload.trainer.feeder_client import NamedClasses, named_places
 from streamload.trainer.feeder_link import FeederLink
 from streamload.trainer.page_locked import cuda_registry
 from streamload.trainer.skipped_members import NothingLeft
@@ -38,7 +38,7 @@ from streamload.trainer.skipped_members import NothingLeft
 __all__ = ["StreamLoader"]
 
 
-class StreamLoader:
+class StreamLoader(NamedClasses):
     """Iterates over the samples of tar shards (WebDataset's format) in batches of tensors.
 
     Each pass of a `for` loop is one epoch, and the next pass is the next epoch. The order of an epoch is a function of
@@ -264,18 +264,6 @@ class StreamLoader:
     def num_workers(self) -> int:
         """Worker processes; what "auto" came to."""
         return self._options.workers
-
-    @cached_property
-    def classes(self) -> list[str] | None:
-        """The names of the classes by number, as `shardify` has written them beside the shards; None where it has not.
-
-        It is read from `classes.json` at the first use.
-
-        Raises:
-            DatasetIndexError: it is damaged, or the folders of the shards have different ones.
-            StorageError: it cannot be read.
-        """
-        return read_classes(self._listing, self._options.storages)
 
     @property
     def dataset(self) -> range:

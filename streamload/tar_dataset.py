@@ -30,7 +30,7 @@ from streamload.storage.urls import Urls
 from streamload.tar.decompression import compression_of
 from streamload.text import counted
 from streamload.trainer.checks import check_classes, labelled_folders, warn_of_unused_decoders
-from streamload.trainer.feeder_client import FeederClient, listing_places, named_places, read_classes
+from streamload.trainer.feeder_client import FeederClient, NamedClasses, listing_places, named_places
 from streamload.trainer.skipped_members import SkippedMembers
 
 __all__ = ["TarDataset"]
@@ -41,7 +41,7 @@ _NOT_PICKLED = ("_options", "_listing", "_ends", "_job", "_access", "_makers", "
 """Attributes that a copy or a pickle gets by other ways, or not at all; what else there is belongs to a subclass."""
 
 
-class TarDataset(Dataset[Any]):
+class TarDataset(NamedClasses, Dataset[Any]):
     """The samples of tar shards (WebDataset's format) by their number: a map-style dataset.
 
     Sample i is the i-th of the shards laid end to end, in the order of their listing, which is the order of
@@ -167,18 +167,6 @@ class TarDataset(Dataset[Any]):
             StreamloadError: a shard or its index cannot be read.
         """
         return self._here().labels()
-
-    @cached_property
-    def classes(self) -> list[str] | None:
-        """The names of the classes by number, as `shardify` has written them beside the shards; None where it has not.
-
-        It is read from `classes.json` at the first use.
-
-        Raises:
-            DatasetIndexError: it is damaged, or the folders of the shards have different ones.
-            StorageError: it cannot be read.
-        """
-        return read_classes(self._listing, self._options.storages)
 
     if not TYPE_CHECKING:  # type checkers would believe that there is every attribute
 
