@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
 from collections.abc import AsyncIterator, Sequence
@@ -14,6 +15,9 @@ from streamload.trainer.epoch_iterator import EpochIterator
 __all__ = ["AsyncEpochIterator", "end_of_processes"]
 
 _GRACE_S = 0.7
+
+_LOOK_UP_S = 1.0
+"""How often a batch that is waited for is looked for where another thread would have put it."""
 
 
 class AsyncEpochIterator(AsyncIterator[Any]):
@@ -65,10 +69,11 @@ class AsyncEpochIterator(AsyncIterator[Any]):
         waiting = _Readable(descriptor)
         self._iterator.on_close = waiting.stop
         try:
-            came = await waiting.wait(None if deadline_s is None else deadline_s - monotonic())
+            left_s = math.inf if deadline_s is None else deadline_s - monotonic()
+            came = await waiting.wait(min(left_s, _LOOK_UP_S))
         finally:
             self._iterator.on_close = None
-        if not came:
+        if not came and left_s <= _LOOK_UP_S:
             self._iterator.turn(self._too_late)
 
     def _too_late(self) -> Any:

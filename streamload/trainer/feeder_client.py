@@ -14,7 +14,7 @@ from typing import Any
 
 from streamload.decode.failure import error_from
 from streamload.feeder.calls import Calls
-from streamload.feeder.messages import Answer, Call, Failed
+from streamload.feeder.messages import Answer, Call
 from streamload.index.listing import Listing
 from streamload.options import Options
 from streamload.sampling.mixture import Portion
@@ -34,22 +34,7 @@ def call_feeder(connection: Connection, function: str, *arguments: Any) -> Any:
         WorkerError: the feeder is dead.
         Exception: what the function has raised, or what the feeder has failed with.
     """
-    return _value(_answer(connection, Call(next(_numbers), function, arguments)))
-
-
-def _answer(connection: Connection, call: Call) -> Answer:
-    """Wait for an answer; what comes before it belongs to a running pass, or answers an abandoned call."""
-    connection.send(call)
-    meanwhile: list[Any] = []
-    try:
-        while not isinstance(message := connection.receive(None), Answer) or message.number != call.number:
-            if not isinstance(message, Answer):
-                meanwhile.append(message)
-            if isinstance(message, Failed):
-                raise error_from(message.failure)
-    finally:
-        connection.put_back(meanwhile)
-    return message
+    return _value(connection.call(Call(next(_numbers), function, arguments)))
 
 
 def _value(answer: Answer) -> Any:
@@ -121,7 +106,7 @@ class FeederClient:
         if isinstance(peer, Calls):
             return peer.call_here(function, arguments)
         try:
-            answer = _answer(peer, Call(next(_numbers), function, arguments))
+            answer = peer.call(Call(next(_numbers), function, arguments))
         except BaseException:
             if not peer.configured:  # else a pass finds out that it is dead
                 peer.close()
