@@ -321,13 +321,14 @@ class RowMaker:
         return [urls[shard] for shard in work.row_shards]
 
     def _failed(self, work: Work, column: Column | None) -> Callable[[int, Exception], RowFailure]:
+        name = "" if column is None else f" of field {column.name!r}"
+
         def failed(row: int, error: Exception) -> RowFailure:
             if isinstance(error, RowError):
                 return self._row_failure(work, row, error.kind, error.message, column=column)
             if isinstance(error, TransformRaisedError):
-                message = f"the transform raised {in_words(error.cause)}"
+                message = f"the transform{name} raised {in_words(error.cause)}"
                 return self._row_failure(work, row, "TransformError", message, cause=error.cause, column=column)
-            name = "" if column is None else f" of field {column.name!r}"
             message = f"cannot decode the bytes{name}: {in_words(error)}"
             return self._row_failure(work, row, "DecodeError", message, cause=error, column=column)
 

@@ -51,7 +51,7 @@ def check_fields(portions: Mapping[str, Portion], listings: Sequence[Listing], o
         except (TypeError, ValueError) as error:
             if not name:
                 raise
-            raise type(error)(f"dataset {name!r}: {error}") from error
+            raise type(error)(f"dataset {name!r}: {error}") from None
 
 
 def check_classes(read_names: Callable[[], object]) -> None:

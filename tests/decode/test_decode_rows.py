@@ -393,7 +393,7 @@ def test_a_transform_that_raises_fails_its_row_only() -> None:
     (failure,) = done.pieces[0].failures
     assert (failure.row, failure.kind, failure.field, failure.fatal) == (1, "TransformError", "cls", False)
     assert (failure.shard, failure.sample) == (0, 1)
-    assert failure.message == "the transform raised ValueError: a bad sample"
+    assert failure.message == "the transform of field 'cls' raised ValueError: a bad sample"
     numbers, arrays = batch_of(done.pieces[0], slots)
     assert [numbers[row].item() for row in (0, 2, 3)] == [0, 2, 3]
     assert arrays[3].tolist() == [3] * 3

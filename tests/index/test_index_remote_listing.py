@@ -272,6 +272,19 @@ async def test_a_web_server_is_not_requested_before_reading(nginx: WebServer, tm
     await storages.aclose()
 
 
+async def test_a_shard_that_braces_name_beside_an_index_is_requested_at_once(nginx: WebServer, tmp_path: Path) -> None:
+    folder = nginx.folder / tmp_path.name
+    write(folder, [1, 2, 3])
+    (folder / "s2-000000.tar").rename(folder / "s3-000000.tar")  # so the index does not know it
+    url, storages = f"{nginx.url}/{tmp_path.name}", Storages()
+    listing = list_shards(f"{url}/s{{0,1,3}}-000000.tar", storages=storages)
+    assert listing.shards[2].bytes == (folder / "s3-000000.tar").stat().st_size
+    with pytest.raises(ShardNotFoundError, match=r"names 5 shards, and 3 of them exist; this is the first") as caught:
+        list_shards(f"{url}/s{{0..4}}-000000.tar", storages=storages)
+    assert caught.value.url == f"{url}/s4-000000.tar"
+    await storages.aclose()
+
+
 def test_chained_urls_stay_together(tmp_path: Path) -> None:
     assert expand_urls("simplecache::s3://b/{a,b}.tar::s3://b/c.tar") == [
         "simplecache::s3://b/a.tar",
