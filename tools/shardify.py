@@ -86,7 +86,7 @@ def shardify(
     uploads are removed. With --overwrite, the shards that are there are removed before the first upload.
     """
     del version
-    with reported_errors("no unfinished shard is published"):
+    with reported_errors("run the same command again"):
         _refuse_pairs(resize=resize, quality=quality, split=split, partition=partition)
         source_to_shards(
             source,

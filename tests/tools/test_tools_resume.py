@@ -58,7 +58,7 @@ def test_ctrl_c_before_anything_is_finished_leaves_nothing(tmp_path: Path, monke
     monkeypatch.setattr(loading, "fault_of", interrupted)
     status, out, err = pack(images(tmp_path), tmp_path / "dest")
     assert (status, out) == (130, "")
-    assert "interrupted: no unfinished shard is published\n" in err
+    assert "interrupted: nothing is published or kept; run the same command again, with or without --resume\n" in err
     assert not (tmp_path / "dest").exists()
 
 
@@ -304,3 +304,17 @@ def test_stopped_while_it_clears_up_it_is_finished_all_the_same(
     assert "holds 1 shard already" in err
     assert pack(source, tmp_path / "whole")[0] == 0
     assert files_below(dest) == files_below(tmp_path / "whole")
+
+
+def test_a_finished_dataset_is_resumed_with_its_own_options_only(tmp_path: Path) -> None:
+    source, dest = images(tmp_path), tmp_path / "dest"
+    assert pack(source, dest, "--max-count", 2)[0] == 0
+    before = files_below(dest)
+    status, _, err = pack(source, dest, "--max-count", 2, "--resume")
+    assert (status, "there is no unfinished run to resume" in err) == (0, True)
+    status, _, err = pack(source, dest, "--max-count", 3, "--seed", 4, "--resume")
+    assert status == 2
+    assert "packed with other options: --max-count was 2 and is 3, --seed was 0 and is 4; to pack again, " in err
+    assert files_below(dest) == before
+    assert pack(source, dest, "--max-count", 3, "--seed", 4, "--overwrite")[0] == 0
+    assert pack(source, dest, "--max-count", 3, "--seed", 4, "--resume")[0] == 0

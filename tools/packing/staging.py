@@ -184,7 +184,7 @@ class Staging:
         again = self.noted(_PUBLISHING) is not None
         if not again:
             self.note(_PUBLISHING, {part.name: [shard.path for shard in part.shards] for part in parts})
-        publish(parts, self.run.destination, classes, sync=self.run.sync, again=again)
+        publish(parts, self.run.destination, classes, self.run.options, sync=self.run.sync, again=again)
 
     def abandon(self) -> None:
         """Keep nothing for a later run, which could not use it."""
@@ -278,8 +278,12 @@ def _keep_results(staging: Staging, exc: BaseException) -> None:
     if not (staging.keeps and staging.has_results()):
         staging.withdraw()
         staging.remove()
+        if isinstance(exc, KeyboardInterrupt):
+            exc.args = ("nothing is published or kept; run the same command again, with or without --resume",)
         return
     if not _is_being_published(staging.folder):
+        if isinstance(exc, KeyboardInterrupt):
+            exc.args = ("no unfinished shard is published",)
         exc.add_note(
             f"what is finished is kept{staging.kept_where()}: run the same command with --resume to go on, or with "
             "--overwrite to start over"
