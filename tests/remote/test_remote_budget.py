@@ -114,6 +114,16 @@ def test_a_budget_that_the_window_does_not_fit_into_is_refused_with_the_arithmet
         loader_of(server, "indexed", memory_budget="60MB", shuffle_window=1000)
 
 
+def test_of_a_small_budget_the_refusal_names_one_that_is_enough(tmp_path: Path) -> None:
+    """Of 1 MB and less, too: two sizes that differ are shown as different."""
+    write_datasets(tmp_path / "data", [[40_000] * 40], [])
+    with FaultServer(tmp_path / "data") as small:
+        with pytest.raises(ValueError, match=r"memory_budget of 1 MB is too small.* at least \d\.\d MB") as caught:
+            loader_of(small, "indexed", range(1), memory_budget="1MB", shuffle_window=1000)
+        enough = str(caught.value).partition("at least ")[2].partition(",")[0]
+        loader_of(small, "indexed", range(1), memory_budget=enough.replace(" ", ""), shuffle_window=1000).close()
+
+
 def test_a_budget_that_a_batch_does_not_fit_into_is_refused_with_the_arithmetic(server: FaultServer) -> None:
     order: dict[str, Any] = {"batch_size": 16, "shuffle": False, "collate_fn": None}
     refusal = r"16 samples x 1002\.\d kB: 24 MB of shards are needed at once, 48 MB are three batches.* at least 94 MB"
@@ -131,7 +141,7 @@ def test_a_dataset_within_the_budget_is_read_whatever_the_window(server: FaultSe
 def test_what_the_parts_of_one_batch_take_is_in_the_error(server: FaultServer) -> None:
     """Its samples lie in four parts; three have come, and none of these can make room for the rest of the shard."""
     with loader_of(server, "plain", memory_budget="36MB", batch_size=28, shuffle=False) as loader:
-        with pytest.raises(StorageError, match=r"5 MB more are needed now, while 25 MB of shards are held"):
+        with pytest.raises(StorageError, match=r"4\.9 MB more are needed now, while 25 MB of shards are held"):
             epoch_of(loader)
 
 
