@@ -449,7 +449,7 @@ class StreamLoader(NamedClasses):
 
     def _known_counts(self) -> tuple[int, ...]:
         """The samples of each shard; waits until they are known."""
-        with self._beginning:  # of several threads one asks, and the others find the answer
+        with self._beginning:  # of several threads one calls, and the others find the answer
             if self._counts is None:
                 counts = self._link.count(self._lanes, in_pass=self._cursor.state == "running")
                 self._sampling.check_counts(counts)

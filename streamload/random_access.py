@@ -84,7 +84,7 @@ class RowBytes(ShardReader):
     def gather(
         self, shard: int, offsets: NDArray[np.int64], sizes: NDArray[np.int64]
     ) -> tuple[Bytes, NDArray[np.int64]] | None:
-        """The bytes of many places of a local shard; samples that are asked for one by one need no other."""
+        """The bytes of many places of a local shard; samples that are read one by one need no other."""
         return self._opened[shard].gather(shard, offsets, sizes)
 
     def url(self, shard: int) -> str:

@@ -50,8 +50,8 @@ class TarDataset(NamedClasses, Dataset[Any]):
     a notebook. To go through all samples, `StreamLoader` reads in larger pieces, decodes in processes of its own, and
     can be resumed.
 
-    Nothing is open before the first sample is asked for, in each process that asks; so it can be pickled (functions
-    too that pickle cannot, such as lambdas) and forked. Several threads may use it. A subclass may have a `__getitem__`
+    Each process opens shards when it requests its first sample; so a dataset can be pickled (functions too that pickle
+    cannot, such as lambdas) and forked. Several threads may use it. A subclass may have a `__getitem__`
     and attributes of its own: then each sample is read by itself, also for a DataLoader's batch.
 
     Args:
@@ -175,7 +175,7 @@ class TarDataset(NamedClasses, Dataset[Any]):
             raise no_attribute(type(self), name)
 
     def close(self) -> None:
-        """Close what this process has opened. Idempotent: it is opened again where a sample is asked for."""
+        """Close what this process has opened. Idempotent: it is opened again when a sample is requested."""
         if self._access is not None and self._access.process_id == os.getpid():
             self._access.close()
 
@@ -202,7 +202,7 @@ class TarDataset(NamedClasses, Dataset[Any]):
 
     @property
     def _has_own_samples(self) -> bool:
-        """Whether a subclass says what a sample is; then it is asked for each of them."""
+        """Whether a subclass says what a sample is; then it is called for each of them."""
         return type(self).__getitem__ is not TarDataset.__getitem__
 
     def _samples(self, indices: Sequence[int]) -> list[Any]:
@@ -270,7 +270,7 @@ class _FromTorch:
 
 
 def _loaders_defaults() -> dict[str, Any]:
-    """What StreamLoader does where nothing else is asked for: so does a dataset."""
+    """What StreamLoader does by default; so does a dataset."""
     parameters = inspect.signature(StreamLoader.__init__).parameters.values()
     return {item.name: item.default for item in parameters if item.default is not inspect.Parameter.empty}
 

@@ -24,7 +24,7 @@ from streamload.schedule.scheduler import RowBatcher
 
 COUNTS = [40, 30, 50]
 TOTAL = sum(COUNTS)
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def epochs_apart(source: str, *epochs: int) -> list[list[int]]:
 
 
 def wait_until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     while not true():
         assert time.monotonic() < deadline
         time.sleep(0.01)

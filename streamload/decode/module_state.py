@@ -53,7 +53,7 @@ class Left:
     """A value that cannot be sent.
 
     Attributes:
-        kind: its type, so that a worker can tell whether its own value is of the same type.
+        kind: its type, so that a worker can see whether its own value is of the same type.
         why: the reason.
     """
 

@@ -181,7 +181,7 @@ class RowMaker:
         Args:
             table: the rows, and where their fields lie.
             shards: reads the bytes.
-            random: asked once for each row whose transform needs it, in the order of the rows.
+            random: called once for each row whose transform needs it, in the order of the rows.
             keys: the rows' keys, where samples hold them.
             untried: rows that are not tried and count as failed, and why.
             progress: is set to the number of the current row, and to -1 at the end.

@@ -26,7 +26,7 @@ MOST_INDEX_BYTES = 4 << 30
 class IndexLookup:
     """The indexes of the folders that shards lie in, each read once: one request for each remote folder.
 
-    Where a shard is in no index, one more request for its folder tells whether its writer has finished.
+    Where a shard is in no index, one more request for its folder shows whether its writer has finished.
     """
 
     def __init__(self, elsewhere: str | os.PathLike[str] | None = None, storages: Storages | None = None) -> None:

@@ -54,7 +54,7 @@ def spot_check(url: str, table: ShardTable, *, touched: bool) -> None:
 
     Raises:
         DatasetIndexError: half of the samples compared are others; or one is, by its smallest field, and the shard was
-            touched. Fewer are damage, of which their own samples tell when they are read.
+            touched. Fewer are damage, which their own samples show when they are read.
         ShardNotFoundError, StorageError: the shard cannot be read.
     """
     if table.member_crc32 is None or not len(table):

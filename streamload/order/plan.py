@@ -85,7 +85,7 @@ class RankPlan:
 
     With several lanes, or where the options have a `sampling`, all counts must be known before the first batch. With
     one lane a batch needs the counts of the shards up to where the window reaches, and `counts` may be filled in while
-    the plan runs: ask `missing`, set those counts, `take`. Of the first shard whose count is unknown the plan goes on
+    the plan runs: call `missing`, set those counts, `take`. Of the first shard whose count is unknown the plan goes on
     into the samples that `counts` says it holds at least. What comes out does not depend on when the counts became
     known, nor on `max_rows`.
 

@@ -80,7 +80,7 @@ class SampleRandomness:
 
     A sample is named by its shard's number in the listing and by its number in the shard; where it comes several times
     in an epoch, also by how often it came before. Made once for an epoch and
-    then asked once for each sample, which takes a few microseconds.
+    then called once for each sample, which takes a few microseconds.
     """
 
     def __init__(self, seed: int, epoch: int) -> None:

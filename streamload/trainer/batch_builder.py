@@ -39,7 +39,7 @@ class BatchBuilder:
         skipped: the errors of the samples that were left out or replaced, in the order of their batches; the newest
             `MOST_KEPT`, since a run may be long.
         n_skipped: how many there were.
-        skipped_members: knows of members of shards that are no part of a sample, and tells of some.
+        skipped_members: counts members of shards that are no part of a sample, and warns of some.
     """
 
     def __init__(self, on_error: OnError, max_errors: int | None, *, fills_up: bool = False) -> None:

@@ -32,7 +32,7 @@ __all__ = [
 
 
 def check_fields(portions: Mapping[str, Portion], listings: Sequence[Listing], options: Options) -> None:
-    """Refuse fields that a dataset does not have; where there is no index, the first batch tells.
+    """Refuse fields that a dataset does not have; where there is no index, the first batch shows.
 
     Args:
         portions: the datasets, by name; the name is empty where there is only one.
@@ -114,7 +114,7 @@ def check_window_fits(listing: Listing, order: OrderOptions, options: Options, w
     check_budget(
         options.fetching().budget_bytes,
         window=order.window if order.shuffle else 0,
-        batch_size=order.batch_size if reads_all and order.sampling is None else 1,  # a choice may repeat samples
+        batch_size=order.batch_size if reads_all and order.sampling is None else 1,  # sampling may repeat samples
         drop_last=order.drop_last,
         samples=samples,
         data_bytes=sum(sizes),
@@ -150,7 +150,7 @@ def warn_of_no_effect(options: Options, listings: Sequence[Listing]) -> None:
     """Warn, at the line of the user's program, of arguments that other arguments or local shards make meaningless.
 
     Args:
-        options: what was asked for.
+        options: of the loader.
         listings: of each dataset.
     """
     for message in _without_effect(options, listings):
@@ -183,8 +183,8 @@ def warn_of_unused_decoders(options: Options, existing: Sequence[str]) -> None:
     unless all of the mapping is of no use.
 
     Args:
-        options: what was asked for.
-        existing: the fields of the shards, where they are known; else those that were asked for are gone by.
+        options: of the loader.
+        existing: the fields of the shards, where they are known; else the requested ones count.
     """
     if isinstance(options.decode, bool):
         return

@@ -150,16 +150,16 @@ class _Made:
 class EpochIterator(Iterator[Any]):
     """The iterator of a `for` loop. Where it is dropped or closed before its end, the feeder gives up its epoch.
 
-    Loops that count steps never ask for more than the last batch, so a pass that has given that one is at its end, too.
+    Loops that count steps never request more than the last batch, so a pass that has given that one is at its end, too.
 
     Args:
         start: which epoch, and from where.
         connection: to a feeder that was sent its `EpochStart`.
-        begin_again: connects to another feeder, and tells that to start it.
+        begin_again: connects to another feeder, and requests the epoch there.
         batch_builder: builds the batches.
         cursor: kept up to date for the loader.
         meter: adds up.
-        last_position: tells where the standing is behind the last batch; infinite if that is not known.
+        last_position: returns the position behind the last batch; infinite if that is not known.
         on_nothing: called when the epoch is over and this pass has given no batch.
         timeout_s: how long to wait for a batch, or None.
         in_order: the batches come in order; else there is no position, and what is begun again is begun from the start.
@@ -376,7 +376,7 @@ class EpochIterator(Iterator[Any]):
         return self.connection.receive_now()
 
     def _left_s(self) -> float | None:
-        """For how long the batch that was asked for may still be waited for, however many messages come before it."""
+        """For how long the requested batch may still be waited for, however many messages come before it."""
         if self.timeout_s is None:
             return None
         return max(0.0, self.timeout_s - (self.connection.waited_s - self._waited_before_s))
@@ -401,7 +401,7 @@ class EpochIterator(Iterator[Any]):
                 self._batch_builder.skipped_members.look_at(message.totals.skipped_members)
             case AcknowledgeRequest():
                 if self._mover is not None:
-                    self._mover.close()  # it is asked because nothing goes on without the memory that copies read
+                    self._mover.close()  # requested where nothing goes on without the memory that copies read
                 self.connection.flush(answers=message.number)
             case Failed(start=(number, _, _) as start) if start != self._start and number <= self._start[0]:
                 # It has failed in work that nobody wants any more, and does no other.

@@ -137,10 +137,10 @@ def test_slots_take_their_share_of_descriptors(
     monkeypatch.setattr(slots, "descriptor_limit", lambda: limit)
     pool = SlotPool()
     assert pool.most_in_flight == in_flight
-    lent = [pool.take(10) for _ in range(kept + 5)]
-    for slot in lent:
+    leased = [pool.take(10) for _ in range(kept + 5)]
+    for slot in leased:
         hand_out(pool, slot)
-    assert pool.take_retired() == lent[:5]
+    assert pool.take_retired() == leased[:5]
     pool.close()
 
 

@@ -26,7 +26,7 @@ def stream(draws, window: int, length: int, first_number: int = 0) -> SlidingShu
     return made
 
 
-def emissions(draws, window: int, length: int, first_number: int = 0) -> list[int]:
+def outputs(draws, window: int, length: int, first_number: int = 0) -> list[int]:
     return stream(draws, window, length, first_number).take(np.arange(first_number, length)).tolist()
 
 
@@ -48,19 +48,19 @@ def test_bounds_are_the_definition(n_samples, n_lanes):
 @settings(deadline=None)
 @given(st.integers(0, 300), st.integers(0, 200), st.sampled_from([hashed_draws, coarse_draws]))
 def test_emissions_are_in_the_order_of_keys(length, window, draws):
-    assert emissions(draws, window, length) == oracle.lane_emissions(draws(0, length).tolist(), window)
+    assert outputs(draws, window, length) == oracle.lane_outputs(draws(0, length).tolist(), window)
 
 
 @pytest.mark.parametrize("draws", [hashed_draws, coarse_draws])
 @pytest.mark.parametrize("window", [0, 1, 7, 50, 400])
 def test_stream_started_anywhere_is_the_tail_of_the_whole(draws, window):
-    whole = emissions(draws, window, 300)
+    whole = outputs(draws, window, 300)
     for first in range(0, 301, 7):
-        assert emissions(draws, window, 300, first) == whole[first:]
+        assert outputs(draws, window, 300, first) == whole[first:]
 
 
 def test_no_sample_moves_further_than_the_window():
-    moved = np.array(emissions(hashed_draws, 50, 2000)) - np.arange(2000)
+    moved = np.array(outputs(hashed_draws, 50, 2000)) - np.arange(2000)
     assert abs(moved).max() <= 50
     assert moved.max() > 20
     assert moved.min() < -20
@@ -68,14 +68,14 @@ def test_no_sample_moves_further_than_the_window():
 
 @pytest.mark.parametrize("window", [0, 1])
 def test_smallest_windows_keep_the_order(window):
-    assert emissions(hashed_draws, window, 100) == list(range(100))
+    assert outputs(hashed_draws, window, 100) == list(range(100))
 
 
 @settings(deadline=None)
 @given(st.data())
 def test_numbers_may_be_skipped(data):
     window = data.draw(st.integers(0, 30))
-    whole = emissions(hashed_draws, window, 300)
+    whole = outputs(hashed_draws, window, 300)
     made = stream(hashed_draws, window, 300)
     numbers = sorted(data.draw(st.sets(st.integers(0, 299), max_size=12)))
     cut = data.draw(st.integers(0, len(numbers)))
@@ -128,7 +128,7 @@ def test_what_is_not_finalized_cannot_be_taken():
 def test_a_growing_lane_finalizes_exactly_what_no_later_sample_can_precede(window, steps, draws):
     length = sum(steps)
     keys = [p + u * window for p, u in enumerate(draws(0, length).tolist())]
-    whole = oracle.lane_emissions(draws(0, length).tolist(), window)
+    whole = oracle.lane_outputs(draws(0, length).tolist(), window)
     made, known_end, found = SlidingShuffle(draws, window), 0, []
     for step in steps:
         known_end += step

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from order_oracle import (
     key_of,
-    lane_emissions,
+    lane_outputs,
     option_sets,
     plan_batches,
     rank_batches,
@@ -71,7 +71,7 @@ def slow_order(options: OrderOptions, sequence: list[tuple[Row, Row]], epoch: in
         own = sequence[lane * n // n_lanes : (lane + 1) * n // n_lanes]
         if options.shuffle:
             draws = [(word(key, number, row[0], done) >> 11) / 2**53 for row, (number, done) in own]
-            own = [own[p] for p in lane_emissions(draws, options.window)]
+            own = [own[p] for p in lane_outputs(draws, options.window)]
         lanes.append([row for row, _ in own])
     order = []
     for number in range(max(map(len, lanes), default=0)):

@@ -27,7 +27,9 @@ from streamload.storage.storages import Storages
 SHARDS = range(6)
 SIZES = [[20_000] * 30 for _ in SHARDS]
 LABELS = list(range(180))
-IMPATIENT = RetryPolicy(stall_timeout_s=0.3, give_up_timeout_s=0.9, tries=3, first_backoff_s=0.01, most_backoff_s=0.02)
+SHORT_RETRIES = RetryPolicy(
+    stall_timeout_s=0.3, give_up_timeout_s=0.9, tries=3, first_backoff_s=0.01, most_backoff_s=0.02
+)
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +60,7 @@ def have_policy(monkeypatch: pytest.MonkeyPatch, policy: RetryPolicy) -> None:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Loaders that give up soon."""
-    have_policy(monkeypatch, IMPATIENT)
+    have_policy(monkeypatch, SHORT_RETRIES)
 
 
 def loader_of(server: FaultServer, form: str, **options: Any) -> StreamLoader:

@@ -83,7 +83,7 @@ def test_an_end_behind_the_object_is_cut_and_the_size_learned() -> None:
 def test_a_start_behind_the_object_is_an_error() -> None:
     fetching = Fetching()
     fetching.pin = Pin(1000, "v1")
-    with pytest.raises(StorageError, match="bytes from 1000 on were asked for, and the shard has 1000"):
+    with pytest.raises(StorageError, match="bytes from 1000 on were requested, and the shard has 1000"):
         fetching.get(1000, 1010)
     assert not fetching.storage.requested
 

@@ -117,7 +117,7 @@ async def test_an_object_that_is_only_too_short_is_not_said_to_be_another(kind: 
             finally:
                 await storages.aclose()
 
-        with pytest.raises(ShardChangedError, match="ends before the bytes that were asked for"):
+        with pytest.raises(ShardChangedError, match="ends before the bytes that were requested"):
             await ask()
 
 

@@ -62,7 +62,7 @@ def test_half_a_file_is_not_taken_for_a_whole_one_where_its_length_is_unknown(ki
     with pytest.raises(StorageError) as caught:
         read(kind, script)
     if kind == "fsspec-http":
-        assert "does not tell how long its answer is" in str(caught.value)
+        assert "does not say how long its answer is" in str(caught.value)
         assert len(script.requests) == 1
 
 

@@ -1,4 +1,4 @@
-"""Checks of the destination: nothing there is overwritten, or mixed with new shards, unless the user asks for it."""
+"""Checks of the destination: nothing there is overwritten, or mixed with new shards, unless the user says so."""
 
 from __future__ import annotations
 
