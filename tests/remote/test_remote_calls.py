@@ -23,7 +23,7 @@ def test_an_error_of_a_call_is_raised_by_that_call_only(shard_folder: Path) -> N
         port = int(server.url.rpartition(":")[2])
         loader = StreamLoader([f"{server.url}/{name}" for name in objects], 4, fields=("cls",), num_workers=1)
         with pytest.raises(ShardNotFoundError, match=second):
-            loader.state_dict()  # over plain HTTP it asks for the shards' sizes
+            loader.state_dict()  # over plain HTTP it requests the shards' sizes
         for process in children("streamload.feeder"):
             process.kill()
         with pytest.raises(WorkerError, match="SIGKILL"):
@@ -46,7 +46,8 @@ def test_a_feeder_that_answered_calls_is_ended_where_a_job_cannot_be_sent_to_it(
             return value
 
     with FaultServer(shard_folder) as server:
-        loader = StreamLoader(f"{server.url}/000000.tar", fields=("cls",), transform={"cls": locked}, num_workers=1)
+        (shard,) = shard_folder.glob("*.tar")
+        loader = StreamLoader(f"{server.url}/{shard.name}", fields=("cls",), transform={"cls": locked}, num_workers=1)
         with pytest.raises(TypeError, match="lock") as kept:
             next(iter(loader))
         loader.close()
