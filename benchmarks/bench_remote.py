@@ -51,8 +51,8 @@ def _arguments() -> argparse.Namespace:
 def main() -> None:
     arguments = _arguments()
     images = workload("images", arguments.folder, arguments.samples)
-    asked = Sizes(rounds=arguments.rounds, budget_bytes=arguments.budget_mib << 20, sleep_s=arguments.sleep)
-    sizes = (SMALL if arguments.quick else asked).of(images.shards())
+    requested = Sizes(rounds=arguments.rounds, budget_bytes=arguments.budget_mib << 20, sleep_s=arguments.sleep)
+    sizes = (SMALL if arguments.quick else requested).of(images.shards())
     texts, goals = [], []
     for name in arguments.parts:
         text, found = PARTS[name](sizes)

@@ -25,7 +25,7 @@ from sample_table import expected_sum
 from workloads import Workload, workload
 
 MOST_EPOCHS = 50
-SHUTDOWN_PATIENCE_S = 20.0
+SHUTDOWN_TIMEOUT_S = 20.0
 
 Result = dict[str, float]
 
@@ -90,7 +90,7 @@ def shutdown_s(loader: list[Loader], python_threads_before: int) -> float:
     began = perf_counter()
     loader.pop().close()
     while children() or threading.active_count() > python_threads_before:
-        if perf_counter() - began > SHUTDOWN_PATIENCE_S:
+        if perf_counter() - began > SHUTDOWN_TIMEOUT_S:
             break
         gc.collect()
         time.sleep(0.005)

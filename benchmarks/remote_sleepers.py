@@ -29,8 +29,8 @@ def measure_sleepers(sizes: Sizes) -> tuple[str, list[Goal]]:
     requests = sorted(sleepy.seen.requests / clean.seen.requests for clean, sleepy in pairs)
     size = f"{bucket.total_bytes / 1e6:,.0f} MB"
     rates = [f"{statistics.median(each.rate for each in found):,.0f}" for found in runs.values()]
-    middle, asked = statistics.median(times), statistics.median(requests)
-    row = [size, *rates, f"{middle:.2f} ({times[0]:.2f} to {times[-1]:.2f})", f"{asked:.2f}"]
+    middle, ratio = statistics.median(times), statistics.median(requests)
+    row = [size, *rates, f"{middle:.2f} ({times[0]:.2f} to {times[-1]:.2f})", f"{ratio:.2f}"]
     header = [
         "far server",
         "clean, MB/s",

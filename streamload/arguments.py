@@ -57,6 +57,9 @@ def parse_bytes(name: str, value: int | str) -> int:
 P = ParamSpec("P")
 R = TypeVar("R")
 
+_ALIKE = 0.77
+"""Misspelt names are closer to what was meant; names of other loaders' arguments are mostly not (`batch_sampler`)."""
+
 _PAGE = "docs/coming-from.md says what takes the place of other loaders' arguments and methods"
 
 
@@ -97,5 +100,5 @@ def no_attribute(owner: type, name: str) -> AttributeError:
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:
-    alike = difflib.get_close_matches(name.lower(), [other for other in known if other != "self"], 1)
+    alike = difflib.get_close_matches(name.lower(), [other for other in known if other != "self"], 1, _ALIKE)
     return f" (did you mean {alike[0]!r}?)" if alike else ""

@@ -13,7 +13,7 @@ __all__ = ["LightningLoader"]
 
 @dataclass(frozen=True, slots=True)
 class _BatchSampler:
-    """What Lightning looks for a sampler in: before each epoch it tells that the epoch's number."""
+    """What Lightning looks for a sampler in: before each epoch it sets that one's epoch."""
 
     sampler: StreamLoader
 
@@ -33,5 +33,5 @@ class LightningLoader(StreamLoader):
         return _BatchSampler(self)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        """Begin a pass when its first batch is requested: Lightning makes iterators before it tells the epoch."""
+        """Begin a pass when its first batch is requested: Lightning makes iterators before it sets the epoch."""
         yield from self._begin()

@@ -7,7 +7,7 @@ import inspect
 import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cached_property, partial
+from functools import partial
 from threading import RLock
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
@@ -25,20 +25,20 @@ from streamload.sampling.mixture import Mixture, portions_of
 from streamload.sampling.weights import Weights
 from streamload.statistics import Meter, Statistics
 from streamload.text import counted
-from streamload.trainer.async_pass import AsyncPass, end_of_processes
+from streamload.trainer.async_epoch_iterator import AsyncEpochIterator, end_of_processes
 from streamload.trainer.batch_builder import BatchBuilder
 from streamload.trainer.connection import Connection
 from streamload.trainer.device import Mover, device_for
-from streamload.trainer.feeder_client import named_places, read_classes
+from streamload.trainer.epoch_iterator import Cursor, EpochIterator
+from streamload.trainer.feeder_client import NamedClasses, named_places
 from streamload.trainer.feeder_link import FeederLink
 from streamload.trainer.page_locked import cuda_registry
-from streamload.trainer.passes import Cursor, Pass
 from streamload.trainer.skipped_members import NothingLeft
 
 __all__ = ["StreamLoader"]
 
 
-class StreamLoader:
+class StreamLoader(NamedClasses):
     """Iterates over the samples of tar shards (WebDataset's format) in batches of tensors.
 
     Each pass of a `for` loop is one epoch, and the next pass is the next epoch. The order of an epoch is a function of
@@ -187,7 +187,7 @@ class StreamLoader:
         self._dataset: str | None = None
         self._nothing_left = NothingLeft(drop_last, batch_size, self._batch_builder.skipped_members)
         self._cursor, self._beginning = Cursor(), RLock()
-        self._pass: weakref.ref[Pass] | None = None
+        self._iterator: weakref.ref[EpochIterator] | None = None
         self._meter = Meter()
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -266,18 +266,6 @@ class StreamLoader:
         """Worker processes; what "auto" came to."""
         return self._options.workers
 
-    @cached_property
-    def classes(self) -> list[str] | None:
-        """The names of the classes by number, as `shardify` has written them beside the shards; None where it has not.
-
-        It is read from `classes.json` at the first use.
-
-        Raises:
-            DatasetIndexError: it is damaged, or the folders of the shards have different ones.
-            StorageError: it cannot be read.
-        """
-        return read_classes(self._listing, self._options.storages)
-
     @property
     def dataset(self) -> range:
         """The numbers of all stored samples, which has the length that frameworks ask a loader's dataset for.
@@ -288,7 +276,7 @@ class StreamLoader:
 
     @property
     def skipped(self) -> list[SampleError]:
-        """The errors of the samples that were left out or replaced, in the order of delivery: the newest 10,000.
+        """The errors of the samples that were left out or replaced, in the order of their batches: the newest 10,000.
 
         How many there were in the loader's life, `statistics().skipped_samples` says.
         """
@@ -304,7 +292,7 @@ class StreamLoader:
         samples = self._sampling.epoch_samples
         return batches_per_rank(order, self._samples() if samples is None else samples, *self._sampling.place)
 
-    def __iter__(self) -> Pass:
+    def __iter__(self) -> EpochIterator:
         """Begin a pass: the next epoch, or the rest of one that was resumed or ended by an error of the loader.
 
         A pass that is still running ends; going on with it raises LoaderClosedError. One that has given no batch yet
@@ -317,7 +305,7 @@ class StreamLoader:
         """
         return self._begin()
 
-    def __aiter__(self) -> AsyncPass:
+    def __aiter__(self) -> AsyncEpochIterator:
         """Begin a pass for `async for batch in loader`: the same as for `for`, in state, errors and `timeout`.
 
         Other coroutines run while it waits for a batch; with `num_workers=0`, where the caller's thread makes each
@@ -328,16 +316,16 @@ class StreamLoader:
         Raises:
             LoaderClosedError: the loader was closed.
         """
-        return AsyncPass(self._begin())
+        return AsyncEpochIterator(self._begin())
 
-    def _begin(self) -> Pass:
+    def _begin(self) -> EpochIterator:
         with self._beginning:  # several threads may do so at once: the pass of the last one stays
-            return self._begin_pass()
+            return self._begin_iterator()
 
-    def _begin_pass(self) -> Pass:
+    def _begin_iterator(self) -> EpochIterator:
         if self._rank_was_found:
             check_found_rank(self.rank, self.world_size)
-        self._end_pass("another pass of the same loader has begun; for two at once make two loaders")
+        self._end_iterator("another pass of the same loader has begun; for two at once make two loaders")
         self._link.take_changes()
         epoch, position = self._cursor.next_start()
         counts = self._known_counts() if self._sampling.needs_counts else ()
@@ -350,7 +338,7 @@ class StreamLoader:
         begun_ahead = start.numbers is None and self._cursor.goes_on_at(epoch, position)
         (connection.send_later if begun_ahead else connection.send)(start)
         self._cursor = Cursor(epoch, position)
-        begun = Pass(
+        begun = EpochIterator(
             start,
             connection,
             self._batch_builder,
@@ -363,7 +351,7 @@ class StreamLoader:
             in_order=self._options.in_order,
             mover=self._mover,
         )
-        self._pass = weakref.ref(begun)
+        self._iterator = weakref.ref(begun)
         return begun
 
     def set_epoch(self, epoch: int) -> None:
@@ -415,7 +403,7 @@ class StreamLoader:
             fingerprint=self._fingerprint(),
             sampling=self._sampling.state(loaded.epoch),
         )
-        self._end_pass("a state was loaded")
+        self._end_iterator("a state was loaded")
         if self._sampling.resume(loaded) or loaded.lanes != self._lanes:
             self._link.disconnect()
             self._lanes = loaded.lanes
@@ -427,7 +415,7 @@ class StreamLoader:
 
     def close(self) -> None:
         """End the feeder and its workers. Batches that were delivered stay valid. Idempotent."""
-        self._end_pass("the loader was closed")
+        self._end_iterator("the loader was closed")
         self._link.close()
         if self._mover is not None:
             self._mover.close()
@@ -462,7 +450,7 @@ class StreamLoader:
 
     def _known_counts(self) -> tuple[int, ...]:
         """The samples of each shard; waits until they are known."""
-        with self._beginning:  # of several threads one asks, and the others find the answer
+        with self._beginning:  # of several threads one calls, and the others find the answer
             if self._counts is None:
                 counts = self._link.count(self._lanes, in_pass=self._cursor.state == "running")
                 self._sampling.check_counts(counts)
@@ -482,17 +470,17 @@ class StreamLoader:
         if self._nothing_left.is_possible(start):
             self._nothing_left.look_at(start, self._sampling.samples_of(start, self._known_counts()), self._samples())
 
-    def _running(self) -> Pass | None:
-        return None if self._pass is None else self._pass()
+    def _running(self) -> EpochIterator | None:
+        return None if self._iterator is None else self._iterator()
 
     def _samples(self) -> int:
         return sum(self._known_counts())
 
-    def _end_pass(self, why: str) -> None:
+    def _end_iterator(self, why: str) -> None:
         running = self._running()
         if running is not None:
             running.end(why)
-        self._pass = None
+        self._iterator = None
 
     def _fingerprint(self) -> str:
         if self._dataset is None:

@@ -84,7 +84,7 @@ class RowBytes(ShardReader):
     def gather(
         self, shard: int, offsets: NDArray[np.int64], sizes: NDArray[np.int64]
     ) -> tuple[Bytes, NDArray[np.int64]] | None:
-        """The bytes of many places of a local shard; samples that are asked for one by one need no other."""
+        """The bytes of many places of a local shard; samples that are read one by one need no other."""
         return self._opened[shard].gather(shard, offsets, sizes)
 
     def url(self, shard: int) -> str:
@@ -257,7 +257,7 @@ class RandomAccess:
         return opened
 
     def _read_remotely(self, function: str, wanted: Sequence[Any]) -> Sequence[Any]:
-        """What a function of the client's reader returns, which is opened anew in a new process."""
+        """What a function of the client's reader returns, which is opened again in a new process."""
         if (peer := self._client.connect()) is not self._reader:
             self._client.call("open_reader", self._listing, self._storages)
             self._reader = peer

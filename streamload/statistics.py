@@ -101,13 +101,14 @@ class Statistics:
             )
         share = waited_s / total_s
         if share < 0.05:
-            return f"the training loop: it waits for data {share:.1%} of its time"
+            return f"the training loop: after the first batch it waits for data {share:.1%} of its time"
+        waits = f"after the first batch the loop waits {share:.1%} of its time"
         work = {name: self.stages[name].worked_s for name in ("scan", "decode", "transform", "collate")}
         busiest = max(work, key=lambda name: work[name])
         if self.stages["decode"].waited_s > sum(work.values()):
             where = "fetching" if self.requests else "the feeder or the storage"
-            return f"{where}: the loop waits {share:.1%} of its time, and the workers wait as well"
-        return f"the workers: the loop waits {share:.1%} of its time, most of the work is {busiest}; use more workers"
+            return f"{where}: {waits}, and the workers wait as well"
+        return f"the workers: {waits}, most of the work is {busiest}; use more workers"
 
     def __str__(self) -> str:
         given = f"{counted(self.samples, 'sample')} in {counted(self.batches, 'batch')}"
@@ -116,6 +117,8 @@ class Statistics:
             f"  {name:<10} worked {stage.worked_s:8.3f} s   waited {stage.waited_s:8.3f} s"
             for name, stage in self.stages.items()
         ]
+        if self.first_batch_s:
+            lines[-1] += f", {self.first_batch_s:.3f} s of it for the first batch"
         if self.requests:
             failed = f", {self.failed_requests} of them failed" if self.failed_requests else ""
             lines.append(f"  fetched {self.fetched_bytes / 1e6:.1f} MB in {counted(self.requests, 'request')}{failed}")
@@ -140,7 +143,7 @@ class Meter:
     first_batch_s: float = 0.0
     totals: FeederTotals = field(default_factory=FeederTotals)
 
-    def gave(self, waited_s: float) -> None:
+    def add_wait(self, waited_s: float) -> None:
         """The loop has got a batch, which is counted already, and has waited so long for it."""
         self.loop_waited_s += waited_s
         if self.batches == 1:

@@ -30,18 +30,18 @@ from streamload.storage.urls import Urls
 from streamload.tar.decompression import compression_of
 from streamload.text import counted
 from streamload.trainer.checks import check_classes, labelled_folders, warn_of_unused_decoders
-from streamload.trainer.feeder_client import FeederClient, listing_places, named_places, read_classes
+from streamload.trainer.feeder_client import FeederClient, NamedClasses, listing_places, named_places
 from streamload.trainer.skipped_members import SkippedMembers
 
 __all__ = ["TarDataset"]
 
 _ITERATED_TOGETHER = 32
 _SEEDS = (1 << 63) - 1
-_MADE_ANEW = ("_options", "_listing", "_ends", "_job", "_access", "_makers", "labels")
+_NOT_PICKLED = ("_options", "_listing", "_ends", "_job", "_access", "_makers", "labels")
 """Attributes that a copy or a pickle gets by other ways, or not at all; what else there is belongs to a subclass."""
 
 
-class TarDataset(Dataset[Any]):
+class TarDataset(NamedClasses, Dataset[Any]):
     """The samples of tar shards (WebDataset's format) by their number: a map-style dataset.
 
     Sample i is the i-th of the shards laid end to end, in the order of their listing, which is the order of
@@ -50,8 +50,8 @@ class TarDataset(Dataset[Any]):
     a notebook. To go through all samples, `StreamLoader` reads in larger pieces, decodes in processes of its own, and
     can be resumed.
 
-    Nothing is open before the first sample is asked for, in each process that asks; so it can be pickled (functions
-    too that pickle cannot, such as lambdas) and forked. Several threads may use it. A subclass may have a `__getitem__`
+    Each process opens shards when it requests its first sample; so a dataset can be pickled (functions too that pickle
+    cannot, such as lambdas) and forked. Several threads may use it. A subclass may have a `__getitem__`
     and attributes of its own: then each sample is read by itself, also for a DataLoader's batch.
 
     Args:
@@ -61,7 +61,7 @@ class TarDataset(Dataset[Any]):
         decode: how fields are decoded; as for `StreamLoader`.
         transform: a function of a sample, or a mapping from fields to functions; as for `StreamLoader`, but for its
             random numbers: these are torch's, whose `DataLoader` seeds `random`, `numpy.random` and torch in each
-            worker. A parameter named `rng` gets a `numpy.random.Generator` that is seeded anew for every sample from
+            worker. A parameter named `rng` gets a `numpy.random.Generator` that is seeded again for every sample from
             torch's default generator, so `torch.manual_seed` (or the DataLoader's `generator`) decides on these too.
         index: a folder with the index of the shards, if it is not beside them.
         storage_options: credentials and the like; as for `StreamLoader`.
@@ -168,18 +168,6 @@ class TarDataset(Dataset[Any]):
         """
         return self._here().labels()
 
-    @cached_property
-    def classes(self) -> list[str] | None:
-        """The names of the classes by number, as `shardify` has written them beside the shards; None where it has not.
-
-        It is read from `classes.json` at the first use.
-
-        Raises:
-            DatasetIndexError: it is damaged, or the folders of the shards have different ones.
-            StorageError: it cannot be read.
-        """
-        return read_classes(self._listing, self._options.storages)
-
     if not TYPE_CHECKING:  # type checkers would believe that there is every attribute
 
         def __getattr__(self, name: str) -> NoReturn:
@@ -187,7 +175,7 @@ class TarDataset(Dataset[Any]):
             raise no_attribute(type(self), name)
 
     def close(self) -> None:
-        """Close what this process has opened. Idempotent: it is opened again where a sample is asked for."""
+        """Close what this process has opened. Idempotent: it is opened again when a sample is requested."""
         if self._access is not None and self._access.process_id == os.getpid():
             self._access.close()
 
@@ -203,7 +191,7 @@ class TarDataset(Dataset[Any]):
         return f"<TarDataset of {held} from {without_secrets(shards[0].url)!r}>"
 
     def __getstate__(self) -> bytes:
-        own = {name: value for name, value in vars(self).items() if name not in _MADE_ANEW}
+        own = {name: value for name, value in vars(self).items() if name not in _NOT_PICKLED}
         pickled: bytes = cloudpickle.dumps((self._options, self._listing, self._ends, own))
         return pickled
 
@@ -214,7 +202,7 @@ class TarDataset(Dataset[Any]):
 
     @property
     def _has_own_samples(self) -> bool:
-        """Whether a subclass says what a sample is; then it is asked for each of them."""
+        """Whether a subclass says what a sample is; then it is called for each of them."""
         return type(self).__getitem__ is not TarDataset.__getitem__
 
     def _samples(self, indices: Sequence[int]) -> list[Any]:
@@ -282,7 +270,7 @@ class _FromTorch:
 
 
 def _loaders_defaults() -> dict[str, Any]:
-    """What StreamLoader does where nothing else is asked for: so does a dataset."""
+    """What StreamLoader does by default; so does a dataset."""
     parameters = inspect.signature(StreamLoader.__init__).parameters.values()
     return {item.name: item.default for item in parameters if item.default is not inspect.Parameter.empty}
 

@@ -18,8 +18,8 @@ class Script:
     """What to answer: `faults` are used up one by one, and then the answers are right.
 
     A fault is `<status> <code>`, or one of `whole`, `other`, `short`, `cut`, `unended` (chunks without the mark that
-    ends them), `unsized` (half of it, and nothing tells how much it is), `packed` (although nobody asked for that). An
-    empty `etag` or `changed`, which is the time of the last modification, is not sent.
+    ends them), `unsized` (half of it, and nothing tells how much it is), `compressed` (although that was not
+    requested). An empty `etag` or `changed`, which is the time of the last modification, is not sent.
     """
 
     faults: list[str] = field(default_factory=list)
@@ -89,7 +89,7 @@ async def _answer(script: Script, head: str, writer: asyncio.StreamWriter) -> bo
         body = CONTENT
     if fault == "short":
         body = body[:-10]
-    if fault == "packed":
+    if fault == "compressed":
         body = gzip.compress(body, 1)
         lines.append("Content-Encoding: gzip")
     if fault != "unsized":

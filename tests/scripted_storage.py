@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from streamload.errors import ShardChangedError, StorageError
 
-__all__ = ["Answer", "Asked", "ScriptedStorage"]
+__all__ = ["Answer", "RangeRequest", "ScriptedStorage"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RangeRequest:
     """One request: when, and for what."""
 
     at_s: float
@@ -54,12 +54,12 @@ class ScriptedStorage:
         self.content = content
         self.etag = etag
         self.script = script
-        self.asked: list[Asked] = []
+        self.requested: list[RangeRequest] = []
         self.bodies: list[ScriptedBody] = []
 
     async def open_range(self, url: str, start: int, end: int | None, *, etag: str | None) -> ScriptedBody:
-        answer = self.script(len(self.asked))
-        self.asked.append(Asked(asyncio.get_running_loop().time(), start, end, etag))
+        answer = self.script(len(self.requested))
+        self.requested.append(RangeRequest(asyncio.get_running_loop().time(), start, end, etag))
         await asyncio.sleep(answer.wait_s)
         if answer.error is not None and answer.breaks_after is None:
             raise answer.error

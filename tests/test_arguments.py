@@ -50,6 +50,7 @@ def test_what_torchs_loader_has_as_a_position_is_at_the_same_one_here() -> None:
         ("batchSize", "batch_size"),
         ("prefetch_batch", "prefetch_batches"),
         ("on_errors", "on_error"),
+        ("workers", "num_workers"),
     ],
 )
 def test_typos_are_answered_by_the_nearest_name(written: str, meant: str) -> None:
@@ -57,7 +58,12 @@ def test_typos_are_answered_by_the_nearest_name(written: str, meant: str) -> Non
     assert refusal(**{written: 1}) == said
 
 
-def test_all_that_is_wrong_is_told_at_once() -> None:
+@pytest.mark.parametrize("name", ["batch_sampler", "persistent_workers", "prefetch_factor", "resampled"])
+def test_a_name_that_means_something_else_is_not_suggested(name: str) -> None:
+    assert refusal(**{name: 1}) == f"StreamLoader got an unexpected keyword argument {name!r}; {ADVICE}"
+
+
+def test_everything_that_is_wrong_is_reported_at_once() -> None:
     said = "StreamLoader got an unexpected keyword argument 'wombat', 'shufle' (did you mean 'shuffle'?); "
     assert refusal(wombat=3, shufle=True) == said + ADVICE
 

@@ -72,10 +72,10 @@ def test_a_loader_that_fails_is_shown_and_the_others_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, benchmark_module: Callable[[str], Any]
 ) -> None:
     module = benchmark_module("bench_loader")
-    asked = []
+    requested = []
 
     def run(what: str, loader: str, of: Any, seconds: float) -> dict[str, float]:
-        asked.append((what, loader))
+        requested.append((what, loader))
         if (what, loader) == ("speed", "WebDataset"):
             raise module.RunFailedError("ValueError: no luck")
         names = ("rate", "first_batch_s", "cpu_s_per_1000", "trainer_cpu", "threads_more", "shutdown_s", "peak_bytes")
@@ -90,8 +90,8 @@ def test_a_loader_that_fails_is_shown_and_the_others_go_on(
     assert "| tokens | WebDataset | failed: ValueError: no luck |" in tables["loader-speed.md"]
     assert "| tokens | streamload | 2 (2 to 2) |" in tables["loader-speed.md"]
     assert "WebDataset |" not in tables["loader-cost.md"]
-    assert asked.count(("speed", "streamload")) == 3
-    assert asked.count(("speed", "WebDataset")) == 1
+    assert requested.count(("speed", "streamload")) == 3
+    assert requested.count(("speed", "WebDataset")) == 1
 
 
 def test_what_was_measured_before_a_late_failure_stays(

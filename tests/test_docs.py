@@ -295,3 +295,17 @@ def test_the_tree_of_the_design_page_lists_every_file() -> None:
     own = [path.relative_to(ROOT / "streamload") for path in (ROOT / "streamload").rglob("*.py")]
     tools = [path.relative_to(ROOT) for path in (ROOT / "tools").rglob("*.py")]
     assert sorted(listed) == sorted(path.as_posix() for path in (*own, *tools) if path.name != "__init__.py")
+
+
+def test_the_lines_to_read_for_each_task_are_those_of_the_files() -> None:
+    """Near enough: a twentieth."""
+    page = (ROOT / "docs" / "design.md").read_text()
+    rows = re.findall(r"^\| [^|]+ \| ([^|]*\.py[^|]*) \(([\d,]+)\) \|", page, re.MULTILINE)
+    assert len(rows) == 4
+    for files, said in rows:
+        lines = 0
+        for group in files.split("; "):
+            folder, _, names = group.rpartition(": ")
+            for name in re.findall(r"`([\w/]+\.py)`", names):
+                lines += len((ROOT / "streamload" / folder.strip("`") / name).read_text().splitlines())
+        assert abs(lines - int(said.replace(",", ""))) <= lines / 20, (files, lines)

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.mark.parametrize("what", ["import streamload", "from streamload.loader import StreamLoader"])
-def test_windows_is_told_what_to_use(what: str) -> None:
+def test_windows_is_refused_with_what_to_use(what: str) -> None:
     program = f"import sys; sys.platform = 'win32'; {what}"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 1

@@ -15,7 +15,7 @@ from transforms import raise_on_33, wait_a_little
 
 from streamload import StreamLoader
 from streamload.errors import LoaderClosedError, TransformError, WorkerError
-from streamload.trainer.async_pass import AsyncPass
+from streamload.trainer.async_epoch_iterator import AsyncEpochIterator
 
 TOTAL = 60
 WORKERS = pytest.mark.parametrize("workers", [0, 1])
@@ -162,7 +162,7 @@ async def test_leaving_the_loop_ends_the_pass(source: str) -> None:
         assert await read(loader) == list(range(TOTAL)), "the next epoch"
         batches = aiter(loader)
         await anext(batches)
-        assert isinstance(batches, AsyncPass)
+        assert isinstance(batches, AsyncEpochIterator)
         await batches.aclose()
         await batches.aclose()
         with pytest.raises(StopAsyncIteration):

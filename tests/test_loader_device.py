@@ -19,7 +19,7 @@ from transforms import raise_on_33
 from streamload import StreamLoader
 from streamload.errors import TransformError, WorkerError
 from streamload.feeder.messages import Ready
-from streamload.trainer.passes import Pass
+from streamload.trainer.epoch_iterator import EpochIterator
 
 TOTAL = 60
 BATCH = 10
@@ -42,7 +42,7 @@ def make(source: str, **options: Any) -> StreamLoader:
     return StreamLoader(source, **{**common, **options})
 
 
-def begin(loader: StreamLoader, ready: int = 0) -> Pass:
+def begin(loader: StreamLoader, ready: int = 0) -> EpochIterator:
     """A pass, for which so many batches are here already."""
     begun = iter(loader)
     messages: list[Any] = []
@@ -189,7 +189,7 @@ def test_no_room_on_the_device_for_the_batch_ahead(source: str, device: LateDevi
 
 
 @pytest.mark.exhaustive
-def test_the_feeders_death_is_told_after_the_batch_ahead(source: str, device: LateDevice) -> None:
+def test_the_feeders_death_is_reported_after_the_batch_ahead(source: str, device: LateDevice) -> None:
     with make(source, num_workers=1, batch_size=2, prefetch_batches=1, collate_fn=collate_late) as loader:
         batches = begin(loader, ready=2)
         got = [device.read(next(batches)["label"])[0]]

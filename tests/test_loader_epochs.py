@@ -24,7 +24,7 @@ from streamload.schedule.scheduler import RowBatcher
 
 COUNTS = [40, 30, 50]
 TOTAL = sum(COUNTS)
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def epochs_apart(source: str, *epochs: int) -> list[list[int]]:
 
 
 def wait_until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     while not true():
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -62,7 +62,7 @@ def all_sleep() -> bool:
     return all(child.status() == psutil.STATUS_SLEEPING for child in children())
 
 
-def test_the_next_epoch_is_begun_before_it_is_asked_for(source: str, tmp_path: Path) -> None:
+def test_the_next_epoch_is_begun_before_it_is_requested(source: str, tmp_path: Path) -> None:
     noting = Noting(tmp_path / "made")
     with StreamLoader(source, **options(transform={"cls": noting}, prefetch_batches=4)) as loader:
         first = numbers(loader)
@@ -215,7 +215,7 @@ class ByHand:
         ready, self.left = self.left, []
         return ready, 1
 
-    def takes(self, done: object) -> bool:
+    def take_result(self, done: object) -> bool:
         return False
 
     def abandon(self) -> None:
@@ -235,19 +235,19 @@ class EpochsByHand:
             self.begun.append(ByHand(start, failing=start.epoch in failing))
             return self.begun[-1]
 
-        def deliver(start: EpochStart, ready: list[Any], last: bool, _: int) -> None:
+        def send_ready(start: EpochStart, ready: list[Any], last: bool, _: int) -> None:
             self.said += [*ready, "ended"] if last else ready
 
-        self.epochs = Epochs(begin, deliver, works_ahead=True)
+        self.epochs = Epochs(begin, send_ready, works_ahead=True)
 
     def run(self, epoch: int) -> None:
         self.passes += 1
-        self.epochs.ask(EpochStart(epoch, 0, 0, 1, number=self.passes))
+        self.epochs.request(EpochStart(epoch, 0, 0, 1, number=self.passes))
         for _ in range(3):
             self.epochs.pump()
 
 
-def test_what_fails_ahead_is_raised_when_it_is_asked_for() -> None:
+def test_what_fails_ahead_is_raised_when_it_is_requested() -> None:
     by_hand = EpochsByHand(failing={1})
     by_hand.run(0)
     assert by_hand.said == ["batch of 0", "ended"]
@@ -255,7 +255,7 @@ def test_what_fails_ahead_is_raised_when_it_is_asked_for() -> None:
         by_hand.run(1)
 
 
-def test_what_fails_ahead_and_is_not_asked_for_is_forgotten() -> None:
+def test_what_fails_ahead_and_is_not_requested_is_forgotten() -> None:
     by_hand = EpochsByHand(failing={1})
     by_hand.run(0)
     by_hand.run(4)

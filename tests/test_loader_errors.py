@@ -467,7 +467,7 @@ def test_errors_that_are_left_out_hold_no_frames(source: str) -> None:
     assert loader.skipped[0].__cause__.__traceback__ is None
 
 
-def test_a_transform_that_ends_every_process_is_told_after_two_and_not_after_two_for_each_row(
+def test_a_transform_that_ends_every_process_is_reported_after_two_and_not_after_two_for_each_row(
     source: str, tmp_path: Path
 ) -> None:
     tried = str(tmp_path / "tried")

@@ -343,7 +343,7 @@ def test_a_pass_that_is_found_to_be_garbage_while_something_is_sent(source: str,
 
 
 @EVERYWHERE
-def test_threads_that_ask_for_the_length_at_once(tmp_path: Path, workers: int) -> None:
+def test_threads_that_call_len_at_once(tmp_path: Path, workers: int) -> None:
     """One of them has the shards scanned, and the others find the answer."""
     unindexed, found = write_numbers(tmp_path / "shards", [25, 35], index=False), list[int]()
     with make(unindexed, workers, timeout=60) as loader:
@@ -353,3 +353,27 @@ def test_threads_that_ask_for_the_length_at_once(tmp_path: Path, workers: int) -
         for thread in threads:
             thread.join()
     assert found == [6, 6, 6]
+
+
+@EVERYWHERE
+def test_len_in_one_thread_while_another_runs_an_epoch(tmp_path: Path, workers: int) -> None:
+    """Each of both waits for messages of the feeder, and may receive those of the other."""
+    unindexed, found, lengths = write_numbers(tmp_path / "shards", [25, 35], index=False), list[int](), list[int]()
+
+    def slowly(sample: int) -> int:
+        time.sleep(0.01)
+        return sample
+
+    def run_epoch() -> None:
+        found.extend(numbers(loader))
+
+    with make(unindexed, workers, transform={"cls": slowly}, timeout=60) as loader:
+        threads = [threading.Thread(target=run_epoch), threading.Thread(target=lambda: lengths.append(len(loader)))]
+        for thread in threads:
+            thread.daemon = True
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        assert not any(thread.is_alive() for thread in threads)
+    assert lengths == [6]
+    assert sorted(found) == list(range(TOTAL))

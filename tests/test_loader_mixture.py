@@ -188,8 +188,9 @@ def test_weights_and_numbers_are_taken_from_numpy(folders: dict[str, str]) -> No
     ids=range(13),
 )
 def test_what_makes_no_sense_is_refused(folders: dict[str, str], make: Any, said: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=said):
+    with pytest.raises((TypeError, ValueError), match=said) as caught:
         make(folders)
+    assert caught.value.__cause__ is None, "one traceback"
 
 
 def test_fields_must_exist_in_every_dataset_and_samples_too(folders: dict[str, str], tmp_path: Path) -> None:

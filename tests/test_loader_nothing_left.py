@@ -36,7 +36,7 @@ def by_async_for(loader: StreamLoader) -> list[Any]:
 
 @pytest.mark.parametrize("way", [by_for, by_async_for])
 @pytest.mark.parametrize(("source", "workers"), [(INDEXED, 0), (UNINDEXED, 0), (UNINDEXED, 1)])
-def test_it_is_said_once_where_the_loop_stands(
+def test_it_is_warned_of_once_at_the_line_of_the_loop(
     sources: dict[str, str], source: str, workers: int, way: Callable[[StreamLoader], list[Any]]
 ) -> None:
     with StreamLoader(sources[source], 8, drop_last=True, num_workers=workers) as loader:

@@ -117,7 +117,7 @@ def test_len_is_what_comes(indexed: str, unindexed: str) -> None:
                 assert len(loader) == sum(1 for _ in loader)
 
 
-def test_len_may_be_asked_in_the_middle_of_a_pass(unindexed: str) -> None:
+def test_len_works_in_the_middle_of_an_epoch(unindexed: str) -> None:
     with StreamLoader(unindexed, 7, fields=("cls",), num_workers=1) as loader:
         got = []
         for batch in loader:

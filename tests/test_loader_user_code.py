@@ -353,7 +353,7 @@ def test_what_changes_at_each_pass_is_warned_of(
             training.losses += values(loader)[:1]
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == 1
-    assert "anew at each pass" in said[0]
+    assert "restarted at each pass" in said[0]
     assert "user_training.losses" in said[0]
 
 

@@ -318,7 +318,7 @@ def test_the_budget_for_some_parts_is_the_least(parts_bytes: int, expands: bool)
         assert bytes_for_parts(budget_bytes) - bytes_for_parts(budget_bytes, expands=True) == budget_bytes // 4
 
 
-def test_the_job_and_the_pipeline_get_what_was_asked_for() -> None:
+def test_the_job_and_the_pipeline_get_what_was_requested() -> None:
     given = options(
         fields=["jpg", "cls"],
         decode={"jpg": function},
@@ -397,7 +397,7 @@ def test_a_program_by_itself_is_rank_0_of_1() -> None:
     assert rank_and_world_size(None, None) == (0, 1)
 
 
-def test_the_environment_is_asked_and_arguments_go_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arguments_override_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "2")
     assert rank_and_world_size(None, None) == (0, 1), "one of the two alone says nothing"
     monkeypatch.setenv("WORLD_SIZE", "4")

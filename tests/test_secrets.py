@@ -69,7 +69,7 @@ def test_what_a_loader_shows(server: SmallWebServer, logged: io.StringIO, query:
         said += traceback.format_exception(refused.value)
     said += [repr(Mixture({"a": (url, 1.0)}).portions), *traceback.format_exception(caught.value)]
     said += [repr(vars(pickle.loads(pickle.dumps(caught.value)))), logged.getvalue()]
-    assert any(path.startswith(name) and SECRET in str(login) + path for path, login in server.asked) or not query
+    assert any(path.startswith(name) and SECRET in str(login) + path for path, login in server.requested) or not query
     assert [line for line in said if SECRET in line] == []
 
 

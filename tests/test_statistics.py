@@ -48,10 +48,19 @@ def test_what_limits_a_long_run_is_named() -> None:
 
 def test_the_wait_for_the_first_batch_is_no_reason_to_blame_anything() -> None:
     assert verdict(240, 12.0, 0.9, first_batch_s=0.85, workers_waited_s=9.0).startswith(
-        "the training loop: it waits for "
+        "the training loop: after the first batch it waits for "
     )
     assert verdict(240, 12.0, 0.9, first_batch_s=0.05, workers_waited_s=9.0).startswith("the feeder or the storage")
     assert verdict(240, 1.0, 9.5, first_batch_s=9.4, workers_waited_s=9.0).startswith("nothing that shows yet")
+
+
+def test_the_table_says_how_much_of_the_wait_was_for_the_first_batch() -> None:
+    """Otherwise the share of the verdict contradicts the table above it."""
+    meter = Meter(samples=80, batches=240, loop_worked_s=12.0, loop_waited_s=3.9, first_batch_s=3.7)
+    lines = str(meter.statistics(skipped_samples=0)).splitlines()
+    (loop,) = [line for line in lines if line.startswith("  loop")]
+    assert loop.endswith("waited    3.900 s, 3.700 s of it for the first batch")
+    assert lines[-1] == "  limited by the training loop: after the first batch it waits for data 1.6% of its time"
 
 
 def test_what_the_first_batch_took_is_measured_once(tmp_path: Path) -> None:

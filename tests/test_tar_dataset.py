@@ -200,7 +200,7 @@ class Doubled(TarDataset):
         return self.factor * super().__getitem__(index)[0]
 
 
-def test_a_subclass_is_asked_for_its_own_samples(numbers: str) -> None:
+def test_a_subclass_provides_its_own_samples(numbers: str) -> None:
     doubled = [2 * number for number in range(TOTAL)]
     with Doubled(numbers) as dataset:
         assert [dataset[number] for number in range(TOTAL)] == doubled
@@ -390,10 +390,10 @@ def test_wrong_arguments_are_refused(numbers: str, plain: str, tmp_path: Path) -
         TarDataset(plain, fields=("jpg",))
     with pytest.raises(TypeError, match="transform=3 must be"):
         TarDataset(numbers, transform=3)
-    packed = tmp_path / "a.tar.gz"
-    packed.write_bytes(gzip.compress(Path(plain, "part000-000000.tar").read_bytes()))
+    compressed = tmp_path / "a.tar.gz"
+    compressed.write_bytes(gzip.compress(Path(plain, "part000-000000.tar").read_bytes()))
     with pytest.raises(ValueError, match="compressed as a whole"):
-        TarDataset(packed)
+        TarDataset(compressed)
     damaged = tmp_path / "b.tar"
     damaged.write_bytes(Path(plain, "part000-000000.tar").read_bytes()[:-1024])
     with pytest.raises(ShardFormatError):

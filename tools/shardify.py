@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Annotated, TypeVar
+from typing import TypeVar
 
 import typer
-from streamload_tools.arguments import PlainUsage, StorageOption, parse_storage_options, show_version
+from streamload_tools import shardify_options as options
+from streamload_tools.arguments import PlainUsage, StorageOption, parse_storage_options
 from streamload_tools.failures import UsageError, reported_errors
 from streamload_tools.packing.packing import PackOptions
 from streamload_tools.packing.planning import parse_split
@@ -29,7 +30,6 @@ __all__ = ["app", "main"]
 
 _Value = TypeVar("_Value")
 
-_DEFAULT_QUALITY = 90
 _EXAMPLES = """
 Examples:
 
@@ -50,128 +50,32 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions
 
 @app.command(epilog=_EXAMPLES, cls=PlainUsage)
 def shardify(
-    source: Annotated[
-        str,
-        typer.Argument(
-            metavar="SOURCE",
-            help="A folder with one folder of images per class, or with folders such as train and val of these; a "
-            ".csv, .tsv or .jsonl of paths and labels; or, with --labels, a folder of .pt, .npy or image files.",
-        ),
-    ],
-    dest: Annotated[
-        str,
-        typer.Argument(
-            metavar="DEST", help="The folder for the shards, created if needed; or a bucket: s3://, gs://, az://, ..."
-        ),
-    ],
+    source: options.Source,
+    dest: options.Dest,
     *,
-    max_bytes: Annotated[
-        str,
-        typer.Option(
-            metavar="SIZE", help="Maximum size of a shard, such as 256MB, 1GB or 100MiB; 1 MB is 1,000,000 bytes."
-        ),
-    ] = "256MB",
-    max_count: Annotated[
-        int | None, typer.Option(metavar="N", help="Maximum number of samples in a shard.", min=1)
-    ] = None,
-    shuffle: Annotated[
-        bool, typer.Option(help="Shuffle the samples, or keep the order of classes and paths, or of the table.")
-    ] = True,
-    seed: Annotated[
-        int,
-        typer.Option(help="Seed of the shuffle and of --split; equal seeds give equal shards.", min=0, max=2**64 - 1),
-    ] = 0,
-    split: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME=FRACTION,...",
-            help="Split each class at random into folders of DEST, as in train=0.9,val=0.1.",
-        ),
-    ] = None,
-    resize: Annotated[
-        int | None,
-        typer.Option(
-            metavar="PIXELS",
-            help="Resize larger images so that the shorter side has this many pixels, and store them as JPEG, whatever "
-            "they were. EXIF orientation is applied, CMYK becomes RGB, grey stays grey; transparency, colour profiles "
-            "and other metadata are dropped. Images that are small enough are stored unchanged.",
-            min=1,
-        ),
-    ] = None,
-    quality: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", help=f"Quality of the JPEG files of --resize. Default: {_DEFAULT_QUALITY}.", min=1, max=100
-        ),
-    ] = None,
-    workers: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", help="Number of processes; the shards do not depend on it. Default: one per core.", min=1
-        ),
-    ] = None,
-    labels: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE",
-            help='The labels of files that are named by ID: JSON, {"ID": label, ...}, or a table with columns id and '
-            "label. Default: labels.json (.csv, .tsv, .jsonl) in SOURCE.",
-        ),
-    ] = None,
-    classes: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE",
-            help="A classes.json that numbers the classes, such as that of the training data. Labels are then names of "
-            "classes, and one that it does not contain is an error.",
-        ),
-    ] = None,
-    partition: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help='With --labels: the splits, as JSON: {"train": ["ID", ...], ...}.'),
-    ] = None,
-    path_column: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The table's column of paths or IDs. Default: found by its name.")
-    ] = None,
-    label_column: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The table's column of labels. Default: found by its name.")
-    ] = None,
-    labels_as_names: Annotated[
-        bool,
-        typer.Option(
-            "--labels-as-names", help="Treat labels as names of classes even if they are numbers; sort and number them."
-        ),
-    ] = False,
-    keep_columns: Annotated[
-        bool, typer.Option("--keep-columns", help="Store the table's other columns as the field json.")
-    ] = False,
-    follow_symlinks: Annotated[
-        bool, typer.Option("--follow-symlinks", help="Follow links to folders. Links to files are always followed.")
-    ] = False,
-    skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Skip files that are damaged or of another kind, instead of failing.")
-    ] = False,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Continue an interrupted run, and keep the shards that it finished.")
-    ] = False,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the shards in DEST, or discard an interrupted run.")
-    ] = False,
-    staging: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FOLDER",
-            help="With a remote DEST: the local folder for shards that are not uploaded yet, a few at a time, or all "
-            "of them with --resize. Default: in the folder for temporary files.",
-        ),
-    ] = None,
+    max_bytes: options.MaxBytes = "256MB",
+    max_count: options.MaxCount = None,
+    shuffle: options.Shuffle = True,
+    seed: options.Seed = 0,
+    split: options.Split = None,
+    resize: options.Resize = None,
+    quality: options.Quality = None,
+    workers: options.Workers = None,
+    labels: options.Labels = None,
+    classes: options.Classes = None,
+    partition: options.Partition = None,
+    path_column: options.PathColumn = None,
+    label_column: options.LabelColumn = None,
+    labels_as_names: options.LabelsAsNames = False,
+    keep_columns: options.KeepColumns = False,
+    follow_symlinks: options.FollowSymlinks = False,
+    skip_bad: options.SkipBad = False,
+    resume: options.Resume = False,
+    overwrite: options.Overwrite = False,
+    staging: options.Staging = None,
     storage_option: StorageOption = None,
-    sync: Annotated[
-        bool, typer.Option("--sync", help="Flush everything to disk, so that it survives a power cut; slower.")
-    ] = False,
-    version: Annotated[
-        bool, typer.Option("--version", help="Show the version.", callback=show_version("shardify"), is_eager=True)
-    ] = False,
+    sync: options.Sync = False,
+    version: options.Version = False,
 ) -> None:
     """Pack images or arrays into shards, with an index and classes.json.
 
@@ -182,7 +86,7 @@ def shardify(
     uploads are removed. With --overwrite, the shards that are there are removed before the first upload.
     """
     del version
-    with reported_errors("no unfinished shard is published"):
+    with reported_errors("run the same command again"):
         _refuse_pairs(resize=resize, quality=quality, split=split, partition=partition)
         source_to_shards(
             source,
@@ -200,7 +104,7 @@ def shardify(
                 seed=seed,
                 fractions=None if split is None else _checked(parse_split, split),
                 skip_bad=skip_bad,
-                resizing=None if resize is None else Resizing(resize, quality or _DEFAULT_QUALITY),
+                resizing=None if resize is None else Resizing(resize, quality or options.DEFAULT_QUALITY),
                 workers=workers or available_processors(),
                 sync=sync,
             ),
@@ -240,7 +144,7 @@ def _classes(path: str, storage_options: Sequence[str] | None) -> tuple[str, ...
 
 
 def _place(dest: str, staging: str | None, storage_options: Sequence[str] | None) -> Place:
-    options = parse_storage_options(storage_options)
+    given = parse_storage_options(storage_options)
     if staging is not None:
         _checked(refuse_url, "--staging", staging)
     if "://" not in dest:
@@ -248,10 +152,10 @@ def _place(dest: str, staging: str | None, storage_options: Sequence[str] | None
             Storages({}).is_local(dest)
         except ValueError as exc:
             raise UsageError(f"DEST: {exc}") from exc
-        if staging is not None or options:
+        if staging is not None or given:
             raise UsageError("--staging and --storage-option are for a remote DEST, and this one is a local folder")
         return Place(dest, None, None)
-    storages = Storages(options)
+    storages = Storages(given)
     if storages.is_local(dest):
         return Place(storages.for_url(dest).absolute(dest), None, None)
     if not dest.partition("://")[2].strip("/"):

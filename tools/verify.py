@@ -55,7 +55,7 @@ def verify_command(
         lookup = IndexLookup(index, storages)
         reader = Reader(storages, workers)
         classes, faults = _class_names(dict.fromkeys(folder_and_name(url)[0] for url in shards), storages)
-        found, whole, samples = len(faults), list[str](), 0
+        found, missing, whole, samples = len(faults), 0, list[str](), 0
         for fault in faults:
             print_line(str(fault))
         with open_progress("verifying", len(shards), "shards") as progress:
@@ -66,6 +66,7 @@ def verify_command(
             for url, result in reader.each(shards, checked, progress.advance):
                 for damage in result.damages:
                     found += 1
+                    missing += isinstance(damage, ShardNotFoundError)
                     print_line(str(damage))
                 if not result.damages:
                     whole.append(url)
@@ -78,6 +79,9 @@ def verify_command(
                 for error in _undecodable(whole, index, options, workers, progress.advance):
                     found += 1
                     print_line(str(error))
+        if missing == len(shards):
+            say("error: nothing was verified, because no shard of these names exists; check the path")
+            raise typer.Exit(1)
         if found:
             say(f"error: {counted(found, 'fault')} in {counted(len(shards), 'shard')}")
             raise typer.Exit(1)

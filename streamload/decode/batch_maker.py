@@ -168,7 +168,7 @@ class BatchMaker:
             if self._job.collate_fn is None:
                 return self._regular_batch(piece, rows, failures)
             table = task.table
-            first = int(table.samples[start]), int(table.copies[start])
+            first = int(table.samples[start]), int(table.repeats[start])
             self.rows.seeds.seed(randomness, int(table.shards[start]) + _COLLATE_STREAM, *first)
             batch = self._job.collate_fn(rows.as_list())
             returned = True

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamload.decode.array_files import NpyLayout, npy_layout
-from streamload.tar.extensions import ARRAY, INTEGER
+from streamload.tar.extensions import KIND_OF, Kind
 
 __all__ = ["decode_integers", "may_be_integers", "may_share_layout", "shared_npy_layout"]
 
@@ -19,12 +19,12 @@ _INT64_DIGITS = 18  # every number of so many digits fits an int64
 
 def may_be_integers(field: str, sizes: NDArray[np.int64]) -> bool:
     """Whether a field of these sizes is worth reading for `decode_integers`."""
-    return field.rpartition(".")[2] in INTEGER and int(sizes.max(initial=0)) <= _INT64_DIGITS
+    return _kind(field) is Kind.INTEGER and int(sizes.max(initial=0)) <= _INT64_DIGITS
 
 
 def may_share_layout(field: str, sizes: NDArray[np.int64]) -> bool:
     """Whether a field of these sizes is worth reading for `shared_npy_layout`."""
-    return field.rpartition(".")[2] in ARRAY and bool((sizes == sizes[:1]).all())
+    return _kind(field) is Kind.ARRAY and bool((sizes == sizes[:1]).all())
 
 
 def decode_integers(
@@ -45,7 +45,7 @@ def decode_integers(
         more than 18 digits, anything out of bounds or damaged. The caller then decodes sample by sample, which raises
         the proper errors.
     """
-    if field.rpartition(".")[2] not in INTEGER or not _inside(data, offsets, sizes):
+    if _kind(field) is not Kind.INTEGER or not _inside(data, offsets, sizes):
         return None
     return _integers(data, offsets, sizes)
 
@@ -60,7 +60,7 @@ def shared_npy_layout(
     Returns:
         None where headers differ, or are column-major, damaged or out of bounds, or the field is of another kind.
     """
-    if field.rpartition(".")[2] not in ARRAY:
+    if _kind(field) is not Kind.ARRAY:
         return None
     return _shared_layout(data, offsets, sizes)
 
@@ -116,3 +116,7 @@ def _integers(
         values += digits[:, position]
     values[negative] *= -1
     return values
+
+
+def _kind(field: str) -> Kind | None:
+    return KIND_OF.get(field.rpartition(".")[2])

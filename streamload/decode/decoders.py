@@ -23,18 +23,7 @@ from streamload.decode.array_files import (
 )
 from streamload.decode.torch_claims import check_claims
 from streamload.images.files import decode_image
-from streamload.tar.extensions import (
-    ARRAY,
-    ARRAYS,
-    CBOR,
-    IMAGE_FORMATS,
-    INTEGER,
-    JSON,
-    MSGPACK,
-    SAFETENSORS,
-    TEXT,
-    TORCH,
-)
+from streamload.tar.extensions import KIND_OF, Kind
 
 __all__ = [
     "DECODED_EXTENSIONS",
@@ -114,12 +103,12 @@ def may_expand(field: str, decode: bool | Mapping[str, Callable[[bytes], Any]] =
 
 def is_image(field: str) -> bool:
     """True if the built-in decoder of a field is that of images, so that `from_encoded` can replace it."""
-    return _last_extension(_normal(field)) in IMAGE_FORMATS
+    return KIND_OF.get(_last_extension(_normal(field))) is Kind.IMAGE
 
 
 def is_array(field: str) -> bool:
     """True if the built-in decoder of a field is that of npy files, which keeps a `bytearray`."""
-    return _last_extension(_normal(field)) in ARRAY
+    return KIND_OF.get(_last_extension(_normal(field))) is Kind.ARRAY
 
 
 def _normal(name: str) -> str:
@@ -259,22 +248,21 @@ def _codec(module: str, package: str) -> ModuleType:
         ) from exc
 
 
-_BY_EXTENSION: dict[str, Decoder] = {
-    **dict.fromkeys(IMAGE_FORMATS, decode_image),
-    **dict.fromkeys(TEXT, _decode_text),
-    **dict.fromkeys(INTEGER, decode_integer),
-    **dict.fromkeys(JSON, _decode_json),
-    **dict.fromkeys(ARRAY, decode_npy),
-    **dict.fromkeys(SAFETENSORS, _decode_safetensors),
-    **dict.fromkeys(MSGPACK, _decode_msgpack),
-    **dict.fromkeys(CBOR, _decode_cbor),
+_BY_KIND: dict[Kind, Decoder] = {
+    Kind.IMAGE: decode_image,
+    Kind.TEXT: _decode_text,
+    Kind.INTEGER: decode_integer,
+    Kind.JSON: _decode_json,
+    Kind.ARRAY: decode_npy,
+    Kind.SAFETENSORS: _decode_safetensors,
+    Kind.MSGPACK: _decode_msgpack,
+    Kind.CBOR: _decode_cbor,
 }
-
-_EXPANDING: dict[str, Callable[..., Any]] = {
-    **dict.fromkeys(ARRAYS, decode_npz),
-    **dict.fromkeys(TORCH, _decode_torch),
-}
+_EXPANDING_BY_KIND: dict[Kind, Callable[..., Any]] = {Kind.ARRAYS: decode_npz, Kind.TORCH: _decode_torch}
 """The decoders that also take `limit_bytes`."""
+
+_BY_EXTENSION = {extension: _BY_KIND[kind] for extension, kind in KIND_OF.items() if kind in _BY_KIND}
+_EXPANDING = {extension: _EXPANDING_BY_KIND[kind] for extension, kind in KIND_OF.items() if kind in _EXPANDING_BY_KIND}
 
 DECODED_EXTENSIONS = frozenset(_BY_EXTENSION) | frozenset(_EXPANDING)
 """The extensions that are decoded to something other than bytes."""

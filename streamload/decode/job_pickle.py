@@ -1,4 +1,4 @@
-"""Pickling a job with the state of the user's modules, and telling whether it has changed since."""
+"""Pickling a job with the state of the user's modules, and noticing whether it has changed since."""
 
 from __future__ import annotations
 

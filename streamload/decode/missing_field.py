@@ -50,7 +50,7 @@ def those_there_are(wanted: str, existing: Sequence[str]) -> str:
         return listed(existing)
     return (
         f"{listed(existing)}. Names are split at the first dot, so the file 'x.{longer}' is the field {longer!r} of "
-        f"the sample 'x'; if that was not meant, rename the files, and otherwise ask for {longer!r}, or take "
+        f"the sample 'x'; if that was not meant, rename the files, and otherwise request {longer!r}, or take "
         "fields=None and have a transform choose"
     )
 

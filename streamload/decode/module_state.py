@@ -58,7 +58,7 @@ class Left:
     """A value that cannot be sent.
 
     Attributes:
-        kind: its type, so that a worker can tell whether its own value is of the same type.
+        kind: its type, so that a worker can see whether its own value is of the same type.
         why: the reason.
         keys: of the parts that are sent one by one; what a worker has beside them was removed. None where that does
             not follow: there are too many parts, or they are those of one thread.

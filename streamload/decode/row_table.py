@@ -91,7 +91,7 @@ class RowTable:
         return self.values[:, 1]
 
     @property
-    def copies(self) -> NDArray[np.int64]:
+    def repeats(self) -> NDArray[np.int64]:
         """int64[rows], how often each row's sample occurred before in the epoch."""
         return self.values[:, 2]
 

@@ -186,7 +186,7 @@ class RowMaker:
         Args:
             table: the rows, and where their fields lie.
             shards: reads the bytes.
-            random: asked once for each row whose transform needs it, in the order of the rows.
+            random: called once for each row whose transform needs it, in the order of the rows.
             keys: the rows' keys, where samples hold them.
             untried: rows that are not tried and count as failed, and why.
             progress: is set to the number of the current row, and to -1 at the end.
@@ -326,13 +326,14 @@ class RowMaker:
         return [urls[shard] for shard in work.row_shards]
 
     def _failed(self, work: Work, column: Column | None) -> Callable[[int, Exception], RowFailure]:
+        name = "" if column is None else f" of field {column.name!r}"
+
         def failed(row: int, error: Exception) -> RowFailure:
             if isinstance(error, RowError):
                 return self._row_failure(work, row, error.kind, error.message, column=column)
             if isinstance(error, TransformRaisedError):
-                message = f"the transform raised {in_words(error.cause)}"
+                message = f"the transform{name} raised {in_words(error.cause)}"
                 return self._row_failure(work, row, "TransformError", message, cause=error.cause, column=column)
-            name = "" if column is None else f" of field {column.name!r}"
             message = f"cannot decode the bytes{name}: {in_words(error)}"
             return self._row_failure(work, row, "DecodeError", message, cause=error, column=column)
 
@@ -376,4 +377,4 @@ class RowMaker:
 
 def _names(table: RowTable) -> list[tuple[int, int, int]]:
     """What keys each row's randomness: its shard, its sample, and how often that occurred before in the epoch."""
-    return list(zip(table.shards.tolist(), table.samples.tolist(), table.copies.tolist(), strict=True))
+    return list(zip(table.shards.tolist(), table.samples.tolist(), table.repeats.tolist(), strict=True))

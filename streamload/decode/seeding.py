@@ -1,4 +1,4 @@
-"""The process's global random generators, set anew for each sample that user code sees."""
+"""The process's global random generators, reseeded for each sample that user code sees."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ __all__ = ["GlobalSeeds", "RowRandomness"]
 class RowRandomness(Protocol):
     """The source of a sample's random numbers."""
 
-    def generator(self, shard: int, sample: int, copy: int = 0, /) -> np.random.Generator:
+    def generator(self, shard: int, sample: int, repeat: int = 0, /) -> np.random.Generator:
         """The generator for a function that takes an `rng`; valid until the next call."""
 
-    def seeds(self, shard: int, sample: int, copy: int = 0, /) -> tuple[int, int, int]:
+    def seeds(self, shard: int, sample: int, repeat: int = 0, /) -> tuple[int, int, int]:
         """The seeds for `random`, NumPy's legacy functions and torch."""
 
 
@@ -54,11 +54,11 @@ class GlobalSeeds:
             if saved is not None:
                 _set_states(saved)
 
-    def seed(self, randomness: RowRandomness, shard: int, sample: int, copy: int = 0) -> None:
+    def seed(self, randomness: RowRandomness, shard: int, sample: int, repeat: int = 0) -> None:
         """Seed for one sample; torch only if it is loaded."""
         if not self._needed:
             return
-        for_python, for_numpy, for_torch = randomness.seeds(shard, sample, copy)
+        for_python, for_numpy, for_torch = randomness.seeds(shard, sample, repeat)
         random.seed(for_python)
         np.random.seed(for_numpy)  # the legacy generator is what most augmentation libraries draw from
         if (generator := _torch_generator()) is not None:

@@ -1,4 +1,4 @@
-"""Calling the user's functions, and telling their exceptions from ours."""
+"""Calling the user's functions, and distinguishing their exceptions from ours."""
 
 from __future__ import annotations
 

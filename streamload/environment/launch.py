@@ -149,7 +149,7 @@ class EarlyWorkers:
 
 
 def die_with(parent: int) -> None:
-    """Ask the kernel to kill this process when the one that started it dies, whatever it is doing. Linux only.
+    """Have the kernel kill this process when the one that started it dies, whatever it is doing. Linux only.
 
     Elsewhere the process notices at its next read from its socket.
     """

@@ -43,7 +43,7 @@ from streamload.order.sampling import Sampled
 from streamload.schedule.epoch import Epoch, Epochs, OrphanedTasks, ReadyBatch
 from streamload.schedule.scan_feed import ScanFeed
 from streamload.schedule.scans import Scans
-from streamload.schedule.scheduler import Learned, RowBatcher
+from streamload.schedule.scheduler import Learned, Resources, RowBatcher
 from streamload.statistics import FeederTotals
 from streamload.workers.protocol import Pool
 
@@ -113,11 +113,14 @@ class Feeder:
         self._nothing_to_acknowledge = False
         self._epochs = Epochs(
             self._begin,
-            self._deliver,
+            self._send_ready,
             works_ahead=not in_process and not isinstance(configure.settings.order.sampling, Sampled),
         )
         shards = ResidentShards(listing.shards, None if prerequisites is None else prerequisites.fetcher)
         self.pool = start_pool(self, shards)
+        self._resources = Resources(
+            self._tables, self._scans, self.pool, self._slots, self._learned, self.prerequisites
+        )
 
     def handle(self, message: Any) -> None:
         """Take a message from the trainer, and do what can be done now. Whatever fails is sent, not raised."""
@@ -128,16 +131,16 @@ class Feeder:
                         self._epochs.forgive(self.prerequisites.try_again())  # the storage may have come back
                         order, counts = self._settings.order, self._tables.counts.values
                         self.prerequisites.fetcher.foresight.begin(order, counts, message.epoch, message.position)
-                    self._epochs.ask(message)
+                    self._epochs.request(message)
                     self.pool.abandon_unwanted()
                 case AbandonEpoch():
                     self._epochs.abandon(message.number)
                     self.pool.abandon_unwanted()
                 case Acknowledge():
                     self._note_acknowledged(message)
-                    self._slots.taken(message.batches)
-                    self._slots.released(message.released)
-                    self._epochs.taken(message.batches)
+                    self._slots.note_taken(message.batches)
+                    self._slots.note_released(message.released)
+                    self._epochs.note_taken(message.batches)
                 case Call() if message.function == COUNT_SAMPLES:
                     self._counting = message.number
                     self._scans.request(range(len(self._tables.counts)))
@@ -147,7 +150,7 @@ class Feeder:
         """A task has come back from the pool."""
         with self._failing():
             self._totals.add(done)
-            self._orphaned.over(done.number)
+            self._orphaned.release(done.number)
             if isinstance(done, RowsDone):
                 self._epochs.on_done(done)
             else:
@@ -167,7 +170,7 @@ class Feeder:
     def on_dropped(self, task: Task) -> None:
         """A task is not in flight any more."""
         self._epochs.drop(task.number)
-        self._orphaned.over(task.number)
+        self._orphaned.release(task.number)
 
     def may_redo(self, task: Task) -> bool:
         """Whether all is there that a task needs: some may have moved to a worker that died, or have left the cache."""
@@ -246,17 +249,7 @@ class Feeder:
 
     def _begin(self, start: EpochStart, before: RowBatcher | None) -> Epoch:
         return Epoch(
-            self._settings,
-            start,
-            tables=self._tables,
-            scans=self._scans,
-            pool=self.pool,
-            slots=self._slots,
-            learned=self._learned,
-            totals=self._totals,
-            orphaned=self._orphaned,
-            before=before,
-            prerequisites=self.prerequisites,
+            self._settings, start, self._resources, totals=self._totals, orphaned=self._orphaned, before=before
         )
 
     def _pump(self) -> None:
@@ -299,19 +292,19 @@ class Feeder:
             self._send(AcknowledgeRequest(self._requested), ())
 
     def _note_acknowledged(self, message: Acknowledge) -> None:
-        """Note whether the trainer may still hold something; an answer from before a delivery says nothing of that."""
+        """Note whether the trainer may still hold something; an older answer does not say."""
         if message.batches or message.released:
             self._requested, self._nothing_to_acknowledge = None, False
         elif self._requested is not None and message.answers == self._requested:
             self._nothing_to_acknowledge = True
 
-    def _deliver(self, start: EpochStart, batches: list[ReadyBatch], last: bool, acknowledge_after: int) -> None:
+    def _send_ready(self, start: EpochStart, batches: list[ReadyBatch], last: bool, acknowledge_after: int) -> None:
         """Send batches, as many with one message as its descriptors allow."""
         self._requested, self._nothing_to_acknowledge = None, False  # of these nothing was requested
         for first in range(0, max(1, len(batches)), MAX_DESCRIPTORS):
             end = first + MAX_DESCRIPTORS
             part = batches[first:end]
-            opened = tuple(batch.slot for batch in part if self._slots.delivered(batch.slot, batch.size_bytes))
+            opened = tuple(batch.slot for batch in part if self._slots.announce(batch.slot, batch.size_bytes))
             descriptors = [self._slots.descriptor(slot) for slot in opened]
             retired = tuple(self._slots.take_retired())
             self.pool.forget_slots(retired)

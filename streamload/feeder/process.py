@@ -132,7 +132,7 @@ class _Process:
                 self._loop.add_reader(os.pidfd_open(self._trainer), self.ended.set)
             except ProcessLookupError:  # it is gone already
                 self.ended.set()
-            except OSError:  # the kernel is older than 5.3: then the socket tells
+            except OSError:  # the kernel is older than 5.3: then the socket shows it
                 return
 
     async def close(self) -> None:
@@ -165,4 +165,4 @@ async def _serve(sock: socket.socket, trainer: int, early: EarlyWorkers) -> NoRe
     await process.close()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # asyncio would wait for threads: they may be in the user's code, or asking a storage that is silent
+    os._exit(0)  # asyncio would wait for threads: they may be in the user's code, or wait for a storage that is silent

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+from collections.abc import Callable
 from contextlib import suppress
 
 from streamload.environment.cgroups import free_memory_bytes
@@ -144,13 +146,13 @@ def check_budget(
         return
     enough_bytes = budget_for(int((shards_bytes + batches_bytes) * 1.05), expands=expands)
     batch = f"{counted(max(1, round(batch_samples)), 'sample')} x {sample_bytes / 1e3:.1f} kB"
-    advice = [f"a memory_budget of at least {enough_bytes / 1e6:.0f} MB"]
+    advice = [f"a memory_budget of at least {_shown(enough_bytes, math.ceil)}"]
     if window_bytes + edges_bytes >= of_batch_bytes:
         of_lanes = f"{lanes_read} lanes x " if lanes_read > 1 else ""
         within = f"{of_lanes}{counted(waiting, 'sample')} x {sample_bytes / 1e3:.1f} kB"
         needed = (
-            f"for shuffle_window={window}: {within} = {window_bytes / 1e6:.0f} MB are held while they wait to be "
-            f"drawn, {edges_bytes / 1e6:.0f} MB of parts at the edges"
+            f"for shuffle_window={window}: {within} = {_shown(window_bytes)} are held while they wait to be "
+            f"drawn, {_shown(edges_bytes)} of parts at the edges"
         )
         left_bytes = bytes_for_parts(budget_bytes, expands=expands) - edges_bytes - batches_bytes
         fitting = int(left_bytes / (lanes_read * sample_bytes))
@@ -159,7 +161,7 @@ def check_budget(
     else:
         needed = f"for a batch of {batch}: {_shown(of_batch_bytes)} of shards are needed at once"
     if batches_bytes:
-        needed += f", {batches_bytes / 1e6:.0f} MB are three batches of {batch}"
+        needed += f", {_shown(batches_bytes)} are three batches of {batch}"
         needed += " and as much again of Python objects" if batch_copies > 1 else ""
         advice += ["a smaller batch_size"] * (batch_samples > 1)
     raise ValueError(
@@ -210,5 +212,9 @@ def _left(budget_bytes: int, *, expands: bool) -> str:
     return f"{_shown(_requests_bytes(budget_bytes))} are left to requests{expansion}"
 
 
-def _shown(size_bytes: float) -> str:
-    return f"{size_bytes / 1e6:.0f} MB" if size_bytes >= 1e6 or not size_bytes else f"{size_bytes / 1e3:.0f} kB"
+def _shown(size_bytes: float, rounded: Callable[[float], int] = round) -> str:
+    """With two digits or more: `999 kB`, `1.3 MB`, `24 MB`."""
+    if 0 < size_bytes < 1e6:
+        return f"{rounded(size_bytes / 1e3)} kB"
+    parts = 10 if size_bytes < 10e6 else 1
+    return f"{rounded(size_bytes / 1e6 * parts) / parts:g} MB"

@@ -68,7 +68,7 @@ def decode_image(
     pixel_limit: int = PIXEL_LIMIT,
     out: NDArray[np.uint8] | None = None,
 ) -> NDArray[np.uint8]:
-    """Decodes an image; the format is told by the first bytes, not by the name.
+    """Decodes an image; the first bytes decide on the format, not the name.
 
     Args:
         data: the encoded file.
@@ -266,7 +266,7 @@ def _webp_size(head: bytes) -> tuple[int, int]:
 def _decode_with_pillow(data: memoryview, pixel_limit: int) -> NDArray[np.uint8]:
     with _open(data) as image:
         _check_pixels(image.height, image.width, pixel_limit)
-        if image.info.get("progressive"):  # a JPEG of which simplejpeg cannot tell the header
+        if image.info.get("progressive"):  # a JPEG whose header simplejpeg cannot read
             _check_scans(data, image.height, image.width, pixel_limit)
         try:
             with _damage_is_error() if image.format in _WARNING_FORMATS else nullcontext():
@@ -288,7 +288,7 @@ def _check_depth(image: ImageFile) -> None:
 
 
 def _channel_bits(image: ImageFile) -> int:
-    """By the header; Pillow's modes don't tell, for what it reads as RGB may have lost half of its bits by that."""
+    """By the header; Pillow's modes don't say, since what it reads as RGB may have lost half of its bits by that."""
     from PIL.TiffImagePlugin import TiffImageFile
 
     if isinstance(image, TiffImageFile):

@@ -42,7 +42,7 @@ _TRIES = 10
 _LEAST_SHRINKING = 2.5
 """How much larger than the result a box must stay when the JPEG's own transform shrinks it.
 
-That transform is another filter than the one asked for, which shows least where the latter has most left to do. With
+That transform is another filter than the one requested, which shows least where the latter has most left to do. With
 2.5 photographs and textures differ by up to 1.03 of 255 in the mean; with 2 by up to 1.8, with 1 by up to 6.
 """
 

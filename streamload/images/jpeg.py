@@ -1,8 +1,8 @@
 """JPEG files: what their headers say, and decoding no more of the picture than is wanted.
 
 A JPEG's pixels are packed row by row, so a decoder can stop below the last row that is wanted, but cannot begin
-further down. libjpeg-turbo stops early where the header tells fewer rows than there are; so it is given a copy of the
-file whose header does. The rows that it gives are bit for bit those of the whole picture.
+further down. libjpeg-turbo stops early where the header declares fewer rows than there are; so it is given a copy of
+the file whose header does. The rows that it gives are bit for bit those of the whole picture.
 
 The inverse transform and the interpolation of the colours are libjpeg-turbo's exact ones, as Pillow's are. The fast
 ones were measured: they save 3 to 7 % and move pixels by up to 6 and 42 of 255, so there is no option for them.
@@ -39,7 +39,7 @@ _WHOLE_SPECTRUM = bytes([0, 63, 0])
 
 
 class JpegHeader(NamedTuple):
-    """What the header of a JPEG tells.
+    """What the header of a JPEG declares.
 
     Attributes:
         height: rows.
@@ -64,7 +64,7 @@ def is_jpeg(data: memoryview) -> bool:
 
 
 def jpeg_header(data: memoryview) -> JpegHeader | None:
-    """The header of a JPEG, or None where only Pillow may be able to tell."""
+    """The header of a JPEG, or None where only Pillow may be able to read it."""
     import simplejpeg
 
     try:
@@ -141,7 +141,7 @@ def decode_jpeg(
         ValueError: the file is damaged or cut off.
     """
     if rows is not None:
-        header_rows = _rows_to_tell(header, eighths, rows)
+        header_rows = _rows_to_declare(header, eighths, rows)
         if header_rows < header.height:
             top = _decode_top(data, header, eighths, header_rows)
             if top is not None:
@@ -157,7 +157,7 @@ def decode_jpeg(
         if _UNUSUAL_SCAN in message and (mended := _with_usual_scans(data)) is not None:
             return decode_jpeg(mended, header, eighths=eighths, out=out)
         if _PADDED_END in message:
-            return target  # only the first warning is told; this one comes after a whole picture: cameras pad
+            return target  # only the first warning is reported; this one comes after a whole picture: cameras pad
         if any(damage in message for damage in _DAMAGE):
             raise ValueError(f"the JPEG file is damaged or cut off ({message}); write the sample again") from exc
         return None
@@ -168,7 +168,7 @@ def _with_usual_scans(data: memoryview) -> memoryview | None:
     """A copy of a sequential JPEG in which every scan names the whole spectrum; None where all do.
 
     Sequential decoding ignores what a scan's header says of the spectrum, and some encoders write zeros there.
-    libjpeg-turbo remarks on it, and since only its first remark is told, damage behind it would stay unseen.
+    libjpeg-turbo remarks on it, and since only its first remark is reported, damage behind it would stay unseen.
     """
     mended, position = bytearray(data), 2
     while (position := mended.find(b"\xff", position)) >= 0 and position + 5 <= len(mended):
@@ -185,17 +185,17 @@ def _with_usual_scans(data: memoryview) -> memoryview | None:
     return None if mended == data else memoryview(mended)
 
 
-def _rows_to_tell(header: JpegHeader, eighths: int, rows: int) -> int:
-    """How many rows the header has to tell for `rows` to come out right; all if nothing would be saved."""
+def _rows_to_declare(header: JpegHeader, eighths: int, rows: int) -> int:
+    """How many rows the header has to declare for `rows` to come out right; all if nothing would be saved."""
     if not header.block_rows:
         return header.height
     # Colours are interpolated with the next row of colours. More than a block, scaled, leaves no doubt of the scale.
-    told = rows + (header.block_rows // _BLOCK if eighths == 8 else header.block_rows)
-    return told if -(-told // header.block_rows) < -(-header.height // header.block_rows) else header.height
+    declared = rows + (header.block_rows // _BLOCK if eighths == 8 else header.block_rows)
+    return declared if -(-declared // header.block_rows) < -(-header.height // header.block_rows) else header.height
 
 
 def _decode_top(data: memoryview, header: JpegHeader, eighths: int, rows: int) -> Image | None:
-    """The first rows, or None if anything but the rows left out was remarked on: then the whole file has to tell."""
+    """The first rows, or None if anything but the rows left out was remarked on: then the whole file is decoded."""
     import simplejpeg
 
     shortened = bytearray(data)

@@ -150,7 +150,7 @@ class DatasetIndex:
             document = json.loads(content)
         except (ValueError, RecursionError) as exc:
             raise DatasetIndexError(
-                f"the index is not JSON ({exc}); make it anew with `streamload index`", url=path
+                f"the index is not JSON ({exc}); rebuild it with `streamload index`", url=path
             ) from exc
         fields, shards = _checked(document, path)
         return cls(folder, fields, shards)
@@ -200,7 +200,7 @@ class DatasetIndex:
         if not entry.describes(table):
             raise DatasetIndexError(
                 f"{INDEX_FILE} has {counted(entry.samples, 'sample')} in {entry.bytes} bytes for this shard, and its "
-                f"table {len(table)} in {table.shard_bytes}; make the index anew with `streamload index`",
+                f"table {len(table)} in {table.shard_bytes}; rebuild the index with `streamload index`",
                 url=path,
             )
         return table
@@ -214,16 +214,16 @@ def check_shard(entry: IndexedShard, actual_bytes: int, url: str, actual_etag: s
     """
     if None not in (entry.etag, actual_etag) and entry.etag != actual_etag:
         raise DatasetIndexError(
-            f"the shard has the ETag {actual_etag}, and had {entry.etag} when it was indexed, so it was written anew; "
-            "make the index anew with `streamload index`",
+            f"the shard has the ETag {actual_etag}, and had {entry.etag} when it was indexed, so it was rewritten; "
+            "rebuild the index with `streamload index`",
             url=url,
         )
     if actual_bytes != entry.bytes:
-        anew = "make the index anew with `streamload index`"
-        cut = f"it was cut, so fetch or pack it again; or it was written anew, then {anew}"
+        rebuild = "rebuild the index with `streamload index`"
+        cut = f"it was cut, so fetch or pack it again; or it was rewritten, then {rebuild}"
         raise DatasetIndexError(
             f"the shard has {actual_bytes} bytes, and had {entry.bytes} when it was indexed: "
-            + (cut if actual_bytes < entry.bytes else f"it was written anew; {anew}"),
+            + (cut if actual_bytes < entry.bytes else f"it was rewritten; {rebuild}"),
             url=url,
         )
 
@@ -245,7 +245,7 @@ def _checked(document: Any, path: str) -> tuple[tuple[str, ...], tuple[IndexedSh
     if document.get("format") != INDEX_FORMAT:
         raise DatasetIndexError(
             f"an index of format {document.get('format')!r}, and this release reads format {INDEX_FORMAT}; "
-            "make it anew with `streamload index`, or install a release that reads it",
+            "rebuild it with `streamload index`, or install a release that reads it",
             url=path,
         )
     fields, shards = document.get("fields"), document.get("shards")
@@ -256,7 +256,7 @@ def _checked(document: Any, path: str) -> tuple[tuple[str, ...], tuple[IndexedSh
         and all(map(_is_entry, shards))
         and len({shard["name"] for shard in shards}) == len(shards)
     ):
-        raise DatasetIndexError("the index is damaged; make it anew with `streamload index`", url=path)
+        raise DatasetIndexError("the index is damaged; rebuild it with `streamload index`", url=path)
     return tuple(fields), tuple(
         IndexedShard(
             shard["name"],

@@ -286,7 +286,7 @@ class Finder:
         """The same for several shards of a remote folder without an index, from one listing where there can be one."""
         *caches, place = chain_links(folder)
         if protocol_of(place) in WEB and not any("://" in cache for cache in caches):
-            return {url: ShardInfo(url, UNKNOWN_BYTES, 0) for url in urls}
+            return self._beside_index(folder, urls)
         storage = self._storages.for_url(urls[0])
         try:
             listed = {info.url: info for info in self._in_folder(storage, folder)}
@@ -306,6 +306,19 @@ class Finder:
                 advice = close_matches(shard_name(url), map(shard_name, listed), folder)
                 raise ShardNotFoundError(f"no such shard: {advice}", url=without_secrets(url))
         return found
+
+    def _beside_index(self, folder: str, urls: Sequence[str]) -> dict[str, ShardInfo]:
+        """The same on a web server: of a folder with an index, the few shards that it lacks are requested."""
+        unknown = {url: ShardInfo(url, UNKNOWN_BYTES, 0) for url in urls}
+        if self._indexes is None or self._indexes.of_folder(folder) is None:
+            return unknown
+        try:
+            with InfoRequests(self._storages, urls) as requests:
+                return {url: requests.info(url) for url in urls}
+        except StorageError as exc:
+            if type(exc) is not StorageError:
+                raise
+            return unknown  # the server refuses requests for headers; shards may still be read
 
 
 def _indexed(url: str, entry: IndexedShard) -> ShardInfo:

@@ -26,7 +26,7 @@ MOST_INDEX_BYTES = 4 << 30
 class IndexLookup:
     """The indexes of the folders that shards lie in, each read once: one request for each remote folder.
 
-    Where a shard is in no index, one more request for its folder tells whether its writer has finished.
+    Where a shard is in no index, one more request for its folder shows whether its writer has finished.
     """
 
     def __init__(self, elsewhere: str | os.PathLike[str] | None = None, storages: Storages | None = None) -> None:
@@ -110,7 +110,7 @@ class IndexLookup:
             content = self._storages.for_url(url).read_bytes(url, most_bytes=MOST_INDEX_BYTES)
         except ShardNotFoundError:
             raise DatasetIndexError(
-                "the index has no such file; make it anew with `streamload index`", url=without_secrets(url)
+                "the index has no such file; rebuild it with `streamload index`", url=without_secrets(url)
             ) from None
         return index.table(name, content)
 

@@ -29,7 +29,7 @@ class Shard(NamedTuple):
     Attributes:
         url: where it lies; an absolute path where it is local.
         name: the last component of the url, by which an index knows it.
-        bytes: its size; `UNKNOWN_BYTES` where only reading tells it.
+        bytes: its size; `UNKNOWN_BYTES` where only reading shows it.
         mtime_ns: its time of modification in nanoseconds since the epoch; 0 where it is not known.
         folder: the url without its last component.
         etag: its version in the storage, where it is known.

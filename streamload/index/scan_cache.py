@@ -102,7 +102,7 @@ class ScanCache:
 
     A table is found again for the same path, size, time of modification, inode and time of change (or ETag, where the
     storage has one) and strictness, and by the same release's layout: `cp -p` and `rsync -t` keep the time of
-    modification and no other. A URL with an ETag is found again however it is signed, because the ETag tells
+    modification and no other. A URL with an ETag is found again however it is signed, because the ETag shows
     objects apart if what looks like a signature chooses among them. Several processes may share a folder. It stays
     within a GiB, and what was not used for 90 days goes: the first store of a process looks after that, at most once a
     day.
@@ -211,7 +211,7 @@ class ScanCache:
 
 
 def _inode_and_change(path: str, version: int | str | None) -> tuple[int, int] | None:
-    """What tells a local file from another one of its size and time; None for what is no local file."""
+    """What distinguishes a local file from another one of its size and time; None for what is no local file."""
     if "://" in path or isinstance(version, str):
         return None
     try:

@@ -54,7 +54,7 @@ def spot_check(url: str, table: ShardTable, *, touched: bool) -> None:
 
     Raises:
         DatasetIndexError: half of the samples compared are others; or one is, by its smallest field, and the shard was
-            touched. Fewer are damage, of which their own samples tell when they are read.
+            touched. Fewer are damage, which their own samples show when they are read.
         ShardNotFoundError, StorageError: the shard cannot be read.
     """
     if table.member_crc32 is None or not len(table):
@@ -70,7 +70,7 @@ def spot_check(url: str, table: ShardTable, *, touched: bool) -> None:
         sample, member = other
         raise DatasetIndexError(
             f"the shard was changed since it was indexed: field {table.fields[int(table.member_field[member])]!r} "
-            "of this sample is another; make the index anew with `streamload index`, or restore the shard",
+            "of this sample is another; rebuild the index with `streamload index`, or restore the shard",
             url=url,
             key=table.key(sample),
             offset=int(table.member_offset[member]),

@@ -101,20 +101,20 @@ def table_from_npz(file: str | BinaryIO, url: str, crc32: int | None = None) -> 
         with open(open_regular(file), "rb") as opened:
             return _table_of(_arrays_in(opened.read(), crc32))
     except FileNotFoundError as exc:
-        raise DatasetIndexError("the index has no such file; make it anew with `streamload index`", url=url) from exc
+        raise DatasetIndexError("the index has no such file; rebuild it with `streamload index`", url=url) from exc
     except _TableError as exc:
-        raise DatasetIndexError(f"{exc}; make the index anew with `streamload index`", url=url) from exc
+        raise DatasetIndexError(f"{exc}; rebuild the index with `streamload index`", url=url) from exc
     except OSError as exc:
         if exc.errno is None:  # said by NumPy of what is in the file
             raise DatasetIndexError(
-                f"not a readable index file ({exc}); make the index anew with `streamload index`", url=url
+                f"not a readable index file ({exc}); rebuild the index with `streamload index`", url=url
             ) from exc
         raise DatasetIndexError(f"the index file cannot be read: {why_not_opened(exc)}", url=url) from exc
     except MemoryError as exc:
         raise MemoryError(f"no memory is left to read the index file {url!r}; free some, or use fewer workers") from exc
     except Exception as exc:  # of many kinds, from zipfile, NumPy's parser of headers and json
         raise DatasetIndexError(
-            f"not a readable index file ({type(exc).__name__}: {exc}); make the index anew with `streamload index`",
+            f"not a readable index file ({type(exc).__name__}: {exc}); rebuild the index with `streamload index`",
             url=url,
         ) from exc
 

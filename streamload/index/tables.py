@@ -261,7 +261,7 @@ class Tables:
 
 
 def _no_file(url: str) -> DatasetIndexError:
-    return DatasetIndexError("the index has no such file; make it anew with `streamload index`", url=url)
+    return DatasetIndexError("the index has no such file; rebuild it with `streamload index`", url=url)
 
 
 def _size_bytes(table: ShardTable) -> int:

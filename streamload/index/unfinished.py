@@ -47,7 +47,7 @@ PACKING = f"{INDEX_FOLDER}/packing/run.json"
 
 SHARDIFY_ADVICE = (
     "`shardify` was interrupted, or is still at work; run the same command with --resume to go on, or with --overwrite "
-    "to start anew"
+    "to start over"
 )
 
 _FILE = ".streamload-unfinished.json"

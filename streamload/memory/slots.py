@@ -1,7 +1,7 @@
 """Slots: the memory of one batch, made once, filled by workers, read by the trainer, and used again.
 
 `SlotPool` makes slots (in the feeder); `SlotReader` hands their memory to the user (in the trainer). A slot's life:
-taken from the pool, filled, delivered, read, and freed when the last array or tensor that views it has died.
+taken from the pool, filled, announced, read, and freed when the last array or tensor that views it has died.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ class Slots(Protocol):
     def take(self, size_bytes: int) -> int:
         """A free slot, or a new one of at least this size."""
 
-    def delivered(self, slot: int, size_bytes: int, /) -> bool:
+    def announce(self, slot: int, size_bytes: int, /) -> bool:
         """Note that a batch of this size goes to the trainer in this slot; whether it must map (more of) it."""
 
-    def taken(self, batches: int) -> None:
-        """Note that the trainer has taken so many batches, in the order of delivery."""
+    def note_taken(self, batches: int) -> None:
+        """Note that the trainer has taken so many batches, in the order in which they were announced."""
 
-    def released(self, slots: Sequence[int]) -> None:
+    def note_released(self, slots: Sequence[int]) -> None:
         """Note that no view of these is left in the trainer."""
 
     def discard(self, slot: int) -> None:
@@ -124,8 +124,8 @@ class MappedSlots:
 class SlotPool:
     """Makes slots and knows where each of them is. It never waits and it never overwrites what is being read.
 
-    A slot's way: `take` (free or new; workers fill it), `delivered` (announced to the trainer), `taken` (the loop has
-    its batch), `released` (no view is left; free again). The pool owns one descriptor of it throughout;
+    A slot's life: `take` (free or new; workers fill it), `announce` (its batch goes to the trainer), `note_taken` (the
+    loop has the batch), `note_released` (no view is left; free again). The pool owns one descriptor of it throughout;
     workers get duplicates of their own, and the trainer one that it maps and closes: its descriptors are the user's.
 
     A user who keeps batches keeps their slots: then the pool makes new ones, and after `MOST_KEPT_SLOTS` it gives the
@@ -176,7 +176,7 @@ class SlotPool:
         """Whether the slot is still in use here."""
         return slot in self._descriptors
 
-    def delivered(self, slot: int, size_bytes: int) -> bool:
+    def announce(self, slot: int, size_bytes: int) -> bool:
         """Note that a batch of this size in this slot goes to the trainer.
 
         Returns:
@@ -189,17 +189,17 @@ class SlotPool:
         self._mapped[slot] = round_up(size_bytes)  # at least: it maps all there is
         return True
 
-    def taken(self, batches: int) -> None:
-        """Note that the trainer has taken so many batches, in the order of delivery."""
+    def note_taken(self, batches: int) -> None:
+        """Note that the trainer has taken so many batches, in the order in which they were announced."""
         for _ in range(batches):
             self._kept[self._announced.popleft()] = None
             if len(self._kept) > self._most_kept:
                 self.discard(next(iter(self._kept)))
 
-    def released(self, slots: Sequence[int]) -> None:
+    def note_released(self, slots: Sequence[int]) -> None:
         """Note that no view of these is left in the trainer."""
         for slot in slots:
-            if slot in self._kept:  # one that was given away in the meantime is the trainer's own business
+            if slot in self._kept:  # one that was discarded meanwhile belongs to the trainer alone
                 del self._kept[slot]
                 if self._may_stay_free(slot):
                     self._free.append(slot)
@@ -279,14 +279,14 @@ class HeapSlots:
         """Never use this slot again."""
         self._memory.pop(slot, None)
 
-    def delivered(self, _slot: int, _size_bytes: int, /) -> bool:
+    def announce(self, _slot: int, _size_bytes: int, /) -> bool:
         """Nothing to keep or to map: `lease` hands the memory over."""
         return False
 
-    def taken(self, batches: int) -> None:
+    def note_taken(self, batches: int) -> None:
         """Nothing to keep either."""
 
-    def released(self, slots: Sequence[int]) -> None:
+    def note_released(self, slots: Sequence[int]) -> None:
         """Nothing to do: the memory is freed with its last view."""
 
     def discard_free(self) -> None:
@@ -310,12 +310,12 @@ class HeapSlots:
 
 
 class SlotReader:
-    """Lends the memory of delivered slots, and notes when the last view of one has died.
+    """Leases the memory of announced slots, and notes when the last view of one has died.
 
     It holds no descriptors: those of its process belong to the training program.
 
     Args:
-        on_map: called with every newly mapped memory when it is lent for the first time (to page-lock it).
+        on_map: called with every newly mapped memory when it is leased for the first time (to page-lock it).
     """
 
     def __init__(self, on_map: Callable[[Bytes], None] | None = None) -> None:
@@ -345,7 +345,7 @@ class SlotReader:
         return lease
 
     def drop(self, slots: Sequence[int]) -> None:
-        """Forget slots that the feeder has given away; what the user still views stays valid."""
+        """Forget slots that the feeder has discarded; what the user still views stays valid."""
         for slot in slots:
             self._memory.pop(slot, None)
             self._new.discard(slot)

@@ -17,7 +17,7 @@ class ShardRetirement:
     """Follows how far every lane has been emitted, and names the shards that lie wholly behind.
 
     A shard is cut into parts by the bounds of the lanes, and where it has several runs. Parts are passed in the order
-    of their ends, so naming all shards costs one sort and one walk over the parts, however often it is asked.
+    of their ends, so naming all shards costs one sort and one walk over the parts, however often it is called.
     """
 
     def __init__(self, sequence: SampleSequence, n_lanes: int) -> None:

@@ -150,12 +150,12 @@ class MixturePlan:
             epoch_end = int(self._shares.sizes.sum())
             rows += self._last_batch(full_end, epoch_end)
             ends = np.append(ends, epoch_end)
-        shard, sample, copy = (np.concatenate(column) for column in zip(*rows, strict=True))
+        shard, sample, repeat = (np.concatenate(column) for column in zip(*rows, strict=True))
         edges = np.minimum(np.arange(len(ends) + 1, dtype=np.int64) * options.batch_size, len(shard))
         self._position = int(ends[-1])
         self._full_batches_left -= n_full
         self._last_rows = 0 if with_last else self._last_rows
-        return RowBlock(edges, shard, sample, ends, copy)
+        return RowBlock(edges, shard, sample, ends, repeat)
 
     def _last_batch(self, start: int, end: int) -> list[tuple[IntArray, IntArray, IntArray]]:
         """The rank's rows of the short batch at the end, and those that fill it up."""
@@ -186,7 +186,7 @@ class MixturePlan:
     def _rows(
         self, datasets: IntArray, lanes: IntArray, numbers: IntArray, *, apart: bool
     ) -> tuple[IntArray, IntArray, IntArray]:
-        """The shard, the sample and the copy of some outputs."""
+        """The shard, the sample and the repeat of some outputs."""
         found = np.zeros((3, len(datasets)), np.int64)
         for dataset, interleave in enumerate(self._interleavings):
             of_it = np.flatnonzero(datasets == dataset)

@@ -20,7 +20,7 @@ __all__ = [
 
 
 MAX_LANES = 1 << 20
-"""The most lanes; each costs memory in every process, and more than there are ranks bring nothing."""
+"""The most lanes; each costs memory in every process, and more than there are ranks gain nothing."""
 
 MAX_SAMPLES = 1 << 48
 """No count of samples is larger, so that sums and products with a few others stay within 63 bits."""

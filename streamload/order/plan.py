@@ -39,7 +39,7 @@ class RowBlock:
         shard: int64[rows], the shard's number in the listing.
         sample: int64[rows], the sample's number in the shard.
         ends: int64[m], the position of the epoch's order (over all ranks) after each batch, which a state records.
-        copy: int64[rows], how often the sample came before in the epoch, so that two repeats of a sample have
+        repeat: int64[rows], how often the sample came before in the epoch, so that two repeats of a sample have
             randomness of their own; None where every sample comes once.
     """
 
@@ -47,7 +47,7 @@ class RowBlock:
     shard: NDArray[np.int64]
     sample: NDArray[np.int64]
     ends: NDArray[np.int64]
-    copy: NDArray[np.int64] | None = None
+    repeat: NDArray[np.int64] | None = None
 
 
 class EpochPlan(Protocol):
@@ -85,7 +85,7 @@ class RankPlan:
 
     With several lanes, or where the options have a `sampling`, all counts must be known before the first batch. With
     one lane a batch needs the counts of the shards up to where the window reaches, and `counts` may be filled in while
-    the plan runs: ask `missing`, set those counts, `take`. Of the first shard whose count is unknown the plan goes on
+    the plan runs: call `missing`, set those counts, `take`. Of the first shard whose count is unknown the plan goes on
     into the samples that `counts` says it holds at least. What comes out does not depend on when the counts became
     known, nor on `max_rows`.
 

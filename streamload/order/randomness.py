@@ -80,7 +80,7 @@ class SampleRandomness:
 
     A sample is named by its shard's number in the listing and by its number in the shard; where it comes several times
     in an epoch, also by how often it came before. Made once for an epoch and
-    then asked once for each sample, which takes a few microseconds.
+    then called once for each sample, which takes a few microseconds.
     """
 
     def __init__(self, seed: int, epoch: int) -> None:
@@ -88,13 +88,13 @@ class SampleRandomness:
         self._for_seeds = CounterDraws(philox_key(seed, epoch, "transform seeds"))
         self._generator = np.random.Generator(self._for_generator.bits)
 
-    def generator(self, shard: int, sample: int, copy: int = 0) -> np.random.Generator:
+    def generator(self, shard: int, sample: int, repeat: int = 0) -> np.random.Generator:
         """The sample's generator. It is the same object each time: the next call sets it to another sample."""
-        self._for_generator.set_counter(0, sample, shard, copy)
+        self._for_generator.set_counter(0, sample, shard, repeat)
         return self._generator
 
-    def seeds(self, shard: int, sample: int, copy: int = 0) -> tuple[int, int, int]:
+    def seeds(self, shard: int, sample: int, repeat: int = 0) -> tuple[int, int, int]:
         """The sample's seeds for `random` (64 bits), NumPy's legacy functions (32 bits) and torch (63 bits)."""
-        self._for_seeds.set_counter(0, sample, shard, copy)
+        self._for_seeds.set_counter(0, sample, shard, repeat)
         python, legacy, torch = self._for_seeds.bits.random_raw(3).tolist()
         return python, legacy >> 32, torch >> 1

@@ -119,14 +119,14 @@ class SamplingOptions:
         return self.sampling.epoch_size if isinstance(self.sampling, Weighted | Stretched | Mixed) else None
 
     def samples_of(self, start: EpochStart, counts: tuple[int, ...] | None) -> int | None:
-        """The samples of a pass's whole epoch, among its ranks; None where the shards' counts do not tell."""
+        """The samples of a pass's whole epoch, among its ranks; None where the shards' counts are not known."""
         samples = self.epoch_samples if start.numbers is None else len(start.numbers)
         if samples is not None or counts is None:
             return samples
         return sum(counts)
 
     def last_position(self, start: EpochStart, counts: tuple[int, ...] | None, order: OrderOptions) -> float:
-        """The position behind a pass's last batch on this rank; infinite where the shards' counts do not tell.
+        """The position behind a pass's last batch on this rank; infinite where the shards' counts are not known.
 
         Raises:
             ValueError: the pass begins behind the epoch's end.
@@ -262,6 +262,6 @@ def _check_together(weights: object, sampler: object, epoch_size: object, *, shu
             raise ValueError("shuffle=True and sampler don't go together: a sampler gives the order; leave shuffle out")
     if weights is not None and not shuffle:
         raise ValueError(
-            "weights needs shuffle=True: samples are drawn more than once, and in the order of the listing the copies "
+            "weights needs shuffle=True: samples are drawn more than once, and in the order of the listing the repeats "
             "of one would stand side by side"
         )

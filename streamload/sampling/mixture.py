@@ -79,7 +79,7 @@ class Mixture:
             try:
                 self.portions[name] = value if isinstance(value, Portion) else Portion(*value)
             except (TypeError, ValueError) as error:
-                raise type(error)(f"dataset {shown} must be (urls, weight) or a Portion: {error}") from error
+                raise type(error)(f"dataset {shown} must be (urls, weight) or a Portion: {error}") from None
 
     def __repr__(self) -> str:
         shares = ", ".join(f"{name}: {share:.3g}" for name, share in self.shares.items())

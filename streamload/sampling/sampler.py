@@ -34,7 +34,7 @@ class SamplerDraws:
         if isinstance(sampler, Iterator):
             raise TypeError(
                 f"sampler={sampler!r} can be iterated only once, and each epoch needs a new order; give a torch "
-                "Sampler, a list, or an object whose __iter__ begins anew"
+                "Sampler, a list, or an object whose __iter__ starts over"
             )
         own = getattr(sampler, "rank", None), getattr(sampler, "num_replicas", None)
         self.divides = None not in own

@@ -103,7 +103,7 @@ class Batcher(Generic[SourceT, PartT]):
         batch = self._open.get(number)
         return batch if batch is not None and batch.slot == slot else None
 
-    def taken(self, batches: int) -> None:
+    def note_taken(self, batches: int) -> None:
         """Note that the trainer has taken so many batches."""
         self._taken += batches
 

@@ -25,14 +25,9 @@ from streamload.decode.missing_field import with_fields
 from streamload.decode.tasks import InSlot, PieceDone, RowFailure, RowsDone, RowTask
 from streamload.fetch.fetcher import Fetcher
 from streamload.fetch.parts import parts_of_rows, shard_and_number
-from streamload.fetch.prerequisites import Prerequisites
-from streamload.index.tables import Tables
-from streamload.memory.slots import Slots
 from streamload.order.epoch_start import EpochStart
-from streamload.schedule.scans import Scans
-from streamload.schedule.scheduler import Learned, PipelineSettings, RowBatch, RowBatcher, Scheduler
+from streamload.schedule.scheduler import PipelineSettings, Resources, RowBatch, RowBatcher, Scheduler
 from streamload.statistics import FeederTotals
-from streamload.workers.protocol import Pool
 
 __all__ = ["Epoch", "Epochs", "OrphanedTasks", "Part", "ReadyBatch"]
 
@@ -119,7 +114,7 @@ class OrphanedTasks:
         self._fetcher.ledger.hold(held)
         self._parts[task.number] = held
 
-    def over(self, number: int) -> None:
+    def release(self, number: int) -> None:
         """Release the parts of a task that is no longer in flight; other tasks are ignored."""
         held = self._parts.pop(number, None)
         if held is not None and self._fetcher is not None:
@@ -133,15 +128,10 @@ class Epoch:
     Args:
         settings: the loader's.
         start: which epoch, which position in it, which rank.
-        tables: where samples lie.
-        scans: scans the shards that have no table.
-        pool: does the tasks.
-        slots: where batches are written.
-        learned: by earlier epochs, for later ones.
+        resources: of the feeder.
         totals: statistics to add to.
         orphaned: gets its tasks in flight whose result is no longer wanted.
         before: the previous epoch's batcher, whose batches count as outstanding too.
-        prerequisites: fetches remote parts and tables; None where everything is local.
 
     Attributes:
         start: which epoch this is.
@@ -152,16 +142,11 @@ class Epoch:
         self,
         settings: PipelineSettings,
         start: EpochStart,
+        resources: Resources,
         *,
-        tables: Tables,
-        scans: Scans,
-        pool: Pool,
-        slots: Slots,
-        learned: Learned,
         totals: FeederTotals,
         orphaned: OrphanedTasks,
         before: RowBatcher | None = None,
-        prerequisites: Prerequisites | None = None,
     ) -> None:
         self.start = start
         self.batcher = RowBatcher(in_order=settings.in_order, before=before)
@@ -170,25 +155,14 @@ class Epoch:
         self._something_left = start.position > 0  # a resumed epoch has delivered some samples
         self._owes = False
         self._wrapped = False
-        self._tables = tables
-        self._pool = pool
-        self._slots = slots
-        self._learned = learned
+        self._tables = resources.tables
+        self._pool = resources.pool
+        self._slots = resources.slots
+        self._learned = resources.learned
         self._totals = totals
         self._orphaned = orphaned
         self._tasks: dict[int, RowTask] = {}
-        self._scheduler = Scheduler(
-            settings,
-            start,
-            tables=tables,
-            scans=scans,
-            pool=pool,
-            slots=slots,
-            batcher=self.batcher,
-            learned=learned,
-            begun_again=self._note_orphaned,
-            prerequisites=prerequisites,
-        )
+        self._scheduler = Scheduler(settings, start, resources, self.batcher, self._note_orphaned)
 
     @property
     def exhausted(self) -> bool:
@@ -239,7 +213,7 @@ class Epoch:
         task = self._tasks.get(number)
         return task is not None and all(self.batcher.find(each.batch, each.slot) for each in task.pieces)
 
-    def takes(self, done: RowsDone) -> bool:
+    def take_result(self, done: RowsDone) -> bool:
         """Take the result of a task; False if the task belongs to another epoch."""
         if done.number not in self._tasks:
             return False
@@ -267,7 +241,7 @@ class Epoch:
         """The batches that are ready, in order, and how many the trainer may take before it acknowledges."""
         complete = self.batcher.take_complete()
         for batch in complete:
-            self._scheduler.done(batch)
+            self._scheduler.release(batch)
         ready = [self._ready(batch) for batch in complete]
         if self._fills_up:
             for each in ready:
@@ -285,7 +259,7 @@ class Epoch:
         for task in self._tasks.values():
             self._orphaned.add(task)
         for batch in self.batcher.take_all():
-            self._scheduler.done(batch)
+            self._scheduler.release(batch)
             self._slots.discard(batch.slot)
         self.close()
 
@@ -354,7 +328,7 @@ def _bytes_inline(part: PieceDone) -> int:
 
 
 Begin = Callable[[EpochStart, RowBatcher | None], Epoch]
-Deliver = Callable[[EpochStart, list[ReadyBatch], bool, int], None]
+SendReady = Callable[[EpochStart, list[ReadyBatch], bool, int], None]
 
 
 class Epochs:
@@ -370,14 +344,14 @@ class Epochs:
 
     Args:
         begin: makes an epoch, given the batcher of the previous one.
-        deliver: announces batches: of which epoch, the batches, whether they end the requested epoch, and how many may
-            be taken before the trainer acknowledges.
+        send_ready: announces batches: their epoch, the batches, whether they end the requested epoch, and how many the
+            trainer may take before it acknowledges.
         works_ahead: False never begins an epoch before it is requested.
     """
 
-    def __init__(self, begin: Begin, deliver: Deliver, *, works_ahead: bool) -> None:
+    def __init__(self, begin: Begin, send_ready: SendReady, *, works_ahead: bool) -> None:
         self._begin = begin
-        self._deliver = deliver
+        self._send_ready = send_ready
         self._works_ahead = works_ahead
         self._in_step = True
         self._last: Epoch | None = None
@@ -407,7 +381,7 @@ class Epochs:
         newest = self._next if self._requested is None and self._next is not None else self._last
         return None if newest is None else newest.start.identity
 
-    def ask(self, start: EpochStart) -> None:
+    def request(self, start: EpochStart) -> None:
         """Start the epoch that the trainer requests, or go on with it if it was begun ahead.
 
         Raises:
@@ -446,12 +420,12 @@ class Epochs:
         if any(error is self._next_error for error in errors):
             self._next_error = None
 
-    def taken(self, batches: int) -> None:
+    def note_taken(self, batches: int) -> None:
         """Note that the trainer has taken so many of the announced batches."""
         while batches:
             batcher, announced = self._untaken.popleft()
             count = min(batches, announced)
-            batcher.taken(count)
+            batcher.note_taken(count)
             batches -= count
             if count < announced:
                 self._untaken.appendleft((batcher, announced - count))
@@ -469,7 +443,7 @@ class Epochs:
     def on_done(self, done: RowsDone) -> None:
         """Take the result of a task; that of an abandoned epoch is dropped."""
         for epoch in (self._requested, self._next):
-            if epoch is not None and epoch.takes(done):
+            if epoch is not None and epoch.take_result(done):
                 return
 
     def pump(self) -> None:
@@ -507,7 +481,7 @@ class Epochs:
         if ready:
             self._untaken.append((epoch.batcher, len(ready)))
         if ready or last:
-            self._deliver(epoch.start, ready, last, acknowledge_after)
+            self._send_ready(epoch.start, ready, last, acknowledge_after)
         if last:
             epoch.close()
             self._requested = None

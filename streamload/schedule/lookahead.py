@@ -125,7 +125,7 @@ class Lookahead:
         planned, number = source
         return self._prerequisites is None or self._prerequisites.fetcher.resident_again(planned.parts[number])
 
-    def done(self, source: tuple[PlannedRows, int]) -> None:
+    def release(self, source: tuple[PlannedRows, int]) -> None:
         """Release the parts of a batch that was made, or is no longer wanted."""
         if self._parts is not None:
             planned, number = source

@@ -85,7 +85,7 @@ def locate(
         names = tuple(name for name in fields if name not in SAMPLE_NAMES)
     located = RowTable.empty(len(block.shard), tuple(_kind(name, verify=verify) for name in names))
     located.values[:, 0], located.values[:, 1] = block.shard, block.sample
-    located.values[:, 2] = 0 if block.copy is None else block.copy
+    located.values[:, 2] = 0 if block.repeat is None else block.repeat
     columns = located.columns()
     keys: list[str] | None = [""] * len(block.shard) if fields is None or "__key__" in fields else None
     for table, shard, rows in groups:

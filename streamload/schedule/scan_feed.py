@@ -12,7 +12,7 @@ __all__ = ["ScanFeed"]
 
 
 class ScanFeed:
-    """Holds the parts that scans need, from where each shard's next scan begins, and tells the scans what has arrived.
+    """Holds the parts that scans need, from where each shard's next scan begins; notifies scans of what has arrived.
 
     Args:
         scans: the shards to scan.
@@ -31,7 +31,7 @@ class ScanFeed:
         )
 
     def pump(self) -> bool:
-        """Request the parts needed now, and tell the scans what has arrived.
+        """Request the parts needed now, and notify the scans of what has arrived.
 
         Returns:
             Whether a shard became known without a scan: its first response identified it as one scanned in an earlier
@@ -71,7 +71,7 @@ class ScanFeed:
         return not fetcher.stalled or fetcher.evict()
 
     def _look(self, shard: int, left: int) -> tuple[bool, int]:
-        """Tell the scans what has arrived of a shard, and request more of it.
+        """Notify the scans of what has arrived of a shard, and request more of it.
 
         Returns:
             Whether it became known without a scan, and how many parts may still be requested.

@@ -29,6 +29,7 @@ from streamload.workers.protocol import Pool
 __all__ = [
     "Learned",
     "PipelineSettings",
+    "Resources",
     "RowBatch",
     "RowBatcher",
     "Scheduler",
@@ -169,51 +170,59 @@ def task_size(
     return TaskSize(parts, run, max(prefetch_batches, -(-run * tasks // parts)))
 
 
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What all epochs of a feeder share.
+
+    Attributes:
+        tables: where samples lie.
+        scans: scans the shards that have no table, before they can be planned.
+        pool: does the tasks, and is notified of finished shards.
+        slots: where batches are written.
+        learned: by earlier epochs and tasks, for later ones.
+        prerequisites: fetches remote parts and tables; None where everything is local.
+    """
+
+    tables: Tables
+    scans: Scans
+    pool: Pool
+    slots: Slots
+    learned: Learned
+    prerequisites: Prerequisites | None = None
+
+
 class Scheduler:
     """Schedules one epoch of one rank.
 
     Args:
         settings: the loader's.
         start: which epoch, which position in it, which rank.
-        tables: where samples lie.
-        scans: scans shards before they can be planned.
-        pool: its capacity is read, and it is notified of finished shards.
-        slots: where batches are written.
+        resources: of the feeder.
         batcher: bounds how many batches are in flight.
-        learned: by earlier epochs and tasks.
         begun_again: called when a batch is restarted, which orphans its tasks in flight.
-        prerequisites: fetches remote parts and tables; None where everything is local.
     """
 
     def __init__(
         self,
         settings: PipelineSettings,
         start: EpochStart,
-        *,
-        tables: Tables,
-        scans: Scans,
-        pool: Pool,
-        slots: Slots,
+        resources: Resources,
         batcher: RowBatcher,
-        learned: Learned,
         begun_again: Callable[[], None],
-        prerequisites: Prerequisites | None = None,
     ) -> None:
         self._settings = settings
         self._number = start.epoch
-        self._scans = scans
-        self._pool = pool
-        self._slots = slots
+        self._scans = resources.scans
+        self._pool = resources.pool
+        self._slots = resources.slots
         self._batcher = batcher
-        self._learned = learned
+        self._learned = resources.learned
         self._begun_again = begun_again
         self._start = start
-        self._plan_rows = partial(
-            _plan_rows, settings, tables=tables, scans=scans, pool=pool, prerequisites=prerequisites
-        )
+        self._plan_rows = partial(_plan_rows, settings, resources)
         self._ahead = self._plan_rows(start)
         self._wrapped = False
-        self._tables = tables
+        self._tables = tables = resources.tables
         # Each row may lie in another shard, and a worker must be able to open all shards of its tasks.
         shards_at_once = max(1, descriptor_limit() // SCHEDULED_SHARDS_SHARE)
         self._most_run_rows = shards_at_once if len(tables.counts) > shards_at_once else MAX_RUN_ROWS
@@ -221,7 +230,9 @@ class Scheduler:
         self._again: deque[RowBatch] = deque()
         self._waits_for_first_row = False
         self._most_slot_bytes = (
-            None if prerequisites is None else prerequisites.fetcher.ledger.budget_bytes // SLOTS_SHARE
+            None
+            if resources.prerequisites is None
+            else resources.prerequisites.fetcher.ledger.budget_bytes // SLOTS_SHARE
         )
 
     @property
@@ -414,9 +425,9 @@ class Scheduler:
         plan_s, self._ahead.plan_s = self._ahead.plan_s, 0.0
         return plan_s
 
-    def done(self, batch: RowBatch) -> None:
+    def release(self, batch: RowBatch) -> None:
         """Release what a batch needs: it is complete, or no longer wanted."""
-        self._ahead.done(batch.source)
+        self._ahead.release(batch.source)
 
     def close(self) -> None:
         """Stop scheduling and fetching."""
@@ -448,25 +459,18 @@ def _even(run: int, source: Source) -> int:
 
 
 def _plan_rows(
-    settings: PipelineSettings,
-    start: EpochStart,
-    *,
-    tables: Tables,
-    scans: Scans,
-    pool: Pool,
-    prerequisites: Prerequisites | None,
-    block_rows: int | None = None,
+    settings: PipelineSettings, resources: Resources, start: EpochStart, *, block_rows: int | None = None
 ) -> Lookahead:
-    plan = _plan(settings.order, tables, start)
+    plan = _plan(settings.order, resources.tables, start)
     return Lookahead(
         plan,
         plan.shards_ahead(),
         settings.fields,
         verify=settings.verify,
-        tables=tables,
-        scans=scans,
-        pool=pool,
-        prerequisites=prerequisites,
+        tables=resources.tables,
+        scans=resources.scans,
+        pool=resources.pool,
+        prerequisites=resources.prerequisites,
         block_rows=block_rows,
     )
 

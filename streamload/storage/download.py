@@ -17,14 +17,14 @@ from streamload.text import counted
 __all__ = ["Downloaded", "Pin", "RangeStorage", "Watch", "download"]
 
 _TRIES_OF_WHOLE_ANSWERS = 3
-"""Where a server has never answered with a part; a proxy that sometimes does not is asked as often as any other."""
+"""Where a server has never answered with a part; a proxy that sometimes does not is tried as often as any other."""
 
 
 class RangeStorage(Protocol):
     """The part of a storage that reading a range needs."""
 
     async def open_range(self, url: str, start: int, end: int | None, *, etag: str | None) -> RangeBody:
-        """Ask for the bytes `[start, end)` of the object, if it is still the one with this etag."""
+        """Request the bytes `[start, end)` of the object, if it is still the one with this etag."""
         ...
 
 
@@ -79,7 +79,7 @@ class Watch:
     Attributes:
         sent_s: when the running request was sent, by the loop's clock; None between two requests.
         answered_s: when its first byte came; None before that.
-        requested_bytes: how much it asked for.
+        requested_bytes: how many it requested.
         position: the byte of the shard up to which everything has been written.
         received_bytes: how much the download has fetched so far, over all its requests.
     """
@@ -123,15 +123,15 @@ async def download(
 ) -> Downloaded:
     """Fetch the bytes `[start, end)` of a shard and hand each piece to `write(offset, piece)` as it arrives.
 
-    The pieces come in order, without gap or overlap, and never beyond what was asked. A body that breaks is continued
-    from where it broke, under the pinned etag. Transient failures are retried after a wait that grows with every
-    request in a row that brought no byte. A cancelled download writes nothing more.
+    The pieces come in order, without gap or overlap, and never beyond what was requested. A body that breaks is
+    continued from where it broke, under the pinned etag. Transient failures are retried after a wait that grows with
+    every request in a row without a byte. A cancelled download writes nothing more.
 
     Args:
         storage: makes one request; retrying is done here.
         url: the shard.
         start: the first byte; before the shard's end.
-        end: exclusive; cut to the shard's end, which the first answer tells where the pin does not know it.
+        end: exclusive; cut to the shard's end, which the first answer says where the pin does not know it.
         write: called in the loop; what it raises ends the download.
         pin: the version of the shard; shared by all downloads of it.
         retries: how requests are retried.
@@ -140,7 +140,7 @@ async def download(
     Raises:
         ShardChangedError: an answer is of another version than the pinned one; names both.
         ShardNotFoundError: there is no such shard.
-        StorageError: it cannot be read, or did not bring a byte within the limits: says what happened how often. Also
+        StorageError: it cannot be read, or no byte came within the limits: says what happened how often. Also
             where an answer holds more than was requested, or the shard ends before `start`.
     """
     watch = watch or Watch()
@@ -188,7 +188,7 @@ class _Download:
             before = self._watch.position
             if self._stop() <= before:
                 raise StorageError(
-                    f"bytes from {before} on were asked for, and the shard has {self._stop()}", url=self._url
+                    f"bytes from {before} on were requested, and the shard has {self._stop()}", url=self._url
                 )
             try:
                 await self._request()
@@ -241,7 +241,7 @@ class _Download:
             raise
 
     async def _name_both_versions(self) -> None:
-        """A refused etag does not say what took its place; asking without one does. Raises ShardChangedError then."""
+        """A refusal does not name the present version; a request without an etag does. Raises ShardChangedError."""
         try:
             body = await self._storage.open_range(self._url, 0, 1, etag=None)
         except TransientStorageError:

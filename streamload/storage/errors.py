@@ -109,7 +109,7 @@ def status_error(url: str, status: int | None, code: str | None) -> StorageError
     if status == 412:
         return ShardChangedError("the shard was changed while it was in use", url=url)
     if status == 416:
-        return ShardChangedError("the object ends before the bytes that were asked for, so it was changed", url=url)
+        return ShardChangedError("the object ends before the bytes that were requested, so it was changed", url=url)
     if status == 408 or code in ("RequestTimeout", "InternalError") or (status is not None and status >= 500):
         return TransientStorageError(f"the storage failed ({shown}); try again later", url=url)
     if status in (401, 403):
@@ -161,12 +161,12 @@ def transient_error(url: str, what: str) -> TransientStorageError:
 
 def whole_answer_error(url: str) -> WholeAnswerError:
     """The error for an answer that is the whole object where a part was requested."""
-    what = "the server sent the whole object where a part was asked for"
+    what = "the server sent the whole object where a part was requested"
     return WholeAnswerError(f"{what}; try again later", url=without_secrets(url))
 
 
 def unknown_length_error(url: str) -> StorageError:
-    """The error for a part of an object whose length the server does not tell (RFC 9110 allows `bytes 0-9/*`)."""
+    """The error for a part of an object whose length the server does not give (RFC 9110 allows `bytes 0-9/*`)."""
     return StorageError(
         "the server sends a part without saying how long the whole file is (`Content-Range: bytes .../*`), so nobody "
         "can tell whether all of it has come; read from a server that does, or copy the file",

@@ -210,7 +210,7 @@ def _head(body: str, path: str) -> tuple[str, bool]:
 
 
 _LOOK_AGAIN_S = 30.0
-"""How often the version is requested where answers do not tell it; a change in between is not noticed."""
+"""How often the version is requested where answers do not have it; a change in between is not noticed."""
 
 _INFO_S, _SMALL_FILE_S = 30.0, 120.0
 """How long one answer of an asynchronous filesystem may take, whose own time-outs are long, and met several times."""
@@ -313,7 +313,7 @@ class FilesystemStorage:
         """See `Storage.open_range`.
 
         Of http servers and of s3fs the bytes stream; elsewhere a range is read whole. There its size and version are
-        asked for with the first range, and again after a while.
+        requested with the first range, and again after a while.
         """
         opened, path = self._on_loop(url)
         wanted = Wanted(url, start, end, etag)
@@ -338,7 +338,7 @@ class FilesystemStorage:
         if len(content) != end - wanted.start:
             raise transient_error(
                 wanted.url,
-                f"the storage gave {counted(len(content), 'byte')} where {end - wanted.start:,} were asked for",
+                f"the storage gave {counted(len(content), 'byte')} where {end - wanted.start:,} were requested",
             )
         return ReadBody(content, known.bytes, known.etag)
 
@@ -442,7 +442,7 @@ async def _stream(opened: OpenFilesystem, path: str, wanted: Wanted) -> RangeBod
 
 
 async def _http_request(opened: OpenFilesystem, path: str) -> tuple[Any, str, Mapping[str, Any]]:
-    """What fsspec asks a web server with, for what, and what it says besides, as headers."""
+    """The session, the address and the headers with which fsspec requests from a web server."""
     return await opened.fs.set_session(), str(opened.fs.encode_url(path)), opened.fs.kwargs
 
 

@@ -84,13 +84,13 @@ async def open_http_range(
     passing: Mapping[str, Any] | None = None,
     on_close: Callable[[], Awaitable[None]] | None = None,
 ) -> RangeBody:
-    """Ask for a range; see `Storage.open_range`.
+    """Request a range; see `Storage.open_range`.
 
     A server may answer with status 200 as long as its Content-Range is that of the range.
 
     Args:
-        session: what to ask with.
-        address: what to ask for, which may hold a signature.
+        session: what to request with.
+        address: what to request, which may hold a signature.
         wanted: the range.
         passing: more arguments of aiohttp's requests, as `headers` and `ssl`.
         on_close: awaited when the body was read or given up, or could not be had.
@@ -99,8 +99,8 @@ async def open_http_range(
 
     done = False
     try:
-        asked = session.get(address, **_request(passing, _range_headers(wanted)))
-        response = await asked
+        request = session.get(address, **_request(passing, _range_headers(wanted)))
+        response = await request
         try:
             if response.status == 412:
                 now = await _etag_now(session.head(address, **_request(passing, {})))
@@ -128,8 +128,8 @@ async def read_http(
     Args:
         url: how errors name the file.
         most_bytes: it may not be larger.
-        session: what to ask with.
-        address: what to ask for, which may hold a signature.
+        session: what to request with.
+        address: what to request, which may hold a signature.
         passing: more arguments of aiohttp's requests, as `headers` and `ssl`.
 
     Raises:
@@ -169,15 +169,15 @@ def covered_bytes(wanted: Wanted, content_range: str | None) -> tuple[int, int]:
     first, last, total_bytes = (int(number) for number in found.groups())
     end = total_bytes if wanted.end is None else min(wanted.end, total_bytes)
     if (first, last + 1) != (wanted.start, end):
-        raise transient_error(wanted.url, "the server sent another part of the object than was asked for")
+        raise transient_error(wanted.url, "the server sent another part of the object than was requested")
     return end - first, total_bytes
 
 
 def _check_length(url: str, headers: Mapping[str, str]) -> None:
     if "Content-Length" not in headers and "chunked" not in headers.get("Transfer-Encoding", "").lower():
         raise StorageError(
-            "the server does not tell how long its answer is, so that one which breaks off cannot be told from a "
-            "whole one; read from a server that sends Content-Length",
+            "the server does not say how long its answer is, so that one which breaks off cannot be distinguished from "
+            "a whole one; read from a server that sends Content-Length",
             url=url,
         )
 
@@ -220,8 +220,8 @@ async def _refusal(response: aiohttp.ClientResponse, url: str) -> StorageError:
     return status_error(url, response.status, code[1] if code else None)
 
 
-async def _etag_now(asked: AbstractAsyncContextManager[aiohttp.ClientResponse]) -> str | None:
-    async with asked as response:
+async def _etag_now(request: AbstractAsyncContextManager[aiohttp.ClientResponse]) -> str | None:
+    async with request as response:
         return quoted(response.headers.get("ETag")) if response.status == 200 else None
 
 

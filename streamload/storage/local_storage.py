@@ -101,7 +101,7 @@ class LocalStorage:
             raise _storage_error(path, exc) from None
         if start >= max(1, total_bytes):
             os.close(descriptor)
-            raise ShardChangedError(f"the file ends at {total_bytes} bytes, before the asked {start}", url=path)
+            raise ShardChangedError(f"the file ends at {total_bytes} bytes, before the requested {start}", url=path)
         return _FileRange(path, descriptor, total_bytes, start, total_bytes if end is None else min(end, total_bytes))
 
     def write(self, url: str, source: bytes | str) -> None:

@@ -277,7 +277,7 @@ class ObjectStorage:
             raise changed_error(url, wanted.etag, now)
         first, last = result.range
         if (first, last) != (start, total_bytes if end is None else min(end, total_bytes)):
-            raise transient_error(url, "the server sent another part of the object than was asked for")
+            raise transient_error(url, "the server sent another part of the object than was requested")
         return ObjectBody(url, result, (last - first, total_bytes), etag=now, in_flight=self._in_flight)
 
     async def _empty_or_refused(self, place: ObjectPlace, wanted: Wanted, refusal: StorageError) -> EmptyBody:
@@ -438,7 +438,7 @@ class ObjectStorage:
             error = exc
         finally:
             del store
-        # With stores of its own, since it may outlast the others; and asked once, since closing waits for its thread.
+        # With stores of its own, since it may outlast the others; and used once, since closing waits for its thread.
         alone = ObjectStorage(self._config, Retries(RetryPolicy(tries=1)))
         raise await asyncio.to_thread(alone._with_advice, url, error)
 

@@ -49,7 +49,7 @@ def locate(url: str) -> ObjectPlace:
     """The place that a url names.
 
     Raises:
-        StorageError: it names no bucket or host, or a key that cannot be asked for.
+        StorageError: it names no bucket or host, or a key that cannot be requested.
     """
     protocol = protocol_of(url)
     bucket, _, key = url.partition("://")[2].partition("/")
@@ -65,7 +65,7 @@ def locate(url: str) -> ObjectPlace:
 
 
 def make_store(place: ObjectPlace, config: ObjectConfig, *, retries: bool) -> Any:
-    """Make the obstore store of a bucket or a host; nothing is asked yet.
+    """Make the obstore store of a bucket or a host; nothing is requested yet.
 
     Args:
         place: which bucket or host.
@@ -242,7 +242,7 @@ def _with_endpoint(config: ObjectConfig, endpoint: str, root: str) -> ObjectConf
 
 
 def _frozen(credentials: Any) -> dict[str, Any]:
-    """Credentials as they are now; asked for again after a while, since botocore renews those that expire."""
+    """Credentials as they are now; requested again after a while, since botocore renews those that expire."""
     found = credentials.get_frozen_credentials()
     return {
         "access_key_id": found.access_key,

@@ -1,4 +1,4 @@
-"""What obstore's exceptions say, as our errors: it tells status and code in its texts only."""
+"""What obstore's exceptions say, as our errors: status and code are in its texts only."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ def storage_error(url: str, exc: Exception) -> StorageError:
         return whole_answer_error(url)
     if _TOO_SHORT in text:
         return ShardChangedError(
-            "the object ends before the bytes that were asked for, so it was changed", url=without_secrets(url)
+            "the object ends before the bytes that were requested, so it was changed", url=without_secrets(url)
         )
     if _UNKNOWN_LENGTH.search(text):
         return unknown_length_error(url)
     if _WRONG_RANGE.search(text):
-        return transient_error(url, "the server sent another part of the object than was asked for")
+        return transient_error(url, "the server sent another part of the object than was requested")
     if "kind: Connect" in text or "tcp connect" in text or "dns error" in text:
         return connection_error(url, text)
     if _BROKEN.search(text):

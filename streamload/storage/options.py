@@ -168,7 +168,7 @@ def _own_name(family: str, name: str) -> str:
 
 
 def _is_known(family: str, name: str) -> bool:
-    """Whether obstore has a setting of this name; it is asked about what has no alias here."""
+    """Whether obstore has a setting of this name; it is consulted for what has no alias here."""
     if _own_name(family, name) != name or family not in _STORES:
         return family in _STORES
     import obstore

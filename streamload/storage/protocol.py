@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 UNKNOWN_BYTES = -1
-"""The size of a shard where only a request for that shard would tell it."""
+"""The size of a shard where only a request for that shard would give it."""
 
 _RESOLVED_S = 60.0
 """What was changed more recently may be changed again within the second; and some servers always say that it is now."""
@@ -138,7 +138,7 @@ class Storage(Protocol):
         ...
 
     async def open_range(self, url: str, start: int, end: int | None, *, etag: str | None) -> RangeBody:
-        """Ask for the bytes from `start` to `end` (exclusive; None for all that follow; cut at the object's end).
+        """Request the bytes from `start` to `end` (exclusive; None for all that follow; cut at the object's end).
 
         Args:
             url: the shard.

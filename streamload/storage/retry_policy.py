@@ -19,7 +19,7 @@ _TRIES_TO_CONNECT = 3
 """Where nothing has ever answered, the address is wrong more often than not."""
 
 _LEAST_TRIES = 2
-"""A request that took too long for itself is made once more: nothing tells whether it got on, as the listing of a large
+"""A request that took too long for itself is made once more: nothing shows whether it got on, as the listing of a large
 bucket does."""
 
 _JITTER = random.SystemRandom()
@@ -33,7 +33,7 @@ class RetryPolicy:
     """How long requests are made again. There is no time-out on the whole: what is slow and goes on is not given up.
 
     Attributes:
-        stall_timeout_s: a request for a part that brings no byte for so long is given up, and the next one is sent.
+        stall_timeout_s: a request for a part without a byte for so long is abandoned, and the next one is sent.
         give_up_timeout_s: without a single byte for so long, over all tries and the waits between them, it has failed.
         tries: so many requests in a row without a byte, and it has failed too; None for any number.
         first_backoff_s: the longest wait after the first of them; it doubles with each.

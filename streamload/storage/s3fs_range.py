@@ -19,7 +19,7 @@ _CHUNK_BYTES = 256 << 10
 
 
 async def open_s3fs_range(fs: Any, path: str, wanted: Wanted) -> RangeBody:
-    """Ask for a range; see `Storage.open_range`.
+    """Request a range; see `Storage.open_range`.
 
     Args:
         fs: an asynchronous `S3FileSystem` of the running loop.

@@ -77,7 +77,7 @@ class Storages:
         return self._by_protocol[place]
 
     def check(self, urls: Iterable[str]) -> None:
-        """Refuse options that make no sense for these urls, as far as that can be told without a storage library.
+        """Refuse options that make no sense for these urls, as far as that can be seen without a storage library.
 
         Raises:
             TypeError: the value of an option is of the wrong kind.

@@ -7,7 +7,7 @@ file that ends early: a shard is decompressed as a whole or is refused.
 
 What no format protects is not noticed, and changes no byte of the result: in a gzip header the time, the name and the
 like; in a zstd frame's header one unused bit, and the size of the window. A zstd frame without a checksum (the
-command line program writes one, the Python package does not unless asked) is only as safe as its structure.
+command line program writes one, the Python package does not by default) is only as safe as its structure.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ RATIO_FREE_BYTES = 64 << 20
 """Up to this size a shard may decompress at any ratio; small archives are mostly zeros."""
 
 _PIECE_BYTES = 1 << 20
-_SLICE_BYTES = 64 << 10  # what is given to a decompressor at once: bounds copies, and tells where damage is
+_SLICE_BYTES = 64 << 10  # what is given to a decompressor at once: bounds copies, and locates damage
 _STEP_BYTES = 4 << 20  # what a thread makes before the loop hears of it
 _XZ_PADDING_BYTES = 4
 

@@ -7,40 +7,33 @@ WebDataset writes it from anything and reads it as bytes, and files of that name
 
 from __future__ import annotations
 
-__all__ = [
-    "ARRAY",
-    "ARRAYS",
-    "CBOR",
-    "IMAGE_FORMATS",
-    "INTEGER",
-    "JSON",
-    "MSGPACK",
-    "PICKLE",
-    "SAFETENSORS",
-    "TEXT",
-    "TORCH",
-]
+from enum import Enum, auto
 
-TEXT = frozenset(
-    {"txt", "text", "transcript", "caption", "jsonl", "csv", "tsv", "xml", "html", "htm", "md", "yaml", "yml"}
-)
-"""Text in UTF-8."""
+__all__ = ["IMAGE_FORMATS", "KIND_OF", "Kind"]
 
-INTEGER = frozenset({"cls", "cls2", "count", "index", "inx", "id"})
-"""One decimal integer as text."""
 
-JSON = frozenset({"json", "jsn"})
-MSGPACK = frozenset({"msgpack", "msg", "mp"})
-CBOR = frozenset({"cbor"})
-ARRAY = frozenset({"npy"})
-ARRAYS = frozenset({"npz"})
-SAFETENSORS = frozenset({"safetensors"})
+class Kind(Enum):
+    """What is in a field."""
 
-TORCH = frozenset({"pt", "pth"})
-"""What `torch.save` wrote."""
+    IMAGE = auto()
+    """An encoded image."""
+    TEXT = auto()
+    """Text in UTF-8."""
+    INTEGER = auto()
+    """One decimal integer as text."""
+    JSON = auto()
+    MSGPACK = auto()
+    CBOR = auto()
+    ARRAY = auto()
+    """One NumPy array."""
+    ARRAYS = auto()
+    """NumPy arrays by name."""
+    SAFETENSORS = auto()
+    TORCH = auto()
+    """What `torch.save` wrote."""
+    PICKLE = auto()
+    """Read and written only as bytes."""
 
-PICKLE = frozenset({"pkl", "pickle", "pyd"})
-"""Read and written only as bytes."""
 
 IMAGE_FORMATS = {
     **dict.fromkeys(("jpg", "jpeg", "jpe", "jfif"), "JPEG"),
@@ -52,3 +45,20 @@ IMAGE_FORMATS = {
     "gif": "GIF",
 }
 """Images, and the name that Pillow has for the format. When they are read, the first bytes decide, not the name."""
+
+_TEXT = ("txt", "text", "transcript", "caption", "jsonl", "csv", "tsv", "xml", "html", "htm", "md", "yaml", "yml")
+
+KIND_OF: dict[str, Kind] = {
+    **dict.fromkeys(IMAGE_FORMATS, Kind.IMAGE),
+    **dict.fromkeys(_TEXT, Kind.TEXT),
+    **dict.fromkeys(("cls", "cls2", "count", "index", "inx", "id"), Kind.INTEGER),
+    **dict.fromkeys(("json", "jsn"), Kind.JSON),
+    **dict.fromkeys(("msgpack", "msg", "mp"), Kind.MSGPACK),
+    "cbor": Kind.CBOR,
+    "npy": Kind.ARRAY,
+    "npz": Kind.ARRAYS,
+    "safetensors": Kind.SAFETENSORS,
+    **dict.fromkeys(("pt", "pth"), Kind.TORCH),
+    **dict.fromkeys(("pkl", "pickle", "pyd"), Kind.PICKLE),
+}
+"""By extension, in lower case. All others hold bytes."""

@@ -22,7 +22,7 @@ _USTAR_AT = 257
 
 
 def what_else(head: bytes, compressed_as: str | None = None) -> str | None:
-    """What a file is instead of a tar archive, and what to do; None where its first bytes don't tell.
+    """What a file is instead of a tar archive, and what to do; None where its first bytes don't say.
 
     Args:
         head: the first bytes, a block of 512 at best.

@@ -1,1 +1,1 @@
-"""The trainer's side: the line to its feeder, the batches that come from it, and the passes of the loop over them."""
+"""The trainer's side: the connection to its feeder, the batches that come from it, and the iterators over them."""

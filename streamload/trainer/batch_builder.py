@@ -36,10 +36,10 @@ class BatchBuilder:
 
     Attributes:
         fills_up: the same.
-        skipped: the errors of the samples that were left out or replaced, in the order of delivery; the newest
+        skipped: the errors of the samples that were left out or replaced, in the order of their batches; the newest
             `MOST_KEPT`, since a run may be long.
         n_skipped: how many there were.
-        skipped_members: knows of members of shards that are no part of a sample, and tells of some.
+        skipped_members: counts members of shards that are no part of a sample, and warns of some.
     """
 
     def __init__(self, on_error: OnError, max_errors: int | None, *, fills_up: bool = False) -> None:
@@ -73,14 +73,11 @@ class BatchBuilder:
             self._note(error)
         chosen = choose_rows(len(rows), {failure.row for failure, _ in errors}, self._on_error)
         if not chosen and self._on_error == "replace" and not self.fills_up:
-            first = errors[0][1]
-            raise SampleError(
-                f"every sample of a batch has failed, so there is none to replace them, and pad=False lets no other "
-                f"batch come twice; the first of its {counted(len(errors), 'sample')}: {first.message}",
-                url=first.url,
-                key=first.key,
-                offset=first.offset,
-            ) from first
+            raise _caused_by(
+                errors[0][1],
+                "every sample of a batch has failed, so there is none to replace them, and pad=False lets no other "
+                f"batch come twice; the first of its {counted(len(errors), 'sample')}",
+            )
         return chosen
 
     def build(self, batch: ReadyBatch, memory: Bytes, chosen: Sequence[int]) -> Any:
@@ -100,13 +97,8 @@ class BatchBuilder:
         self.skipped.append(error)
         self.n_skipped += 1
         if self._max_errors is not None and self.n_skipped > self._max_errors:
-            raise SampleError(
-                f"{counted(self.n_skipped, 'failed sample')}, and max_errors={self._max_errors}; the last one: "
-                f"{error.message}",
-                url=error.url,
-                key=error.key,
-                offset=error.offset,
-            ) from error
+            failed = counted(self.n_skipped, "failed sample")
+            raise _caused_by(error, f"{failed}, and max_errors={self._max_errors}; the last one")
         self._log_skipped(error)
 
     def _log_skipped(self, error: SampleError) -> None:
@@ -122,6 +114,13 @@ class BatchBuilder:
                 self._layouts.clear()
             layout = self._layouts[pickled] = pickle.loads(pickled)
         return layout
+
+
+def _caused_by(cause: SampleError, what: str) -> SampleError:
+    """The error of several samples, at the place of one of them."""
+    error = SampleError(f"{what}: {cause.message}", url=cause.url, key=cause.key, offset=cause.offset)
+    error.__cause__ = cause
+    return error
 
 
 def _merge(parts: tuple[Part, ...], layout: Layout, memory: Bytes) -> list[Any]:

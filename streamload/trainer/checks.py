@@ -16,7 +16,7 @@ from streamload.options import DEFAULT_WINDOW, Options
 from streamload.order.options import OrderOptions
 from streamload.sampling.mixture import Portion
 from streamload.tar.decompression import compression_of
-from streamload.tar.extensions import INTEGER
+from streamload.tar.extensions import KIND_OF, Kind
 from streamload.tar.scan import LABEL_FIELD
 from streamload.text import listed
 from streamload.warn_at_caller import warn_at_caller
@@ -32,7 +32,7 @@ __all__ = [
 
 
 def check_fields(portions: Mapping[str, Portion], listings: Sequence[Listing], options: Options) -> None:
-    """Refuse fields that a dataset does not have; where there is no index, the first batch tells.
+    """Refuse fields that a dataset does not have; where there is no index, the first batch shows.
 
     Args:
         portions: the datasets, by name; the name is empty where there is only one.
@@ -51,7 +51,7 @@ def check_fields(portions: Mapping[str, Portion], listings: Sequence[Listing], o
         except (TypeError, ValueError) as error:
             if not name:
                 raise
-            raise type(error)(f"dataset {name!r}: {error}") from error
+            raise type(error)(f"dataset {name!r}: {error}") from None
 
 
 def check_classes(read_names: Callable[[], object]) -> None:
@@ -116,7 +116,7 @@ def check_window_fits(listing: Listing, order: OrderOptions, options: Options, w
         fetching.budget_bytes,
         expands=fetching.expands,
         window=order.window if order.shuffle else 0,
-        batch_size=order.batch_size if reads_all and order.sampling is None else 1,  # a choice may repeat samples
+        batch_size=order.batch_size if reads_all and order.sampling is None else 1,  # sampling may repeat samples
         drop_last=order.drop_last,
         samples=samples,
         data_bytes=sum(sizes),
@@ -136,7 +136,7 @@ def _batch_copies(listing: Listing, options: Options) -> int:
     """
     if options.transform is not None or options.collate_fn is not None or not isinstance(options.decode, bool):
         return 0
-    fields = set(listing.fields) - INTEGER
+    fields = {field for field in listing.fields if KIND_OF.get(field) is not Kind.INTEGER}
     return 1 if options.decode and any(is_array(field) or is_image(field) for field in fields) else 2
 
 
@@ -152,7 +152,7 @@ def warn_of_no_effect(options: Options, listings: Sequence[Listing]) -> None:
     """Warn, at the line of the user's program, of arguments that other arguments or local shards make meaningless.
 
     Args:
-        options: what was asked for.
+        options: of the loader.
         listings: of each dataset.
     """
     for message in _without_effect(options, listings):
@@ -185,13 +185,13 @@ def warn_of_unused_decoders(options: Options, existing: Sequence[str]) -> None:
     unless all of the mapping is of no use.
 
     Args:
-        options: what was asked for.
-        existing: the fields of the shards, where they are known; else those that were asked for are gone by.
+        options: of the loader.
+        existing: the fields of the shards, where they are known; else the requested ones count.
     """
     if isinstance(options.decode, bool):
         return
-    asked = [name for entry in options.fields or () for name in entry.split(";")]
-    read = [name for name in dict.fromkeys(existing) if name in asked or options.fields is None] or asked
+    requested = [name for entry in options.fields or () for name in entry.split(";")]
+    read = [name for name in dict.fromkeys(existing) if name in requested or options.fields is None] or requested
     unused = [key for key in options.decode if not any(applies_to(key, field) for field in read)]
     if not read or not unused:
         return

@@ -11,19 +11,23 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from threading import Lock, RLock
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from streamload.environment.launch import Child, launch
 from streamload.errors import LoaderClosedError, WorkerError
-from streamload.feeder.messages import AbandonEpoch, Acknowledge, Configure, Ready
+from streamload.feeder.messages import AbandonEpoch, Acknowledge, Answer, Call, Configure, Ready
 from streamload.log_records import Logged
 from streamload.memory.channel import Channel
 from streamload.memory.mapped import Bytes
 from streamload.memory.slots import SlotReader
+from streamload.trainer.inbox import Inbox
 
 __all__ = ["Connection", "FeederProcess"]
 
 _GRACE_S = 0.7
+
+_LOOK_UP_S = 0.05
+"""How often a call that waits looks whether another thread has received its answer."""
 
 
 class Connection(Protocol):
@@ -63,6 +67,15 @@ class Connection(Protocol):
             WorkerError: the feeder is dead.
         """
 
+    def call(self, call: Call) -> Answer:
+        """Send a call, and wait for its answer. Another thread may receive messages meanwhile: none is lost to either.
+
+        Raises:
+            WorkerError: the feeder is dead.
+            LoaderClosedError: another thread has closed the connection.
+            Exception: what the feeder has failed with.
+        """
+
     def fileno(self) -> int | None:
         """A descriptor that is readable when `receive_now` may have something; None for a feeder in this thread."""
 
@@ -76,7 +89,7 @@ class Connection(Protocol):
     def put_back(self, messages: Iterable[Any]) -> None:
         """Have messages received again, before any other."""
 
-    def taken(self, batches: int, acknowledge_after: int = 1, /) -> None:
+    def note_taken(self, batches: int, acknowledge_after: int = 1, /) -> None:
         """Note that so many batches were taken; the next message acknowledges them, or this once there are enough."""
 
     def flush(self, *, answers: int | None = None) -> None:
@@ -110,7 +123,7 @@ class FeederProcess:
 
     def __init__(self, workers: int, on_map: Callable[[Bytes], None] | None, *, at_once: int) -> None:
         self._slots = SlotReader(on_map)
-        self._put_back: deque[Any] = deque()
+        self._inbox = Inbox()
         self.waited_s = 0.0
         self.configured = False
         self._unsent: deque[Any] = deque()
@@ -139,53 +152,82 @@ class FeederProcess:
 
     def receive(self, timeout_s: float | None) -> Any:
         """The feeder's next message; waiting releases the GIL."""
-        if (self._put_back or self._unsent) and (message := self.receive_now()) is not None:
+        if (self._inbox or self._unsent) and (message := self.receive_now()) is not None:
             return message
         deadline_s = None if timeout_s is None else monotonic() + timeout_s
-        while (message := self._open(*self._wait(deadline_s))) is None:
-            continue
+        while (message := self._inbox.take()) is None:
+            self._wait(deadline_s)
         return message
 
-    def _wait(self, deadline_s: float | None) -> tuple[Any, list[int]]:
-        """What arrives next, with its descriptors."""
+    def _wait(self, deadline_s: float | None) -> None:
+        """Put what arrives next into the inbox."""
         began_s = monotonic()
         try:
             with self._receiving:
-                return self._channel.receive(None if deadline_s is None else max(0.0, deadline_s - began_s))
+                if not self._inbox:  # else another thread has put it there meanwhile
+                    left_s = None if deadline_s is None else max(0.0, deadline_s - began_s)
+                    self._open(*self._channel.receive(left_s))
         except TimeoutError:
             raise
         except (EOFError, OSError) as error:
-            if self.closed:
-                raise LoaderClosedError("the loader was closed while a batch was waited for") from error
-            if isinstance(error, OSError) and error.errno == errno.EMFILE:
-                raise  # it is this process that has too many open files, and the error says so
-            raise WorkerError(f"the feeder process {self._how_it_ended()}") from error
+            self._raise_broken(error)
         finally:
             self.waited_s += monotonic() - began_s
 
+    def _raise_broken(self, error: EOFError | OSError) -> NoReturn:
+        """Say why nothing can be received."""
+        if self.closed:
+            raise LoaderClosedError("the loader was closed while a batch or an answer was waited for") from error
+        if isinstance(error, OSError) and error.errno == errno.EMFILE:
+            raise error  # it is this process that has too many open files, and the error says so
+        raise WorkerError(f"the feeder process {self._how_it_ended()}") from error
+
     def receive_now(self) -> Any | None:
         """The feeder's next message if it is here already."""
-        if self._put_back:
-            return self._put_back.popleft()
+        if (message := self._inbox.take()) is not None:
+            return message
+        while (message := self._inbox.take()) is None and self._arrive_now():
+            continue
+        if message is None and self._unsent:
+            self.flush()
+        return message
+
+    def _arrive_now(self) -> bool:
+        """Put what is here into the inbox; False where there is nothing, or where another thread waits for it."""
+        if not self._receiving.acquire(blocking=False):
+            return False
         try:
-            while (arrived := self._receive_now()) is not None:
-                if (message := self._open(*arrived)) is not None:
-                    return message
+            arrived = self._channel.receive_now()
+            if arrived is not None:
+                self._open(*arrived)
         except EOFError as error:
             raise WorkerError(f"the feeder process {self._how_it_ended()}") from error
-        if self._unsent:
-            self.flush()
-        return None
+        finally:
+            self._receiving.release()
+        return arrived is not None
 
-    def _receive_now(self) -> tuple[Any, list[int]] | None:
-        with self._receiving:
-            return self._channel.receive_now()
+    def call(self, call: Call) -> Answer:
+        """Send a call, and wait for its answer: for a message at a time, so that another thread gets its own."""
+        self._inbox.expect(call.number)
+        try:
+            self.send(call)
+            while (answer := self._inbox.answer(call.number)) is None:
+                if self.closed:
+                    raise LoaderClosedError("the loader was closed while a call was waited for")
+                try:
+                    if not self._arrive_now():
+                        self._channel.wait(_LOOK_UP_S)
+                except OSError as error:
+                    self._raise_broken(error)
+            return answer
+        finally:
+            self._inbox.forget(call.number)
 
-    def _open(self, message: Any, descriptors: list[int]) -> Any | None:
-        """The message, and its slots mapped; None if it is only for the log, where it is now."""
+    def _open(self, message: Any, descriptors: list[int]) -> None:
+        """Map the slots that come with a message, and put it into the inbox, or into the log if it is for that."""
         if isinstance(message, Logged):
             message.handle_if_enabled()
-            return None
+            return
         try:
             if isinstance(message, Ready):
                 for slot, descriptor in zip(message.opened, descriptors, strict=True):
@@ -193,7 +235,7 @@ class FeederProcess:
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
-        return message
+        self._inbox.put(message)
 
     def fileno(self) -> int:
         """The socket's."""
@@ -213,9 +255,9 @@ class FeederProcess:
 
     def put_back(self, messages: Iterable[Any]) -> None:
         """Have messages received again, before any other."""
-        self._put_back.extendleft(reversed(list(messages)))
+        self._inbox.put_back(messages)
 
-    def taken(self, batches: int, acknowledge_after: int = 1, /) -> None:
+    def note_taken(self, batches: int, acknowledge_after: int = 1, /) -> None:
         """Note that so many batches were taken: a message for each would cost more than all the rest."""
         self._unacknowledged += batches
         if self._unacknowledged >= acknowledge_after:

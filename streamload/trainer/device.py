@@ -31,7 +31,7 @@ class Copying(Protocol):
 
 
 class Device(Protocol):
-    """All that is asked of a device."""
+    """What a device must offer."""
 
     def registry(self) -> HostRegistry | None:
         """What page-locks memory for it, if anything does."""
@@ -86,18 +86,18 @@ class CudaDevice:
         register, unregister = runtime.register, runtime.unregister
 
         def register_here(address: int, size_bytes: int, flags: int) -> int:
-            with torch.cuda.device(self._settled()):
+            with torch.cuda.device(self._resolved()):
                 return register(address, size_bytes, flags)
 
         def unregister_here(address: int) -> int:
-            with torch.cuda.device(self._settled()):
+            with torch.cuda.device(self._resolved()):
                 return unregister(address)
 
         return HostRegistry(register_here, unregister_here)
 
     def begin(self, tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], Copying]:
         """Begin to copy tensors, on a stream of its own."""
-        device = self._settled()
+        device = self._resolved()
         if self._stream is None:
             self._stream = torch.cuda.Stream(device)
         stream = self._stream
@@ -115,7 +115,7 @@ class CudaDevice:
             raise
         return copies, _CudaCopying(event, device)
 
-    def _settled(self) -> torch.device:
+    def _resolved(self) -> torch.device:
         if self._device.index is None:
             self._device = torch.device("cuda", torch.cuda.current_device())
         return self._device
@@ -240,7 +240,7 @@ def _wait_for(held: _Held) -> None:
 
 
 def map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """The same nest with every tensor changed; containers are made anew, all else is the same object.
+    """The same nest with every tensor changed; containers are new, all else is the same object.
 
     Args:
         value: tensors, in mappings, lists, tuples and named tuples.

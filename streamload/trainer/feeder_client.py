@@ -9,18 +9,20 @@ import itertools
 import os
 from collections.abc import Callable, Iterable
 from contextlib import closing
+from functools import cached_property
 from typing import Any
 
 from streamload.decode.failure import error_from
 from streamload.feeder.calls import Calls
-from streamload.feeder.messages import Answer, Call, Failed
+from streamload.feeder.messages import Answer, Call
 from streamload.index.listing import Listing
+from streamload.options import Options
 from streamload.sampling.mixture import Portion
 from streamload.storage.storages import Storages
 from streamload.storage.urls import Urls, expand_urls
 from streamload.trainer.connection import Connection, FeederProcess
 
-__all__ = ["FeederClient", "call_feeder", "listing_places", "named_places", "read_classes"]
+__all__ = ["FeederClient", "NamedClasses", "call_feeder", "listing_places", "named_places"]
 
 _numbers = itertools.count()
 
@@ -32,22 +34,7 @@ def call_feeder(connection: Connection, function: str, *arguments: Any) -> Any:
         WorkerError: the feeder is dead.
         Exception: what the function has raised, or what the feeder has failed with.
     """
-    return _value(_answer(connection, Call(next(_numbers), function, arguments)))
-
-
-def _answer(connection: Connection, call: Call) -> Answer:
-    """Wait for an answer; what comes before it belongs to a running pass, or answers an abandoned call."""
-    connection.send(call)
-    meanwhile: list[Any] = []
-    try:
-        while not isinstance(message := connection.receive(None), Answer) or message.number != call.number:
-            if not isinstance(message, Answer):
-                meanwhile.append(message)
-            if isinstance(message, Failed):
-                raise error_from(message.failure)
-    finally:
-        connection.put_back(meanwhile)
-    return message
+    return _value(connection.call(Call(next(_numbers), function, arguments)))
 
 
 def _value(answer: Answer) -> Any:
@@ -119,7 +106,7 @@ class FeederClient:
         if isinstance(peer, Calls):
             return peer.call_here(function, arguments)
         try:
-            answer = _answer(peer, Call(next(_numbers), function, arguments))
+            answer = peer.call(Call(next(_numbers), function, arguments))
         except BaseException:
             if not peer.configured:  # else a pass finds out that it is dead
                 peer.close()
@@ -140,13 +127,23 @@ class FeederClient:
             self.process = None
 
 
-def read_classes(listing: Listing, storages: Storages) -> list[str] | None:
-    """`read_class_names` of the shards' folders; a process that is started for it ends with it.
+class NamedClasses:
+    """Whatever reads shards: it knows the names of their classes."""
 
-    Raises:
-        StreamloadError: as `read_class_names`.
-    """
-    folders = tuple(dict.fromkeys(shard.folder for shard in listing.shards))
-    with closing(FeederClient(storages, folders)) as client:
-        names: tuple[str, ...] | None = client.call("read_class_names", folders, storages)
-    return None if names is None else list(names)
+    _listing: Listing
+    _options: Options
+
+    @cached_property
+    def classes(self) -> list[str] | None:
+        """The names of the classes by number, as `shardify` has written them beside the shards; None where it has not.
+
+        They are read from `classes.json` at the first use.
+
+        Raises:
+            DatasetIndexError: it is damaged, or the folders of the shards have different ones.
+            StorageError: it cannot be read.
+        """
+        folders, storages = tuple(dict.fromkeys(shard.folder for shard in self._listing.shards)), self._options.storages
+        with closing(FeederClient(storages, folders)) as client:  # a process that is started for it ends with it
+            names: tuple[str, ...] | None = client.call("read_class_names", folders, storages)
+        return None if names is None else list(names)

@@ -141,12 +141,12 @@ class FeederLink:
             changes -= self._options.pickled_job(self._own_transforms, self._existing).changes_since(now)
         again, self._changed_before = changes & self._changed_before, changes
         if changes:
-            _log.info("the workers are started anew, because this has changed: %s", ", ".join(sorted(changes)))
+            _log.info("the workers are restarted, because this has changed: %s", ", ".join(sorted(changes)))
             self.disconnect()
         if again and not self._warned_of_changes:
             self._warned_of_changes = True
             _log.warning(
-                "the workers are started anew at each pass, because this changes each time: %s. If no transform needs "
+                "the workers are restarted at each pass, because this changes each time: %s. If no transform needs "
                 "it, keep it out of the modules and objects of those",
                 ", ".join(sorted(again)),
             )
@@ -194,7 +194,7 @@ class FeederLink:
         return names
 
     def sizes(self) -> tuple[int, ...]:
-        """The bytes of each shard. Where the listing could not tell, each shard is requested, once.
+        """The bytes of each shard. Where the listing did not have them, each shard is requested, once.
 
         Raises:
             StorageError: a shard cannot be looked at.
@@ -207,14 +207,14 @@ class FeederLink:
         return self._sizes
 
     def check(self, lanes: int, world_size: int) -> None:
-        """Refuse what cannot be, as far as the listing tells; then no feeder is left. Warn of what has no effect.
+        """Refuse what cannot be, as far as the listing says; then no feeder is left. Warn of what has no effect.
 
         Raises:
             ValueError: no shard has a wanted field, or more must be held in memory at once than the budget allows.
         """
         try:
             check_fields(self._portions, self._listings, self._options)
-            if len(self._listings) == 1:  # else what has to be held depends on the shares; the first batches tell
+            if len(self._listings) == 1:  # else what has to be held depends on the shares; the first batches show
                 check_window_fits(self.listing, self.settings(lanes).order, self._options, world_size)
             warn_of_no_effect(self._options, self._listings)
         except (TypeError, ValueError, Warning):

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections import deque
 from collections.abc import Iterable, Sequence
+from threading import RLock
 from time import monotonic
 from typing import Any
 
 from streamload.decode.tasks import Job
 from streamload.feeder.feeder import Feeder
-from streamload.feeder.messages import Acknowledge, Configure
+from streamload.feeder.messages import Acknowledge, Answer, Call, Configure
 from streamload.fetch.resident import ResidentShards
 from streamload.index.listing import Listing
 from streamload.memory.mapped import Bytes
 from streamload.memory.slots import HeapSlots
+from streamload.trainer.inbox import Inbox
 from streamload.trainer.loop_thread import LoopThread
 from streamload.workers.in_process import CallerPool
 
@@ -39,18 +40,24 @@ class InProcessFeeder:
 
     def __init__(self, configure: Configure, listing: Listing, job: Job) -> None:
         self._slots = slots = HeapSlots()
-        self._messages: deque[Any] = deque()
+        self._inbox = inbox = Inbox()
+        self._working = RLock()
         self.waited_s = 0.0
         self._loop = loop = LoopThread()
         pools: list[CallerPool] = []
-        take = self._messages.append
 
         def start_pool(feeder: Feeder, shards: ResidentShards) -> CallerPool:
             pools.append(CallerPool(job=job, shards=shards, slots=slots, events=feeder))
             return pools[0]
 
         self._feeder = Feeder(
-            configure, slots, lambda message, _: take(message), start_pool, loop.call, listing=listing, in_process=True
+            configure,
+            slots,
+            lambda message, _: inbox.put(message),
+            start_pool,
+            loop.call,
+            listing=listing,
+            in_process=True,
         )
         self._pool = pools[0]
         self._owner = os.getpid()
@@ -63,11 +70,12 @@ class InProcessFeeder:
 
     def put_back(self, messages: Iterable[Any]) -> None:
         """Have messages received again, before any other."""
-        self._messages.extendleft(reversed(list(messages)))
+        self._inbox.put_back(messages)
 
     def send(self, message: Any) -> None:
         """Send the feeder a message."""
-        self._feeder.handle(message)
+        with self._working:
+            self._feeder.handle(message)
 
     send_later = send
 
@@ -80,13 +88,32 @@ class InProcessFeeder:
         It is of all that this message waits for together. What is being done is not interrupted.
         """
         deadline_s = None if timeout_s is None else self.waited_s + timeout_s
-        while not self._messages:
-            if self._pool.step():
-                continue
-            if not self._loop.started:
-                raise RuntimeError("the feeder has nothing to do and nothing to say")
-            self._turn(None if deadline_s is None else deadline_s - self.waited_s)
-        return self._messages.popleft()
+        while (message := self._inbox.take()) is None:
+            with self._working:
+                if not self._inbox:  # else another thread has worked for it meanwhile
+                    self._work(None if deadline_s is None else deadline_s - self.waited_s)
+        return message
+
+    def call(self, call: Call) -> Answer:
+        """Answer a call, after as much work as that takes; batches that are finished meanwhile are kept."""
+        self._inbox.expect(call.number)
+        try:
+            self.send(call)
+            while (answer := self._inbox.answer(call.number)) is None:
+                with self._working:
+                    if self._inbox.answer(call.number) is None:
+                        self._work(None)
+            return answer
+        finally:
+            self._inbox.forget(call.number)
+
+    def _work(self, timeout_s: float | None) -> None:
+        """Do a task, or wait for what is fetched."""
+        if self._pool.step():
+            return
+        if not self._loop.started:
+            raise RuntimeError("the feeder has nothing to do and nothing to say")
+        self._turn(timeout_s)
 
     def _turn(self, timeout_s: float | None) -> None:
         if timeout_s is not None and timeout_s <= 0:
@@ -99,7 +126,7 @@ class InProcessFeeder:
 
     def receive_now(self) -> Any | None:
         """The feeder's next message, if it has been said already."""
-        return self._messages.popleft() if self._messages else None
+        return self._inbox.take()
 
     def fileno(self) -> None:
         """There is nothing to wait for: work is done by `receive`."""
@@ -107,9 +134,10 @@ class InProcessFeeder:
     def request_end(self) -> None:
         """It has no process that could take its time to end."""
 
-    def taken(self, batches: int, _acknowledge_after: int = 1, /) -> None:
+    def note_taken(self, batches: int, _acknowledge_after: int = 1, /) -> None:
         """Acknowledge so many batches. At once, because it costs a call only."""
-        self._feeder.handle(Acknowledge(batches, ()))
+        with self._working:
+            self._feeder.handle(Acknowledge(batches, ()))
 
     def flush(self, *, answers: int | None = None) -> None:
         """Do nothing: every message is sent at once."""
@@ -124,7 +152,7 @@ class InProcessFeeder:
     def close(self) -> None:
         """Forget everything. Idempotent."""
         self._end()
-        self._messages.clear()
+        self._inbox.clear()
 
 
 def _end_here(feeder: Feeder, loop: LoopThread, owner: int) -> None:

@@ -18,19 +18,7 @@ from typing import Any, SupportsIndex, cast
 
 import numpy as np
 
-from streamload.tar.extensions import (
-    ARRAY,
-    ARRAYS,
-    CBOR,
-    IMAGE_FORMATS,
-    INTEGER,
-    JSON,
-    MSGPACK,
-    PICKLE,
-    SAFETENSORS,
-    TEXT,
-    TORCH,
-)
+from streamload.tar.extensions import IMAGE_FORMATS, KIND_OF, Kind
 
 __all__ = ["encode_field"]
 
@@ -91,7 +79,7 @@ _CODECS = "pip install 'streamload[codecs]'"
 
 
 def _encoder(extension: str) -> Callable[[Any], bytes]:
-    if extension in PICKLE:
+    if KIND_OF.get(extension) is Kind.PICKLE:
         raise _UnsuitableError("takes bytes only: unpickling runs code from the data; use npz, json or msgpack instead")
     if extension not in _ENCODERS:
         raise _UnsuitableError("takes bytes only: streamload has no encoder for it; encode the value first")
@@ -257,18 +245,21 @@ def _cbor(value: object) -> bytes:
         raise _UnsuitableError(f"takes dicts, lists, strings, bytes, numbers, bools and None: {exc}") from None
 
 
+_BY_KIND: dict[Kind, Callable[[Any], bytes]] = {
+    Kind.TEXT: _text,
+    Kind.INTEGER: _integer,
+    Kind.JSON: _json,
+    Kind.ARRAY: _npy,
+    Kind.ARRAYS: _npz,
+    Kind.TORCH: _pt,
+    Kind.SAFETENSORS: _safetensors,
+    Kind.MSGPACK: _msgpack,
+    Kind.CBOR: _cbor,
+}
 _ENCODERS: dict[str, Callable[[Any], bytes]] = {
-    **dict.fromkeys(TEXT, _text),
+    **{extension: _BY_KIND[kind] for extension, kind in KIND_OF.items() if kind in _BY_KIND},
+    **{extension: partial(_image, form) for extension, form in IMAGE_FORMATS.items() if form in _PILLOW_MODES},
     "txt": _txt,
-    **dict.fromkeys(INTEGER, _integer),
-    **{name: partial(_image, form) for name, form in IMAGE_FORMATS.items() if form in _PILLOW_MODES},
-    **dict.fromkeys(JSON, _json),
-    **dict.fromkeys(ARRAY, _npy),
-    **dict.fromkeys(ARRAYS, _npz),
-    **dict.fromkeys(TORCH, _pt),
-    **dict.fromkeys(SAFETENSORS, _safetensors),
-    **dict.fromkeys(MSGPACK, _msgpack),
-    **dict.fromkeys(CBOR, _cbor),
 }
 
 ENCODED_EXTENSIONS = frozenset(_ENCODERS)

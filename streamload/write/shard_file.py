@@ -68,7 +68,7 @@ class GrowingShard(ABC):
             len(self._fields) + len(members) > _MAX_FIELDS
             and len(self._fields.keys() | {m[0] for m in members}) > _MAX_FIELDS
         ):
-            raise ValueError(f"sample {key!r} brings more than {_MAX_FIELDS} distinct fields into one shard")
+            raise ValueError(f"with sample {key!r} this shard would have more than {_MAX_FIELDS} distinct fields")
         if self._file is None:
             raise ValueError("the shard was published or discarded already")
         position = self.bytes - len(END_OF_ARCHIVE)
@@ -173,7 +173,7 @@ class ShardFile(GrowingShard):
 
 
 def remove_abandoned(folder: str, matches: Callable[[str], bool]) -> None:
-    """Remove the hidden files of writers that were killed, as far as their locks tell.
+    """Remove the hidden files of writers that were killed, as far as their locks show.
 
     Args:
         folder: where they lie.

@@ -165,7 +165,7 @@ def test_describing_rows_does_not_look_at_strings() -> None:
     assert layout.offsets() == ([], 0)
 
 
-def test_refusals_name_the_class_and_the_way_out() -> None:
+def test_refusals_name_the_class_and_what_to_do() -> None:
     with pytest.raises(
         TypeError, match=r"got test_decode_batch_layout\.Oddity\. Convert it in a transform, or give a collate"
     ):

@@ -280,7 +280,7 @@ MISFITS: dict[str, tuple[Any, Any]] = {
 
 
 @pytest.mark.parametrize(("first", "other"), MISFITS.values(), ids=MISFITS.keys())
-def test_a_row_unlike_the_first_is_a_misfit(first: Any, other: Any) -> None:
+def test_a_row_unlike_the_first_is_a_layout_mismatch(first: Any, other: Any) -> None:
     layout = describe_rows(first).with_capacity(3)
     memory = np.zeros(layout.offsets()[1], np.uint8)
     with pytest.raises(LayoutMismatchError):
@@ -301,7 +301,7 @@ def test_a_row_unlike_the_first_is_a_misfit(first: Any, other: Any) -> None:
         (1, [[1, 2]], tuple, ()),
     ],
 )
-def test_columns_unlike_the_first_row_are_misfits(
+def test_columns_unlike_the_first_row_are_layout_mismatches(
     first: Any, columns: list[Any], kind: type, keys: tuple[str, ...]
 ) -> None:
     layout = describe_rows(first).with_capacity(2)

@@ -64,7 +64,7 @@ def test_a_run_of_batches_goes_to_a_slot_each() -> None:
     assert [batch_of(piece, slots, layout)[0].tolist() for piece in done.pieces] == [[0, 1, 2], [3, 4, 5], [6]]
 
 
-def test_rows_unlike_those_before_are_misfits_of_their_batch_only() -> None:
+def test_rows_unlike_those_before_are_layout_mismatches_of_their_batch_only() -> None:
     samples = [{"npy": npy(np.zeros(4 if number == 4 else 3))} for number in range(6)]
     shelf = Shelf(samples)
     done, slots = run(job(fields=("npy",)), shelf, shelf.task(("npy",), batches=(2, 2, 2)))

@@ -91,7 +91,7 @@ def test_npy_columns_equal_single_decoding(array: NDArray[Any], others: int, oth
         assert_same(got[row, ...], single)
 
 
-def test_npy_columns_gather_in_the_order_asked_for_and_own_their_memory() -> None:
+def test_npy_columns_gather_in_the_order_requested_and_own_their_memory() -> None:
     arrays = [np.full((4, 3), number, np.float32) for number in range(5)]
     data, offsets, sizes = shard_of([npy_bytes(array) for array in arrays])
     data = data.copy()

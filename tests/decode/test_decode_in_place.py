@@ -116,7 +116,7 @@ def test_a_row_that_fails_half_made_leaves_the_others_whole() -> None:
 
 
 @pytest.mark.parametrize("other", [Fill(size=SIZE + 1), Fill(dtype=np.float64)])
-def test_a_result_that_does_not_fit_its_place_is_a_misfit(other: Fill) -> None:
+def test_a_result_that_does_not_fit_its_place_is_a_layout_mismatch(other: Fill) -> None:
     work = Work(job(fields=("cls",), transform={"cls": Fill()}), digits(3), ("cls",))
     strange = BatchMaker(job(fields=("cls",), transform={"cls": other}), work.slots)
     strange.fix_layout(pickle.dumps(work.layout))

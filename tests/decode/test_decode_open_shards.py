@@ -1,4 +1,4 @@
-"""Open shards, while they are opened anew by one thread and read by another."""
+"""Open shards, while they are reopened by one thread and read by another."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def whole(shards: OpenShards, size_bytes: int) -> bytes:
     return bytes(found[0].data)
 
 
-def test_a_shard_that_is_opened_anew_is_mapped_anew() -> None:
+def test_a_shard_that_is_opened_again_is_mapped_again() -> None:
     """More of it has come."""
     shards = OpenShards()
     shards.add(ShardOpened(0, "a.tar", 4), memory_of(b"four"))

@@ -41,7 +41,7 @@ def as_lists(value: Any) -> Any:
 # -- samples -------------------------------------------------------------------------------------------------------
 
 
-def test_named_fields_make_tuples_in_the_order_asked_for() -> None:
+def test_named_fields_make_tuples_in_the_order_requested() -> None:
     shelf = Shelf(numbered(3))
     numbers, arrays = only_batch(job(fields=("cls", "npy")), shelf, shelf.task(("cls", "npy")))
     assert numbers.tolist() == [0, 1, 2]
@@ -324,7 +324,7 @@ def test_fields_of_one_sample_draw_from_one_generator_in_turn() -> None:
     assert alone == one
 
 
-def test_the_users_generators_are_as_they_were_where_the_process_is_his_own() -> None:
+def test_the_callers_generators_are_unchanged_where_rows_are_made_in_its_process() -> None:
     shelf = Shelf(numbered(4))
     task = shelf.task(("cls",))
     random.seed(1)
@@ -393,7 +393,7 @@ def test_a_transform_that_raises_fails_its_row_only() -> None:
     (failure,) = done.pieces[0].failures
     assert (failure.row, failure.kind, failure.field, failure.fatal) == (1, "TransformError", "cls", False)
     assert (failure.shard, failure.sample) == (0, 1)
-    assert failure.message == "the transform raised ValueError: a bad sample"
+    assert failure.message == "the transform of field 'cls' raised ValueError: a bad sample"
     numbers, arrays = batch_of(done.pieces[0], slots)
     assert [numbers[row].item() for row in (0, 2, 3)] == [0, 2, 3]
     assert arrays[3].tolist() == [3] * 3

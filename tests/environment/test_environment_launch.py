@@ -67,7 +67,7 @@ def test_a_process_that_cannot_be_started_leaves_nothing(monkeypatch: pytest.Mon
             start()
 
 
-def test_how_a_process_ended_is_told_with_its_last_words() -> None:
+def test_how_a_process_ended_is_reported_with_its_last_words() -> None:
     child = launch.launch("streamload.nothing")
     status = child.end(10.0)
     os.write(child.words, b"out of luck")

@@ -66,7 +66,7 @@ def bind(monkeypatch: pytest.MonkeyPatch, processors: int) -> None:
         ({"WORLD_SIZE": 0}, 1),
     ],
 )
-def test_the_launcher_is_asked_how_many_ranks_are_here(
+def test_the_launcher_says_how_many_ranks_are_on_this_node(
     monkeypatch: pytest.MonkeyPatch, said: dict[str, object], ranks: int
 ) -> None:
     say(monkeypatch, **said)

@@ -81,7 +81,7 @@ def test_a_limit_too_small_for_the_processes_is_named(tmp_path: Path, limit: int
     assert f"too many open files: this process may have only {limit}; raise the limit (`ulimit -n`)" in ended.output
 
 
-def test_a_trainer_that_has_too_many_open_files_is_told_so(tmp_path: Path) -> None:
+def test_too_many_open_files_of_the_trainer_are_named_as_the_cause(tmp_path: Path) -> None:
     """It was told that its feeder had closed the connection."""
     source = write_numbers(tmp_path / "shards", [400])
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -21,14 +21,16 @@ SEEDS = [0, 1, *(exhaustive((seed,)) for seed in range(2, 100))]
 SHARD_BYTES = 1_000_003
 PART_BYTES = 128 << 10
 SHARDS = {f"bucket/train-{n}.tar": random.Random(n).randbytes(SHARD_BYTES) for n in range(3)}
-PATIENT = RetryPolicy(stall_timeout_s=5.0, give_up_timeout_s=20.0, tries=25, first_backoff_s=0.01, most_backoff_s=0.1)
+LONG_RETRIES = RetryPolicy(
+    stall_timeout_s=5.0, give_up_timeout_s=20.0, tries=25, first_backoff_s=0.01, most_backoff_s=0.1
+)
 DEADLINE_S = 30.0
 
 
 @pytest.fixture(scope="module")
 def running_server() -> Iterator[FaultServer]:
     with FaultServer(SHARDS) as running:
-        asyncio.run(fetch(running.url, SHARD_BYTES, PATIENT, most=1))  # starts obstore's threads, which stay
+        asyncio.run(fetch(running.url, SHARD_BYTES, LONG_RETRIES, most=1))  # starts obstore's threads, which stay
         yield running
 
 
@@ -100,7 +102,7 @@ class Network:
     server: FaultServer
 
     def fetch(
-        self, script: Script, *, part_bytes: int = PART_BYTES, limits: RetryPolicy = PATIENT, most: int = 8
+        self, script: Script, *, part_bytes: int = PART_BYTES, limits: RetryPolicy = LONG_RETRIES, most: int = 8
     ) -> Fetched:
         self.server.play(script)
         return asyncio.run(fetch(self.server.url, part_bytes, limits, most))
@@ -155,7 +157,7 @@ def test_answers_that_sleep_are_not_waited_for(network: Network, seed: int) -> N
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_bodies_that_stall_are_given_up_and_continued(network: Network, seed: int) -> None:
-    fetched = network.fetch(Script(seed=seed, stall_share=0.1), limits=replace(PATIENT, stall_timeout_s=0.2))
+    fetched = network.fetch(Script(seed=seed, stall_share=0.1), limits=replace(LONG_RETRIES, stall_timeout_s=0.2))
     fetched.assert_right()
 
 
@@ -176,7 +178,7 @@ def test_an_object_that_is_swapped_while_bodies_break_is_found_out(network: Netw
 @pytest.mark.parametrize("kind", ["wrong_range_share", "short_share", "whole_share"])
 @pytest.mark.parametrize("share", [0.3, 1.0])
 def test_answers_to_another_question_are_never_passed_on(network: Network, kind: str, share: float) -> None:
-    fetched = network.fetch(Script(**{kind: share}), limits=replace(PATIENT, tries=5 if share == 1.0 else 25))
+    fetched = network.fetch(Script(**{kind: share}), limits=replace(LONG_RETRIES, tries=5 if share == 1.0 else 25))
     if share == 1.0:
         fetched.assert_right_or(StorageError)
     else:
@@ -184,14 +186,14 @@ def test_answers_to_another_question_are_never_passed_on(network: Network, kind:
 
 
 def test_a_server_that_never_answers_is_an_error_within_the_time_out(network: Network) -> None:
-    limits = replace(PATIENT, stall_timeout_s=0.3, give_up_timeout_s=1.0)
+    limits = replace(LONG_RETRIES, stall_timeout_s=0.3, give_up_timeout_s=1.0)
     fetched = network.fetch(Script(silent_share=1.0), limits=limits)
     assert isinstance(fetched.errors[0], StorageError)
     assert "requests in a row brought no byte" in str(fetched.errors[0])
     assert "check the network" in str(fetched.errors[0])
 
 
-def test_an_object_that_is_not_there_is_asked_for_once(running_server: FaultServer) -> None:
+def test_an_object_that_is_not_there_is_requested_once(running_server: FaultServer) -> None:
     running_server.play(Script())
     storage, source = PlainStorage(running_server.url), f"{running_server.url}/bucket/none.tar"
 

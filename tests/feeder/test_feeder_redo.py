@@ -87,7 +87,7 @@ def test_what_a_task_reads_stays_until_it_is_over_though_its_batch_was_made_agai
     with_feeder(url, body, batch_size=3, budget_bytes=BUDGET_BYTES)
 
 
-def test_what_tasks_of_an_epoch_read_that_was_given_up_stays_until_they_are_over(url: str) -> None:
+def test_what_tasks_of_an_abandoned_epoch_read_stays_until_they_are_done(url: str) -> None:
     async def body(by_hand: FeederByHand) -> None:
         tasks = await by_hand.begin(1)
         answered = 0

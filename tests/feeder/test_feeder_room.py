@@ -24,7 +24,7 @@ def failure(by_hand: FeederByHand) -> Exception:
     return error_from(failed.failure)
 
 
-def test_where_nothing_goes_on_the_trainer_is_asked_after_each_delivery_what_it_took(url: str) -> None:
+def test_a_stalled_feeder_requests_an_acknowledgement_after_each_announcement(url: str) -> None:
     """It has nothing to tell as long as a batch is being made; and unasked, it would tell of several together."""
 
     async def body(by_hand: FeederByHand) -> None:
@@ -43,7 +43,7 @@ def test_where_nothing_goes_on_the_trainer_is_asked_after_each_delivery_what_it_
     with_feeder(url, body, batch_size=1, budget_bytes=ONE_PART_BYTES)
 
 
-def test_an_answer_from_before_a_delivery_does_not_count_for_what_was_delivered(url: str) -> None:
+def test_an_acknowledgement_from_before_an_announcement_does_not_count_for_it(url: str) -> None:
     """The trainer had nothing to tell, and has since got a batch: asked no more, it would take it and not tell."""
 
     async def body(by_hand: FeederByHand) -> None:
@@ -169,7 +169,7 @@ def test_what_has_moved_and_does_not_fit_any_more_is_an_error(url: str) -> None:
     with_feeder(url, body, batch_size=1, budget_bytes=ONE_PART_BYTES)
 
 
-def test_what_is_made_again_and_does_not_fit_any_more_is_an_error_when_late_tasks_are_over(url: str) -> None:
+def test_a_batch_made_again_that_no_longer_fits_is_an_error_once_orphaned_tasks_are_done(url: str) -> None:
     async def body(by_hand: FeederByHand) -> None:
         first, *_ = await by_hand.begin(1)
         by_hand.answer(first)
@@ -191,7 +191,7 @@ def test_what_is_made_again_and_does_not_fit_any_more_is_an_error_when_late_task
     with_feeder(url, body, batch_size=3, budget_bytes=THREE_PARTS_BYTES)
 
 
-def test_a_late_task_behind_one_that_is_held_up_is_over(url: str) -> None:
+def test_an_orphaned_task_behind_one_that_is_held_up_is_dropped(url: str) -> None:
     """A dead worker had both. The late one would be waited for, and would keep the room that the other one needs."""
 
     async def body(by_hand: FeederByHand) -> None:
@@ -218,7 +218,7 @@ def test_a_late_task_behind_one_that_is_held_up_is_over(url: str) -> None:
     with_feeder(url, body, batch_size=2, budget_bytes=THREE_PARTS_BYTES)
 
 
-def test_what_late_tasks_of_another_epoch_read_is_waited_for_and_no_error(url: str) -> None:
+def test_what_orphaned_tasks_of_another_epoch_read_is_waited_for_and_no_error(url: str) -> None:
     async def body(by_hand: FeederByHand) -> None:
         tasks = await by_hand.begin(1)
         answered = 0

@@ -88,12 +88,12 @@ class Race:
     def __init__(self, *ends: tuple[float, Exception | None, bool]) -> None:
         self.ends = ends
         self.late = asyncio.Event()
-        self.asked: list[float] = []
+        self.requested: list[float] = []
         self.ended: list[tuple[int, str]] = []
 
     def request(self) -> tuple[Watch, Coroutine[Any, Any, Downloaded]]:
-        number, watch = len(self.asked), Watch()
-        self.asked.append(asyncio.get_running_loop().time() - 1000)
+        number, watch = len(self.requested), Watch()
+        self.requested.append(asyncio.get_running_loop().time() - 1000)
         after_s, error, brings = self.ends[number]
         watch.received_bytes = int(brings)
 
@@ -130,13 +130,13 @@ class Race:
 def test_without_lateness_there_is_one_request() -> None:
     race = Race((5.0, None, True))
     assert race.run() == 0
-    assert race.asked == [0.0]
+    assert race.requested == [0.0]
 
 
 def test_the_second_wins_and_the_first_is_cancelled() -> None:
     race = Race((10.0, None, False), (1.0, None, True))
     assert race.run(2.0) == 1
-    assert race.asked == [0.0, 2.0]
+    assert race.requested == [0.0, 2.0]
     assert race.ended == [(1, "ended"), (0, "cancelled")]
 
 
@@ -149,7 +149,7 @@ def test_the_first_may_still_win() -> None:
 def test_a_second_that_is_late_too_is_asked_for_once_more() -> None:
     race = Race((10.0, None, False), (10.0, None, False), (1.0, None, True))
     assert race.run(2.0, 4.0) == 2
-    assert race.asked == [0.0, 2.0, 4.0]
+    assert race.requested == [0.0, 2.0, 4.0]
 
 
 def test_a_second_that_fails_leaves_the_first_alone() -> None:

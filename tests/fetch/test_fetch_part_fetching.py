@@ -26,14 +26,14 @@ class RefusingStorage(Storages):
 
     def __init__(self) -> None:
         super().__init__()
-        self.asked = asyncio.Event()
+        self.requested = asyncio.Event()
         self.gate = asyncio.Event()
 
     def for_url(self, url: str) -> Any:
         return self
 
     async def open_range(self, url: str, start: int, end: int | None, *, etag: str | None) -> Any:
-        self.asked.set()
+        self.requested.set()
         await self.gate.wait()
         raise ShardNotFoundError("there is none", url=url)
 
@@ -65,7 +65,7 @@ async def test_a_request_that_fails_when_nobody_wants_it_any_more_makes_room_for
     try:
         async with asyncio.timeout(DEADLINE_S):
             part_fetcher.fetch(waiting.states[0], 0)
-            await storage.asked.wait()
+            await storage.requested.wait()
             part_fetcher.forget(waiting.states[0])
             waiting.states[0].release(1)
             await asyncio.sleep(0.01)  # whatever reads the shard from its start has ended

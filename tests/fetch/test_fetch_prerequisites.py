@@ -17,7 +17,7 @@ class SlowTables:
     """Tables that come when the test says so."""
 
     def __init__(self) -> None:
-        self.asked: list[int] = []
+        self.requested: list[int] = []
         self.here: set[int] = set()
         self.gate = asyncio.Event()
         self.broken: dict[int, Exception] = {}
@@ -30,7 +30,7 @@ class SlowTables:
         """None is dropped here."""
 
     async def load(self, shard: int) -> None:
-        self.asked.append(shard)
+        self.requested.append(shard)
         try:
             await self.gate.wait()
         except asyncio.CancelledError:
@@ -84,14 +84,14 @@ async def test_tables_are_loaded_in_the_order_of_need_sixteen_at_once() -> None:
     assert listener.woken == 2
     prerequisites.pump()
     await some_turns()
-    assert tables.asked == [7, 3, *range(10, 24)]
+    assert tables.requested == [7, 3, *range(10, 24)]
     tables.gate.set()
     await some_turns()
     assert listener.progressed == 16
     assert prerequisites.has_tables([7, 3, 23])
     prerequisites.pump()
     await some_turns()
-    assert tables.asked == [7, 3, *range(10, 40)]
+    assert tables.requested == [7, 3, *range(10, 40)]
     await prerequisites.close()
 
 
@@ -103,7 +103,7 @@ async def test_a_table_that_is_here_is_not_asked_for() -> None:
     assert listener.woken == 0
     prerequisites.pump()
     await some_turns()
-    assert tables.asked == []
+    assert tables.requested == []
     await prerequisites.close()
 
 
@@ -123,7 +123,7 @@ async def test_a_failure_is_raised_for_its_shard_alone_and_not_tried_again(kind:
     prerequisites.want_tables([2])
     prerequisites.pump()
     await some_turns()
-    assert tables.asked == [1, 2]
+    assert tables.requested == [1, 2]
     await prerequisites.close()
 
 
@@ -148,7 +148,7 @@ async def test_what_has_failed_is_loaded_once_more_when_it_is_tried_again() -> N
     prerequisites.pump()
     await some_turns()
     assert prerequisites.has_tables([2])
-    assert tables.asked == [2, 2, 2]
+    assert tables.requested == [2, 2, 2]
     await prerequisites.close()
 
 

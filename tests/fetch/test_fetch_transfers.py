@@ -118,8 +118,10 @@ def test_a_late_body_is_asked_for_from_where_it_stands() -> None:
     counts = epoch.run()
     epoch.assert_whole()
     assert counts.second == 1
-    again = epoch.storage.asked[-1] if epoch.storage.asked[-1].start // PART_BYTES == 30 else None
-    again = again or next(asked for asked in epoch.storage.asked[31:] if asked.start // PART_BYTES == 30)
+    again = epoch.storage.requested[-1] if epoch.storage.requested[-1].start // PART_BYTES == 30 else None
+    again = again or next(
+        requested for requested in epoch.storage.requested[31:] if requested.start // PART_BYTES == 30
+    )
     assert again.start == 30 * PART_BYTES + 10
     assert epoch.took_s < 2.0
 

@@ -111,7 +111,7 @@ def test_exif_orientation_is_not_applied() -> None:
     np.testing.assert_array_equal(decode(data), decode(encoded(PICTURE, "JPEG")))
 
 
-def test_the_first_bytes_tell_the_format_and_others_are_refused() -> None:
+def test_the_first_bytes_determine_the_format_and_others_are_refused() -> None:
     for data in (b"", b"%!PS-Adobe-3.0 EPSF", b"\x00" * 50, b"RIFF\0\0\0\0WAVEfmt "):
         with pytest.raises(ValueError, match="not an image of a known format"):
             decode(data)

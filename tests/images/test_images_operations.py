@@ -107,7 +107,7 @@ def test_resize_treats_all_channels_alike(channels: int) -> None:
         np.testing.assert_array_equal(got[:, :, channel : channel + 1], alone)
 
 
-def test_resize_brings_the_shorter_side_to_an_integer() -> None:
+def test_resize_scales_the_shorter_side_to_an_integer() -> None:
     assert Resize(45)(PHOTO).shape == (45, 60, 3)
     assert Resize(45)(PHOTO.transpose(1, 0, 2)).shape == (60, 45, 3)
     assert Resize(40)(PHOTO).shape == (40, 53, 3)  # 53.3, rounded down
@@ -137,7 +137,7 @@ SIDES = st.integers(1, 400)
     ratio=st.tuples(st.floats(0.3, 3), st.floats(0.3, 3)).map(lambda pair: (min(pair), max(pair))),
     seed=st.integers(0, 2**32),
 )
-def test_crops_lie_inside_and_have_the_area_and_ratio_asked_for(
+def test_crops_lie_inside_and_have_the_area_and_ratio_requested(
     height: int, width: int, scale: tuple[float, float], ratio: tuple[float, float], seed: int
 ) -> None:
     top, left, rows, columns = draw_crop(height, width, scale, ratio, rng(seed))
@@ -298,7 +298,7 @@ def test_compose_starts_from_the_encoded_file_only_if_its_first_operation_does()
     assert Compose([])("anything") == "anything"
 
 
-def test_random_operations_ask_for_rng_by_name_and_others_do_not() -> None:
+def test_random_operations_take_rng_by_name_and_others_do_not() -> None:
     for random in (RandomResizedCrop(5), RandomCrop(5), RandomHorizontalFlip(), Compose([])):
         assert "rng" in inspect.signature(random).parameters
     for plain in (Resize(5), CenterCrop(5), ToFloat(), Normalize([0.5], [0.5])):

@@ -59,7 +59,7 @@ def test_random_crop_reaches_every_place_and_pads_with_zeros() -> None:
         RandomCrop(6, padding=1)(image, rng=generator)
 
 
-def test_flip_happens_as_often_as_asked() -> None:
+def test_flip_happens_as_often_as_requested() -> None:
     mirrored = PHOTO[:, ::-1]
     generator = rng()
     outcomes = [RandomHorizontalFlip(0.3)(PHOTO, rng=generator) for _ in range(400)]

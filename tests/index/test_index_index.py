@@ -238,7 +238,7 @@ def test_further_shards_are_added_and_known_ones_replaced(tmp_path: Path) -> Non
     assert [len(index.table(shard.name)) for shard in index.shards] == [2, 4, 1]
 
 
-def test_a_broken_index_is_made_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_broken_index_is_rebuilt(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write_index(str(tmp_path), [entry_of("a.tar", 2)])
     (tmp_path / "index.json").write_bytes(b"{")
     write_index(str(tmp_path), [entry_of("b.tar", 2)])
@@ -370,10 +370,10 @@ def test_a_table_that_is_not_of_its_entry_is_refused(tmp_path: Path) -> None:
 def test_a_shard_of_another_size_does_not_belong_to_its_entry() -> None:
     entry = IndexedShard("a.tar", 10240, 3, None)
     check_shard(entry, 10240, "s/a.tar")
-    with pytest.raises(DatasetIndexError, match=r"indexed: it was written anew; make .*streamload index") as caught:
+    with pytest.raises(DatasetIndexError, match=r"indexed: it was rewritten; rebuild .*streamload index") as caught:
         check_shard(entry, 10752, "s/a.tar")
     assert caught.value.url == "s/a.tar"
-    with pytest.raises(DatasetIndexError, match=r"it was cut, so fetch .* or it was written anew, .*streamload index"):
+    with pytest.raises(DatasetIndexError, match=r"it was cut, so fetch .* or it was rewritten, .*streamload index"):
         check_shard(entry, 9728, "s/a.tar")
 
 

@@ -98,7 +98,7 @@ def test_a_missing_shard_comes_with_advice(tmp_path: Path) -> None:
         storage.info(str(tmp_path / "other" / "a.tar"))
 
 
-def test_a_mistyped_path_is_told_once(tmp_path: Path) -> None:
+def test_a_mistyped_path_is_reported_once(tmp_path: Path) -> None:
     """What the system's error says is in the message, and half of a traceback more would hide it."""
     touch(tmp_path, "train-000001.tar")
     for act in (list_shards, LocalStorage().info, LocalStorage().open):
@@ -210,7 +210,7 @@ def test_the_same_shard_twice_is_refused(tmp_path: Path, second: str) -> None:
         list_shards([path, second.format(tmp_path)])
 
 
-def test_matches_that_are_no_files_are_told(tmp_path: Path) -> None:
+def test_matches_that_are_not_files_are_named(tmp_path: Path) -> None:
     os.symlink(tmp_path / "gone", tmp_path / "a.tar")
     with pytest.raises(ShardNotFoundError, match="no such shard"):
         list_shards(tmp_path)

@@ -38,15 +38,15 @@ def started(rclone_s3: S3Server, nginx: WebServer) -> None:
 @pytest.fixture
 def requests(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """The requests that obstore is asked for."""
-    asked: list[str] = []
+    requested: list[str] = []
     for name in ("head", "get", "list", "list_with_delimiter", "get_async", "head_async"):
-        monkeypatch.setattr(obstore, name, _listeners(name, getattr(obstore, name), asked))
-    return asked
+        monkeypatch.setattr(obstore, name, _listeners(name, getattr(obstore, name), requested))
+    return requested
 
 
-def _listeners(name: str, act: Callable[..., object], asked: list[str]) -> Callable[..., object]:
+def _listeners(name: str, act: Callable[..., object], requested: list[str]) -> Callable[..., object]:
     def call(*arguments: object, **options: object) -> object:
-        asked.append(name)
+        requested.append(name)
         return act(*arguments, **options)
 
     return call
@@ -98,7 +98,7 @@ def test_named_shards_with_an_index_cost_one_get(bucket: Path, s3: Storages, req
     assert listing.counts == (1,) * 12
 
 
-def test_without_an_index_one_listing_tells_sizes_and_etags(bucket: Path, s3: Storages, requests: list[str]) -> None:
+def test_without_an_index_one_listing_gives_sizes_and_etags(bucket: Path, s3: Storages, requests: list[str]) -> None:
     write(bucket / "train", [1] * 12, index=False)
     local = list_shards(f"{bucket}/train/s{{0..11}}-000000.tar")
     for url in (f"s3://{bucket.name}/train/s{{0..11}}-000000.tar", f"s3://{bucket.name}/train"):
@@ -250,7 +250,7 @@ def test_an_index_elsewhere_may_be_remote_or_local(bucket: Path, s3: Storages, t
         list_shards(f"s3://{bucket.name}/without", f"s3://{bucket.name}/without", s3)
 
 
-async def test_a_web_server_tells_nothing_before_reading(nginx: WebServer, tmp_path: Path) -> None:
+async def test_a_web_server_is_not_requested_before_reading(nginx: WebServer, tmp_path: Path) -> None:
     folder = nginx.folder / tmp_path.name
     write(folder, [1, 2], index=False)
     url = f"{nginx.url}/{tmp_path.name}"
@@ -269,6 +269,19 @@ async def test_a_web_server_tells_nothing_before_reading(nginx: WebServer, tmp_p
         (folder / name).stat().st_size for name in ("s0-000000.tar", "s1-000000.tar")
     ]
     assert list_shards(f"{url}/s1-000000.tar", storages=storages).counts == (2,)
+    await storages.aclose()
+
+
+async def test_a_shard_that_braces_name_beside_an_index_is_requested_at_once(nginx: WebServer, tmp_path: Path) -> None:
+    folder = nginx.folder / tmp_path.name
+    write(folder, [1, 2, 3])
+    (folder / "s2-000000.tar").rename(folder / "s3-000000.tar")  # so the index does not know it
+    url, storages = f"{nginx.url}/{tmp_path.name}", Storages()
+    listing = list_shards(f"{url}/s{{0,1,3}}-000000.tar", storages=storages)
+    assert listing.shards[2].bytes == (folder / "s3-000000.tar").stat().st_size
+    with pytest.raises(ShardNotFoundError, match=r"names 5 shards, and 3 of them exist; this is the first") as caught:
+        list_shards(f"{url}/s{{0..4}}-000000.tar", storages=storages)
+    assert caught.value.url == f"{url}/s4-000000.tar"
     await storages.aclose()
 
 

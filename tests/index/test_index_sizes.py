@@ -1,4 +1,4 @@
-"""Storages are asked about many shards at once where no listing tells of them, and about not too many."""
+"""Storages are requested about many shards at once where no listing has their sizes, but not about too many."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class MeetingStorages(Storages):
     def __init__(self, answer: Callable[[str], ShardInfo]) -> None:
         super().__init__()
         self.answer = answer
-        self.asked: Counter[str] = Counter()
+        self.requested: Counter[str] = Counter()
         self.most_beside = 0
         self._here = 0
         self._mutex = Lock()
@@ -47,7 +47,7 @@ class MeetingStorages(Storages):
 
     def info(self, url: str) -> ShardInfo:
         with self._mutex:
-            self.asked[url] += 1
+            self.requested[url] += 1
             self._here += 1
             self.most_beside = max(self.most_beside, self._here)
             if self._here > AT_ONCE:
@@ -65,7 +65,7 @@ class MeetingRequests(Storages):
 
     def __init__(self) -> None:
         super().__init__()
-        self.asked: Counter[str] = Counter()
+        self.requested: Counter[str] = Counter()
         self.most_beside = 0
         self._here = 0
         self._all_here = asyncio.Event()
@@ -76,7 +76,7 @@ class MeetingRequests(Storages):
     async def open_range(self, url: str, start: int, end: int | None, *, etag: str | None) -> Any:
         if (start, end) != (0, 1):
             await asyncio.Event().wait()
-        self.asked[url] += 1
+        self.requested[url] += 1
         self._here += 1
         self.most_beside = max(self.most_beside, self._here)
         all_here = self._all_here
@@ -97,7 +97,7 @@ URLS = [f"s3://bucket-{number}/a-{number}.tar" for number in range(2 * AT_ONCE)]
 
 
 @pytest.mark.parametrize("named_alone", [False, True])
-def test_shards_are_asked_for_together(*, named_alone: bool) -> None:
+def test_shards_are_requested_together(*, named_alone: bool) -> None:
     storages = MeetingStorages(numbered)
     if named_alone:
         found = [(info.url, info.bytes) for info in Finder(storages, None).find(URLS)]
@@ -105,11 +105,11 @@ def test_shards_are_asked_for_together(*, named_alone: bool) -> None:
         found = [*look_at(URLS, storages).items()]
     assert found == [(url, number) for number, url in enumerate(URLS)]
     assert storages.most_beside == AT_ONCE
-    assert storages.asked == Counter(URLS)
+    assert storages.requested == Counter(URLS)
 
 
 @pytest.mark.parametrize("named_alone", [False, True])
-def test_the_first_that_is_missing_is_named_whichever_is_told_first(*, named_alone: bool) -> None:
+def test_the_first_missing_shard_is_named_whichever_answer_comes_first(*, named_alone: bool) -> None:
     told = Barrier(2)
 
     def answer(url: str) -> ShardInfo:
@@ -132,7 +132,7 @@ def test_the_first_that_is_missing_is_named_whichever_is_told_first(*, named_alo
     assert caught.value.url == URLS[3]
 
 
-def test_the_disk_cache_asks_about_shards_together_and_about_each_once(tmp_path: Any) -> None:
+def test_the_disk_cache_requests_shards_together_and_each_once(tmp_path: Any) -> None:
     async def run() -> MeetingRequests:
         storages = MeetingRequests()
         cache = DiskCache(str(tmp_path), 1 << 30, part_bytes=PART_BYTES)
@@ -152,4 +152,4 @@ def test_the_disk_cache_asks_about_shards_together_and_about_each_once(tmp_path:
 
     storages = asyncio.run(run())
     assert storages.most_beside == AT_ONCE
-    assert storages.asked == Counter(URLS)
+    assert storages.requested == Counter(URLS)

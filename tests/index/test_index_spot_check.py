@@ -1,4 +1,4 @@
-"""A local shard that was written anew with the size that it had: found by some of its fields."""
+"""A local shard that was rewritten with the size that it had: found by some of its fields."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def stale(tmp_path: Path) -> Path:
 
 
 def test_another_shard_of_the_same_size_is_refused_with_what_to_do(stale: Path) -> None:
-    with pytest.raises(DatasetIndexError, match=r"field 'cls' of this sample is another; make the index") as caught:
+    with pytest.raises(DatasetIndexError, match=r"field 'cls' of this sample is another; rebuild the index") as caught:
         labels_of(stale)
     assert caught.value.url == str(stale / "a-000000.tar")
     assert caught.value.key is not None

@@ -51,7 +51,7 @@ def scanned(listing: Listing, shard: int) -> ShardTable:
         return scan_shard(map_memory(file.fileno(), listed.bytes, writable=False), listed.url)
 
 
-def test_an_index_gives_counts_at_once_and_tables_when_asked(folder: Path) -> None:
+def test_an_index_gives_counts_at_once_and_tables_when_requested(folder: Path) -> None:
     tables = Tables(list_shards(folder), ScanCache(None), strict=True)
     assert tables.counts.values.tolist() == list(COUNTS)
     assert tables.counts.complete
@@ -244,7 +244,7 @@ def test_a_key_that_comes_again_in_another_piece_names_the_shard(tmp_path: Path)
     assert (caught.value.url, caught.value.key, caught.value.offset) == (listing.shards[0].url, "a", 1024)
 
 
-def test_members_passed_over_in_pieces_are_counted_once(tmp_path: Path) -> None:
+def test_members_skipped_in_pieces_are_counted_once(tmp_path: Path) -> None:
     path = tmp_path / "a.tar"
     with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
         for name in (".x", "a.jpg", ".y", "b.jpg", ".z"):
@@ -281,10 +281,10 @@ def test_the_list_of_a_remote_index_is_read_once_for_all_tables_that_are_loaded_
                 await storages.aclose()
 
         loaded = asyncio.run(load_all())
-        asked = [path for _, path, _ in server.report().log]
+        requested = [path for _, path, _ in server.report().log]
     assert [len(table) for table in loaded if table is not None] == list(COUNTS)
-    assert sum(path.endswith("/index.json") for path in asked) == 1
-    assert len(asked) == 1 + len(COUNTS)
+    assert sum(path.endswith("/index.json") for path in requested) == 1
+    assert len(requested) == 1 + len(COUNTS)
 
 
 def files_below(folder: Path) -> list[Path]:

@@ -252,7 +252,7 @@ def test_descriptors_that_nobody_took_are_closed_with_the_channel() -> None:
         assert far.receive()[0] == "taken"
 
 
-def test_a_process_out_of_descriptors_is_told_so() -> None:
+def test_running_out_of_descriptors_is_named_as_the_cause() -> None:
     resource = pytest.importorskip("resource")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with channels() as (near, far), marked(b"x") as sent:
@@ -378,7 +378,7 @@ def test_async_sending_does_not_wait_for_a_slow_reader_and_loses_nothing() -> No
     in_loop(body)
 
 
-def test_async_sending_closes_the_descriptors_it_was_told_to() -> None:
+def test_async_sending_closes_the_descriptors_it_takes_over() -> None:
     async def body() -> None:
         ours, theirs = socket.socketpair()
         near, far = Side(ours), Side(theirs)
@@ -427,7 +427,7 @@ def test_async_closing_closes_descriptors_that_were_not_sent_yet() -> None:
     in_loop(body)
 
 
-def test_async_loss_is_told_once_after_the_last_message() -> None:
+def test_async_loss_is_reported_once_after_the_last_message() -> None:
     async def body() -> None:
         ours, theirs = socket.socketpair()
         near = Side(ours)
@@ -444,7 +444,7 @@ def test_async_loss_is_told_once_after_the_last_message() -> None:
     in_loop(body)
 
 
-def test_async_loss_while_sending_is_told_later_and_not_from_within_the_call() -> None:
+def test_async_loss_while_sending_is_reported_later_and_not_from_within_the_call() -> None:
     """Whoever sends may be in the middle of going through what it would do about a loss."""
 
     async def body() -> None:

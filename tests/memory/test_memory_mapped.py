@@ -29,7 +29,7 @@ def shared_mappings(size_bytes: int) -> int:
     return found
 
 
-def test_new_memory_is_zeroed_and_of_the_size_asked_for() -> None:
+def test_new_memory_is_zeroed_and_of_the_size_requested() -> None:
     descriptor = new_memory(10_000)
     memory = map_memory(descriptor, 10_000, writable=False)
     assert os.fstat(descriptor).st_size == 10_000

@@ -42,8 +42,8 @@ def reader() -> Iterator[SlotReader]:
 
 def hand_out(pool: SlotPool, slot: int, size_bytes: int = 10) -> bool:
     """Announce a slot, and have the loop take its batch; whether the descriptor must go with it."""
-    to_map = pool.delivered(slot, size_bytes)
-    pool.taken(1)
+    to_map = pool.announce(slot, size_bytes)
+    pool.note_taken(1)
     return to_map
 
 
@@ -69,37 +69,37 @@ def test_a_slot_is_used_again_only_after_it_was_released(pool: SlotPool) -> None
     second = pool.take(10)
     hand_out(pool, second)
     assert second != first
-    pool.released([first])
+    pool.note_released([first])
     assert pool.take(10) == first
     assert pool.take(10) not in (first, second)
 
 
-def test_a_new_slot_has_the_size_asked_for(pool: SlotPool) -> None:
+def test_a_new_slot_has_the_size_requested(pool: SlotPool) -> None:
     assert os.fstat(pool.descriptor(pool.take(100_000))).st_size >= 100_000
 
 
-def test_a_released_slot_that_nobody_was_told_of_is_not_free(pool: SlotPool) -> None:
+def test_a_released_slot_that_was_not_acknowledged_is_not_free(pool: SlotPool) -> None:
     slot = pool.take(10)
-    pool.released([slot])
+    pool.note_released([slot])
     assert pool.take(10) != slot
 
 
-def test_a_slot_that_waits_for_the_loop_is_neither_free_nor_given_away(pool: SlotPool) -> None:
+def test_a_slot_that_waits_for_the_loop_is_neither_free_nor_discarded(pool: SlotPool) -> None:
     slots = [pool.take(10) for _ in range(2 * MOST_KEPT_SLOTS)]
     for slot in slots:
-        pool.delivered(slot, 10)
-    pool.released(slots)
+        pool.announce(slot, 10)
+    pool.note_released(slots)
     assert pool.take_retired() == []
     assert pool.take(10) not in slots
-    pool.taken(1)
-    pool.released(slots)
+    pool.note_taken(1)
+    pool.note_released(slots)
     assert pool.take(10) == slots[0], "they are taken in the order in which they were announced"
 
 
 def test_a_slot_released_twice_is_given_out_once(pool: SlotPool) -> None:
     slot = pool.take(10)
     hand_out(pool, slot)
-    pool.released([slot, slot])
+    pool.note_released([slot, slot])
     assert pool.take(10) == slot
     assert pool.take(10) != slot
 
@@ -113,7 +113,7 @@ def test_a_user_who_keeps_batches_gets_the_oldest_slots_for_good(pool: SlotPool)
     retired = pool.take_retired()
     assert retired == slots[:36]
     assert pool.take_retired() == []
-    pool.released(retired)
+    pool.note_released(retired)
     assert not {pool.take(10) for _ in range(40)} & set(slots), "what was given away never comes back"
 
 
@@ -123,7 +123,7 @@ def test_many_free_slots_are_not_hoarded(pool: SlotPool, size_bytes: int, kept: 
     slots = [pool.take(size_bytes) for _ in range(MOST_KEPT_SLOTS)]
     for slot in slots:
         hand_out(pool, slot)
-    pool.released(slots)
+    pool.note_released(slots)
     retired = pool.take_retired()
     assert len(retired) == len(slots) - kept
     again = [pool.take(size_bytes) for _ in range(kept)]
@@ -137,19 +137,19 @@ def test_slots_take_their_share_of_descriptors(
     monkeypatch.setattr(slots, "descriptor_limit", lambda: limit)
     pool = SlotPool()
     assert pool.most_in_flight == in_flight
-    lent = [pool.take(10) for _ in range(kept + 5)]
-    for slot in lent:
+    leased = [pool.take(10) for _ in range(kept + 5)]
+    for slot in leased:
         hand_out(pool, slot)
-    assert pool.take_retired() == lent[:5]
+    assert pool.take_retired() == leased[:5]
     pool.close()
 
 
-def test_as_many_slots_stay_free_as_are_under_way(pool: SlotPool) -> None:
+def test_as_many_slots_stay_free_as_are_in_flight(pool: SlotPool) -> None:
     """Large ones that come back together are wanted again at once."""
     in_flight, back = [pool.take(8 << 20) for _ in range(60)], [pool.take(8 << 20) for _ in range(50)]
     for slot in back:
         hand_out(pool, slot)
-    pool.released(back)
+    pool.note_released(back)
     assert pool.take_retired() == []
     assert sorted(pool.take(8 << 20) for _ in back) == back
     assert not set(back) & set(in_flight)
@@ -169,14 +169,14 @@ def test_a_discarded_slot_is_never_used_again_and_has_no_descriptor(pool: SlotPo
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(descriptor)
     assert pool.take_retired() == [slot]
-    pool.released([slot])
+    pool.note_released([slot])
     assert pool.take(10) != slot
 
 
 def test_a_discarded_free_slot_is_not_given_out(pool: SlotPool) -> None:
     free = pool.take(10)
     hand_out(pool, free)
-    pool.released([free])
+    pool.note_released([free])
     assert pool.take(10) == free
     pool.discard(free)
     assert pool.take(10) != free
@@ -253,7 +253,7 @@ def test_the_trainer_is_to_map_a_slot_again_only_where_it_has_grown(pool: SlotPo
     found = []
     for size_bytes in (10, 10, 5, 5000, 10, 5000):
         found.append(hand_out(pool, slot, size_bytes))
-        pool.released([slot])
+        pool.note_released([slot])
         assert pool.take(10) == slot
     assert found == [True, False, False, True, False, False]
 
@@ -263,7 +263,7 @@ def test_the_pool_knows_how_much_memory_all_slots_take(pool: SlotPool) -> None:
     assert pool.held_bytes() == 8192 + 4096
     hand_out(pool, slots[1], 20_000)  # whoever filled it has made it larger
     assert pool.held_bytes() == 8192 + 20_480
-    pool.released(slots)
+    pool.note_released(slots)
     assert pool.take(30_000) == slots[1], "as large as that it will be"
     assert pool.held_bytes() == 8192 + 32_768
     pool.discard(slots[1])
@@ -323,14 +323,14 @@ def test_each_loan_of_a_slot_is_released_on_its_own(pool: SlotPool, reader: Slot
         assert reader.released == [slot] * round_number
 
 
-def test_a_loan_has_at_least_the_size_asked_for_and_shows_what_was_written(pool: SlotPool, reader: SlotReader) -> None:
+def test_a_lease_has_at_least_the_size_requested_and_shows_what_was_written(pool: SlotPool, reader: SlotReader) -> None:
     slot = give(pool, reader)
     filler = MappedSlots()
     filler.add(slot, os.dup(pool.descriptor(slot)))
     filler.at_least(slot, 100)[:3] = 1, 2, 3
     assert reader.lease(slot)[:3].tolist() == [1, 2, 3]
     filler.at_least(slot, 50_000)[49_999] = 9
-    assert hand_out(pool, slot, 50_000), "it has grown, so it must be mapped anew"
+    assert hand_out(pool, slot, 50_000), "it has grown, so it must be mapped again"
     reader.add(slot, pool.descriptor(slot))
     lease = reader.lease(slot)
     assert len(lease) >= 50_000
@@ -438,7 +438,7 @@ class RoundTrips(RuleBasedStateMachine):
     @rule()
     def tell_the_pool(self) -> None:
         released, self.reader.released[:] = list(self.reader.released), []
-        self.pool.released(released)
+        self.pool.note_released(released)
 
     @invariant()
     def kept_batches_are_as_they_were(self) -> None:
@@ -466,8 +466,8 @@ def test_heap_slots_are_new_each_time_and_handed_over() -> None:
     assert len(slots.at_least(second, 1000)) == 1000
     batch = slots.lease(first)
     assert batch.tolist() == [1] * 10
-    assert not slots.delivered(first, 10)
-    slots.released([first])
+    assert not slots.announce(first, 10)
+    slots.note_released([first])
     slots.discard(second)
     slots.discard(second)
     assert slots.take(10) not in (first, second)

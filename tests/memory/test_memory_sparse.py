@@ -29,7 +29,7 @@ def test_only_what_was_written_takes_memory_and_others_see_it() -> None:
 
 
 @pytest.mark.skipif(not hasattr(mmap, "MADV_REMOVE"), reason="pages are freed on Linux only")
-def test_only_whole_pages_between_the_places_are_given_back() -> None:
+def test_only_whole_pages_between_the_places_are_freed() -> None:
     memory = SparseMemory(10 * PAGE + 100)
     memory.write(0, b"y" * memory.size_bytes)
     memory.free(PAGE + 1, 5 * PAGE - 1)

@@ -38,7 +38,7 @@ def uniform(key: tuple[int, int], shard: int, sample: int) -> float:
     return (word(key, sample, shard) >> 11) / 2**53
 
 
-def lane_emissions(draws: list[float], window: int) -> list[int]:
+def lane_outputs(draws: list[float], window: int) -> list[int]:
     return sorted(range(len(draws)), key=lambda p: (p + draws[p] * window, p))
 
 
@@ -55,7 +55,7 @@ def epoch_order(options: OrderOptions, counts: list[int], epoch: int) -> list[tu
     for lane in range(n_lanes):
         own = sequence[lane * n // n_lanes : (lane + 1) * n // n_lanes]
         if options.shuffle:
-            own = [own[p] for p in lane_emissions([uniform(key, *row) for row in own], options.window)]
+            own = [own[p] for p in lane_outputs([uniform(key, *row) for row in own], options.window)]
         lanes.append(own)
     order = []
     for number in range(max(map(len, lanes))):

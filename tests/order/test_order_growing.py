@@ -66,7 +66,7 @@ def test_the_same_rows_however_the_counts_grow(options, counts, world_size, max_
 
 @settings(deadline=None, max_examples=100)
 @given(oracle.option_sets(lanes=1), oracle.shard_counts, st.integers(1, 4), st.data())
-def test_a_batch_comes_as_soon_as_the_samples_known_so_far_settle_it(options, counts, world_size, data):
+def test_a_batch_comes_as_soon_as_the_samples_known_so_far_determine_it(options, counts, world_size, data):
     """One sample at a time: whenever a count is missing, what is known does not settle the batch."""
     rank = data.draw(st.integers(0, world_size - 1))
     known = ShardCounts(len(counts))
@@ -140,7 +140,7 @@ def test_how_many_are_named_takes_account_of_what_the_open_shard_holds():
     assert plan.missing(20) == []
 
 
-def test_only_the_first_open_shard_is_laid():
+def test_only_the_first_open_shard_is_built():
     known = ShardCounts(3)
     known.at_least(0, 5)
     known.at_least(1, 5)

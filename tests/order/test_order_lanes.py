@@ -26,7 +26,7 @@ def stream(draws, window: int, length: int, first_number: int = 0) -> SlidingShu
     return made
 
 
-def emissions(draws, window: int, length: int, first_number: int = 0) -> list[int]:
+def outputs(draws, window: int, length: int, first_number: int = 0) -> list[int]:
     return stream(draws, window, length, first_number).take(np.arange(first_number, length)).tolist()
 
 
@@ -48,19 +48,19 @@ def test_bounds_are_the_definition(n_samples, n_lanes):
 @settings(deadline=None)
 @given(st.integers(0, 300), st.integers(0, 200), st.sampled_from([hashed_draws, coarse_draws]))
 def test_emissions_are_in_the_order_of_keys(length, window, draws):
-    assert emissions(draws, window, length) == oracle.lane_emissions(draws(0, length).tolist(), window)
+    assert outputs(draws, window, length) == oracle.lane_outputs(draws(0, length).tolist(), window)
 
 
 @pytest.mark.parametrize("draws", [hashed_draws, coarse_draws])
 @pytest.mark.parametrize("window", [0, 1, 7, 50, 400])
 def test_stream_started_anywhere_is_the_tail_of_the_whole(draws, window):
-    whole = emissions(draws, window, 300)
+    whole = outputs(draws, window, 300)
     for first in range(0, 301, 7):
-        assert emissions(draws, window, 300, first) == whole[first:]
+        assert outputs(draws, window, 300, first) == whole[first:]
 
 
 def test_no_sample_moves_further_than_the_window():
-    moved = np.array(emissions(hashed_draws, 50, 2000)) - np.arange(2000)
+    moved = np.array(outputs(hashed_draws, 50, 2000)) - np.arange(2000)
     assert abs(moved).max() <= 50
     assert moved.max() > 20
     assert moved.min() < -20
@@ -68,14 +68,14 @@ def test_no_sample_moves_further_than_the_window():
 
 @pytest.mark.parametrize("window", [0, 1])
 def test_smallest_windows_keep_the_order(window):
-    assert emissions(hashed_draws, window, 100) == list(range(100))
+    assert outputs(hashed_draws, window, 100) == list(range(100))
 
 
 @settings(deadline=None)
 @given(st.data())
 def test_numbers_may_be_skipped(data):
     window = data.draw(st.integers(0, 30))
-    whole = emissions(hashed_draws, window, 300)
+    whole = outputs(hashed_draws, window, 300)
     made = stream(hashed_draws, window, 300)
     numbers = sorted(data.draw(st.sets(st.integers(0, 299), max_size=12)))
     cut = data.draw(st.integers(0, len(numbers)))
@@ -115,7 +115,7 @@ def test_what_was_passed_cannot_be_taken_again():
         made.take(np.array([30]))
 
 
-def test_what_is_not_settled_cannot_be_taken():
+def test_what_is_not_finalized_cannot_be_taken():
     made = SlidingShuffle(hashed_draws, 20)
     made.grow(100, False)
     finalized = made.finalize(1000)
@@ -125,10 +125,10 @@ def test_what_is_not_settled_cannot_be_taken():
 
 @settings(deadline=None)
 @given(st.integers(1, 100), st.lists(st.integers(0, 20), max_size=30), st.sampled_from([hashed_draws, coarse_draws]))
-def test_a_growing_lane_settles_exactly_what_no_later_sample_can_precede(window, steps, draws):
+def test_a_growing_lane_finalizes_exactly_what_no_later_sample_can_precede(window, steps, draws):
     length = sum(steps)
     keys = [p + u * window for p, u in enumerate(draws(0, length).tolist())]
-    whole = oracle.lane_emissions(draws(0, length).tolist(), window)
+    whole = oracle.lane_outputs(draws(0, length).tolist(), window)
     made, known_end, found = SlidingShuffle(draws, window), 0, []
     for step in steps:
         known_end += step
@@ -141,13 +141,13 @@ def test_a_growing_lane_settles_exactly_what_no_later_sample_can_precede(window,
     assert found + made.take(np.arange(len(found), length)).tolist() == whole
 
 
-def test_settling_stops_where_it_was_asked_to():
+def test_finalizing_stops_where_it_was_requested_to():
     made = stream(hashed_draws, 20, 10**9)
     assert 100 <= made.finalize(100) <= 100 + 20 + 32
 
 
 @pytest.mark.parametrize("number_end", [1, 64, 999, 5_000, 20_000])
-def test_expected_reach_is_about_right(number_end):
+def test_expected_radius_is_about_right(number_end):
     window = 10_000
     keys = np.sort(np.arange(40_000) + hashed_draws(0, 40_000) * window)
     assert expected_radius(number_end, window) == pytest.approx(keys[number_end - 1], rel=0.05, abs=window / 25)

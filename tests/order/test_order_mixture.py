@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from order_oracle import key_of, lane_emissions, option_sets, plan_batches, word
+from order_oracle import key_of, lane_outputs, option_sets, plan_batches, word
 
 from streamload.order.mixing import BlockShares
 from streamload.order.mixture_plan import MixturePlan
@@ -66,7 +66,7 @@ def slow_order(options: OrderOptions, counts: list[int], epoch: int) -> list[tup
     assert isinstance(mixed, Mixed)
     size = mixed.epoch_size or sum(counts)
     shares = BlockShares(mixed.shares, mixed.block, size)
-    emissions = [
+    outputs = [
         slow_dataset(options, mixed, counts, epoch, dataset, n) for dataset, n in enumerate(shares.sizes.tolist())
     ]
     key = key_of(options.seed, epoch, "mixture")
@@ -76,7 +76,7 @@ def slow_order(options: OrderOptions, counts: list[int], epoch: int) -> list[tup
         turns = [dataset for dataset in range(len(end)) for _ in range(end[dataset] - start[dataset])]
         turns = [turns[i] for i in sorted(range(len(turns)), key=lambda i: (word(key, i, block), i))]
         for dataset in turns:
-            order.append(emissions[dataset][start[dataset]])
+            order.append(outputs[dataset][start[dataset]])
             start[dataset] += 1
     return order
 
@@ -101,7 +101,7 @@ def slow_dataset(
         part = sequence[lane * size // options.lanes : (lane + 1) * size // options.lanes]
         if options.shuffle:
             draws = [(word(key, sample, shard, done) >> 11) / 2**53 for shard, sample, done in part]
-            part = [part[p] for p in lane_emissions(draws, options.window)]
+            part = [part[p] for p in lane_outputs(draws, options.window)]
         lanes.append(part)
     longest = max(map(len, lanes))
     return [(lane, *part[n][:2]) for n in range(longest) for lane, part in enumerate(lanes) if n < len(part)]
@@ -196,7 +196,7 @@ def test_passes_go_on_across_epochs() -> None:
     assert len(drawn) == 330
 
 
-def test_all_counts_are_asked_for_first() -> None:
+def test_all_counts_are_requested_first() -> None:
     counts = ShardCounts(3)
     plan = MixturePlan(dataclasses.replace(OPTIONS, sampling=Mixed((0, 1, 3), (0.5, 0.5), 4, 8)), counts, 0, 0, 1)
     assert plan.missing() == [0, 1, 2]

@@ -18,7 +18,7 @@ def test_state_goes_through_json_unchanged():
     assert len(text) < 250
 
 
-def test_names_it_does_not_know_are_passed_over():
+def test_names_it_does_not_know_are_skipped():
     assert LoaderState.from_json({**STATE.to_json(), "note": "from the user"}) == STATE
 
 

@@ -16,16 +16,16 @@ OPTIONS = OrderOptions(seed=5, shuffle=True, window=100, lanes=1, batch_size=4, 
 
 def streamed_batches(plan, known, counts, max_rows=64, limit=8):
     """Run a plan while filling in the counts it asks for; also what was asked for before each block."""
-    batches, asked = [], []
+    batches, requested = [], []
     while True:
         while missing := plan.missing(limit):
             assert len(missing) <= limit
-            asked += missing
+            requested += missing
             for shard in missing:
                 known.set(shard, counts[shard])
         block = plan.take(max_rows)
         if block is None:
-            return batches, asked
+            return batches, requested
         rows = list(zip(block.shard.tolist(), block.sample.tolist(), strict=True))
         edges = block.batch_edges.tolist()
         batches += [(end, rows[a:b]) for a, b, end in zip(edges[:-1], edges[1:], block.ends.tolist(), strict=True)]
@@ -48,17 +48,17 @@ def test_the_same_rows_as_with_known_counts(options, counts, world_size, max_row
         known.set(shard, counts[shard])
     unknown = np.flatnonzero(known.values < 0).tolist()
     plan = RankPlan(options, known, 0, rank, world_size, start=start)
-    batches, asked = streamed_batches(plan, known, counts, max_rows, limit)
+    batches, requested = streamed_batches(plan, known, counts, max_rows, limit)
     assert batches == oracle.rank_batches(options, oracle.epoch_order(options, counts, 0), rank, world_size, start)
-    assert len(set(asked)) == len(asked)
-    assert set(asked) <= set(unknown)
+    assert len(set(requested)) == len(requested)
+    assert set(requested) <= set(unknown)
     in_order = [shard for shard in shards_in_order(options, len(counts), 0).tolist() if shard in unknown]
-    assert asked == in_order[: len(asked)]
+    assert requested == in_order[: len(requested)]
 
 
 @settings(deadline=None, max_examples=100)
 @given(oracle.option_sets(lanes=1), oracle.shard_counts, st.integers(1, 4), st.data())
-def test_a_shard_is_asked_for_only_if_the_next_batch_needs_it(options, counts, world_size, data):
+def test_a_shard_is_requested_only_if_the_next_batch_needs_it(options, counts, world_size, data):
     rank = data.draw(st.integers(0, world_size - 1))
     known = ShardCounts(len(counts))
     plan = RankPlan(options, known, 0, rank, world_size)
@@ -78,7 +78,7 @@ def test_a_shard_is_asked_for_only_if_the_next_batch_needs_it(options, counts, w
 
 
 @pytest.mark.parametrize("batch_size", [1, 16, 100])
-def test_shards_of_equal_size_are_not_asked_for_before_the_reach(batch_size):
+def test_shards_of_equal_size_are_not_requested_before_the_radius(batch_size):
     options = dataclasses.replace(OPTIONS, batch_size=batch_size)
     counts = [20] * 60
     order = shards_in_order(options, 60, 0).tolist()
@@ -158,12 +158,12 @@ def test_resuming_with_unknown_counts_needs_the_shards_before():
     known = ShardCounts(10)
     counts = [30] * 10
     plan = RankPlan(OPTIONS, known, 0, 0, 1, start=120)
-    batches, asked = streamed_batches(plan, known, counts)
-    assert asked == shards_in_order(OPTIONS, 10, 0).tolist()
+    batches, requested = streamed_batches(plan, known, counts)
+    assert requested == shards_in_order(OPTIONS, 10, 0).tolist()
     assert batches == oracle.rank_batches(OPTIONS, oracle.epoch_order(OPTIONS, counts, 0), 0, 1, 120)
 
 
-def test_what_is_settled_ahead_is_bounded(monkeypatch):
+def test_what_is_finalized_ahead_is_bounded(monkeypatch):
     monkeypatch.setattr(plan_module, "_MOST_NUMBERS_AHEAD", 50)
     options = dataclasses.replace(OPTIONS, window=50_000, batch_size=4)
     known = ShardCounts(3)

@@ -23,7 +23,7 @@ from servers.rclone import S3Server
 
 from streamload import ShardWriter, StreamLoader
 
-PACKERS: dict[str, Callable[[bytes], bytes]] = {
+COMPRESSORS: dict[str, Callable[[bytes], bytes]] = {
     "gz": lambda content: gzip.compress(content, 1, mtime=0),
     "zst": zstd.compress,
     "xz": lambda content: lzma.compress(content, preset=0),
@@ -46,19 +46,19 @@ class Place:
     root: str
     options: dict[str, Any] = field(default_factory=dict)
 
-    def urls(self, packing: str, shards: Iterable[int]) -> list[str]:
+    def urls(self, form: str, shards: Iterable[int]) -> list[str]:
         """The shards of a dataset, one by one, since web servers do not list."""
-        ending = "" if packing in ("indexed", "plain") else f".{packing}"
-        return [f"{self.root}/{packing}/part{shard:03d}-000000.tar{ending}" for shard in shards]
+        ending = "" if form in ("indexed", "plain") else f".{form}"
+        return [f"{self.root}/{form}/part{shard:03d}-000000.tar{ending}" for shard in shards]
 
 
-def write_datasets(folder: Path, sizes: Iterable[Iterable[int]], packings: Iterable[str] = PACKERS) -> None:
+def write_datasets(folder: Path, sizes: Iterable[Iterable[int]], forms: Iterable[str] = COMPRESSORS) -> None:
     """Write one dataset as `indexed`, as `plain` (without its index) and compressed in several ways.
 
     Args:
         folder: made if missing.
         sizes: for each shard the lengths in bytes of its samples' arrays.
-        packings: names of `PACKERS`.
+        forms: names of `COMPRESSORS`.
     """
     number = 0
     for shard, lengths in enumerate(sizes):
@@ -68,11 +68,11 @@ def write_datasets(folder: Path, sizes: Iterable[Iterable[int]], packings: Itera
                 writer.write({"__key__": f"{number:06d}", "npy": value, "cls": number})
                 number += 1
     shutil.copytree(folder / "indexed", folder / "plain", ignore=shutil.ignore_patterns(".streamload"))
-    for packing in packings:
-        (folder / packing).mkdir()
+    for form in forms:
+        (folder / form).mkdir()
         for shard_file in sorted((folder / "plain").iterdir()):
-            packed = PACKERS[packing](shard_file.read_bytes())
-            (folder / packing / f"{shard_file.name}.{packing}").write_bytes(packed)
+            compressed = COMPRESSORS[form](shard_file.read_bytes())
+            (folder / form / f"{shard_file.name}.{form}").write_bytes(compressed)
 
 
 def local(folder: Path) -> Place:
@@ -112,5 +112,5 @@ def steps(loader: StreamLoader, epochs: int = 1, most: int | None = None) -> lis
 
 
 def without_names(seen: list[Step]) -> list[Step]:
-    """The same, but for what the state says of the shards' names and sizes, which packing changes."""
+    """The same, but for what the state says of the shards' names and sizes, which compressing changes."""
     return [(labels, crc, {**state, "fingerprint": ""}) for labels, crc, state in seen]

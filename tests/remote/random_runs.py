@@ -17,7 +17,7 @@ SHARDS: dict[str, list[list[int]]] = {
 }
 """For each dataset the lengths in bytes of the arrays in each shard."""
 
-PACKINGS = ["indexed", "indexed", "plain", "gz", "zst"]
+FORMS = ["indexed", "indexed", "plain", "gz", "zst"]
 
 FAULTS: list[dict[str, Any]] = [
     {},
@@ -36,8 +36,8 @@ class RandomRun:
 
     Attributes:
         dataset: a name in `SHARDS`.
-        packing: how the dataset is stored.
-        asked: options that say what comes.
+        form: how the dataset is stored.
+        requested: options that say what comes.
         means: options that must not change it.
         epochs: how many, one after the other.
         script: what goes wrong where the dataset is remote; None reads it from the disk.
@@ -49,8 +49,8 @@ class RandomRun:
     """
 
     dataset: str
-    packing: str
-    asked: dict[str, Any]
+    form: str
+    requested: dict[str, Any]
     means: dict[str, Any]
     epochs: int
     script: Script | None
@@ -64,14 +64,14 @@ class RandomRun:
 def draw_run(seed: int) -> RandomRun:
     """The run of this number, always the same one."""
     rng = random.Random(seed)
-    dataset, packing = rng.choice(list(SHARDS)), rng.choice(PACKINGS)
-    asked = _draw_asked(rng, dataset, has_index=packing == "indexed")
+    dataset, form = rng.choice(list(SHARDS)), rng.choice(FORMS)
+    requested = _draw_options(rng, dataset, has_index=form == "indexed")
     is_remote = rng.random() < 0.7
     means = _draw_means(rng)
     return RandomRun(
         dataset=dataset,
-        packing=packing,
-        asked=asked,
+        form=form,
+        requested=requested,
         means=means,
         epochs=rng.choice([1, 1, 2]),
         script=Script(seed=seed, **rng.choice(FAULTS)) if is_remote else None,
@@ -83,8 +83,8 @@ def draw_run(seed: int) -> RandomRun:
     )
 
 
-def _draw_asked(rng: random.Random, dataset: str, *, has_index: bool) -> dict[str, Any]:
-    asked: dict[str, Any] = {
+def _draw_options(rng: random.Random, dataset: str, *, has_index: bool) -> dict[str, Any]:
+    requested: dict[str, Any] = {
         "batch_size": rng.choice([1, 2, 7, 16, 64, 500]),
         "shuffle": rng.random() < 0.6,
         "seed": rng.randrange(5),
@@ -94,18 +94,18 @@ def _draw_asked(rng: random.Random, dataset: str, *, has_index: bool) -> dict[st
     }
     if rng.random() < 0.5:
         world_size = rng.choice([2, 3])
-        asked |= {"rank": rng.randrange(world_size), "world_size": world_size, "pad": rng.random() < 0.5}
+        requested |= {"rank": rng.randrange(world_size), "world_size": world_size, "pad": rng.random() < 0.5}
     if rng.random() < 0.3:
-        asked["lanes"] = rng.choice([1, 2, 3, 4])
+        requested["lanes"] = rng.choice([1, 2, 3, 4])
     if has_index and rng.random() < 0.2:
-        asked["epoch_size"] = rng.choice([10, 100, 1000])
-    if has_index and asked["shuffle"] and rng.random() < 0.2:
-        asked["weights"] = "balanced"
+        requested["epoch_size"] = rng.choice([10, 100, 1000])
+    if has_index and requested["shuffle"] and rng.random() < 0.2:
+        requested["weights"] = "balanced"
     if dataset == "uneven":
-        asked["collate_fn"] = list
+        requested["collate_fn"] = list
     if rng.random() < 0.4:
-        asked["transform"] = _refuses(rng.choice([5, 11, 40]))
-    return asked
+        requested["transform"] = _refuses(rng.choice([5, 11, 40]))
+    return requested
 
 
 def _draw_means(rng: random.Random) -> dict[str, Any]:

@@ -49,9 +49,9 @@ def server(folder: Path) -> Iterator[FaultServer]:
         yield found
 
 
-def said(root: str, packing: str, **options: object) -> list[str]:
+def said(root: str, form: str, **options: object) -> list[str]:
     """What a program says that may open few files."""
-    urls = Place(root).urls(packing, range(SHARDS))
+    urls = Place(root).urls(form, range(SHARDS))
     ended = subprocess.run(
         [sys.executable, "-W", "ignore::FutureWarning", "-c", SCRIPT, json.dumps([urls, options])],
         capture_output=True,
@@ -64,9 +64,9 @@ def said(root: str, packing: str, **options: object) -> list[str]:
     return ended.stdout.splitlines()
 
 
-@pytest.mark.parametrize(("packing", "workers"), [exhaustive(("indexed", 0)), ("plain", 1)])
-def test_shards_that_are_needed_one_after_the_other(server: FaultServer, packing: str, workers: int) -> None:
-    assert said(server.url, packing, num_workers=workers, shuffle_window=30) == ["True", "True"]
+@pytest.mark.parametrize(("form", "workers"), [exhaustive(("indexed", 0)), ("plain", 1)])
+def test_shards_that_are_needed_one_after_the_other(server: FaultServer, form: str, workers: int) -> None:
+    assert said(server.url, form, num_workers=workers, shuffle_window=30) == ["True", "True"]
 
 
 @pytest.mark.exhaustive

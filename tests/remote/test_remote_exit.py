@@ -1,4 +1,4 @@
-"""Programs that end while a storage is asked: they end well, and nothing stays behind."""
+"""Programs that end during a request to a storage: they end well, and nothing stays behind."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ STARTED = textwrap.dedent(
 )
 
 
-def test_a_feeder_that_asks_for_the_disk_cache_ends_with_its_trainer(tmp_path: Path) -> None:
+def test_a_feeder_that_waits_for_the_disk_cache_ends_with_its_trainer(tmp_path: Path) -> None:
     """It asks which version there is, since the cache must know that, and is not answered."""
     with FaultServer({"a.tar": b""}) as server:
         command = [sys.executable, "-c", STARTED, f"{server.url}/a.tar", str(tmp_path / "cache")]

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from matrix import exhaustive, matrix
-from places import PACKERS, Place, write_datasets
+from places import COMPRESSORS, Place, write_datasets
 from processes import alive, children, wait_until
 from servers.faults import FaultServer, Script
 from servers.rclone import S3Server
@@ -55,8 +55,8 @@ def server(running: FaultServer) -> FaultServer:
     return running
 
 
-def urls_of(server: FaultServer, packing: str = "plain") -> list[str]:
-    return Place(server.url).urls(packing, range(5))
+def urls_of(server: FaultServer, form: str = "plain") -> list[str]:
+    return Place(server.url).urls(form, range(5))
 
 
 def loader_of(urls: Any, **options: Any) -> StreamLoader:
@@ -69,10 +69,10 @@ def labels_of(loader: StreamLoader) -> list[int]:
 
 
 def fails_and_goes_on(
-    server: FaultServer, script: Script, kind: type[StreamloadError], *, workers: int, packing: str = "plain"
+    server: FaultServer, script: Script, kind: type[StreamloadError], *, workers: int, form: str = "plain"
 ) -> StreamloadError:
     """An epoch under a script ends with an error; without it the loader goes on to the end."""
-    with loader_of(urls_of(server, packing), num_workers=workers) as loader:
+    with loader_of(urls_of(server, form), num_workers=workers) as loader:
         server.play(script)
         got = []
         with pytest.raises(kind) as caught:
@@ -85,7 +85,7 @@ def fails_and_goes_on(
 
 
 @pytest.mark.parametrize(
-    ("script", "packing", "workers"),
+    ("script", "form", "workers"),
     matrix(
         itertools.product(
             [{"cut_share": 0.7}, {"reset_share": 0.5}, {"status_share": 0.3}, {"short_share": 0.3}],
@@ -94,8 +94,8 @@ def fails_and_goes_on(
         )
     ),
 )
-def test_what_passes_is_not_seen(server: FaultServer, script: dict[str, float], packing: str, workers: int) -> None:
-    with loader_of(urls_of(server, packing), num_workers=workers) as loader:
+def test_what_passes_is_not_seen(server: FaultServer, script: dict[str, float], form: str, workers: int) -> None:
+    with loader_of(urls_of(server, form), num_workers=workers) as loader:
         server.play(Script(seed=7, **script))
         assert labels_of(loader) == LABELS
 
@@ -107,9 +107,9 @@ def test_a_shard_that_is_denied(server: FaultServer, workers: int) -> None:
     assert error.url in urls_of(server)
 
 
-@pytest.mark.parametrize(("packing", "workers"), [("plain", 1), ("gz", 0), *map(exhaustive, [("plain", 0), ("gz", 1)])])
-def test_a_missing_shard_in_the_middle(server: FaultServer, packing: str, workers: int) -> None:
-    urls = urls_of(server, packing)
+@pytest.mark.parametrize(("form", "workers"), [("plain", 1), ("gz", 0), *map(exhaustive, [("plain", 0), ("gz", 1)])])
+def test_a_missing_shard_in_the_middle(server: FaultServer, form: str, workers: int) -> None:
+    urls = urls_of(server, form)
     urls[2] = urls[2].replace("part002", "part00x")
     with loader_of(urls, num_workers=workers) as loader:
         got: list[int] = []
@@ -143,18 +143,18 @@ def test_a_shard_that_is_not_what_its_index_says(folder: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("packing", "workers"),
+    ("form", "workers"),
     [("plain", 0), ("gz", 1), ("zst", 0), *map(exhaustive, [("plain", 1), ("gz", 0), ("zst", 1)])],
 )
-def test_a_shard_that_is_cut_or_corrupt_is_an_error_in_its_turn(folder: Path, packing: str, workers: int) -> None:
-    ending = "" if packing == "plain" else f".{packing}"
-    files = {path.name: path.read_bytes() for path in sorted((folder / packing).iterdir())}
+def test_a_shard_that_is_cut_or_corrupt_is_an_error_in_its_turn(folder: Path, form: str, workers: int) -> None:
+    ending = "" if form == "plain" else f".{form}"
+    files = {path.name: path.read_bytes() for path in sorted((folder / form).iterdir())}
     name, whole = f"part003-000000.tar{ending}", files[f"part003-000000.tar{ending}"]
     flipped = bytearray(whole)
     for place in range(len(whole) // 2, len(whole) // 2 + 64):
         flipped[place] ^= 0xFF
     # A flipped bit in the bytes of an uncompressed member shows in a checksum only, which an index has.
-    for damaged in (whole[: len(whole) // 2], bytes(flipped))[: 1 if packing == "plain" else 2]:
+    for damaged in (whole[: len(whole) // 2], bytes(flipped))[: 1 if form == "plain" else 2]:
         with FaultServer({**{f"d/{n}": content for n, content in files.items()}, f"d/{name}": damaged}) as server:
             urls = [f"{server.url}/d/{n}" for n in files]
             with loader_of(urls, num_workers=workers) as loader:
@@ -170,8 +170,8 @@ def test_a_shard_that_is_cut_or_corrupt_is_an_error_in_its_turn(folder: Path, pa
 @pytest.mark.parametrize("ending", ["", ".gz"])
 def test_an_empty_shard_is_the_same_error_as_a_local_one(folder: Path, tmp_path: Path, ending: str) -> None:
     whole = next((folder / "plain").iterdir()).read_bytes()
-    packed = PACKERS["gz"](whole) if ending else whole
-    files = {f"a.tar{ending}": packed, f"b.tar{ending}": b""}
+    compressed = COMPRESSORS["gz"](whole) if ending else whole
+    files = {f"a.tar{ending}": compressed, f"b.tar{ending}": b""}
     for name, content in files.items():
         (tmp_path / name).write_bytes(content)
     with FaultServer({f"d/{name}": content for name, content in files.items()}) as server:

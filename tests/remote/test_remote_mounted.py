@@ -34,10 +34,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("packing", ["indexed", "plain"])
+@pytest.mark.parametrize("form", ["indexed", "plain"])
 @pytest.mark.parametrize("shuffle", [True, False])
-def test_the_batches_are_the_same_and_reads_are_of_whole_parts(packing: str, shuffle: bool, folder: Path) -> None:
-    urls = local(folder).urls(packing, range(len(SIZES)))
+def test_the_batches_are_the_same_and_reads_are_of_whole_parts(form: str, shuffle: bool, folder: Path) -> None:
+    urls = local(folder).urls(form, range(len(SIZES)))
     options: dict[str, Any] = {"batch_size": 5, "fields": ("npy", "cls"), "num_workers": 0, "shuffle": shuffle}
     with StreamLoader(urls, seed=1, shuffle_window=20, **options) as loader:
         expected = steps(loader)

@@ -14,7 +14,7 @@ import fsspec
 import fsspec.asyn
 import pytest
 from matrix import exhaustive
-from places import PACKERS, Place, Step, each_step, local, without_names, write_datasets
+from places import COMPRESSORS, Place, Step, each_step, local, without_names, write_datasets
 from processes import children
 from random_runs import SHARDS, RandomRun, draw_run
 from servers.faults import FaultServer
@@ -35,21 +35,21 @@ class Sources:
     def loader(self, run: RandomRun, cache_folder: Path) -> StreamLoader:
         """What the run asks for, where it is and with its means."""
         if run.script is None:
-            return self.on_disk(run, run.packing, **run.means)
+            return self.on_disk(run, run.form, **run.means)
         self.server.play(run.script)
         reading: dict[str, Any] = {"filesystem": fsspec.filesystem("http")} if run.through_fsspec else {}
         if run.cached:
             reading |= {"cache_dir": cache_folder, "cache_size": "1MB"}
-        return _loader(Place(f"{self.server.url}/{run.dataset}"), run, run.packing, **run.means, **reading)
+        return _loader(Place(f"{self.server.url}/{run.dataset}"), run, run.form, **run.means, **reading)
 
-    def on_disk(self, run: RandomRun, packing: str, **means: Any) -> StreamLoader:
+    def on_disk(self, run: RandomRun, form: str, **means: Any) -> StreamLoader:
         """What the run asks for, from local files."""
-        return _loader(local(self.folder / run.dataset), run, packing, **means)
+        return _loader(local(self.folder / run.dataset), run, form, **means)
 
 
-def _loader(place: Place, run: RandomRun, packing: str, **means: Any) -> StreamLoader:
-    urls = place.urls(packing, range(len(SHARDS[run.dataset])))
-    return StreamLoader(urls, fields=("npy", "cls"), timeout=60, **run.asked, **means)
+def _loader(place: Place, run: RandomRun, form: str, **means: Any) -> StreamLoader:
+    urls = place.urls(form, range(len(SHARDS[run.dataset])))
+    return StreamLoader(urls, fields=("npy", "cls"), timeout=60, **run.requested, **means)
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +99,7 @@ def _kill_a_worker() -> None:
 
 def assert_same(found: list[Step], expected: list[Step], run: RandomRun) -> None:
     """Also the states, but for the names and sizes of shards that are compressed."""
-    if run.packing in PACKERS:
+    if run.form in COMPRESSORS:
         found, expected = without_names(found), without_names(expected)
     assert found == expected, run
 
@@ -121,7 +121,7 @@ def _assert_goes_on(sources: Sources, run: RandomRun, cache_folder: Path, expect
     """A loop that is left behind so many batches; another loader gives the rest from the state that was saved then."""
     begun = look(sources.loader(run, cache_folder), epochs=run.epochs, most=stop)
     assert_same(begun.steps, expected.steps[:stop], run)
-    other = sources.on_disk(run, run.packing, num_workers=0) if run.moves else sources.loader(run, cache_folder)
+    other = sources.on_disk(run, run.form, num_workers=0) if run.moves else sources.loader(run, cache_folder)
     other.load_state_dict(begun.steps[-1][2])
     rest = look(other, epochs=run.epochs - begun.steps[-1][2]["epoch"])
     assert_same(rest.steps, expected.steps[stop:], run)

@@ -1,4 +1,4 @@
-"""Wherever shards lie, and however they are packed: same samples, same order, same state as from local files."""
+"""Wherever shards lie, and however they are stored: same samples, same order, same state as from local files."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ COUNTS = [60, 45, 80, 1, 64]
 SHARDS = range(len(COUNTS))
 LARGE_SHARDS = range(3)
 REMOTE = ["s3", "web", "memory"]
-PACKINGS = ["indexed", "plain", "gz", "zst"]
+FORMS = ["indexed", "plain", "gz", "zst"]
 
 
-def written(folder: Path, sizes: Any, s3: S3Server, web: WebServer, packings: Any) -> dict[str, Place]:
-    write_datasets(folder, sizes, packings)
+def written(folder: Path, sizes: Any, s3: S3Server, web: WebServer, forms: Any) -> dict[str, Place]:
+    write_datasets(folder, sizes, forms)
     return {"local": local(folder), "s3": on_s3(s3, folder), "web": on_web(web, folder), "memory": in_memory(folder)}
 
 
@@ -59,49 +59,49 @@ def loader_of(place: Place, urls: Any, **options: Any) -> StreamLoader:
     return StreamLoader(urls, **{**defaults, **place.options, **options})
 
 
-def seen(place: Place, packing: str, shards: Any = SHARDS, epochs: int = 1, **options: Any) -> list[Step]:
-    with loader_of(place, place.urls(packing, shards), **options) as loader:
+def seen(place: Place, form: str, shards: Any = SHARDS, epochs: int = 1, **options: Any) -> list[Step]:
+    with loader_of(place, place.urls(form, shards), **options) as loader:
         return steps(loader, epochs)
 
 
 def expected_of(place: Place, shards: Any = SHARDS, epochs: int = 1, **options: Any) -> list[Step]:
     """What the local dataset with its index gives, read once for all tests that compare with it."""
-    asked = repr((place.root, shards, epochs, sorted(options.items())))
-    if asked not in _EXPECTED:
-        _EXPECTED[asked] = seen(place, "indexed", shards, epochs, **options)
-    return _EXPECTED[asked]
+    requested = repr((place.root, shards, epochs, sorted(options.items())))
+    if requested not in _EXPECTED:
+        _EXPECTED[requested] = seen(place, "indexed", shards, epochs, **options)
+    return _EXPECTED[requested]
 
 
 _EXPECTED: dict[str, list[Step]] = {}
 
 
-def assert_same(found: list[Step], expected: list[Step], packing: str) -> None:
-    if packing not in ("indexed", "plain"):
+def assert_same(found: list[Step], expected: list[Step], form: str) -> None:
+    if form not in ("indexed", "plain"):
         found, expected = without_names(found), without_names(expected)
     assert found == expected
 
 
-PROMISED = itertools.product(["local", *REMOTE], PACKINGS, [0, 2], [1, 3], [True, False])
+PROMISED = itertools.product(["local", *REMOTE], FORMS, [0, 2], [1, 3], [True, False])
 
 
 @pytest.mark.parametrize(
-    ("place", "packing", "workers", "world_size", "shuffle"),
+    ("place", "form", "workers", "world_size", "shuffle"),
     matrix(case for case in PROMISED if (case[0], case[2]) != ("memory", 2)),  # that memory is this process's own
 )
 def test_the_same_two_epochs_whatever_storage_compression_index_workers_and_ranks(
-    small: dict[str, Place], place: str, packing: str, workers: int, world_size: int, shuffle: bool
+    small: dict[str, Place], place: str, form: str, workers: int, world_size: int, shuffle: bool
 ) -> None:
     for rank in [world_size - 1] if workers else range(world_size):
         options = {"rank": rank, "world_size": world_size, "shuffle": shuffle, "epochs": 2}
         expected = expected_of(small["local"], **options)
         assert len(expected) == 2 * -(-sum(COUNTS) // (7 * world_size))
-        assert_same(seen(small[place], packing, num_workers=workers, **options), expected, packing)
+        assert_same(seen(small[place], form, num_workers=workers, **options), expected, form)
 
 
-@pytest.mark.parametrize("packing", ["xz", "bz2"])
+@pytest.mark.parametrize("form", ["xz", "bz2"])
 @pytest.mark.parametrize("place", ["local", "s3"])
-def test_rarer_compressions(small: dict[str, Place], place: str, packing: str) -> None:
-    assert_same(seen(small[place], packing, shuffle=True), expected_of(small["local"], shuffle=True), packing)
+def test_rarer_compressions(small: dict[str, Place], place: str, form: str) -> None:
+    assert_same(seen(small[place], form, shuffle=True), expected_of(small["local"], shuffle=True), form)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_a_list_of_local_and_remote_shards(small: dict[str, Place], options: dic
 
 
 @pytest.mark.parametrize(
-    ("place", "packing", "options"),
+    ("place", "form", "options"),
     [
         ("s3", "indexed", {}),
         ("s3", "plain", {"num_workers": 2}),
@@ -166,17 +166,17 @@ def test_a_list_of_local_and_remote_shards(small: dict[str, Place], options: dic
         ("local", "gz", {}),
     ],
 )
-def test_shards_of_several_parts(large: dict[str, Place], place: str, packing: str, options: dict[str, Any]) -> None:
+def test_shards_of_several_parts(large: dict[str, Place], place: str, form: str, options: dict[str, Any]) -> None:
     settings = {"shards": LARGE_SHARDS, "shuffle": True, "epochs": 2, "shuffle_window": 20, "collate_fn": list}
     expected = expected_of(large["local"], **settings)
-    assert_same(seen(large[place], packing, **settings, **options), expected, packing)
+    assert_same(seen(large[place], form, **settings, **options), expected, form)
 
 
-@pytest.mark.parametrize("packing", ["indexed", "gz"])
+@pytest.mark.parametrize("form", ["indexed", "gz"])
 @pytest.mark.parametrize("place", ["s3", "web"])
-def test_shards_of_several_parts_are_resumed_in_the_middle(large: dict[str, Place], place: str, packing: str) -> None:
+def test_shards_of_several_parts_are_resumed_in_the_middle(large: dict[str, Place], place: str, form: str) -> None:
     settings = {"shuffle": True, "shuffle_window": 20, "collate_fn": list}
-    whole = seen(large[place], packing, LARGE_SHARDS, **settings)
-    with loader_of(large[place], large[place].urls(packing, LARGE_SHARDS), **settings) as loader:
+    whole = seen(large[place], form, LARGE_SHARDS, **settings)
+    with loader_of(large[place], large[place].urls(form, LARGE_SHARDS), **settings) as loader:
         loader.load_state_dict(whole[8][2])
         assert steps(loader) == whole[9:]

@@ -15,8 +15,8 @@ from streamload.feeder.messages import Ready
 from streamload.order.epoch_start import EpochStart
 from streamload.schedule.epoch import ReadyBatch
 from streamload.statistics import FeederTotals, Meter
+from streamload.trainer.epoch_iterator import Cursor, EpochIterator
 from streamload.trainer.loop_thread import LoopThread
-from streamload.trainer.passes import Cursor, Pass
 from streamload.trainer.skipped_members import SkippedMembers
 
 _TURN_S = 0.4
@@ -49,7 +49,7 @@ class Clock:
             self._turn(loop, 30)
 
 
-def test_turns_that_bring_nothing_do_not_extend_it(urls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_turns_without_a_batch_do_not_extend_it(urls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     with StreamLoader(urls, 5, num_workers=0, timeout=3 * _TURN_S) as loader:
         clock = Clock(monkeypatch, vain=True)
         with pytest.raises(WorkerError, match="storage does not answer, or the time is too short"):
@@ -81,7 +81,7 @@ class Scripted:
     def close(self) -> None:
         """Nothing is open."""
 
-    def taken(self, *_: int) -> None:
+    def note_taken(self, *_: int) -> None:
         """It does not count."""
 
 
@@ -110,7 +110,7 @@ def test_messages_without_a_batch_do_not_extend_it_and_each_batch_has_all_of_it(
 
     connection: Any = Scripted(ready(), ready(), ready(1), ready(), ready(2), ready(last=True))
     batch_builder: Any = Given()
-    begun = Pass(
+    begun = EpochIterator(
         start,
         connection,
         batch_builder,

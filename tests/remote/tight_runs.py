@@ -38,7 +38,7 @@ class TightRun:
 
     Attributes:
         dataset: a name in `SHARDS`.
-        packing: how the dataset is stored.
+        form: how the dataset is stored.
         options: of the loader.
         most_open: how many files the process may have open; None leaves it as it is.
         epochs: how many times the loop begins.
@@ -48,7 +48,7 @@ class TightRun:
     """
 
     dataset: str
-    packing: str
+    form: str
     options: dict[str, Any]
     most_open: int | None
     leaves_at: list[int | None]
@@ -74,7 +74,7 @@ def draw_run(seed: int) -> TightRun:
     }
     return TightRun(
         dataset=dataset,
-        packing=rng.choice(["indexed", "indexed", "plain", "gz"]),
+        form=rng.choice(["indexed", "indexed", "plain", "gz"]),
         options=options,
         most_open=rng.choice([None, 256]),
         leaves_at=[rng.choice([None, None, rng.randrange(1, 20)]) for _ in range(rng.choice([1, 2, 3]))],
@@ -85,9 +85,9 @@ def draw_run(seed: int) -> TightRun:
 
 def outcome(run: TightRun, root: str) -> str:
     """ "all" where each epoch gave every sample once, "too small" where an error says so; else what is wrong."""
-    ending = ".gz" if run.packing == "gz" else ""
+    ending = ".gz" if run.form == "gz" else ""
     shards = range(len(SHARDS[run.dataset]))
-    urls = [f"{root}/{run.dataset}/{run.packing}/part{shard:03d}-000000.tar{ending}" for shard in shards]
+    urls = [f"{root}/{run.dataset}/{run.form}/part{shard:03d}-000000.tar{ending}" for shard in shards]
     try:
         # A wait that has no end is an error.
         with StreamLoader(urls, fields=("npy", "cls"), timeout=30, collate_fn=list, **run.options) as loader:

@@ -84,7 +84,7 @@ def test_room_comes_back_when_the_trainer_takes_batches_and_not_before() -> None
     batcher.take_complete()
     assert batcher.outstanding == 3
     assert batcher.empty
-    batcher.taken(2)
+    batcher.note_taken(2)
     assert batcher.outstanding == 1
 
 

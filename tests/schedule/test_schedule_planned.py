@@ -109,7 +109,7 @@ def test_only_the_fields_of_the_blocks_shards_are_columns(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("fields", [("cls", "__key__"), ("__url__", "__key__", "cls"), ("__key__",)])
-def test_keys_are_looked_up_where_they_are_asked_for(folder: Path, fields: tuple[str, ...]) -> None:
+def test_keys_are_looked_up_where_they_are_requested(folder: Path, fields: tuple[str, ...]) -> None:
     planned = locate(block([(1, 1), (0, 0)]), tables_of(folder), fields, verify=False)
     assert planned.keys == ("s1k1", "s0k0")
     assert [column.name for column in planned.table.columns()] == [name for name in fields if name == "cls"]
@@ -130,7 +130,7 @@ def test_checksums_are_not_looked_up_where_nobody_wants_them(folder: Path) -> No
     assert locate(block([(0, 0)]), tables_of(folder), ("cls",), verify=False).table.columns()[0].crc32 is None
 
 
-def test_verifying_without_checksums_is_refused_with_the_way_out(tmp_path: Path, folder: Path) -> None:
+def test_verifying_without_checksums_is_refused_with_what_to_do(tmp_path: Path, folder: Path) -> None:
     from streamload.memory.mapped import map_memory
     from streamload.tar.scan import scan_shard
 

@@ -105,7 +105,7 @@ def test_a_scan_is_given_out_when_its_bytes_have_come(arrival: Arrival) -> None:
     assert scans.next_task() is None, "nothing more has come"
 
 
-def test_the_earlier_asked_for_goes_first(arrival: Arrival) -> None:
+def test_the_earlier_requested_goes_first(arrival: Arrival) -> None:
     arrival.scans.request([2, 0, 1])
     for shard in (0, 1, 2):
         arrival.fetch(shard, 5_000)
@@ -177,7 +177,7 @@ def test_a_shard_that_has_ended_is_known_and_kept(arrival: Arrival, tmp_path: Pa
     assert later.counts.values[0] == COUNTS[0]
 
 
-def test_a_shard_that_is_growing_can_be_asked_for_again(arrival: Arrival) -> None:
+def test_a_shard_that_is_growing_can_be_requested_again(arrival: Arrival) -> None:
     """As the next epoch does, with its own scans and the tables of the loader."""
     arrival.scans.request([0])
     arrival.fetch(0, 20_000)
@@ -207,7 +207,7 @@ def test_the_end_of_a_shard_is_scanned_when_its_size_becomes_known(arrival: Arri
     assert arrival.tables.counts.values[1] == COUNTS[1]
 
 
-def test_a_size_that_was_told_once_is_remembered(arrival: Arrival) -> None:
+def test_a_size_that_was_reported_once_is_remembered(arrival: Arrival) -> None:
     arrival.scans.request([1])
     arrival.fetch(1, 600)
     arrival.fetch(1, 1 << 30, total=False)
@@ -215,7 +215,7 @@ def test_a_size_that_was_told_once_is_remembered(arrival: Arrival) -> None:
     assert arrival.tables.counts.values[1] == COUNTS[1]
 
 
-def test_asking_twice_is_asking_once(arrival: Arrival) -> None:
+def test_requesting_is_idempotent(arrival: Arrival) -> None:
     arrival.scans.request([0, 0])
     arrival.fetch(0, 5_000)
     arrival.scans.request([0])
@@ -229,7 +229,7 @@ def test_asking_twice_is_asking_once(arrival: Arrival) -> None:
     assert [task is None for task in (local.next_task(), local.next_task())] == [False, True]
 
 
-def test_bytes_of_shards_that_nobody_asked_for(arrival: Arrival) -> None:
+def test_bytes_of_shards_that_nobody_requested(arrival: Arrival) -> None:
     arrival.fetch(3, 1 << 30)
     assert arrival.scans.next_task() is None
     assert arrival.scans.wanted() == []

@@ -29,7 +29,7 @@ from streamload.order.plan import OrderOptions, RankPlan, ShardCounts
 from streamload.schedule import lookahead as lookahead
 from streamload.schedule.epoch import Epoch, OrphanedTasks, ReadyBatch
 from streamload.schedule.scans import Scans
-from streamload.schedule.scheduler import Learned, PipelineSettings
+from streamload.schedule.scheduler import Learned, PipelineSettings, Resources
 from streamload.statistics import FeederTotals
 from streamload.tar.scan import scan_shard
 
@@ -87,7 +87,7 @@ class Run:
         row_s: float | None = None,
         learned: Learned | None = None,
         start: EpochStart | None = None,
-        misfits: Callable[[Place], bool] = lambda place: False,
+        mismatched: Callable[[Place], bool] = lambda place: False,
         expansion_room_bytes: int | None = None,
     ) -> None:
         listing = list_shards(folder)
@@ -97,7 +97,7 @@ class Run:
         self.tables = Tables(listing, ScanCache(str(folder.parent / "cache")), strict=True)
         self._listing = listing
         self._row_s = row_s
-        self._misfits = misfits
+        self._mismatched = mismatched
         self._written: dict[int, dict[int, Place]] = {}
         self.batches: list[list[Place]] = []
         self.ends: list[int] = []
@@ -115,27 +115,23 @@ class Run:
                 expansion_room_bytes=expansion_room_bytes,
             ),
             self.start,
-            tables=self.tables,
-            scans=self._scans,
-            pool=self.pool,
-            slots=self.slots,
-            learned=self.learned,
+            Resources(self.tables, self._scans, self.pool, self.slots, self.learned),
             totals=FeederTotals(),
             orphaned=OrphanedTasks(None),
         )
 
-    def _deliver(self, ready: list[ReadyBatch], acknowledge_after: int) -> None:
-        assert acknowledge_after >= 1, "one that never tells stops everything"
-        assert acknowledge_after <= MOST_KEPT_SLOTS // 2, "one that tells late has slots given away"
+    def _note_ready(self, ready: list[ReadyBatch], acknowledge_after: int) -> None:
+        assert acknowledge_after >= 1, "one that is never acknowledged stops everything"
+        assert acknowledge_after <= MOST_KEPT_SLOTS // 2, "a late acknowledgement discards slots"
         for batch in ready:
             rows = sum(part.rows for part in batch.parts)
             written = self._written.pop(batch.slot)
             assert sorted(written) == list(range(rows)), "every row of a batch is written"
             self.batches.append([written[row] for row in range(rows)])
             self.ends.append(batch.end)
-            self.slots.delivered(batch.slot, batch.size_bytes)
-            self.slots.taken(1)
-            self.slots.released([batch.slot])
+            self.slots.announce(batch.slot, batch.size_bytes)
+            self.slots.note_taken(1)
+            self.slots.note_released([batch.slot])
 
     def answer(self, number: int = 0) -> RowTask | ScanTask:
         """Have one of the tasks come back."""
@@ -143,8 +139,8 @@ class Run:
         if isinstance(task, ScanTask):
             self._scans.on_done(self._scan(task))
         else:
-            assert self.epoch.takes(self._rows(task))
-        self._deliver(*self.epoch.take_ready())
+            assert self.epoch.take_result(self._rows(task))
+        self._note_ready(*self.epoch.take_ready())
         return task
 
     def _scan(self, task: ScanTask) -> ScanDone:
@@ -160,7 +156,7 @@ class Run:
         for piece in task.pieces:
             of_piece = places[row : row + piece.rows]
             row += piece.rows
-            if not task.whole and any(map(self._misfits, of_piece)):
+            if not task.whole and any(map(self._mismatched, of_piece)):
                 done.append(PieceDone(piece, layout_mismatch=True))
                 continue
             slot = self._written.setdefault(piece.slot, {})
@@ -189,7 +185,7 @@ class Run:
             assert self.pool.tasks, "nothing is in flight, and the epoch has not ended"
             self.answer(choose(len(self.pool.tasks)))
             if len(self.batches) - taken >= taken_at_once or not self.pool.tasks:
-                self.epoch.batcher.taken(len(self.batches) - taken)
+                self.epoch.batcher.note_taken(len(self.batches) - taken)
                 taken = len(self.batches)
             self.epoch.pump()
 
@@ -230,8 +226,8 @@ def test_every_batch_is_delivered_whole_and_in_order(folder: Path, data: st.Data
         "whole": data.draw(st.booleans(), "whole"),
         "row_s": data.draw(st.sampled_from([0.0, 1e-6, 1e-4, 2e-3, 0.1, None]), "row_s"),
     }
-    bad = data.draw(st.sets(st.sampled_from([(0, 0), (0, 30), (2, 5), (2, 50), (3, 1)])), "misfits")
-    run = Run(folder, **options, misfits=bad.__contains__)
+    bad = data.draw(st.sets(st.sampled_from([(0, 0), (0, 30), (2, 5), (2, 50), (3, 1)])), "mismatched")
+    run = Run(folder, **options, mismatched=bad.__contains__)
     run.finish(lambda count: data.draw(st.integers(0, count - 1)), data.draw(st.integers(1, 4), "taken at once"))
     assert run.batches == run.expected()
     assert run.ends == sorted(run.ends)
@@ -248,7 +244,7 @@ def test_out_of_order_every_batch_is_delivered_once(folder: Path, data: st.DataO
 
 @pytest.mark.parametrize("shuffle", [True, False])
 @pytest.mark.parametrize("lanes_start", [EpochStart(3, 0, 0, 1), EpochStart(0, 37, 0, 1), EpochStart(1, 16, 1, 2)])
-def test_an_epoch_begins_where_it_is_told_to(folder: Path, shuffle: bool, lanes_start: EpochStart) -> None:
+def test_an_epoch_begins_at_its_start_position(folder: Path, shuffle: bool, lanes_start: EpochStart) -> None:
     run = Run(folder, shuffle=shuffle, start=lanes_start)
     run.finish()
     assert run.batches == run.expected()
@@ -270,7 +266,7 @@ def test_the_layout_is_learned_from_a_single_row_before_anything_else(folder: Pa
     run.finish()
 
 
-def test_a_layout_that_is_known_from_an_earlier_epoch_is_not_asked_for_again(folder: Path) -> None:
+def test_a_layout_that_is_known_from_an_earlier_epoch_is_not_requested_again(folder: Path) -> None:
     learned = Learned(layout=b"known", size_bytes=100, row_s=1e-3)
     run = Run(folder, learned=learned)
     run.epoch.pump()
@@ -303,7 +299,7 @@ def test_a_task_has_no_more_rows_than_a_worker_has_room_for(folder: Path, room_b
     run.slots.close()
 
 
-def test_fast_batches_are_dealt_out_in_runs_of_about_ten_milliseconds(folder: Path) -> None:
+def test_fast_batches_are_scheduled_in_runs_of_about_ten_milliseconds(folder: Path) -> None:
     run = Run(folder, batch_size=2, row_s=1e-3, learned=Learned(layout=b"known", size_bytes=100, row_s=1e-3))
     run.epoch.pump()
     assert rows_and_pieces([task for task in run.pool.tasks if isinstance(task, RowTask)]) == {(10, 5)}
@@ -333,7 +329,7 @@ def test_what_the_loop_does_not_take_is_not_made_for_ever(
         run.epoch.pump()
     waiting = len(run.batches)
     assert prefetch <= waiting <= max(prefetch, 60) < sum(COUNTS)
-    run.epoch.batcher.taken(waiting)
+    run.epoch.batcher.note_taken(waiting)
     run.finish()
     assert run.batches == run.expected()
 
@@ -345,9 +341,9 @@ def test_batches_that_are_made_whole_are_never_cut(folder: Path) -> None:
     assert [len(batch) for batch in run.batches] == [8] * 15
 
 
-def test_after_a_misfit_all_batches_are_made_whole(folder: Path) -> None:
+def test_after_a_layout_mismatch_all_batches_are_made_whole(folder: Path) -> None:
     place = (2, 20)
-    run = Run(folder, shuffle=False, row_s=1e-3, misfits=lambda found: found == place)
+    run = Run(folder, shuffle=False, row_s=1e-3, mismatched=lambda found: found == place)
     run.finish()
     assert run.batches == run.expected()
     first_whole = next(number for number, task in enumerate(run.tasks) if task.whole)
@@ -360,7 +356,7 @@ def test_after_a_misfit_all_batches_are_made_whole(folder: Path) -> None:
 def test_the_old_slot_of_a_batch_that_is_made_again_is_not_used_for_another(folder: Path) -> None:
     """Parts of it that are in flight may still be written there, by a worker that is told of it only now."""
     learned = Learned(layout=b"known", size_bytes=100, row_s=0.02)
-    run = Run(folder, shuffle=False, learned=learned, misfits=lambda place: place == (0, 0))
+    run = Run(folder, shuffle=False, learned=learned, mismatched=lambda place: place == (0, 0))
     run.epoch.pump()
     old = run.pool.tasks[0]
     assert isinstance(old, RowTask)
@@ -376,7 +372,7 @@ def test_the_old_slot_of_a_batch_that_is_made_again_is_not_used_for_another(fold
         assert isinstance(task, RowTask)
         if task.whole:
             assert slot not in {piece.slot for piece in task.pieces}
-    run.epoch.batcher.taken(len(run.batches))
+    run.epoch.batcher.note_taken(len(run.batches))
     run.finish()
     assert run.batches == run.expected()
 
@@ -435,13 +431,13 @@ def test_what_was_measured_is_a_moving_mean() -> None:
     assert learned.row_s == pytest.approx(0.13)
 
 
-def test_a_long_queue_is_told_of_in_time(folder: Path) -> None:
+def test_a_long_queue_is_reported_in_time(folder: Path) -> None:
     run = Run(folder, batch_size=1, prefetch=1000)
     run.finish()
     assert run.batches == run.expected()
 
 
-def test_a_run_waits_for_no_batches_that_are_not_told_of(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_waits_for_no_batches_that_are_not_acknowledged(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where slots may take little, a run was as long as the queue: it waited for the last batch to be told of."""
     monkeypatch.setattr(lookahead, "_FIRST_ROWS", 9)
     run = Run(folder, batch_size=1, capacity=2, learned=Learned(layout=b"known", size_bytes=1 << 20, row_s=1e-6))
@@ -454,14 +450,14 @@ def test_a_run_waits_for_no_batches_that_are_not_told_of(folder: Path, monkeypat
         acknowledge_after = run.epoch.take_ready()[1]
         unacknowledged = len(run.batches) - told
         if unacknowledged >= acknowledge_after:
-            run.epoch.batcher.taken(unacknowledged - unacknowledged % acknowledge_after)
+            run.epoch.batcher.note_taken(unacknowledged - unacknowledged % acknowledge_after)
             told += unacknowledged - unacknowledged % acknowledge_after
         run.epoch.pump()
     run.slots.close()
     assert run.batches == run.expected()
 
 
-def test_the_slots_of_an_epoch_that_nobody_wants_are_given_away(folder: Path) -> None:
+def test_the_slots_of_an_abandoned_epoch_are_discarded(folder: Path) -> None:
     """Tasks that are in flight may still write there, so they are not used again; and nobody keeps them."""
     run = Run(folder)
     run.epoch.pump()

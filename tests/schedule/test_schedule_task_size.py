@@ -71,7 +71,7 @@ def test_runs_of_large_batches_are_held_to_20_mebibytes() -> None:
     prefetch=st.integers(1, 100),
     whole=st.booleans(),
 )
-def test_no_worker_need_stand_idle_and_nothing_is_without_bound(
+def test_no_worker_is_idle_and_everything_is_bounded(
     row_s: float | None, batch_rows: int, slot_bytes: int, capacity: int, prefetch: int, whole: bool
 ) -> None:
     found = task_size(row_s, batch_rows, slot_bytes, capacity=capacity, prefetch_batches=prefetch, whole=whole)

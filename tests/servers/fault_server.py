@@ -252,10 +252,10 @@ class Server:
             return _text(412, "<Error><Code>PreconditionFailed</Code></Error>")
         headers = {"ETag": etag, "Accept-Ranges": "bytes", "Last-Modified": "Wed, 01 Jan 2025 00:00:00 GMT"}
         offset = stored.swapped_offset if swapped else stored.offset
-        asked = request.headers.get("range")
-        if asked is None or faults.whole:
+        requested = request.headers.get("range")
+        if requested is None or faults.whole:
             return Answer(200, headers | {"Content-Length": str(stored.size)}, offset=offset, size=stored.size)
-        start, end = _range(asked, stored.size)
+        start, end = _range(requested, stored.size)
         if start >= end:
             return _text(416, "", {"Content-Range": f"bytes */{stored.size}"})
         if faults.wrong_range:
@@ -268,9 +268,13 @@ class Server:
     def listing(self, request: Request) -> Answer:
         """S3's ListObjectsV2, in pages of `max-keys`, with `prefix`, `delimiter` and `start-after`."""
         bucket = request.path.strip("/")
-        asked = {name: values[0] for name, values in request.query.items()}
-        prefix, delimiter, most = asked.get("prefix", ""), asked.get("delimiter"), int(asked.get("max-keys", "1000"))
-        after = asked.get("continuation-token", asked.get("start-after", ""))
+        requested = {name: values[0] for name, values in request.query.items()}
+        prefix, delimiter, most = (
+            requested.get("prefix", ""),
+            requested.get("delimiter"),
+            int(requested.get("max-keys", "1000")),
+        )
+        after = requested.get("continuation-token", requested.get("start-after", ""))
         keys = (name.removeprefix(f"{bucket}/") for name in sorted(self.objects) if name.startswith(f"{bucket}/"))
         found: dict[str, Stored | None] = {}
         for key in keys:
@@ -325,8 +329,8 @@ def _parse(head: bytes) -> Request:
     return Request(method, unquote(parts.path), parse_qs(parts.query, keep_blank_values=True), headers)
 
 
-def _range(asked: str, size: int) -> tuple[int, int]:
-    first, _, last = asked.removeprefix("bytes=").partition("-")
+def _range(requested: str, size: int) -> tuple[int, int]:
+    first, _, last = requested.removeprefix("bytes=").partition("-")
     if not first:
         return max(0, size - int(last)), size
     return int(first), min(size, int(last) + 1) if last else size

@@ -82,7 +82,7 @@ class FaultServer:
             self.play(script)
 
     def play(self, script: Script) -> None:
-        """From now on this goes wrong; the record begins anew."""
+        """From now on this goes wrong; the record starts over."""
         self._ask({"script": dataclasses.asdict(script)})
 
     def report(self) -> Report:

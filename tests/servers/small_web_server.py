@@ -23,7 +23,7 @@ class SmallWebServer:
         moved_to: where all requests are sent instead.
 
     Attributes:
-        asked: path and Authorization of each request.
+        requested: path and Authorization of each request.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class SmallWebServer:
         authorization: str | None = None,
         moved_to: str | None = None,
     ) -> None:
-        self.asked: list[tuple[str, str | None]] = []
+        self.requested: list[tuple[str, str | None]] = []
         self.files = files
         self._authorization = authorization
         self._moved_to = moved_to
@@ -61,7 +61,7 @@ class SmallWebServer:
     def answer(self, method: str, path: str, headers: Mapping[str, str]) -> tuple[int, dict[str, str], bytes]:
         """Status, headers and body of the answer to one request."""
         given = headers.get("Authorization")
-        self.asked.append((path, given))
+        self.requested.append((path, given))
         content = self.files.get(unquote(urlsplit(path).path))
         if self._moved_to is not None:
             return 302, {"Location": f"{self._moved_to}{path}"}, b""
@@ -70,10 +70,10 @@ class SmallWebServer:
         if content is None:
             return 404, {}, b""
         known = {"ETag": '"v"', "Last-Modified": "Wed, 01 Jan 2025 00:00:00 GMT"}
-        asked = headers.get("Range")
-        if method == "HEAD" or asked is None:
+        requested = headers.get("Range")
+        if method == "HEAD" or requested is None:
             return 200, known, content
-        first, _, last = asked.removeprefix("bytes=").partition("-")
+        first, _, last = requested.removeprefix("bytes=").partition("-")
         start, end = int(first), min(len(content), int(last) + 1) if last else len(content)
         return 206, known | {"Content-Range": f"bytes {start}-{end - 1}/{len(content)}"}, content[start:end]
 

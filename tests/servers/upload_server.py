@@ -45,11 +45,11 @@ class UploadServer:
                 self.refused.append(f"{method} {address}")
                 return self.status, "<Error><Code>by the test</Code></Error>"
             self.taken.append(f"{method} {address}")
-            path, asked = urlsplit(address).path, parse_qs(urlsplit(address).query, keep_blank_values=True)
-            if "uploads" in asked:
+            path, requested = urlsplit(address).path, parse_qs(urlsplit(address).query, keep_blank_values=True)
+            if "uploads" in requested:
                 return 200, "<InitiateMultipartUploadResult><UploadId>1</UploadId></InitiateMultipartUploadResult>"
-            if "partNumber" in asked:
-                self._parts[int(asked["partNumber"][0])] = body
+            if "partNumber" in requested:
+                self._parts[int(requested["partNumber"][0])] = body
             elif method == "POST":
                 self.objects[path] = b"".join(self._parts[number] for number in sorted(self._parts))
                 return 200, '<CompleteMultipartUploadResult><ETag>"v"</ETag></CompleteMultipartUploadResult>'

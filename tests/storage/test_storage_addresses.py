@@ -56,14 +56,14 @@ def test_user_and_password_of_a_url_log_in(files: dict[str, bytes], options: dic
 
 
 @WEB
-def test_another_host_to_which_a_server_redirects_is_not_told_them(
+def test_another_host_to_which_a_server_redirects_does_not_get_them(
     files: dict[str, bytes], options: dict[str, Any] | None
 ) -> None:
     with SmallWebServer(files) as other, SmallWebServer(files, moved_to=f"http://{other.address}") as server:
         url = f"http://{LOGIN}@{server.address}/set/0.tar"
         assert Storages(options).for_url(url).read_bytes(url, most_bytes=1 << 20) == files["/set/0.tar"]
-    assert server.asked == [("/set/0.tar", BASIC)]
-    assert other.asked == [("/set/0.tar", None)]
+    assert server.requested == [("/set/0.tar", BASIC)]
+    assert other.requested == [("/set/0.tar", None)]
 
 
 @pytest.fixture(scope="module")

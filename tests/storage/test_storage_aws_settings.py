@@ -167,7 +167,7 @@ def test_a_bucket_is_read_where_the_profile_says(
     assert storage.info("s3://profiled/a.tar").bytes == 1
 
 
-def test_a_given_endpoint_is_asked_whatever_the_environment_says(
+def test_a_given_endpoint_overrides_the_environment(
     rclone_s3: S3Server, configure: Configure, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     configure("")

@@ -250,7 +250,7 @@ def test_two_asterisks_are_any_number_of_folders(place: Place) -> None:
     assert (listed.bytes, listed.etag) == (looked_at.bytes, looked_at.etag)
 
 
-def test_folders_are_told_from_files(place: Place) -> None:
+def test_folders_are_distinguished_from_files(place: Place) -> None:
     if place.lists:
         assert place.storage.is_folder(f"{place.root}/set")
         assert not place.storage.is_folder(place.url("b-1.tar"))

@@ -76,16 +76,16 @@ def test_an_end_behind_the_object_is_cut_and_the_size_learned() -> None:
     assert fetching.pin == Pin(1000, "v1")
     assert fetching.watch.requested_bytes == 100
     fetching.get(990, 5000)
-    assert fetching.storage.asked[1].end == 1000
-    assert fetching.storage.asked[1].etag == "v1"
+    assert fetching.storage.requested[1].end == 1000
+    assert fetching.storage.requested[1].etag == "v1"
 
 
 def test_a_start_behind_the_object_is_an_error() -> None:
     fetching = Fetching()
     fetching.pin = Pin(1000, "v1")
-    with pytest.raises(StorageError, match="bytes from 1000 on were asked for, and the shard has 1000"):
+    with pytest.raises(StorageError, match="bytes from 1000 on were requested, and the shard has 1000"):
         fetching.get(1000, 1010)
-    assert not fetching.storage.asked
+    assert not fetching.storage.requested
 
 
 @pytest.mark.parametrize("error", [RESET, None], ids=["reset", "early end"])
@@ -93,7 +93,7 @@ def test_a_broken_body_is_continued_at_once_from_where_it_broke(error: Exception
     fetching = Fetching(in_turn(Answer(breaks_after=33, error=error), Answer(breaks_after=1, error=error)))
     assert fetching.get(0, 100).requests == 3
     fetching.assert_written(0, 100)
-    assert [(asked.start, asked.end, asked.etag) for asked in fetching.storage.asked] == [
+    assert [(requested.start, requested.end, requested.etag) for requested in fetching.storage.requested] == [
         (0, 100, None),
         (33, 100, "v1"),
         (34, 100, "v1"),
@@ -102,7 +102,7 @@ def test_a_broken_body_is_continued_at_once_from_where_it_broke(error: Exception
     assert [body.closed for body in fetching.storage.bodies] == [True, True, False]
 
 
-def test_any_number_of_broken_bodies_is_continued_as_long_as_each_brings_bytes() -> None:
+def test_any_number_of_broken_bodies_is_continued_while_each_has_bytes() -> None:
     fetching = Fetching(lambda _: Answer(breaks_after=1, error=RESET))
     assert fetching.get(0, 100, tries=2).requests == 100
     fetching.assert_written(0, 100)
@@ -133,14 +133,14 @@ def test_after_so_many_fruitless_tries_it_says_what_happened_how_often_and_what_
     assert "run again" in str(caught.value)
     assert (caught.value.url, caught.value.offset) == ("s3://b/a.tar", 0)
     assert caught.value.__cause__ is RESET
-    assert len(fetching.storage.asked) == 5
+    assert len(fetching.storage.requested) == 5
 
 
-def test_a_byte_makes_the_tries_count_from_anew() -> None:
+def test_a_byte_resets_the_count_of_tries() -> None:
     fetching = Fetching(lambda n: Answer(breaks_after=1, error=RESET) if n in (4, 9) else Answer(error=RESET))
     with pytest.raises(StorageError, match="5 requests in a row"):
         fetching.get(0, 10, tries=5)
-    assert len(fetching.storage.asked) == 4 + 1 + 4 + 1 + 5
+    assert len(fetching.storage.requested) == 4 + 1 + 4 + 1 + 5
     fetching.assert_written(0, 2)
 
 
@@ -149,7 +149,7 @@ def test_a_server_that_never_answers_is_an_error_within_the_time_out() -> None:
     with pytest.raises(StorageError, match=r"without a byte for up to 30 s.*check the network") as caught:
         fetching.get(0, 10)
     assert fetching.took_s == pytest.approx(120.0)
-    assert len(fetching.storage.asked) == 4
+    assert len(fetching.storage.requested) == 4
     assert "4 requests in a row brought no byte, over 120.0 s" in str(caught.value)
 
 
@@ -171,17 +171,17 @@ def test_a_body_that_stalls_is_given_up_and_continued() -> None:
     fetching.assert_written(0, 100)
     assert fetching.took_s == 3.0
     assert fetching.storage.bodies[0].closed
-    assert fetching.storage.asked[1].start == 50
+    assert fetching.storage.requested[1].start == 50
 
 
-def test_a_slow_body_that_goes_on_is_not_given_up() -> None:
+def test_a_slow_body_that_goes_on_is_not_abandoned() -> None:
     fetching = Fetching(lambda _: Answer(wait_s=29.0, piece_s=29.0))
     assert fetching.get(0, 100).requests == 1
     assert fetching.took_s == pytest.approx(290.0)
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["size known", "size not known"])
-def test_more_bytes_than_asked_are_never_written(known: bool) -> None:
+def test_more_bytes_than_requested_are_never_written(known: bool) -> None:
     fetching = Fetching(lambda _: Answer(more=b"x", piece_bytes=60))
     fetching.pin = Pin(1000, "v1") if known else Pin()
     with pytest.raises(StorageError, match="holds more than that"):
@@ -215,7 +215,7 @@ def test_no_etag_in_an_answer_says_nothing_and_the_pin_keeps_its_own() -> None:
     assert pin == Pin(10, "v1")
 
 
-def test_a_version_that_the_storage_refuses_is_named_by_asking_for_what_there_is() -> None:
+def test_a_version_that_the_storage_refuses_is_named_by_requesting_the_current_one() -> None:
     fetching = Fetching()
     fetching.pin = Pin(900, "v0")
     with pytest.raises(ShardChangedError, match="900 bytes and the version v0 and has 1000 bytes and the version v1"):
@@ -235,7 +235,7 @@ def test_what_is_final_is_not_tried_again() -> None:
     fetching = Fetching(lambda _: Answer(error=ShardNotFoundError("no such shard")))
     with pytest.raises(ShardNotFoundError):
         fetching.get(0, 10)
-    assert len(fetching.storage.asked) == 1
+    assert len(fetching.storage.requested) == 1
 
 
 @pytest.mark.parametrize("error", [TimeoutError("disk"), OSError(28, "disk full")], ids=["time-out", "full"])
@@ -247,7 +247,7 @@ def test_what_writing_raises_ends_the_download(error: OSError) -> None:
     with pytest.raises(type(error)) as caught:
         run_in_virtual_time(download(storage, "u", 0, 10, write, pin=Pin()))
     assert caught.value is error
-    assert len(storage.asked) == 1
+    assert len(storage.requested) == 1
     assert storage.bodies[0].closed
 
 

@@ -74,7 +74,7 @@ def test_a_part_of_what_nobody_knows_the_length_of_is_refused(kind: str) -> None
 
 
 @pytest.mark.parametrize("kind", ["s3", "http"])
-async def test_a_body_that_breaks_is_told_after_what_has_come(kind: str) -> None:
+async def test_a_body_that_breaks_fails_after_what_has_come(kind: str) -> None:
     async def until_it_breaks() -> bytes:
         given = b""
         async with serve(script):
@@ -117,7 +117,7 @@ async def test_an_object_that_is_only_too_short_is_not_said_to_be_another(kind: 
             finally:
                 await storages.aclose()
 
-        with pytest.raises(ShardChangedError, match="ends before the bytes that were asked for"):
+        with pytest.raises(ShardChangedError, match="ends before the bytes that were requested"):
             await ask()
 
 
@@ -166,7 +166,7 @@ def test_ranges_are_not_tried_again_in_secret_but_small_files_are() -> None:
     assert len(script.requests) == 3
 
 
-def test_advice_about_a_missing_shard_is_asked_for_once() -> None:
+def test_advice_about_a_missing_shard_is_requested_once() -> None:
     """It is nothing to wait for, and whoever closes a loader would have to."""
     script = Script(["404 NoSuchKey", *["503 SlowDown"] * 9])
     with pytest.raises(ShardNotFoundError, match="no such shard"):
@@ -359,7 +359,7 @@ async def replaced_in_between(url: str) -> None:
     await storage.open_range(url, 3, 6, etag=first.etag)
 
 
-async def test_a_file_that_is_replaced_is_noticed_where_answers_do_not_tell_their_version(
+async def test_a_replaced_file_is_noticed_where_answers_carry_no_version(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     url = "memory://replaced/a.tar"

@@ -86,7 +86,7 @@ def test_links_are_followed_but_not_in_a_circle(storages_of: Callable[[Path], St
     ]
 
 
-def test_a_filesystem_that_tells_of_links_and_is_led_round_by_them(tmp_path: Path) -> None:
+def test_a_filesystem_that_reports_links_and_follows_them_in_circles(tmp_path: Path) -> None:
     touch(tmp_path, ["a/1.tar"])
     (tmp_path / "a" / "link.tar").symlink_to(tmp_path / "a" / "1.tar")
     (tmp_path / "linked").symlink_to(tmp_path / "a")
@@ -121,17 +121,17 @@ def test_one_listing_is_made_below_the_fixed_prefix(rclone_s3: S3Server, monkeyp
     import obstore
 
     touch(rclone_s3.folder / "deep-bucket", [f"in/{number}/{number}/a.tar" for number in range(9)])
-    asked: list[str] = []
+    requested: list[str] = []
     listed = obstore.list
 
     def list_all(store: Any, prefix: Any, **options: Any) -> Any:
-        asked.append(prefix)
+        requested.append(prefix)
         return listed(store, prefix, **options)
 
     monkeypatch.setattr(obstore, "list", list_all)
     monkeypatch.delattr(obstore, "list_with_delimiter")
     assert len(found(Storages(rclone_s3.options), "s3://deep-bucket", "in/**/*.tar")) == 9
-    assert asked == ["in"]
+    assert requested == ["in"]
 
 
 @pytest.mark.parametrize("place", ["local", "s3", "fsspec"])

@@ -80,7 +80,7 @@ def test_silence_is_given_up_after_two_minutes_and_one_long_try_has_a_second(try
     assert len(waits(BUSY, try_s)) + 1 == tries
 
 
-def test_an_outage_is_told_once_with_what_fails_and_how_long_it_is_tried(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_outage_is_reported_once_with_what_fails_and_how_long_it_is_tried(caplog: pytest.LogCaptureFixture) -> None:
     retries, clock = Retries(), Clock()
     several = [retries.begin(f"https://me:told@host/{number}.tar?sig=told", clock) for number in range(5)]
     for _ in range(4):
@@ -111,7 +111,7 @@ def test_while_others_are_answered_there_is_no_outage(caplog: pytest.LogCaptureF
     assert caplog.records == []
 
 
-def test_progress_renews_patience() -> None:
+def test_progress_resets_the_time_limit() -> None:
     clock = Clock()
     attempts = Retries().begin(URL, clock)
     for _ in range(50):
@@ -170,27 +170,27 @@ class SilentFilesystem(AsyncFileSystem):
 
     protocol = "silent"
     cachable = False
-    asked: ClassVar[list[str]] = []
+    requested: ClassVar[list[str]] = []
 
     async def _info(self, path: str, **_: object) -> dict[str, object]:
-        self.asked.append("info")
+        self.requested.append("info")
         return await asyncio.sleep(1e6, {})
 
     async def _cat_file(self, path: str, start: object = None, end: object = None, **_: object) -> bytes:
-        self.asked.append("cat_file")
+        self.requested.append("cat_file")
         return await asyncio.sleep(1e6, b"")
 
 
-def test_a_filesystem_that_is_silent_is_asked_again_and_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_filesystem_that_is_silent_is_tried_again_and_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Time-outs of fsspec's own are long, and met several times for one question."""
     tries = Tries(monkeypatch)
     for name in ("_INFO_S", "_SMALL_FILE_S"):
         monkeypatch.setattr(filesystem_storage, name, 0.01)
     storage = Storages(filesystem=SilentFilesystem(asynchronous=True), retries=SOON).for_url("silent://a.json")
-    for act, asked in ((storage.info, "info"), (lambda url: storage.read_bytes(url, most_bytes=9), "cat_file")):
-        SilentFilesystem.asked.clear()
+    for act, requested in ((storage.info, "info"), (lambda url: storage.read_bytes(url, most_bytes=9), "cat_file")):
+        SilentFilesystem.requested.clear()
         tries.failures.clear()
         with pytest.raises(TransientStorageError, match=r"no answer within 0.01 s"):
             act("silent://a.json")
-        assert SilentFilesystem.asked == [asked] * 10
+        assert SilentFilesystem.requested == [requested] * 10
         assert tries.failures == [TransientStorageError] * 10

@@ -1,4 +1,4 @@
-"""Urls that are signed anew for every run are the same shards to both caches."""
+"""Urls that are signed again for every run are the same shards to both caches."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_what_signs_a_url_is_left_out_and_nothing_else(signature: str) -> None:
         *(f"{AT}?{query}" for query in ("st=1&se=2", "Expires=1&Policy=2", "token=1&key=2", "v=a&v=b", "")),
     ],
 )
-def test_what_may_choose_the_object_stays(url: str) -> None:
+def test_what_may_select_the_object_stays(url: str) -> None:
     assert without_signature(url).rstrip("?") == url.rstrip("?")
 
 

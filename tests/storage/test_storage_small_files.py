@@ -25,13 +25,13 @@ def read(kind: str, script: Script, most_bytes: int = len(CONTENT)) -> bytes:
 def ranges(script: Script) -> list[str]:
     """Which range each request was for; empty where it was for the whole file."""
     lines = [line.lower() for request in script.requests for line in [*request.split("\r\n"), "end"]]
-    found, asked = [], ""
+    found, requested = [], ""
     for line in lines:
         if line.startswith("range: bytes="):
-            asked = line.removeprefix("range: bytes=")
+            requested = line.removeprefix("range: bytes=")
         elif line == "end":
-            found.append(asked)
-            asked = ""
+            found.append(requested)
+            requested = ""
     return found
 
 
@@ -57,17 +57,17 @@ def test_a_file_of_unknown_size_is_read_again_where_the_end_mark_is_missing() ->
 
 
 @pytest.mark.parametrize("kind", ["http", "fsspec-http"])
-def test_half_a_file_is_not_taken_for_a_whole_one_where_nothing_tells_how_long_it_is(kind: str) -> None:
+def test_half_a_file_is_not_taken_for_a_whole_one_where_its_length_is_unknown(kind: str) -> None:
     script = Script(["unsized"] * 20)
     with pytest.raises(StorageError) as caught:
         read(kind, script)
     if kind == "fsspec-http":
-        assert "does not tell how long its answer is" in str(caught.value)
+        assert "does not say how long its answer is" in str(caught.value)
         assert len(script.requests) == 1
 
 
-def test_a_file_that_a_server_packs_on_its_way_is_as_long_as_it_is_unpacked() -> None:
-    script = Script(["packed"] * 9)
+def test_a_file_that_a_server_compresses_is_as_long_as_it_is_decompressed() -> None:
+    script = Script(["compressed"] * 9)
     assert read("fsspec-http", script) == CONTENT
     assert len(script.requests) == 1
 

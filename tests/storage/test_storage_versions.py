@@ -120,7 +120,7 @@ def refuse_from_now(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PartialShard, "write", write)
 
 
-def test_what_was_on_its_way_into_the_cache_is_not_taken_for_what_is_in_memory(
+def test_what_was_in_flight_to_the_cache_is_not_taken_for_what_is_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def run() -> None:

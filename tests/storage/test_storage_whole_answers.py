@@ -46,14 +46,14 @@ def fetch(*answers: Answer, tries: int = 12) -> tuple[Downloaded | StorageError,
         return await download(storage, "http://h/a.tar?key=told", 0, 100, lambda *_: None, pin=Pin(), retries=retries)
 
     try:
-        return run_in_virtual_time(main()), len(storage.asked)
+        return run_in_virtual_time(main()), len(storage.requested)
     except StorageError as exc:
-        return exc, len(storage.asked)
+        return exc, len(storage.requested)
 
 
-def test_a_server_that_never_serves_parts_is_asked_three_times() -> None:
-    error, asked = fetch(whole(never_parts=True))
-    assert asked == 3
+def test_a_server_that_never_serves_parts_is_tried_three_times() -> None:
+    error, requested = fetch(whole(never_parts=True))
+    assert requested == 3
     assert isinstance(error, StorageError)
     assert not isinstance(error, TransientStorageError)
     assert "answer to 3 requests in a row for one was a whole file" in str(error)
@@ -62,14 +62,14 @@ def test_a_server_that_never_serves_parts_is_asked_three_times() -> None:
     assert fetch(whole(never_parts=True), tries=2)[1] == 2
 
 
-def test_one_that_does_so_now_and_then_is_asked_as_often_as_any() -> None:
-    error, asked = fetch(whole(never_parts=False))
-    assert asked == 12
+def test_one_that_does_so_now_and_then_is_tried_as_often_as_any() -> None:
+    error, requested = fetch(whole(never_parts=False))
+    assert requested == 12
     assert "answer to 12 requests in a row for one was a whole file" in str(error)
     assert fetch(whole(never_parts=True), whole(never_parts=True), Answer()) == (Downloaded(0, 100, 3, 0), 3)
     reset = Answer(error=TransientStorageError("reset"))
-    error, asked = fetch(whole(never_parts=True), whole(never_parts=True), reset, whole(never_parts=True))
-    assert asked == 12
+    error, requested = fetch(whole(never_parts=True), whole(never_parts=True), reset, whole(never_parts=True))
+    assert requested == 12
     assert "brought no byte" in str(error)
     learned = [whole(never_parts=True), whole(never_parts=True), whole(never_parts=False)]
     assert fetch(*learned, Answer()) == (Downloaded(0, 100, 4, 0), 4), "another part has come meanwhile"
@@ -97,8 +97,8 @@ def test_the_storages_know_which_server_never_serves_parts(options: dict[str, An
     with FaultServer(folder, Script(whole_share=1.0)) as server:
         with pytest.raises(StorageError, match=ADVICE):
             labels_of(server.url, **options)
-        asked = [path for method, path, _ in server.report().log if method == "GET"]
-        assert max(asked.count(path) for path in asked) <= 4, "three times, and once to look at it"
+        requested = [path for method, path, _ in server.report().log if method == "GET"]
+        assert max(requested.count(path) for path in requested) <= 4, "three times, and once to look at it"
 
 
 @pytest.mark.parametrize("options", [{}, THROUGH_FSSPEC], ids=["obstore", "fsspec"])

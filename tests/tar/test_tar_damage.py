@@ -224,7 +224,7 @@ def test_two_archives_in_one_file() -> None:
     assert error.offset == len(first)
 
 
-def test_a_missing_end_mark_is_accepted_only_where_asked() -> None:
+def test_a_missing_end_of_archive_marker_is_accepted_only_where_requested() -> None:
     for dialect, archive in DIALECTS.items():
         for zeros in (0, 512):
             content = archive.whole(bytes(zeros))

@@ -14,9 +14,9 @@ from itertools import pairwise
 
 import pytest
 from backports import zstd
+from compressed_shards import URL, by_program, compressed, decompressed, mixed
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from packed_shards import URL, by_program, decompressed, mixed, packed
 
 from streamload.errors import ShardFormatError
 from streamload.tar.decompression import (
@@ -76,7 +76,7 @@ def test_the_name_says_how_a_shard_is_compressed(url: str, compression: Compress
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else value.name,
 )
-def test_what_the_programs_write_is_unpacked(compression: Compression, command: list[str]) -> None:
+def test_what_the_programs_write_is_decompressed(compression: Compression, command: list[str]) -> None:
     one, other = by_program(command, CONTENT), by_program(command, CONTENT[:1000])
     assert decompressed(compression, one) == CONTENT
     assert decompressed(compression, one + other + one, chunk_bytes=9_999) == CONTENT + CONTENT[:1000] + CONTENT
@@ -95,15 +95,15 @@ def _skippable(number: int, size: int) -> bytes:
 
 
 @pytest.mark.parametrize("chunk_bytes", [1, 7, None])
-def test_skippable_frames_are_passed_over_wherever_they_are(chunk_bytes: int | None) -> None:
-    one = packed(Compression.ZSTD, CONTENT[:5_000])
+def test_skippable_frames_are_skipped_wherever_they_are(chunk_bytes: int | None) -> None:
+    one = compressed(Compression.ZSTD, CONTENT[:5_000])
     data = _skippable(0, 0) + one + _skippable(15, 300) + one + _skippable(3, 1)
     assert decompressed(Compression.ZSTD, data, chunk_bytes) == CONTENT[:5_000] * 2
 
 
 @pytest.mark.parametrize("compression", ALL)
 def test_an_empty_stream_is_no_end(compression: Compression) -> None:
-    empty, one = packed(compression, b""), packed(compression, CONTENT)
+    empty, one = compressed(compression, b""), compressed(compression, CONTENT)
     assert decompressed(compression, empty) == b""
     assert decompressed(compression, empty + one + empty + one) == CONTENT * 2
 
@@ -111,19 +111,19 @@ def test_an_empty_stream_is_no_end(compression: Compression) -> None:
 @pytest.mark.parametrize("padding_bytes", [1, 3, 4, 512, 100_000])
 @pytest.mark.parametrize("chunk_bytes", [1_000, None])
 def test_gzip_may_end_in_zeros(padding_bytes: int, chunk_bytes: int | None) -> None:
-    data = packed(Compression.GZIP, CONTENT) + bytes(padding_bytes)
+    data = compressed(Compression.GZIP, CONTENT) + bytes(padding_bytes)
     assert decompressed(Compression.GZIP, data, chunk_bytes) == CONTENT
 
 
 def test_xz_streams_may_be_padded_to_multiples_of_four() -> None:
-    one = packed(Compression.XZ, CONTENT)
+    one = compressed(Compression.XZ, CONTENT)
     assert decompressed(Compression.XZ, one + bytes(8) + one + bytes(4), chunk_bytes=3) == CONTENT * 2
 
 
 def test_gzip_headers_with_everything_in_them() -> None:
     header = bytes([0x1F, 0x8B, 8, 0b11111, 1, 2, 3, 4, 2, 3]) + b"\x04\x00abcd" + b"name\0" + b"comment\0"
     header += (zlib.crc32(header) & 0xFFFF).to_bytes(2, "little")
-    data = header + packed(Compression.GZIP, CONTENT)[10:]
+    data = header + compressed(Compression.GZIP, CONTENT)[10:]
     assert decompressed(Compression.GZIP, data, chunk_bytes=1) == CONTENT
 
 
@@ -137,7 +137,7 @@ def test_the_result_does_not_depend_on_how_the_bytes_arrive(
     compression: Compression, sizes: list[int], cuts: list[float]
 ) -> None:
     contents = [mixed(size, seed) for seed, size in enumerate(sizes)]
-    data = b"".join(packed(compression, content) for content in contents)
+    data = b"".join(compressed(compression, content) for content in contents)
     edges = [0, *sorted(int(cut * len(data)) for cut in cuts), len(data)]
     decompressor = Decompressor(compression, URL)
     pieces = [piece for a, b in pairwise(edges) for piece in decompressor.feed(memoryview(data)[a:b])]
@@ -177,7 +177,7 @@ def test_the_dense_zstd_frame_is_one() -> None:
 
 @pytest.mark.parametrize("compression", ALL)
 @pytest.mark.parametrize("piece_bytes", [4 << 10, 1 << 20])
-def test_no_piece_is_larger_than_asked_however_dense_the_input(compression: Compression, piece_bytes: int) -> None:
+def test_no_piece_is_larger_than_requested_however_dense_the_input(compression: Compression, piece_bytes: int) -> None:
     decompressor = Decompressor(compression, URL, piece_bytes=piece_bytes)
     sizes = [len(piece) for piece in decompressor.feed(_dense(compression))]
     decompressor.finish()
@@ -220,14 +220,14 @@ async def _chunks(data: bytes, size: int, log: list[str] | None = None) -> Async
 
 
 @pytest.mark.parametrize("compression", ALL)
-async def test_unpack_writes_every_byte_at_its_offset(compression: Compression) -> None:
+async def test_decompress_writes_every_byte_at_its_offset(compression: Compression) -> None:
     result = bytearray(len(CONTENT))
 
     def write(offset: int, piece: bytes) -> None:
         assert result[offset : offset + len(piece)] == bytes(len(piece))
         result[offset : offset + len(piece)] = piece
 
-    data = packed(compression, CONTENT)
+    data = compressed(compression, CONTENT)
     size = await decompress(_chunks(data, 100_000), Decompressor(compression, URL), write)
     assert size == len(CONTENT)
     assert result == CONTENT
@@ -248,7 +248,7 @@ async def test_nothing_more_is_requested_before_all_is_written_and_a_thread_deco
         await asyncio.sleep(0)
         log.append("end")
 
-    data = packed(Compression.GZIP, bytes(20 << 20)) * 2
+    data = compressed(Compression.GZIP, bytes(20 << 20)) * 2
     with ThreadPoolExecutor(1, "decompress") as executor:
         size = await decompress(_chunks(data, 20_000, log), Noted(Compression.GZIP, URL), write, executor=executor)
     assert size == 40 << 20
@@ -258,28 +258,28 @@ async def test_nothing_more_is_requested_before_all_is_written_and_a_thread_deco
     assert log.count("begin") > 20
 
 
-async def test_unpack_raises_where_the_body_ends_early() -> None:
-    data = packed(Compression.ZSTD, CONTENT)[:-1]
+async def test_decompress_raises_where_the_body_ends_early() -> None:
+    data = compressed(Compression.ZSTD, CONTENT)[:-1]
     with pytest.raises(ShardFormatError, match="cut"):
         await decompress(_chunks(data, 1_000), Decompressor(Compression.ZSTD, URL), lambda offset, piece: None)
 
 
-async def test_unpack_passes_on_what_writing_raises() -> None:
+async def test_decompress_passes_on_what_writing_raises() -> None:
     def write(offset: int, piece: bytes) -> None:
         raise MemoryError("no room")
 
     with pytest.raises(MemoryError, match="no room"):
-        await decompress(_chunks(packed(Compression.XZ, CONTENT), 1_000), Decompressor(Compression.XZ, URL), write)
+        await decompress(_chunks(compressed(Compression.XZ, CONTENT), 1_000), Decompressor(Compression.XZ, URL), write)
 
 
-async def test_unpack_can_be_cancelled_while_it_writes() -> None:
+async def test_decompress_can_be_cancelled_while_it_writes() -> None:
     writing = asyncio.Event()
 
     async def write(offset: int, piece: bytes) -> None:
         writing.set()
         await asyncio.Event().wait()
 
-    body = _chunks(packed(Compression.ZSTD, CONTENT), 1_000)
+    body = _chunks(compressed(Compression.ZSTD, CONTENT), 1_000)
     task = asyncio.create_task(decompress(body, Decompressor(Compression.ZSTD, URL), write))
     await writing.wait()
     task.cancel()

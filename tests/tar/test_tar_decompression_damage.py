@@ -9,8 +9,8 @@ import zlib
 
 import pytest
 from backports import zstd
+from compressed_shards import URL, compressed, decompressed, mixed
 from matrix import EVERY
-from packed_shards import URL, decompressed, mixed, packed
 
 from streamload.errors import ShardFormatError
 from streamload.tar.decompression import Compression, Decompressor
@@ -23,7 +23,7 @@ SMALL = mixed(6_000, seed=3)[4_900:5_900]
 @EVERY
 @pytest.mark.parametrize("compression", ALL)
 def test_every_cut_is_an_error_that_says_where(compression: Compression, every: int) -> None:
-    one = packed(compression, SMALL)
+    one = compressed(compression, SMALL)
     whole = {0, len(one), 2 * len(one)}
     data = one * 2
     beside_edges = {1, *range(len(one) - 20, len(one) + 20), *range(len(data) - 20, len(data))}
@@ -38,7 +38,7 @@ def test_every_cut_is_an_error_that_says_where(compression: Compression, every: 
 
 
 def test_every_cut_of_a_large_zstd_frame_at_its_blocks_is_an_error() -> None:
-    data = packed(Compression.ZSTD, mixed(600_000))
+    data = compressed(Compression.ZSTD, mixed(600_000))
     for end in range(0, len(data), 9_973):
         with pytest.raises(ShardFormatError, match="cut"):
             decompressed(Compression.ZSTD, data[:end])
@@ -70,7 +70,7 @@ _FREE_BITS = {
 @pytest.mark.parametrize("compression", ALL)
 def test_every_turned_bit_is_an_error_or_changes_nothing(compression: Compression, every: int) -> None:
     unnoticed = set()
-    flips = _flips(packed(compression, SMALL))[::every]
+    flips = _flips(compressed(compression, SMALL))[::every]
     for at, bit, damaged in flips:
         failure = _failure(compression, damaged)
         if failure is None:
@@ -96,7 +96,7 @@ def _failure(compression: Compression, data: bytes) -> ShardFormatError | None:
 @pytest.mark.parametrize("compression", ALL)
 def test_damage_in_a_large_shard_is_found_and_placed(compression: Compression) -> None:
     content = mixed(900_000)
-    one = packed(compression, content)
+    one = compressed(compression, content)
     data = bytearray(one * 2)
     for at in range(len(one) + 200, len(data) - 20, len(one) // 7):
         damaged = bytes(data[:at]) + bytes([data[at] ^ 0x55]) + bytes(data[at + 1 :])
@@ -114,7 +114,7 @@ def test_damage_in_a_large_shard_is_found_and_placed(compression: Compression) -
 def test_what_follows_the_last_stream_is_an_error(
     compression: Compression, garbage: bytes, chunk_bytes: int | None
 ) -> None:
-    one = packed(compression, SMALL)
+    one = compressed(compression, SMALL)
     with pytest.raises(
         ShardFormatError, match=r"follows 1 whole ones|padding .* followed by something else|cut"
     ) as caught:
@@ -126,11 +126,11 @@ def test_what_follows_the_last_stream_is_an_error(
 @pytest.mark.parametrize("compression", [Compression.ZSTD, Compression.BZIP2])
 def test_zeros_behind_formats_that_have_none_are_an_error(compression: Compression) -> None:
     with pytest.raises(ShardFormatError, match=r"follows 1 whole ones|cut"):
-        decompressed(compression, packed(compression, SMALL) + bytes(512))
+        decompressed(compression, compressed(compression, SMALL) + bytes(512))
 
 
 def test_a_gzip_member_behind_padding_is_an_error() -> None:
-    one = packed(Compression.GZIP, SMALL)
+    one = compressed(Compression.GZIP, SMALL)
     with pytest.raises(ShardFormatError, match="followed by something else") as caught:
         decompressed(Compression.GZIP, one + bytes(512) + one)
     assert caught.value.offset == len(one) + 512
@@ -138,7 +138,7 @@ def test_a_gzip_member_behind_padding_is_an_error() -> None:
 
 @pytest.mark.parametrize("padding_bytes", [1, 2, 3, 5])
 def test_xz_padding_that_is_no_multiple_of_four_is_an_error(padding_bytes: int) -> None:
-    one = packed(Compression.XZ, SMALL)
+    one = compressed(Compression.XZ, SMALL)
     with pytest.raises(ShardFormatError, match="multiple of 4"):
         decompressed(Compression.XZ, one + bytes(padding_bytes))
     with pytest.raises(ShardFormatError, match="followed by something else"):
@@ -158,14 +158,14 @@ def test_what_is_not_compressed_at_all_is_an_error(compression: Compression, dat
     [(-1, "length"), (-5, "crc"), (-8, "crc")],
 )
 def test_the_trailer_of_gzip_is_verified(place: int, what: str) -> None:
-    data = bytearray(packed(Compression.GZIP, SMALL))
+    data = bytearray(compressed(Compression.GZIP, SMALL))
     data[place] ^= 1
     with pytest.raises(ShardFormatError, match=what if what == "length" else "check"):
         decompressed(Compression.GZIP, bytes(data))
 
 
 def test_the_checksum_of_zstd_is_verified() -> None:
-    data = bytearray(packed(Compression.ZSTD, SMALL))
+    data = bytearray(compressed(Compression.ZSTD, SMALL))
     data[-1] ^= 1
     with pytest.raises(ShardFormatError, match="checksum"):
         decompressed(Compression.ZSTD, bytes(data))

@@ -133,7 +133,7 @@ def test_labels_need_every_sample_to_have_one() -> None:
     assert labels.tolist() == [1, 2]
 
 
-def test_labels_and_checksums_are_read_only_where_asked() -> None:
+def test_labels_and_checksums_are_read_only_where_requested() -> None:
     content = archive_of([b"a.cls", b"b.cls"], [b"1", b"2"]).whole()
     table = scan_shard(memoryview(content), "")
     assert table.labels is None

@@ -287,7 +287,7 @@ def test_the_next_header_is_found_behind_a_payload_that_has_not_come() -> None:
     assert (len(piece.table), piece.resume, piece.needs) == (0, 0, archive.headers[1] + 512)
 
 
-def test_a_hidden_member_that_has_not_come_is_passed_over() -> None:
+def test_a_hidden_member_that_has_not_come_is_skipped() -> None:
     archive = Archive().add(header(b".hidden", 1 << 20), bytes(1 << 20)).add(header(b"b.bin", 0))
     content = archive.whole()
     first = scan_prefix(memoryview(content), URL, start=0, available=512, total=len(content))
@@ -304,7 +304,7 @@ def test_a_piece_begins_at_the_extension_headers_of_its_first_sample() -> None:
     assert piece.table.keys() == ["a"]
 
 
-def test_members_that_are_passed_over_are_not_read_again_and_again() -> None:
+def test_members_that_are_skipped_are_not_read_again_and_again() -> None:
     archive = Archive()
     for number in range(100):
         archive.add(header(b"folder%d" % number, 0, typeflag=b"5")).add(header(b".%d" % number, 0))
@@ -331,7 +331,7 @@ def test_zeros_behind_the_end_mark_are_checked_as_they_come() -> None:
         check_same_outcome(bytes(broken), [mark + 1024, cut])
 
 
-def test_what_follows_the_end_mark_is_told_when_its_block_has_come() -> None:
+def test_what_follows_the_end_mark_is_reported_when_its_block_has_come() -> None:
     first = plain_archive(2).whole()
     for behind in (plain_archive(1).whole(), b"\0x" + bytes(510)):
         for known in (True, False):

@@ -54,6 +54,11 @@ def files_below(folder: Path) -> dict[str, bytes]:
     }
 
 
+def without_options(files: dict[str, bytes]) -> dict[str, bytes]:
+    """The same without the record of `shardify`'s options, which no other writer of shards leaves."""
+    return {name: content for name, content in files.items() if name != ".streamload/shardify.json"}
+
+
 def images(tmp_path: Path, each: int = 6) -> Path:
     names = [f"{name}/{n}{'.png' if n % 3 == 2 else '.jpg'}" for name in ("cat", "bee") for n in range(each)]
     return image_folder(tmp_path / "source", *names)

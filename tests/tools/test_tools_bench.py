@@ -51,13 +51,13 @@ def test_bench_counts_batches_behind_the_first(arrays: Path) -> None:
     assert lines[4].startswith("limited by ")
 
 
-def test_bench_ends_after_some_seconds_and_reads_what_it_is_told(arrays: Path) -> None:
+def test_bench_ends_after_some_seconds_and_reads_the_chosen_fields(arrays: Path) -> None:
     lines = bench(arrays, "--batch-size", 10, "--seconds", 0, "--fields", "cls", "--shuffle")
     assert lines[0].endswith("fields cls")
     assert lines[2] == "nothing else was measured: there was no second batch"
 
 
-def test_bench_brings_images_to_one_size_or_leaves_their_bytes(photos: Path) -> None:
+def test_bench_resizes_images_to_one_size_or_leaves_their_bytes(photos: Path) -> None:
     assert usual_fields([str(photos)], None, {}) == ("jpg;png", "cls")
     cropped = bench(photos, "--batch-size", 4, "--batches", 2, "--crop", 8)
     assert cropped[0].endswith("fields jpg;png, cls, jpg;png by RandomResizedCrop(8)")

@@ -62,7 +62,7 @@ def test_a_piece_without_its_record_is_missed(tmp_path: Path, monkeypatch: pytes
     damage(dest / STAGING / "pieces" / "all" / "shard-000002.tar.done")  # type: ignore[operator]
     status, _, err = pack(source, dest, *JOINING, "--resume")
     assert status == 1
-    assert "what was packed before is missing or damaged; start anew with --overwrite" in err
+    assert "what was packed before is missing or damaged; start over with --overwrite" in err
     assert not list(dest.glob("*.tar"))
     assert pack(source, dest, *JOINING, "--overwrite")[0] == 0
     assert len(packed_samples(dest)) == 12
@@ -202,15 +202,15 @@ def test_a_resized_image_that_is_too_large_for_a_shard_ends_the_run(tmp_path: Pa
 def test_no_more_processes_are_started_than_there_are_tasks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[object], processes: int | None
 ) -> None:
-    source, asked = images(tmp_path), []
+    source, requested = images(tmp_path), []
     if processes is None:
         processes = -(-sum(map(len, files_below(source).values())) // 5000)
         assert processes > 1
     monkeypatch.setattr("streamload_tools.packing.packing._PIECE_FILES", 5)
     monkeypatch.setattr("streamload_tools.packing.packing._MANY_FILES", 12)
-    monkeypatch.setattr(workforce.Workforce, "start", lambda self, number: asked.append(number))
+    monkeypatch.setattr(workforce.Workforce, "start", lambda self, number: requested.append(number))
     assert pack(source, tmp_path / "dest", "--workers", 1, *options)[0] == 0
-    assert asked == [processes]
+    assert requested == [processes]
 
 
 def test_processes_are_started_up_to_the_tasks(monkeypatch: pytest.MonkeyPatch) -> None:

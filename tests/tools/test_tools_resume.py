@@ -38,7 +38,7 @@ def test_ctrl_c_is_one_line_and_keeps_what_is_finished(tmp_path: Path, monkeypat
     err = stopped_in_the_middle(source, dest, monkeypatch)
     assert [line for line in err.splitlines() if not line.startswith("packing")] == [
         "interrupted: no unfinished shard is published; what is finished is kept: run the same command with "
-        "--resume to go on, or with --overwrite to start anew"
+        "--resume to go on, or with --overwrite to start over"
     ]
     assert os.listdir(dest) == [STAGING]
     assert not list(dest.rglob("*.partial"))
@@ -58,7 +58,7 @@ def test_ctrl_c_before_anything_is_finished_leaves_nothing(tmp_path: Path, monke
     monkeypatch.setattr(loading, "fault_of", interrupted)
     status, out, err = pack(images(tmp_path), tmp_path / "dest")
     assert (status, out) == (130, "")
-    assert "interrupted: no unfinished shard is published\n" in err
+    assert "interrupted: nothing is published or kept; run the same command again, with or without --resume\n" in err
     assert not (tmp_path / "dest").exists()
 
 
@@ -94,7 +94,7 @@ def test_another_source_or_other_options_are_refused(
     status, _, err = pack(source, dest, "--max-count", 2, "--resume", *(options if isinstance(options, list) else ()))
     assert (status, files_below(dest)) == (2, before)
     assert message in err
-    assert "start anew with --overwrite" in err
+    assert "start over with --overwrite" in err
     assert err.count("error:") == 1
 
 
@@ -227,7 +227,7 @@ def test_a_piece_that_was_damaged_is_found(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(packing, "_PIECE_FILES", 3)
     status, _, err = pack(source, dest, *JOINING, "--resume")
     assert status == 1
-    assert "what was packed before is damaged; start anew with --overwrite" in err
+    assert "what was packed before is damaged; start over with --overwrite" in err
     assert not list(dest.glob("*.tar"))
 
 
@@ -304,3 +304,17 @@ def test_stopped_while_it_clears_up_it_is_finished_all_the_same(
     assert "holds 1 shard already" in err
     assert pack(source, tmp_path / "whole")[0] == 0
     assert files_below(dest) == files_below(tmp_path / "whole")
+
+
+def test_a_finished_dataset_is_resumed_with_its_own_options_only(tmp_path: Path) -> None:
+    source, dest = images(tmp_path), tmp_path / "dest"
+    assert pack(source, dest, "--max-count", 2)[0] == 0
+    before = files_below(dest)
+    status, _, err = pack(source, dest, "--max-count", 2, "--resume")
+    assert (status, "there is no unfinished run to resume" in err) == (0, True)
+    status, _, err = pack(source, dest, "--max-count", 3, "--seed", 4, "--resume")
+    assert status == 2
+    assert "packed with other options: --max-count was 2 and is 3, --seed was 0 and is 4; to pack again, " in err
+    assert files_below(dest) == before
+    assert pack(source, dest, "--max-count", 3, "--seed", 4, "--overwrite")[0] == 0
+    assert pack(source, dest, "--max-count", 3, "--seed", 4, "--resume")[0] == 0

@@ -97,8 +97,10 @@ def test_what_is_there_is_refused_or_replaced(tmp_path: Path, bucket: Place) -> 
     before = bucket.files()
     status, _, err = packed(bucket, source, staging)
     assert (status, "6 shards already" in err) == (2, True)
-    status, _, err = packed(bucket, source, staging, "--resume")
+    status, _, err = packed(bucket, source, staging, "--max-count", 2, "--resume")
     assert (status, "no unfinished run to resume" in err) == (0, True)
+    status, _, err = packed(bucket, source, staging, "--resume")
+    assert (status, "other options: --max-count was 2 and is None; " in err) == (2, True)
     assert bucket.files() == before
     assert packed(bucket, source, staging, "--max-count", 7, "--overwrite")[0] == 0
     assert pack(source, tmp_path / "local", "--max-count", 7)[0] == 0

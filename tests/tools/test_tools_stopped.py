@@ -114,7 +114,7 @@ def test_a_full_disk_is_one_message_and_can_be_resumed(tmp_path: Path, monkeypat
     assert (status, out) == (1, "")
     assert [line for line in err.splitlines() if not line.startswith("packing")] == [
         f"error: {dest}: No space left on device; make room there; what is finished is kept: run the same command "
-        "with --resume to go on, or with --overwrite to start anew"
+        "with --resume to go on, or with --overwrite to start over"
     ]
     assert not list(dest.glob("*.tar"))
     assert not list(dest.rglob("*.partial"))

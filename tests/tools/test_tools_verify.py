@@ -56,3 +56,12 @@ def test_labels_have_names_in_classes_json(folder: Path) -> None:
     classes.write_text("{}")
     status, out, _ = run(main.app, "verify", folder)
     assert (status, "classes.json" in out, "as shardify writes it" in out) == (1, True, True)
+
+
+def test_a_mistyped_path_is_no_damage(folder: Path) -> None:
+    status, out, err = run(main.app, "verify", folder / "shard-000009.tar")
+    assert status == 1
+    assert "shard-000009.tar" in out
+    assert err.splitlines()[-1] == "error: nothing was verified, because no shard of these names exists; check the path"
+    status, _, err = run(main.app, "verify", folder / "shard-000000.tar", folder / "shard-000009.tar")
+    assert (status, err.splitlines()[-1]) == (1, "error: 1 fault in 2 shards")

@@ -92,7 +92,7 @@ def lease(pool: SlotPool, reader: SlotReader, value: int) -> torch.Tensor:
     return torch.from_numpy(memory[:8])
 
 
-def test_a_slot_is_given_back_when_its_copy_is_done_and_not_before() -> None:
+def test_a_slot_is_released_when_its_copy_is_done_and_not_before() -> None:
     device = LateDevice()
     mover = Mover(device)
     with slots() as (pool, reader):
@@ -113,7 +113,7 @@ def test_a_slot_is_given_back_when_its_copy_is_done_and_not_before() -> None:
 
 
 @pytest.mark.parametrize("how", ["closed", "dropped"])
-def test_what_is_under_way_at_the_end_is_waited_for(how: str) -> None:
+def test_copies_in_flight_at_the_end_are_waited_for(how: str) -> None:
     device = LateDevice()
     mover = Mover(device)
     with slots() as (pool, reader):
@@ -129,7 +129,7 @@ def test_what_is_under_way_at_the_end_is_waited_for(how: str) -> None:
     assert device.waits == 2
 
 
-def test_what_there_is_no_room_for_on_the_device_is_given_back() -> None:
+def test_a_batch_without_room_on_the_device_frees_what_was_copied() -> None:
     mover = Mover(LateDevice(fails_at=1))
     with slots() as (pool, reader):
         with pytest.raises(RuntimeError, match="out of memory"):
@@ -256,7 +256,7 @@ class _Tensor:
         self.written.log.append(f"{self.name} used on {stream}")
 
 
-def test_cuda_is_asked_in_the_right_order(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_is_called_in_the_right_order(monkeypatch: pytest.MonkeyPatch) -> None:
     written = Written(monkeypatch)
     device = CudaDevice(torch.device("cuda"))
     sparse = _Tensor(written, "s")

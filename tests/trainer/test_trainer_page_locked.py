@@ -73,12 +73,12 @@ def test_each_slot_is_locked_once_however_often_it_goes_round() -> None:
             if slot not in known:
                 known.add(slot)
                 reader.add(slot, pool.descriptor(slot))
-            pool.delivered(slot, 100)
-            pool.taken(1)
+            pool.announce(slot, 100)
+            pool.note_taken(1)
             tensor = torch.from_numpy(reader.lease(slot))
             assert tensor.data_ptr() in registry.locked
             del tensor
-        pool.released(reader.released)
+        pool.note_released(reader.released)
         reader.released.clear()
     assert sorted(registry.locked.values()) == [4096, 8192]
     assert len(registry.log) == 2
@@ -87,7 +87,7 @@ def test_each_slot_is_locked_once_however_often_it_goes_round() -> None:
     assert registry.locked == {}
 
 
-def test_a_slot_that_grows_is_locked_anew() -> None:
+def test_a_slot_that_grows_is_locked_again() -> None:
     registry = Registry()
     pool, reader = SlotPool(), SlotReader(pinning(registry))
     slot = pool.take(100)

@@ -93,7 +93,7 @@ def test_a_key_comes_once_in_a_shard(tmp_path: Path) -> None:
     assert [key for key, _ in read_back(writer.shards)] == ["a", "b", "a"]
 
 
-def test_names_between_underscores_are_passed_over(tmp_path: Path) -> None:
+def test_names_between_underscores_are_skipped(tmp_path: Path) -> None:
     writer = write(tmp_path, [{"__key__": "a", "__url__": "x", "txt": "t", "__rank__": object()}])
     assert read_back(writer.shards) == [("a", [("txt", b"t")])]
 
@@ -152,7 +152,7 @@ def test_a_forgotten_close_warns_and_leaves_nothing(tmp_path: Path) -> None:
     assert names_in(tmp_path) == []
 
 
-def test_existing_shards_are_not_touched_unless_asked(tmp_path: Path) -> None:
+def test_existing_shards_are_not_touched_unless_requested(tmp_path: Path) -> None:
     write(tmp_path, max_count=1)
     before = digest(tmp_path)
     with pytest.raises(StorageError, match=r"holds 6 shards of this name already.*overwrite=True"):

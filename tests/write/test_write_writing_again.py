@@ -135,7 +135,7 @@ def test_of_a_large_object_only_the_refused_part_is_sent_again(
 
 
 @pytest.mark.parametrize("given", [given_as_bytes, given_as_file])
-def test_what_obstore_gives_up_is_begun_anew_and_the_outage_told_once(
+def test_what_obstore_gives_up_is_begun_again_and_the_outage_reported_once(
     uploads: UploadServer,
     tmp_path: Path,
     given: Given,
@@ -156,7 +156,7 @@ def test_what_obstore_gives_up_is_begun_anew_and_the_outage_told_once(
     assert len(uploads.refused) == 7 + 2 * 10
 
 
-def test_an_object_store_that_denies_is_asked_once(uploads: UploadServer) -> None:
+def test_an_object_store_that_denies_is_tried_once(uploads: UploadServer) -> None:
     uploads.refusals, uploads.status = 100, 403
     with pytest.raises(StorageError, match="access is denied"):
         storages_for(uploads).for_url("s3://b/a.json").write("s3://b/a.json", b"small")

@@ -176,7 +176,7 @@ class _Run:
         for name, task in planned:
             known = kept(task.path, fingerprint(task), check=False)
             if known is None:
-                reason = "what was packed before is missing or damaged; start anew with --overwrite"
+                reason = "what was packed before is missing or damaged; start over with --overwrite"
                 raise ShardFormatError(reason, url=task.path)
             if known.table is not None:
                 packed[name].append(known)

@@ -8,10 +8,12 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
+from streamload_tools.packing.finished_options import options_content, options_path
 from streamload_tools.packing.records import Finished
 
 from streamload.index.dataset_index import INDEX_FOLDER, IndexedShard, write_index
@@ -25,7 +27,7 @@ __all__ = ["CLASSES", "NAMES", "Part", "classes_content", "publish"]
 NAMES = ShardNaming("shard-", 6, ".tar")
 CLASSES = "classes.json"
 _HALF_WRITTEN = re.compile(
-    r"\.(classes\.json|index\.json|\.streamload-unfinished\.json|shard-\d{6,}\.tar\.npz)\.[0-9a-f]{16}\.tmp"
+    r"\.(classes\.json|index\.json|shardify\.json|\.streamload-unfinished\.json|shard-\d{6,}\.tar\.npz)\.[0-9a-f]{16}\.tmp"
 )
 
 
@@ -54,6 +56,7 @@ def publish(
     parts: Sequence[Part],
     destination: str,
     classes: Sequence[str] | None,
+    options: Mapping[str, Any],
     *,
     sync: bool = False,
     again: bool = False,
@@ -66,6 +69,7 @@ def publish(
         parts: the parts.
         destination: their folder, or the parent of one folder per part.
         classes: the names of the classes, or None.
+        options: which these shards were packed with.
         sync: flush shards, names and index to disk.
         again: an earlier run was stopped within this; remove its temporary files.
 
@@ -89,6 +93,7 @@ def publish(
         _write_classes(os.path.join(folder, CLASSES), classes if part.shards else None, sync)
     for part, folder in changed:
         _write_index(folder, part.shards, sync)
+        _write_options(folder, options if part.shards else None, sync)
     for part, folder in changed:
         mark_finished(folder, NAMES, durable=sync)
         if not part.shards:
@@ -127,6 +132,14 @@ def _write_index(folder: str, shards: Sequence[Finished], sync: bool) -> None:
     ]
     if entries:
         write_index(os.path.join(folder, INDEX_FOLDER), entries, durable=sync)
+
+
+def _write_options(folder: str, options: Mapping[str, Any] | None, sync: bool) -> None:
+    path = options_path(folder)
+    if options is not None:
+        replace_file(path, lambda file: file.write(options_content(options)), durable=sync)
+    elif os.path.exists(path):
+        os.unlink(path)
 
 
 def _remove_empty(folder: str) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 from streamload_tools.failures import UsageError
 from streamload_tools.output import shown_bytes
+from streamload_tools.packing.finished_options import options_content, options_path
 from streamload_tools.packing.publishing import CLASSES, NAMES, Part, classes_content
 from streamload_tools.packing.records import DONE, TABLE, Finished
 from streamload_tools.packing.run_records import PackingRecords, UploadedShard
@@ -134,6 +135,8 @@ class RemoteStaging(Staging):
                 for (key, name), table in zip(self._taken[part.name], tables, strict=True)
             ]
             if entries:
+                options = options_content(self.run.options)
+                self._storage.write(options_path(self._folder(part.name)), options)
                 fields = {field for table in tables for field in table.fields}
                 merge_remote_index(self._storage, remote_index_folder(self._folder(part.name)), entries, fields)
         self._unmark()
@@ -186,6 +189,7 @@ class RemoteStaging(Staging):
                 remove_remote_entries(self._storage, remote_index_folder(folder), NAMES.matches)
                 if existing:
                     self._storage.delete(f"{folder}/{CLASSES}")
+                    self._storage.delete(options_path(folder))
         for folder, existing in there.items():
             for name in existing:
                 if (folder, name) not in kept:

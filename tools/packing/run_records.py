@@ -105,7 +105,7 @@ class PackingRecords:
                 if document is not None
             }
         except (LookupError, TypeError) as exc:
-            raise UsageError(f"a record in {self._folder!r} is damaged; start anew with --overwrite") from exc
+            raise UsageError(f"a record in {self._folder!r} is damaged; start over with --overwrite") from exc
 
     def tables(self, shards: Mapping[str, tuple[str, UploadedShard]]) -> dict[str, Finished]:
         """The results of finished tasks whose table and object still exist, by key. Raises StorageError.

@@ -54,10 +54,11 @@ def source_to_shards(
         )
     _report_notes(found)
     splits = list(options.fractions or found.parts or [""])
-    if not check_destination(place, splits, start):
+    remembered = _remembered(source, options)
+    if not check_destination(place, splits, start, remembered):
         return
     listing = list_files(found)
-    run = Run(dest, _remembered(source, options), listing, start.resume, start.overwrite, options.sync)
+    run = Run(dest, remembered, listing, start.resume, start.overwrite, options.sync)
     if place.storage is None:
         staging = Staging(place.staging_folder(), run)
     else:

@@ -184,7 +184,7 @@ class Staging:
         again = self.noted(_PUBLISHING) is not None
         if not again:
             self.note(_PUBLISHING, {part.name: [shard.path for shard in part.shards] for part in parts})
-        publish(parts, self.run.destination, classes, sync=self.run.sync, again=again)
+        publish(parts, self.run.destination, classes, self.run.options, sync=self.run.sync, again=again)
 
     def abandon(self) -> None:
         """Keep nothing for a later run, which could not use it."""
@@ -260,7 +260,7 @@ def _prepare(staging: Staging) -> None:
         if difference is not None:
             raise UsageError(
                 f"the unfinished run in {run.destination!r} cannot be resumed: {difference}; give the same options and "
-                "files, or start anew with --overwrite"
+                "files, or start over with --overwrite"
             )
         staging.resumed = True
         staging.reuse(before)
@@ -278,11 +278,15 @@ def _keep_results(staging: Staging, exc: BaseException) -> None:
     if not (staging.keeps and staging.has_results()):
         staging.withdraw()
         staging.remove()
+        if isinstance(exc, KeyboardInterrupt):
+            exc.args = ("nothing is published or kept; run the same command again, with or without --resume",)
         return
     if not _is_being_published(staging.folder):
+        if isinstance(exc, KeyboardInterrupt):
+            exc.args = ("no unfinished shard is published",)
         exc.add_note(
             f"what is finished is kept{staging.kept_where()}: run the same command with --resume to go on, or with "
-            "--overwrite to start anew"
+            "--overwrite to start over"
         )
     else:
         if isinstance(exc, KeyboardInterrupt):
@@ -316,7 +320,7 @@ def _explain(exc: BaseException, folder: str) -> None:
 def _recorded_part(name: str, paths: Sequence[str]) -> Part:
     shards = [kept(path, check=False) for path in paths]
     if None in shards:
-        raise ValueError("the unfinished run is damaged; start anew with --overwrite")
+        raise ValueError("the unfinished run is damaged; start over with --overwrite")
     return Part(name, [shard for shard in shards if shard is not None])
 
 

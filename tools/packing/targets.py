@@ -1,14 +1,16 @@
-"""Checks of the destination: nothing there is overwritten, or mixed with new shards, unless the user asks for it."""
+"""Checks of the destination: nothing there is overwritten, or mixed with new shards, unless the user says so."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from glob import escape
+from typing import Any
 
 from streamload_tools.failures import UsageError
 from streamload_tools.output import say
+from streamload_tools.packing.finished_options import changed_options
 from streamload_tools.packing.publishing import CLASSES, NAMES
 from streamload_tools.packing.remote_staging import local_folder
 from streamload_tools.packing.run_records import PackingRecords
@@ -66,11 +68,18 @@ def check_places(source: str, dest: str, *, remote: bool) -> None:
         raise UsageError(f"DEST {dest!r} is a file; give a folder")
 
 
-def check_destination(place: Place, splits: Sequence[str], start: Start) -> bool:
+def check_destination(place: Place, splits: Sequence[str], start: Start, options: Mapping[str, Any]) -> bool:
     """Whether there is something to do at a destination.
 
+    Args:
+        place: the destination.
+        splits: the names of its folders, or "" for itself.
+        start: what to do with what is there.
+        options: which the bytes of the shards depend on.
+
     Raises:
-        UsageError: there are shards already, and they are not to be replaced.
+        UsageError: there are shards already, and they are not to be replaced; or they are to be resumed with options
+            other than theirs.
         StorageError, OSError: it cannot be read.
     """
     records = None if place.storage is None else PackingRecords(place.storage, place.dest)
@@ -82,12 +91,18 @@ def check_destination(place: Place, splits: Sequence[str], start: Start) -> bool
     for folder in folders if resumes else ():
         existing = _existing(place, folder)
         if existing:
+            changed = changed_options(folder, place.storage, options)
+            if changed is not None:
+                raise UsageError(
+                    f"{folder!r} is finished, and was packed with other options: {changed}; to pack again, replace "
+                    "--resume by --overwrite, or choose another DEST"
+                )
             if records is not None:
                 records.remove()
             remove_remains(place.staging_folder(), place.dest)
             say(
                 f"note: there is no unfinished run to resume, and {folder!r} holds {counted(len(existing), 'shard')} "
-                "already; to pack anew, add --overwrite"
+                "already; to pack again, add --overwrite"
             )
             return False
     refuse_shards(place, splits, start)

@@ -246,14 +246,14 @@ def _joined(task: JoinTask, hidden: str) -> ShardTable:
             os.fsync(target.fileno())
     table = scanned_table(hidden, every_byte=True)
     if table.member_crc32 is None or not np.array_equal(table.member_crc32, np.concatenate(expected)):
-        raise ShardFormatError("what was packed before is damaged; start anew with --overwrite", url=task.path)
+        raise ShardFormatError("what was packed before is damaged; start over with --overwrite", url=task.path)
     return table
 
 
 def _table_of(path: str) -> ShardTable:
     done = kept(path, check=False)
     if done is None or done.table is None:
-        raise ShardFormatError("what was packed before is missing; start anew with --overwrite", url=path)
+        raise ShardFormatError("what was packed before is missing; start over with --overwrite", url=path)
     return done.table
 
 
@@ -263,7 +263,7 @@ def _copy(path: str, offset: int, size: int, target: int) -> None:
         while size:
             data = source.read(min(size, _COPY_BYTES))
             if not data:
-                raise ShardFormatError("what was packed before is truncated; start anew with --overwrite", url=path)
+                raise ShardFormatError("what was packed before is truncated; start over with --overwrite", url=path)
             size -= len(data)
             _write_all(target, data)
 

@@ -181,13 +181,13 @@ def _check_header(path: str, header: Sequence[str]) -> None:
         raise SourceError(f"{path!r} has two columns called {twice!r}; rename one of them")
 
 
-def _chosen(option: str, asked: str | None, names: Sequence[str], usual: Sequence[str], position: int) -> str:
+def _chosen(option: str, requested: str | None, names: Sequence[str], usual: Sequence[str], position: int) -> str:
     """The requested column, or the first with a common name, or by position if there is no header."""
     listed = ", ".join(map(repr, names))
-    if asked is not None:
-        if asked not in names:
-            raise _TableError(f" has no column {asked!r} ({option}); its columns are {listed}")
-        return asked
+    if requested is not None:
+        if requested not in names:
+            raise _TableError(f" has no column {requested!r} ({option}); its columns are {listed}")
+        return requested
     if len(names) >= 2 and list(names) == [str(number) for number in range(1, len(names) + 1)]:
         return names[position]
     lower = {name.lower().replace("-", "_").replace(" ", "_"): name for name in reversed(names)}

@@ -1,4 +1,4 @@
-"""What a loader asks its feeder between passes: an error is told once, to the one who has asked."""
+"""Calls of a loader between epochs: an error is raised by the call that failed, and by no other."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from streamload import ShardWriter, StreamLoader
 from streamload.errors import ShardNotFoundError, WorkerError
 
 
-def test_an_error_of_a_question_is_told_to_nobody_else(shard_folder: Path) -> None:
+def test_an_error_of_a_call_is_raised_by_that_call_only(shard_folder: Path) -> None:
     with ShardWriter(shard_folder, max_count=4) as writer:
         for number in range(8):
             writer.write({"__key__": f"{number}", "cls": number})
@@ -23,7 +23,7 @@ def test_an_error_of_a_question_is_told_to_nobody_else(shard_folder: Path) -> No
         port = int(server.url.rpartition(":")[2])
         loader = StreamLoader([f"{server.url}/{name}" for name in objects], 4, fields=("cls",), num_workers=1)
         with pytest.raises(ShardNotFoundError, match=second):
-            loader.state_dict()  # over plain HTTP it asks for the shards' sizes
+            loader.state_dict()  # over plain HTTP it requests the shards' sizes
         for process in children("streamload.feeder"):
             process.kill()
         with pytest.raises(WorkerError, match="SIGKILL"):
@@ -35,7 +35,7 @@ def test_an_error_of_a_question_is_told_to_nobody_else(shard_folder: Path) -> No
         assert loader.state_dict()["epoch"] == 1
 
 
-def test_a_feeder_that_was_asked_is_ended_where_a_job_cannot_be_sent_to_it(shard_folder: Path) -> None:
+def test_a_feeder_that_answered_calls_is_ended_where_a_job_cannot_be_sent_to_it(shard_folder: Path) -> None:
     """The traceback of the error, which a notebook keeps, must not be all that holds the feeder."""
     with ShardWriter(shard_folder) as writer:
         writer.write({"__key__": "0", "cls": 0})
@@ -46,7 +46,8 @@ def test_a_feeder_that_was_asked_is_ended_where_a_job_cannot_be_sent_to_it(shard
             return value
 
     with FaultServer(shard_folder) as server:
-        loader = StreamLoader(f"{server.url}/000000.tar", fields=("cls",), transform={"cls": locked}, num_workers=1)
+        (shard,) = shard_folder.glob("*.tar")
+        loader = StreamLoader(f"{server.url}/{shard.name}", fields=("cls",), transform={"cls": locked}, num_workers=1)
         with pytest.raises(TypeError, match="lock") as kept:
             next(iter(loader))
         loader.close()

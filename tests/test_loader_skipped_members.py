@@ -1,4 +1,4 @@
-"""Members that belong to no sample are told of where somebody may miss them: links, and shards of nothing else."""
+"""Members that belong to no sample are reported where somebody may miss them: links, and shards of nothing else."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def only_links(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_links_are_told_of_once_where_the_loop_stands(linked: str, workers: int) -> None:
+def test_links_are_reported_once_at_the_line_of_the_loop(linked: str, workers: int) -> None:
     with StreamLoader(linked, 1, fields=("cls",), num_workers=workers) as loader:
         with pytest.warns(UserWarning, match=f"^3 links skipped.*{ADVICE}") as said:
             assert len(list(loader)) == 2
@@ -61,7 +61,7 @@ def test_links_are_told_of_once_where_the_loop_stands(linked: str, workers: int)
         assert len(list(loader)) == 2  # a second warning would be an error
 
 
-def test_links_are_told_of_in_an_event_loop(linked: str) -> None:
+def test_links_are_reported_in_an_event_loop(linked: str) -> None:
     async def run(loader: StreamLoader) -> int:
         return len([batch async for batch in loader])
 
@@ -119,7 +119,7 @@ def test_empty_archives_are_no_empty_loop_in_silence(tmp_path: Path, workers: in
 
 
 @pytest.mark.parametrize("workers", [0, exhaustive((1,))])
-def test_an_epoch_of_empty_shards_is_told_of_whatever_its_size_is_to_be(tmp_path: Path, workers: int) -> None:
+def test_an_epoch_of_empty_shards_is_an_error_whatever_its_size(tmp_path: Path, workers: int) -> None:
     with tarfile.open(tmp_path / "s.tar", "w"):
         pass
     with (
@@ -134,14 +134,14 @@ def test_a_sampler_that_chooses_nothing_has_lost_nothing(tmp_path: Path) -> None
         assert list(loader) == []
 
 
-def test_an_empty_archive_by_number_is_told_of(tmp_path: Path) -> None:
+def test_an_empty_archive_in_a_dataset_by_number_is_reported(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "s.tar", "w"):
         pass
     with pytest.warns(UserWarning, match="nothing to give"), TarDataset(tmp_path / "s.tar") as dataset:
         assert len(dataset) == 0
 
 
-def test_a_dataset_by_number_tells_of_links(linked: str, only_links: str) -> None:
+def test_a_dataset_by_number_reports_links(linked: str, only_links: str) -> None:
     with pytest.warns(UserWarning, match=f"^3 links skipped.*{ADVICE}") as said:
         dataset = TarDataset(linked, fields=("cls",))
     assert [warning.filename for warning in said] == [__file__]
@@ -154,7 +154,7 @@ def test_a_dataset_by_number_tells_of_links(linked: str, only_links: str) -> Non
         TarDataset(only_links, fields=("cls",))
 
 
-def test_the_command_that_indexes_tells_of_links(linked: str, tmp_path: Path) -> None:
+def test_the_command_that_indexes_reports_links(linked: str, tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["index", linked, "--output", os.fspath(tmp_path / "index")])
     assert done.exit_code == 0
     assert "indexed 1 shard, 2 samples" in done.stdout

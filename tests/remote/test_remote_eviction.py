@@ -29,11 +29,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultServer]:
         yield running
 
 
-def slow_epoch(server: FaultServer, packing: str, **options: Any) -> list[int]:
+def slow_epoch(server: FaultServer, form: str, **options: Any) -> list[int]:
     """The labels of an epoch of a loop that is slower than what is brought, so that much is brought for later."""
     defaults: dict[str, Any] = {"fields": ("cls", "npy"), "num_workers": 1, "prefetch_batches": 1, "timeout": 30}
     found: list[int] = []
-    urls = Place(server.url).urls(packing, range(len(SIZES)))
+    urls = Place(server.url).urls(form, range(len(SIZES)))
     with StreamLoader(urls, **{**defaults, **options}) as loader:
         for labels, _ in loader:
             found += labels.tolist()
@@ -43,7 +43,7 @@ def slow_epoch(server: FaultServer, packing: str, **options: Any) -> list[int]:
 
 @pytest.mark.parametrize("budget", [30, exhaustive((32,)), exhaustive((35,))])
 @pytest.mark.parametrize("workers", [1, 2])
-def test_parts_for_scans_ahead_make_way(server: FaultServer, budget: int, workers: int) -> None:
+def test_parts_for_scans_ahead_are_evicted(server: FaultServer, budget: int, workers: int) -> None:
     """Without an index the next shard is scanned while rows of the one before are still to be made."""
     assert (
         slow_epoch(server, "plain", batch_size=4, memory_budget=budget_for(budget * MB), num_workers=workers) == SAMPLES
@@ -51,14 +51,14 @@ def test_parts_for_scans_ahead_make_way(server: FaultServer, budget: int, worker
 
 
 @pytest.mark.parametrize("budget", [50, exhaustive((45,)), exhaustive((55,))])
-def test_unpacking_ahead_makes_way(server: FaultServer, budget: int) -> None:
+def test_decompressing_ahead_is_evicted(server: FaultServer, budget: int) -> None:
     assert slow_epoch(server, "zst", batch_size=4, memory_budget=budget_for(budget * MB)) == SAMPLES
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("budget", [38, 43])
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.exhaustive)])
-def test_the_unpackings_of_several_lanes_take_turns(server: FaultServer, budget: int, workers: int) -> None:
+def test_decompressions_of_several_lanes_take_turns(server: FaultServer, budget: int, workers: int) -> None:
     options: dict[str, Any] = {"lanes": 4, "num_workers": workers}
     assert sorted(slow_epoch(server, "zst", batch_size=1, memory_budget=budget_for(budget * MB), **options)) == SAMPLES
 

@@ -18,7 +18,7 @@ MB = 1_000_000
 SIZES = [[MB] * 25] * 4
 TOTAL = 100
 WEIGHTS = [1.0 + 9 * (number % 10 == 3) for number in range(TOTAL)]
-CHOICES: dict[str, dict[str, Any]] = {
+SAMPLINGS: dict[str, dict[str, Any]] = {
     "weights": {"weights": WEIGHTS, "shuffle": True},
     "balanced": {"weights": "balanced", "shuffle": True},
     "two and a half passes": {"epoch_size": 250, "shuffle": True},
@@ -30,7 +30,7 @@ CHOICES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("choice")
+    folder = tmp_path_factory.mktemp("sampling")
     write_datasets(folder, SIZES, [])
     return folder
 
@@ -58,9 +58,9 @@ def flat(batch: Any) -> Any:
     return batch if isinstance(batch[0], int) else batch[0].tolist()
 
 
-def epochs(place: Place, choice: str, packing: str = "indexed", **options: Any) -> list[list[int]]:
-    urls: Any = place.urls(packing, range(4))
-    if choice == "mixture":
+def epochs(place: Place, sampling: str, form: str = "indexed", **options: Any) -> list[list[int]]:
+    urls: Any = place.urls(form, range(4))
+    if sampling == "mixture":
         urls = Mixture({"first": (urls[:1], 0.5), "rest": (urls[1:], 0.5)})
     defaults: dict[str, Any] = {
         "batch_size": 2,
@@ -70,15 +70,15 @@ def epochs(place: Place, choice: str, packing: str = "indexed", **options: Any) 
         "num_workers": 0,
         "timeout": 30,
     }
-    with StreamLoader(urls, **{**defaults, **options, **CHOICES[choice]}) as loader:
-        count = 3 if choice == "a third of a pass" else 1
+    with StreamLoader(urls, **{**defaults, **options, **SAMPLINGS[sampling]}) as loader:
+        count = 3 if sampling == "a third of a pass" else 1
         return [[int(label) for batch in loader for label in flat(batch)] for _ in range(count)]
 
 
-@pytest.mark.parametrize("choice", CHOICES)
-def test_the_order_is_the_local_one_within_a_tight_budget(server: FaultServer, folder: Path, choice: str) -> None:
-    expected = epochs(local(folder), choice)
-    assert epochs(Place(server.url), choice, memory_budget="75MB") == expected
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_the_order_is_the_local_one_within_a_tight_budget(server: FaultServer, folder: Path, sampling: str) -> None:
+    expected = epochs(local(folder), sampling)
+    assert epochs(Place(server.url), sampling, memory_budget="75MB") == expected
 
 
 def test_labels_are_read_by_the_feeder(server: FaultServer, folder: Path) -> None:
@@ -97,13 +97,13 @@ def test_without_an_index_shards_are_counted_first(server: FaultServer, folder: 
     assert epochs(Place(server.url), "mixture", "plain", memory_budget="90MB") == epochs(local(folder), "mixture")
 
 
-@pytest.mark.parametrize("choice", ["weights", "two and a half passes", "sampler"])
+@pytest.mark.parametrize("sampling", ["weights", "two and a half passes", "sampler"])
 def test_a_cache_on_the_disk_serves_the_second_time(
-    server: FaultServer, folder: Path, tmp_path: Path, choice: str
+    server: FaultServer, folder: Path, tmp_path: Path, sampling: str
 ) -> None:
-    expected = epochs(Place(server.url), choice, cache_dir=tmp_path, cache_size="500MB", memory_budget="75MB")
+    expected = epochs(Place(server.url), sampling, cache_dir=tmp_path, cache_size="500MB", memory_budget="75MB")
     server.play(Script())
-    assert epochs(Place(server.url), choice, cache_dir=tmp_path, cache_size="500MB", memory_budget="75MB") == expected
+    assert epochs(Place(server.url), sampling, cache_dir=tmp_path, cache_size="500MB", memory_budget="75MB") == expected
     assert server.report().sent_bytes < 5 * MB
 
 

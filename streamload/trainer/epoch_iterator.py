@@ -23,7 +23,7 @@ from streamload.trainer.batch_builder import BatchBuilder
 from streamload.trainer.connection import Connection
 from streamload.trainer.device import Mover
 
-__all__ = ["Cursor", "Pass"]
+__all__ = ["Cursor", "EpochIterator"]
 
 _LOOK_UP_S = 1.0
 """How often a pass that waits looks whether another thread has ended it, or has put back a message that is for it."""
@@ -147,19 +147,19 @@ class _Made:
     end: int
 
 
-class Pass(Iterator[Any]):
+class EpochIterator(Iterator[Any]):
     """The iterator of a `for` loop. Where it is dropped or closed before its end, the feeder gives up its epoch.
 
-    Loops that count steps never ask for more than the last batch, so a pass that has given that one is at its end, too.
+    Loops that count steps never request more than the last batch, so a pass that has given that one is at its end, too.
 
     Args:
         start: which epoch, and from where.
         connection: to a feeder that was sent its `EpochStart`.
-        begin_again: connects to another feeder, and tells that to start it.
+        begin_again: connects to another feeder, and requests the epoch there.
         batch_builder: builds the batches.
         cursor: kept up to date for the loader.
         meter: adds up.
-        last_position: tells where the standing is behind the last batch; infinite if that is not known.
+        last_position: returns the position behind the last batch; infinite if that is not known.
         on_nothing: called when the epoch is over and this pass has given no batch.
         timeout_s: how long to wait for a batch, or None.
         in_order: the batches come in order; else there is no position, and what is begun again is begun from the start.
@@ -272,7 +272,7 @@ class Pass(Iterator[Any]):
             self._end_processes("it was ended by an error", "ready" if isinstance(error, Exception) else "left")
             raise
         self._gave_at, self._requested_at = perf_counter(), None
-        self._meter.gave(self._gave_at - requested_at)
+        self._meter.add_wait(self._gave_at - requested_at)
         return batch
 
     def _refuse_anothers(self, message: Any) -> None:
@@ -322,7 +322,7 @@ class Pass(Iterator[Any]):
             if not self._pending:
                 return None
             ready = self._pending.popleft()
-            self.connection.taken(1, self._acknowledge_after)
+            self.connection.note_taken(1, self._acknowledge_after)
             memory = self.connection.lease(ready.slot)  # also of one that is skipped: so it is freed
             if not self._filling.put(ready, memory):
                 self._note_given(ready.end)
@@ -353,7 +353,7 @@ class Pass(Iterator[Any]):
         """Release the batches of an epoch that was begun ahead, or abandoned, and is not the one that is wanted."""
         for batch in batches:
             self.connection.lease(batch.slot)
-        self.connection.taken(len(batches))
+        self.connection.note_taken(len(batches))
 
     def receive(self) -> Any:
         """The feeder's next message; this waits for it.
@@ -376,7 +376,7 @@ class Pass(Iterator[Any]):
         return self.connection.receive_now()
 
     def _left_s(self) -> float | None:
-        """For how long the batch that was asked for may still be waited for, however many messages come before it."""
+        """For how long the requested batch may still be waited for, however many messages come before it."""
         if self.timeout_s is None:
             return None
         return max(0.0, self.timeout_s - (self.connection.waited_s - self._waited_before_s))
@@ -401,7 +401,7 @@ class Pass(Iterator[Any]):
                 self._batch_builder.skipped_members.look_at(message.totals.skipped_members)
             case AcknowledgeRequest():
                 if self._mover is not None:
-                    self._mover.close()  # it is asked because nothing goes on without the memory that copies read
+                    self._mover.close()  # requested where nothing goes on without the memory that copies read
                 self.connection.flush(answers=message.number)
             case Failed(start=(number, _, _) as start) if start != self._start and number <= self._start[0]:
                 # It has failed in work that nobody wants any more, and does no other.

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from order_oracle import (
     key_of,
-    lane_emissions,
+    lane_outputs,
     option_sets,
     plan_batches,
     rank_batches,
@@ -71,7 +71,7 @@ def slow_order(options: OrderOptions, sequence: list[tuple[Row, Row]], epoch: in
         own = sequence[lane * n // n_lanes : (lane + 1) * n // n_lanes]
         if options.shuffle:
             draws = [(word(key, number, row[0], done) >> 11) / 2**53 for row, (number, done) in own]
-            own = [own[p] for p in lane_emissions(draws, options.window)]
+            own = [own[p] for p in lane_outputs(draws, options.window)]
         lanes.append([row for row, _ in own])
     order = []
     for number in range(max(map(len, lanes), default=0)):
@@ -172,7 +172,7 @@ def test_a_part_is_kept_for_a_window_and_not_longer() -> None:
             assert sum(len(left[s]) for s in runs if any(a <= begun for a, _ in runs[s])) <= 100 + 30 + 50 + 30
 
 
-def test_all_counts_are_asked_for_before_anything_is_planned() -> None:
+def test_all_counts_are_requested_before_anything_is_planned() -> None:
     counts = ShardCounts(3)
     plan = RankPlan(dataclasses.replace(OPTIONS, lanes=1, sampling=Stretched(10)), counts, 0, 0, 1)
     assert plan.missing() == [0, 1, 2]
@@ -255,19 +255,19 @@ def test_consecutive_epochs_are_consecutive_passes(counts: list[int], parts: int
     assert max(often) - (min(often) if len(Counter(drawn)) == sum(counts) else 0) <= 1
 
 
-def test_copies_are_numbered() -> None:
+def test_repeats_are_numbered() -> None:
     counts = [3, 4]
     plan = RankPlan(dataclasses.replace(OPTIONS, sampling=Stretched(20)), ShardCounts.of(counts), 1, 0, 1)
     block = plan.take(100)
     assert block is not None
-    assert block.copy is not None
-    names = set(zip(block.shard.tolist(), block.sample.tolist(), block.copy.tolist(), strict=True))
+    assert block.repeat is not None
+    names = set(zip(block.shard.tolist(), block.sample.tolist(), block.repeat.tolist(), strict=True))
     assert len(names) == 20
     sampled = dataclasses.replace(OPTIONS, lanes=1, shuffle=False, sampling=Sampled())
     block = RankPlan(sampled, ShardCounts.of(counts), 0, 0, 1, numbers=np.array([6, 1, 6, 6, 1])).take(100)
     assert block is not None
-    assert block.copy is not None
-    assert block.copy.tolist() == [0, 0, 1, 2, 1]
+    assert block.repeat is not None
+    assert block.repeat.tolist() == [0, 0, 1, 2, 1]
 
 
 @pytest.mark.parametrize(

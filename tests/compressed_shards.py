@@ -28,7 +28,7 @@ def mixed(size_bytes: int, seed: int = 0) -> bytes:
     return b"".join(parts)[:size_bytes]
 
 
-def packed(compression: Compression, content: bytes) -> bytes:
+def compressed(compression: Compression, content: bytes) -> bytes:
     """One stream, with every checksum that the format has."""
     match compression:
         case Compression.GZIP:

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
 from collections.abc import AsyncIterator, Sequence
 from time import monotonic
 from typing import Any, Self
 
-from streamload.trainer.passes import Pass
+from streamload.trainer.epoch_iterator import EpochIterator
 
-__all__ = ["AsyncPass", "end_of_processes"]
+__all__ = ["AsyncEpochIterator", "end_of_processes"]
 
 _GRACE_S = 0.7
 
+_LOOK_UP_S = 1.0
+"""How often a batch that is waited for is looked for where another thread would have put it."""
 
-class AsyncPass(AsyncIterator[Any]):
+
+class AsyncEpochIterator(AsyncIterator[Any]):
     """The iterator of an `async for` loop.
 
     Other coroutines run while it waits, and have a turn before each batch. To cancel one that waits for a batch loses
@@ -26,8 +30,8 @@ class AsyncPass(AsyncIterator[Any]):
         begun: a pass; what it raises is raised here too, with StopAsyncIteration at its end.
     """
 
-    def __init__(self, begun: Pass) -> None:
-        self._pass = begun
+    def __init__(self, begun: EpochIterator) -> None:
+        self._iterator = begun
         self._awaited = False
 
     def __aiter__(self) -> Self:
@@ -45,10 +49,10 @@ class AsyncPass(AsyncIterator[Any]):
 
     async def aclose(self) -> None:
         """End the pass before its end, as leaving a `for` loop does. Idempotent."""
-        self._pass.close()
+        self._iterator.close()
 
     async def _next(self) -> Any:
-        current = self._pass
+        current = self._iterator
         receive = current.receive if current.connection.fileno() is None else current.receive_now
         deadline_s = None if current.timeout_s is None else monotonic() + current.timeout_s
         try:
@@ -63,16 +67,17 @@ class AsyncPass(AsyncIterator[Any]):
     async def _message_or_end(self, descriptor: int, deadline_s: float | None) -> None:
         """Wait until there may be a message, or the pass was closed by someone else; after the deadline, close it."""
         waiting = _Readable(descriptor)
-        self._pass.on_close = waiting.stop
+        self._iterator.on_close = waiting.stop
         try:
-            came = await waiting.wait(None if deadline_s is None else deadline_s - monotonic())
+            left_s = math.inf if deadline_s is None else deadline_s - monotonic()
+            came = await waiting.wait(min(left_s, _LOOK_UP_S))
         finally:
-            self._pass.on_close = None
-        if not came:
-            self._pass.turn(self._too_late)
+            self._iterator.on_close = None
+        if not came and left_s <= _LOOK_UP_S:
+            self._iterator.turn(self._too_late)
 
     def _too_late(self) -> Any:
-        raise self._pass.too_late()
+        raise self._iterator.too_late()
 
 
 async def end_of_processes(ending: Sequence[int]) -> None:

@@ -20,13 +20,13 @@ from streamload.fetch.cache.cached_shard import CachedShard, CacheOffError
 MB = 1_000_000
 SIZES = [[MB] * 40, [MB] * 8]
 """Compressed, the first one has several parts."""
-PACKINGS = ["gz", "zst"]
+FORMS = ["gz", "zst"]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("packed")
-    write_datasets(made, SIZES, PACKINGS)
+    made = tmp_path_factory.mktemp("compressed")
+    write_datasets(made, SIZES, FORMS)
     return made
 
 
@@ -36,22 +36,22 @@ def server(folder: Path) -> Iterator[FaultServer]:
         yield running
 
 
-def loader_of(place: Place, packing: str, **options: Any) -> StreamLoader:
+def loader_of(place: Place, form: str, **options: Any) -> StreamLoader:
     defaults: dict[str, Any] = {
         "batch_size": 4,
         "fields": ("npy", "cls"),
         "num_workers": 0,
         "timeout": 60,
     }
-    return StreamLoader(place.urls(packing, range(len(SIZES))), **{**defaults, **options})
+    return StreamLoader(place.urls(form, range(len(SIZES))), **{**defaults, **options})
 
 
 def shards_sent(report: Report) -> int:
     return sum(path.endswith((".gz", ".zst")) for _, path, _ in report.log)
 
 
-def read(server: FaultServer, packing: str, **options: Any) -> list[Step]:
-    with loader_of(Place(server.url), packing, **options) as loader:
+def read(server: FaultServer, form: str, **options: Any) -> list[Step]:
+    with loader_of(Place(server.url), form, **options) as loader:
         return without_names(steps(loader))
 
 
@@ -60,17 +60,15 @@ def right(folder: Path) -> list[Step]:
         return without_names(steps(loader))
 
 
-@pytest.mark.parametrize("packing", [*PACKINGS, "plain"])
-def test_a_later_loader_fetches_nothing_of_them(
-    server: FaultServer, folder: Path, tmp_path: Path, packing: str
-) -> None:
-    size = sum(path.stat().st_size for path in (folder / packing).iterdir())
+@pytest.mark.parametrize("form", [*FORMS, "plain"])
+def test_a_later_loader_fetches_nothing_of_them(server: FaultServer, folder: Path, tmp_path: Path, form: str) -> None:
+    size = sum(path.stat().st_size for path in (folder / form).iterdir())
     server.play(Script())
-    assert read(server, packing, cache_dir=tmp_path) == right(folder)
+    assert read(server, form, cache_dir=tmp_path) == right(folder)
     first = server.report()
     assert size <= first.sent_bytes <= 1.05 * size
     server.play(Script())
-    assert read(server, packing, cache_dir=tmp_path) == right(folder)
+    assert read(server, form, cache_dir=tmp_path) == right(folder)
     assert server.report().sent_bytes == len(SIZES), "the first byte of each, since its answer tells the version"
 
 

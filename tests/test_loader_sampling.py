@@ -138,7 +138,7 @@ def test_a_sampler_with_processes_in_epoch_after_epoch(source: str) -> None:
         assert [numbers(loader) for _ in range(3)] == [list(expected) for _ in range(3)]
 
 
-def test_copies_of_a_sample_have_randomness_of_their_own(source: str) -> None:
+def test_repeats_of_a_sample_have_randomness_of_their_own(source: str) -> None:
     def noise(value: int, rng: np.random.Generator) -> tuple[int, float]:
         return value, float(rng.random())
 
@@ -340,7 +340,7 @@ def test_stretched_epochs_resume_at_another_world_size(source: str) -> None:
     ],
     ids=lambda value: None if isinstance(value, dict) else str(value),
 )
-def test_wrong_choices_are_refused(source: str, options: dict[str, Any], said: str) -> None:
+def test_wrong_values_are_refused(source: str, options: dict[str, Any], said: str) -> None:
     with pytest.raises((TypeError, ValueError), match=said):
         StreamLoader(source, 10, **{**SHUFFLED, **options})
 
@@ -384,7 +384,7 @@ def test_weights_of_a_wrong_length_are_refused_when_the_counts_are_known(source:
         ({"sampler": [1, 2], "shuffle": False}, {}, "sampler was 'order' and is None"),
     ],
 )
-def test_a_state_of_another_choice_is_refused(
+def test_a_state_of_another_sampling_is_refused(
     source: str, saved: dict[str, Any], now: dict[str, Any], named: str
 ) -> None:
     state = states_of(source, 10, **{**SHUFFLED, **saved})[0]

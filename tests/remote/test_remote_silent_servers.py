@@ -1,4 +1,4 @@
-"""Servers that do not answer, or not what they were asked, and programs that share a cache and are killed."""
+"""Servers that are silent or answer something else, and programs that share a cache and are killed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ from streamload.storage.storages import Storages
 SHARDS = range(6)
 SIZES = [[20_000] * 30 for _ in SHARDS]
 LABELS = list(range(180))
-IMPATIENT = RetryPolicy(stall_timeout_s=0.3, give_up_timeout_s=0.9, tries=3, first_backoff_s=0.01, most_backoff_s=0.02)
+SHORT_RETRIES = RetryPolicy(
+    stall_timeout_s=0.3, give_up_timeout_s=0.9, tries=3, first_backoff_s=0.01, most_backoff_s=0.02
+)
 
 
 @pytest.fixture(scope="module")
@@ -58,12 +60,12 @@ def have_policy(monkeypatch: pytest.MonkeyPatch, policy: RetryPolicy) -> None:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Loaders that give up soon."""
-    have_policy(monkeypatch, IMPATIENT)
+    have_policy(monkeypatch, SHORT_RETRIES)
 
 
-def loader_of(server: FaultServer, packing: str, **options: Any) -> StreamLoader:
+def loader_of(server: FaultServer, form: str, **options: Any) -> StreamLoader:
     defaults: dict[str, Any] = {"batch_size": 9, "fields": ("npy", "cls"), "num_workers": 0, "timeout": 60}
-    return StreamLoader(Place(server.url).urls(packing, SHARDS), **{**defaults, **options})
+    return StreamLoader(Place(server.url).urls(form, SHARDS), **{**defaults, **options})
 
 
 def checked_labels(loader: StreamLoader) -> Iterator[int]:
@@ -76,19 +78,19 @@ def checked_labels(loader: StreamLoader) -> Iterator[int]:
 
 
 @pytest.mark.parametrize(
-    ("packing", "workers", "cached"), [("indexed", 0, False), ("plain", 1, False), ("plain", 0, True)]
+    ("form", "workers", "cached"), [("indexed", 0, False), ("plain", 1, False), ("plain", 0, True)]
 )
 @pytest.mark.usefixtures("impatient")
 def test_a_server_that_never_answers(
-    server: FaultServer, tmp_path: Path, packing: str, workers: int, cached: bool
+    server: FaultServer, tmp_path: Path, form: str, workers: int, cached: bool
 ) -> None:
     cache_dir = tmp_path / "cache" if cached else None
-    with loader_of(server, packing, num_workers=workers, cache_dir=cache_dir) as loader:
+    with loader_of(server, form, num_workers=workers, cache_dir=cache_dir) as loader:
         server.play(Script(silent_share=1.0))
         with pytest.raises(StorageError, match=r"requests in a row brought no byte.*without a byte") as caught:
             list(checked_labels(loader))
         assert caught.value.url is not None
-        assert caught.value.url.startswith(f"{server.url}/{packing}/")
+        assert caught.value.url.startswith(f"{server.url}/{form}/")
         server.play(Script())
         assert list(checked_labels(loader)) == LABELS
 
@@ -97,9 +99,9 @@ def test_a_server_that_never_answers(
 @pytest.mark.parametrize("share", [0.4, 1.0])
 @pytest.mark.usefixtures("impatient")
 def test_answers_to_other_questions(server: FaultServer, fault: str, share: float) -> None:
-    for packing in ("indexed", "plain"):
+    for form in ("indexed", "plain"):
         server.play(Script())
-        with loader_of(server, packing) as loader:
+        with loader_of(server, form) as loader:
             server.play(Script(seed=3, **{fault: share}))
             got: list[int] = []
             failure: StorageError | None = None
@@ -111,7 +113,7 @@ def test_answers_to_other_questions(server: FaultServer, fault: str, share: floa
             if failure is None:
                 assert got == LABELS
             else:
-                assert str(failure.url).startswith(f"{server.url}/{packing}/")
+                assert str(failure.url).startswith(f"{server.url}/{form}/")
 
 
 def later_on(folder: Path, port: int) -> FaultServer:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from places import PACKERS
+from places import COMPRESSORS
 
 from streamload import ShardWriter, StreamLoader
 from streamload.errors import StorageError
@@ -19,12 +19,12 @@ SAMPLES = list(range(60))
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A compressed shard of eight parts."""
-    found = tmp_path_factory.mktemp("packed")
+    found = tmp_path_factory.mktemp("compressed")
     with ShardWriter(found / "whole") as writer:
         for number in SAMPLES:
             writer.write({"__key__": f"{number:05d}", "bin": bytes([number]) * MB})
     (whole,) = (found / "whole").glob("*.tar")
-    (found / "shard.tar.gz").write_bytes(PACKERS["gz"](whole.read_bytes()))
+    (found / "shard.tar.gz").write_bytes(COMPRESSORS["gz"](whole.read_bytes()))
     return found
 
 

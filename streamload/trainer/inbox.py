@@ -1,0 +1,71 @@
+"""What has come from a feeder and was not taken yet: messages for whoever runs the epoch, answers for whoever called.
+
+An epoch and a call may wait in two threads. Whichever thread receives a message puts it here for the other.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+from streamload.decode.failure import error_from
+from streamload.feeder.messages import Answer, Failed
+
+__all__ = ["Inbox"]
+
+
+class Inbox:
+    """Messages in order, and awaited answers by their number."""
+
+    def __init__(self) -> None:
+        self._messages: deque[Any] = deque()
+        self._answers: dict[int, Answer | None] = {}
+        self._failed: Failed | None = None
+
+    def __len__(self) -> int:
+        """How many messages are here; answers do not count."""
+        return len(self._messages)
+
+    def put(self, message: Any) -> None:
+        """Add what has come. An answer that nobody awaits any more is dropped."""
+        if not isinstance(message, Answer):
+            self._messages.append(message)
+        elif message.number in self._answers:
+            self._answers[message.number] = message
+        if isinstance(message, Failed):
+            self._failed = message
+
+    def put_back(self, messages: Iterable[Any]) -> None:
+        """Have messages taken again, before any other."""
+        self._messages.extendleft(reversed(list(messages)))
+
+    def take(self) -> Any | None:
+        """The next message, or None."""
+        try:
+            return self._messages.popleft()
+        except IndexError:
+            return None
+
+    def expect(self, number: int) -> None:
+        """Keep the answer to a call when it comes. To be called before the call is sent."""
+        self._answers[number] = None
+
+    def forget(self, number: int) -> None:
+        """Do not keep the answer to a call any longer. Idempotent."""
+        self._answers.pop(number, None)
+
+    def answer(self, number: int) -> Answer | None:
+        """The answer to a call, if it is here.
+
+        Raises:
+            Exception: what the feeder has failed with: nothing more will come.
+        """
+        found = self._answers.get(number)
+        if found is None and self._failed is not None:
+            raise error_from(self._failed.failure)
+        return found
+
+    def clear(self) -> None:
+        """Drop all messages."""
+        self._messages.clear()
