@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import gc
 import threading
@@ -93,16 +92,13 @@ def test_what_ends_a_pass_from_outside_is_still_an_error_of_it(source: str) -> N
         next(last)
 
 
-def test_an_asynchronous_iterator_is_closed_as_an_asynchronous_generator_is(source: str) -> None:
-    async def loop() -> None:
-        async with make(source) as loader:
-            async with contextlib.aclosing(aiter(loader)) as batches:
-                await anext(batches)
-            with pytest.raises(StopAsyncIteration):
-                await anext(batches)
-            assert len([batch async for batch in loader]) == TOTAL // 10
-
-    asyncio.run(loop())
+async def test_an_asynchronous_iterator_is_closed_as_an_asynchronous_generator_is(source: str) -> None:
+    async with make(source) as loader:
+        async with contextlib.aclosing(aiter(loader)) as batches:
+            await anext(batches)
+        with pytest.raises(StopAsyncIteration):
+            await anext(batches)
+        assert len([batch async for batch in loader]) == TOTAL // 10
 
 
 AT_EXIT = """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import threading
@@ -39,14 +38,11 @@ def test_the_users_handlers_have_it_and_stderr_has_not(
     assert capfd.readouterr().err == ""
 
 
-def test_it_comes_in_an_event_loop_too(
+async def test_it_comes_in_an_event_loop_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def samples() -> int:
-        async with StreamLoader(without_a_cache(tmp_path, monkeypatch), 1, num_workers=1, timeout=30) as loader:
-            return len([batch async for batch in loader])
-
-    assert asyncio.run(samples()) == 5
+    async with StreamLoader(without_a_cache(tmp_path, monkeypatch), 1, num_workers=1, timeout=30) as loader:
+        assert len([batch async for batch in loader]) == 5
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
 
 

@@ -267,20 +267,16 @@ def test_what_an_answer_says_of_a_shard_is_noted_only_where_the_listing_is_silen
     assert Tables(bare, ScanCache(cache), strict=True).find(0) is not None
 
 
-def test_the_list_of_a_remote_index_is_read_once_for_all_tables_that_are_loaded_at_once(folder: Path) -> None:
+async def test_the_list_of_a_remote_index_is_read_once_for_all_tables_that_are_loaded_at_once(folder: Path) -> None:
     with FaultServer({f"data/{path.relative_to(folder)}": path.read_bytes() for path in files_below(folder)}) as server:
         storages = Storages()
         listing = list_shards(f"{server.url}/data", None, storages)
         tables = Tables(listing, ScanCache(None), strict=True, storages=storages)
         server.play(Script())
-
-        async def load_all() -> list[ShardTable | None]:
-            try:
-                return await asyncio.gather(*(tables.load(shard) for shard in range(len(COUNTS))))
-            finally:
-                await storages.aclose()
-
-        loaded = asyncio.run(load_all())
+        try:
+            loaded = await asyncio.gather(*(tables.load(shard) for shard in range(len(COUNTS))))
+        finally:
+            await storages.aclose()
         asked = [path for _, path, _ in server.report().log]
     assert [len(table) for table in loaded if table is not None] == list(COUNTS)
     assert sum(path.endswith("/index.json") for path in asked) == 1

@@ -45,31 +45,30 @@ def storages_of(kind: str, script: Script) -> tuple[Storages, str]:
     return Storages(options), "s3://bucket/set/a.tar"
 
 
-def read(kind: str, script: Script, start: int = 1000, end: int | None = 300_000, etag: str | None = None) -> bytes:
-    async def whole() -> bytes:
-        async with serve(script):
-            storages, url = storages_of(kind, script)
-            try:
-                body = await storages.for_url(url).open_range(url, start, end, etag=etag)
-                return b"".join([bytes(chunk) async for chunk in body.chunks()])
-            finally:
-                await storages.aclose()
-
-    return asyncio.run(whole())
+async def read(
+    kind: str, script: Script, start: int = 1000, end: int | None = 300_000, etag: str | None = None
+) -> bytes:
+    async with serve(script):
+        storages, url = storages_of(kind, script)
+        try:
+            body = await storages.for_url(url).open_range(url, start, end, etag=etag)
+            return b"".join([bytes(chunk) async for chunk in body.chunks()])
+        finally:
+            await storages.aclose()
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("fault", ["whole", "other", "short"])
-def test_wrong_bytes_are_never_given_out(kind: str, fault: str) -> None:
+async def test_wrong_bytes_are_never_given_out(kind: str, fault: str) -> None:
     with pytest.raises(TransientStorageError):
-        read(kind, Script([fault] * 20))
+        await read(kind, Script([fault] * 20))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_part_of_what_nobody_knows_the_length_of_is_refused(kind: str) -> None:
+async def test_a_part_of_what_nobody_knows_the_length_of_is_refused(kind: str) -> None:
     script = Script(["open"] * 20)
     with pytest.raises(StorageError, match="how long the whole file is") as caught:
-        read(kind, script)
+        await read(kind, script)
     assert not isinstance(caught.value, TransientStorageError), "it would be asked for again"
 
 
@@ -96,11 +95,11 @@ async def test_a_body_that_breaks_is_told_after_what_has_come(kind: str) -> None
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_if_match_keeps_to_one_version(kind: str) -> None:
-    assert read(kind, Script(), etag='"v1"') == CONTENT[1000:300_000]
+async def test_if_match_keeps_to_one_version(kind: str) -> None:
+    assert await read(kind, Script(), etag='"v1"') == CONTENT[1000:300_000]
     for ignores_if_match in (False, True):
         with pytest.raises(ShardChangedError, match='"old"') as caught:
-            read(kind, Script(ignores_if_match=ignores_if_match), etag='"old"')
+            await read(kind, Script(ignores_if_match=ignores_if_match), etag='"old"')
         assert '"v1"' in str(caught.value)
 
 
@@ -137,9 +136,9 @@ async def test_an_object_that_is_only_too_short_is_not_said_to_be_another(kind: 
         ("500 InternalError", TransientStorageError, "try again later"),
     ],
 )
-def test_what_an_answer_means(fault: str, error: type[StorageError], words: str) -> None:
+async def test_what_an_answer_means(fault: str, error: type[StorageError], words: str) -> None:
     with pytest.raises(error, match=words) as caught:
-        read("s3", Script([fault] * 20))
+        await read("s3", Script([fault] * 20))
     assert "told-secret" not in f"{caught.value!s} {caught.value.__cause__!s}"
     assert caught.value.url == "s3://bucket/set/a.tar"
     assert isinstance(caught.value, TransientStorageError) == (error is TransientStorageError)
@@ -148,29 +147,26 @@ def test_what_an_answer_means(fault: str, error: type[StorageError], words: str)
         assert sent.throttled == ("fewer" in words)
 
 
-def test_ranges_are_not_tried_again_in_secret_but_small_files_are() -> None:
+async def test_ranges_are_not_tried_again_in_secret_but_small_files_are() -> None:
     script = Script(["503 SlowDown"])
     with pytest.raises(TransientStorageError) as caught:
-        read("s3", script)
+        await read("s3", script)
     assert caught.value.throttled
     assert len(script.requests) == 1
 
-    async def whole() -> bytes:
-        async with serve(script):
-            storages, url = storages_of("s3", script)
-            read_bytes = storages.for_url(url).read_bytes
-            return await asyncio.to_thread(read_bytes, url, most_bytes=1 << 30)
-
     script = Script(["503 SlowDown", "500 InternalError"])
-    assert asyncio.run(whole()) == CONTENT
+    async with serve(script):
+        storages, url = storages_of("s3", script)
+        read_bytes = storages.for_url(url).read_bytes
+        assert await asyncio.to_thread(read_bytes, url, most_bytes=1 << 30) == CONTENT
     assert len(script.requests) == 3
 
 
-def test_advice_about_a_missing_shard_is_asked_for_once() -> None:
+async def test_advice_about_a_missing_shard_is_asked_for_once() -> None:
     """It is nothing to wait for, and whoever closes a loader would have to."""
     script = Script(["404 NoSuchKey", *["503 SlowDown"] * 9])
     with pytest.raises(ShardNotFoundError, match="no such shard"):
-        read("s3", script)
+        await read("s3", script)
     assert len(script.requests) == 2
 
 
