@@ -320,20 +320,22 @@ def test_threads_that_begin_passes_at_once(source: str, workers: int) -> None:
     assert ended.count(None) >= 4, "one may have come to its end before the other began"
 
 
-def test_a_pass_that_is_found_to_be_garbage_while_something_is_sent(source: str, epochs: list[list[int]]) -> None:
+def test_a_pass_that_is_found_to_be_garbage_while_something_is_sent(
+    source: str, epochs: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Channel.send_all
+
+    def send_all(channel: Channel, messages: Any) -> None:
+        gc.collect()
+        real(channel, messages)
+
+    monkeypatch.setattr(Channel, "send_all", send_all)
     with make(source) as loader:
         for epoch in range(3):
             cycle: list[Any] = [iter(loader)]
             cycle.append(cycle)
             assert next(cycle[0])[0].tolist() == epochs[epoch][:10]
             del cycle
-            send = loader._link._connection._channel.send_all
-
-            def send_all(messages: Any, send: Any = send) -> None:
-                gc.collect()
-                send(messages)
-
-            loader._link._connection._channel.send_all = send_all  # type: ignore[method-assign, union-attr]
             assert len(loader) == TOTAL // 10
         assert numbers(loader) == epochs[3]
 
