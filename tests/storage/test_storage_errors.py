@@ -23,8 +23,8 @@ from streamload.errors import (
     TransientStorageError,
 )
 from streamload.index.shard_names import refuse_repetitions
-from streamload.storage import filesystem_storage
 from streamload.storage.download import Pin, download
+from streamload.storage.filesystem_storage import FilesystemStorage
 from streamload.storage.options import object_config, options_of
 from streamload.storage.protocol import without_secrets
 from streamload.storage.storages import Storages
@@ -345,21 +345,16 @@ async def test_a_key_that_begins_with_a_slash_is_not_taken_for_the_one_without()
         await storage.open_range("s3://bucket//a.tar", 0, 1, etag=None)
 
 
-async def replaced_in_between(url: str) -> None:
+async def replaced_in_between(storage: FilesystemStorage) -> None:
     """Two ranges of a file whose storage tells no version with its bytes; another one of its size comes in between."""
-    storages = Storages()
-    storage = storages.for_url(url)
+    url = "memory://replaced/a.tar"
     await asyncio.to_thread(storage.write, url, b"before")
     first = await storage.open_range(url, 0, 3, etag=None)
     await asyncio.to_thread(storage.write, url, b"behind")
     await storage.open_range(url, 3, 6, etag=first.etag)
 
 
-async def test_a_file_that_is_replaced_is_noticed_where_answers_do_not_tell_their_version(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    url = "memory://replaced/a.tar"
-    await replaced_in_between(url)  # within a moment
-    monkeypatch.setattr(filesystem_storage, "_LOOK_AGAIN_S", 0.0)
+async def test_a_file_that_is_replaced_is_noticed_where_answers_do_not_tell_their_version() -> None:
+    await replaced_in_between(FilesystemStorage({}))  # within a moment
     with pytest.raises(ShardChangedError):
-        await replaced_in_between(url)
+        await replaced_in_between(FilesystemStorage({}, look_again_s=0.0))

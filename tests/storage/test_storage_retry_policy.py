@@ -13,8 +13,8 @@ from servers.faults import FaultServer, Script
 from servers.rclone import free_port
 
 from streamload.errors import StorageError, TransientStorageError
-from streamload.storage import filesystem_storage
 from streamload.storage.errors import NoConnectionError
+from streamload.storage.filesystem_storage import FilesystemStorage
 from streamload.storage.retry_policy import Attempts, Retries, RetryPolicy
 from streamload.storage.storages import Storages
 
@@ -184,9 +184,8 @@ class SilentFilesystem(AsyncFileSystem):
 def test_a_filesystem_that_is_silent_is_asked_again_and_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Time-outs of fsspec's own are long, and met several times for one question."""
     tries = Tries(monkeypatch)
-    for name in ("_INFO_S", "_SMALL_FILE_S"):
-        monkeypatch.setattr(filesystem_storage, name, 0.01)
-    storage = Storages(filesystem=SilentFilesystem(asynchronous=True), retries=SOON).for_url("silent://a.json")
+    filesystem = SilentFilesystem(asynchronous=True)
+    storage = FilesystemStorage({}, filesystem, SOON, info_timeout_s=0.01, file_timeout_s=0.01)
     for act, asked in ((storage.info, "info"), (lambda url: storage.read_bytes(url, most_bytes=9), "cat_file")):
         SilentFilesystem.asked.clear()
         tries.failures.clear()
