@@ -142,8 +142,7 @@ def augmented(source: str, transform: Any, batch_size: int = 7, **options: Any) 
 def test_augmentation_depends_on_the_sample_alone(indexed: str, transform: Any) -> None:
     expected = augmented(indexed, transform, num_workers=0)
     assert len({row[-1] for row in expected}) == TOTAL, "samples must draw different numbers"
-    for options in ({"num_workers": 1}, {"num_workers": 3}):
-        assert augmented(indexed, transform, **options) == expected
+    assert augmented(indexed, transform, num_workers=3) == expected
     assert augmented(indexed, transform, 13, num_workers=2) == expected, "the batch size must not matter either"
     assert augmented(indexed, transform, num_workers=0, seed=5) != expected
 

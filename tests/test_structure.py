@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import io
+import re
 import subprocess
 import sys
 import tokenize
@@ -332,12 +333,15 @@ def _defined(tree: ast.AST) -> Iterator[str]:
 
 
 def _names_reached(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Attributes of anything but `self`, imported names, and what is patched by its name."""
+    """Attributes of anything but `self`, imported names, what is patched by its name, and attributes in programs."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and ast.unparse(node.value) not in ("self", "cls"):
             yield node.lineno, node.attr
         elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("streamload"):
             yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and "\n" in node.value:
+            found = re.findall(r"(\w+)\.(_\w+)", node.value)
+            yield from ((node.lineno, name) for owner, name in found if owner not in ("self", "cls"))
     for call in _calls(tree, {"setattr", "delattr"}):
         for argument in call.args[:2]:
             if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
@@ -523,6 +527,7 @@ def test_the_rule_finds_what_breaks_it(
         ("from streamload.order.plan import _LIMIT", "test_a.py:1 _LIMIT"),
         ("import plan\nmonkeypatch.setattr(plan, '_LIMIT', 5)", "test_a.py:2 _LIMIT"),
         ("monkeypatch.setattr('streamload.order.plan._LIMIT', 5)", "test_a.py:1 _LIMIT"),
+        ("program = 'import plan\\nplan._advance()'", "test_a.py:1 _advance"),
         ("self._position = os._exit(plan.position._replace())\nmonkeypatch.setattr('os.path._LIMIT', 5)", None),
     ],
 )

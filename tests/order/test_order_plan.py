@@ -20,7 +20,7 @@ def rows_of(batches):
     return [row for _, rows in batches for row in rows]
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 @given(oracle.option_sets(), oracle.shard_counts, world_sizes, st.integers(0, 2), st.integers(1, 300), st.data())
 def test_plan_gives_the_oracles_batches(options, counts, world_size, epoch, max_rows, data):
     order = oracle.epoch_order(options, counts, epoch)

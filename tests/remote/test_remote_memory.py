@@ -97,8 +97,8 @@ def peak_bytes(server: FaultServer, name: str, batch_size: int, budget_mib: int,
 @pytest.mark.parametrize(
     ("field", "budget_mib", "batch_size", "window"),
     [
-        ("npy", 128, 16, 20),
         ("bin", 64, 4, 5),
+        exhaustive(("npy", 128, 16, 20)),
         exhaustive(("npy", 128, 1, 50)),
         exhaustive(("npy", 64, 8, 5)),
         exhaustive(("npy", 128, 16, 0)),
@@ -117,7 +117,11 @@ def test_a_budget_bounds_the_memory_of_all_processes(
 
 @pytest.mark.parametrize(
     ("field", "budget_mib", "batch_size"),
-    [("npy", 64, 16), ("npy", 64, 32), ("npy", 128, 32), ("bin", 64, 16), ("bin", 128, 16), ("bin", 128, 32)],
+    [
+        ("npy", 64, 16),
+        ("bin", 128, 32),
+        *map(exhaustive, [("npy", 64, 32), ("npy", 128, 32), ("bin", 64, 16), ("bin", 128, 16)]),
+    ],
 )
 def test_what_does_not_fit_with_its_batches_is_refused_at_the_start(
     server: FaultServer, field: str, budget_mib: int, batch_size: int

@@ -210,7 +210,7 @@ def bare(tmp_path: Path) -> Path:
     return Path(write_numbers(tmp_path / "shards", COUNTS, index=False))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(data=st.data())
 def test_every_batch_is_delivered_whole_and_in_order(folder: Path, data: st.DataObject) -> None:
     options: dict[str, Any] = {
