@@ -69,7 +69,7 @@ def test_seed_names_the_order(indexed: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:drop_last=True drops the whole epoch")
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     world_size=st.integers(1, 9),
     batch_size=st.integers(1, 40),

@@ -335,8 +335,9 @@ def _defined(tree: ast.AST) -> Iterator[str]:
 def _names_reached(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """Attributes of anything but `self`, imported names, what is patched by its name, and attributes in programs."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and ast.unparse(node.value) not in ("self", "cls"):
-            yield node.lineno, node.attr
+        if isinstance(node, ast.Attribute):
+            if not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")):
+                yield node.lineno, node.attr
         elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("streamload"):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and "\n" in node.value:

@@ -39,6 +39,12 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
+@pytest.fixture(autouse=True)
+def s3fs_tries_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would sleep between its own tries."""
+    monkeypatch.setattr("s3fs.S3FileSystem.retries", 1)
+
+
 @contextlib.asynccontextmanager
 async def listening(fault: str, certificate: Path | None) -> AsyncIterator[int]:
     """The port of a server that does as it is told with whoever connects."""
