@@ -309,15 +309,15 @@ def test_threads_that_begin_passes_at_once(source: str, workers: int) -> None:
         else:
             ended.append(None)
 
-    for _ in range(4):
+    for _ in range(2):
         with make(source, workers) as loader:
             threads = [threading.Thread(target=loop) for _ in range(2)]
             for thread in threads:
                 thread.start()
             for thread in threads:
                 thread.join()
-    assert len(ended) == 8
-    assert ended.count(None) >= 4, "one may have come to its end before the other began"
+    assert len(ended) == 4
+    assert ended.count(None) >= 2, "one may have come to its end before the other began"
 
 
 def test_a_pass_that_is_found_to_be_garbage_while_something_is_sent(

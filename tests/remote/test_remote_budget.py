@@ -153,7 +153,7 @@ def test_without_an_index_it_is_an_error_as_soon_as_nothing_goes_on(server: Faul
             epoch_of(loader)
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [0, exhaustive((1,))])
 def test_a_budget_smaller_than_a_part_is_an_error(server: FaultServer, workers: int) -> None:
     with loader_of(server, "plain", memory_budget="4MB", num_workers=workers) as loader:
         with pytest.raises(StorageError, match="memory_budget of 4 MB is too small"):
@@ -189,7 +189,7 @@ def test_copies_that_are_late_let_go_of_their_batch_where_nothing_goes_on(
             assert sum(len(labels) for _, labels in loader) == 72
 
 
-@pytest.mark.parametrize(("lanes", "world_size"), [(8, 3), (1, 1)])
+@pytest.mark.parametrize(("lanes", "world_size"), [(8, 3), exhaustive((1, 1))])
 def test_a_batch_whose_samples_fit_is_not_refused(server: FaultServer, lanes: int, world_size: int) -> None:
     order: dict[str, Any] = {"lanes": lanes, "world_size": world_size, "rank": 0, "batch_size": 8, "shuffle": False}
     with loader_of(server, "indexed", memory_budget="64MB", **order) as loader:
