@@ -15,7 +15,7 @@ from launched import run_python
 from make_shards import write_numbers
 from matrix import exhaustive
 from processes import children, wait_until
-from transforms import Noting, raise_on_33
+from transforms import Noting, as_list, raise_on_33
 
 from streamload import StreamLoader
 from streamload.decode.failure import failure_of
@@ -151,10 +151,6 @@ def test_iterators_that_are_held_when_the_program_ends(source: str, workers: str
 
 
 # -- what stays ----------------------------------------------------------------------------------------------------
-
-
-def as_list(samples: list[Any]) -> list[Any]:
-    return samples
 
 
 @pytest.mark.parametrize("options", [{}, {"collate_fn": as_list}, {"workers": 0}])

@@ -13,6 +13,7 @@ from late_device import LateDevice
 from matrix import exhaustive
 from places import Place, write_datasets
 from processes import children
+from run_in_workers import labels_of
 from servers.faults import FaultServer, Script
 
 from streamload import StreamLoader
@@ -44,14 +45,6 @@ def loader_of(server: FaultServer, packing: str, shards: Any = SHARDS, **options
         "timeout": 30,  # a hang is an error
     }
     return StreamLoader(Place(server.url).urls(packing, shards), **{**defaults, **options})
-
-
-def labels_of(samples: list[Any]) -> list[int]:
-    """Checks a batch, and keeps only its labels, so that little is written to slots."""
-    for array, label in samples:
-        assert int(array[0]) == label % 251
-        assert int(array[-2]) == (len(array) // 4 - 1 >> 16) & 255 ^ (label % 251)
-    return [label for _, label in samples]
 
 
 def epoch_of(loader: StreamLoader) -> list[int]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from run_in_workers import checksum
 from servers.faults import FaultServer
 
 from streamload import ShardWriter, StreamLoader
@@ -66,11 +67,6 @@ def loader_of(server: FaultServer, transform: Callable[[Any], Any], **options: A
         "timeout": 60,  # a hang is an error
     }
     return StreamLoader(f"{server.url}/shard-000000.tar", **{**defaults, **options})
-
-
-def checksum(sample: Any) -> Any:
-    data, label = sample
-    return zlib.crc32(data), label
 
 
 def read(loader: StreamLoader) -> dict[int, int]:

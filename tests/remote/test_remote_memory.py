@@ -16,6 +16,7 @@ import numpy as np
 import psutil
 import pytest
 from matrix import exhaustive
+from run_in_workers import large_result
 from servers.faults import FaultServer
 
 from streamload import ShardWriter, StreamLoader
@@ -129,10 +130,6 @@ def test_what_does_not_fit_with_its_batches_is_refused_at_the_start(
     refusal = r"three batches of .*Give a memory_budget of at least \d+ MB.* smaller batch_size"
     with pytest.raises(ValueError, match=refusal):
         peak_bytes(server, f"{field}-large", batch_size, budget_mib, shuffle=True, shuffle_window=50)
-
-
-def large_result(samples: Any) -> Any:
-    return np.zeros((len(samples), 20 * MIB), np.uint8)
 
 
 def test_batches_that_outgrow_the_budget_are_an_error_and_not_a_wait(tmp_path: Path) -> None:
