@@ -11,6 +11,7 @@ __all__ = [
     "BLOCK_ROWS",
     "CACHED_SHARDS_SHARE",
     "CALLER_SHARDS_SHARE",
+    "EXPANSION_SHARE",
     "FETCHED_SHARDS_SHARE",
     "FIRST_BLOCK_ROWS",
     "FIRST_REQUESTS",
@@ -57,6 +58,9 @@ REQUEST_BYTES = REQUESTS_BYTES // 32
 
 PARTS_PROPORTION, REQUESTS_PROPORTION = 13, 3
 """How a budget is divided that is too small for `REQUESTS_BYTES`: parts and batches to requests."""
+
+EXPANSION_SHARE = 4
+"""Of a budget that was set, for what fields expand to in all workers together; nothing where no field can expand."""
 
 BATCHES_AT_ONCE = 3
 """At least: one is being made or is ready, one is the loop's, and one replaces it before the loop releases it."""

@@ -14,13 +14,14 @@ import cloudpickle
 
 from streamload.arguments import parse_bytes
 from streamload.decode.array_files import DECOMPRESSED_LIMIT_BYTES
+from streamload.decode.decoders import may_expand
 from streamload.decode.failure import Attempt
 from streamload.decode.job_pickle import PickledJob, pickle_job
 from streamload.decode.missing_field import those_there_are
 from streamload.decode.tasks import SAMPLE_NAMES, Job, OnError, OwnTransforms, Transform
 from streamload.decode.user_code import check_takes_one
 from streamload.environment.launchers import found_rank, local_ranks, processors_of_rank
-from streamload.fetch.budget import default_budget
+from streamload.fetch.budget import default_budget, expansion_bytes
 from streamload.fetch.cache.disk_cache import shards_folder
 from streamload.fetch.fetch_options import Fetching
 from streamload.order.options import MAX_LANES, MAX_SAMPLES
@@ -36,7 +37,6 @@ __all__ = ["DEFAULT_WINDOW", "Options", "Transform", "rank_and_world_size"]
 
 _MOST_BATCH_SIZE = 1 << 40
 _MOST_WORKERS_PER_PROCESSOR = 4
-_COPIES_OF_FIELD = 4
 DEFAULT_WINDOW = 10_000
 """Samples: mixes about eleven shards of a thousand samples."""
 
@@ -129,8 +129,8 @@ class Options:
         """Where shards lie."""
         return Storages(self.storage_options, self.filesystem)
 
-    def fetching(self) -> Fetching:
-        """The part that concerns shards that have to be fetched."""
+    def fetching(self, existing: Sequence[str] = ()) -> Fetching:
+        """The part that concerns shards that have to be fetched, which hold the `existing` fields, if known."""
         budget = self.memory_budget
         folder = self._cache_folder
         return Fetching(
@@ -138,6 +138,7 @@ class Options:
             default_budget(local_ranks()) if budget == "auto" else parse_bytes("memory_budget", budget),
             folder,
             0 if folder is None else self._cache_bytes(folder),
+            self._expansion_room_bytes(existing) is not None,
         )
 
     @property
@@ -149,8 +150,13 @@ class Options:
             return parse_bytes("cache_size", self.cache_size)
         return shutil.disk_usage(_existing_part(folder)).free * 9 // 10
 
-    def job(self, own_transforms: OwnTransforms = ()) -> Job:
-        """The part that concerns what is made of a sample, with the transforms that datasets have of their own."""
+    def job(self, own_transforms: OwnTransforms = (), existing: Sequence[str] = ()) -> Job:
+        """The part that concerns what is made of a sample.
+
+        Args:
+            own_transforms: those that datasets have of their own.
+            existing: the fields that samples have, if known.
+        """
         fields = None if self.fields is None else tuple(self.fields)
         return Job(
             fields,
@@ -161,24 +167,47 @@ class Options:
             self.on_error,
             self.seed,
             own_transforms,
-            self._expansion_limit_bytes,
+            self._expansion_limit_bytes(own_transforms, existing),
         )
 
-    @property
-    def _expansion_limit_bytes(self) -> int:
-        """What one field may become beyond its own bytes: three batches and a copy must fit a budget that was set."""
-        if self.memory_budget == "auto":  # of what is free now, on which it must not depend which samples fail
-            return DECOMPRESSED_LIMIT_BYTES
-        return min(DECOMPRESSED_LIMIT_BYTES, parse_bytes("memory_budget", self.memory_budget) // _COPIES_OF_FIELD)
+    def _expanding(self, existing: Sequence[str]) -> int:
+        """How many fields of a sample may expand; one where nobody knows which fields there are."""
+        if self.fields is None and not existing:
+            return int(self.decode is not False)
+        wanted = existing if self.fields is None else self.fields
+        return sum(any(may_expand(name, self.decode) for name in entry.split(";")) for entry in wanted)
 
-    def pickled_job(self, own_transforms: OwnTransforms = ()) -> PickledJob:
+    def _expansion_room_bytes(self, existing: Sequence[str]) -> int | None:
+        """What one worker may hold of values that have expanded; None without a bound.
+
+        There is none where no field can expand, nor for the budget "auto", which is a share of what is free now: it
+        must not depend on that whether a sample can be read.
+        """
+        if self.memory_budget == "auto" or not self._expanding(existing):
+            return None
+        return expansion_bytes(parse_bytes("memory_budget", self.memory_budget)) // max(1, self.workers)
+
+    def _expansion_limit_bytes(self, own_transforms: OwnTransforms, existing: Sequence[str]) -> int:
+        """What one field may become beyond its own bytes.
+
+        A worker holds those of its rows, and of the last one what is decompressed beside the value that it becomes.
+        Where user code gets whole samples or batches, that is a batch; elsewhere the scheduler sees to the rows.
+        """
+        room_bytes = self._expansion_room_bytes(existing)
+        if room_bytes is None:
+            return DECOMPRESSED_LIMIT_BYTES
+        transforms = (self.transform, *(own for _, own in own_transforms))
+        rows = self.batch_size if self._whole_batches or any(map(callable, transforms)) else 1
+        return min(DECOMPRESSED_LIMIT_BYTES, room_bytes // (rows * self._expanding(existing) + 1))
+
+    def pickled_job(self, own_transforms: OwnTransforms = (), existing: Sequence[str] = ()) -> PickledJob:
         """The same, ready to travel.
 
         Raises:
             TypeError: a function holds something that cannot leave this process.
         """
         with Attempt() as attempt:
-            return pickle_job(self.job(own_transforms))
+            return pickle_job(self.job(own_transforms, existing))
         given = {name: getattr(self, name) for name in ("decode", "transform", "collate_fn", "worker_init_fn")}
         for name, function in [*given.items(), *(("transform", own) for _, own in own_transforms)]:
             try:
@@ -196,8 +225,13 @@ class Options:
         """Whether another batch comes in the place of one of which every sample has failed; see `pad`."""
         return self.pad and self.on_error != "raise"
 
-    def pipeline(self, lanes: int) -> PipelineSettings:
-        """The part that concerns the order and how batches are made."""
+    @property
+    def _whole_batches(self) -> bool:
+        # In the caller's own thread there is nobody to share a batch with, and a debugger sees each sample once.
+        return self.collate_fn is not None or self.workers == 0
+
+    def pipeline(self, lanes: int, existing: Sequence[str] = ()) -> PipelineSettings:
+        """The part that concerns the order and how batches are made, of the `existing` fields, if known."""
         return PipelineSettings(
             order=OrderOptions(
                 seed=self.seed,
@@ -211,11 +245,11 @@ class Options:
             fields=None if self.fields is None else tuple(self.fields),
             verify=self.verify,
             strict=self.strict,
-            # In the caller's own thread there is nobody to share a batch with, and a debugger sees each sample once.
-            whole_batches=self.collate_fn is not None or self.workers == 0,
+            whole_batches=self._whole_batches,
             prefetch_batches=self.prefetch_batches,
             in_order=self.in_order,
             fills_up=self.fills_up,
+            expansion_room_bytes=self._expansion_room_bytes(existing),
         )
 
     def check_fields_exist(self, existing: Sequence[str]) -> None:

@@ -500,12 +500,31 @@ def test_a_field_expands_no_further_than_the_budget(tmp_path: Path) -> None:
         batches = iter(loader)
         assert len(next(batches)[0][0]) == 1 << 20
         with pytest.raises(
-            DecodeError, match=r"decompresses to more than the limit of 2\d{6} bytes.*decode="
+            DecodeError, match=r"decompresses to more than the limit of 1\d{6} bytes.*decode=.*larger memory_budget"
         ) as caught:
             next(batches)
     assert caught.value.key == "sample1"
     with StreamLoader(source, 1, fields=("bin.gz",), num_workers=0) as loader:
         assert [len(values[0]) for (values,) in loader] == [1 << 20, 3 << 20]
+
+
+def test_which_samples_are_left_out_does_not_depend_on_the_budget(tmp_path: Path) -> None:
+    """A sample that is sound and too large for a share of the budget ends the pass; a bomb is left out."""
+    source = write_fields(tmp_path / "shards", "npz", [npz_of(1 << 20), npz_of(3 << 20)])
+    options: dict[str, Any] = {"fields": ("npz",), "num_workers": 0, "on_error": "skip"}
+    with StreamLoader(source, 1, memory_budget="8MiB", **options) as loader:
+        with pytest.raises(DecodeError, match=r"decompresses to 3\d{6} bytes.*larger memory_budget") as caught:
+            list(loader)
+    assert caught.value.key == "sample1"
+    source = write_fields(tmp_path / "bomb", "npz", [npz_of(1 << 20), npz_of(514 << 20)])
+    with StreamLoader(source, 1, pad=False, **options) as loader:
+        assert len(list(loader)) == 1
+
+
+def npz_of(size_bytes: int) -> bytes:
+    file = io.BytesIO()
+    np.savez_compressed(file, values=np.zeros(size_bytes, np.uint8))
+    return file.getvalue()
 
 
 @pytest.mark.parametrize("form", ["JPEG", "PNG"])

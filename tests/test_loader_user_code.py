@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -173,6 +174,75 @@ def test_parts_of_what_does_not_pickle_travel_and_what_cannot_is_said(
         assert values(loader) == [16] * 6
     for name in ("TABLE.further", "CONTEXT.value"):
         assert f"user_parts.{name} (lock: cannot pickle" in caplog.text
+
+
+CONTAINERS = """
+import threading
+class Kind:
+    pass
+TABLE = {"a.b": 16, 7: 16, ("x", 1): 16, None: {"a.b": 16, "lock": threading.Lock()}, "lock": threading.Lock()}
+MANY = {number: 16 for number in range(1500)} | {-1: threading.Lock()}
+LONG = [16] * 1500 + [threading.Lock()]
+ODD = {Kind: 16, "lock": threading.Lock()}
+FEW = {"gone": 16, "lock": threading.Lock(), "other": threading.Lock()}
+SHORT = [threading.Lock(), 16, 16]
+class Holder:
+    def __init__(self):
+        self.lock, self.size = threading.Lock(), 16
+HOLDER = Holder()
+def sizes(value):
+    return [TABLE["a.b"], TABLE[7], TABLE["x", 1], TABLE[None]["a.b"]]
+def left(value):
+    return [len(FEW), len(SHORT), len(vars(HOLDER))]
+"""
+
+
+def test_parts_under_any_plain_key_travel(
+    source: str, make_module: MakeModule, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Text with dots, numbers, None and tuples of these."""
+    containers = make_module("user_containers", CONTAINERS)
+    table = containers.TABLE
+    table["a.b"] = table[7] = table["x", 1] = table[None]["a.b"] = 48
+    with loader_of(source, containers.sizes) as loader:
+        assert {size.item() for (columns,) in loader for column in columns for size in column} == {48}
+    assert caplog.text == ""
+    table["c.d"] = threading.Lock()
+    with loader_of(source, containers.sizes) as loader:
+        next(iter(loader))
+    assert "user_containers.TABLE['c.d'] (lock: cannot pickle" in caplog.text
+
+
+def test_parts_that_the_program_has_removed_are_removed(
+    source: str, make_module: MakeModule, caplog: pytest.LogCaptureFixture
+) -> None:
+    containers = make_module("user_containers", CONTAINERS)
+    del containers.FEW["gone"], containers.SHORT[1:], containers.HOLDER.size
+    with loader_of(source, containers.left) as loader:
+        assert {tuple(size.tolist()) for (columns,) in loader for size in np.stack(columns, 1)} == {(2, 1, 1)}
+    assert caplog.text == ""
+    del containers.FEW["other"]
+    with loader_of(source, containers.left) as loader:
+        next(iter(loader))
+    assert "user_containers.FEW.other (removed in the program" in caplog.text, "it may be the worker's own"
+
+
+@pytest.mark.parametrize(
+    "change", ["MANY[1400] = 48", "del MANY[1400]", "LONG[0] = 48", "LONG.pop(0)", "ODD[Kind] = 48"]
+)
+def test_parts_that_do_not_travel_are_said(
+    source: str, make_module: MakeModule, caplog: pytest.LogCaptureFixture, change: str
+) -> None:
+    """Of containers that hold a lock and too many parts to send each by itself, or keys that are objects."""
+    containers = make_module("user_containers", CONTAINERS)
+    with loader_of(source, containers.left) as loader:
+        next(iter(loader))
+    assert caplog.text == "", "nothing was set"
+    exec(change, vars(containers))
+    with loader_of(source, containers.left) as loader:
+        next(iter(loader))
+    name = change.removeprefix("del ").partition("[")[0].partition(".")[0]
+    assert re.search(rf"user_containers\.{name} \((dict|list): .*at most 1,000 parts", caplog.text)
 
 
 # -- when a change takes effect ------------------------------------------------------------------------------------

@@ -15,7 +15,9 @@ from make_shards import write_numbers
 from torch.utils.data import DistributedSampler
 
 from streamload import Mixture, StreamLoader
+from streamload.decode.array_files import DECOMPRESSED_LIMIT_BYTES
 from streamload.environment.launchers import available_processors
+from streamload.fetch.budget import budget_for, bytes_for_parts
 from streamload.images import RandomResizedCrop
 from streamload.options import Options, rank_and_world_size
 
@@ -268,6 +270,52 @@ def test_options_have_no_defaults_of_their_own() -> None:
     assert [field.name for field in fields if field.default is not inspect.Parameter.empty] == []
     assert {field.name for field in fields} == set(GOOD)
     assert set(GOOD) < set(inspect.signature(StreamLoader.__init__).parameters)
+
+
+@pytest.mark.parametrize(
+    ("given", "room_bytes", "limit_bytes"),
+    [
+        ({"fields": ["npz", "cls"]}, 32 << 20, 16 << 20),
+        ({"fields": ["png;bin.gz", "cls"], "num_workers": 1}, 64 << 20, 32 << 20),
+        ({"fields": ["npz", "pt", "x.npy.gz"]}, 32 << 20, 8 << 20),
+        ({"fields": ["npz"], "collate_fn": function}, 32 << 20, (32 << 20) // 9),
+        ({"fields": ["npz"], "transform": function}, 32 << 20, (32 << 20) // 9),
+        ({"fields": ["npz"], "transform": {"npz": function}}, 32 << 20, 16 << 20),
+        ({"fields": ["npz"], "num_workers": 0}, 64 << 20, (64 << 20) // 9),
+        ({"fields": ["npz"], "memory_budget": "64GiB"}, 8 << 30, DECOMPRESSED_LIMIT_BYTES),
+        ({"fields": ["npz"], "memory_budget": "auto"}, None, DECOMPRESSED_LIMIT_BYTES),
+        ({"fields": ["jpg", "cls", "npy"]}, None, DECOMPRESSED_LIMIT_BYTES),
+        ({"fields": ["npz"], "decode": False}, None, DECOMPRESSED_LIMIT_BYTES),
+        ({"fields": ["npz"], "decode": {"npz": function}}, None, DECOMPRESSED_LIMIT_BYTES),
+        ({}, 32 << 20, 16 << 20),
+        ({"decode": False}, None, DECOMPRESSED_LIMIT_BYTES),
+    ],
+)
+def test_what_fields_may_expand_to_is_a_share_of_the_budget(
+    given: dict[str, Any], room_bytes: int | None, limit_bytes: int
+) -> None:
+    made = options(**{"memory_budget": 256 << 20, **given})
+    assert made.pipeline(1).expansion_room_bytes == room_bytes
+    assert made.job().expansion_limit_bytes == limit_bytes
+    assert made.fetching().expands == (room_bytes is not None)
+
+
+def test_an_index_says_whether_fields_may_expand() -> None:
+    made = options(memory_budget=256 << 20)
+    assert not made.fetching(["jpg", "cls"]).expands
+    assert made.pipeline(1, ["jpg", "npz"]).expansion_room_bytes == 32 << 20
+    assert made.job(existing=["pt", "npz"]).expansion_limit_bytes == (32 << 20) // 3
+    own = ((0, function),)
+    assert made.job(own, ["npz"]).expansion_limit_bytes == (32 << 20) // 9, "a dataset's own transform gets samples"
+
+
+@pytest.mark.parametrize("expands", [False, True])
+@pytest.mark.parametrize("parts_bytes", [0, 1, 10_000_000, 364 << 20, 10 << 30])
+def test_the_budget_for_some_parts_is_the_least(parts_bytes: int, expands: bool) -> None:
+    budget_bytes = budget_for(parts_bytes, expands=expands)
+    assert parts_bytes <= bytes_for_parts(budget_bytes, expands=expands) <= parts_bytes + 2
+    if expands:
+        assert bytes_for_parts(budget_bytes) - bytes_for_parts(budget_bytes, expands=True) == budget_bytes // 4
 
 
 def test_the_job_and_the_pipeline_get_what_was_asked_for() -> None:

@@ -16,7 +16,7 @@ from servers.small_web_server import SmallWebServer
 from streamload_tools.main import app
 from typer.testing import CliRunner
 
-from streamload import Mixture, StreamLoader, TarDataset
+from streamload import Mixture, Portion, StreamLoader, TarDataset
 from streamload.errors import without_credentials, without_secrets
 
 SECRET = "told-secret"
@@ -91,6 +91,12 @@ def test_what_a_mixture_is_refused_with(datasets: Any) -> None:
     with pytest.raises((TypeError, ValueError)) as refused:
         Mixture(datasets)
     assert SECRET not in "".join(traceback.format_exception(refused.value))
+
+
+def test_what_a_portion_shows() -> None:
+    portion = Portion(URL, 1.0, index=f"http://me:{SECRET}@host/index")
+    assert SECRET not in repr(portion)
+    assert SECRET not in repr(Mixture({"a": portion}))
 
 
 def test_a_mixture_named_by_urls() -> None:

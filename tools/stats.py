@@ -17,6 +17,7 @@ from streamload_tools.output import aligned, print_line, shown_bytes
 from streamload_tools.progress import open_progress
 from streamload_tools.reading import Reader, tables
 
+from streamload.decode.decoders import may_expand
 from streamload.environment.launchers import available_processors
 from streamload.fetch.budget import check_budget
 from streamload.index.index_lookup import IndexLookup
@@ -178,6 +179,7 @@ def least_budget_bytes(figures: DatasetFigures, *, window: int, ranks: int) -> i
                 lanes_read=1,
                 lanes=ranks,
                 shards=figures.shards,
+                expands=any(map(may_expand, figures.fields)),
             )
         except ValueError:
             return False

@@ -19,7 +19,15 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["DECOMPRESSED_LIMIT_BYTES", "NpyLayout", "check_entries", "decode_npy", "decode_npz", "npy_layout"]
+__all__ = [
+    "DECOMPRESSED_LIMIT_BYTES",
+    "ExpansionError",
+    "NpyLayout",
+    "check_entries",
+    "decode_npy",
+    "decode_npz",
+    "npy_layout",
+]
 
 DECOMPRESSED_LIMIT_BYTES = 513 << 20
 """The most bytes that one field may have beyond those stored: a volume of 512 x 512 x 512 float32, with a header.
@@ -31,6 +39,10 @@ _MAGIC = b"\x93NUMPY"
 _HEADER_LIMIT_BYTES = 10_000  # as in NumPy: parsing longer literals may take much time and memory
 _version_and_length = struct.Struct("<6xBxH").unpack_from
 _long_length = struct.Struct("<I").unpack_from
+
+
+class ExpansionError(ValueError):
+    """A field would become larger than its bytes by more than the limit."""
 
 
 class NpyLayout(NamedTuple):
@@ -157,11 +169,12 @@ def check_entries(entries: Sequence[zipfile.ZipInfo], limit_bytes: int) -> None:
     """Refuse a zip archive that decompresses to more than the limit, or holds a name twice.
 
     Raises:
-        ValueError: names what is wrong with the archive.
+        ExpansionError: it does; nothing has been decompressed.
+        ValueError: names what else is wrong with the archive.
     """
     decompressed = sum(entry.file_size for entry in entries)
     if decompressed > limit_bytes:
-        raise ValueError(
+        raise ExpansionError(
             f"the archive decompresses to {decompressed} bytes; the limit is {limit_bytes}. If it is no bomb, "
             "store the values uncompressed as npy, or hand over a decoder for this field with decode={...}"
         )

@@ -17,6 +17,7 @@ from typing import Any
 
 from streamload.decode.array_files import (
     DECOMPRESSED_LIMIT_BYTES,
+    ExpansionError,
     decode_npy,
     decode_npz,
 )
@@ -44,6 +45,7 @@ __all__ = [
     "decodes_as_built_in",
     "is_array",
     "is_image",
+    "may_expand",
 ]
 
 Encoded = memoryview | bytearray | bytes
@@ -102,6 +104,14 @@ def applies_to(name: str, field: str) -> bool:
     return any(name in (each, _last_extension(each)) for each in (field, field.removesuffix(".gz")))
 
 
+def may_expand(field: str, decode: bool | Mapping[str, Callable[[bytes], Any]] = True) -> bool:
+    """True if the library itself decodes a field to values that may be far larger than its bytes.
+
+    Such decoders take a `limit_bytes`. Images are not among them: their limit is one of pixels.
+    """
+    return decodes_as_built_in(field, decode) and _last_extension(_normal(field)) in {"gz", *_EXPANDING}
+
+
 def is_image(field: str) -> bool:
     """True if the built-in decoder of a field is that of images, so that `from_encoded` can replace it."""
     return _last_extension(_normal(field)) in IMAGE_FORMATS
@@ -144,7 +154,8 @@ def decompress_gzip(data: memoryview, limit_bytes: int = DECOMPRESSED_LIMIT_BYTE
     """The contents of a gzip file of one or several members; zeros after the last are ignored.
 
     Raises:
-        ValueError: the file is damaged or cut off, or its contents exceed it by more than `limit_bytes`.
+        ExpansionError: its contents exceed it by more than `limit_bytes`.
+        ValueError: the file is damaged or cut off.
     """
     decompressed, position = bytearray(), 0
     limit_bytes += len(data)
@@ -162,7 +173,7 @@ def decompress_gzip(data: memoryview, limit_bytes: int = DECOMPRESSED_LIMIT_BYTE
             raise ValueError(f"not a gzip file, or a damaged one: {exc}") from exc
         position += len(chunk) - len(stream.unused_data)
         if len(decompressed) > limit_bytes:
-            raise ValueError(
+            raise ExpansionError(
                 f"the gzip file decompresses to more than the limit of {limit_bytes} bytes. If it is no bomb, store "
                 "the values uncompressed, or hand over a decoder for this field with decode={...}"
             )
@@ -208,6 +219,8 @@ def _decode_torch(data: memoryview, limit_bytes: int) -> Any:
     try:
         check_claims(content, limit_bytes)
         return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    except ExpansionError:
+        raise
     except Exception as exc:  # damaged files make torch raise nearly anything
         what = str(exc) if isinstance(exc, ValueError | RuntimeError) else f"{type(exc).__name__}: {exc}"
         raise ValueError(f"torch.load(weights_only=True) cannot read it: {what}") from exc

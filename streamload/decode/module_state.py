@@ -19,7 +19,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import EnumMeta
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -44,8 +44,13 @@ _OURS = {"streamload", "streamload_tools"}
 _MISSING = object()
 _FUNCTIONS = (FunctionType, staticmethod, classmethod)
 _MOST_PARTS = 1000
+_PLAIN_KEYS = frozenset({str, bytes, int, float, bool, type(None)})
 _VALUE = "value"
 """The name of a ContextVar's value, which has none."""
+
+
+Key = Any
+"""Of a dict: text, a number, None, or a tuple of these; of a list: an index; else a name."""
 
 
 @dataclass(frozen=True)
@@ -55,10 +60,15 @@ class Left:
     Attributes:
         kind: its type, so that a worker can tell whether its own value is of the same type.
         why: the reason.
+        keys: of the parts that are sent one by one; what a worker has beside them was removed. None where that does
+            not follow: there are too many parts, or they are those of one thread.
+        others: a digest of the parts that are not, by which a worker can tell whether they are as its own.
     """
 
     kind: str
     why: str
+    keys: tuple[Key, ...] | None = None
+    others: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -67,18 +77,18 @@ class Attribute:
 
     Attributes:
         module: the module's name.
-        owner: the dotted path in the module to the class or value; "" for the module itself.
+        owner: the path in the module to the class or value; empty for the module itself.
         name: of the attribute, or a dict's key, or a list's index.
         value: its number among the values; the same object has the same number.
     """
 
     module: str
-    owner: str
-    name: str
+    owner: tuple[Key, ...]
+    name: Key
     value: int
 
     def __str__(self) -> str:
-        return ".".join(filter(None, (self.module, self.owner, self.name)))
+        return self.module + "".join(map(_shown, (*self.owner, self.name)))
 
 
 @dataclass(frozen=True)
@@ -139,6 +149,18 @@ class _ValuePickler(StatePickler):
         return super().reducer_override(value)
 
 
+class _LenientPickler(StatePickler):
+    """Puts its type's name in the place of what does not pickle."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, FunctionType | type | ModuleType):
+            return super().reducer_override(value)
+        with Attempt() as attempt:
+            return value.__reduce_ex__(self.proto)
+        assert attempt.error is not None
+        return str, (_kind(value),)
+
+
 class _Bounded(io.BytesIO):
     def write(self, data: Any) -> int:
         if self.tell() + memoryview(data).nbytes > MAX_VALUE_BYTES:
@@ -170,14 +192,13 @@ def state_of(modules: set[str]) -> tuple[ModuleState, bytes]:
                 _note(value.__name__, further)
             elif (function := _own_function(value, owner, attribute, name)) is not None:
                 _note_imports(function, function.__code__, further)
-                code.update(f"{owner}.{attribute}={hash(function.__code__)};".encode())
+                code.update(f"{owner}.{attribute}={hash(function.__code__)};".encode("utf-8", "backslashreplace"))
             else:
                 if id(value) not in numbers:
                     numbers[id(value)] = len(values)
                     values.append(_described(value, further))
                     if isinstance(values[-1], Left):
-                        place = f"{owner}.{attribute}" if owner else attribute
-                        held += ((place, inner, each) for inner, each in _parts(value))
+                        held += (((*owner, attribute), inner, each) for inner, each in _parts(value))
                 attributes.append(Attribute(name, owner, attribute, numbers[id(value)]))
         waiting += sorted(further - reached)
         reached |= further
@@ -227,7 +248,7 @@ class _Setter:
 
     def _set(self, attribute: Attribute) -> None:
         holder: Any = sys.modules[attribute.module]
-        for name in filter(None, attribute.owner.split(".")):
+        for name in attribute.owner:
             holder = _part(holder, name)
         here = _part(holder, attribute.name)
         there = self._state.values[attribute.value]
@@ -238,10 +259,29 @@ class _Setter:
             is_nothing = here is None or (here is _MISSING and not isinstance(holder, dict | list | ContextVar))
             if is_unlike and not is_nothing:
                 self.lost.append(f"{attribute} ({there.kind}: {there.why})")
+            elif isinstance(mine, Left) and not is_nothing:
+                self._remove_parts(attribute, here, mine, there)
         elif here is _MISSING or mine != there:
             if attribute.value not in self._loaded:
                 self._loaded[attribute.value] = cloudpickle.loads(there)
             _set_part(holder, attribute.name, self._loaded[attribute.value])
+
+    def _remove_parts(self, attribute: Attribute, here: Any, mine: Left, there: Left) -> None:
+        """Remove what the other process has removed; a part that might be this process's own, like a lock, stays."""
+        if mine.others != there.others:
+            self.lost.append(
+                f"{attribute} ({there.kind}: {there.why}; a part of it is sent by itself only under a key of text or "
+                f"numbers, and where there are at most {_MOST_PARTS:,} parts)"
+            )
+        if there.keys is None or mine.keys is None:
+            return
+        kept = set(there.keys)
+        for key in [key for key in reversed(mine.keys) if key not in kept]:
+            if isinstance(here, list) or isinstance(_described(_part(here, key), set()), bytes):
+                _remove_part(here, key)
+            else:
+                place = replace(attribute, owner=(*attribute.owner, attribute.name), name=key)
+                self.lost.append(f"{place} (removed in the program; {_kind(_part(here, key))} of the worker's own)")
 
 
 class _LateModules(MetaPathFinder):
@@ -273,8 +313,8 @@ class _LateModules(MetaPathFinder):
         return spec
 
 
-def _attributes(module: ModuleType) -> Iterator[tuple[str, str, Any]]:
-    """The attributes of a module (after "") and of the classes defined in it (after the class's name)."""
+def _attributes(module: ModuleType) -> Iterator[tuple[tuple[str, ...], str, Any]]:
+    """The attributes of a module (after `()`) and of the classes defined in it (after the class's path)."""
     holders: list[tuple[str, Any]] = [("", module)]
     while holders:
         owner, holder = holders.pop()
@@ -285,51 +325,68 @@ def _attributes(module: ModuleType) -> Iterator[tuple[str, str, Any]]:
                 if value.__qualname__ == (f"{owner}.{name}" if owner else name) and not isinstance(value, EnumMeta):
                     holders.append((value.__qualname__, value))
             elif not owner or isinstance(value, _FUNCTIONS) or not hasattr(type(value), "__get__"):
-                yield owner, name, value
+                yield tuple(filter(None, owner.split("."))), name, value
 
 
-def _parts(value: Any) -> Iterator[tuple[str, Any]]:
-    """The named parts of a value that cannot be sent as a whole, such as a dict that holds a lock."""
+def _all_parts(value: Any) -> list[tuple[Key, Any]]:
+    """The parts of a value that cannot be sent as a whole, such as a dict that holds a lock."""
     if isinstance(value, ContextVar):
-        if (held := value.get(_MISSING)) is not _MISSING:
-            yield _VALUE, held
-        return
-    parts: Any = ()
+        return [] if (held := value.get(_MISSING)) is _MISSING else [(_VALUE, held)]
     if isinstance(value, dict | list):
-        parts = () if len(value) > _MOST_PARTS else value.items() if isinstance(value, dict) else enumerate(value)
-    elif isinstance(value, threading.local) or _is_users(type(value).__module__):
-        parts = getattr(value, "__dict__", {}).items()
-    for name, each in list(parts):
-        if isinstance(value, list) or (isinstance(name, str) and "." not in name):
-            yield str(name), each
+        return list(value.items() if isinstance(value, dict) else enumerate(value))
+    if isinstance(value, threading.local) or _is_users(type(value).__module__):
+        return list(getattr(value, "__dict__", {}).items())
+    return []
 
 
-def _part(holder: Any, name: str) -> Any:
+def _parts(value: Any) -> list[tuple[Key, Any]]:
+    """Those parts that are sent one by one."""
+    parts = _all_parts(value)
+    return [] if len(parts) > _MOST_PARTS else [(key, each) for key, each in parts if _is_plain(key)]
+
+
+def _is_plain(key: Any) -> bool:
+    """Whether a key is the same in every process, and loads without importing anything."""
+    return type(key) in _PLAIN_KEYS or (type(key) is tuple and all(map(_is_plain, key)))
+
+
+def _shown(name: Key) -> str:
+    return f".{name}" if isinstance(name, str) and name.isidentifier() else f"[{name!r}]"
+
+
+def _part(holder: Any, name: Key) -> Any:
     """The part of this name, or `_MISSING`."""
     if isinstance(holder, ContextVar):
         return holder.get(_MISSING)
     if isinstance(holder, list):
-        return holder[int(name)] if int(name) < len(holder) else _MISSING
+        return holder[name] if name < len(holder) else _MISSING
     return (holder if isinstance(holder, dict) else vars(holder)).get(name, _MISSING)
 
 
-def _set_part(holder: Any, name: str, value: Any) -> None:
+def _remove_part(holder: Any, name: Key) -> None:
+    if isinstance(holder, dict | list):
+        del holder[name]
+    else:
+        delattr(holder, name)
+
+
+def _set_part(holder: Any, name: Key, value: Any) -> None:
     if isinstance(holder, ContextVar):
         holder.set(value)
     elif isinstance(holder, list):
-        holder[int(name) : int(name) + 1] = [value]
+        holder[name : name + 1] = [value]
     elif isinstance(holder, dict):
         holder[name] = value
     else:
         setattr(holder, name, value)
 
 
-def _own_function(value: Any, owner: str, name: str, module: str) -> FunctionType | None:
+def _own_function(value: Any, owner: tuple[Key, ...], name: Key, module: str) -> FunctionType | None:
     """The function, if importing the module defines it, so that it is the same in every process."""
     function = value.__func__ if isinstance(value, staticmethod | classmethod) else value
     if not isinstance(function, FunctionType) or function.__globals__.get("__name__") != module:
         return None
-    return function if function.__qualname__ in (f"{owner}.{name}" if owner else name, "<lambda>") else None
+    return function if function.__qualname__ in (".".join(map(str, (*owner, name))), "<lambda>") else None
 
 
 def _described(value: Any, modules: set[str]) -> bytes | Left:
@@ -339,7 +396,26 @@ def _described(value: Any, modules: set[str]) -> bytes | Left:
     with Attempt() as attempt:
         pickler.dump(value)
     modules |= pickler.needed | pickler.reached
-    return file.getvalue() if attempt.error is None else Left(_kind(value), str(attempt.error))
+    if attempt.error is None:
+        return file.getvalue()
+    keys = tuple(key for key, _ in _parts(value))
+    of_thread = isinstance(value, ContextVar | threading.local)
+    known = None if of_thread or len(_all_parts(value)) > _MOST_PARTS else keys
+    return Left(_kind(value), str(attempt.error), known, b"" if of_thread else _digest_of_others(value, set(keys)))
+
+
+def _digest_of_others(value: Any, sent: set[Key]) -> bytes:
+    """A digest of the parts that are not sent one by one, empty if there are none.
+
+    What does not pickle counts by its type, so that a lock which the module makes itself is the same everywhere.
+    """
+    others = [(key, each) for key, each in _all_parts(value) if not _is_plain(key) or key not in sent]
+    if not others:
+        return b""
+    file = _Bounded()
+    with Attempt():  # of what is larger than that, only the beginning counts, and how many there are
+        _LenientPickler(file).dump((len(others), others))
+    return hashlib.blake2b(file.getvalue() + str(len(others)).encode(), digest_size=16).digest()
 
 
 def _kind(value: Any) -> str:

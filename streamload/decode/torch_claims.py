@@ -16,7 +16,7 @@ from collections import Counter, OrderedDict
 from pickle import _Unpickler
 from typing import Any, ClassVar, NamedTuple
 
-from streamload.decode.array_files import check_entries
+from streamload.decode.array_files import ExpansionError, check_entries
 
 __all__ = ["check_claims"]
 
@@ -41,8 +41,9 @@ def check_claims(data: bytes, limit_bytes: int) -> None:
         limit_bytes: by how much its tensors may exceed the file.
 
     Raises:
-        ValueError: a storage is larger than what is stored, a tensor lies beyond its storage, all tensors together
-            exceed the file by more than `limit_bytes`, or an object is made from a mere size.
+        ExpansionError: all tensors together exceed the file by more than `limit_bytes`.
+        ValueError: a storage is larger than what is stored, a tensor lies beyond its storage, or an object is made
+            from a mere size.
         Exception: the file is damaged: whatever `zipfile` and `pickle` raise.
     """
     if not data.startswith(_ZIP):
@@ -104,7 +105,7 @@ class _Claims:
             raise ValueError(f"a tensor of shape {tuple(shape)} lies beyond its storage of {storage.size_bytes} bytes")
         self._tensor_bytes += elements * element_bytes
         if self._tensor_bytes > self._file_bytes + self._limit_bytes:
-            raise ValueError(
+            raise ExpansionError(
                 f"it expands from {self._file_bytes} bytes to {self._tensor_bytes} (its last tensor has shape "
                 f"{tuple(shape)}); the limit is {self._limit_bytes} more. Store what is repeated once, and "
                 "expand it in your transform"

@@ -80,6 +80,7 @@ class Feeder:
     ) -> None:
         self._in_process = in_process
         self._settings = configure.settings
+        self._expands = configure.fetching.expands
         self._slots = slots
         self._learned = Learned()
         self._send = send
@@ -207,7 +208,7 @@ class Feeder:
             listing,
             fetched,
             fetching.storages,
-            budget_bytes=bytes_for_parts(fetching.budget_bytes),
+            budget_bytes=bytes_for_parts(fetching.budget_bytes, expands=fetching.expands),
             slot_bytes=self._bytes_for_batches,
             wake=self._take_turn_soon,
             progress=self._take_turn_soon,
@@ -292,7 +293,7 @@ class Feeder:
         cannot_go_on = self._epochs.waits and (self._nothing_to_acknowledge or self._in_process)
         cannot_go_on = cannot_go_on or (counting and not self._epochs.busy)
         if cannot_go_on and not (self._feed is not None and self._feed.evict()):
-            raise fetcher.too_small(counting=counting)
+            raise fetcher.too_small(counting=counting, expands=self._expands)
         if self._requested is None and not cannot_go_on:
             self._requested = next(self._request_numbers)
             self._send(AcknowledgeRequest(self._requested), ())

@@ -10,6 +10,7 @@ from streamload.errors import StorageError
 from streamload.fetch.parts import PART_BYTES
 from streamload.limits import (
     BATCHES_AT_ONCE,
+    EXPANSION_SHARE,
     FREE_MEMORY_SHARE,
     LEAST_BUDGET_BYTES,
     MOST_REQUESTS,
@@ -27,6 +28,7 @@ __all__ = [
     "bytes_for_parts",
     "check_budget",
     "default_budget",
+    "expansion_bytes",
     "requests_at_once",
 ]
 
@@ -58,14 +60,27 @@ def default_budget(local_ranks: int) -> int:
     return max(LEAST_BUDGET_BYTES, available_bytes() // (FREE_MEMORY_SHARE * local_ranks))
 
 
-def bytes_for_parts(budget_bytes: int) -> int:
-    """What of a budget parts and batches may take; the rest is for the buffers of requests."""
-    return budget_bytes - _requests_bytes(budget_bytes)
+def expansion_bytes(budget_bytes: int) -> int:
+    """What of a budget is for the values that fields expand to, in all workers together."""
+    return budget_bytes // EXPANSION_SHARE
 
 
-def budget_for(parts_bytes: int) -> int:
-    """The budget of which so much is for parts and batches: the inverse of `bytes_for_parts`."""
-    return parts_bytes + min(REQUESTS_BYTES, -(-parts_bytes * REQUESTS_PROPORTION // PARTS_PROPORTION))
+def bytes_for_parts(budget_bytes: int, *, expands: bool = False) -> int:
+    """What of a budget parts and batches may take; the rest is for the buffers of requests, and for expansion.
+
+    Args:
+        budget_bytes: for everything.
+        expands: fields are read that may expand (`expansion_bytes`).
+    """
+    return budget_bytes - _requests_bytes(budget_bytes) - (expansion_bytes(budget_bytes) if expands else 0)
+
+
+def budget_for(parts_bytes: int, *, expands: bool = False) -> int:
+    """The least budget of which so much is for parts and batches: the inverse of `bytes_for_parts`."""
+    shares = PARTS_PROPORTION + REQUESTS_PROPORTION
+    expansion = shares // EXPANSION_SHARE if expands else 0
+    small_bytes = -(-parts_bytes * shares // (PARTS_PROPORTION - expansion))
+    return min(small_bytes, -(-(parts_bytes + REQUESTS_BYTES) * shares // (shares - expansion)))
 
 
 def requests_at_once(budget_bytes: int) -> int:
@@ -91,6 +106,7 @@ def check_budget(
     ranks: int = 1,
     drop_last: bool = False,
     batch_copies: int = 0,
+    expands: bool = False,
 ) -> None:
     """Refuse an order of which more must be held at once than fits.
 
@@ -110,6 +126,7 @@ def check_budget(
         ranks: the world size.
         drop_last: samples that fill no batch of all ranks are left out.
         batch_copies: how often the bytes of its samples exist in what is made for each batch; 0 where that is unknown.
+        expands: fields are read that may expand, for which a share of the budget is kept.
 
     Raises:
         ValueError: it does not fit; the message has the arithmetic and what to do.
@@ -123,9 +140,9 @@ def check_budget(
     window_bytes = waiting * lanes_read * sample_bytes
     of_batch_bytes = max(batch_samples * sample_bytes, part_bytes) + part_bytes
     shards_bytes = min(data_bytes, max(window_bytes + edges_bytes, of_batch_bytes))
-    if shards_bytes + batches_bytes <= bytes_for_parts(budget_bytes):
+    if shards_bytes + batches_bytes <= bytes_for_parts(budget_bytes, expands=expands):
         return
-    enough_bytes = budget_for(int((shards_bytes + batches_bytes) * 1.05))
+    enough_bytes = budget_for(int((shards_bytes + batches_bytes) * 1.05), expands=expands)
     batch = f"{counted(max(1, round(batch_samples)), 'sample')} x {sample_bytes / 1e3:.1f} kB"
     advice = [f"a memory_budget of at least {enough_bytes / 1e6:.0f} MB"]
     if window_bytes + edges_bytes >= of_batch_bytes:
@@ -135,7 +152,7 @@ def check_budget(
             f"for shuffle_window={window}: {within} = {window_bytes / 1e6:.0f} MB are held while they wait to be "
             f"drawn, {edges_bytes / 1e6:.0f} MB of parts at the edges"
         )
-        left_bytes = bytes_for_parts(budget_bytes) - edges_bytes - batches_bytes
+        left_bytes = bytes_for_parts(budget_bytes, expands=expands) - edges_bytes - batches_bytes
         fitting = int(left_bytes / (lanes_read * sample_bytes))
         if fitting > 0:
             advice.append(f"a shuffle_window of at most {fitting}")
@@ -146,8 +163,8 @@ def check_budget(
         needed += " and as much again of Python objects" if batch_copies > 1 else ""
         advice += ["a smaller batch_size"] * (batch_samples > 1)
     raise ValueError(
-        f"memory_budget of {_shown(budget_bytes)} is too small {needed}, and {_shown(_requests_bytes(budget_bytes))} "
-        f"are left to requests. Give {', '.join(advice)}, or a cache_dir on a disk with room"
+        f"memory_budget of {_shown(budget_bytes)} is too small {needed}, and {_left(budget_bytes, expands=expands)}. "
+        f"Give {', '.join(advice)}, or a cache_dir on a disk with room"
     )
 
 
@@ -172,20 +189,25 @@ def budget_error(
     decompressing_bytes: int,
     *,
     counting: bool,
+    expands: bool = False,
 ) -> StorageError:
     """The error to raise when nothing goes on within the budget: what takes it, and what to do."""
     budget, missing, needed, slots = (
         _shown(size_bytes) for size_bytes in (budget_bytes, missing_bytes, needed_bytes, slot_bytes)
     )
-    requests = _shown(budget_bytes - bytes_for_parts(budget_bytes))
     decompressing = f", {_shown(decompressing_bytes)} hold what is being decompressed" if decompressing_bytes else ""
     advice = "an index (`streamload index`), which gives len() without reading" if counting else "a smaller batch_size"
     return StorageError(
         f"memory_budget of {budget} is too small: {missing} more are needed now, while {needed} of shards are held "
         f"because samples in them are wanted too or are yet to be drawn within shuffle_window, {slots} are batches"
-        f"{decompressing}, and {requests} are left to requests. Give a larger memory_budget, a smaller shuffle_window, "
-        f"{advice}, or a cache_dir on a disk with more room"
+        f"{decompressing}, and {_left(budget_bytes, expands=expands)}. Give a larger memory_budget, "
+        f"a smaller shuffle_window, {advice}, or a cache_dir on a disk with more room"
     )
+
+
+def _left(budget_bytes: int, *, expands: bool) -> str:
+    expansion = f" and {_shown(expansion_bytes(budget_bytes))} to what fields expand to" if expands else ""
+    return f"{_shown(_requests_bytes(budget_bytes))} are left to requests{expansion}"
 
 
 def _shown(size_bytes: float) -> str:

@@ -16,6 +16,7 @@ class Fetching:
     Attributes:
         storages: where shards lie.
         budget_bytes: what they and the batches may take in memory.
+        expands: a share of it is kept for what fields expand to.
         cache_folder: for a disk cache; None for none.
         cache_bytes: how large that may get.
     """
@@ -24,3 +25,4 @@ class Fetching:
     budget_bytes: int
     cache_folder: str | None
     cache_bytes: int
+    expands: bool = False

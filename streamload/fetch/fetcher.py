@@ -247,14 +247,20 @@ class Fetcher:
         if freed or (self._missing is not None and self._has_room(*self._missing)):
             self._wake()  # freed parts may be needed again: whether they fit shows when they are fetched
 
-    def too_small(self, *, counting: bool) -> StorageError:
-        """The error to raise for a budget within which nothing goes on, maybe because `len()` waits for all shards."""
+    def too_small(self, *, counting: bool, expands: bool = False) -> StorageError:
+        """The error to raise for a budget within which nothing goes on.
+
+        Args:
+            counting: `len()` waits for all shards.
+            expands: a share of the budget is kept for what fields expand to.
+        """
         shard, missing_bytes = self._missing or (0, 0)
         if self._shards.to_close(shard, self.ledger) is None:
             return self._shards.too_many()
         decompressing_bytes = 0 if self._part_fetcher is None else self._part_fetcher.held_bytes
         needs = missing_bytes, self.ledger.kept_from_next_bytes(), self._slot_bytes(), decompressing_bytes
-        return budget_error(budget_for(self.ledger.budget_bytes), *needs, counting=counting)
+        budget_bytes = budget_for(self.ledger.budget_bytes, expands=expands)
+        return budget_error(budget_bytes, *needs, counting=counting, expands=expands)
 
     async def close(self) -> None:
         """Stop everything and release all memory. Idempotent."""

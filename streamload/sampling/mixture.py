@@ -29,10 +29,10 @@ class Portion:
         TypeError, ValueError: the weight is no number above 0.
     """
 
-    urls: Urls = field(repr=False)  # they may hold a login or a signature
+    urls: Urls = field(repr=False)  # both may hold a login or a signature
     weight: float
     transform: Callable[..., Any] | Mapping[str, Callable[..., Any]] | None = None
-    index: str | os.PathLike[str] | None = None
+    index: str | os.PathLike[str] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "weight", as_python(self.weight))

@@ -60,6 +60,7 @@ class PipelineSettings:
         prefetch_batches: at least so many batches may be in flight or waiting for the loop.
         in_order: deliver them in order.
         fills_up: another batch replaces one in which every sample has failed.
+        expansion_room_bytes: what one worker may hold of values that have expanded; None without a bound.
     """
 
     order: OrderOptions
@@ -70,6 +71,7 @@ class PipelineSettings:
     prefetch_batches: int
     in_order: bool
     fills_up: bool = False
+    expansion_room_bytes: int | None = None
 
 
 @dataclass(slots=True)
@@ -337,7 +339,7 @@ class Scheduler:
             whole=self._whole or self._learned.uncut,
         )
         most_run = max(1, self._most_run_rows // self._settings.order.batch_size)
-        size = replace(size, run=min(size.run, most_run))
+        size = self._within_room(replace(size, run=min(size.run, most_run)))
         most = self._slots.most_in_flight
         if self._most_slot_bytes is not None:
             known = self._learned.row_s is not None or not self._whole  # otherwise the first batch shows their size
@@ -345,6 +347,17 @@ class Scheduler:
             most = min(most, max(1, by_bytes - _BATCHES_OF_LOOP))
         # A run waits until all of it fits, and the loop has not acknowledged up to a fifth of what is outstanding.
         return TaskSize(size.parts, min(size.run, max(1, most // 2)), min(size.outstanding, most))
+
+    def _within_room(self, size: TaskSize) -> TaskSize:
+        """Tasks of no more rows than a worker has room for, where rows may have expanded."""
+        room_bytes = self._settings.expansion_room_bytes
+        if room_bytes is None:
+            return size
+        batch_rows = self._settings.order.batch_size
+        row_bytes = -(-self._learned.size_bytes // batch_rows)
+        rows = max(1, room_bytes // row_bytes - 1)  # of the last one there is a copy while it is made
+        parts, run = -(-batch_rows // rows), max(1, rows // batch_rows)
+        return replace(size, parts=max(size.parts, parts), run=min(size.run, run))
 
     def _open_batch(self) -> RowBatch | None:
         source = self._ahead.take()

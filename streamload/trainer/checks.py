@@ -111,8 +111,10 @@ def check_window_fits(listing: Listing, order: OrderOptions, options: Options, w
     reads_all = set(listing.fields).issubset(_surely_read(listing, options))
     if sum(sizes) > samples * PART_BYTES and not reads_all:
         return  # what lies in other parts of a sample is not fetched
+    fetching = options.fetching(listing.fields)
     check_budget(
-        options.fetching().budget_bytes,
+        fetching.budget_bytes,
+        expands=fetching.expands,
         window=order.window if order.shuffle else 0,
         batch_size=order.batch_size if reads_all and order.sampling is None else 1,  # a choice may repeat samples
         drop_last=order.drop_last,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate
@@ -90,7 +90,7 @@ class FeederLink:
 
     def settings(self, lanes: int) -> PipelineSettings:
         """How the order and the batches are made."""
-        settings = self._options.pipeline(lanes)
+        settings = self._options.pipeline(lanes, self._existing)
         sampling = None if self._sampling is None else self._sampling.sampling
         return replace(settings, order=replace(settings.order, sampling=sampling))
 
@@ -135,10 +135,10 @@ class FeederLink:
             return
         if self._job is None:  # without workers the functions are the user's own objects
             return
-        now = self._options.pickled_job(self._own_transforms)
+        now = self._options.pickled_job(self._own_transforms, self._existing)
         changes = now.changes_since(self._job)
         if changes:  # some pickles are never twice the same, which says nothing
-            changes -= self._options.pickled_job(self._own_transforms).changes_since(now)
+            changes -= self._options.pickled_job(self._own_transforms, self._existing).changes_since(now)
         again, self._changed_before = changes & self._changed_before, changes
         if changes:
             _log.info("the workers are started anew, because this has changed: %s", ", ".join(sorted(changes)))
@@ -271,6 +271,11 @@ class FeederLink:
             self.disconnect()
             raise
 
+    @property
+    def _existing(self) -> Sequence[str]:
+        """The fields that samples have; empty where that is not known."""
+        return () if self.listing.counts is None else self.listing.fields
+
     def _joined(self) -> Listing:
         try:
             return joined_listing(self._listings)
@@ -292,7 +297,7 @@ class FeederLink:
 
     def _start(self, lanes: int) -> Connection:
         options = self._options
-        job = options.pickled_job(self._own_transforms) if options.workers else None
+        job = options.pickled_job(self._own_transforms, self._existing) if options.workers else None
         self._job = None if job is None else replace(job, data=b"")  # it may be large
         self._given = self._functions()
         self._changed = False
@@ -304,13 +309,13 @@ class FeederLink:
             settings=self.settings(lanes),
             job=b"" if job is None else job.data,
             workers=options.workers,
-            fetching=options.fetching(),
+            fetching=options.fetching(self._existing),
             import_path=tuple(entry or os.getcwd() for entry in sys.path),
             ends_at_failure=options.on_error == "raise" and options.in_order,
             log_levels=log_levels(),
         )
         if options.workers == 0:
-            return InProcessFeeder(configure, self.listing, options.job(self._own_transforms))
+            return InProcessFeeder(configure, self.listing, options.job(self._own_transforms, self._existing))
         if process is None:
             process = self._client.process = _start_process(options, self._registry, options.workers)
         process.send(configure)

@@ -15,6 +15,8 @@ from streamload.fetch.parts import PART_BYTES, part_key, parts_of_rows, shard_an
 ONE_PART_BYTES = 10_000_000
 """Room for one part and not for two."""
 THREE_PARTS_BYTES = 26_000_000
+BATCH_BYTES = 1_000_000
+"""Three of them do not fit beside three parts, one does."""
 
 
 def failure(by_hand: FeederByHand) -> Exception:
@@ -236,6 +238,24 @@ def test_what_late_tasks_of_another_epoch_read_is_waited_for_and_no_error(url: s
         await by_hand.until(lambda: tasks[-1].epoch == 5)
 
     with_feeder(url, body, batch_size=1, budget_bytes=2 * ONE_PART_BYTES, works_ahead=True)
+
+
+def test_room_is_reserved_for_batches_that_do_not_exist_yet(url: str) -> None:
+    """All parts would fit beside the one batch that there is."""
+
+    async def body(by_hand: FeederByHand) -> None:
+        (task,) = await by_hand.begin(1)
+        by_hand.pool.full = True  # no other batch is begun
+        by_hand.answer(task, size_bytes=BATCH_BYTES)
+        by_hand.take_all()
+        await by_hand.settled()
+        by_hand.feeder.on_room()
+        await by_hand.settled()
+        ledger = by_hand.fetcher.ledger
+        assert by_hand.slots.held_bytes() < 2 * BATCH_BYTES
+        assert 0 < ledger.used_bytes <= ledger.budget_bytes - 3 * BATCH_BYTES
+
+    with_feeder(url, body, batch_size=1, budget_bytes=THREE_PARTS_BYTES, works_ahead=True)
 
 
 def test_parts_that_are_needed_later_are_freed_where_batches_grow(url: str) -> None:

@@ -17,6 +17,10 @@ def labels_of(samples: list[Any]) -> list[int]:
     return [label for _, label in samples]
 
 
+def labels_only(samples: list[Any]) -> list[int]:
+    return [label for _, label in samples]
+
+
 def checksum(sample: Any) -> Any:
     """The checksum of a sample's data, and its label."""
     data, label = sample

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
+import io
 import os
 import re
 import threading
@@ -15,12 +17,13 @@ import fsspec
 import numpy as np
 import psutil
 import pytest
+import torch
 from matrix import exhaustive
-from run_in_workers import large_result
+from run_in_workers import labels_only, large_result
 from servers.faults import FaultServer
 
 from streamload import ShardWriter, StreamLoader
-from streamload.errors import StorageError
+from streamload.errors import DecodeError, StorageError
 
 FIELD_BYTES = 1_000_000
 SAMPLES = 160
@@ -130,6 +133,55 @@ def test_what_does_not_fit_with_its_batches_is_refused_at_the_start(
     refusal = r"three batches of .*Give a memory_budget of at least \d+ MB.* smaller batch_size"
     with pytest.raises(ValueError, match=refusal):
         peak_bytes(server, f"{field}-large", batch_size, budget_mib, shuffle=True, shuffle_window=50)
+
+
+EXPANDED_BATCH = 4
+EXPANDED_BUDGET_MIB = 128
+
+
+def expanding(field: str, size_bytes: int) -> bytes:
+    """An array of so many bytes in few."""
+    file = io.BytesIO()
+    if field == "npz":
+        np.savez_compressed(file, values=np.zeros(size_bytes, np.uint8))
+    elif field == "pt":
+        torch.save(torch.zeros(1, dtype=torch.uint8).expand(size_bytes), file)
+    else:
+        np.save(file, np.zeros(size_bytes, np.uint8))
+        return gzip.compress(file.getvalue(), 1)
+    return file.getvalue()
+
+
+def expanded_peak_bytes(folder: Path, field: str, size_bytes: int, **options: Any) -> int:
+    with ShardWriter(folder / f"{size_bytes}" / "%06d.tar", max_count=8) as writer:
+        for number in range(24):
+            writer.write({"__key__": f"{number:06d}", field: expanding(field, size_bytes), "cls": number})
+    given: dict[str, Any] = {"fields": (field, "cls"), "num_workers": 2, "timeout": 60, **options}
+    urls = [str(path) for path in sorted((folder / f"{size_bytes}").glob("*.tar"))]
+    local = fsspec.filesystem("file")
+    with (
+        StreamLoader(
+            urls, EXPANDED_BATCH, memory_budget=EXPANDED_BUDGET_MIB * MIB, filesystem=local, **given
+        ) as loader,
+        TreeMemory() as memory,
+    ):
+        assert sum(1 for _ in loader) == 24 // EXPANDED_BATCH
+    return memory.peak_bytes
+
+
+@pytest.mark.parametrize("field", ["npz", exhaustive(("pt",)), exhaustive(("npy.gz",))])
+@pytest.mark.parametrize("whole", [False, True], ids=["rows", "batches"])
+def test_a_budget_bounds_fields_that_expand(tmp_path: Path, field: str, whole: bool) -> None:
+    """Just below what a field may expand to the budget holds; above it the pass ends before memory is taken."""
+    options: dict[str, Any] = {"collate_fn": labels_only} if whole else {}
+    room_bytes = EXPANDED_BUDGET_MIB * MIB // 4 // 2
+    # Of rows that are not made for the user's code batch by batch, three batches must fit beside the parts, too.
+    size_bytes = room_bytes // (EXPANDED_BATCH + 1) if whole else 5 * MIB
+    base_bytes = expanded_peak_bytes(tmp_path, field, 100, **options)
+    more_bytes = expanded_peak_bytes(tmp_path, field, size_bytes, **options) - base_bytes
+    assert more_bytes < EXPANDED_BUDGET_MIB * MIB
+    with pytest.raises(DecodeError, match="larger memory_budget, fewer workers or a smaller batch_size"):
+        expanded_peak_bytes(tmp_path, field, 30 * MIB, **options)
 
 
 def test_batches_that_outgrow_the_budget_are_an_error_and_not_a_wait(tmp_path: Path) -> None:

@@ -88,6 +88,7 @@ class Run:
         learned: Learned | None = None,
         start: EpochStart | None = None,
         misfits: Callable[[Place], bool] = lambda place: False,
+        expansion_room_bytes: int | None = None,
     ) -> None:
         listing = list_shards(folder)
         self.order = OrderOptions(0, shuffle, 30, 1, batch_size, drop_last=False, pad=True)
@@ -103,7 +104,16 @@ class Run:
         self.tasks: list[RowTask] = []
         self._scans = Scans(self.tables, strict=True)
         self.epoch = Epoch(
-            PipelineSettings(self.order, ("cls",), False, True, whole, prefetch, in_order),
+            PipelineSettings(
+                self.order,
+                ("cls",),
+                False,
+                True,
+                whole,
+                prefetch,
+                in_order,
+                expansion_room_bytes=expansion_room_bytes,
+            ),
             self.start,
             tables=self.tables,
             scans=self._scans,
@@ -279,6 +289,18 @@ def test_slow_batches_are_cut_among_the_workers(folder: Path) -> None:
     assert [task.pieces[0].batch for task in run.pool.tasks if isinstance(task, RowTask)] == [0] * 4
     run.finish()
     assert rows_and_pieces(run.tasks) == {(2, 1)}
+
+
+@pytest.mark.parametrize(("room_bytes", "rows"), [(None, 16), (170, 16), (90, 8), (50, 4), (20, 1), (1, 1)])
+def test_a_task_has_no_more_rows_than_a_worker_has_room_for(folder: Path, room_bytes: int | None, rows: int) -> None:
+    """A row takes 10 bytes, and the last one twice as much while it is made."""
+    learned = Learned(layout=b"known", size_bytes=80, row_s=0.6e-3)
+    run = Run(folder, learned=learned, expansion_room_bytes=room_bytes)
+    run.epoch.pump()
+    (first, *_) = run.pool.tasks
+    assert isinstance(first, RowTask)
+    assert len(first.table) == rows
+    run.slots.close()
 
 
 def test_fast_batches_are_dealt_out_in_runs_of_about_ten_milliseconds(folder: Path) -> None:
