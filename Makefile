@@ -22,7 +22,7 @@ unexport PYTHONDONTWRITEBYTECODE
 help:
 	@echo "make demo    train on handwritten digits, kill the training, resume it, and compare (about a minute)"
 	@echo "make test    make check, then the tests"
-	@echo "make test-fast  only the tests that start no process (a minute or two)"
+	@echo "make test-fast  only the tests that start no process (a minute)"
 	@echo "make test-all  the same with the tests marked exhaustive: more of what the others show (much longer)"
 	@echo "make check   ruff and mypy"
 	@echo "make bench   compare the speed with other loaders (BENCH=--quick for a first look)"

@@ -83,7 +83,7 @@ class Ours:
         )
 
     def epoch(self) -> Iterator[Any]:
-        return iter(self._loader) if self._moves else _moved(self._loader)
+        return iter(self._loader) if self._moves else moved(self._loader)
 
     def close(self) -> None:
         self._loader.close()
@@ -96,13 +96,13 @@ class Theirs:
         self._files = Files(of, pin_memory=True)
 
     def epoch(self) -> Iterator[Any]:
-        return _moved(self._files.epoch())
+        return moved(self._files.epoch())
 
     def close(self) -> None:
         self._files.close()
 
 
-def _moved(batches: Any) -> Iterator[Any]:
+def moved(batches: Any) -> Iterator[Any]:
     for batch in batches:
         yield tuple(value.to("cuda", non_blocking=True) for value in batch)
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 __all__ = [
     "BATCHES_AT_ONCE",
+    "BLOCK_ROWS",
     "CACHED_SHARDS_SHARE",
     "CALLER_SHARDS_SHARE",
     "EXPANSION_SHARE",
     "FETCHED_SHARDS_SHARE",
+    "FIRST_BLOCK_ROWS",
     "FIRST_REQUESTS",
     "FREE_MEMORY_SHARE",
     "FREE_SLOTS_BYTES",
@@ -74,6 +76,9 @@ SCANNED_PARTS, SCANNED_PARTS_SHARE = 32, 4
 
 TABLES_SHARE, LEAST_TABLES_BYTES, MOST_TABLES_BYTES = 16, 32 << 20, 256 << 20
 """The share of the budget that bounds the tables held in memory, and the bounds of that; without a budget the most."""
+
+FIRST_BLOCK_ROWS, BLOCK_ROWS = 1024, 2048
+"""Rows of a remote dataset that are planned at once: first, so that the first batch comes soon, and later."""
 
 # -- memory beside the budget -----------------------------------------------------------------------------------------
 

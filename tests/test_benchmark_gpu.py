@@ -44,7 +44,7 @@ def test_its_tables(bench_gpu: Any) -> None:
 
 def test_its_loaders_give_the_same_batches(bench_gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without `device=`, that is, and with a move that goes nowhere."""
-    monkeypatch.setattr(bench_gpu, "_moved", lambda batches: (tuple(batch) for batch in batches))
+    monkeypatch.setattr(bench_gpu, "moved", lambda batches: (tuple(batch) for batch in batches))
     monkeypatch.setattr(bench_gpu, "Files", NotLoaded)
     of = bench_gpu.replace(bench_gpu.PICTURES, samples=8, batch_size=4, shard_samples=4, root=tmp_path)
     ours, theirs = bench_gpu.Ours(of, moves=False), bench_gpu.Theirs(of)

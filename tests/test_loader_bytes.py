@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from processes import children
+from transforms import as_dict, refuse_thirds
 
 from streamload import ShardWriter, StreamLoader
 
@@ -26,10 +27,6 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> str:
                 {"__key__": f"{number:02d}", "bin": payload(number), "txt": "ü" * number * 1000, "cls": number}
             )
     return str(folder)
-
-
-def as_dict(samples: list[Any]) -> dict[str, Any]:
-    return {"data": [data for data, _, _ in samples], "rest": {number: text for _, text, number in samples}}
 
 
 @pytest.mark.parametrize(
@@ -56,12 +53,6 @@ def test_large_values_of_a_collate_fn_come_back_as_they_were(shards: str, worker
     assert [number for batch in batches for number in batch["rest"]] == list(range(SAMPLES))
     for batch in batches:
         assert batch["data"] == [payload(number) for number in batch["rest"]]
-
-
-def refuse_thirds(number: int) -> int:
-    if number % 3 == 0:
-        raise ValueError("a third")
-    return number
 
 
 def test_samples_are_left_out_of_batches_of_large_values(shards: str) -> None:

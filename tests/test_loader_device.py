@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import signal
 import time
@@ -76,12 +75,9 @@ def test_every_batch_arrives_whole_however_late_it_is_copied(
     assert device.locked == {}
 
 
-def test_in_an_event_loop(source: str, device: LateDevice) -> None:
-    async def loop() -> list[int]:
-        async with make(source, num_workers=1) as loader:
-            return [number async for batch in loader for number in device.read(batch[1])]
-
-    assert asyncio.run(loop()) == list(range(TOTAL))
+async def test_in_an_event_loop(source: str, device: LateDevice) -> None:
+    async with make(source, num_workers=1) as loader:
+        assert [number async for batch in loader for number in device.read(batch[1])] == list(range(TOTAL))
     assert device.too_early == 0
 
 

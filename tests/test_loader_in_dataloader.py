@@ -83,7 +83,11 @@ def test_a_loader_that_is_closed_while_another_thread_waits_for_a_batch_says_so(
         except LoaderClosedError as error:
             errors.append(error)
 
-    loader = StreamLoader(source, 1, fields=("cls",), transform={"cls": _slow}, num_workers=1)
+    def slow(value: int) -> int:
+        time.sleep(0.3)
+        return value
+
+    loader = StreamLoader(source, 1, fields=("cls",), transform={"cls": slow}, num_workers=1)
     batches = iter(loader)
     next(batches)
     thread = threading.Thread(target=take_all, args=(batches,), daemon=True)
@@ -93,8 +97,3 @@ def test_a_loader_that_is_closed_while_another_thread_waits_for_a_batch_says_so(
     thread.join(20)
     assert not thread.is_alive()
     assert len(errors) == 1
-
-
-def _slow(value: int) -> int:
-    time.sleep(0.3)
-    return value

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import gc
 import threading
@@ -16,7 +15,7 @@ from launched import run_python
 from make_shards import write_numbers
 from matrix import exhaustive
 from processes import children, wait_until
-from transforms import Noting, raise_on_33
+from transforms import Noting, as_list, raise_on_33
 
 from streamload import StreamLoader
 from streamload.decode.failure import failure_of
@@ -93,16 +92,13 @@ def test_what_ends_a_pass_from_outside_is_still_an_error_of_it(source: str) -> N
         next(last)
 
 
-def test_an_asynchronous_iterator_is_closed_as_an_asynchronous_generator_is(source: str) -> None:
-    async def loop() -> None:
-        async with make(source) as loader:
-            async with contextlib.aclosing(aiter(loader)) as batches:
-                await anext(batches)
-            with pytest.raises(StopAsyncIteration):
-                await anext(batches)
-            assert len([batch async for batch in loader]) == TOTAL // 10
-
-    asyncio.run(loop())
+async def test_an_asynchronous_iterator_is_closed_as_an_asynchronous_generator_is(source: str) -> None:
+    async with make(source) as loader:
+        async with contextlib.aclosing(aiter(loader)) as batches:
+            await anext(batches)
+        with pytest.raises(StopAsyncIteration):
+            await anext(batches)
+        assert len([batch async for batch in loader]) == TOTAL // 10
 
 
 AT_EXIT = """
@@ -155,10 +151,6 @@ def test_iterators_that_are_held_when_the_program_ends(source: str, workers: str
 
 
 # -- what stays ----------------------------------------------------------------------------------------------------
-
-
-def as_list(samples: list[Any]) -> list[Any]:
-    return samples
 
 
 @pytest.mark.parametrize("options", [{}, {"collate_fn": as_list}, {"workers": 0}])
@@ -313,31 +305,33 @@ def test_threads_that_begin_passes_at_once(source: str, workers: int) -> None:
         else:
             ended.append(None)
 
-    for _ in range(4):
+    for _ in range(2):
         with make(source, workers) as loader:
             threads = [threading.Thread(target=loop) for _ in range(2)]
             for thread in threads:
                 thread.start()
             for thread in threads:
                 thread.join()
-    assert len(ended) == 8
-    assert ended.count(None) >= 4, "one may have come to its end before the other began"
+    assert len(ended) == 4
+    assert ended.count(None) >= 2, "one may have come to its end before the other began"
 
 
-def test_a_pass_that_is_found_to_be_garbage_while_something_is_sent(source: str, epochs: list[list[int]]) -> None:
+def test_a_pass_that_is_found_to_be_garbage_while_something_is_sent(
+    source: str, epochs: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Channel.send_all
+
+    def send_all(channel: Channel, messages: Any) -> None:
+        gc.collect()
+        real(channel, messages)
+
+    monkeypatch.setattr(Channel, "send_all", send_all)
     with make(source) as loader:
         for epoch in range(3):
             cycle: list[Any] = [iter(loader)]
             cycle.append(cycle)
             assert next(cycle[0])[0].tolist() == epochs[epoch][:10]
             del cycle
-            send = loader._link._connection._channel.send_all
-
-            def send_all(messages: Any, send: Any = send) -> None:
-                gc.collect()
-                send(messages)
-
-            loader._link._connection._channel.send_all = send_all  # type: ignore[method-assign, union-attr]
             assert len(loader) == TOTAL // 10
         assert numbers(loader) == epochs[3]
 

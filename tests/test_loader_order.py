@@ -69,7 +69,7 @@ def test_seed_names_the_order(indexed: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:drop_last=True drops the whole epoch")
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     world_size=st.integers(1, 9),
     batch_size=st.integers(1, 40),
@@ -142,8 +142,7 @@ def augmented(source: str, transform: Any, batch_size: int = 7, **options: Any) 
 def test_augmentation_depends_on_the_sample_alone(indexed: str, transform: Any) -> None:
     expected = augmented(indexed, transform, num_workers=0)
     assert len({row[-1] for row in expected}) == TOTAL, "samples must draw different numbers"
-    for options in ({"num_workers": 1}, {"num_workers": 3}):
-        assert augmented(indexed, transform, **options) == expected
+    assert augmented(indexed, transform, num_workers=3) == expected
     assert augmented(indexed, transform, 13, num_workers=2) == expected, "the batch size must not matter either"
     assert augmented(indexed, transform, num_workers=0, seed=5) != expected
 

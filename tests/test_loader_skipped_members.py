@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import tarfile
 import warnings
@@ -61,13 +60,10 @@ def test_links_are_reported_once_at_the_line_of_the_loop(linked: str, workers: i
         assert len(list(loader)) == 2  # a second warning would be an error
 
 
-def test_links_are_reported_in_an_event_loop(linked: str) -> None:
-    async def run(loader: StreamLoader) -> int:
-        return len([batch async for batch in loader])
-
+async def test_links_are_reported_in_an_event_loop(linked: str) -> None:
     with StreamLoader(linked, 2, fields=("cls",), num_workers=0) as loader:
         with pytest.warns(UserWarning, match=ADVICE) as said:
-            assert asyncio.run(run(loader)) == 1
+            assert len([batch async for batch in loader]) == 1
     assert [warning.filename for warning in said] == [__file__]
 
 

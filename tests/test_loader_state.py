@@ -64,7 +64,7 @@ def test_resumed_with_other_workers_and_twice(source: str) -> None:
     assert global_batches(source, 1, 9, again, num_workers=1) == whole[6:]
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     data=st.data(),
     lanes=st.integers(1, 5),

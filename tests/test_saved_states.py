@@ -6,14 +6,12 @@
 from __future__ import annotations
 
 import json
-import random
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from make_shards import write_numbers
-from numpy.typing import NDArray
+from transforms import draw
 
 from streamload import Mixture, StreamLoader
 
@@ -37,10 +35,6 @@ def test_a_saved_state_goes_on_exactly(shards: tuple[str, str], case: str) -> No
         loader.load_state_dict(saved["state"])
         assert [batch[0].tolist() for batch in loader] == saved["rest"]
         assert [batch[0].tolist() for batch in loader] == saved["next_epoch"]
-
-
-def draw(label: int) -> NDArray[np.int64]:
-    return np.array([label, random.getrandbits(30), np.random.randint(2**30)])
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])

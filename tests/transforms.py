@@ -1,8 +1,9 @@
-"""Transforms for tests, in a module that imports little: workers import it too."""
+"""Transforms for tests, in a module that imports little: workers import it, and importing torch takes them seconds."""
 
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import random
 import time
@@ -55,6 +56,42 @@ def wait_a_little(sample: Any) -> Any:
     """Keeps batches from being so quick to make that many are in flight."""
     time.sleep(0.001)
     return sample
+
+
+def as_list(samples: list[Any]) -> list[Any]:
+    """A `collate_fn` that leaves the samples as they are."""
+    return samples
+
+
+def as_dict(samples: list[Any]) -> dict[str, Any]:
+    """A `collate_fn` for data, text and number."""
+    return {"data": [data for data, _, _ in samples], "rest": {number: text for _, text, number in samples}}
+
+
+def refuse_thirds(number: int) -> int:
+    """Refuses every third number."""
+    if number % 3 == 0:
+        raise ValueError("a third")
+    return number
+
+
+def draw(label: int) -> np.ndarray:
+    """A label with two random numbers."""
+    return np.array([label, random.getrandbits(30), np.random.randint(2**30)])
+
+
+def talkative(label: int) -> int:
+    """Logs on each level, by a logger and by the root's."""
+    log = logging.getLogger("mine.deep")
+    log.debug("debug of %d", label)
+    log.info("info of %d", label)
+    logging.info("root's info of %d", label)
+    if label == 1:
+        try:
+            raise ValueError("caught")
+        except ValueError:
+            log.exception("went on")
+    return label
 
 
 def noise(_: Any) -> np.ndarray:

@@ -45,6 +45,7 @@ class Tables:
     Attributes:
         counts: the samples of each shard, as far as they are known; grows as tables come in.
         skipped: how many members were skipped, by reason, in the shards scanned so far.
+        held_bytes: the memory of the tables from an index that are held now.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class Tables:
         self._growing: dict[int, GrowingTable] = {}
         self._versions: dict[int, tuple[int, str | None]] = {}
         self._compared: set[int] = set()
-        self._indexed_bytes = 0
+        self.held_bytes = 0
         self._held: frozenset[int] = frozenset()
         self.skipped: dict[str, int] = {}
         counts = listing.counts
@@ -247,16 +248,16 @@ class Tables:
         self.counts.set(shard, len(table))
         self._tables[shard] = table
         if self._listing.index_of[shard] is not None:
-            self._indexed_bytes += _size_bytes(table)
+            self.held_bytes += _size_bytes(table)
             self._drop_oldest()
 
     def _drop_oldest(self) -> None:
-        while self._indexed_bytes > self._memory_bytes:
+        while self.held_bytes > self._memory_bytes:
             indexed = (shard for shard in self._tables if self._listing.index_of[shard] is not None)
             oldest = next((shard for shard in indexed if shard not in self._held), None)
             if oldest is None or oldest == next(reversed(self._tables)):
                 return
-            self._indexed_bytes -= _size_bytes(self._tables.pop(oldest))
+            self.held_bytes -= _size_bytes(self._tables.pop(oldest))
             self._columns.pop(oldest, None)
 
 

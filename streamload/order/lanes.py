@@ -29,10 +29,6 @@ from numpy.typing import NDArray
 
 __all__ = ["SlidingShuffle", "expected_radius", "lane_bounds"]
 
-_FIRST_BLOCK = 1_024
-_SMALLEST_FULL_BLOCK = 4_096
-_LARGEST_FULL_BLOCK = 65_536
-
 
 def lane_bounds(n_samples: int, n_lanes: int) -> NDArray[np.int64]:
     """Where the lanes lie in the shards concatenated: lane l is `bounds[l]:bounds[l + 1]`, int64[n_lanes + 1].
@@ -61,12 +57,24 @@ class SlidingShuffle:
         uniforms: gives the draws of the lane's positions `first` to `first + count` as float64[count].
         window: how far, in samples, a sample may move; 0 and 1 leave the order as it is.
         first_number: the first output that will be requested.
+        first_block: how many positions are drawn at once at first, at most; each block is twice as large as the one
+            before, up to `full_blocks`.
+        full_blocks: the fewest and the most that are drawn at once later; between them, as many as the window has.
     """
 
-    def __init__(self, uniforms: Callable[[int, int], NDArray[np.float64]], window: int, first_number: int = 0) -> None:
+    def __init__(
+        self,
+        uniforms: Callable[[int, int], NDArray[np.float64]],
+        window: int,
+        first_number: int = 0,
+        *,
+        first_block: int = 1_024,
+        full_blocks: tuple[int, int] = (4_096, 65_536),
+    ) -> None:
         self._uniforms = uniforms
         self._window = window
-        self._full_block = min(max(window, _SMALLEST_FULL_BLOCK), _LARGEST_FULL_BLOCK)
+        self._full_block = min(max(window, full_blocks[0]), full_blocks[1])
+        self._first_block = min(first_block, self._full_block)
         self._known_end = 0
         self._ended = False
         self._seek(first_number)
@@ -79,7 +87,7 @@ class SlidingShuffle:
         self._ready: NDArray[np.int64] = np.empty(0, np.int64)
         self._waiting: NDArray[np.int64] = np.empty(0, np.int64)
         self._waiting_keys: NDArray[np.float64] = np.empty(0, np.float64)
-        self._block = self._full_block if self._drawn_end else min(_FIRST_BLOCK, self._full_block)
+        self._block = self._full_block if self._drawn_end else self._first_block
 
     def grow(self, known_end: int, ended: bool) -> None:
         """Say how many positions of the lane are known by now, and whether these are all that it has."""

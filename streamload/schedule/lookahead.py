@@ -9,6 +9,7 @@ from time import perf_counter
 from streamload.fetch.epoch_parts import EpochParts
 from streamload.fetch.prerequisites import Prerequisites
 from streamload.index.tables import Tables
+from streamload.limits import BLOCK_ROWS, FIRST_BLOCK_ROWS
 from streamload.order.plan import EpochPlan, RowBlock
 from streamload.schedule.planned import PlannedRows, locate
 from streamload.schedule.scans import Scans
@@ -19,8 +20,6 @@ __all__ = ["MAX_RUN_ROWS", "Lookahead"]
 MAX_RUN_ROWS = 16_384
 """The most rows of a run of batches, and the rows of a block of the plan."""
 
-_FIRST_ROWS = 1024
-_BLOCK_ROWS = 2048
 _MOST_LOOKAHEAD_ROWS = 1 << 17
 _SCANS_AHEAD = 4
 _TABLES_AHEAD = 8
@@ -73,7 +72,7 @@ class Lookahead:
         self._located: deque[tuple[PlannedRows, list[int]]] = deque()
         self._rows = 0
         self._fixed_block_rows = block_rows
-        self._block_rows = block_rows or _FIRST_ROWS  # so that the first batch comes soon
+        self._block_rows = block_rows or FIRST_BLOCK_ROWS  # so that the first batch comes soon
         self._next_batch = 0
         self._finished: list[int] = []
         self._planned_all = False
@@ -172,7 +171,7 @@ class Lookahead:
             if all(self._tables.counts.values[shard] < 0 for shard in missing) and self._plan.missing(1):
                 return False
         block = self._plan.take(self._block_rows)
-        self._block_rows = self._fixed_block_rows or (MAX_RUN_ROWS if self._prerequisites is None else _BLOCK_ROWS)
+        self._block_rows = self._fixed_block_rows or (MAX_RUN_ROWS if self._prerequisites is None else BLOCK_ROWS)
         finished = self._plan.finished()
         if block is None:
             self._planned_all = True

@@ -209,12 +209,6 @@ def _head(body: str, path: str) -> tuple[str, bool]:
     return "", False
 
 
-_LOOK_AGAIN_S = 30.0
-"""How often the version is requested where answers do not have it; a change in between is not noticed."""
-
-_INFO_S, _SMALL_FILE_S = 30.0, 120.0
-"""How long one answer of an asynchronous filesystem may take, whose own time-outs are long, and met several times."""
-
 _RENAMING = frozenset(("file", "local", "sftp", "ssh", "smb", "hdfs", "webhdfs", "ftp"))
 """Protocols where a file appears while it is written, so that it has to be written under another name."""
 
@@ -251,10 +245,27 @@ class FilesystemStorage:
         options: `storage_options`.
         filesystem: what to read with; None finds it by the url.
         retries: how requests are made again.
+        info_timeout_s: how long one answer about a file may take. Time-outs of asynchronous filesystems are long, and
+            met several times for one question.
+        file_timeout_s: the same of a small file.
+        look_again_s: how often the version is requested where answers do not have it; a change in between is not
+            noticed.
     """
 
-    def __init__(self, options: Mapping[str, Any], filesystem: Any = None, retries: Retries | None = None) -> None:
+    def __init__(
+        self,
+        options: Mapping[str, Any],
+        filesystem: Any = None,
+        retries: Retries | None = None,
+        *,
+        info_timeout_s: float = 30.0,
+        file_timeout_s: float = 120.0,
+        look_again_s: float = 30.0,
+    ) -> None:
         self._options = options
+        self._info_timeout_s = info_timeout_s
+        self._file_timeout_s = file_timeout_s
+        self._look_again_s = look_again_s
         self._filesystem = filesystem
         self._opened: dict[str, OpenFilesystem] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -267,7 +278,7 @@ class FilesystemStorage:
 
         async def look(opened: OpenFilesystem, path: str) -> ShardInfo:
             try:
-                return await _look(opened, path)
+                return await _look(opened, path, self._info_timeout_s)
             except ShardNotFoundError as exc:
                 raise await _with_advice(opened, path, exc) from None
 
@@ -298,7 +309,7 @@ class FilesystemStorage:
 
         async def read(opened: OpenFilesystem, path: str) -> bytes:
             if not _streams(opened):
-                content: bytes = await opened.call("cat_file", path, timeout_s=_SMALL_FILE_S)
+                content: bytes = await opened.call("cat_file", path, timeout_s=self._file_timeout_s)
                 check_small(url, len(content), most_bytes)
                 return content
             if not hasattr(opened.fs, "_call_s3"):
@@ -325,8 +336,8 @@ class FilesystemStorage:
     async def _read(self, opened: OpenFilesystem, path: str, wanted: Wanted) -> RangeBody:
         known, known_until_s = self._known.get(wanted.url, (None, 0.0))
         if known is None or monotonic() >= known_until_s:
-            known = await _look(opened, path)
-            self._known[wanted.url] = known, monotonic() + _LOOK_AGAIN_S
+            known = await _look(opened, path, self._info_timeout_s)
+            self._known[wanted.url] = known, monotonic() + self._look_again_s
         if not same_etag(wanted.etag, known.etag):
             raise changed_error(wanted.url, wanted.etag, known.etag)
         if known.bytes == wanted.start == 0:
@@ -468,10 +479,10 @@ def _run_alone(whole: Callable[[], Coroutine[Any, Any, _Result]]) -> _Result:
         return thread.submit(lambda: asyncio.run(whole())).result()
 
 
-async def _look(opened: OpenFilesystem, path: str) -> ShardInfo:
+async def _look(opened: OpenFilesystem, path: str, timeout_s: float) -> ShardInfo:
     url = opened.url(path)
     try:
-        found = await opened.call("info", path, timeout_s=_INFO_S)
+        found = await opened.call("info", path, timeout_s=timeout_s)
     except FileNotFoundError as exc:
         raise filesystem_error(url, exc) from None
     if found.get("type") == "directory":

@@ -22,7 +22,8 @@ _RESERVED = re.compile(rb"__[^/]*__")
 """Fields that loaders add to a sample, `__key__` for example, and that no member may replace."""
 
 _MOST_FIELDS = 1 << 16
-_MOST_KEY_BYTES = 256 << 20
+MOST_KEY_BYTES = 256 << 20
+"""Of all samples of a shard together, which are held in memory."""
 _NO_FIELD = -1
 _NO_STEM = b"\0"  # names have no NUL in them
 
@@ -96,10 +97,10 @@ def refuse_many_key_bytes(key_start: NDArray[np.int64], header_offset: NDArray[n
         header_offset: int64[S], where each sample's first header starts.
         url: the shard, for errors.
     """
-    if key_start[-1] > _MOST_KEY_BYTES:
-        sample = int(np.searchsorted(key_start[1:], _MOST_KEY_BYTES, side="right"))
+    if key_start[-1] > MOST_KEY_BYTES:
+        sample = int(np.searchsorted(key_start[1:], MOST_KEY_BYTES, side="right"))
         raise ShardFormatError(
-            f"up to here the samples' keys have more than {_MOST_KEY_BYTES} bytes together, and a shard's keys are "
+            f"up to here the samples' keys have more than {MOST_KEY_BYTES} bytes together, and a shard's keys are "
             "held in memory; give the samples shorter names, or pack them into several shards",
             url=url,
             offset=int(header_offset[sample]),

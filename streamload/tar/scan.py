@@ -49,7 +49,6 @@ LABEL_FIELD = "cls"
 _INTEGER = re.compile(rb"\s*([+-]?[0-9]{1,19})\s*")
 _MOST_LABEL_BYTES = 64
 
-_WINDOW_BYTES = 1 << 20
 _FAR_APART_BYTES = 256 << 10
 """From this mean distance on, headers are read one by one and payloads are not read."""
 
@@ -94,7 +93,14 @@ def scan_shard(
 
 
 def scan_file(
-    descriptor: int, shard_bytes: int, url: str, *, strict: bool = True, crc32: bool = False, labels: bool = False
+    descriptor: int,
+    shard_bytes: int,
+    url: str,
+    *,
+    strict: bool = True,
+    crc32: bool = False,
+    labels: bool = False,
+    window_bytes: int = 1 << 20,
 ) -> ShardTable:
     """`scan_shard` of an open file, without mapping it, so that it may be truncated meanwhile.
 
@@ -107,6 +113,7 @@ def scan_file(
         strict: see there.
         crc32: see there.
         labels: see there.
+        window_bytes: how much is read at once.
 
     Raises:
         ShardFormatError: as for `scan_shard`.
@@ -120,23 +127,26 @@ def scan_file(
             raise _shorter(url, shard_bytes)
         return found
 
-    members = _chain_of(descriptor, shard_bytes, url, strict=strict)
+    members = _chain_of(descriptor, shard_bytes, url, strict=strict, most_bytes=window_bytes)
     table = _whole_table(
         members, shard_bytes, url, lambda start, end: os.pread(descriptor, end - start, start), strict=strict
     )
     if crc32:
         edges = zip(table.member_offset.tolist(), table.member_size.tolist(), strict=True)
-        checksums = (_crc32_at(descriptor, offset, size, url, shard_bytes) for offset, size in edges)
+        checksums = (
+            _crc32_at(descriptor, offset, size, url, shard_bytes=shard_bytes, window_bytes=window_bytes)
+            for offset, size in edges
+        )
         table = replace(table, member_crc32=np.fromiter(checksums, np.uint32, len(table.member_offset)))
     if labels:
         table = replace(table, labels=labels_of(table, places))
     return table
 
 
-def _chain_of(descriptor: int, shard_bytes: int, url: str, *, strict: bool) -> TarMembers:
+def _chain_of(descriptor: int, shard_bytes: int, url: str, *, strict: bool, most_bytes: int) -> TarMembers:
     """The members of an open file, window by window."""
     found: list[TarMembers] = []
-    start, window_bytes = 0, _WINDOW_BYTES
+    start, window_bytes = 0, most_bytes
     needs: int | None = BLOCK_BYTES
     while needs is not None:
         available = min(shard_bytes, max(needs, start + window_bytes))
@@ -146,7 +156,7 @@ def _chain_of(descriptor: int, shard_bytes: int, url: str, *, strict: bool) -> T
         part = read_chain_part(ArchivePart(data, start, available, shard_bytes, first=start), url, strict=strict)
         found.append(part)
         far_apart = part.reached - start > _FAR_APART_BYTES * max(1, len(part.names))
-        window_bytes = BLOCK_BYTES if far_apart else _WINDOW_BYTES
+        window_bytes = BLOCK_BYTES if far_apart else most_bytes
         start, needs = part.reached, part.needs
     if len(found) == 1:
         return found[0]
@@ -160,11 +170,11 @@ def _chain_of(descriptor: int, shard_bytes: int, url: str, *, strict: bool) -> T
     )
 
 
-def _crc32_at(descriptor: int, offset: int, size: int, url: str, shard_bytes: int) -> int:
+def _crc32_at(descriptor: int, offset: int, size: int, url: str, *, shard_bytes: int, window_bytes: int) -> int:
     """The crc32 of one payload, read window by window."""
     checksum, end = 0, offset + size
     while offset < end:
-        data = os.pread(descriptor, min(end - offset, _WINDOW_BYTES), offset)
+        data = os.pread(descriptor, min(end - offset, window_bytes), offset)
         if not data:
             raise _shorter(url, shard_bytes)
         checksum = zlib.crc32(data, checksum)

@@ -96,6 +96,45 @@ class FatalRows:
         return replace(task, untried={**behind, **task.untried}) if behind else task
 
 
+class ReturnedTasks:
+    """Tasks that no worker holds, in their order: the first holds up the others until it may be done.
+
+    Args:
+        events: says which tasks are wanted and may be done, and is notified of those dropped.
+
+    Attributes:
+        tasks: the tasks.
+        refused: the first one was refused when it was last requested.
+    """
+
+    def __init__(self, events: PoolEvents) -> None:
+        self.tasks: deque[Task] = deque()
+        self.refused = False
+        self._events = events
+
+    def drop_unwanted(self) -> None:
+        """Drop the tasks that nobody waits for; also those behind the first, which may wait for their memory."""
+        self.tasks = deque(self.wanted(self.tasks))
+        self.refused = self.refused and bool(self.tasks)
+
+    def wanted(self, tasks: Iterable[Task]) -> list[Task]:
+        """Those of some tasks that are waited for; of the others the events are notified."""
+        wanted = []
+        for task in tasks:
+            if self._events.is_wanted(task):
+                wanted.append(task)
+            else:
+                self._events.on_dropped(task)
+        return wanted
+
+    def take(self) -> Task | None:
+        """The first task, unless it may not be done yet."""
+        if not self.tasks:
+            return None
+        self.refused = not self._events.may_redo(self.tasks[0])
+        return None if self.refused else self.tasks.popleft()
+
+
 class PoolWorker:
     """A worker that has been launched.
 
@@ -190,8 +229,7 @@ class ProcessPool:
         self._slots = slots
         self._events = events
         self._layout: bytes | None = None
-        self._returned: deque[Task] = deque()
-        self._refused = False
+        self._returned = ReturnedTasks(events)
         self._warned = False
         self._deaths: Counter[tuple[int, int]] = Counter()
         self._fatal = FatalRows(ends_pass=ends_at_failure)
@@ -207,25 +245,24 @@ class ProcessPool:
 
     def has_room(self) -> bool:
         """Whether some worker that has started holds fewer tasks than it may."""
-        return not self._returned and self._least_busy() is not None
+        return not self._returned.tasks and self._least_busy() is not None
 
     def submit(self, task: Task) -> None:
         """Give a task to the worker with the fewest."""
         worker = self._least_busy()
         if worker is None:
-            self._returned.append(task)
+            self._returned.tasks.append(task)
         else:
             self._give(worker, task)
 
     @property
     def held_up(self) -> bool:
         """See `Pool.held_up`."""
-        return self._refused and all(worker.started and not worker.tasks for worker in self._workers)
+        return self._returned.refused and all(worker.started and not worker.tasks for worker in self._workers)
 
     def drop_unwanted(self) -> None:
-        """See `Pool.drop_unwanted`; also of tasks after one that is held up, which may wait for their memory."""
-        self._returned = deque(self._wanted(self._returned))
-        self._refused = self._refused and bool(self._returned)
+        """See `Pool.drop_unwanted`."""
+        self._returned.drop_unwanted()
 
     def abandon_unwanted(self) -> None:
         """See `Pool.abandon_unwanted`: a worker still busy with such a task after a second is replaced."""
@@ -240,25 +277,13 @@ class ProcessPool:
         for worker in list(self._workers):
             if next(iter(worker.tasks), None) in unwanted:
                 worker.end(0.0)
-                self._replace(worker, self._wanted(worker.tasks.values()))
-
-    def _wanted(self, tasks: Iterable[Task]) -> list[Task]:
-        wanted = []
-        for task in tasks:
-            if self._events.is_wanted(task):
-                wanted.append(task)
-            else:
-                self._events.on_dropped(task)
-        return wanted
+                self._replace(worker, self._returned.wanted(worker.tasks.values()))
 
     def resume(self) -> None:
         """See `Pool.resume`."""
         self.drop_unwanted()
-        while self._returned and (worker := self._least_busy()) is not None:
-            self._refused = not self._events.may_redo(self._returned[0])
-            if self._refused:
-                return
-            self._give(worker, self._returned.popleft())
+        while (worker := self._least_busy()) is not None and (task := self._returned.take()) is not None:
+            self._give(worker, task)
 
     def fix_layout(self, layout: bytes) -> None:
         """Send the layout of batches of rows to every worker, and to those that will replace them."""
@@ -352,7 +377,7 @@ class ProcessPool:
             return
         task = worker.tasks.pop(message.number)
         if isinstance(message, RowsDone) and message.unseeded:
-            self._returned.append(task)
+            self._returned.tasks.append(task)
             self.resume()
             return
         if not isinstance(task, RowTask) or len(task.untried) < len(task.table):
@@ -392,7 +417,7 @@ class ProcessPool:
                 self._events.on_broken(WorkerError(f"a worker process {how} before it was ready, {times}"))
                 return
         held = list(worker.tasks.values())
-        tasks = self._wanted(held)
+        tasks = self._returned.wanted(held)
         if tasks and tasks[0] is held[0]:
             blamed = self._blame(worker, tasks[0], how)
             if blamed is None:
@@ -403,7 +428,7 @@ class ProcessPool:
 
     def _replace(self, worker: PoolWorker, tasks: Sequence[Task]) -> None:
         """Start another worker in place of one that has ended; these tasks are done again."""
-        self._returned.extendleft(reversed(tasks))
+        self._returned.tasks.extendleft(reversed(tasks))
         self._workers[self._workers.index(worker)] = self._start(worker.number)
         self.resume()
 

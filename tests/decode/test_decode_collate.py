@@ -118,7 +118,7 @@ schemas = st.recursive(scalar_leaves | array_leaves() | tensor_leaves(), nests, 
 batches = schemas.flatmap(lambda rows: st.lists(rows, min_size=1, max_size=5))
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(values=batches, cuts=st.lists(st.integers(0, 5), max_size=3), spare=st.integers(0, 3))
 def test_rows_come_out_as_torch_would_collate_them(values: list[Any], cuts: list[int], spare: int) -> None:
     ours = laid_out(values, capacity=len(values) + spare, cuts=tuple(cuts))

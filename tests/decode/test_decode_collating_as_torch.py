@@ -149,7 +149,7 @@ def torchs(values: list[Any]) -> Any:
         return error
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(values=batches(), cuts=st.lists(st.integers(1, 3), max_size=2))
 @example(values=[[], []], cuts=[])
 @example(values=[{}, {"a": 1}], cuts=[1])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from streamload.decode.column_decoding import decode_integers, shared_npy_layout
-from streamload.decode.columns import _ROW_BY_ROW_BYTES, StoredRows
+from streamload.decode.columns import StoredRows
 
 
 def shard_of(members: list[bytes], gap: int = 7) -> tuple[Any, Any, Any]:
@@ -143,7 +143,7 @@ def test_a_short_integer_at_the_very_start_of_a_shard_is_not_read_from_before_it
     assert got.tolist() == [2, 1]
 
 
-@pytest.mark.parametrize("length", [3, _ROW_BY_ROW_BYTES])
+@pytest.mark.parametrize("length", [3, 1024], ids=["copied together", "copied row by row"])
 def test_stored_rows_are_copied_in_order_from_several_shards(length: int) -> None:
     arrays = [np.full(length, number, np.uint16) for number in range(6)]
     memory, starts = {}, {}

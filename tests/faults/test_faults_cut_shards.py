@@ -71,7 +71,7 @@ def test_a_shard_that_is_cut_while_it_is_scanned(source: str, cut: int) -> None:
         os.close(descriptor)
 
 
-def test_scanning_a_file_finds_what_scanning_its_memory_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scanning_a_file_finds_what_scanning_its_memory_finds(tmp_path: Path) -> None:
     """Windows end in headers, in payloads, in extension headers and in the end marker; large members are skipped."""
     with ShardWriter(tmp_path / "a-%06d.tar", index=False) as writer:
         for number in range(60):
@@ -85,8 +85,9 @@ def test_scanning_a_file_finds_what_scanning_its_memory_finds(tmp_path: Path, mo
     descriptor = os.open(path, os.O_RDONLY)
     try:
         for window in (512, 1536, 4096, 1 << 20):
-            monkeypatch.setattr("streamload.tar.scan._WINDOW_BYTES", window)
-            found = scan_file(descriptor, len(content), "a.tar", strict=False, crc32=True, labels=True)
+            found = scan_file(
+                descriptor, len(content), "a.tar", strict=False, crc32=True, labels=True, window_bytes=window
+            )
             for name in wanted.__slots__:
                 assert np.array_equal(getattr(found, name), getattr(wanted, name)), name
     finally:

@@ -28,7 +28,7 @@ SCRIPT = textwrap.dedent(
 
     source, kept_batches, SAMPLES = json.loads(sys.argv[1])
     with StreamLoader(source, 2, True, fields=("cls",), num_workers=2, timeout=60) as loader:
-        for epoch in range(3):
+        for epoch in range(2):
             kept, labels = [], []
             for batch in loader:
                 kept = [*kept, batch][-kept_batches:]
@@ -63,22 +63,24 @@ import torch
 from streamload import StreamLoader
 from streamload.errors import WorkerError
 
-source, limit = sys.argv[1], int(sys.argv[2])
-with StreamLoader(source, 3, fields=("cls",), num_workers=2) as loader:
+limits = [int(limit) for limit in sys.argv[2:]]
+loaders = [StreamLoader(sys.argv[1], 3, fields=("cls",), num_workers=2) for _ in limits]
+for loader, limit in zip(loaders, limits):
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
     try:
         list(loader)
     except WorkerError as error:
         print(error)
+    loader.close()
 """
 
 
-@pytest.mark.parametrize("limit", [10, 20])
-def test_a_limit_too_small_for_the_processes_is_named(tmp_path: Path, limit: int) -> None:
-    """By the trainer, which cannot start a feeder, and by the feeder, which cannot hand out shards."""
+def test_a_limit_too_small_for_the_processes_is_named(tmp_path: Path) -> None:
+    """By the feeder, which cannot hand out shards, and by the trainer, which cannot start a feeder."""
     source = write_numbers(tmp_path / "shards", [50, 50])
-    ended = run_python("-c", TOO_FEW, source, str(limit))
-    assert f"too many open files: this process may have only {limit}; raise the limit (`ulimit -n`)" in ended.output
+    ended = run_python("-c", TOO_FEW, source, "20", "10")
+    for limit in (20, 10):
+        assert f"too many open files: this process may have only {limit}; raise the limit (`ulimit -n`)" in ended.output
 
 
 def test_too_many_open_files_of_the_trainer_are_named_as_the_cause(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from streamload.order.options import OrderOptions
 from streamload.schedule.epoch import ReadyBatch
 from streamload.schedule.scheduler import PipelineSettings
 from streamload.storage.storages import Storages
+from streamload.workers.process_pool import ReturnedTasks
 from streamload.workers.worker import scan
 
 DEADLINE_S = 20.0
@@ -44,10 +46,13 @@ class PoolByHand:
         self.tasks: list[RowTask] = []
         self.scans: list[ScanTask] = []
         self.full = False
-        self.returned: list[Task] = []
         self.again: list[Task] = []
-        self.refused = self.busy = False
-        self._feeder = feeder
+        self.busy = False
+        self._waiting = ReturnedTasks(feeder)
+
+    @property
+    def returned(self) -> deque[Task]:
+        return self._waiting.tasks
 
     def has_room(self) -> bool:
         return not self.returned and not self.full
@@ -60,21 +65,15 @@ class PoolByHand:
 
     @property
     def held_up(self) -> bool:
-        return self.refused and not self.busy
+        return self._waiting.refused and not self.busy
 
     def drop_unwanted(self) -> None:
-        for task in [task for task in self.returned if not self._feeder.is_wanted(task)]:
-            self.returned.remove(task)
-            self._feeder.on_dropped(task)
+        self._waiting.drop_unwanted()
 
     def resume(self) -> None:
         self.drop_unwanted()
-        self.refused = self.refused and bool(self.returned)
-        while self.returned:
-            self.refused = not self._feeder.may_redo(self.returned[0])
-            if self.refused:
-                return
-            self.again.append(self.returned.pop(0))
+        while (task := self._waiting.take()) is not None:
+            self.again.append(task)
 
     def abandon_unwanted(self) -> None:
         """No worker hangs."""

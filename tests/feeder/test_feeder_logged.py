@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import threading
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 from make_shards import write_numbers
+from transforms import talkative
 
 from streamload import StreamLoader
 
@@ -39,14 +39,11 @@ def test_the_users_handlers_have_it_and_stderr_has_not(
     assert capfd.readouterr().err == ""
 
 
-def test_it_comes_in_an_event_loop_too(
+async def test_it_comes_in_an_event_loop_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def samples() -> int:
-        async with StreamLoader(without_a_cache(tmp_path, monkeypatch), 1, num_workers=1, timeout=30) as loader:
-            return len([batch async for batch in loader])
-
-    assert asyncio.run(samples()) == 5
+    async with StreamLoader(without_a_cache(tmp_path, monkeypatch), 1, num_workers=1, timeout=30) as loader:
+        assert len([batch async for batch in loader]) == 5
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
 
 
@@ -81,19 +78,6 @@ def test_what_was_logged_before_the_end_is_not_lost(tmp_path: Path, caplog: pyte
         time.sleep(0.2)  # the last record is in flight: from the worker to the feeder, from there to here
     # Some of them twice: the epoch after this one is begun ahead.
     assert {record.getMessage() for record in caplog.records} == {f"made {number}" for number in range(5)}
-
-
-def talkative(label: int) -> int:
-    log = logging.getLogger("mine.deep")
-    log.debug("debug of %d", label)
-    log.info("info of %d", label)
-    logging.info("root's info of %d", label)
-    if label == 1:
-        try:
-            raise ValueError("caught")
-        except ValueError:
-            log.exception("went on")
-    return label
 
 
 @pytest.mark.parametrize("options", [{"num_workers": 0}, {"num_workers": 1}])

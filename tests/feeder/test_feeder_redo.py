@@ -82,7 +82,7 @@ def test_what_a_task_reads_stays_until_it_is_over_though_its_batch_was_made_agai
             by_hand.pool.returned.append(orphaned)  # a worker dies with it
             by_hand.pool.resume()
         assert held <= may_be_given_back(by_hand)
-        assert by_hand.pool.returned == by_hand.pool.again == [], "it is not done for nobody"
+        assert [*by_hand.pool.returned] == by_hand.pool.again == [], "it is not done for nobody"
 
     with_feeder(url, body, batch_size=3, budget_bytes=BUDGET_BYTES)
 

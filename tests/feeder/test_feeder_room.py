@@ -202,16 +202,16 @@ def test_an_orphaned_task_behind_one_that_is_held_up_is_dropped(url: str) -> Non
         assert [task.pieces[0].batch for task in (held_up, layout_mismatch, orphaned)] == [0, 1, 1]
         by_hand.feeder.on_moved(BytesMoved(held_up.number, 0, 0, PART_BYTES))
         by_hand.slots.more_bytes = ONE_PART_BYTES
-        by_hand.pool.returned = [held_up, orphaned]
+        by_hand.pool.returned.extend([held_up, orphaned])
         by_hand.pool.busy = True
         by_hand.pool.resume()
         await by_hand.settled()
         assert by_hand.fetcher.stalled
-        assert by_hand.pool.returned == [held_up, orphaned]
+        assert [*by_hand.pool.returned] == [held_up, orphaned]
         assert "Failed" not in by_hand.kinds()
         by_hand.pool.busy = False
         by_hand.answer(layout_mismatch, layout_mismatch=True)
-        assert by_hand.pool.returned == [held_up]
+        assert [*by_hand.pool.returned] == [held_up]
         await by_hand.settled()
         assert "too small" in str(failure(by_hand)), "nothing is waited for any more"
 

@@ -8,9 +8,11 @@ import io
 import json
 import os
 import random
+import threading
 import tracemalloc
 import zipfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,6 @@ import pytest
 from crafted_tar import Archive, header
 
 from streamload.errors import DatasetIndexError, ShardFormatError, ShardNotFoundError, StorageError
-from streamload.index import dataset_index as index_module
 from streamload.index.dataset_index import DatasetIndex, IndexedShard, check_shard, index_shards, write_index
 from streamload.index.table_file import table_from_npz, table_to_npz
 from streamload.tar.scan import scan_shard
@@ -475,24 +476,18 @@ def test_nothing_stays_open(tmp_path: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) == len(before)
 
 
-def test_two_writers_at_once_lose_no_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While one writer is between reading and writing the list, another one has to wait."""
-    waiting: list[int] = []
-    merge = index_module._merge
+def test_writers_at_once_lose_no_entry(tmp_path: Path) -> None:
+    """Each reads the list, adds to it and writes it, and has to wait while another one is between."""
+    names = [f"{number}.tar" for number in range(24)]
+    begin = threading.Barrier(len(names))
 
-    def merge_while_locked(*arguments: Any, **options: Any) -> Any:
-        descriptor = os.open(tmp_path, os.O_RDONLY)
-        try:
-            index_module.fcntl.flock(descriptor, index_module.fcntl.LOCK_EX | index_module.fcntl.LOCK_NB)
-        except BlockingIOError:
-            waiting.append(1)
-        finally:
-            os.close(descriptor)
-        return merge(*arguments, **options)
+    def write(name: str) -> None:
+        begin.wait()
+        write_index(str(tmp_path), [entry_of(name, 1)])
 
-    monkeypatch.setattr(index_module, "_merge", merge_while_locked)
-    write_index(str(tmp_path), [entry_of("a.tar", 1)])
-    assert waiting == [1]
+    with ThreadPoolExecutor(len(names)) as writers:
+        list(writers.map(write, names))
+    assert sorted(shard.name for shard in DatasetIndex.load(tmp_path).shards) == sorted(names)
 
 
 def test_a_valid_table_of_other_contents_is_refused(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import fsspec
@@ -71,10 +71,10 @@ def bucket(rclone_s3: S3Server, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def s3(rclone_s3: S3Server) -> Iterator[Storages]:
+async def s3(rclone_s3: S3Server) -> AsyncIterator[Storages]:
     storages = Storages(rclone_s3.options)
     yield storages
-    asyncio.run(storages.aclose())
+    await storages.aclose()
 
 
 def test_a_prefix_with_an_index_costs_one_get(bucket: Path, s3: Storages, requests: list[str]) -> None:
@@ -125,12 +125,12 @@ def test_a_named_shard_that_is_not_there_comes_with_close_matches(bucket: Path, 
 
 
 @pytest.fixture(params=["obstore", pytest.param("s3fs", marks=pytest.mark.exhaustive)])
-def either(request: pytest.FixtureRequest, rclone_s3: S3Server) -> Iterator[Storages]:
+async def either(request: pytest.FixtureRequest, rclone_s3: S3Server) -> AsyncIterator[Storages]:
     """The bucket by either library."""
     options = rclone_s3.options if request.param == "obstore" else {**rclone_s3.options, "default_block_size": 1 << 20}
     storages = Storages(options)
     yield storages
-    asyncio.run(storages.aclose())
+    await storages.aclose()
 
 
 def refusal(url: str, storages: Storages) -> str:

@@ -124,17 +124,23 @@ def test_tables_beyond_the_limit_are_dropped_and_found_again(folder: Path, monke
         assert table is not None
         assert len(table) == COUNTS[shard]
         assert tables.column(shard, table, ("cls",)).tolist() == table.column(("cls",)).tolist()
-        assert len(tables._tables) == 1
-        assert set(tables._columns) <= {shard}
+        assert [held for held in range(3) if tables.at_hand(held) is not None] == [shard]
 
 
 def test_of_the_tables_held_the_longest_unused_goes_first(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    both = Tables(list_shards(folder), ScanCache(None), strict=True)
+    first, _ = both.find(0), both.find(1)
+    assert first is not None
+    monkeypatch.setattr(tables_module, "LEAST_TABLES_BYTES", both.held_bytes)
+    monkeypatch.setattr(tables_module, "MOST_TABLES_BYTES", both.held_bytes)
     tables = Tables(list_shards(folder), ScanCache(None), strict=True)
     tables.find(0), tables.find(1), tables.find(0)
-    monkeypatch.setattr(tables, "_memory_bytes", tables._indexed_bytes)
+    column = tables.column(0, first, ("cls",))
     tables.find(2)
-    assert 1 not in tables._tables
-    assert 2 in tables._tables
+    assert tables.at_hand(1) is None
+    assert tables.at_hand(2) is not None
+    tables.find(1), tables.find(2), tables.find(0)
+    assert tables.column(0, first, ("cls",)) is not column, "it went with its table"
 
 
 def test_a_scanned_table_that_was_dropped_is_scanned_again_or_comes_from_the_cache(
@@ -167,8 +173,9 @@ def test_a_column_of_a_table_that_was_dropped_is_made_without_being_kept(folder:
     tables = Tables(list_shards(folder), ScanCache(None), strict=True)
     table = Tables(list_shards(folder), ScanCache(None), strict=True).find(0)
     assert table is not None
-    assert tables.column(0, table, ("cls",)).tolist() == table.column(("cls",)).tolist()
-    assert tables._columns == {}
+    column = tables.column(0, table, ("cls",))
+    assert column.tolist() == table.column(("cls",)).tolist()
+    assert tables.column(0, table, ("cls",)) is not column
 
 
 def test_skipped_members_are_counted_once_for_each_shard(tmp_path: Path, bare: Listing) -> None:
@@ -187,10 +194,15 @@ def test_the_url_of_a_shard(bare: Listing) -> None:
     assert Tables(bare, ScanCache(None), strict=True).url(2) == bare.shards[2].url
 
 
-def test_memory_is_counted_by_the_arrays(bare: Listing) -> None:
-    small, large = scanned(bare, 1), scanned(bare, 2)
-    assert 0 < tables_module._size_bytes(small) < tables_module._size_bytes(large)
-    assert tables_module._size_bytes(small) >= np.asarray(small.member_offset).nbytes
+def test_memory_is_counted_by_the_arrays(folder: Path) -> None:
+    held = []
+    for shard in (1, 2):
+        tables = Tables(list_shards(folder), ScanCache(None), strict=True)
+        table = tables.find(shard)
+        assert table is not None
+        assert tables.held_bytes >= np.asarray(table.member_offset).nbytes
+        held.append(tables.held_bytes)
+    assert 0 < held[0] < held[1]
 
 
 def pieces_of(listing: Listing, shard: int, cuts: list[int]) -> list[ScannedPiece]:
@@ -224,7 +236,7 @@ def test_a_table_grows_with_every_piece_and_is_kept_when_it_is_whole(bare: Listi
     assert table.keys() == whole.keys()
     assert tables.column(2, table, ("cls",)).tolist() == whole.column(("cls",)).tolist()
     assert tables.counts.values.tolist() == [-1, -1, 4]
-    assert tables._growing == {}, "what is needed for growing is let go"
+    assert tables.next_scan(2) == (0, 512), "what is needed for growing is let go"
     kept = Tables(bare, ScanCache(cache), strict=True).find(2)
     assert kept is not None
     assert kept.member_offset.tolist() == whole.member_offset.tolist()
@@ -267,20 +279,16 @@ def test_what_an_answer_says_of_a_shard_is_noted_only_where_the_listing_is_silen
     assert Tables(bare, ScanCache(cache), strict=True).find(0) is not None
 
 
-def test_the_list_of_a_remote_index_is_read_once_for_all_tables_that_are_loaded_at_once(folder: Path) -> None:
+async def test_the_list_of_a_remote_index_is_read_once_for_all_tables_that_are_loaded_at_once(folder: Path) -> None:
     with FaultServer({f"data/{path.relative_to(folder)}": path.read_bytes() for path in files_below(folder)}) as server:
         storages = Storages()
         listing = list_shards(f"{server.url}/data", None, storages)
         tables = Tables(listing, ScanCache(None), strict=True, storages=storages)
         server.play(Script())
-
-        async def load_all() -> list[ShardTable | None]:
-            try:
-                return await asyncio.gather(*(tables.load(shard) for shard in range(len(COUNTS))))
-            finally:
-                await storages.aclose()
-
-        loaded = asyncio.run(load_all())
+        try:
+            loaded = await asyncio.gather(*(tables.load(shard) for shard in range(len(COUNTS))))
+        finally:
+            await storages.aclose()
         requested = [path for _, path, _ in server.report().log]
     assert [len(table) for table in loaded if table is not None] == list(COUNTS)
     assert sum(path.endswith("/index.json") for path in requested) == 1
@@ -299,7 +307,8 @@ def test_tables_that_are_needed_at_once_are_held_beyond_the_limit(
     tables = Tables(list_shards(folder), ScanCache(None), strict=True)
     tables.hold([0, 1])
     tables.find(0), tables.find(1)
-    assert set(tables._tables) == {0, 1}
+    assert tables.at_hand(0) is not None
+    assert tables.at_hand(1) is not None
     tables.hold([])
     tables.find(2)
-    assert set(tables._tables) == {2}
+    assert [shard for shard in range(3) if tables.at_hand(shard) is not None] == [2]

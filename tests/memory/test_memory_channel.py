@@ -8,7 +8,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
@@ -314,10 +314,6 @@ def test_descriptors_stay_with_their_message_however_the_stream_is_cut(counts: l
 # -- AsyncChannel --------------------------------------------------------------------------------------------------
 
 
-def in_loop(body: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(asyncio.wait_for(body(), 30))
-
-
 class Side:
     """An asynchronous end that keeps what it is told."""
 
@@ -341,151 +337,125 @@ class Side:
             await self.changed.wait()
 
 
-def test_async_messages_reach_the_other_side_in_order() -> None:
-    async def body() -> None:
-        ours, theirs = socket.socketpair()
-        near, far = Side(ours), Side(theirs)
-        for number in range(300):
-            near.channel.send(number)
-        await far.until(lambda: len(far.messages) == 300)
-        far.channel.send("answer")
-        await near.until(lambda: bool(near.messages))
-        near.channel.close()
-        far.channel.close()
-        assert far.messages == [(number, []) for number in range(300)]
-        assert near.messages == [("answer", [])]
-
-    in_loop(body)
+async def test_async_messages_reach_the_other_side_in_order() -> None:
+    ours, theirs = socket.socketpair()
+    near, far = Side(ours), Side(theirs)
+    for number in range(300):
+        near.channel.send(number)
+    await far.until(lambda: len(far.messages) == 300)
+    far.channel.send("answer")
+    await near.until(lambda: bool(near.messages))
+    near.channel.close()
+    far.channel.close()
+    assert far.messages == [(number, []) for number in range(300)]
+    assert near.messages == [("answer", [])]
 
 
-def test_async_sending_does_not_wait_for_a_slow_reader_and_loses_nothing() -> None:
+async def test_async_sending_does_not_wait_for_a_slow_reader_and_loses_nothing() -> None:
     payloads = [bytes([number]) * 300_000 for number in range(20)]
 
-    async def body() -> None:
-        ours, theirs = socket.socketpair()
-        far = Channel(theirs)
-        near = Side(ours)
-        with marked(*(b"%d" % number for number in range(20))) as sent:
-            for payload, descriptor in zip(payloads, sent, strict=True):
-                near.channel.send(payload, [os.dup(descriptor)], close=True)  # returns, though the socket is full
-        for number, payload in enumerate(payloads):
-            message, descriptors = await asyncio.to_thread(far.receive)
-            assert message == payload
-            assert [mark_of(descriptor) for descriptor in descriptors] == [b"%d" % number]
-        near.channel.close()
-        far.close()
-
-    in_loop(body)
+    ours, theirs = socket.socketpair()
+    far = Channel(theirs)
+    near = Side(ours)
+    with marked(*(b"%d" % number for number in range(20))) as sent:
+        for payload, descriptor in zip(payloads, sent, strict=True):
+            near.channel.send(payload, [os.dup(descriptor)], close=True)  # returns, though the socket is full
+    for number, payload in enumerate(payloads):
+        message, descriptors = await asyncio.to_thread(far.receive)
+        assert message == payload
+        assert [mark_of(descriptor) for descriptor in descriptors] == [b"%d" % number]
+    near.channel.close()
+    far.close()
 
 
-def test_async_sending_closes_the_descriptors_it_takes_over() -> None:
-    async def body() -> None:
-        ours, theirs = socket.socketpair()
-        near, far = Side(ours), Side(theirs)
-        with marked(b"kept") as kept:
-            near.channel.send("x", [new_memory(0)], close=True)
-            near.channel.send("y", kept)
-            await far.until(lambda: len(far.messages) == 2)
-            assert mark_of(os.dup(kept[0])) == b"kept"
-        for _, descriptors in far.messages:
-            os.close(descriptors[0])
-        near.channel.close()
-        near.channel.send("after the end", [new_memory(0)], close=True)
-        far.channel.close()
-
-    in_loop(body)  # what was not closed would be left behind
+async def test_async_sending_closes_the_descriptors_it_takes_over() -> None:
+    # what was not closed would be left behind
+    ours, theirs = socket.socketpair()
+    near, far = Side(ours), Side(theirs)
+    with marked(b"kept") as kept:
+        near.channel.send("x", [new_memory(0)], close=True)
+        near.channel.send("y", kept)
+        await far.until(lambda: len(far.messages) == 2)
+        assert mark_of(os.dup(kept[0])) == b"kept"
+    for _, descriptors in far.messages:
+        os.close(descriptors[0])
+    near.channel.close()
+    near.channel.send("after the end", [new_memory(0)], close=True)
+    far.channel.close()
 
 
-def test_async_senders_may_close_their_descriptors_while_these_wait_to_be_sent() -> None:
-    async def body() -> None:
-        ours, theirs = socket.socketpair()
-        far = Channel(theirs)
-        near = Side(ours)
-        near.channel.send(bytes(2_000_000))
-        with marked(b"waits") as sent:
-            near.channel.send("second", sent)
-        with marked(b"takes its number"):
-            await asyncio.to_thread(far.receive)
-            _, received = await asyncio.to_thread(far.receive)
-        assert [mark_of(number) for number in received] == [b"waits"]
-        near.channel.close()
-        far.close()
-
-    in_loop(body)
+async def test_async_senders_may_close_their_descriptors_while_these_wait_to_be_sent() -> None:
+    ours, theirs = socket.socketpair()
+    far = Channel(theirs)
+    near = Side(ours)
+    near.channel.send(bytes(2_000_000))
+    with marked(b"waits") as sent:
+        near.channel.send("second", sent)
+    with marked(b"takes its number"):
+        await asyncio.to_thread(far.receive)
+        _, received = await asyncio.to_thread(far.receive)
+    assert [mark_of(number) for number in received] == [b"waits"]
+    near.channel.close()
+    far.close()
 
 
-def test_async_closing_closes_descriptors_that_were_not_sent_yet() -> None:
-    async def body() -> None:
-        ours, theirs = socket.socketpair()
-        near = Side(ours)
-        near.channel.send(bytes(2_000_000))
-        near.channel.send("waits", [new_memory(0)], close=True)
-        near.channel.close()
-        near.channel.close()
-        theirs.close()
-
-    in_loop(body)
+async def test_async_closing_closes_descriptors_that_were_not_sent_yet() -> None:
+    ours, theirs = socket.socketpair()
+    near = Side(ours)
+    near.channel.send(bytes(2_000_000))
+    near.channel.send("waits", [new_memory(0)], close=True)
+    near.channel.close()
+    near.channel.close()
+    theirs.close()
 
 
-def test_async_loss_is_reported_once_after_the_last_message() -> None:
-    async def body() -> None:
-        ours, theirs = socket.socketpair()
-        near = Side(ours)
-        far = Channel(theirs)
-        far.send("last")
-        far.close()
-        await near.until(lambda: near.losses > 0)
-        assert near.messages == [("last", [])]
-        near.channel.send("into the void")
-        near.channel.close()
-        await asyncio.sleep(0.01)
-        assert near.losses == 1
-
-    in_loop(body)
+async def test_async_loss_is_reported_once_after_the_last_message() -> None:
+    ours, theirs = socket.socketpair()
+    near = Side(ours)
+    far = Channel(theirs)
+    far.send("last")
+    far.close()
+    await near.until(lambda: near.losses > 0)
+    assert near.messages == [("last", [])]
+    near.channel.send("into the void")
+    near.channel.close()
+    await asyncio.sleep(0.01)
+    assert near.losses == 1
 
 
-def test_async_loss_while_sending_is_reported_later_and_not_from_within_the_call() -> None:
+async def test_async_loss_while_sending_is_reported_later_and_not_from_within_the_call() -> None:
     """Whoever sends may be in the middle of going through what it would do about a loss."""
 
-    async def body() -> None:
-        ours, theirs = socket.socketpair()
-        near = Side(ours)
-        theirs.close()
-        near.channel.send("nobody there")
-        assert near.losses == 0
-        await near.until(lambda: near.losses > 0)
-        assert near.losses == 1
-
-    in_loop(body)
+    ours, theirs = socket.socketpair()
+    near = Side(ours)
+    theirs.close()
+    near.channel.send("nobody there")
+    assert near.losses == 0
+    await near.until(lambda: near.losses > 0)
+    assert near.losses == 1
 
 
-def test_async_loss_is_not_told_after_close() -> None:
-    async def body() -> None:
-        ours, theirs = socket.socketpair()
-        near = Side(ours)
-        near.channel.close()
-        theirs.close()
-        await asyncio.sleep(0.01)
-        assert near.losses == 0
-
-    in_loop(body)
+async def test_async_loss_is_not_reported_after_close() -> None:
+    ours, theirs = socket.socketpair()
+    near = Side(ours)
+    near.channel.close()
+    theirs.close()
+    await asyncio.sleep(0.01)
+    assert near.losses == 0
 
 
-def test_async_closing_from_within_a_message_stops_the_messages() -> None:
-    async def body() -> None:
-        ours, theirs = socket.socketpair()
-        seen: list[Any] = []
+async def test_async_closing_from_within_a_message_stops_the_messages() -> None:
+    ours, theirs = socket.socketpair()
+    seen: list[Any] = []
 
-        def on_message(message: Any, _: list[int]) -> None:
-            seen.append(message)
-            channel.close()
+    def on_message(message: Any, _: list[int]) -> None:
+        seen.append(message)
+        channel.close()
 
-        channel = AsyncChannel(ours, on_message, lambda: seen.append("lost"))
-        far = Channel(theirs)
-        for number in range(3):
-            far.send(number)
-        await asyncio.sleep(0.05)
-        far.close()
-        assert seen == [0]
-
-    in_loop(body)
+    channel = AsyncChannel(ours, on_message, lambda: seen.append("lost"))
+    far = Channel(theirs)
+    for number in range(3):
+        far.send(number)
+    await asyncio.sleep(0.05)
+    far.close()
+    assert seen == [0]

@@ -1,14 +1,17 @@
+from functools import partial
+
 import numpy as np
 import order_oracle as oracle
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamload.order import lanes as lanes_module
 from streamload.order.lanes import SlidingShuffle, expected_radius, lane_bounds
 from streamload.order.randomness import philox_key, uniforms
 
 KEY = philox_key(1, 0, "window")
+small_blocks = partial(SlidingShuffle, first_block=3, full_blocks=(8, 32))
+"""So that short lanes cross many blocks."""
 
 
 def hashed_draws(first: int, count: int) -> np.ndarray:
@@ -21,21 +24,13 @@ def coarse_draws(first: int, count: int) -> np.ndarray:
 
 
 def stream(draws, window: int, length: int, first_number: int = 0) -> SlidingShuffle:
-    made = SlidingShuffle(draws, window, first_number)
+    made = small_blocks(draws, window, first_number)
     made.grow(length, True)
     return made
 
 
 def outputs(draws, window: int, length: int, first_number: int = 0) -> list[int]:
     return stream(draws, window, length, first_number).take(np.arange(first_number, length)).tolist()
-
-
-@pytest.fixture(autouse=True)
-def small_blocks(monkeypatch):
-    """So that short lanes cross many blocks."""
-    monkeypatch.setattr(lanes_module, "_FIRST_BLOCK", 3)
-    monkeypatch.setattr(lanes_module, "_SMALLEST_FULL_BLOCK", 8)
-    monkeypatch.setattr(lanes_module, "_LARGEST_FULL_BLOCK", 32)
 
 
 @given(st.integers(0, 10**12), st.integers(1, 2000))
@@ -47,7 +42,7 @@ def test_bounds_are_the_definition(n_samples, n_lanes):
 
 @settings(deadline=None)
 @given(st.integers(0, 300), st.integers(0, 200), st.sampled_from([hashed_draws, coarse_draws]))
-def test_emissions_are_in_the_order_of_keys(length, window, draws):
+def test_outputs_are_in_the_order_of_keys(length, window, draws):
     assert outputs(draws, window, length) == oracle.lane_outputs(draws(0, length).tolist(), window)
 
 
@@ -116,7 +111,7 @@ def test_what_was_passed_cannot_be_taken_again():
 
 
 def test_what_is_not_finalized_cannot_be_taken():
-    made = SlidingShuffle(hashed_draws, 20)
+    made = small_blocks(hashed_draws, 20)
     made.grow(100, False)
     finalized = made.finalize(1000)
     with pytest.raises(IndexError, match="beyond the 100 known samples"):
@@ -129,7 +124,7 @@ def test_a_growing_lane_finalizes_exactly_what_no_later_sample_can_precede(windo
     length = sum(steps)
     keys = [p + u * window for p, u in enumerate(draws(0, length).tolist())]
     whole = oracle.lane_outputs(draws(0, length).tolist(), window)
-    made, known_end, found = SlidingShuffle(draws, window), 0, []
+    made, known_end, found = small_blocks(draws, window), 0, []
     for step in steps:
         known_end += step
         made.grow(known_end, False)

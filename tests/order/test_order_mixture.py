@@ -174,12 +174,17 @@ def test_a_part_is_kept_for_a_window_and_not_longer() -> None:
     mixed = Mixed((0, 20, 30), (0.3, 0.7), 50, 4000)
     options = dataclasses.replace(OPTIONS, lanes=1, sampling=mixed)
     plan = MixturePlan(options, ShardCounts.of(counts), 1, 0, 1)
-    while plan.take(50) is not None:
-        for dataset, interleave in enumerate(plan._interleavings):
-            begun = plan._passed(0)[dataset]
+    sequences = [dataset_sequence(options, mixed, ShardCounts.of(counts), 1, dataset) for dataset in range(2)]
+    for sequence in sequences:
+        sequence.extend()
+    taken: Counter[int] = Counter()
+    while (block := plan.take(50)) is not None:
+        taken.update((block.shard >= mixed.edges[1]).astype(int).tolist())
+        for dataset, sequence in enumerate(sequences):
+            begun = taken[dataset]
             held = 0
             for shard in range(*mixed.edges[dataset : dataset + 2]):
-                places = interleave.sequence.places_of(shard)
+                places = sequence.places_of(shard)
                 if places and any(start <= begun for start, _ in places):
                     held += sum(end - start for start, end in plan.unpassed(shard))
             assert held <= 100 + 2 * 30 + 100

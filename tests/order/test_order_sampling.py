@@ -22,7 +22,7 @@ from order_oracle import (
 from streamload.order.options import OrderOptions
 from streamload.order.plan import RankPlan, ShardCounts
 from streamload.order.sampling import Sampled, Sampling, Stretched, Weighted
-from streamload.order.sequence import runs_of_epoch
+from streamload.order.sequence import runs_of_epoch, sequence_of_epoch
 
 OPTIONS = OrderOptions(seed=5, shuffle=True, window=30, lanes=2, batch_size=4, drop_last=False, pad=False)
 Row = tuple[int, int]
@@ -132,6 +132,8 @@ def test_nothing_that_was_let_go_of_comes_again_and_the_rest_is_let_go_of_in_the
     options, counts, numbers = case
     rank = world_size - 1
     plan = RankPlan(options, ShardCounts.of(counts), 1, rank, world_size, numbers=np.array(numbers, np.int64))
+    sequence = sequence_of_epoch(options, ShardCounts.of(counts), 1, np.array(numbers, np.int64))
+    sequence.extend()
     blocks, gone, left = [], [], []
     while (block := plan.take(1)) is not None:
         blocks.append(set(zip(block.shard.tolist(), block.sample.tolist(), strict=True)))
@@ -144,7 +146,7 @@ def test_nothing_that_was_let_go_of_comes_again_and_the_rest_is_let_go_of_in_the
         assert not {shard for shard, _ in later} & {shard for named in gone[: at + 1] for shard in named}
         if isinstance(options.sampling, Sampled):
             assert not any(left[at]), "anything may come again at any time, and not everything can be kept"
-        elif not plan._sequence.has_repeats:
+        elif not sequence.has_repeats:
             assert all(sample in left[at][shard] for shard, sample in later)
     named = [shard for shards in gone for shard in shards]
     assert len(named) == len(set(named))
@@ -160,6 +162,8 @@ def test_a_part_is_kept_for_a_window_and_not_longer() -> None:
     for sampling in (Weighted(group, np.array([1 / 1900, 1 / 100]), 2000), Stretched(3000)):
         options = dataclasses.replace(OPTIONS, lanes=1, sampling=sampling)
         plan = RankPlan(options, ShardCounts.of(counts), 2, 0, 1)
+        sequence = sequence_of_epoch(options, ShardCounts.of(counts), 2)
+        sequence.extend()
         runs: dict[int, list[tuple[int, int]]] = {}
         left: dict[int, set[int]] = {}
         while (block := plan.take(50)) is not None:
@@ -167,7 +171,7 @@ def test_a_part_is_kept_for_a_window_and_not_longer() -> None:
                 if any(start <= begun and end > begun + 80 for start, end in runs.get(shard, [])):
                     assert sample in left[shard]
             begun = plan.number
-            runs = {shard: plan._sequence.places_of(shard) or [] for shard in range(20)}
+            runs = {shard: sequence.places_of(shard) or [] for shard in range(20)}
             left = {shard: {s for a, b in plan.unpassed(shard) for s in range(a, b)} for shard in range(20)}
             assert sum(len(left[s]) for s in runs if any(a <= begun for a, _ in runs[s])) <= 100 + 30 + 50 + 30
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamload.errors import LoaderStateError
-from streamload.order import plan as plan_module
+from streamload.order.layout import ShardSequence
 from streamload.order.plan import OrderOptions, RankPlan, ShardCounts
 from streamload.order.sequence import shards_in_order
 
@@ -164,13 +164,15 @@ def test_resuming_with_unknown_counts_needs_the_shards_before():
 
 
 def test_what_is_finalized_ahead_is_bounded(monkeypatch):
-    monkeypatch.setattr(plan_module, "_MOST_NUMBERS_AHEAD", 50)
-    options = dataclasses.replace(OPTIONS, window=50_000, batch_size=4)
+    drawn, draw = [], ShardSequence.uniforms
+    monkeypatch.setattr(
+        ShardSequence, "uniforms", lambda self, first, count: drawn.append(count) or draw(self, first, count)
+    )
+    options = dataclasses.replace(OPTIONS, window=1_200_000, batch_size=4)
     known = ShardCounts(3)
     for shard in shards_in_order(options, 3, 0).tolist()[:2]:
-        known.set(shard, 40_000)
+        known.set(shard, 600_000)
     plan = RankPlan(options, known, 0, 0, 1)
-    block = plan.take(70_000)
-    drawn = plan._interleaving._streams[0]._drawn_end
-    assert len(block.shard) >= 50
-    assert drawn < 80_000
+    block = plan.take(400_000)
+    assert len(block.shard) >= 65_536
+    assert sum(drawn) < 600_000

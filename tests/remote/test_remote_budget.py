@@ -13,6 +13,7 @@ from late_device import LateDevice
 from matrix import exhaustive
 from places import Place, write_datasets
 from processes import children
+from run_in_workers import labels_of
 from servers.faults import FaultServer, Script
 
 from streamload import StreamLoader
@@ -44,14 +45,6 @@ def loader_of(server: FaultServer, form: str, shards: Any = SHARDS, **options: A
         "timeout": 30,  # a hang is an error
     }
     return StreamLoader(Place(server.url).urls(form, shards), **{**defaults, **options})
-
-
-def labels_of(samples: list[Any]) -> list[int]:
-    """Checks a batch, and keeps only its labels, so that little is written to slots."""
-    for array, label in samples:
-        assert int(array[0]) == label % 251
-        assert int(array[-2]) == (len(array) // 4 - 1 >> 16) & 255 ^ (label % 251)
-    return [label for _, label in samples]
 
 
 def epoch_of(loader: StreamLoader) -> list[int]:
@@ -165,7 +158,7 @@ def test_without_an_index_it_is_an_error_as_soon_as_nothing_goes_on(server: Faul
             epoch_of(loader)
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [0, exhaustive((1,))])
 def test_a_budget_smaller_than_a_part_is_an_error(server: FaultServer, workers: int) -> None:
     with loader_of(server, "plain", memory_budget="4MB", num_workers=workers) as loader:
         with pytest.raises(StorageError, match="memory_budget of 4 MB is too small"):
@@ -201,7 +194,7 @@ def test_copies_that_are_late_let_go_of_their_batch_where_nothing_goes_on(
             assert sum(len(labels) for _, labels in loader) == 72
 
 
-@pytest.mark.parametrize(("lanes", "world_size"), [(8, 3), (1, 1)])
+@pytest.mark.parametrize(("lanes", "world_size"), [(8, 3), exhaustive((1, 1))])
 def test_a_batch_whose_samples_fit_is_not_refused(server: FaultServer, lanes: int, world_size: int) -> None:
     order: dict[str, Any] = {"lanes": lanes, "world_size": world_size, "rank": 0, "batch_size": 8, "shuffle": False}
     with loader_of(server, "indexed", memory_budget="64MB", **order) as loader:

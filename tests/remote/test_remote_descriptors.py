@@ -11,13 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from matrix import exhaustive
 from places import Place, write_datasets
 from servers.faults import FaultServer
 
-SHARDS = 200
-PER_SHARD = 40
-MOST_OPEN = 256
+SHARDS = 150
+PER_SHARD = 20
+MOST_OPEN = 128
 
 SCRIPT = textwrap.dedent(
     """
@@ -25,13 +24,15 @@ SCRIPT = textwrap.dedent(
     from streamload import StreamLoader
     from streamload.errors import StorageError
 
-    urls, options = json.loads(sys.argv[1])
-    with StreamLoader(urls, 50, True, fields=("cls",), timeout=60, **options) as loader:
-        try:
-            for epoch in range(2):
-                print(sorted(label for batch in loader for label in batch[0].tolist()) == list(range(200 * 40)))
-        except StorageError as error:
-            print(error)
+    samples, runs = json.loads(sys.argv[1])
+    for urls, options in runs:
+        with StreamLoader(urls, 50, True, fields=("cls",), timeout=60, **options) as loader:
+            try:
+                for epoch in range(2):
+                    print(sorted(label for batch in loader for label in batch[0].tolist()) == list(range(samples)))
+            except StorageError as error:
+                print(error)
+        print("==")
     """
 )
 
@@ -49,11 +50,14 @@ def server(folder: Path) -> Iterator[FaultServer]:
         yield found
 
 
-def said(root: str, form: str, **options: object) -> list[str]:
-    """What a program says that may open few files."""
-    urls = Place(root).urls(form, range(SHARDS))
+def said(*runs: tuple[str, str, dict[str, object]]) -> list[list[str]]:
+    """What a program that may open few files says of each of these runs: root, form and options.
+
+    One program, since each imports torch first.
+    """
+    places = [(Place(root).urls(form, range(SHARDS)), options) for root, form, options in runs]
     ended = subprocess.run(
-        [sys.executable, "-W", "ignore::FutureWarning", "-c", SCRIPT, json.dumps([urls, options])],
+        [sys.executable, "-W", "ignore::FutureWarning", "-c", SCRIPT, json.dumps([SHARDS * PER_SHARD, places])],
         capture_output=True,
         text=True,
         timeout=120,
@@ -61,27 +65,36 @@ def said(root: str, form: str, **options: object) -> list[str]:
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (MOST_OPEN, MOST_OPEN)),
     )
     assert ended.stderr == ""
-    return ended.stdout.splitlines()
+    return [lines.split("\n")[:-1] for lines in ended.stdout.split("==\n")[:-1]]
 
 
-@pytest.mark.parametrize(("form", "workers"), [exhaustive(("indexed", 0)), ("plain", 1)])
-def test_shards_that_are_needed_one_after_the_other(server: FaultServer, form: str, workers: int) -> None:
-    assert said(server.url, form, num_workers=workers, shuffle_window=30) == ["True", "True"]
+AT_ONCE = {"shuffle_window": SHARDS * PER_SHARD}
+IN_TURN = {"shuffle_window": 30}
+WHOLE = ["True", "True"]
+
+
+def test_they_are_closed_and_opened_again(server: FaultServer, folder: Path) -> None:
+    """Remote ones that are needed one after the other, and local ones that are all needed at once."""
+    in_turn, local, local_here = said(
+        (server.url, "plain", {**IN_TURN, "num_workers": 1}),
+        (str(folder), "indexed", {**AT_ONCE, "num_workers": 1}),
+        (str(folder), "indexed", {**AT_ONCE, "num_workers": 0}),
+    )
+    assert (in_turn, local, local_here) == (WHOLE, WHOLE, WHOLE)
 
 
 @pytest.mark.exhaustive
-def test_with_a_disk_cache(server: FaultServer, tmp_path: Path) -> None:
-    options = {"num_workers": 1, "shuffle_window": 30, "cache_dir": str(tmp_path / "cache")}
-    assert said(server.url, "indexed", **options) == ["True", "True"]
+def test_in_the_callers_process_and_with_a_disk_cache(server: FaultServer, tmp_path: Path) -> None:
+    here, cached = said(
+        (server.url, "indexed", {**IN_TURN, "num_workers": 0}),
+        (server.url, "indexed", {**IN_TURN, "num_workers": 1, "cache_dir": str(tmp_path / "cache")}),
+    )
+    assert (here, cached) == (WHOLE, WHOLE)
 
 
-def test_shards_that_are_all_needed_at_once(server: FaultServer) -> None:
-    (error,) = said(server.url, "indexed", num_workers=1, shuffle_window=SHARDS * PER_SHARD)
-    assert "more than 42 shards are needed at once" in error
-    assert "may have only 256 files open" in error
-    assert "`ulimit -n 1536`" in error
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_local_shards_that_are_all_needed_at_once(folder: Path, workers: int) -> None:
-    assert said(str(folder), "indexed", num_workers=workers, shuffle_window=SHARDS * PER_SHARD) == ["True", "True"]
+def test_remote_ones_that_are_all_needed_at_once_are_an_error(server: FaultServer) -> None:
+    (said_of_it,) = said((server.url, "indexed", {**AT_ONCE, "num_workers": 1}))
+    (error,) = said_of_it
+    assert "more than 21 shards are needed at once" in error
+    assert "may have only 128 files open" in error
+    assert "`ulimit -n " in error

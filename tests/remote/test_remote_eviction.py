@@ -42,7 +42,7 @@ def slow_epoch(server: FaultServer, form: str, **options: Any) -> list[int]:
 
 
 @pytest.mark.parametrize("budget", [30, exhaustive((32,)), exhaustive((35,))])
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, exhaustive((2,))])
 def test_parts_for_scans_ahead_are_evicted(server: FaultServer, budget: int, workers: int) -> None:
     """Without an index the next shard is scanned while rows of the one before are still to be made."""
     assert (

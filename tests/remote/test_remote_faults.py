@@ -219,7 +219,7 @@ def test_a_scheme_that_is_misspelt(workers: int) -> None:
 
 
 def test_a_worker_that_is_killed_is_replaced(server: FaultServer) -> None:
-    server.play(Script(bytes_per_s=3e6))
+    server.play(Script(bytes_per_s=8e6))
     got = []
     with loader_of(urls_of(server), num_workers=2) as loader:
         for step, batch in enumerate(loader):
@@ -239,6 +239,7 @@ def test_the_feeders_death_is_an_error_and_the_loop_goes_on(server: FaultServer)
                 got += batch[0].tolist()
                 if len(got) == 24:
                     children("streamload.feeder")[0].kill()
+        server.play(Script())
         got += labels_of(loader)
     assert got == LABELS
 
@@ -266,7 +267,7 @@ for step, batch in enumerate(StreamLoader(sys.argv[1:], 8, fields=("cls",), num_
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, exhaustive((signal.SIGINT,))])
 def test_a_trainer_that_is_ended_takes_everything_with_it(server: FaultServer, number: signal.Signals) -> None:
-    server.play(Script(bytes_per_s=500e3))
+    server.play(Script(bytes_per_s=1.5e6))
     with subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(SCRIPT), *urls_of(server)],
         stdout=subprocess.PIPE,

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from run_in_workers import checksum, memory_files_bytes
 from servers.faults import FaultServer
 
 from streamload import ShardWriter, StreamLoader
@@ -68,29 +69,11 @@ def loader_of(server: FaultServer, transform: Callable[[Any], Any], **options: A
     return StreamLoader(f"{server.url}/shard-000000.tar", **{**defaults, **options})
 
 
-def checksum(sample: Any) -> Any:
-    data, label = sample
-    return zlib.crc32(data), label
-
-
 def read(loader: StreamLoader) -> dict[int, int]:
     with loader:
         return {
             label: crc for crcs, labels in loader for crc, label in zip(crcs.tolist(), labels.tolist(), strict=True)
         }
-
-
-def memory_files_bytes() -> int:
-    """What the memory files that this process has open take of memory."""
-    folder, found = "/proc/self/fd", {}
-    for number in os.listdir(folder):
-        try:
-            if "/memfd:" in os.readlink(f"{folder}/{number}"):
-                seen = os.stat(f"{folder}/{number}")
-                found[seen.st_ino] = seen.st_blocks * 512
-        except FileNotFoundError:
-            continue
-    return sum(found.values())
 
 
 def test_a_shards_memory_is_freed_while_a_large_field_is_being_decoded(server: FaultServer) -> None:

@@ -19,6 +19,7 @@ import psutil
 import pytest
 import torch
 from matrix import exhaustive
+from run_in_workers import labels_only, large_result
 from servers.faults import FaultServer
 
 from streamload import ShardWriter, StreamLoader
@@ -100,8 +101,8 @@ def peak_bytes(server: FaultServer, name: str, batch_size: int, budget_mib: int,
 @pytest.mark.parametrize(
     ("field", "budget_mib", "batch_size", "window"),
     [
-        ("npy", 128, 16, 20),
         ("bin", 64, 4, 5),
+        exhaustive(("npy", 128, 16, 20)),
         exhaustive(("npy", 128, 1, 50)),
         exhaustive(("npy", 64, 8, 5)),
         exhaustive(("npy", 128, 16, 0)),
@@ -120,7 +121,11 @@ def test_a_budget_bounds_the_memory_of_all_processes(
 
 @pytest.mark.parametrize(
     ("field", "budget_mib", "batch_size"),
-    [("npy", 64, 16), ("npy", 64, 32), ("npy", 128, 32), ("bin", 64, 16), ("bin", 128, 16), ("bin", 128, 32)],
+    [
+        ("npy", 64, 16),
+        ("bin", 128, 32),
+        *map(exhaustive, [("npy", 64, 32), ("npy", 128, 32), ("bin", 64, 16), ("bin", 128, 16)]),
+    ],
 )
 def test_what_does_not_fit_with_its_batches_is_refused_at_the_start(
     server: FaultServer, field: str, budget_mib: int, batch_size: int
@@ -164,10 +169,6 @@ def expanded_peak_bytes(folder: Path, field: str, size_bytes: int, **options: An
     return memory.peak_bytes
 
 
-def labels_only(samples: list[Any]) -> list[int]:
-    return [label for _, label in samples]
-
-
 @pytest.mark.parametrize("field", ["npz", exhaustive(("pt",)), exhaustive(("npy.gz",))])
 @pytest.mark.parametrize("whole", [False, True], ids=["rows", "batches"])
 def test_a_budget_bounds_fields_that_expand(tmp_path: Path, field: str, whole: bool) -> None:
@@ -181,10 +182,6 @@ def test_a_budget_bounds_fields_that_expand(tmp_path: Path, field: str, whole: b
     assert more_bytes < EXPANDED_BUDGET_MIB * MIB
     with pytest.raises(DecodeError, match="larger memory_budget, fewer workers or a smaller batch_size"):
         expanded_peak_bytes(tmp_path, field, 30 * MIB, **options)
-
-
-def large_result(samples: Any) -> Any:
-    return np.zeros((len(samples), 20 * MIB), np.uint8)
 
 
 def test_batches_that_outgrow_the_budget_are_an_error_and_not_a_wait(tmp_path: Path) -> None:

@@ -44,8 +44,8 @@ def server(folder: Path) -> Iterator[FaultServer]:
 @pytest.fixture(autouse=True)
 def _short_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks that are a small part of an epoch, so that parts are kept from one to the next, or are not."""
-    monkeypatch.setattr(lookahead, "_FIRST_ROWS", 8)
-    monkeypatch.setattr(lookahead, "_BLOCK_ROWS", 8)
+    monkeypatch.setattr(lookahead, "FIRST_BLOCK_ROWS", 8)
+    monkeypatch.setattr(lookahead, "BLOCK_ROWS", 8)
 
 
 def labels_of(samples: list[Any]) -> list[int]:

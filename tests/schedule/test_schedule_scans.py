@@ -283,7 +283,7 @@ def test_local_shards_are_scanned_whole_and_at_once(tmp_path: Path) -> None:
     ]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(st.data())
 def test_rows_flow_as_bytes_come_and_are_the_same(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

@@ -95,7 +95,7 @@ class Run:
         self.start = start or EpochStart(0, 0, 0, 1)
         self.pool, self.slots, self.learned = Pool(capacity), SlotPool(), learned or Learned()
         self.tables = Tables(listing, ScanCache(str(folder.parent / "cache")), strict=True)
-        self._listing = listing
+        self.listing = listing
         self._row_s = row_s
         self._mismatched = mismatched
         self._written: dict[int, dict[int, Place]] = {}
@@ -144,7 +144,7 @@ class Run:
         return task
 
     def _scan(self, task: ScanTask) -> ScanDone:
-        shard = self._listing.shards[task.shard]
+        shard = self.listing.shards[task.shard]
         with open(shard.url, "rb") as file:
             table = scan_shard(map_memory(file.fileno(), shard.bytes, writable=False), shard.url)
         return ScanDone(task.number, task.shard, table, None, WorkSeconds())
@@ -216,7 +216,7 @@ def bare(tmp_path: Path) -> Path:
     return Path(write_numbers(tmp_path / "shards", COUNTS, index=False))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(data=st.data())
 def test_every_batch_is_delivered_whole_and_in_order(folder: Path, data: st.DataObject) -> None:
     options: dict[str, Any] = {
@@ -409,7 +409,7 @@ def test_finished_shards_are_forgotten_each_once(tmp_path: Path) -> None:
 def test_tasks_carry_the_places_of_their_own_rows(folder: Path) -> None:
     run = Run(folder, batch_size=7, row_s=1e-3)
     run.finish()
-    contents = [Path(shard.url).read_bytes() for shard in run._listing.shards]
+    contents = [Path(shard.url).read_bytes() for shard in run.listing.shards]
     starts = np.cumsum([0, *COUNTS])
     for task in run.tasks:
         (column,) = task.table.columns()
@@ -439,9 +439,9 @@ def test_a_long_queue_is_reported_in_time(folder: Path) -> None:
 
 def test_a_run_waits_for_no_batches_that_are_not_acknowledged(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where slots may take little, a run was as long as the queue: it waited for the last batch to be told of."""
-    monkeypatch.setattr(lookahead, "_FIRST_ROWS", 9)
+    monkeypatch.setattr(lookahead, "FIRST_BLOCK_ROWS", 9)
     run = Run(folder, batch_size=1, capacity=2, learned=Learned(layout=b"known", size_bytes=1 << 20, row_s=1e-6))
-    monkeypatch.setattr(run.epoch._scheduler, "_most_slot_bytes", 16 << 20)
+    run.slots.most_in_flight = 14
     told = 0
     run.epoch.pump()
     while not run.epoch.ended:

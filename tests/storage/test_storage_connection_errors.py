@@ -39,6 +39,12 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
+@pytest.fixture(autouse=True)
+def s3fs_tries_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would sleep between its own tries."""
+    monkeypatch.setattr("s3fs.S3FileSystem.retries", 1)
+
+
 @contextlib.asynccontextmanager
 async def listening(fault: str, certificate: Path | None) -> AsyncIterator[int]:
     """The port of a server that does as it is told with whoever connects."""
@@ -80,28 +86,24 @@ def storages_of(kind: str, endpoint: str) -> tuple[Storages, str]:
     return Storages(options), "s3://bucket/set/a.tar"
 
 
-def met(kind: str, protocol: str, fault: str, certificate: Path | None = None) -> StorageError:
+async def met(kind: str, protocol: str, fault: str, certificate: Path | None = None) -> StorageError:
     """The error of asking for a range."""
-
-    async def ask() -> None:
-        async with listening(fault, certificate) as port:
-            host = "no-such-host.invalid" if fault == "unknown host" else "127.0.0.1"
-            storages, url = storages_of(kind, f"{protocol}://{host}:{port}")
-            try:
+    async with listening(fault, certificate) as port:
+        host = "no-such-host.invalid" if fault == "unknown host" else "127.0.0.1"
+        storages, url = storages_of(kind, f"{protocol}://{host}:{port}")
+        try:
+            with pytest.raises(StorageError) as caught:
                 await storages.for_url(url).open_range(url, 0, 100, etag=None)
-            finally:
-                await storages.aclose()
-
-    with pytest.raises(StorageError) as caught:
-        asyncio.run(ask())
+        finally:
+            await storages.aclose()
     return caught.value
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("protocol", ["http", "https"])
 @pytest.mark.parametrize("fault", PASSES)
-def test_what_may_pass_is_tried_again(kind: str, protocol: str, fault: str) -> None:
-    error = met(kind, protocol, fault)
+async def test_what_may_pass_is_tried_again(kind: str, protocol: str, fault: str) -> None:
+    error = await met(kind, protocol, fault)
     assert isinstance(error, TransientStorageError), error
     assert "certificate" not in error.message
     if fault == "closed":
@@ -112,15 +114,17 @@ def test_what_may_pass_is_tried_again(kind: str, protocol: str, fault: str) -> N
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("fault", NEEDS_TLS)
-def test_what_is_wrong_with_tls_does_not_pass(kind: str, fault: str, certificate: Path) -> None:
-    error = met(kind, "https", fault, certificate)
+async def test_what_is_wrong_with_tls_does_not_pass(kind: str, fault: str, certificate: Path) -> None:
+    error = await met(kind, "https", fault, certificate)
     assert type(error) is StorageError
     assert "certificate is not trusted, or it does not speak TLS" in error.message
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_plain_http_to_a_port_that_speaks_tls_is_no_mistake_of_the_certificate(kind: str, certificate: Path) -> None:
-    assert "certificate" not in met(kind, "http", "certificate", certificate).message
+async def test_plain_http_to_a_port_that_speaks_tls_is_no_mistake_of_the_certificate(
+    kind: str, certificate: Path
+) -> None:
+    assert "certificate" not in (await met(kind, "http", "certificate", certificate)).message
 
 
 @pytest.mark.parametrize("setting", ["default", "True", "False", "<ssl.SSLContext object at 0x7f10>"])

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -109,7 +109,7 @@ def servers(request: pytest.FixtureRequest) -> None:
 
 
 @pytest.fixture(params=PLACES, ids=lambda made: made.__name__)
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+async def place(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Place]:
     folder = tmp_path / f"p{os.getpid()}-{request.param.__name__.replace('_', '-')}"
     folder = folder.with_name(f"{folder.name}-{abs(hash(str(tmp_path))) % 10**8}")
     folder.mkdir()
@@ -121,58 +121,54 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
         found.write(name, SMALL)
     found.write("b-1.tar", CONTENT)
     yield found
-    asyncio.run(found.storages.aclose())
+    await found.storages.aclose()
     if request.param is memory:
         fsspec.filesystem("memory").rm(found.root, recursive=True)
 
 
-def read(place: Place, name: str, start: int, end: int | None, etag: str | None = None) -> tuple[bytes, RangeBody]:
-    async def whole() -> tuple[bytes, RangeBody]:
-        try:
-            body = await place.storage.open_range(place.url(name), start, end, etag=etag)
-            return b"".join([bytes(chunk) async for chunk in body.chunks()]), body
-        finally:
-            await place.storages.aclose()
-
-    return asyncio.run(whole())
+async def read(
+    place: Place, name: str, start: int, end: int | None, etag: str | None = None
+) -> tuple[bytes, RangeBody]:
+    body = await place.storage.open_range(place.url(name), start, end, etag=etag)
+    return b"".join([bytes(chunk) async for chunk in body.chunks()]), body
 
 
 @pytest.mark.parametrize(("start", "end"), [(0, None), (0, 1), (5, 700_001), (1_023_999, 1_024_000), (1_000_000, None)])
-def test_a_range_is_its_bytes(place: Place, start: int, end: int | None) -> None:
-    content, body = read(place, "b-1.tar", start, end)
+async def test_a_range_is_its_bytes(place: Place, start: int, end: int | None) -> None:
+    content, body = await read(place, "b-1.tar", start, end)
     assert content == CONTENT[start:end]
     assert body.total_bytes == len(CONTENT)
 
 
-def test_a_range_ends_with_the_object(place: Place) -> None:
-    assert read(place, "b-1.tar", 1_000_000, 9_000_000)[0] == CONTENT[1_000_000:]
+async def test_a_range_ends_with_the_object(place: Place) -> None:
+    assert (await read(place, "b-1.tar", 1_000_000, 9_000_000))[0] == CONTENT[1_000_000:]
 
 
-def test_a_range_behind_the_end_is_a_changed_shard(place: Place) -> None:
+async def test_a_range_behind_the_end_is_a_changed_shard(place: Place) -> None:
     with pytest.raises(ShardChangedError):
-        read(place, "b-1.tar", len(CONTENT), len(CONTENT) + 10)
+        await read(place, "b-1.tar", len(CONTENT), len(CONTENT) + 10)
 
 
-def test_an_empty_object_is_read_as_nothing(place: Place) -> None:
+async def test_an_empty_object_is_read_as_nothing(place: Place) -> None:
     place.write("empty.tar", b"")
-    content, body = read(place, "empty.tar", 0, 10)
+    content, body = await read(place, "empty.tar", 0, 10)
     assert (content, body.total_bytes) == (b"", 0)
     with pytest.raises(ShardChangedError):
-        read(place, "empty.tar", 1, 10)
+        await read(place, "empty.tar", 1, 10)
 
 
-def test_info_agrees_with_what_is_read(place: Place) -> None:
+async def test_info_agrees_with_what_is_read(place: Place) -> None:
     info = place.storage.info(place.url("b-1.tar"))
     assert (info.url, info.bytes) == (place.storage.absolute(place.url("b-1.tar")), len(CONTENT))
     assert place.storage.info(place.url("a 0.tar")).bytes == len(SMALL)
-    content, body = read(place, "b-1.tar", 0, 100, info.etag)
+    content, body = await read(place, "b-1.tar", 0, 100, info.etag)
     assert content == CONTENT[:100]
     if place.pins:
         assert info.etag is not None
         assert body.etag == info.etag
 
 
-def test_another_version_is_refused_and_both_are_named(place: Place) -> None:
+async def test_another_version_is_refused_and_both_are_named(place: Place) -> None:
     if not place.pins:
         pytest.skip("local files have no ETag; their time is looked at where they are opened")
     old = place.storage.info(place.url("b-1.tar"))
@@ -181,20 +177,20 @@ def test_another_version_is_refused_and_both_are_named(place: Place) -> None:
     assert old.etag is not None
     assert new.etag is not None
     with pytest.raises(ShardChangedError) as caught:
-        read(place, "b-1.tar", 0, 100, old.etag)
+        await read(place, "b-1.tar", 0, 100, old.etag)
     assert old.etag in str(caught.value)
     assert new.etag in str(caught.value)
-    assert read(place, "b-1.tar", 0, 100, new.etag)[0] == CONTENT[::-1][:100]
+    assert (await read(place, "b-1.tar", 0, 100, new.etag))[0] == CONTENT[::-1][:100]
 
 
-def test_a_missing_shard_is_named_with_what_is_like_it(place: Place) -> None:
+async def test_a_missing_shard_is_named_with_what_is_like_it(place: Place) -> None:
     with pytest.raises(ShardNotFoundError) as caught:
         place.storage.info(place.url("b-2.tar"))
     assert caught.value.url == place.url("b-2.tar")
     if place.lists:
         assert "did you mean 'b-1.tar'" in str(caught.value)
     with pytest.raises(ShardNotFoundError):
-        read(place, "b-2.tar", 0, 10)
+        await read(place, "b-2.tar", 0, 10)
 
 
 def test_small_files_are_read_whole(place: Place) -> None:
@@ -257,7 +253,7 @@ def test_folders_are_distinguished_from_files(place: Place) -> None:
         assert not place.storage.is_folder(f"{place.root}/se")
 
 
-def test_what_is_written_can_be_read_and_deleted(place: Place, tmp_path: Path) -> None:
+async def test_what_is_written_can_be_read_and_deleted(place: Place, tmp_path: Path) -> None:
     url = place.url("new folder/w.bin")
     if not place.writes:
         with pytest.raises(StorageError):
@@ -268,38 +264,26 @@ def test_what_is_written_can_be_read_and_deleted(place: Place, tmp_path: Path) -
     assert place.storage.read_bytes(url, most_bytes=100) == SMALL
     place.storage.write(url, str(tmp_path / "source"))
     assert place.storage.info(url).bytes == 8 * len(CONTENT)
-    assert read(place, "new folder/w.bin", 7 * len(CONTENT), None)[0] == CONTENT
+    assert (await read(place, "new folder/w.bin", 7 * len(CONTENT), None))[0] == CONTENT
     place.storage.delete(url)
     place.storage.delete(url)
     with pytest.raises(ShardNotFoundError):
         place.storage.info(url)
 
 
-def test_a_body_can_be_given_up(place: Place) -> None:
-    async def part() -> int:
-        body = await place.storage.open_range(place.url("b-1.tar"), 0, None, etag=None)
-        async for chunk in body.chunks():
-            await body.aclose()
-            await body.aclose()
-            await place.storages.aclose()
-            return len(chunk)
-        return 0
-
-    assert 0 < asyncio.run(part()) <= len(CONTENT)
+async def test_a_body_can_be_given_up(place: Place) -> None:
+    body = await place.storage.open_range(place.url("b-1.tar"), 0, None, etag=None)
+    first = await anext(body.chunks())
+    await body.aclose()
+    await body.aclose()
+    assert 0 < len(first) <= len(CONTENT)
 
 
-def test_many_ranges_at_once(place: Place) -> None:
-    async def all_ranges() -> list[bytes]:
-        async def one(start: int) -> bytes:
-            body = await place.storage.open_range(place.url("b-1.tar"), start, start + 50_000, etag=None)
-            return b"".join([bytes(chunk) async for chunk in body.chunks()])
-
-        try:
-            return await asyncio.gather(*(one(start) for start in range(0, 1_000_000, 50_000)))
-        finally:
-            await place.storages.aclose()
-
-    assert b"".join(asyncio.run(all_ranges())) == CONTENT[:1_000_000]
+async def test_many_ranges_at_once(place: Place) -> None:
+    ranges = await asyncio.gather(
+        *(read(place, "b-1.tar", start, start + 50_000) for start in range(0, 1_000_000, 50_000))
+    )
+    assert b"".join(content for content, _ in ranges) == CONTENT[:1_000_000]
 
 
 def test_storages_can_be_sent_to_another_process(place: Place) -> None:
@@ -308,8 +292,5 @@ def test_storages_can_be_sent_to_another_process(place: Place) -> None:
     assert sent.for_url(place.url("b-1.tar")).info(place.url("b-1.tar")).bytes == len(CONTENT)
 
 
-def test_blocking_calls_work_beside_a_running_loop(place: Place) -> None:
-    async def main() -> int:
-        return place.storage.info(place.url("b-1.tar")).bytes
-
-    assert asyncio.run(main()) == len(CONTENT)
+async def test_blocking_calls_work_beside_a_running_loop(place: Place) -> None:
+    assert place.storage.info(place.url("b-1.tar")).bytes == len(CONTENT)

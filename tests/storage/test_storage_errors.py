@@ -23,8 +23,8 @@ from streamload.errors import (
     TransientStorageError,
 )
 from streamload.index.shard_names import refuse_repetitions
-from streamload.storage import filesystem_storage
 from streamload.storage.download import Pin, download
+from streamload.storage.filesystem_storage import FilesystemStorage
 from streamload.storage.options import object_config, options_of
 from streamload.storage.protocol import without_secrets
 from streamload.storage.storages import Storages
@@ -45,31 +45,30 @@ def storages_of(kind: str, script: Script) -> tuple[Storages, str]:
     return Storages(options), "s3://bucket/set/a.tar"
 
 
-def read(kind: str, script: Script, start: int = 1000, end: int | None = 300_000, etag: str | None = None) -> bytes:
-    async def whole() -> bytes:
-        async with serve(script):
-            storages, url = storages_of(kind, script)
-            try:
-                body = await storages.for_url(url).open_range(url, start, end, etag=etag)
-                return b"".join([bytes(chunk) async for chunk in body.chunks()])
-            finally:
-                await storages.aclose()
-
-    return asyncio.run(whole())
+async def read(
+    kind: str, script: Script, start: int = 1000, end: int | None = 300_000, etag: str | None = None
+) -> bytes:
+    async with serve(script):
+        storages, url = storages_of(kind, script)
+        try:
+            body = await storages.for_url(url).open_range(url, start, end, etag=etag)
+            return b"".join([bytes(chunk) async for chunk in body.chunks()])
+        finally:
+            await storages.aclose()
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("fault", ["whole", "other", "short"])
-def test_wrong_bytes_are_never_given_out(kind: str, fault: str) -> None:
+async def test_wrong_bytes_are_never_given_out(kind: str, fault: str) -> None:
     with pytest.raises(TransientStorageError):
-        read(kind, Script([fault] * 20))
+        await read(kind, Script([fault] * 20))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_part_of_what_nobody_knows_the_length_of_is_refused(kind: str) -> None:
+async def test_a_part_of_what_nobody_knows_the_length_of_is_refused(kind: str) -> None:
     script = Script(["open"] * 20)
     with pytest.raises(StorageError, match="how long the whole file is") as caught:
-        read(kind, script)
+        await read(kind, script)
     assert not isinstance(caught.value, TransientStorageError), "it would be asked for again"
 
 
@@ -96,11 +95,11 @@ async def test_a_body_that_breaks_fails_after_what_has_come(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_if_match_keeps_to_one_version(kind: str) -> None:
-    assert read(kind, Script(), etag='"v1"') == CONTENT[1000:300_000]
+async def test_if_match_keeps_to_one_version(kind: str) -> None:
+    assert await read(kind, Script(), etag='"v1"') == CONTENT[1000:300_000]
     for ignores_if_match in (False, True):
         with pytest.raises(ShardChangedError, match='"old"') as caught:
-            read(kind, Script(ignores_if_match=ignores_if_match), etag='"old"')
+            await read(kind, Script(ignores_if_match=ignores_if_match), etag='"old"')
         assert '"v1"' in str(caught.value)
 
 
@@ -137,9 +136,9 @@ async def test_an_object_that_is_only_too_short_is_not_said_to_be_another(kind: 
         ("500 InternalError", TransientStorageError, "try again later"),
     ],
 )
-def test_what_an_answer_means(fault: str, error: type[StorageError], words: str) -> None:
+async def test_what_an_answer_means(fault: str, error: type[StorageError], words: str) -> None:
     with pytest.raises(error, match=words) as caught:
-        read("s3", Script([fault] * 20))
+        await read("s3", Script([fault] * 20))
     assert "told-secret" not in f"{caught.value!s} {caught.value.__cause__!s}"
     assert caught.value.url == "s3://bucket/set/a.tar"
     assert isinstance(caught.value, TransientStorageError) == (error is TransientStorageError)
@@ -148,29 +147,26 @@ def test_what_an_answer_means(fault: str, error: type[StorageError], words: str)
         assert sent.throttled == ("fewer" in words)
 
 
-def test_ranges_are_not_tried_again_in_secret_but_small_files_are() -> None:
+async def test_ranges_are_not_tried_again_in_secret_but_small_files_are() -> None:
     script = Script(["503 SlowDown"])
     with pytest.raises(TransientStorageError) as caught:
-        read("s3", script)
+        await read("s3", script)
     assert caught.value.throttled
     assert len(script.requests) == 1
 
-    async def whole() -> bytes:
-        async with serve(script):
-            storages, url = storages_of("s3", script)
-            read_bytes = storages.for_url(url).read_bytes
-            return await asyncio.to_thread(read_bytes, url, most_bytes=1 << 30)
-
     script = Script(["503 SlowDown", "500 InternalError"])
-    assert asyncio.run(whole()) == CONTENT
+    async with serve(script):
+        storages, url = storages_of("s3", script)
+        read_bytes = storages.for_url(url).read_bytes
+        assert await asyncio.to_thread(read_bytes, url, most_bytes=1 << 30) == CONTENT
     assert len(script.requests) == 3
 
 
-def test_advice_about_a_missing_shard_is_requested_once() -> None:
+async def test_advice_about_a_missing_shard_is_requested_once() -> None:
     """It is nothing to wait for, and whoever closes a loader would have to."""
     script = Script(["404 NoSuchKey", *["503 SlowDown"] * 9])
     with pytest.raises(ShardNotFoundError, match="no such shard"):
-        read("s3", script)
+        await read("s3", script)
     assert len(script.requests) == 2
 
 
@@ -349,21 +345,16 @@ async def test_a_key_that_begins_with_a_slash_is_not_taken_for_the_one_without()
         await storage.open_range("s3://bucket//a.tar", 0, 1, etag=None)
 
 
-async def replaced_in_between(url: str) -> None:
+async def replaced_in_between(storage: FilesystemStorage) -> None:
     """Two ranges of a file whose storage tells no version with its bytes; another one of its size comes in between."""
-    storages = Storages()
-    storage = storages.for_url(url)
+    url = "memory://replaced/a.tar"
     await asyncio.to_thread(storage.write, url, b"before")
     first = await storage.open_range(url, 0, 3, etag=None)
     await asyncio.to_thread(storage.write, url, b"behind")
     await storage.open_range(url, 3, 6, etag=first.etag)
 
 
-async def test_a_replaced_file_is_noticed_where_answers_carry_no_version(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    url = "memory://replaced/a.tar"
-    await replaced_in_between(url)  # within a moment
-    monkeypatch.setattr(filesystem_storage, "_LOOK_AGAIN_S", 0.0)
+async def test_a_replaced_file_is_noticed_where_answers_carry_no_version() -> None:
+    await replaced_in_between(FilesystemStorage({}))  # within a moment
     with pytest.raises(ShardChangedError):
-        await replaced_in_between(url)
+        await replaced_in_between(FilesystemStorage({}, look_again_s=0.0))

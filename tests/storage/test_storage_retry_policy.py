@@ -13,8 +13,8 @@ from servers.faults import FaultServer, Script
 from servers.rclone import free_port
 
 from streamload.errors import StorageError, TransientStorageError
-from streamload.storage import filesystem_storage
 from streamload.storage.errors import NoConnectionError
+from streamload.storage.filesystem_storage import FilesystemStorage
 from streamload.storage.retry_policy import Attempts, Retries, RetryPolicy
 from streamload.storage.storages import Storages
 
@@ -166,7 +166,7 @@ def test_a_server_that_has_refused_once_is_there(monkeypatch: pytest.MonkeyPatch
 
 
 class SilentFilesystem(AsyncFileSystem):
-    """Never answers; what was asked is kept, of all instances."""
+    """Never answers; what was requested is kept, of all instances."""
 
     protocol = "silent"
     cachable = False
@@ -184,9 +184,8 @@ class SilentFilesystem(AsyncFileSystem):
 def test_a_filesystem_that_is_silent_is_tried_again_and_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Time-outs of fsspec's own are long, and met several times for one question."""
     tries = Tries(monkeypatch)
-    for name in ("_INFO_S", "_SMALL_FILE_S"):
-        monkeypatch.setattr(filesystem_storage, name, 0.01)
-    storage = Storages(filesystem=SilentFilesystem(asynchronous=True), retries=SOON).for_url("silent://a.json")
+    filesystem = SilentFilesystem(asynchronous=True)
+    storage = FilesystemStorage({}, filesystem, SOON, info_timeout_s=0.01, file_timeout_s=0.01)
     for act, requested in ((storage.info, "info"), (lambda url: storage.read_bytes(url, most_bytes=9), "cat_file")):
         SilentFilesystem.requested.clear()
         tries.failures.clear()

@@ -11,15 +11,11 @@ from test_storage_errors import storages_of
 from streamload.errors import StorageError, TransientStorageError
 
 
-def read(kind: str, script: Script, most_bytes: int = len(CONTENT)) -> bytes:
+async def read(kind: str, script: Script, most_bytes: int = len(CONTENT)) -> bytes:
     """The small file that a scripted server has."""
-
-    async def whole() -> bytes:
-        async with serve(script):
-            storages, url = storages_of(kind, script)
-            return await asyncio.to_thread(storages.for_url(url).read_bytes, url, most_bytes=most_bytes)
-
-    return asyncio.run(whole())
+    async with serve(script):
+        storages, url = storages_of(kind, script)
+        return await asyncio.to_thread(storages.for_url(url).read_bytes, url, most_bytes=most_bytes)
 
 
 def ranges(script: Script) -> list[str]:
@@ -36,46 +32,46 @@ def ranges(script: Script) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", ["http", "s3", "fsspec-http"])
-def test_a_server_needs_no_ranges(kind: str) -> None:
+async def test_a_server_needs_no_ranges(kind: str) -> None:
     script = Script(["whole"] * 9)
-    assert read(kind, script) == CONTENT
+    assert await read(kind, script) == CONTENT
     assert ranges(script) == [""]
 
 
 @pytest.mark.parametrize("kind", ["http", "s3", "s3fs", "fsspec-http"])
-def test_a_file_that_breaks_off_is_read_again(kind: str) -> None:
+async def test_a_file_that_breaks_off_is_read_again(kind: str) -> None:
     script = Script(["cut", "cut"])
-    assert read(kind, script) == CONTENT
+    assert await read(kind, script) == CONTENT
     assert len(script.requests) == 3
 
 
-def test_a_file_of_unknown_size_is_read_again_where_the_end_mark_is_missing() -> None:
+async def test_a_file_of_unknown_size_is_read_again_where_the_end_mark_is_missing() -> None:
     """It may be that all of it has come, and it may be not."""
     script = Script(["unended", "unended"])
-    assert read("fsspec-http", script) == CONTENT
+    assert await read("fsspec-http", script) == CONTENT
     assert ranges(script) == ["", "", ""]
 
 
 @pytest.mark.parametrize("kind", ["http", "fsspec-http"])
-def test_half_a_file_is_not_taken_for_a_whole_one_where_its_length_is_unknown(kind: str) -> None:
+async def test_half_a_file_is_not_taken_for_a_whole_one_where_its_length_is_unknown(kind: str) -> None:
     script = Script(["unsized"] * 20)
     with pytest.raises(StorageError) as caught:
-        read(kind, script)
+        await read(kind, script)
     if kind == "fsspec-http":
         assert "does not say how long its answer is" in str(caught.value)
         assert len(script.requests) == 1
 
 
-def test_a_file_that_a_server_compresses_is_as_long_as_it_is_decompressed() -> None:
+async def test_a_file_that_a_server_compresses_is_as_long_as_it_is_decompressed() -> None:
     script = Script(["compressed"] * 9)
-    assert read("fsspec-http", script) == CONTENT
+    assert await read("fsspec-http", script) == CONTENT
     assert len(script.requests) == 1
 
 
 @pytest.mark.parametrize(("kind", "fault"), [("fsspec-http", ""), ("fsspec-http", "unended"), ("s3", ""), ("s3fs", "")])
-def test_a_file_that_is_too_large_is_refused(kind: str, fault: str) -> None:
+async def test_a_file_that_is_too_large_is_refused(kind: str, fault: str) -> None:
     script = Script([fault] * 9)
     with pytest.raises(StorageError, match="more than 100,000 bytes") as caught:
-        read(kind, script, 100_000)
+        await read(kind, script, 100_000)
     assert not isinstance(caught.value, TransientStorageError)
     assert len(script.requests) == 1

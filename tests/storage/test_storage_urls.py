@@ -12,8 +12,8 @@ from braceexpand import braceexpand
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from streamload.storage import urls
 from streamload.storage.urls import MAX_URLS, expand_urls
-from streamload.storage.urls import _count as count_urls
 
 
 @pytest.mark.parametrize(
@@ -125,4 +125,10 @@ def test_refuses_what_would_fill_the_memory_without_making_it(
 )
 def test_the_count_made_beforehand_is_the_count(parts: list[str]) -> None:
     pattern = "k" + "".join(parts)
-    assert count_urls(pattern) == len(list(braceexpand(pattern))) == len(expand_urls(pattern))
+    count = len(list(braceexpand(pattern)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(urls, "MAX_URLS", count)
+        assert len(expand_urls(pattern)) == count
+        patch.setattr(urls, "MAX_URLS", count - 1)
+        with pytest.raises(ValueError, match="stands for more than"):
+            expand_urls(pattern)

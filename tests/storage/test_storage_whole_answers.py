@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -107,7 +106,7 @@ def test_a_proxy_that_now_and_then_does_not_serve_parts_is_read(options: dict[st
         assert labels_of(server.url, **options) == list(range(50))
 
 
-def test_a_server_that_has_served_a_part_is_known_for_it() -> None:
+async def test_a_server_that_has_served_a_part_is_known_for_it() -> None:
     served = ServedParts()
 
     async def answer(error: Exception | None) -> EmptyBody:
@@ -120,12 +119,10 @@ def test_a_server_that_has_served_a_part_is_known_for_it() -> None:
             await served.noted(place, answer(WholeAnswerError("the whole object")))
         return caught.value.never_parts
 
-    async def main() -> list[bool]:
-        before = await never_parts("http://one/")
-        await served.noted("http://one/", answer(None))
-        return [before, await never_parts("http://one/"), await never_parts("http://other/")]
-
-    assert asyncio.run(main()) == [True, False, True]
+    assert await never_parts("http://one/")
+    await served.noted("http://one/", answer(None))
+    assert not await never_parts("http://one/")
+    assert await never_parts("http://other/")
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from matrix import exhaustive
 
 from streamload import StreamLoader
 from streamload.errors import ShardFormatError
@@ -37,23 +38,30 @@ POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 10240
 NO_SUCH_KEY = b'<?xml version="1.0"?><Error><Code>NoSuchKey</Code></Error>'
 
 
+NO_SHARDS = [
+    ("a.tar", PAGE, "a web page"),
+    ("a.tar", PAGE * 50, "a web page"),
+    ("a.tar.gz", PAGE, "a web page"),
+    ("a.tar", POINTER, "a Git LFS pointer in place of the shard; run `git lfs pull`"),
+    ("a.tar", NO_SUCH_KEY, "an XML document, perhaps a bucket's error"),
+    ("a.tar", zipped(), "a zip archive, not a tar archive"),
+    ("a.tar", tar("w:gz"), "this is gzip data, not a plain tar archive"),
+    ("a.tar", tar("w:xz"), "this is xz data, not a plain tar archive"),
+    ("a.tar.gz", tar(), "this is a plain tar archive, not a compressed one; name it .tar"),
+    ("a.tar.bz2", tar(), "this is a plain tar archive"),
+    ("a.tar.gz", tar("w:bz2"), "this is bzip2 data, which is not what its name says"),
+]
+
+
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
+    ("name", "content", "said", "num_workers"),
     [
-        ("a.tar", PAGE, "a web page"),
-        ("a.tar", PAGE * 50, "a web page"),
-        ("a.tar.gz", PAGE, "a web page"),
-        ("a.tar", POINTER, "a Git LFS pointer in place of the shard; run `git lfs pull`"),
-        ("a.tar", NO_SUCH_KEY, "an XML document, perhaps a bucket's error"),
-        ("a.tar", zipped(), "a zip archive, not a tar archive"),
-        ("a.tar", tar("w:gz"), "this is gzip data, not a plain tar archive"),
-        ("a.tar", tar("w:xz"), "this is xz data, not a plain tar archive"),
-        ("a.tar.gz", tar(), "this is a plain tar archive, not a compressed one; name it .tar"),
-        ("a.tar.bz2", tar(), "this is a plain tar archive"),
-        ("a.tar.gz", tar("w:bz2"), "this is bzip2 data, which is not what its name says"),
+        *((*case, 0) for case in NO_SHARDS),
+        (*NO_SHARDS[0], 1),  # what it is, is found out where it is scanned, and travels as any error does
+        (*NO_SHARDS[2], 1),
+        *(exhaustive((*case, 1)) for case in (NO_SHARDS[1], *NO_SHARDS[3:])),
     ],
 )
-@pytest.mark.parametrize("num_workers", [0, 1])
 def test_what_is_no_shard_says_what_it_is(
     tmp_path: Path, name: str, content: bytes, said: str, num_workers: int
 ) -> None:

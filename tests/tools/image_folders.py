@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import io
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from PIL import Image
 from streamload_tools import shardify
+from streamload_tools.packing.packing import PackOptions
 from typer.testing import CliRunner
 
 from streamload.index.dataset_index import DatasetIndex
@@ -71,8 +74,17 @@ def run(app: Any, *arguments: object) -> tuple[int, str, str]:
     return result.exit_code, result.stdout, result.stderr
 
 
-def pack(*arguments: object) -> tuple[int, str, str]:
-    return run(shardify.app, *arguments)
+def pack(*arguments: object, **limits: int) -> tuple[int, str, str]:
+    """`shardify` in this process, with workers only where they are requested: each takes longer to start than to pack.
+
+    Args:
+        arguments: of the command.
+        limits: fields of `PackOptions` that no option sets.
+    """
+    workers = () if "--workers" in arguments else ("--workers", 1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shardify, "PackOptions", partial(PackOptions, **limits))
+        return run(shardify.app, *arguments, *workers)
 
 
 def packed_samples(folder: Path) -> dict[str, dict[str, bytes]]:

@@ -105,9 +105,10 @@ def test_what_cannot_be_measured_is_one_message(arrays: Path, tmp_path: Path) ->
 
 INTERRUPTED = """
 import os, signal, sys
-from streamload_tools import bench, main
+from streamload import StreamLoader
+from streamload_tools import main
 
-inner = bench._batches
+inner = StreamLoader.__iter__
 
 def batches(loader):
     for number, batch in enumerate(inner(loader)):
@@ -115,7 +116,7 @@ def batches(loader):
             os.killpg(0, signal.SIGINT)  # as a terminal does
         yield batch
 
-bench._batches = batches
+StreamLoader.__iter__ = batches
 main.app(sys.argv[1:], prog_name="streamload")
 """
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from image_folders import files_below, images, pack, packed_samples
@@ -16,7 +18,14 @@ JOINING = ["--resize", 4, "--max-count", 2, "--workers", 1]
 
 
 def stopped_at(
-    call: int, owner: object, name: str, monkeypatch: pytest.MonkeyPatch, source: Path, dest: Path, *options: object
+    call: int,
+    owner: object,
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+    source: Path,
+    dest: Path,
+    *options: object,
+    **limits: int,
 ) -> str:
     """Ctrl-C at one call of a function; standard error."""
     real, calls = getattr(owner, name), []
@@ -29,7 +38,7 @@ def stopped_at(
 
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, interrupted)
-        status, _, err = pack(source, dest, *options)
+        status, _, err = pack(source, dest, *options, **limits)
     assert status == 130
     return err
 
@@ -57,10 +66,9 @@ def test_a_kept_shard_is_the_one_that_is_planned(tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize("damage", [lambda record: record.unlink(), lambda record: record.write_bytes(b"")])
 def test_a_piece_without_its_record_is_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: object) -> None:
     source, dest = images(tmp_path), tmp_path / "dest"
-    monkeypatch.setattr("streamload_tools.packing.packing._PIECE_FILES", 3)
-    stopped_at(3, work, "_join", monkeypatch, source, dest, *JOINING)
+    stopped_at(3, work, "scanned_table", monkeypatch, source, dest, *JOINING, piece_files=3)
     damage(dest / STAGING / "pieces" / "all" / "shard-000002.tar.done")  # type: ignore[operator]
-    status, _, err = pack(source, dest, *JOINING, "--resume")
+    status, _, err = pack(source, dest, *JOINING, "--resume", piece_files=3)
     assert status == 1
     assert "what was packed before is missing or damaged; start over with --overwrite" in err
     assert not list(dest.glob("*.tar"))
@@ -82,15 +90,15 @@ def test_a_split_that_became_empty_loses_its_old_shards(tmp_path: Path) -> None:
 
 def test_a_lock_on_a_folder_that_was_removed_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, dest = images(tmp_path), tmp_path / "dest"
-    real, removed = staging._lock, []
+    real, removed = fcntl.flock, []
 
-    def lock(descriptor: int, destination: str) -> None:
-        if not removed:  # another run ends just before
-            removed.append(os.fstat(descriptor).st_ino)
-            os.rename(dest / STAGING, tmp_path / "gone")
-        real(descriptor, destination)
+    def flock(descriptor: int, operation: int) -> None:
+        if not removed and os.path.samestat(os.fstat(descriptor), os.stat(dest / STAGING)):
+            removed.append(descriptor)
+            os.rename(dest / STAGING, tmp_path / "gone")  # another run ends just before
+        real(descriptor, operation)
 
-    monkeypatch.setattr(staging, "_lock", lock)
+    monkeypatch.setattr(fcntl, "flock", flock)
     seen: list[bool] = []
     real_pack = source_to_shards.pack
 
@@ -101,7 +109,7 @@ def test_a_lock_on_a_folder_that_was_removed_does_not_count(tmp_path: Path, monk
 
     monkeypatch.setattr(source_to_shards, "pack", packing)
     assert pack(source, dest)[0] == 0
-    assert seen == [True]
+    assert (len(removed), seen) == (1, [True])
 
 
 def test_shards_that_another_run_publishes_meanwhile_are_not_replaced(
@@ -135,11 +143,11 @@ def test_a_disk_that_takes_a_part_of_what_is_written(tmp_path: Path, monkeypatch
 
 
 def test_a_shard_that_cannot_be_joined_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
+    def full(*_: object) -> int:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(work, "_write_all", full)
-    with pytest.raises(OSError, match="No space"):
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space"):
+        patch.setattr(os, "write", full)
         work.do(work.JoinTask(str(tmp_path / "shard.tar"), (), False), lambda items, item_bytes: None)
     assert os.listdir(tmp_path) == []
 
@@ -206,16 +214,19 @@ def test_no_more_processes_are_started_than_there_are_tasks(
     if processes is None:
         processes = -(-sum(map(len, files_below(source).values())) // 5000)
         assert processes > 1
-    monkeypatch.setattr("streamload_tools.packing.packing._PIECE_FILES", 5)
-    monkeypatch.setattr("streamload_tools.packing.packing._MANY_FILES", 12)
     monkeypatch.setattr(workforce.Workforce, "start", lambda self, number: requested.append(number))
-    assert pack(source, tmp_path / "dest", "--workers", 1, *options)[0] == 0
+    assert pack(source, tmp_path / "dest", *options, piece_files=5, many_files=12)[0] == 0
     assert requested == [processes]
 
 
 def test_processes_are_started_up_to_the_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[int] = []
-    monkeypatch.setattr(workforce, "_Worker", made.append)
+    made: list[str] = []
+
+    def launch(module: str, **_: object) -> SimpleNamespace:
+        made.append(module)
+        return SimpleNamespace(socket=None)
+
+    monkeypatch.setattr(workforce, "launch", launch)
     for workers, tasks, wanted in ((4, 2, 2), (4, 1, 0), (3, 9, 3), (1, 9, 0)):
         made.clear()
         workforce.Workforce(workers, 7).start(tasks)

@@ -93,7 +93,7 @@ def photos(root: Path, count: int) -> Path:
 
 
 def test_shards_of_resized_images_are_as_full_as_allowed_and_the_same_with_any_workers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     source = photos(tmp_path / "source", 60)
     options = ["--resize", 20, "--max-bytes", "20KB"]
@@ -111,8 +111,7 @@ def test_shards_of_resized_images_are_as_full_as_allowed_and_the_same_with_any_w
         field = "jpg" if number % 5 or number % 4 else "png"
         height, width, _ = decode_image(memoryview(sample[field])).shape
         assert (height, width) == ((20, 30) if number % 5 else (10, 12))
-    monkeypatch.setattr("streamload_tools.packing.packing._PIECE_FILES", 7)
-    assert pack(source, tmp_path / "7", *options)[0] == 0
+    assert pack(source, tmp_path / "7", *options, piece_files=7)[0] == 0
     assert files_below(tmp_path / "7") == files_below(tmp_path / "1")
 
 

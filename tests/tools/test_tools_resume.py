@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 from image_folders import files_below, image_bytes, images, pack, packed_samples
+from processes import children
 from streamload_tools.packing import packing, publishing, source_to_shards, work, workforce
 from streamload_tools.sources import loading
 
 from streamload.index.unfinished import STAGING
+from streamload.write.shard_file import ShardFile
 
 
 def stopped_in_the_middle(source: Path, dest: Path, monkeypatch: pytest.MonkeyPatch, *options: object) -> str:
@@ -43,8 +45,7 @@ def test_ctrl_c_is_one_line_and_keeps_what_is_finished(tmp_path: Path, monkeypat
     assert os.listdir(dest) == [STAGING]
     assert not list(dest.rglob("*.partial"))
     packed: list[str] = []
-    real = work._pack
-    monkeypatch.setattr(work, "_pack", lambda task, counter: packed.append(task.path) or real(task, counter))
+    monkeypatch.setattr(work, "ShardFile", lambda path: packed.append(path) or ShardFile(path))
     assert pack(source, dest, "--max-count", 2, "--workers", 1, "--resume")[0] == 0
     assert [os.path.basename(path) for path in packed] == ["shard-000004.tar", "shard-000005.tar"]
     assert pack(source, tmp_path / "whole", "--max-count", 2)[0] == 0
@@ -191,27 +192,25 @@ JOINING = ["--resize", 4, "--max-count", 2, "--workers", 1]
 
 def stopped_while_joining(source: Path, dest: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C when all pieces, of three images each, are packed and two of six shards are joined."""
-    real, calls = work._join, []
+    real, calls = work.scanned_table, []
 
-    def interrupted(task: work.JoinTask) -> object:
-        calls.append(task)
+    def interrupted(path: str, **options: bool) -> object:
+        calls.append(path)
         if len(calls) == 3:
             raise KeyboardInterrupt
-        return real(task)
+        return real(path, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(work, "_join", interrupted)
-        patch.setattr(packing, "_PIECE_FILES", 3)
-        assert pack(source, dest, *JOINING)[0] == 130
+        patch.setattr(work, "scanned_table", interrupted)  # how a joined shard is verified
+        assert pack(source, dest, *JOINING, piece_files=3)[0] == 130
 
 
 def test_pieces_that_were_joined_are_not_packed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, dest = images(tmp_path), tmp_path / "dest"
     stopped_while_joining(source, dest, monkeypatch)
     assert len(list(dest.rglob("pieces/all/*.tar"))) == 3
-    monkeypatch.setattr(packing, "_PIECE_FILES", 3)
-    monkeypatch.setattr(work, "_pack", lambda *_: pytest.fail("a piece was packed again"))
-    assert pack(source, dest, *JOINING, "--resume")[0] == 0
+    monkeypatch.setattr(work, "ShardFile", lambda _: pytest.fail("a piece was packed again"))
+    assert pack(source, dest, *JOINING, "--resume", piece_files=3)[0] == 0
     monkeypatch.undo()
     assert pack(source, tmp_path / "whole", *JOINING)[0] == 0
     assert files_below(dest) == files_below(tmp_path / "whole")
@@ -224,8 +223,7 @@ def test_a_piece_that_was_damaged_is_found(tmp_path: Path, monkeypatch: pytest.M
         data = bytearray(piece.read_bytes())
         data[600] ^= 1
         piece.write_bytes(data)
-    monkeypatch.setattr(packing, "_PIECE_FILES", 3)
-    status, _, err = pack(source, dest, *JOINING, "--resume")
+    status, _, err = pack(source, dest, *JOINING, "--resume", piece_files=3)
     assert status == 1
     assert "what was packed before is damaged; start over with --overwrite" in err
     assert not list(dest.glob("*.tar"))
@@ -239,8 +237,7 @@ def test_half_written_files_do_not_take_room_while_a_run_is_resumed(
     half = dest / STAGING / "shards" / "all" / ".shard-000004.tar.1-1.partial"
     half.write_bytes(b"half")
     there: list[bool] = []
-    real = work._pack
-    monkeypatch.setattr(work, "_pack", lambda task, counter: there.append(half.exists()) or real(task, counter))
+    monkeypatch.setattr(work, "ShardFile", lambda path: there.append(half.exists()) or ShardFile(path))
     assert pack(source, dest, "--max-count", 2, "--workers", 1, "--resume")[0] == 0
     assert there == [False, False]
 
@@ -257,20 +254,21 @@ def opened(descriptor: str) -> str:
 def test_a_worker_holds_the_lock_and_leaves_ctrl_c_to_its_parent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, held = workforce._Worker.send, []
+    real, held = workforce.frame, []
 
-    def send(self: workforce._Worker, task: work.Task) -> None:
-        folder = f"/proc/{self._child.process.pid}/fd"
-        held.append(any(opened(f"{folder}/{number}").endswith(STAGING) for number in os.listdir(folder)))
-        status = Path(f"/proc/{self._child.process.pid}/status").read_text()
-        blocked = int(status.partition("SigBlk:")[2].split()[0], 16)
-        assert blocked >> (signal.SIGINT - 1) & 1
-        real(self, task)
+    def framed(task: work.Task, descriptors: tuple[int, ...]) -> bytes:
+        for worker in children("streamload_tools.packing.worker"):
+            folder = f"/proc/{worker.pid}/fd"
+            held.append(any(opened(f"{folder}/{number}").endswith(STAGING) for number in os.listdir(folder)))
+            status = Path(f"/proc/{worker.pid}/status").read_text()
+            blocked = int(status.partition("SigBlk:")[2].split()[0], 16)
+            assert blocked >> (signal.SIGINT - 1) & 1
+        return bytes(real(task, descriptors))
 
     with monkeypatch.context() as patch:
-        patch.setattr(workforce._Worker, "send", send)
+        patch.setattr(workforce, "frame", framed)  # what is sent to a worker
         assert pack(images(tmp_path), tmp_path / "dest", "--max-count", 6, "--workers", 2)[0] == 0
-    assert held == [True, True]
+    assert held == [True] * 4, "of both workers, when each of two tasks is sent"
 
 
 def test_after_a_fault_nothing_more_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,8 +276,7 @@ def test_after_a_fault_nothing_more_is_written(tmp_path: Path, monkeypatch: pyte
     (source / "bee" / "0.jpg").write_bytes(b"")
     (source / "cat" / "5.png").write_bytes(b"")
     packed: list[str] = []
-    real = work._pack
-    monkeypatch.setattr(work, "_pack", lambda task, counter: packed.append(task.path) or real(task, counter))
+    monkeypatch.setattr(work, "ShardFile", lambda path: packed.append(path) or ShardFile(path))
     status, _, err = pack(source, tmp_path / "dest", "--max-count", 1, "--no-shuffle", "--workers", 1)
     assert status == 1
     assert len(packed) == 1

@@ -34,8 +34,8 @@ def bucket(rclone_s3: S3Server, tmp_path: Path) -> Place:
     return new_place(rclone_s3, tmp_path)
 
 
-def packed(bucket: Place, source: Path, staging: Path, *options: object) -> tuple[int, str, str]:
-    return pack(source, f"{bucket.url}/set", "--staging", staging, *options, *bucket.options)
+def packed(bucket: Place, source: Path, staging: Path, *options: object, **limits: int) -> tuple[int, str, str]:
+    return pack(source, f"{bucket.url}/set", "--staging", staging, *options, *bucket.options, **limits)
 
 
 def without_etags(files: dict[str, bytes]) -> dict[str, object]:
@@ -171,7 +171,6 @@ def test_a_run_that_is_stopped_says_where_and_how_much_it_keeps(
 ) -> None:
     source, staging = images(tmp_path), tmp_path / "staging"
     options = ("--resize", 4, "--workers", 1)
-    monkeypatch.setattr("streamload_tools.packing.packing._PIECE_FILES", 4)
     real: Callable[..., None] = work.keep
     calls: list[object] = []
 
@@ -183,12 +182,12 @@ def test_a_run_that_is_stopped_says_where_and_how_much_it_keeps(
 
     with monkeypatch.context() as patched:
         patched.setattr(work, "keep", interrupted)
-        status, _, err = packed(bucket, source, staging, *options)
+        status, _, err = packed(bucket, source, staging, *options, piece_files=4)
     (folder,) = staging.iterdir()
     kept_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     assert status == 130
     assert f"what is finished is kept, {shown_bytes(kept_bytes)} of it in {str(folder)!r}: run the same" in err
-    assert packed(bucket, source, staging, *options, "--resume")[0] == 0
+    assert packed(bucket, source, staging, *options, "--resume", piece_files=4)[0] == 0
     assert os.listdir(staging) == []
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 from image_folders import files_below, images, pack, packed_samples
+from processes import children
 from streamload_tools.packing import work, workforce
 
 from streamload.errors import WorkerError
@@ -51,7 +52,7 @@ def test_killed_at_any_step_and_resumed_it_ends_with_the_same_bytes(tmp_path: Pa
     assert pack(source, tmp_path / "whole", *MANY, *options)[0] == 0
     whole = files_below(tmp_path / "whole")
     chosen, kills = random.Random(5), 0
-    while kills < 6:
+    while kills < 4:
         arguments = [source, dest, *MANY, *options, "--resume", "--workers", 1, chosen.randint(1, 90)]
         done = subprocess.run(command(*arguments, program=["-c", KILLED_AT_A_STEP]), capture_output=True, text=True)
         if done.returncode == 0:  # it had fewer steps left
@@ -139,13 +140,14 @@ def test_a_limit_of_the_file_system_in_a_worker_is_one_message(tmp_path: Path) -
 
 
 def test_a_worker_that_dies_is_one_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = workforce._Worker.send
+    real = workforce.frame
 
-    def send_and_kill(self: workforce._Worker, task: work.Task) -> None:
-        real(self, task)
-        self._child.process.kill()
+    def framed_and_killed(task: work.Task, descriptors: tuple[int, ...]) -> bytes:
+        for worker in children("streamload_tools.packing.worker"):
+            worker.kill()
+        return bytes(real(task, descriptors))
 
-    monkeypatch.setattr(workforce._Worker, "send", send_and_kill)
+    monkeypatch.setattr(workforce, "frame", framed_and_killed)  # what is sent to a worker
     status, _, err = pack(images(tmp_path), tmp_path / "dest", "--max-count", 2, "--workers", 2)
     assert status == 1
     assert "error: a worker process was killed by SIGKILL" in err
@@ -163,7 +165,7 @@ def test_a_real_ctrl_c_to_the_whole_group(tmp_path: Path) -> None:
         "    print('at work', flush=True)\n"
         "    while True:\n"
         "        time.sleep(0.01)\n"
-        "packing._Run.join = join\n"
+        "packing.JoinTask = join\n"
         "shardify.main()\n"
     )
     arguments = command(source, dest, "--max-count", 5, "--workers", 2, "--resize", 4, program=["-c", program])

@@ -26,7 +26,7 @@ def test_what_is_called_runs_in_the_loop_and_only_during_turns() -> None:
     loop.close(nothing())
 
 
-def test_a_turn_ends_with_what_a_task_has_called_and_works_inside_a_running_loop() -> None:
+async def test_a_turn_ends_with_what_a_task_has_called_and_works_inside_a_running_loop() -> None:
     loop = LoopThread()
     heard: list[int] = []
 
@@ -37,11 +37,8 @@ def test_a_turn_ends_with_what_a_task_has_called_and_works_inside_a_running_loop
     tasks: list[asyncio.Task[None]] = []
     loop.call(lambda: tasks.append(asyncio.get_running_loop().create_task(later())))
 
-    async def notebook() -> None:
-        while not heard:
-            loop.turn(10)
-
-    asyncio.run(notebook())
+    while not heard:
+        loop.turn(10)
     assert heard == [1]
     loop.close(nothing())
 

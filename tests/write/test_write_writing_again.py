@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -143,7 +144,8 @@ def test_what_obstore_gives_up_is_begun_again_and_the_outage_reported_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Uploads are given up no sooner than reading is."""
-    monkeypatch.setattr(object_stores, "RETRY", RETRY | {"max_retries": 1})
+    backoff = {"init_backoff": timedelta(milliseconds=1), "max_backoff": timedelta(milliseconds=1), "base": 2}
+    monkeypatch.setattr(object_stores, "RETRY", RETRY | {"max_retries": 1, "backoff": backoff})
     uploads.refusals = 7
     storages_for(uploads).for_url("s3://b/a.json").write("s3://b/a.json", given(b"small", tmp_path))
     assert uploads.objects == {"/b/a.json": b"small"}

@@ -30,8 +30,6 @@ from streamload.tar.header_writer import END_OF_ARCHIVE
 
 __all__ = ["PackOptions", "pack"]
 
-_PIECE_FILES = 256  # determines where a resumed run continues, but no published byte
-_MANY_FILES = 1000
 _CHECKED_TOGETHER = 256
 _CHECKED = "bad.json"
 _JOINING = "joining.json"
@@ -51,6 +49,8 @@ class PackOptions:
         resizing: how to resize images, or None.
         workers: number of processes.
         sync: flush shards to disk.
+        piece_files: files of a piece, which determines where a resumed run continues, but no published byte.
+        many_files: from so many files on, processes are started before the tasks are planned.
     """
 
     max_bytes: int
@@ -62,6 +62,8 @@ class PackOptions:
     resizing: Resizing | None
     workers: int
     sync: bool
+    piece_files: int = 256
+    many_files: int = 1000
 
 
 def pack(source: Source, listing: Listing, options: PackOptions, staging: Staging) -> tuple[list[Part], list[Fault]]:
@@ -76,7 +78,7 @@ def pack(source: Source, listing: Listing, options: PackOptions, staging: Stagin
         ValueError: a sample is larger than a shard may be.
     """
     with Workforce(options.workers, staging.lock) as force:
-        if len(source.files) >= _MANY_FILES:
+        if len(source.files) >= options.many_files:
             force.start(_fewest_tasks(listing, options))  # they import while this process plans
         run = _Run(source, listing, options, staging, force)
         # Before splitting, so that every class keeps its share of whole files in every split.
@@ -102,7 +104,7 @@ def _fewest_tasks(listing: Listing, options: PackOptions) -> int:
     if options.skip_bad and options.fractions is not None:
         return -(-count // _CHECKED_TOGETHER)
     if options.resizing is not None:
-        return -(-count // _PIECE_FILES)
+        return -(-count // options.piece_files)
     by_bytes = -(-int(listing.sizes.clip(0).sum()) // options.max_bytes)
     return max(by_bytes, -(-count // (options.max_count or count)))
 
@@ -227,7 +229,7 @@ class _Run:
                 self._check_fits(files[largest].key, stored[largest])
             spans = shard_spans(stored, self.options.max_bytes, self.options.max_count)
         else:
-            spans = shard_spans([1] * len(files), len(files) + len(END_OF_ARCHIVE), _PIECE_FILES)
+            spans = shard_spans([1] * len(files), len(files) + len(END_OF_ARCHIVE), self.options.piece_files)
         kind = "pieces" if self.options.resizing is not None else "shards"
         for number, (start, end) in enumerate(spans):
             yield PackTask(
