@@ -187,7 +187,7 @@ def test_each_worker_has_a_task_in_hand_and_one_waiting(shelf: Shelf, tmp_path: 
             office.pool.submit(tasks[given])
             given += 1
         assert given == 4
-        assert sorted(len(worker.tasks) for worker in office.pool._workers) == [2, 2]
+        assert sorted(len(worker.link.tasks) for worker in office.pool._workers) == [2, 2]
         await office.until(lambda: len(office.done) == 4)
         assert office.pool.has_room()
 
