@@ -166,6 +166,7 @@ class RowTask:
         untried: rows that are not tried and count as failed, and why: they have killed workers, or follow such a row
             where that ends the pass.
         moves: the worker reports which bytes of large fields it has read, so that they are not held twice.
+        pass_number: of the pass that it is for, as in `EpochStart`.
     """
 
     number: int
@@ -177,6 +178,7 @@ class RowTask:
     whole: bool
     untried: Mapping[int, str] = field(default_factory=dict)
     moves: bool = False
+    pass_number: int = 0
 
     def pieces_and_starts(self) -> Iterator[tuple[Piece, int]]:
         """Each piece, and its first row's number in the task."""

@@ -16,8 +16,11 @@ from streamload.fetch.resident import ResidentShards
 from streamload.index.listing import Listing
 from streamload.memory.mapped import Bytes
 from streamload.memory.slots import HeapSlots
+from streamload.memory.unnamed import descriptor_limit
+from streamload.order.epoch_start import EpochStart
 from streamload.trainer.loop_thread import LoopThread
-from streamload.workers.in_process import CallerPool
+from streamload.workers.caller_pool import CallerPool
+from streamload.workers.caller_worker import CallerWorker
 
 __all__ = ["InProcessFeeder"]
 
@@ -42,11 +45,13 @@ class InProcessFeeder:
         self._messages: deque[Any] = deque()
         self.waited_s = 0.0
         self._loop = loop = LoopThread()
+        self._worker = worker = CallerWorker(job, slots)
         pools: list[CallerPool] = []
         take = self._messages.append
 
         def start_pool(feeder: Feeder, shards: ResidentShards) -> CallerPool:
-            pools.append(CallerPool(job=job, shards=shards, slots=slots, events=feeder))
+            limit = descriptor_limit()
+            pools.append(CallerPool(worker.put, shards=shards, slots=None, events=feeder, descriptors=limit))
             return pools[0]
 
         self._feeder = Feeder(
@@ -54,7 +59,7 @@ class InProcessFeeder:
         )
         self._pool = pools[0]
         self._owner = os.getpid()
-        self._end = weakref.finalize(self, _end_here, self._feeder, loop, self._owner)
+        self._end = weakref.finalize(self, _end_here, self._feeder, worker, loop, self._owner)
 
     @property
     def closed(self) -> bool:
@@ -67,6 +72,8 @@ class InProcessFeeder:
 
     def send(self, message: Any) -> None:
         """Send the feeder a message."""
+        if isinstance(message, EpochStart):
+            self._worker.pass_number = message.number
         self._feeder.handle(message)
 
     send_later = send
@@ -81,7 +88,8 @@ class InProcessFeeder:
         """
         deadline_s = None if timeout_s is None else self.waited_s + timeout_s
         while not self._messages:
-            if self._pool.step():
+            if (done := self._worker.step()) is not None:
+                self._pool.on_done(done)
                 continue
             if not self._loop.started:
                 raise RuntimeError("the feeder has nothing to do and nothing to say")
@@ -127,7 +135,8 @@ class InProcessFeeder:
         self._messages.clear()
 
 
-def _end_here(feeder: Feeder, loop: LoopThread, owner: int) -> None:
+def _end_here(feeder: Feeder, worker: CallerWorker, loop: LoopThread, owner: int) -> None:
+    worker.close()
     if os.getpid() != owner:  # a fork of it has the descriptors only: the loop and the connections are the parent's
         return
     feeder.close()

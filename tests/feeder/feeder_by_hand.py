@@ -19,7 +19,7 @@ from streamload.order.options import OrderOptions
 from streamload.schedule.epoch import ReadyBatch
 from streamload.schedule.scheduler import PipelineSettings
 from streamload.storage.storages import Storages
-from streamload.workers.worker import scan
+from streamload.workers.task_runner import scan
 
 DEADLINE_S = 20.0
 SAMPLE_BYTES = 6_000_000
