@@ -21,14 +21,18 @@ class CallerWorker:
         job: the user's functions themselves: state shared with the caller's code stays shared.
         heap: where batches are written, if the pool is in this process too.
 
-    Attributes:
-        pass_number: of the running pass; rows are made for that one only.
     """
 
     def __init__(self, job: Job, heap: HeapSlots | None = None) -> None:
         self._runner = TaskRunner(job, heap, in_callers_process=True)
         self._waiting: deque[tuple[Any, Sequence[int]]] = deque()
-        self.pass_number: int | None = None
+        self._pass_number: int | None = None
+        self._failed: list[RowsDone] = []
+
+    def begin(self, pass_number: int | None) -> None:
+        """Make rows for this pass only, from now on; for none, if it is None."""
+        self._pass_number = pass_number
+        self._failed.clear()
 
     def put(self, message: Any, descriptors: Sequence[int]) -> None:
         """Take a message of the pool, and its descriptors, which are closed here."""
@@ -50,9 +54,12 @@ class CallerWorker:
         return None
 
     def _do(self, task: RowTask | ScanTask) -> RowsDone | ScanDone | None:
-        if isinstance(task, RowTask) and task.pass_number != self.pass_number:
+        if isinstance(task, RowTask) and task.pass_number != self._pass_number:
             return RowsDone(task.number, (), 0, 0, WorkSeconds())
-        return self._runner.handle(task, (), [-1, -1])
+        done = self._runner.handle(task, (), [-1, -1])
+        if isinstance(done, RowsDone) and any(piece.failures for piece in done.pieces):
+            self._failed.append(done)  # exceptions that stay here are found again only while they are referred to
+        return done
 
     def close(self) -> None:
         """Close all that is open. Idempotent."""

@@ -27,7 +27,7 @@ from streamload.decode.tasks import (
 from streamload.memory.slots import HeapSlots, MappedSlots
 from streamload.tar.scan import scan_file, scan_prefix
 
-__all__ = ["TaskRunner", "scan"]
+__all__ = ["TaskRunner"]
 
 
 def scan(task: ScanTask, shards: OpenShards, waited_s: float = 0.0) -> ScanDone:

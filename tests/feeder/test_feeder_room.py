@@ -33,8 +33,10 @@ def test_where_nothing_goes_on_the_trainer_is_asked_after_each_delivery_what_it_
         by_hand.answer(task)
         await by_hand.settled()
         assert by_hand.kinds() == ["AcknowledgeRequest", "Ready", "AcknowledgeRequest"]
-        by_hand.feeder.handle(Acknowledge(1, ()))
-        assert by_hand.kinds() == ["AcknowledgeRequest", "Ready", "AcknowledgeRequest", "Failed"]
+        by_hand.take_all()
+        assert by_hand.kinds()[3:] == ["AcknowledgeRequest"]
+        by_hand.take_all()
+        assert by_hand.kinds()[4:] == ["Failed"]
         assert isinstance(failure(by_hand), StorageError)
         assert "too small" in str(failure(by_hand))
 
@@ -158,7 +160,7 @@ def test_what_has_moved_and_does_not_fit_any_more_is_an_error(url: str) -> None:
         by_hand.slots.more_bytes = ONE_PART_BYTES // 2
         by_hand.pool.returned.append(task)  # a worker dies with it
         by_hand.pool.resume()
-        await by_hand.settled()
+        await by_hand.told_all()
         assert by_hand.pool.again == []
         error = failure(by_hand)
         assert isinstance(error, StorageError)
@@ -183,7 +185,7 @@ def test_what_is_made_again_and_does_not_fit_any_more_is_an_error_when_late_task
         assert "Failed" not in by_hand.kinds(), "there is room when the late one is over, for all that is known"
         by_hand.pool.returned.append(orphaned)  # a worker dies with it
         by_hand.pool.resume()
-        await by_hand.settled()
+        await by_hand.told_all()
         assert "too small" in str(failure(by_hand))
 
     with_feeder(url, body, batch_size=3, budget_bytes=THREE_PARTS_BYTES)
@@ -210,7 +212,7 @@ def test_a_late_task_behind_one_that_is_held_up_is_over(url: str) -> None:
         by_hand.pool.busy = False
         by_hand.answer(layout_mismatch, layout_mismatch=True)
         assert by_hand.pool.returned == [held_up]
-        await by_hand.settled()
+        await by_hand.told_all()
         assert "too small" in str(failure(by_hand)), "nothing is waited for any more"
 
     with_feeder(url, body, batch_size=2, budget_bytes=THREE_PARTS_BYTES)

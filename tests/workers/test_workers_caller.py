@@ -66,7 +66,7 @@ class Caller:
     def __init__(self, work: Job, shelf: Shelf, folder: Path) -> None:
         notes, self.slots = Notes(), HeapSlots()
         self.worker = CallerWorker(work, self.slots)
-        self.worker.pass_number = 0
+        self.worker.begin(0)
         self.done = notes.done
         shards = ResidentShards(shelf.write(folder), kept_bytes=0)
         self.pool = CallerPool(self.worker.put, shards=shards, slots=None, events=notes, descriptors=100)
@@ -161,7 +161,7 @@ def test_a_task_of_another_pass_is_answered_without_doing_it(shelf: Shelf, calle
     called: list[int] = []
     here = caller(job(fields=FIELDS, transform={"cls": called.append}))
     here.pool.submit(shelf.task(FIELDS, [0, 1], number=4, first_slot=here.slots.take(1)))
-    here.worker.pass_number = 1
+    here.worker.begin(1)
     assert here.step()
     assert here.done[4].pieces == ()
     assert called == []
