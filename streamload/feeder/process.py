@@ -29,7 +29,7 @@ from streamload.workers.caller_pool import CallerPool
 from streamload.workers.process_pool import ProcessPool
 from streamload.workers.protocol import Pool
 
-__all__ = []
+__all__ = ["serve"]
 
 _GRACE_S = 0.3
 
@@ -42,7 +42,7 @@ def run(sock: socket.socket, trainer: int, early: EarlyWorkers) -> NoReturn:
         trainer: the number of its process.
         early: the workers, as far as they have been started already.
     """
-    asyncio.run(_serve(sock, trainer, early))
+    asyncio.run(_serve_and_exit(sock, trainer, early))
 
 
 class _Process:
@@ -166,10 +166,15 @@ def _log_in_trainer(send: Callable[[Logged], None]) -> None:
     forward_records(to_trainer)
 
 
-async def _serve(sock: socket.socket, trainer: int, early: EarlyWorkers) -> NoReturn:
+async def serve(sock: socket.socket, trainer: int, early: EarlyWorkers) -> None:
+    """The same until the trainer is gone, in a running event loop of any process."""
     process = _Process(sock, trainer, early)
     await process.ended.wait()
     await process.close()
+
+
+async def _serve_and_exit(sock: socket.socket, trainer: int, early: EarlyWorkers) -> NoReturn:
+    await serve(sock, trainer, early)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # asyncio would wait for threads: they may be in the user's code, or asking a storage that is silent

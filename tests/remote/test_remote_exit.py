@@ -89,7 +89,7 @@ STARTED = textwrap.dedent(
     import sys
     from streamload import StreamLoader
 
-    loader = StreamLoader(sys.argv[1], num_workers=2, cache_dir=sys.argv[2])
+    loader = StreamLoader(sys.argv[1], num_workers=int(sys.argv[3]), cache_dir=sys.argv[2])
     print("made", flush=True)
     sys.stdin.readline()
     next(iter(loader))
@@ -97,10 +97,11 @@ STARTED = textwrap.dedent(
 )
 
 
-def test_a_feeder_that_asks_for_the_disk_cache_ends_with_its_trainer(tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_feeder_that_asks_for_the_disk_cache_ends_with_its_trainer(tmp_path: Path, workers: int) -> None:
     """It asks which version there is, since the cache must know that, and is not answered."""
     with FaultServer({"a.tar": b""}) as server:
-        command = [sys.executable, "-c", STARTED, f"{server.url}/a.tar", str(tmp_path / "cache")]
+        command = [sys.executable, "-c", STARTED, f"{server.url}/a.tar", str(tmp_path / "cache"), str(workers)]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as trainer:
             assert trainer.stdout is not None
             assert trainer.stdin is not None
@@ -110,7 +111,7 @@ def test_a_feeder_that_asks_for_the_disk_cache_ends_with_its_trainer(tmp_path: P
             trainer.stdin.flush()
             assert wait_until(lambda: server.report().requests > 0)
             started = children("streamload.feeder") + children("workers.worker")
-            assert len(started) == 3
+            assert len(started) == 1 + workers
             trainer.kill()
         assert wait_until(lambda: not any(alive(process.pid) for process in started))
 

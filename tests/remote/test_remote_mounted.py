@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from feeder_in_thread import use_feeders_in_threads
 from fsspec.implementations.local import LocalFileSystem
 from places import local, steps, write_datasets
 
@@ -36,7 +37,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("packing", ["indexed", "plain"])
 @pytest.mark.parametrize("shuffle", [True, False])
-def test_the_batches_are_the_same_and_reads_are_of_whole_parts(packing: str, shuffle: bool, folder: Path) -> None:
+def test_the_batches_are_the_same_and_reads_are_of_whole_parts(
+    packing: str, shuffle: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_feeders_in_threads(monkeypatch)
     urls = local(folder).urls(packing, range(len(SIZES)))
     options: dict[str, Any] = {"batch_size": 5, "fields": ("npy", "cls"), "num_workers": 0, "shuffle": shuffle}
     with StreamLoader(urls, seed=1, shuffle_window=20, **options) as loader:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import pickle
 import random
 import traceback
 from collections.abc import Callable, Iterator
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 from tasks_by_hand import Shelf, batch_of, job, numbered
 
+from streamload.decode.failure import error_from
 from streamload.decode.tasks import BytesMoved, Job, RowsDone, ScanDone, ScanTask, Task
 from streamload.errors import ShardNotFoundError
 from streamload.fetch.resident import ResidentShards
@@ -200,3 +203,23 @@ def test_the_caller_scans_too(caller: Make) -> None:
     here.pool.submit(ScanTask(5, 0, True))
     here.step()
     assert here.done[5].failure is not None, "these shards are no tar files"
+
+
+def test_what_was_raised_is_found_again_when_its_answer_comes_back_from_another_process(
+    shelf: Shelf, caller: Make
+) -> None:
+    def fail(value: int) -> int:
+        raise OSError(value)
+
+    here = caller(job(fields=FIELDS, transform={"cls": fail}))
+    here.pool.submit(shelf.task(FIELDS, [0], number=3, first_slot=here.slots.take(1)))
+    sent = pickle.dumps(here.worker.step())
+    gc.collect()
+    (failure,) = pickle.loads(sent).pieces[0].failures
+    error = error_from(failure.cause)
+    assert error.__traceback__ is not None, "it is the same object"
+    here.worker.begin(1)
+    del failure, error
+    gc.collect()
+    (failure,) = pickle.loads(sent).pieces[0].failures
+    assert error_from(failure.cause).__traceback__ is None, "nothing is kept for a pass that is over"
