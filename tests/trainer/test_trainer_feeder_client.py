@@ -42,5 +42,5 @@ def test_a_call_leaves_a_pass_its_messages_and_takes_no_answer_to_an_abandoned_c
 
 def test_an_index_in_memory_is_refused_to_workers(tmp_path: Path) -> None:
     folder = write_numbers(tmp_path, [5])
-    with pytest.raises(ValueError, match="'memory://index' lies in the memory of this process"):
+    with pytest.raises(ValueError, match="only this process can read 'memory://index': it lies in its memory"):
         StreamLoader(folder, num_workers=1, index="memory://index")
