@@ -146,7 +146,7 @@ class FeederProcess:
     def abandon(self, number: int) -> None:
         """Have the feeder do nothing more for a pass."""
         if self._worker is not None:
-            self._worker.begin(None)
+            self._worker.leave(number)
         self._unsent.append(AbandonEpoch(number))
         self._send_unsent()
 

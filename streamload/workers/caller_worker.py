@@ -20,7 +20,6 @@ class CallerWorker:
     Args:
         job: the user's functions themselves: state shared with the caller's code stays shared.
         heap: where batches are written, if the pool is in this process too.
-
     """
 
     def __init__(self, job: Job, heap: HeapSlots | None = None) -> None:
@@ -29,10 +28,15 @@ class CallerWorker:
         self._pass_number: int | None = None
         self._failed: list[RowsDone] = []
 
-    def begin(self, pass_number: int | None) -> None:
-        """Make rows for this pass only, from now on; for none, if it is None."""
+    def begin(self, pass_number: int) -> None:
+        """Make rows for this pass only, from now on."""
         self._pass_number = pass_number
         self._failed.clear()
+
+    def leave(self, pass_number: int) -> None:
+        """Make no more rows for a pass; another one that has begun meanwhile goes on."""
+        if self._pass_number == pass_number:
+            self._pass_number = None
 
     def put(self, message: Any, descriptors: Sequence[int]) -> None:
         """Take a message of the pool, and its descriptors, which are closed here."""

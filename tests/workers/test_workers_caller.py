@@ -164,11 +164,16 @@ def test_a_task_of_another_pass_is_answered_without_doing_it(shelf: Shelf, calle
     called: list[int] = []
     here = caller(job(fields=FIELDS, transform={"cls": called.append}))
     here.pool.submit(shelf.task(FIELDS, [0, 1], number=4, first_slot=here.slots.take(1)))
-    here.worker.begin(1)
+    here.worker.leave(0)
     assert here.step()
     assert here.done[4].pieces == ()
     assert called == []
     assert here.pool.has_room()
+    here.worker.begin(0)
+    here.worker.leave(7)  # which another thread has just dropped
+    here.pool.submit(shelf.task(FIELDS, [0, 1], number=5, first_slot=here.slots.take(1)))
+    assert here.step()
+    assert called == [0, 1]
 
 
 def test_an_interrupt_reaches_the_caller_and_the_task_is_not_lost(shelf: Shelf, caller: Make) -> None:
