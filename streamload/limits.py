@@ -112,7 +112,7 @@ WORKER_SHARDS_SHARE = 4
 """Worker: the shards that it keeps open."""
 
 CALLER_SHARDS_SHARE = 6
-"""The caller's process in place of a worker, where the feeder's descriptors are open too."""
+"""The caller's process in place of a worker: its own descriptors are open there too."""
 
 # -- requests at once -------------------------------------------------------------------------------------------------
 

@@ -120,8 +120,9 @@ class Options:
         if self.num_workers == "auto":
             return replace(self, num_workers=0)
         raise ValueError(
-            f"num_workers={self.num_workers}, but {only_here[0]!r} lies in the memory of this process, which workers "
-            "cannot read; use num_workers=0, or put the shards on a disk"
+            f"num_workers={self.num_workers}, but only this process can read {only_here[0]!r}: it lies in its memory, "
+            "or the filesystem's class is in the script itself; use num_workers=0, put the shards on a disk, or the "
+            "class into a module"
         )
 
     @cached_property

@@ -128,7 +128,7 @@ def test_len_works_in_the_middle_of_an_epoch(unindexed: str) -> None:
 
 def test_what_a_scan_has_found_is_kept_for_the_next_run(unindexed: str, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = numbers(unindexed, num_workers=0)
-    monkeypatch.setattr("streamload.workers.in_process.scan", None)  # a second scan would fail
+    monkeypatch.setattr("streamload.workers.task_runner.scan", None)  # a second scan would fail
     assert numbers(unindexed, num_workers=0) == expected
 
 

@@ -203,7 +203,7 @@ def test_what_only_this_process_can_read_has_no_workers() -> None:
     assert options(num_workers="auto").resolved_for(["memory://a.tar", "b.tar"]).num_workers == 0
     assert options(num_workers="auto").resolved_for(["b.tar", "s3://b/c.tar"]).num_workers == "auto"
     assert options(num_workers=0).resolved_for(["memory://a.tar"]).num_workers == 0
-    with pytest.raises(ValueError, match=r"num_workers=2, but 'memory://a.tar' lies in the memory of this process"):
+    with pytest.raises(ValueError, match=r"num_workers=2, but only this process can read 'memory://a.tar'"):
         options(num_workers=2).resolved_for(["b.tar", "memory://a.tar"])
 
 

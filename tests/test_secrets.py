@@ -64,8 +64,8 @@ def test_what_a_loader_shows(server: SmallWebServer, logged: io.StringIO, query:
             next(iter(loader))
     missing = url.replace(".tar", "-not-there.tar")
     for urls in (missing, [url, url], Mixture({"a": (url, 1.0), "b": (url, 1.0)})):
-        with pytest.raises((Exception,)) as refused:
-            list(StreamLoader(urls, 2, shuffle=True, num_workers=0, timeout=60))
+        with pytest.raises((Exception,)) as refused, StreamLoader(urls, 2, True, num_workers=0, timeout=60) as loader:
+            list(loader)
         said += traceback.format_exception(refused.value)
     said += [repr(Mixture({"a": (url, 1.0)}).portions), *traceback.format_exception(caught.value)]
     said += [repr(vars(pickle.loads(pickle.dumps(caught.value)))), logged.getvalue()]

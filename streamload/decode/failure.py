@@ -9,7 +9,7 @@ from types import TracebackType
 
 import cloudpickle
 
-from streamload.decode.tasks import Failure, RowFailure
+from streamload.decode.tasks import Failure, Original, RowFailure
 from streamload.errors import CollateError, DecodeError, SampleError, ShardChangedError, StreamloadError, TransformError
 
 __all__ = ["Attempt", "answer_failure", "error_from", "failure_here", "failure_of", "in_words", "sample_error"]
@@ -68,7 +68,7 @@ def answer_failure(error: BaseException) -> Failure:
 
 def failure_here(error: Exception) -> Failure:
     """An exception that stays in this process: kept itself, so that a debugger finds its frames."""
-    return Failure(None, in_words(error), "", original=error)
+    return Failure(None, in_words(error), "", original=Original(error))
 
 
 def _failure_of(error: BaseException, seen: set[int]) -> Failure:
@@ -92,8 +92,8 @@ def error_from(failure: Failure) -> Exception:
     The worker's traceback becomes a note, except for our own errors and answers to a constructor, whose messages are
     complete. An exception that stayed in the process is returned itself.
     """
-    if failure.original is not None:
-        return failure.original
+    if failure.original is not None and failure.original.error is not None:
+        return failure.original.error
     error: BaseException = RuntimeError(failure.summary)
     if failure.error is not None:
         with Attempt():

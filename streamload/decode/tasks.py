@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from itertools import count
+from typing import Any, ClassVar, Literal, NamedTuple
+from weakref import WeakValueDictionary
 
 from streamload.decode.array_files import DECOMPRESSED_LIMIT_BYTES
 from streamload.decode.row_table import RowTable
@@ -25,6 +27,7 @@ __all__ = [
     "LayoutFixed",
     "MoveNoted",
     "OnError",
+    "Original",
     "OwnTransforms",
     "Piece",
     "PieceDone",
@@ -38,6 +41,7 @@ __all__ = [
     "Task",
     "Transform",
     "WorkSeconds",
+    "WorkerMessage",
     "WorkerSetup",
     "WorkerStarted",
 ]
@@ -166,6 +170,7 @@ class RowTask:
         untried: rows that are not tried and count as failed, and why: they have killed workers, or follow such a row
             where that ends the pass.
         moves: the worker reports which bytes of large fields it has read, so that they are not held twice.
+        pass_number: of the pass that it is for, as in `EpochStart`.
     """
 
     number: int
@@ -177,6 +182,7 @@ class RowTask:
     whole: bool
     untried: Mapping[int, str] = field(default_factory=dict)
     moves: bool = False
+    pass_number: int = 0
 
     def pieces_and_starts(self) -> Iterator[tuple[Piece, int]]:
         """Each piece, and its first row's number in the task."""
@@ -228,6 +234,38 @@ class ScanTask:
     total: int | None = None
 
 
+class Original:
+    """An exception that stays in its process, with its frames for a debugger.
+
+    It can be sent to another process, where it stands for the exception, and back, where it is the same object again,
+    as long as something there still refers to it.
+
+    Args:
+        error: the exception; None in another process.
+        number: in its process; None for a new one.
+
+    Attributes:
+        error, number: the same.
+    """
+
+    _kept: ClassVar[WeakValueDictionary[int, Original]] = WeakValueDictionary()
+    _numbers: ClassVar[Iterator[int]] = count()
+
+    def __init__(self, error: Exception | None, number: int | None = None) -> None:
+        self.error = error
+        self.number = next(self._numbers) if number is None else number
+        if error is not None:
+            self._kept[self.number] = self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Original.find, (self.number,)
+
+    @classmethod
+    def find(cls, number: int) -> Original:
+        """The one with this number, if this is its process; else one that stands for it."""
+        return cls._kept.get(number) or cls(None, number)
+
+
 @dataclass(frozen=True)
 class Failure:
     """An exception on its way to the training loop.
@@ -237,17 +275,20 @@ class Failure:
         summary: its class and message in one line.
         traceback: the worker's traceback as text; may be empty.
         cause: what it was raised from.
-        original: the exception itself, with its frames for a debugger, where it stays in the caller's process.
+        original: the exception itself, where it stays in the caller's process.
     """
 
     error: bytes | None
     summary: str
     traceback: str
     cause: Failure | None = None
-    original: Exception | None = None
+    original: Original | None = None
 
 
 Task = RowTask | ScanTask
+
+WorkerMessage = RowTask | ScanTask | ShardOpened | SlotOpened | LayoutFixed | ForgetShards | ForgetSlots
+"""What a pool sends to a worker that has started."""
 
 
 @dataclass(frozen=True)

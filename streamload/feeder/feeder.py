@@ -1,10 +1,12 @@
 """The feeder: makes the plan, schedules tasks to the workers, and sends batches to the trainer in order.
 
-It does not know where it runs: `send` may lead to a socket, or to the caller's own thread.
+It does not know where it runs: `send` may lead to a socket, or to the caller's own thread. Only where it fetches does
+it need a running event loop.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import count
@@ -60,9 +62,8 @@ class Feeder:
         slots: whose memory the batches lie in.
         send: takes messages for the trainer, with descriptors.
         start_pool: starts the workers; gets the feeder for their events, and where shards are.
-        in_loop: has something called in the event loop soon.
         listing: the shards.
-        in_process: it runs in the trainer's process: slots have no descriptors, and nothing is done ahead.
+        shards: opens them all, where nothing is to be fetched; None fetches what is no file.
         indexes: those of the listing's indexes that have been read already, by folder.
     """
 
@@ -72,19 +73,16 @@ class Feeder:
         slots: Slots,
         send: Send,
         start_pool: Callable[[Feeder, ResidentShards], Pool],
-        in_loop: Callable[[Callable[[], None]], None],
         *,
         listing: Listing,
-        in_process: bool = False,
+        shards: ResidentShards | None = None,
         indexes: Mapping[str, DatasetIndex] | None = None,
     ) -> None:
-        self._in_process = in_process
         self._settings = configure.settings
         self._expands = configure.fetching.expands
         self._slots = slots
         self._learned = Learned()
         self._send = send
-        self._in_loop = in_loop
         self._turn_is_due = False
         storages, strict = configure.fetching.storages, configure.settings.strict
         self._tables = Tables(
@@ -95,7 +93,9 @@ class Feeder:
             indexes=indexes,
             budget_bytes=configure.fetching.budget_bytes,
         )
-        self.prerequisites = prerequisites = self._make_prerequisites(configure.fetching, listing)
+        self.prerequisites = prerequisites = (
+            self._make_prerequisites(configure.fetching, listing) if shards is None else None
+        )
         self._scans = Scans(
             self._tables,
             strict=strict,
@@ -114,9 +114,10 @@ class Feeder:
         self._epochs = Epochs(
             self._begin,
             self._send_ready,
-            works_ahead=not in_process and not isinstance(configure.settings.order.sampling, Sampled),
+            works_ahead=configure.workers > 0 and not isinstance(configure.settings.order.sampling, Sampled),
         )
-        shards = ResidentShards(listing.shards, None if prerequisites is None else prerequisites.fetcher)
+        if shards is None:
+            shards = ResidentShards(listing.shards, None if prerequisites is None else prerequisites.fetcher)
         self.pool = start_pool(self, shards)
         self._resources = Resources(
             self._tables, self._scans, self.pool, self._slots, self._learned, self.prerequisites
@@ -227,7 +228,7 @@ class Feeder:
     def _take_turn_soon(self) -> None:
         if not self._turn_is_due:
             self._turn_is_due = True
-            self._in_loop(self._take_turn)
+            asyncio.get_running_loop().call_soon(self._take_turn)
 
     def _take_turn(self) -> None:
         """Go on with fetching, and with what has come."""
@@ -283,7 +284,7 @@ class Feeder:
             return
         counting = self._counting is not None
         # Until it says so itself, the loop may have released batches that it has not acknowledged yet.
-        cannot_go_on = self._epochs.waits and (self._nothing_to_acknowledge or self._in_process)
+        cannot_go_on = self._epochs.waits and self._nothing_to_acknowledge
         cannot_go_on = cannot_go_on or (counting and not self._epochs.busy)
         if cannot_go_on and not (self._feed is not None and self._feed.evict()):
             raise fetcher.too_small(counting=counting, expands=self._expands)

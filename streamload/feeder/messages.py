@@ -64,11 +64,12 @@ class Configure:
         listing: the shards; None for those that this feeder has listed last.
         settings: the pipeline's.
         job: the pickled `Job`, see `job_pickle`.
-        workers: how many.
+        workers: how many; 0 where the trainer makes the rows itself.
         fetching: how shards that are not files of this machine, or are compressed, are fetched.
         import_path: the trainer's `sys.path`.
         ends_at_failure: whether the first sample that fails, in the epoch's order, ends the pass.
         log_levels: of the trainer's loggers, for the workers.
+        descriptors: how many the trainer may have open where it makes the rows, else 0.
     """
 
     listing: Listing | None
@@ -79,6 +80,7 @@ class Configure:
     import_path: tuple[str, ...]
     ends_at_failure: bool = False
     log_levels: tuple[tuple[str, int], ...] = ()
+    descriptors: int = 0
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,11 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NoReturn
 
 from streamload.decode.failure import Attempt, answer_failure, failure_of
+from streamload.decode.tasks import RowsDone, ScanDone
 from streamload.environment.launch import EarlyWorkers
 from streamload.feeder.calls import Calls
 from streamload.feeder.feeder import Feeder
@@ -23,10 +25,11 @@ from streamload.memory.async_channel import AsyncChannel
 from streamload.memory.heap import keep_freed_memory
 from streamload.memory.slots import SlotPool
 from streamload.memory.unnamed import naming_the_limit
+from streamload.workers.caller_pool import CallerPool
 from streamload.workers.process_pool import ProcessPool
 from streamload.workers.protocol import Pool
 
-__all__ = []
+__all__ = ["serve"]
 
 _GRACE_S = 0.3
 
@@ -39,7 +42,7 @@ def run(sock: socket.socket, trainer: int, early: EarlyWorkers) -> NoReturn:
         trainer: the number of its process.
         early: the workers, as far as they have been started already.
     """
-    asyncio.run(_serve(sock, trainer, early))
+    asyncio.run(_serve_and_exit(sock, trainer, early))
 
 
 class _Process:
@@ -51,6 +54,7 @@ class _Process:
         self._trainer = trainer
         self._early = early
         self._feeder: Feeder | None = None
+        self._caller: CallerPool | None = None
         self._found: Listing | None = None
         self._indexes: dict[str, DatasetIndex] = {}
         self._calls = Calls(self._list)
@@ -66,7 +70,7 @@ class _Process:
             self._calling.add(calling)  # the loop itself holds tasks weakly
             calling.add_done_callback(self._calling.discard)
         elif isinstance(message, Configure):
-            slots = SlotPool()
+            slots = SlotPool(message.descriptors)
             listing = message.listing or self._found
             assert listing is not None, "it has listed none"
             with Attempt() as attempt:
@@ -75,7 +79,6 @@ class _Process:
                     slots,
                     self._send,
                     lambda feeder, shards: self._start_pool(message, slots, feeder, shards),
-                    self._in_loop,
                     listing=listing,
                     indexes=self._indexes,
                 )
@@ -83,11 +86,11 @@ class _Process:
                 self._send(Failed(failure_of(naming_the_limit(attempt.error))), ())
             elif self._feeder is not None and self._feeder.prerequisites is not None:
                 keep_freed_memory()
+        elif isinstance(message, RowsDone | ScanDone):
+            if self._caller is not None:
+                self._caller.on_done(message)
         elif self._feeder is not None:
             self._feeder.handle(message)
-
-    def _in_loop(self, action: Callable[[], None]) -> None:
-        self._loop.call_soon(action)
 
     async def _call(self, call: Call) -> None:
         """Answer a call."""
@@ -105,6 +108,10 @@ class _Process:
         return self._found
 
     def _start_pool(self, configure: Configure, slots: SlotPool, feeder: Feeder, shards: ResidentShards) -> Pool:
+        if not configure.workers:
+            send, limit = partial(self._channel.send, close=True), configure.descriptors
+            self._caller = CallerPool(send, shards=shards, slots=slots, events=feeder, descriptors=limit)
+            return self._caller
         return ProcessPool(
             configure.workers,
             job=configure.job,
@@ -159,10 +166,15 @@ def _log_in_trainer(send: Callable[[Logged], None]) -> None:
     forward_records(to_trainer)
 
 
-async def _serve(sock: socket.socket, trainer: int, early: EarlyWorkers) -> NoReturn:
+async def serve(sock: socket.socket, trainer: int, early: EarlyWorkers) -> None:
+    """The same until the trainer is gone, in a running event loop of any process."""
     process = _Process(sock, trainer, early)
     await process.ended.wait()
     await process.close()
+
+
+async def _serve_and_exit(sock: socket.socket, trainer: int, early: EarlyWorkers) -> NoReturn:
+    await serve(sock, trainer, early)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # asyncio would wait for threads: they may be in the user's code, or wait for a storage that is silent

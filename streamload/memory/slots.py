@@ -131,12 +131,15 @@ class SlotPool:
     A user who keeps batches keeps their slots: then the pool makes new ones, and after `MOST_KEPT_SLOTS` it gives the
     oldest to the trainer for good, and holds no descriptor for them.
 
+    Args:
+        descriptors: how many the process may have open that fills slots; 0 where it may have as many as this one.
+
     Attributes:
         most_in_flight: see `Slots`.
     """
 
-    def __init__(self) -> None:
-        limit = descriptor_limit()
+    def __init__(self, descriptors: int = 0) -> None:
+        limit = descriptors or descriptor_limit()
         self.most_in_flight = max(2, limit // SLOTS_IN_FLIGHT_SHARE)
         self._most_free = min(MOST_FREE_SLOTS, self.most_in_flight)
         self._most_kept = min(MOST_KEPT_SLOTS, limit // SLOTS_KEPT_SHARE)

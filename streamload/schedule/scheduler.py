@@ -395,6 +395,7 @@ class Scheduler:
             capacity=self._capacity,
             whole=whole,
             moves=planned.large and self._reads_once(batches),
+            pass_number=self._start.number,
         )
 
     @property

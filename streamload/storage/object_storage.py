@@ -460,8 +460,7 @@ def _use_here(url: str) -> None:
         _used_by.append(process)
     elif _used_by[0] != process:
         raise StorageError(
-            "this process was forked from one that has read from a storage, and would wait forever here; give the "
-            "loader num_workers=1 or more, so that a process of its own reads, or start this one by spawn",
+            "this process was forked from one that has used a storage, and would wait forever here; start it by spawn",
             url=without_secrets(url),
         )
 

@@ -102,10 +102,10 @@ class Storages:
         return True
 
     def is_process_local(self, url: str) -> bool:
-        """Whether only this process can read the url, as `memory://`."""
+        """Whether only this process can read the url: `memory://`, or by a filesystem of the script's own class."""
         fs = self._filesystem
         while fs is not None:
-            if _IN_MEMORY & _protocols(fs):
+            if _IN_MEMORY & _protocols(fs) or type(fs).__module__ == "__main__":
                 return True
             fs = getattr(fs, "fs", None)
         return self._filesystem is None and any(

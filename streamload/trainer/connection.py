@@ -13,6 +13,7 @@ from threading import Lock, RLock
 from time import monotonic
 from typing import Any, NoReturn, Protocol
 
+from streamload.decode.tasks import Job, WorkerMessage
 from streamload.environment.launch import Child, launch
 from streamload.errors import LoaderClosedError, WorkerError
 from streamload.feeder.messages import AbandonEpoch, Acknowledge, Answer, Call, Configure, Ready
@@ -20,7 +21,9 @@ from streamload.log_records import Logged
 from streamload.memory.channel import Channel
 from streamload.memory.mapped import Bytes
 from streamload.memory.slots import SlotReader
+from streamload.order.epoch_start import EpochStart
 from streamload.trainer.inbox import Inbox
+from streamload.workers.caller_worker import CallerWorker
 
 __all__ = ["Connection", "FeederProcess"]
 
@@ -77,7 +80,7 @@ class Connection(Protocol):
         """
 
     def fileno(self) -> int | None:
-        """A descriptor that is readable when `receive_now` may have something; None for a feeder in this thread."""
+        """A descriptor that is readable when `receive_now` may have something; None where `receive` makes the rows."""
 
     def request_end(self) -> int | None:
         """Have the feeder end, and receive nothing from now on; `close` is still to be called.
@@ -129,43 +132,64 @@ class FeederProcess:
         self._unsent: deque[Any] = deque()
         self._sending = Lock()
         self._unacknowledged = 0
+        self._worker: CallerWorker | None = None
         self._child = child = launch("streamload.feeder.start", workers, at_once)
         self._channel = Channel(child.socket)
         self._receiving = RLock()
         self._owner = os.getpid()
         self._end = weakref.finalize(self, _end, child, self._channel, self._receiving, self._slots, self._owner)
 
+    def make_rows(self, job: Job) -> None:
+        """Do the tasks of a feeder without workers from now on: `receive` does them, in its caller's thread."""
+        self._worker = worker = CallerWorker(job)
+        weakref.finalize(self, worker.close)
+
     def send(self, message: Any) -> None:
         """Send the feeder a message; if it is dead, the next `receive` says so."""
         self.configured = self.configured or isinstance(message, Configure)
-        self._unsent.append(message)
+        self.send_later(message)
         self.flush()
 
     def send_later(self, message: Any) -> None:
         """Queue a message: to wake the feeder takes time, and on a busy machine it even takes our processor."""
+        if isinstance(message, EpochStart) and self._worker is not None:
+            self._worker.begin(message.number)
         self._unsent.append(message)
 
     def abandon(self, number: int) -> None:
         """Have the feeder do nothing more for a pass."""
+        if self._worker is not None:
+            self._worker.leave(number)
         self._unsent.append(AbandonEpoch(number))
         self._send_unsent()
 
     def receive(self, timeout_s: float | None) -> Any:
-        """The feeder's next message; waiting releases the GIL."""
+        """The feeder's next message; waiting releases the GIL. Tasks for this process are done first."""
         if (self._inbox or self._unsent) and (message := self.receive_now()) is not None:
             return message
-        deadline_s = None if timeout_s is None else monotonic() + timeout_s
+        deadline_s = None if timeout_s is None else self.waited_s + timeout_s
         while (message := self._inbox.take()) is None:
-            self._wait(deadline_s)
+            if not self._work():
+                self._wait(deadline_s)
         return message
 
+    def _work(self) -> bool:
+        """Do a task that the feeder has sent, if there is one."""
+        if self._worker is None:
+            return False
+        with self._receiving:
+            done = self._worker.step()
+        if done is not None:
+            self.send(done)
+        return done is not None
+
     def _wait(self, deadline_s: float | None) -> None:
-        """Put what arrives next into the inbox."""
+        """Put what arrives next into the inbox; the deadline is one of `waited_s`."""
         began_s = monotonic()
         try:
             with self._receiving:
                 if not self._inbox:  # else another thread has put it there meanwhile
-                    left_s = None if deadline_s is None else max(0.0, deadline_s - began_s)
+                    left_s = None if deadline_s is None else max(0.0, deadline_s - self.waited_s)
                     self._open(*self._channel.receive(left_s))
         except TimeoutError:
             raise
@@ -215,7 +239,7 @@ class FeederProcess:
                 if self.closed:
                     raise LoaderClosedError("the loader was closed while a call was waited for")
                 try:
-                    if not self._arrive_now():
+                    if not self._work() and not self._arrive_now():
                         self._channel.wait(_LOOK_UP_S)
                 except OSError as error:
                     self._raise_broken(error)
@@ -228,6 +252,9 @@ class FeederProcess:
         if isinstance(message, Logged):
             message.handle_if_enabled()
             return
+        if self._worker is not None and isinstance(message, WorkerMessage):
+            self._worker.put(message, descriptors)
+            return
         try:
             if isinstance(message, Ready):
                 for slot, descriptor in zip(message.opened, descriptors, strict=True):
@@ -237,9 +264,9 @@ class FeederProcess:
                 os.close(descriptor)
         self._inbox.put(message)
 
-    def fileno(self) -> int:
-        """The socket's."""
-        return self._channel.fileno()
+    def fileno(self) -> int | None:
+        """The socket's, unless this process makes the rows."""
+        return self._channel.fileno() if self._worker is None else None
 
     def request_end(self) -> int | None:
         """Have the feeder end; what comes back is its pidfd, on Linux."""
@@ -300,6 +327,8 @@ class FeederProcess:
     def close(self) -> None:
         """End the feeder and wait for it: at once where it is idle, after a moment's grace where user code runs."""
         self._end()
+        if self._worker is not None:
+            self._worker.close()
 
     @property
     def closed(self) -> bool:

@@ -70,6 +70,7 @@ class FeederClient:
 
     Attributes:
         storages: the same.
+        is_process_local: whether only this process can read some place.
         is_here: whether functions are called in this process.
         process: the feeder's process that was started last, which may be closed; None where there is none.
     """
@@ -82,7 +83,8 @@ class FeederClient:
     ) -> None:
         self.storages = storages
         self._places = list(places)
-        self.is_here = any(map(storages.is_process_local, self._places)) or all(map(storages.is_local, self._places))
+        self.is_process_local = any(map(storages.is_process_local, self._places))
+        self.is_here = self.is_process_local or all(map(storages.is_local, self._places))
         self._start = start
         self._calls = Calls()
         self.process: FeederProcess | None = None

@@ -16,10 +16,11 @@ from streamload.decode.tasks import OwnTransforms, Transform
 from streamload.errors import LoaderClosedError, StreamloadError
 from streamload.feeder.calls import COUNT_SAMPLES
 from streamload.feeder.messages import Configure
+from streamload.fetch.fetched_listing import fetched_shards
 from streamload.index.labels import Labels
 from streamload.index.listing import Listing, joined_listing
 from streamload.log_records import log_levels
-from streamload.memory.unnamed import naming_the_limit
+from streamload.memory.unnamed import descriptor_limit, naming_the_limit
 from streamload.options import Options
 from streamload.sampling.arguments import SamplingOptions
 from streamload.sampling.mixture import Portion
@@ -71,10 +72,10 @@ class FeederLink:
         self._sampling: SamplingOptions | None = None
         self._own_transforms: OwnTransforms = ()
         self._connection: Connection | None = None
-        # Without workers there is no feeder's process, so every function is called in this one.
-        places = named_places(portions.values()) if options.workers else ()
         # It does not refer to this object: in a circle, processes would outlive a loader that was dropped.
-        self._client = FeederClient(options.storages, places, partial(_start_process, options, registry))
+        self._client = FeederClient(
+            options.storages, named_places(portions.values()), partial(_start_process, options, registry)
+        )
         self._closed = False
         self._classes_agree = False
         self._job: PickledJob | None = None
@@ -313,13 +314,23 @@ class FeederLink:
             import_path=tuple(entry or os.getcwd() for entry in sys.path),
             ends_at_failure=options.on_error == "raise" and options.in_order,
             log_levels=log_levels(),
+            descriptors=0 if options.workers else descriptor_limit(),
         )
-        if options.workers == 0:
+        if self._needs_no_process():
             return InProcessFeeder(configure, self.listing, options.job(self._own_transforms, self._existing))
         if process is None:
             process = self._client.process = _start_process(options, self._registry, options.workers)
+        if options.workers == 0:
+            process.make_rows(options.job(self._own_transforms, self._existing))
         process.send(configure)
         return process
+
+    def _needs_no_process(self) -> bool:
+        """Whether the caller makes the rows, and nothing has to be fetched for that, or only this process could."""
+        client = self._client
+        if self._options.workers or not client.is_here:
+            return False
+        return client.is_process_local or not fetched_shards(self.listing, self._options.storages)
 
     def _functions(self) -> tuple[Any, ...]:
         """What the user has given by field or extension, and may have changed since."""
@@ -331,7 +342,7 @@ def _start_process(
     options: Options, registry: Callable[[], HostRegistry | None], workers_at_once: int = 1
 ) -> FeederProcess:
     """A feeder that starts some of the workers at once, and the others while it lists shards."""
-    found = registry() if options.pin_memory else None
+    found = registry() if options.pin_memory and options.workers else None
     try:
         return FeederProcess(options.workers, None if found is None else pinning(found), at_once=workers_at_once)
     except OSError as error:

@@ -1,33 +1,89 @@
-"""The trainer's side of the connection to its feeder where there are no workers: an in-process feeder."""
+"""A feeder in the caller's own thread, for shards that are read without waiting for anything.
+
+So no process is started for local shards without workers. Whatever has to be fetched is fetched by a process.
+"""
 
 from __future__ import annotations
 
 import os
-import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from threading import RLock
-from time import monotonic
 from typing import Any
 
 from streamload.decode.tasks import Job
+from streamload.errors import ShardChangedError
 from streamload.feeder.feeder import Feeder
 from streamload.feeder.messages import Acknowledge, Answer, Call, Configure
-from streamload.fetch.resident import ResidentShards
+from streamload.fetch.fetched_listing import fetched_shards
+from streamload.fetch.resident import OpenShard, ResidentShards
 from streamload.index.listing import Listing
+from streamload.limits import RESIDENT_BYTES
 from streamload.memory.mapped import Bytes
 from streamload.memory.slots import HeapSlots
+from streamload.memory.unnamed import descriptor_limit, new_memory
+from streamload.order.epoch_start import EpochStart
+from streamload.storage.protocol import UNKNOWN_BYTES, same_etag
+from streamload.storage.storages import Storages
+from streamload.tar.decompression import Decompressor, compression_of
 from streamload.trainer.inbox import Inbox
-from streamload.trainer.loop_thread import LoopThread
-from streamload.workers.in_process import CallerPool
+from streamload.workers.caller_pool import CallerPool
+from streamload.workers.caller_worker import CallerWorker
 
 __all__ = ["InProcessFeeder"]
+
+_MOST_SHARD_BYTES = 1 << 40
+
+
+class CopiedShards(ResidentShards):
+    """Opens shards; what only this process can read (`memory://`) is copied whole for that, and decompressed.
+
+    Args:
+        listing: the shards.
+        storages: where they lie.
+    """
+
+    def __init__(self, listing: Listing, storages: Storages) -> None:
+        self._copied = fetched_shards(listing, storages)
+        super().__init__(listing.shards, kept_bytes=0 if self._copied else RESIDENT_BYTES)
+        self._listing = listing
+        self._storages = storages
+
+    def open(self, shard: int) -> OpenShard:
+        """See `ResidentShards.open`.
+
+        Raises:
+            ShardFormatError: it is compressed, and damaged.
+        """
+        if shard not in self._copied:
+            return super().open(shard)
+        listed = self._listing.shards[shard]
+        storage = self._storages.for_url(listed.url)
+        found = storage.info(listed.url)
+        if listed.bytes not in (found.bytes, UNKNOWN_BYTES) or not same_etag(listed.etag, found.etag):
+            raise ShardChangedError("the shard was changed while it was in use; make a new loader", url=listed.url)
+        content = storage.read_bytes(listed.url, most_bytes=_MOST_SHARD_BYTES)
+        descriptor = new_memory(0)
+        try:
+            with open(descriptor, "wb", closefd=False) as copy:
+                copy.writelines(_decompressed(listed.url, content))
+            return OpenShard(listed.url, os.fstat(descriptor).st_size, descriptor)
+        except BaseException:
+            os.close(descriptor)
+            raise
+
+
+def _decompressed(url: str, content: bytes) -> Iterator[bytes]:
+    compression = compression_of(url)
+    if compression is None:
+        yield content
+        return
+    decompressor = Decompressor(compression, url)
+    yield from decompressor.feed(content)
+    decompressor.finish()
 
 
 class InProcessFeeder:
     """A feeder in the caller's own thread, which works only while its next message is received.
-
-    It ends with this object at the latest: when it is closed or garbage-collected, or when the interpreter exits.
-    Nothing may be fetched after that: an answer that comes while Python ends makes the I/O library abort the process.
 
     Args:
         configure: as for a process; its pickled job is not used.
@@ -35,19 +91,21 @@ class InProcessFeeder:
         job: the user's functions.
 
     Attributes:
-        waited_s: see `Connection`; for what is fetched.
+        waited_s: 0, since it waits for nothing; see `Connection`.
     """
+
+    waited_s = 0.0
 
     def __init__(self, configure: Configure, listing: Listing, job: Job) -> None:
         self._slots = slots = HeapSlots()
         self._inbox = inbox = Inbox()
         self._working = RLock()
-        self.waited_s = 0.0
-        self._loop = loop = LoopThread()
+        self._worker = worker = CallerWorker(job, slots)
         pools: list[CallerPool] = []
 
         def start_pool(feeder: Feeder, shards: ResidentShards) -> CallerPool:
-            pools.append(CallerPool(job=job, shards=shards, slots=slots, events=feeder))
+            limit = descriptor_limit()
+            pools.append(CallerPool(worker.put, shards=shards, slots=None, events=feeder, descriptors=limit))
             return pools[0]
 
         self._feeder = Feeder(
@@ -55,18 +113,17 @@ class InProcessFeeder:
             slots,
             lambda message, _: inbox.put(message),
             start_pool,
-            loop.call,
             listing=listing,
-            in_process=True,
+            shards=CopiedShards(listing, configure.fetching.storages),
         )
         self._pool = pools[0]
         self._owner = os.getpid()
-        self._end = weakref.finalize(self, _end_here, self._feeder, loop, self._owner)
+        self._closed = False
 
     @property
     def closed(self) -> bool:
-        """Whether it has been closed, or this is a fork: the thread of its loop is the parent's."""
-        return not self._end.alive or os.getpid() != self._owner
+        """Whether it has been closed, or this is a fork."""
+        return self._closed or os.getpid() != self._owner
 
     def put_back(self, messages: Iterable[Any]) -> None:
         """Have messages received again, before any other."""
@@ -75,6 +132,8 @@ class InProcessFeeder:
     def send(self, message: Any) -> None:
         """Send the feeder a message."""
         with self._working:
+            if isinstance(message, EpochStart):
+                self._worker.begin(message.number)
             self._feeder.handle(message)
 
     send_later = send
@@ -82,16 +141,12 @@ class InProcessFeeder:
     def abandon(self, number: int) -> None:
         """Do nothing: it works only while a message is received, and the next epoch's start abandons this one."""
 
-    def receive(self, timeout_s: float | None, /) -> Any:
-        """The feeder's next message, after as much work as that takes; the time-out is for what has to be fetched.
-
-        It is of all that this message waits for together. What is being done is not interrupted.
-        """
-        deadline_s = None if timeout_s is None else self.waited_s + timeout_s
+    def receive(self, _timeout_s: float | None, /) -> Any:
+        """The feeder's next message, after as much work as that takes; it never waits."""
         while (message := self._inbox.take()) is None:
             with self._working:
                 if not self._inbox:  # else another thread has worked for it meanwhile
-                    self._work(None if deadline_s is None else deadline_s - self.waited_s)
+                    self._work()
         return message
 
     def call(self, call: Call) -> Answer:
@@ -102,27 +157,16 @@ class InProcessFeeder:
             while (answer := self._inbox.answer(call.number)) is None:
                 with self._working:
                     if self._inbox.answer(call.number) is None:
-                        self._work(None)
+                        self._work()
             return answer
         finally:
             self._inbox.forget(call.number)
 
-    def _work(self, timeout_s: float | None) -> None:
-        """Do a task, or wait for what is fetched."""
-        if self._pool.step():
-            return
-        if not self._loop.started:
+    def _work(self) -> None:
+        done = self._worker.step()
+        if done is None:
             raise RuntimeError("the feeder has nothing to do and nothing to say")
-        self._turn(timeout_s)
-
-    def _turn(self, timeout_s: float | None) -> None:
-        if timeout_s is not None and timeout_s <= 0:
-            raise TimeoutError
-        began_s = monotonic()
-        try:
-            self._loop.turn(timeout_s)
-        finally:
-            self.waited_s += monotonic() - began_s
+        self._pool.on_done(done)
 
     def receive_now(self) -> Any | None:
         """The feeder's next message, if it has been said already."""
@@ -151,13 +195,7 @@ class InProcessFeeder:
 
     def close(self) -> None:
         """Forget everything. Idempotent."""
-        self._end()
+        self._closed = True
+        self._feeder.close()
+        self._worker.close()
         self._inbox.clear()
-
-
-def _end_here(feeder: Feeder, loop: LoopThread, owner: int) -> None:
-    if os.getpid() != owner:  # a fork of it has the descriptors only: the loop and the connections are the parent's
-        return
-    feeder.close()
-    if feeder.prerequisites is not None:
-        loop.close(feeder.prerequisites.close())

@@ -10,27 +10,23 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections import Counter, OrderedDict, deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from time import monotonic
 from typing import Any
 
 from streamload.decode.failure import error_from
 from streamload.decode.job_pickle import warn_of_lost
-from streamload.decode.row_table import shards_of
 from streamload.decode.tasks import (
     BytesMoved,
-    ForgetShards,
-    ForgetSlots,
     LayoutFixed,
     MoveNoted,
     RowsDone,
     RowTask,
     ScanDone,
     ScanTask,
-    ShardOpened,
-    SlotOpened,
     Task,
     WorkerSetup,
     WorkerStarted,
@@ -45,6 +41,7 @@ from streamload.memory.mapped import map_memory
 from streamload.memory.slots import SlotPool
 from streamload.memory.unnamed import descriptor_limit
 from streamload.workers.protocol import PoolEvents
+from streamload.workers.worker_link import WorkerLink
 
 __all__ = ["ProcessPool"]
 
@@ -143,13 +140,12 @@ class PoolWorker:
         launched: its process, which this object now owns.
         on_message: called with each of its messages.
         on_lost: called when it is gone.
+        link: makes what knows its tasks and what it has open, of what sends.
 
     Attributes:
         number: as given.
         started: it has reported that it is ready.
-        tasks: those that it holds, by number, the oldest first.
-        shards: those that it has open, with the version of each; the most recently used last.
-        slots: those that it has mapped.
+        link: as made.
         channel: to it.
     """
 
@@ -159,12 +155,10 @@ class PoolWorker:
         launched: WorkerChild,
         on_message: Callable[[PoolWorker, Any], None],
         on_lost: Callable[[PoolWorker], None],
+        link: Callable[[Callable[[Any, Sequence[int]], None]], WorkerLink],
     ) -> None:
         self.number = number
         self.started = False
-        self.tasks: OrderedDict[int, Task] = OrderedDict()
-        self.shards: dict[int, tuple[int, int]] = {}
-        self.slots: set[int] = set()
         self._ended: str | None = None
         self._child = launched.child
         self._progress = map_memory(launched.progress, PROGRESS_BYTES, writable=True).view("<i8")
@@ -173,6 +167,7 @@ class PoolWorker:
         self.channel = AsyncChannel(
             launched.child.socket, lambda message, _: on_message(self, message), lambda: on_lost(self)
         )
+        self.link = link(partial(self.channel.send, close=True))
 
     @property
     def pid(self) -> int:
@@ -226,7 +221,6 @@ class ProcessPool:
         self._import_path = import_path
         self._log_levels = log_levels
         self._shards = shards
-        self._slots = slots
         self._events = events
         self._layout: bytes | None = None
         self._returned = ReturnedTasks(events)
@@ -238,7 +232,8 @@ class ProcessPool:
         self._failed_starts = 0
         self._max_failed_starts = _MAX_FAILED_STARTS
         started = iter(launched)
-        self._most_open = max(1, descriptor_limit() // WORKER_SHARDS_SHARE)
+        most_open = max(1, descriptor_limit() // WORKER_SHARDS_SHARE)
+        self._link = partial(WorkerLink, shards=shards, slots=slots, most_open=most_open)
         self._workers = [self._start(number, next(started, None)) for number in range(workers)]
 
     # -- the Pool protocol -----------------------------------------------------------------------------------------
@@ -258,7 +253,7 @@ class ProcessPool:
     @property
     def held_up(self) -> bool:
         """See `Pool.held_up`."""
-        return self._returned.refused and all(worker.started and not worker.tasks for worker in self._workers)
+        return self._returned.refused and all(worker.started and not worker.link.tasks for worker in self._workers)
 
     def drop_unwanted(self) -> None:
         """See `Pool.drop_unwanted`."""
@@ -267,7 +262,7 @@ class ProcessPool:
     def abandon_unwanted(self) -> None:
         """See `Pool.abandon_unwanted`: a worker still busy with such a task after a second is replaced."""
         self.drop_unwanted()
-        held = [task for worker in self._workers for task in worker.tasks.values()]
+        held = [task for worker in self._workers for task in worker.link.tasks.values()]
         unwanted = {task.number for task in held if not self._events.is_wanted(task)}
         if unwanted:
             asyncio.get_running_loop().call_later(_GRACE_OF_THE_UNWANTED_S, self._replace_busy, unwanted)
@@ -275,9 +270,9 @@ class ProcessPool:
     def _replace_busy(self, unwanted: Collection[int]) -> None:
         """Replace the workers whose current task is one of these: it hangs, or is slow."""
         for worker in list(self._workers):
-            if next(iter(worker.tasks), None) in unwanted:
+            if next(iter(worker.link.tasks), None) in unwanted:
                 worker.end(0.0)
-                self._replace(worker, self._returned.wanted(worker.tasks.values()))
+                self._replace(worker, self._returned.wanted(worker.link.tasks.values()))
 
     def resume(self) -> None:
         """See `Pool.resume`."""
@@ -298,17 +293,12 @@ class ProcessPool:
     def drop_shards(self, shards: Sequence[int]) -> None:
         """Have the workers close shards, after the tasks that they hold."""
         for worker in self._workers:
-            known = tuple(shard for shard in shards if worker.shards.pop(shard, None) is not None)
-            if known:
-                worker.channel.send(ForgetShards(known))
+            worker.link.drop_shards(shards)
 
     def forget_slots(self, slots: Sequence[int]) -> None:
         """Have the workers unmap slots, after the tasks that they hold."""
         for worker in self._workers:
-            known = tuple(slot for slot in slots if slot in worker.slots)
-            if known:
-                worker.slots.difference_update(known)
-                worker.channel.send(ForgetSlots(known))
+            worker.link.forget_slots(slots)
 
     def close(self) -> None:
         """End all workers: at once where they wait for work, after a short grace period where user code runs."""
@@ -322,45 +312,18 @@ class ProcessPool:
     # -- workers ---------------------------------------------------------------------------------------------------
 
     def _start(self, number: int, launched: WorkerChild | None = None) -> PoolWorker:
-        worker = PoolWorker(number, launched or launch_worker(), self._on_message, self._on_lost)
+        worker = PoolWorker(number, launched or launch_worker(), self._on_message, self._on_lost, self._link)
         worker.channel.send(WorkerSetup(number, self._job, self._import_path, self._log_levels))
         if self._layout is not None:
             worker.channel.send(LayoutFixed(self._layout))
         return worker
 
     def _least_busy(self) -> PoolWorker | None:
-        free = [worker for worker in self._workers if worker.started and len(worker.tasks) < _TASKS_AHEAD]
-        return min(free, key=lambda worker: len(worker.tasks), default=None)
+        free = [worker for worker in self._workers if worker.started and len(worker.link.tasks) < _TASKS_AHEAD]
+        return min(free, key=lambda worker: len(worker.link.tasks), default=None)
 
     def _give(self, worker: PoolWorker, task: Task) -> None:
-        if isinstance(task, RowTask):
-            task = self._fatal.known(task)
-        shards = [task.shard] if isinstance(task, ScanTask) else shards_of(task.table.shards)
-        self._spare_descriptors(worker, shards)
-        for shard in shards:
-            self._shards.need(shard)
-            version = self._shards.version(shard)
-            if worker.shards.get(shard) != version:
-                opened = self._shards.open(shard)
-                message = ShardOpened(shard, opened.url, opened.size_bytes)
-                worker.channel.send(message, [opened.descriptor], close=True)
-                worker.shards[shard] = version  # only now: one that cannot be opened is tried again
-            worker.shards[shard] = worker.shards.pop(shard)  # the most recently used
-        for piece in () if isinstance(task, ScanTask) else task.pieces:
-            if piece.slot not in worker.slots:
-                worker.slots.add(piece.slot)
-                worker.channel.send(SlotOpened(piece.slot), [self._slots.descriptor(piece.slot)])
-        worker.tasks[task.number] = task
-        worker.channel.send(task)
-
-    def _spare_descriptors(self, worker: PoolWorker, shards: Collection[int]) -> None:
-        """Have a worker close its least recently used shards, so that it can open those of a task."""
-        others = [shard for shard in worker.shards if shard not in shards]
-        too_many = min(len(others), len(others) + len(shards) - self._most_open)
-        if too_many > 0:
-            for shard in others[:too_many]:
-                del worker.shards[shard]
-            worker.channel.send(ForgetShards(tuple(others[:too_many])))
+        worker.link.give(self._fatal.known(task) if isinstance(task, RowTask) else task)
 
     def _on_message(
         self, worker: PoolWorker, message: BytesMoved | Logged | RowsDone | ScanDone | WorkerStarted
@@ -375,7 +338,7 @@ class ProcessPool:
             self._events.on_moved(message)
             worker.channel.send(MoveNoted())
             return
-        task = worker.tasks.pop(message.number)
+        task = worker.link.tasks.pop(message.number)
         if isinstance(message, RowsDone) and message.unseeded:
             self._returned.tasks.append(task)
             self.resume()
@@ -416,7 +379,7 @@ class ProcessPool:
                 times = f"{self._failed_starts} times running"
                 self._events.on_broken(WorkerError(f"a worker process {how} before it was ready, {times}"))
                 return
-        held = list(worker.tasks.values())
+        held = list(worker.link.tasks.values())
         tasks = self._returned.wanted(held)
         if tasks and tasks[0] is held[0]:
             blamed = self._blame(worker, tasks[0], how)

@@ -13,74 +13,28 @@ import sys
 import threading
 from collections import deque
 from contextlib import suppress
-from functools import partial
 from time import perf_counter
 from typing import Any
 
-from streamload.decode.batch_maker import BatchMaker
 from streamload.decode.failure import Attempt, failure_of
 from streamload.decode.job_pickle import load_job
-from streamload.decode.open_shards import OpenShards
-from streamload.decode.tasks import (
-    BytesMoved,
-    ForgetShards,
-    ForgetSlots,
-    LayoutFixed,
-    MoveNoted,
-    RowTask,
-    ScanDone,
-    ScanTask,
-    ShardOpened,
-    SlotOpened,
-    WorkerSetup,
-    WorkerStarted,
-    WorkSeconds,
-)
+from streamload.decode.tasks import BytesMoved, MoveNoted, WorkerSetup, WorkerStarted
 from streamload.environment.launch import PROGRESS_BYTES
 from streamload.images.opencv import opencv
 from streamload.log_records import Logged, forward_records, set_log_levels
 from streamload.memory.channel import Channel
 from streamload.memory.mapped import map_memory
-from streamload.memory.slots import MappedSlots
 from streamload.memory.unnamed import raise_descriptor_limit
-from streamload.tar.scan import scan_file, scan_prefix
+from streamload.workers.task_runner import TaskRunner
 
-__all__ = ["run", "scan"]
-
-
-def scan(task: ScanTask, shards: OpenShards, waited_s: float = 0.0) -> ScanDone:
-    """Read the headers of a shard, or of the part of it that has arrived."""
-    started = perf_counter()
-    table = piece = None
-    with Attempt() as attempt:
-        if task.available is None:
-            table = scan_file(
-                shards.descriptor(task.shard),
-                shards.size_bytes(task.shard),
-                shards.url(task.shard),
-                strict=task.strict,
-            )
-        else:
-            piece = scan_prefix(
-                shards.first_bytes(task.shard, task.available),
-                shards.url(task.shard),
-                start=task.start,
-                available=task.available,
-                total=task.total,
-                strict=task.strict,
-            )
-    seconds = WorkSeconds(scan=perf_counter() - started, waited=waited_s)
-    failure = None if attempt.error is None else failure_of(attempt.error)
-    return ScanDone(task.number, task.shard, table, failure, seconds, piece)
+__all__ = ["run"]
 
 
 class _Worker:
     def __init__(self, channel: Channel, progress: memoryview) -> None:
         self._channel = channel
         self._progress = progress
-        self._shards = OpenShards()
-        self._slots = MappedSlots()
-        self._maker: BatchMaker | None = None
+        self._runner: TaskRunner | None = None
         self._waiting: deque[tuple[Any, list[int]]] = deque()
         self._sending = threading.RLock()
 
@@ -90,8 +44,8 @@ class _Worker:
         set_log_levels(setup.log_levels)
         forward_records(self._send_logged)
         job, lost = load_job(setup.job)
-        self._maker = BatchMaker(job, self._slots)
-        if self._maker.rows.resizes_images:
+        self._runner = TaskRunner(job, on_moved=self._moved)
+        if self._runner.maker.rows.resizes_images:
             opencv()  # loading it takes longer than a task: all workers do it now, at the same time
         if (torch := sys.modules.get("torch")) is not None:
             torch.set_num_threads(1)
@@ -113,35 +67,16 @@ class _Worker:
         while True:
             waiting_since = perf_counter()
             message, descriptors = self._waiting.popleft() if self._waiting else self._channel.receive()
-            self._handle(message, descriptors, perf_counter() - waiting_since)
+            assert self._runner is not None
+            done = self._runner.handle(message, descriptors, self._progress, perf_counter() - waiting_since)
+            if done is not None:
+                self.send(done)
 
     def _moved(self, number: int, shard: int, start: int, end: int) -> None:
         """Report bytes that have been read, and wait until the feeder has freed them: otherwise both copies grow."""
         self.send(BytesMoved(number, shard, start, end))
         while not isinstance((received := self._channel.receive())[0], MoveNoted):
             self._waiting.append(received)
-
-    def _handle(self, message: Any, descriptors: list[int], waited_s: float) -> None:
-        assert self._maker is not None
-        match message:
-            case RowTask():
-                self._progress[1] = message.number
-                self._shards.on_moved = partial(self._moved, message.number) if message.moves else None
-                self.send(self._maker.run(message, self._shards, self._progress, waited_s))
-            case ScanTask():
-                self._progress[0], self._progress[1] = -1, message.number
-                self.send(scan(message, self._shards, waited_s))
-            case ShardOpened():
-                self._shards.add(message, descriptors[0])
-            case SlotOpened():
-                self._slots.add(message.slot, descriptors[0])
-            case LayoutFixed():
-                self._maker.fix_layout(message.layout)
-            case ForgetShards():
-                self._shards.drop(message.shards)
-            case ForgetSlots():
-                for slot in message.slots:
-                    self._slots.drop(slot)
 
 
 def run(socket_number: int, words_number: int, progress_number: int) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from streamload.decode.open_shards import OpenShards
 from streamload.decode.tasks import PieceDone, RowsDone, RowTask, ScanTask, ShardOpened, Task, WorkSeconds
 from streamload.feeder.feeder import Feeder
-from streamload.feeder.messages import Acknowledge, Configure, EpochStart, Ready
+from streamload.feeder.messages import Acknowledge, AcknowledgeRequest, Configure, EpochStart, Ready
 from streamload.fetch.budget import budget_for
 from streamload.fetch.fetch_options import Fetching
 from streamload.fetch.fetcher import Fetcher
@@ -21,7 +21,7 @@ from streamload.schedule.epoch import ReadyBatch
 from streamload.schedule.scheduler import PipelineSettings
 from streamload.storage.storages import Storages
 from streamload.workers.process_pool import ReturnedTasks
-from streamload.workers.worker import scan
+from streamload.workers.task_runner import scan
 
 DEADLINE_S = 20.0
 SAMPLE_BYTES = 6_000_000
@@ -110,7 +110,7 @@ class FeederByHand:
         sent: all that the trainer would have got.
     """
 
-    def __init__(self, configure: Configure, *, works_ahead: bool) -> None:
+    def __init__(self, configure: Configure) -> None:
         self.sent: list[Any] = []
         self._taken = 0
         self.slots = GrowingSlots()
@@ -126,9 +126,7 @@ class FeederByHand:
             self.slots,
             lambda message, _: self.sent.append(message),
             start_pool,
-            self._in_loop,
             listing=configure.listing,
-            in_process=not works_ahead,
         )
         self.pool = pools[0]
 
@@ -151,6 +149,15 @@ class FeederByHand:
         await self.until(lambda: not self.fetcher.ledger.in_flight())
         for _ in range(5):
             await asyncio.sleep(0)
+
+    async def settled(self) -> None:
+        """The same, when the trainer has taken all, and has said so as often as it was asked."""
+        await self.settled()
+        while self.sent and isinstance(self.sent[-1], AcknowledgeRequest | Ready):
+            told = len(self.sent)
+            self.take_all()
+            await self.settled()
+            assert len(self.sent) > told, "it is not asked again, and nothing has failed"
 
     async def begin(self, tasks: int, epoch: int = 0) -> list[RowTask]:
         """Begin an epoch; its first so many tasks."""
@@ -196,13 +203,12 @@ class FeederByHand:
         return [batch for message in self.sent if isinstance(message, Ready) for batch in message.batches]
 
     def take_all(self) -> None:
-        """The trainer takes what it has not taken yet."""
+        """The trainer takes what it has not taken yet, or says that there is nothing."""
         untaken, self._taken = len(self.batches()) - self._taken, len(self.batches())
         if untaken:
             self.feeder.handle(Acknowledge(untaken, ()))
-
-    def _in_loop(self, action: Callable[[], None]) -> None:
-        asyncio.get_running_loop().call_soon(action)
+        elif self.sent and isinstance(self.sent[-1], AcknowledgeRequest):
+            self.feeder.handle(Acknowledge(0, (), answers=self.sent[-1].number))
 
 
 def with_feeder(
@@ -224,7 +230,7 @@ def with_feeder(
     fetching = Fetching(storages, budget_for(budget_bytes), cache_folder, 1 << 30)
 
     async def run() -> None:
-        by_hand = FeederByHand(Configure(listing, settings, b"", 0, fetching, ()), works_ahead=works_ahead)
+        by_hand = FeederByHand(Configure(listing, settings, b"", int(works_ahead), fetching, ()))
         try:
             await body(by_hand)
         finally:

@@ -24,10 +24,9 @@ SCRIPT = textwrap.dedent(
     import atexit, sys
 
     @atexit.register  # so early that it is called last
-    def say_what_is_open():
+    def name_loops():
         import asyncio, gc
-        loops = [found for found in gc.get_objects() if isinstance(found, asyncio.BaseEventLoop)]
-        print([loop.is_closed() for loop in loops], flush=True)
+        print([found for found in gc.get_objects() if isinstance(found, asyncio.BaseEventLoop)], flush=True)
 
     from streamload import StreamLoader
 
@@ -69,7 +68,7 @@ def test_a_program_that_ends_while_shards_are_on_their_way(server: FaultServer, 
     )
     assert ended.returncode == status, ended.stderr
     assert ended.stderr == ""
-    assert ended.stdout == "[True]\n"
+    assert ended.stdout == "[]\n", "no event loop was ever in this process"
 
 
 def test_a_feeder_whose_storage_does_not_answer_ends_with_its_trainer() -> None:
@@ -90,7 +89,7 @@ STARTED = textwrap.dedent(
     import sys
     from streamload import StreamLoader
 
-    loader = StreamLoader(sys.argv[1], num_workers=2, cache_dir=sys.argv[2])
+    loader = StreamLoader(sys.argv[1], num_workers=int(sys.argv[3]), cache_dir=sys.argv[2])
     print("made", flush=True)
     sys.stdin.readline()
     next(iter(loader))
@@ -98,10 +97,11 @@ STARTED = textwrap.dedent(
 )
 
 
-def test_a_feeder_that_waits_for_the_disk_cache_ends_with_its_trainer(tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_feeder_that_waits_for_the_disk_cache_ends_with_its_trainer(tmp_path: Path, workers: int) -> None:
     """It asks which version there is, since the cache must know that, and is not answered."""
     with FaultServer({"a.tar": b""}) as server:
-        command = [sys.executable, "-c", STARTED, f"{server.url}/a.tar", str(tmp_path / "cache")]
+        command = [sys.executable, "-c", STARTED, f"{server.url}/a.tar", str(tmp_path / "cache"), str(workers)]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as trainer:
             assert trainer.stdout is not None
             assert trainer.stdin is not None
@@ -111,7 +111,7 @@ def test_a_feeder_that_waits_for_the_disk_cache_ends_with_its_trainer(tmp_path: 
             trainer.stdin.flush()
             assert wait_until(lambda: server.report().requests > 0)
             started = children("streamload.feeder") + children("workers.worker")
-            assert len(started) == 3
+            assert len(started) == 1 + workers
             trainer.kill()
         assert wait_until(lambda: not any(alive(process.pid) for process in started))
 

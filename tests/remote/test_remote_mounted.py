@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from feeder_in_thread import use_feeders_in_threads
 from fsspec.implementations.local import LocalFileSystem
+from launched import run_python
 from places import local, steps, write_datasets
 
 from streamload import StreamLoader
@@ -27,6 +29,20 @@ class WatchedFiles(LocalFileSystem):
         return super().cat_file(path, start, end, **kwargs)
 
 
+SCRIPT = """
+import sys
+from fsspec.implementations.local import LocalFileSystem
+from streamload import StreamLoader
+
+class Mine(LocalFileSystem):
+    cachable = False
+
+options = dict(batch_size=40, fields=("cls",), num_workers=eval(sys.argv[2]), filesystem=Mine())
+with StreamLoader(sys.argv[1], **options) as loader:
+    print([len(labels) for (labels,) in loader])
+"""
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("mounted")
@@ -36,7 +52,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("form", ["indexed", "plain"])
 @pytest.mark.parametrize("shuffle", [True, False])
-def test_the_batches_are_the_same_and_reads_are_of_whole_parts(form: str, shuffle: bool, folder: Path) -> None:
+def test_the_batches_are_the_same_and_reads_are_of_whole_parts(
+    form: str, shuffle: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_feeders_in_threads(monkeypatch)
     urls = local(folder).urls(form, range(len(SIZES)))
     options: dict[str, Any] = {"batch_size": 5, "fields": ("npy", "cls"), "num_workers": 0, "shuffle": shuffle}
     with StreamLoader(urls, seed=1, shuffle_window=20, **options) as loader:
@@ -51,3 +70,13 @@ def test_the_batches_are_the_same_and_reads_are_of_whole_parts(form: str, shuffl
     ]
     assert len(parts) > len(urls)
     assert set(WatchedFiles.read) == set(parts), "all parts, and nothing but whole ones"
+
+
+@pytest.mark.parametrize("workers", ["0", "'auto'"])
+def test_the_filesystem_may_be_of_a_class_of_the_script(folder: Path, tmp_path: Path, workers: str) -> None:
+    """No other process could make one."""
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    (url,) = local(folder).urls("indexed", range(1))
+    ended = run_python(script, url, workers)
+    assert (ended.status, ended.output) == (0, "[40]\n")

@@ -10,13 +10,12 @@ from places import Place, write_datasets
 from servers.faults import FaultServer
 
 from streamload import StreamLoader
-from streamload.errors import SampleError, WorkerError
+from streamload.errors import SampleError
 from streamload.feeder.messages import Ready
 from streamload.order.epoch_start import EpochStart
 from streamload.schedule.epoch import ReadyBatch
 from streamload.statistics import FeederTotals, Meter
 from streamload.trainer.epoch_iterator import Cursor, EpochIterator
-from streamload.trainer.loop_thread import LoopThread
 from streamload.trainer.skipped_members import SkippedMembers
 
 _TURN_S = 0.4
@@ -28,33 +27,6 @@ def urls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
     write_datasets(folder, [[200] * 10] * 3, [])
     with FaultServer(folder) as server:
         yield list(Place(server.url).urls("indexed", range(3)))
-
-
-class Clock:
-    """A clock that goes on by as much with each turn of the event loop, and does not move otherwise."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, vain: bool) -> None:
-        self.now_s = 0.0
-        self.turns = 0
-        self._vain = vain
-        self._turn = LoopThread.turn
-        monkeypatch.setattr(LoopThread, "turn", lambda loop, timeout_s: self._pass(loop))
-        monkeypatch.setattr("streamload.trainer.in_process_feeder.monotonic", lambda: self.now_s)
-
-    def _pass(self, loop: LoopThread) -> None:
-        self.turns += 1
-        assert self.turns < 1000, "it waits forever"
-        self.now_s += _TURN_S
-        if not self._vain:
-            self._turn(loop, 30)
-
-
-def test_turns_without_a_batch_do_not_extend_it(urls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    with StreamLoader(urls, 5, num_workers=0, timeout=3 * _TURN_S) as loader:
-        clock = Clock(monkeypatch, vain=True)
-        with pytest.raises(WorkerError, match="storage does not answer, or the time is too short"):
-            next(iter(loader))
-        assert clock.turns == 3
 
 
 class Scripted:
@@ -127,11 +99,13 @@ def test_messages_without_a_batch_do_not_extend_it_and_each_batch_has_all_of_it(
 
 
 def test_work_in_the_callers_thread_does_not_count(urls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock(monkeypatch, vain=False)
+    now_s = [0.0]
+    monkeypatch.setattr("streamload.trainer.connection.monotonic", lambda: now_s[0])
 
     def slow(label: int) -> int:
-        clock.now_s += 1000
+        now_s[0] += 1000.0
         return label
 
-    with StreamLoader(urls, 5, num_workers=0, transform={"cls": slow}, timeout=100 * _TURN_S) as loader:
+    with StreamLoader(urls, 5, num_workers=0, transform={"cls": slow}, timeout=60.0) as loader:
         assert len(list(loader)) == 6
+    assert now_s[0] == 30 * 1000.0, "it was called here"

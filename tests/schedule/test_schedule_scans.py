@@ -27,7 +27,7 @@ from streamload.schedule.scan_feed import ScanFeed
 from streamload.schedule.scans import Scans
 from streamload.storage.storages import Storages
 from streamload.tar.scan import scan_shard
-from streamload.workers.worker import scan
+from streamload.workers.task_runner import scan
 
 COUNTS = (40, 3, 25, 60)
 

@@ -1,0 +1,121 @@
+"""Does what a pool sends: in a worker's process, or in the caller's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from time import perf_counter
+from typing import Any
+
+from streamload.decode.batch_maker import BatchMaker
+from streamload.decode.failure import Attempt, failure_of
+from streamload.decode.field_reader import Progress
+from streamload.decode.open_shards import OpenShards
+from streamload.decode.tasks import (
+    ForgetShards,
+    ForgetSlots,
+    Job,
+    LayoutFixed,
+    RowsDone,
+    RowTask,
+    ScanDone,
+    ScanTask,
+    ShardOpened,
+    SlotOpened,
+    WorkSeconds,
+)
+from streamload.memory.slots import HeapSlots, MappedSlots
+from streamload.tar.scan import scan_file, scan_prefix
+
+__all__ = ["TaskRunner"]
+
+
+def scan(task: ScanTask, shards: OpenShards, waited_s: float = 0.0) -> ScanDone:
+    """Read the headers of a shard, or of the part of it that has arrived."""
+    started = perf_counter()
+    table = piece = None
+    with Attempt() as attempt:
+        if task.available is None:
+            table = scan_file(
+                shards.descriptor(task.shard),
+                shards.size_bytes(task.shard),
+                shards.url(task.shard),
+                strict=task.strict,
+            )
+        else:
+            piece = scan_prefix(
+                shards.first_bytes(task.shard, task.available),
+                shards.url(task.shard),
+                start=task.start,
+                available=task.available,
+                total=task.total,
+                strict=task.strict,
+            )
+    seconds = WorkSeconds(scan=perf_counter() - started, waited=waited_s)
+    failure = None if attempt.error is None else failure_of(attempt.error)
+    return ScanDone(task.number, task.shard, table, failure, seconds, piece)
+
+
+class TaskRunner:
+    """Keeps what a pool has opened for one worker, and does that worker's tasks, one at a time.
+
+    Args:
+        job: what the user wants of a sample and of a batch.
+        heap: where batches are written, if the worker shares its memory with the pool; else slots are opened for it.
+        in_callers_process: as for `RowMaker`; and no shard is mapped as a whole, see `OpenShards`.
+        on_moved: called with a task's number, a shard, and the start and end of bytes of it that have been copied.
+
+    Attributes:
+        maker: of rows and batches.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        heap: HeapSlots | None = None,
+        *,
+        in_callers_process: bool = False,
+        on_moved: Callable[[int, int, int, int], None] | None = None,
+    ) -> None:
+        self._slots = MappedSlots()
+        self._shards = OpenShards(maps=not in_callers_process)
+        self._on_moved = on_moved
+        self.maker = BatchMaker(job, self._slots if heap is None else heap, in_callers_process=in_callers_process)
+
+    def handle(
+        self, message: Any, descriptors: Sequence[int], progress: Progress, waited_s: float = 0.0
+    ) -> RowsDone | ScanDone | None:
+        """Do what one message says; the answer, if it is a task. Only exits and interrupts are raised.
+
+        Args:
+            message: from the pool.
+            descriptors: that came with it; they are closed here.
+            progress: where the current task and row are noted.
+            waited_s: how long the message was waited for.
+        """
+        match message:
+            case RowTask():
+                progress[1] = message.number
+                moved = self._on_moved if message.moves else None
+                self._shards.on_moved = None if moved is None else partial(moved, message.number)
+                return self.maker.run(message, self._shards, progress, waited_s)
+            case ScanTask():
+                progress[0], progress[1] = -1, message.number
+                return scan(message, self._shards, waited_s)
+            case ShardOpened():
+                self._shards.add(message, descriptors[0])
+            case SlotOpened():
+                self._slots.add(message.slot, descriptors[0])
+            case LayoutFixed():
+                self.maker.fix_layout(message.layout)
+            case ForgetShards():
+                self._shards.drop(message.shards)
+            case ForgetSlots():
+                for slot in message.slots:
+                    self._slots.drop(slot)
+        return None
+
+    def close(self) -> None:
+        """Close all shards and slots. Idempotent."""
+        self._shards.close()
+        self._slots.close()
