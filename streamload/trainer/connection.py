@@ -190,13 +190,18 @@ class FeederProcess:
             with self._receiving:
                 if not self._inbox:  # else another thread has put it there meanwhile
                     left_s = None if deadline_s is None else max(0.0, deadline_s - self.waited_s)
-                    self._open(*self._channel.receive(left_s))
+                    self._open(*self._receive_within(left_s))
+        finally:
+            self.waited_s += monotonic() - began_s
+
+    def _receive_within(self, timeout_s: float | None) -> tuple[Any, list[int]]:
+        """What arrives next. Errors of `_open` do not belong here: they say nothing about the feeder."""
+        try:
+            return self._channel.receive(timeout_s)
         except TimeoutError:
             raise
         except (EOFError, OSError) as error:
             self._raise_broken(error)
-        finally:
-            self.waited_s += monotonic() - began_s
 
     def _raise_broken(self, error: EOFError | OSError) -> NoReturn:
         """Say why nothing can be received."""
@@ -221,14 +226,20 @@ class FeederProcess:
         if not self._receiving.acquire(blocking=False):
             return False
         try:
-            arrived = self._channel.receive_now()
+            arrived = self._receive_if_here()
             if arrived is not None:
                 self._open(*arrived)
-        except EOFError as error:
-            raise WorkerError(f"the feeder process {self._how_it_ended()}") from error
         finally:
             self._receiving.release()
         return arrived is not None
+
+    def _receive_if_here(self) -> tuple[Any, list[int]] | None:
+        try:
+            return self._channel.receive_now()
+        except EOFError as error:
+            raise WorkerError(f"the feeder process {self._how_it_ended()}") from error
+        except OSError as error:
+            self._raise_broken(error)
 
     def call(self, call: Call) -> Answer:
         """Send a call, and wait for its answer: for a message at a time, so that another thread gets its own."""
@@ -238,14 +249,18 @@ class FeederProcess:
             while (answer := self._inbox.answer(call.number)) is None:
                 if self.closed:
                     raise LoaderClosedError("the loader was closed while a call was waited for")
-                try:
-                    if not self._work() and not self._arrive_now():
-                        self._channel.wait(_LOOK_UP_S)
-                except OSError as error:
-                    self._raise_broken(error)
+                if not self._work() and not self._arrive_now():
+                    self._wait_for_more()
             return answer
         finally:
             self._inbox.forget(call.number)
+
+    def _wait_for_more(self) -> None:
+        """Wait a little for what arrives next, and receive none of it."""
+        try:
+            self._channel.wait(_LOOK_UP_S)
+        except OSError as error:
+            self._raise_broken(error)
 
     def _open(self, message: Any, descriptors: list[int]) -> None:
         """Map the slots that come with a message, and put it into the inbox, or into the log if it is for that."""

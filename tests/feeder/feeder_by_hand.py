@@ -150,14 +150,14 @@ class FeederByHand:
         for _ in range(5):
             await asyncio.sleep(0)
 
-    async def settled(self) -> None:
-        """The same, when the trainer has taken all, and has said so as often as it was asked."""
+    async def acknowledged_all(self) -> None:
+        """The same, when the trainer has taken all, and has said so as often as it was requested."""
         await self.settled()
         while self.sent and isinstance(self.sent[-1], AcknowledgeRequest | Ready):
-            told = len(self.sent)
+            sent = len(self.sent)
             self.take_all()
             await self.settled()
-            assert len(self.sent) > told, "it is not asked again, and nothing has failed"
+            assert len(self.sent) > sent, "it is not requested again, and nothing has failed"
 
     async def begin(self, tasks: int, epoch: int = 0) -> list[RowTask]:
         """Begin an epoch; its first so many tasks."""

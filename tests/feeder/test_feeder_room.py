@@ -162,7 +162,7 @@ def test_what_has_moved_and_does_not_fit_any_more_is_an_error(url: str) -> None:
         by_hand.slots.more_bytes = ONE_PART_BYTES // 2
         by_hand.pool.returned.append(task)  # a worker dies with it
         by_hand.pool.resume()
-        await by_hand.settled()
+        await by_hand.acknowledged_all()
         assert by_hand.pool.again == []
         error = failure(by_hand)
         assert isinstance(error, StorageError)
@@ -187,7 +187,7 @@ def test_a_batch_made_again_that_no_longer_fits_is_an_error_once_orphaned_tasks_
         assert "Failed" not in by_hand.kinds(), "there is room when the late one is over, for all that is known"
         by_hand.pool.returned.append(orphaned)  # a worker dies with it
         by_hand.pool.resume()
-        await by_hand.settled()
+        await by_hand.acknowledged_all()
         assert "too small" in str(failure(by_hand))
 
     with_feeder(url, body, batch_size=3, budget_bytes=THREE_PARTS_BYTES)
@@ -214,7 +214,7 @@ def test_an_orphaned_task_behind_one_that_is_held_up_is_dropped(url: str) -> Non
         by_hand.pool.busy = False
         by_hand.answer(layout_mismatch, layout_mismatch=True)
         assert [*by_hand.pool.returned] == [held_up]
-        await by_hand.settled()
+        await by_hand.acknowledged_all()
         assert "too small" in str(failure(by_hand)), "nothing is waited for any more"
 
     with_feeder(url, body, batch_size=2, budget_bytes=THREE_PARTS_BYTES)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -50,9 +50,9 @@ def have_policy(monkeypatch: pytest.MonkeyPatch, policy: RetryPolicy) -> None:
     """From now on loaders make requests again in this way."""
     usual = Options.fetching
 
-    def fetching(options: Options) -> Fetching:
+    def fetching(options: Options, existing: Sequence[str] = ()) -> Fetching:
         storages = Storages(options.storage_options, options.filesystem, Retries(policy))
-        return dataclasses.replace(usual(options), storages=storages)
+        return dataclasses.replace(usual(options, existing), storages=storages)
 
     monkeypatch.setattr(Options, "fetching", fetching)
 
