@@ -39,15 +39,15 @@ class DecompressionEvents(Protocol):
 
 
 class DecompressedParts:
-    """Unpacks one shard from its start to its end; it can only go forward, so every part needs those before it.
+    """Decompresses one shard from its start to its end; it can only go forward, so every part needs those before it.
 
-    What becomes of a part is settled when its first byte comes: it is written, or skipped because it is there
+    What becomes of a part is decided when its first byte comes: it is written, or skipped because it is there
     already, or nobody wants it while one behind it is wanted. So a part that is wanted later is not found half written.
 
     Args:
         body: the compressed shard; closed when it has ended.
         decompressor: a new one.
-        events: told what happens.
+        events: notified of what happens.
         granted: the parts for which there is room already.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""What one epoch needs of fetched shards: parts are asked for ahead, and kept as long as the epoch may use them."""
+"""What one epoch needs of fetched shards: parts are requested ahead, and kept as long as the epoch may use them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class EpochParts:
     """Wants, uses and pins parts for one epoch.
 
     Args:
-        fetcher: brings them.
+        fetcher: fetches them.
         plan: the epoch's; says which samples later rows may hold.
         tables: say where samples lie.
     """
@@ -78,7 +78,7 @@ class EpochParts:
         self._fetcher.ledger.release(guessed)
 
     def want(self, keys: list[int]) -> None:
-        """Have parts brought for a batch that comes after all those before."""
+        """Have parts fetched for a batch that comes after all those before."""
         self._fetcher.ledger.reserve(keys)
         self._fetcher.want(keys)
 
@@ -167,13 +167,13 @@ class EpochParts:
             self._passed.pop(shard, None)
 
     def _has_moved(self, shard: int) -> bool:
-        """Whether the plan has come further in a shard, or more is known of that, since this was asked last."""
+        """Whether the plan has come further in a shard, or more is known of that, since the last call."""
         before = self._passed.get(shard)
         now = self._passed[shard] = _Passed(self._tables.at_hand(shard), self._plan.unpassed(shard))
         return before is None or before.table is not now.table or before.unpassed != now.unpassed
 
     def _is_passed(self, shard: int, number: int) -> bool:
-        """Whether no row that is yet to be planned needs a part, as far as can be told."""
+        """Whether no row that is yet to be planned needs a part, as far as is known."""
         unpassed = self._plan.unpassed(shard)
         table = self._tables.at_hand(shard)
         if not unpassed or table is None:

@@ -1,4 +1,4 @@
-"""What could not be brought, and why, until it is asked for anew."""
+"""What could not be fetched, and why, until it is requested again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Failures:
         return number in self._errors
 
     def note(self, number: int, error: Exception) -> None:
-        """Something cannot be brought."""
+        """Something cannot be fetched."""
         self._errors[number] = error
 
     def check(self, numbers: Collection[int]) -> None:

@@ -28,9 +28,9 @@ class FetchedShard:
         total_bytes: its size, decompressed; None as long as it is not known.
         memory: where its parts arrive, unless they do so in `cached`.
         cached: its file in the disk cache.
-        cache_requested: whether the disk cache has been asked for a file.
+        cache_requested: whether the disk cache was looked up for a file.
         opening: held by whoever asks it, on behalf of all parts.
-        decompressing: of a compressed shard, from the first part that is brought.
+        decompressing: of a compressed shard, from the first part that is fetched.
     """
 
     number: int

@@ -18,7 +18,7 @@ __all__ = ["FetchedShards"]
 
 
 class FetchedShards:
-    """Shards by number, from the first time that anything is asked of them until they are closed.
+    """Shards by number, from the first time that anything is needed of them until they are closed.
 
     A shard that is finished with is *kept* as long as some of it is there, since the next epoch may use that.
 

@@ -30,7 +30,7 @@ Progressed = Callable[[int, int], None]
 class Fetcher:
     """Fetches parts of the shards that workers cannot open by themselves.
 
-    Whoever uses it says what is wanted and is told when something has come. Nothing is started but in `pump`, which
+    Whoever uses it says what is wanted and is notified when something has come. Nothing is started but in `pump`, which
     must be called in a running loop, always the same one.
 
     Args:
@@ -84,7 +84,7 @@ class Fetcher:
     # -- what is wanted --------------------------------------------------------------------------------------------
 
     def want(self, keys: Iterable[int]) -> None:
-        """Have parts brought, in this order, after all that was wanted before. Someone must have a use for them."""
+        """Have parts fetched, in this order, after all that was wanted before. Someone must have a use for them."""
         new = [key for key in keys if not self.ledger.is_expected(key)]
         self._shards.resume(shard_and_number(key)[0] for key in new)
         self.ledger.want(new)
@@ -95,13 +95,13 @@ class Fetcher:
         """Whether parts are all there.
 
         Raises:
-            StorageError, ShardFormatError: one of them cannot be brought.
+            StorageError, ShardFormatError: one of them cannot be fetched.
         """
         self._failures.check(keys)
         return self.ledger.are_present(keys)
 
     def try_again(self) -> Collection[Exception]:
-        """Have brought once more what could not be, as far as it is still needed; gives the errors that were met."""
+        """Have fetched once more what could not be, as far as it is still needed; gives the errors that were met."""
         failed = self._failures.take()
         again = [key for key in failed if self.ledger.is_needed(key)]
         self._shards.resume(shard_and_number(key)[0] for key in again)
@@ -111,10 +111,10 @@ class Fetcher:
         return failed.values()
 
     def resident_again(self, keys: Collection[int]) -> bool:
-        """Whether held parts are all there for what has to be made once more; those that have moved are brought.
+        """Whether held parts are all there for what has to be made once more; those that have moved are fetched.
 
         Raises:
-            StorageError, ShardFormatError: one of them cannot be brought.
+            StorageError, ShardFormatError: one of them cannot be fetched.
         """
         fetched = [key for key in keys if shard_and_number(key)[0] in self.fetched]
         if self.ledger.want_moved(fetched):
@@ -207,7 +207,7 @@ class Fetcher:
                 return
             if state.compression is not None:
                 if self._part_fetcher.would_begin_again(state, number) and self.in_flight(state):
-                    return  # what it is about to bring comes first, and may make room
+                    return  # what it is about to fetch comes first, and may make room
                 before = (part_key(shard, each) for each in self._part_fetcher.parts_before(state, number))
                 if self.ledger.want_before(before, key):  # decompressing goes through these first, so they are next now
                     continue

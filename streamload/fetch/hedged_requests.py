@@ -1,4 +1,4 @@
-"""When a part that takes far longer than its fellows is asked for again, and what happens then."""
+"""When a part that takes far longer than its fellows is requested again, and what happens then."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class HedgedRequests:
     five to compare with, none is late.
 
     Second requests are held to 5 % of the first ones. Four may be sent before there were any first ones to earn them,
-    and eight in a row at most, so that a storage that slows down as a whole is not asked for everything twice.
+    and eight in a row at most, so that a storage that slows down as a whole is not sent every request twice.
     """
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class HedgedRequests:
 
 @dataclass(slots=True)
 class _Typical:
-    """The median of the latest samples, computed when it is asked for."""
+    """The median of the latest samples, computed on request."""
 
     samples: deque[float] = field(default_factory=lambda: deque(maxlen=_SAMPLES))
     known: float | None = None
@@ -108,7 +108,7 @@ async def download_with_second(
 
     Raises:
         ShardChangedError, ShardNotFoundError: from any of the downloads.
-        StorageError, and what writing raises: from the first download; as long as a later one brings bytes, it is
+        StorageError, and what writing raises: from the first download; as long as a later one receives bytes, it is
             waited for.
     """
     downloads: dict[asyncio.Task[Downloaded], Watch] = {}

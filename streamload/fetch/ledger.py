@@ -104,7 +104,7 @@ class PartLedger:
     # -- needs -----------------------------------------------------------------------------------------------------
 
     def want(self, keys: Iterable[int]) -> None:
-        """Have these brought, in this order and after all that was wanted before.
+        """Have these fetched, in this order and after all that was wanted before.
 
         What nobody has a use for any more when its turn comes is left out.
         """
@@ -114,7 +114,7 @@ class PartLedger:
                 self._wanted.put(key, self._turn)
 
     def want_before(self, keys: Iterable[int], key: int) -> bool:
-        """Have earlier parts of a wanted part's shard brought in its turn, because it can only be had through them.
+        """Have earlier parts of a wanted part's shard fetched in its turn, because it can only be had through them.
 
         Returns:
             Whether one of them is neither there nor in flight.
@@ -127,7 +127,7 @@ class PartLedger:
         return bool(missing)
 
     def want_moved(self, keys: Iterable[int]) -> bool:
-        """Have those of some parts brought once more that have moved; whether there are any."""
+        """Have those of some parts fetched once more that have moved; whether there are any."""
         moved = [key for key in keys if key in self._moved]
         for key in moved:
             self.give_up(key)
@@ -135,7 +135,7 @@ class PartLedger:
         return bool(moved)
 
     def want_again(self, keys: Iterable[int]) -> None:
-        """Have parts brought that were there, when they are needed next: those that are held before all others."""
+        """Have parts fetched that were there, when they are needed next: those that are held before all others."""
         for key in keys:
             if not self.is_expected(key):
                 self._wanted.put(key, 0 if key in self._holds else self._next_need(key))

@@ -25,7 +25,7 @@ from streamload.tar.decompression import Decompressor
 __all__ = ["PartFetcher", "PartFetcherEvents"]
 
 
-_MOST_WAYS_MADE = 8
+_MOST_EVICTIONS = 8
 
 
 class PartFetcherEvents(Protocol):
@@ -41,13 +41,13 @@ class PartFetcherEvents(Protocol):
         """Whether a part is there, in flight, or wanted."""
 
     def in_flight(self, state: FetchedShard, /) -> set[int]:
-        """The parts of a shard that are to be brought and have not come."""
+        """The parts of a shard that are to be fetched and have not come."""
 
     def arrived(self, state: FetchedShard, number: int, size_bytes: int, /) -> None:
         """A part is there, and takes so much memory."""
 
     def failed(self, state: FetchedShard, number: int, error: Exception, /) -> None:
-        """A part cannot be brought."""
+        """A part cannot be fetched."""
 
     def not_coming(self, state: FetchedShard, /) -> None:
         """What is in flight of a shard will not come."""
@@ -56,17 +56,17 @@ class PartFetcherEvents(Protocol):
         """The disk cache takes no more of a shard; what was there of it is not any more."""
 
     def has_room(self) -> None:
-        """More parts can be brought at once."""
+        """More parts can be fetched at once."""
 
 
 class PartFetcher:
-    """Brings parts, in a running loop.
+    """Fetches parts, in a running loop.
 
     Args:
         storages: where shards lie.
         cache: files on the disk to fetch into, or None.
         open_local: opens a local shard by its number; gives a descriptor.
-        events: told what happens.
+        events: notified of what happens.
         most_requests: how many may be in flight.
     """
 
@@ -85,7 +85,7 @@ class PartFetcher:
         self._transfers = Transfers(*callbacks, retries=storages.retries, most=most_requests)
         self._openings = CacheOpenings(cache, storages)
         self._bodies = CompressedBodies(storages, self._openings, open_local, self._transfers.start)
-        self._ways_made: Counter[int | None] = Counter()
+        self._evictions_for: Counter[int | None] = Counter()
         self._claims: set[asyncio.Task[None]] = set()
         self._decompressions: list[tuple[FetchedShard, DecompressedParts]] = []
 
@@ -101,15 +101,15 @@ class PartFetcher:
 
     @property
     def held_bytes(self) -> int:
-        """What bringing takes besides the parts."""
+        """What fetching takes besides the parts."""
         return self._bodies.held_bytes
 
     def takes(self, state: FetchedShard) -> bool:
-        """Whether a part of this shard can be brought now."""
+        """Whether a part of this shard can be fetched now."""
         return state.compression is not None or self._transfers.room() > len(self._claims)
 
     def fetch(self, state: FetchedShard, number: int) -> None:
-        """Bring a part."""
+        """Fetch a part."""
         if state.compression is not None:
             self._decompressing(state).grant(number)
         elif self._cache is not None and (state.cached is not None or not state.cache_requested):
@@ -148,9 +148,9 @@ class PartFetcher:
             if state.decompressing is decompressing and not decompressing.over
         ]
         waiting = [state for state in others if state.number != needed and state.waits_for_room]
-        if not waiting or self._ways_made[needed] >= _MOST_WAYS_MADE:
+        if not waiting or self._evictions_for[needed] >= _MOST_EVICTIONS:
             return False
-        self._ways_made[needed] += 1
+        self._evictions_for[needed] += 1
         for state in waiting:
             self._events.not_coming(state)
             self.forget(state)
@@ -201,7 +201,7 @@ class PartFetcher:
         if state.cached is not None:
             self._run(self._finish(state, state.cached, part.number), state, part.number)
             return
-        self._ways_made.pop(state.number, None)
+        self._evictions_for.pop(state.number, None)
         self._events.arrived(state, part.number, done.end - done.start)
 
     def _on_failed(self, part: Part, error: BaseException) -> None:
@@ -248,7 +248,7 @@ class PartFetcher:
             if state.generation == generation:
                 self._leave_cache(state)
             return
-        self._ways_made.pop(state.number, None)
+        self._evictions_for.pop(state.number, None)
         self._events.arrived(state, number, 0)
 
     async def _claim(self, state: FetchedShard, number: int) -> None:
@@ -307,7 +307,7 @@ class PartFetcher:
 
     def decompressed(self, state: FetchedShard, number: int, size_bytes: int) -> None:
         """See `DecompressionEvents.decompressed`."""
-        self._ways_made.pop(state.number, None)
+        self._evictions_for.pop(state.number, None)
         self._events.arrived(state, number, size_bytes)
 
     def has(self, state: FetchedShard, number: int) -> bool:

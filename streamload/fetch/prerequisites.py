@@ -18,7 +18,7 @@ class Prerequisites:
     """A fetcher, and the loading of tables beside it.
 
     Args:
-        fetcher: brings parts.
+        fetcher: fetches parts.
         tables: takes the tables.
         wake: called when there is something to pump.
         progress: called in the loop when tables have come or failed.
@@ -38,7 +38,7 @@ class Prerequisites:
     def has_tables(self, shards: Collection[int]) -> bool:
         """Whether the tables of some shards can be had at once; if not, they are loaded, in this order.
 
-        None of them is dropped before this is asked for others.
+        None of them is dropped before this is called for others.
 
         Raises:
             DatasetIndexError, StorageError: one of them cannot be loaded.

@@ -19,7 +19,7 @@ from streamload.tar.table import ShardTable
 __all__ = ["ByteRange", "RangeReader", "joined_ranges"]
 
 _GAP_BYTES = 128 << 10
-"""So many bytes that nobody asked for are fetched sooner than another request is made."""
+"""So many bytes that nobody requested are fetched sooner than another request is made."""
 
 
 @dataclass(frozen=True)

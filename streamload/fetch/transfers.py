@@ -194,7 +194,7 @@ class _Running:
         self._watches: list[Watch] = []
 
     def request(self) -> tuple[Watch, Coroutine[Any, Any, Downloaded]]:
-        """One more download, of what none has brought yet."""
+        """One more download, of what none has fetched yet."""
         watch = _ReportingWatch(self._steering)
         start = self._reached()
         self._steering.counts.second += bool(self._watches)
@@ -204,7 +204,7 @@ class _Running:
         return watch, download(storage, url, start, end, self._receive, pin=pin, retries=retries, watch=watch)
 
     def late_at(self) -> float | None:
-        """When the latest download will be late; None where it cannot be, or another is about to be asked for."""
+        """When the latest download will be late; None where it cannot be, or another is about to be requested."""
         total_bytes = self._source.pin.total_bytes
         end = self._part.end if total_bytes is None else min(self._part.end, total_bytes)
         if not self._watches or self.late.is_set() or self._reached() >= end:

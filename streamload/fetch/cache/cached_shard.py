@@ -51,7 +51,7 @@ class ShardEvents:
 class CachedShard:
     """A shard's file, and who fetches which part of it.
 
-    A part is `part_bytes` long, as the cache was told, but for the last. The use of a part is: `claim` it; if that
+    A part is `part_bytes` long, as the cache knows, but for the last. The use of a part is: `claim` it; if that
     gives True, fetch it, `write` all of its bytes, then `finish` it with its `checksum`, or `abandon` it if it could
     not be fetched. What was there already is compared with its checksum when it is first claimed.
 
@@ -69,7 +69,7 @@ class CachedShard:
         shard_bytes: the shard's size.
         part_bytes: that of a part.
         partial: what is being filled; None if the file was whole when it was opened.
-        events: told what happens.
+        events: notified of what happens.
         wait_s: how long to wait for another process's part.
 
     Attributes:
@@ -203,7 +203,7 @@ class CachedShard:
     def turn_off(self, *, withdrawn: bool = False) -> None:
         """Take nothing any more and remove the partial file; what is present stays so, unless it is `withdrawn`.
 
-        A complete file, of which the cache was told, is the cache's to move or to remove. It may be called from any
+        A complete file, of which the cache was notified, is the cache's to move or to remove. It may be called from any
         thread.
         """
         self._off = True
@@ -253,11 +253,11 @@ class CachedShard:
             raise CacheOffError from found
         return found
 
-    def _holds(self, asked: Callable[[PartialShard], bool]) -> bool:
+    def _holds(self, holds: Callable[[PartialShard], bool]) -> bool:
         if self.withdrawn or self.partial is None:
             return not self.withdrawn
         try:
-            return asked(self.partial)
+            return holds(self.partial)
         except OSError as exc:
             self._events.failed(exc)
             return False

@@ -54,7 +54,7 @@ class DiskCache:
     """A folder of shards that all processes of a node share.
 
     It never fails: where the disk refuses something, the cache turns itself off for this process with one warning, the
-    partial files that this process has open are removed, and the caller is told so by None and `CacheOffError`.
+    partial files that this process has open are removed, and the caller is notified by None and `CacheOffError`.
     Files that are whole are still read then, unless the disk cannot be read.
 
     Args:

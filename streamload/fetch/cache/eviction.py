@@ -57,7 +57,7 @@ def files_to_evict(
         needed_bytes: how much the other one needs.
         size_bytes: how much the cache may hold.
         next_use: when the other one is needed next, after the present use.
-        may_go: asked of a file before it is chosen, furthest first.
+        may_go: called with a file before it is chosen, furthest first.
 
     Returns:
         The files to remove, none if there is room; None if only files that are needed sooner, or as soon, would make

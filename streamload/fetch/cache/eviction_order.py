@@ -1,4 +1,4 @@
-"""Keeps a disk cache told of the order of the epochs, so that it evicts what is needed last."""
+"""Keeps a disk cache informed of the order of the epochs, so that it evicts what is needed last."""
 
 from __future__ import annotations
 
@@ -37,6 +37,6 @@ class Foresight:
         self._cache.expect(self._next_use)
 
     def passed(self, number: int) -> None:
-        """Every lane has come to this number of its emissions."""
+        """Every lane has come to this number of its outputs."""
         if self._next_use is not None:
             self._next_use.advance(number)

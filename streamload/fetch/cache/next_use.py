@@ -47,7 +47,7 @@ def numbers_by_key(urls: Iterable[str]) -> dict[str, int]:
 class OrderNextUse:
     """The next uses that follow from the order of one epoch and of those after it.
 
-    A use is counted in emissions of its lane, the same for all lanes, because all of them move on at one rate. A
+    A use is counted in outputs of its lane, the same for all lanes, because all of them move on at one rate. A
     shard on the border of lanes has a use in each of them. After the last use of this epoch comes the first one of
     the next; where this machine reads only some of the lanes, of the first epoch in which the shard falls to one of
     them, as far as 16 epochs ahead.
@@ -83,7 +83,7 @@ class OrderNextUse:
         self._passed = start / options.lanes
 
     def advance(self, position: int | float) -> None:
-        """Every lane has come to this number of its emissions: uses before it are past, on other ranks too."""
+        """Every lane has come to this number of its outputs: uses before it are past, on other ranks too."""
         self._passed = max(self._passed, position)
 
     def begin(self, name: str, /) -> None:
@@ -96,7 +96,7 @@ class OrderNextUse:
             self._begun.add(min(waiting, key=lambda use: abs(self._uses[use] - self._passed)))
 
     def position(self, name: str, /) -> float:
-        """The number of emissions of a lane, counted from this epoch's start, before the shard is needed next."""
+        """The number of outputs of a lane, counted from this epoch's start, before the shard is needed next."""
         shard = self._numbers.get(key_in_name(name))
         if shard is None:
             return float("inf")
@@ -137,7 +137,7 @@ def _uses_of_sequence(
     total: int,
     lanes: Collection[int] | None,
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """The uses of the shards that follow each other on one line of an epoch, in emissions of the epoch's lanes."""
+    """The uses of the shards that follow each other on one line of an epoch, in outputs of the epoch's lanes."""
     ends = np.cumsum(lengths)
     starts = ends - lengths
     bounds = lane_bounds(int(lengths.sum()), options.lanes)
@@ -160,7 +160,7 @@ def _counted_up(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _first_output_index(positions: NDArray[np.int64], window: int) -> NDArray[np.float64]:
-    """About how many emissions of a lane come before any of the samples from each position on."""
+    """About how many outputs of a lane come before any of the samples from each position on."""
     exact = positions.astype(np.float64)
     if not window:
         return exact

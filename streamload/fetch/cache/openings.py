@@ -17,11 +17,11 @@ __all__ = ["CacheOpenings"]
 class CacheOpenings:
     """Opens shards in a disk cache, for a running loop.
 
-    The storage is asked for the versions of at most 16 shards at a time; it is not where they are known.
+    The versions are requested of at most 16 shards at a time, unless they are known.
 
     Args:
         cache: the cache; None if there is none, and then no shard is in it.
-        storages: asked for the version of a shard, which the cache must know.
+        storages: have the version of a shard, which the cache must know.
     """
 
     def __init__(self, cache: DiskCache | None, storages: Storages) -> None:
@@ -34,7 +34,7 @@ class CacheOpenings:
         """A shard's file in the cache, which the caller closes.
 
         Cancelling it leaves nothing open; that takes as long as the thread needs to come back, mostly no time, and no
-        time where the storage is asked.
+        time where the storage is waited for.
 
         Returns:
             The file; None if there is no cache, or it does not take the shard.
@@ -50,9 +50,9 @@ class CacheOpenings:
             return await self._opened(self._cache, identity)
 
     async def _identity(self, url: str, pin: Pin) -> ShardIdentity:
-        """Which version it is. Where neither an index nor a listing has told it, the shard's first byte is asked for.
+        """Which version it is. Where neither an index nor a listing has it, the shard's first byte is requested.
 
-        The answer tells as much as that to a HEAD. But some urls are signed for reading only; and it is asked for as
+        The answer tells as much as that to a HEAD. But some urls are signed for reading only; and it is requested as
         patiently as all other bytes, and given up as soon as nobody waits for it.
         """
         if pin.total_bytes is None:

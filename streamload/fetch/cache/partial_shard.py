@@ -40,7 +40,7 @@ _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
 def boot_tag() -> str | None:
-    """The identity of this boot of the machine; None where it cannot be told or files have no locks on bytes.
+    """The identity of this boot of the machine; None where it is not known or files have no locks on bytes.
 
     Without it nothing that is being filled can be shared.
     """
