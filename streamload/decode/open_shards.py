@@ -9,24 +9,16 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable
-from io import BytesIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streamload.decode.field_reader import ShardReader
 from streamload.decode.tasks import ShardOpened
-from streamload.fetch.parts import LARGE_BYTES, PART_BYTES
 from streamload.memory.gathered import gather, read_fully
 from streamload.memory.mapped import Bytes, map_memory
 
 __all__ = ["OpenShards"]
-
-_PIECE_BYTES = 2 << 20
-
-Moved = Callable[[int, int, int], None]
-"""Called with a shard and the start and end of bytes that have been copied, up to the end of a part."""
 
 
 class OpenShards(ShardReader):
@@ -34,14 +26,10 @@ class OpenShards(ShardReader):
 
     Args:
         maps: False in a process that must survive whatever happens to the files: then nothing is mapped.
-
-    Attributes:
-        on_moved: called after each piece of a large field has been read; None reads such fields like all others.
     """
 
     def __init__(self, *, maps: bool = True) -> None:
         self._maps = maps
-        self.on_moved: Moved | None = None
         self._descriptors: dict[int, int] = {}
         self._opened: dict[int, ShardOpened] = {}
         self._mapped: dict[int, Bytes] = {}
@@ -70,10 +58,6 @@ class OpenShards(ShardReader):
         Raises:
             OSError: the storage cannot read them.
         """
-        if self.on_moved is not None and size_bytes >= LARGE_BYTES:
-            moved = BytesIO()
-            self._move(shard, start, size_bytes, moved.write, self.on_moved)
-            return moved.getvalue()  # without a copy
         descriptor = self._descriptors[shard]
         data = os.pread(descriptor, size_bytes, start)
         if len(data) == size_bytes:
@@ -91,25 +75,9 @@ class OpenShards(ShardReader):
         Raises:
             OSError: the storage cannot read them.
         """
-        if self.on_moved is not None and size_bytes >= LARGE_BYTES:
-            moved = bytearray()
-            self._move(shard, start, size_bytes, moved.extend, self.on_moved)
-            return moved
         own = bytearray(size_bytes)
         found = self.read_into(memoryview(own), shard, start)
         return own if found == size_bytes else own[:found]
-
-    def _move(self, shard: int, start: int, size_bytes: int, take: Callable[[bytes], object], on_moved: Moved) -> None:
-        """Read a large field piece by piece, each to the end of a part, so that what has been read can be freed."""
-        descriptor, at, end = self._descriptors[shard], start, start + size_bytes
-        while at < end:
-            piece = os.pread(descriptor, min(end - at, PART_BYTES - at % PART_BYTES, _PIECE_BYTES), at)
-            if not piece:
-                break
-            take(piece)
-            at += len(piece)
-            if at % PART_BYTES == 0:
-                on_moved(shard, max(start, at - PART_BYTES), at)
 
     def gather(
         self, shard: int, offsets: NDArray[np.int64], sizes: NDArray[np.int64]

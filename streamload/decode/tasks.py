@@ -18,14 +18,12 @@ from streamload.tar.table import ShardTable
 
 __all__ = [
     "SAMPLE_NAMES",
-    "BytesMoved",
     "Failure",
     "ForgetShards",
     "ForgetSlots",
     "InSlot",
     "Job",
     "LayoutFixed",
-    "MoveNoted",
     "OnError",
     "Original",
     "OwnTransforms",
@@ -169,7 +167,6 @@ class RowTask:
         whole: every piece is a whole batch, collated on its own (by `collate_fn`, or because there is no layout).
         untried: rows that are not tried and count as failed, and why: they have killed workers, or follow such a row
             where that ends the pass.
-        moves: the worker reports which bytes of large fields it has read, so that they are not held twice.
         pass_number: of the pass that it is for, as in `EpochStart`.
     """
 
@@ -181,7 +178,6 @@ class RowTask:
     capacity: int
     whole: bool
     untried: Mapping[int, str] = field(default_factory=dict)
-    moves: bool = False
     pass_number: int = 0
 
     def pieces_and_starts(self) -> Iterator[tuple[Piece, int]]:
@@ -190,27 +186,6 @@ class RowTask:
         for piece in self.pieces:
             yield piece, start
             start += piece.rows
-
-
-@dataclass(frozen=True)
-class BytesMoved:
-    """A worker has its own copy of a part of a large field, for its current task.
-
-    Attributes:
-        number: the task's.
-        shard: the shard's number.
-        start, end: the bytes, end exclusive.
-    """
-
-    number: int
-    shard: int
-    start: int
-    end: int
-
-
-@dataclass(frozen=True)
-class MoveNoted:
-    """The answer to a `BytesMoved`: the bytes have been freed. The worker waits for it before it reads on."""
 
 
 @dataclass(frozen=True)

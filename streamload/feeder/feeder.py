@@ -13,7 +13,7 @@ from itertools import count
 from typing import Any
 
 from streamload.decode.failure import Attempt, failure_of
-from streamload.decode.tasks import BytesMoved, RowsDone, ScanDone, ScanTask, Task
+from streamload.decode.tasks import RowsDone, ScanDone, ScanTask, Task
 from streamload.feeder.calls import COUNT_SAMPLES
 from streamload.feeder.messages import (
     AbandonEpoch,
@@ -158,12 +158,6 @@ class Feeder:
                 self._on_scanned(done)
             self._pump()
 
-    def on_moved(self, moved: BytesMoved) -> None:
-        """A worker has its own copy of these bytes."""
-        with self._failing():
-            if self.prerequisites is not None and self._epochs.waits_for(moved.number):
-                self.prerequisites.fetcher.moved(moved.shard, moved.start, moved.end)
-
     def is_wanted(self, task: Task) -> bool:
         """Whether anyone waits for the result of a task; if not, what it needs may be nowhere, and will never come."""
         return isinstance(task, ScanTask) or self._epochs.waits_for(task.number)
@@ -174,14 +168,14 @@ class Feeder:
         self._orphaned.release(task.number)
 
     def may_redo(self, task: Task) -> bool:
-        """Whether all is there that a task needs: some may have moved to a worker that died, or have left the cache."""
+        """Whether all is there that a task needs: some may have left the disk cache."""
         if self.prerequisites is None:
             return True
         fetcher = self.prerequisites.fetcher
         if isinstance(task, ScanTask):
             return task.available is None or fetcher.arrived_from(task.shard, task.start)[0] >= task.available
         with self._failing():
-            return fetcher.resident_again(parts_of_rows(task.table.shards, task.table.places()))
+            return fetcher.resident(parts_of_rows(task.table.shards, task.table.places()))
         return False
 
     def on_room(self) -> None:

@@ -14,7 +14,7 @@ from streamload.fetch.fetched_shard import FetchedShard
 from streamload.fetch.fetched_shards import FetchedShards
 from streamload.fetch.ledger import PartLedger
 from streamload.fetch.part_fetching import PartFetcher
-from streamload.fetch.parts import PART_BYTES, part_edges, part_key, parts_within, shard_and_number
+from streamload.fetch.parts import PART_BYTES, part_edges, part_key, shard_and_number
 from streamload.fetch.resident import OpenShard, open_listed
 from streamload.fetch.transfers import TransferCounts
 from streamload.index.listing import Listing
@@ -110,24 +110,13 @@ class Fetcher:
             self._wake()
         return failed.values()
 
-    def resident_again(self, keys: Collection[int]) -> bool:
-        """Whether held parts are all there for what has to be made once more; those that have moved are fetched.
+    def resident(self, keys: Collection[int]) -> bool:
+        """Whether those of some parts that are fetched at all are all there.
 
         Raises:
             StorageError, ShardFormatError: one of them cannot be fetched.
         """
-        fetched = [key for key in keys if shard_and_number(key)[0] in self.fetched]
-        if self.ledger.want_moved(fetched):
-            self._wake()
-        return self.there(fetched)
-
-    def moved(self, shard: int, start: int, end: int) -> None:
-        """Whoever makes a sample has its own copy of these bytes now, so those that nobody else needs are freed."""
-        state = self._shards[shard]
-        if state.memory is not None and state.compression is None:
-            for key in parts_within(shard, start, end):
-                if self.ledger.move(key):
-                    state.free(*part_edges(shard_and_number(key)[1], None))
+        return self.there([key for key in keys if shard_and_number(key)[0] in self.fetched])
 
     def freed(self) -> None:
         """Something is not held or pinned any more, so there may be room again."""

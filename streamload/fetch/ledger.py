@@ -23,8 +23,7 @@ class PartLedger:
     held nor pinned may be freed: first what nobody has a use for, then what is *kept* for rows that are not
     planned yet, then what is reserved for a later batch than the one that needs the room. As long as there is room
     everything stays, so in a dataset that is smaller than the budget nothing is fetched twice. A part that takes no
-    memory, because it lies on the disk, has no reason to stay. One whose bytes have *moved* to a worker is not there
-    any more, but counts as long as it is held.
+    memory, because it lies on the disk, has no reason to stay.
 
     Args:
         budget_bytes: what all parts that are there or in flight may take together, beside what others take.
@@ -47,7 +46,6 @@ class PartLedger:
         self._idle_kept: set[int] = set()
         self._idle_reserved: set[int] = set()
         self._free: dict[int, None] = {}
-        self._moved: set[int] = set()
         self._wanted = PartQueue()
         self._prerequisites: set[int] = set()
         self._turn = 0
@@ -125,14 +123,6 @@ class PartLedger:
             self._wanted.put(each, turn)  # ascending numbers of one shard: before the part itself
         self._prerequisites.update(missing)
         return bool(missing)
-
-    def want_moved(self, keys: Iterable[int]) -> bool:
-        """Have those of some parts fetched once more that have moved; whether there are any."""
-        moved = [key for key in keys if key in self._moved]
-        for key in moved:
-            self.give_up(key)
-        self.want_again(moved)
-        return bool(moved)
 
     def want_again(self, keys: Iterable[int]) -> None:
         """Have parts fetched that were there, when they are needed next: those that are held before all others."""
@@ -242,7 +232,7 @@ class PartLedger:
     def take_free(self) -> list[int]:
         """The parts that nobody has a use for and that take no memory; to be dropped."""
         free, self._free = self._free, {}
-        return [key for key in free if key in self._unreferenced or (key in self._moved and key not in self._holds)]
+        return [key for key in free if key in self._unreferenced]
 
     def admitted(self, key: int, size_bytes: int) -> None:
         """The part is in flight, and counts from now on."""
@@ -261,17 +251,6 @@ class PartLedger:
         self._prerequisites.discard(key)
         self._idle_if_unneeded(key)
 
-    def move(self, key: int) -> bool:
-        """There is a copy of a held part elsewhere, and this one goes; returns whether it may.
-
-        Not where there is room for a copy of everything, nor where another batch is being made of it.
-        """
-        may = self._holds[key] == 1 and key in self._present and 2 * self.used_bytes > self.budget_bytes
-        if may:
-            self._present.discard(key)
-            self._moved.add(key)
-        return may
-
     def dropped(self, key: int) -> None:
         """The part is not there any more, or will not come. If it is reserved, it is wanted again in its turn."""
         self.give_up(key)
@@ -286,7 +265,6 @@ class PartLedger:
         self._present.discard(key)
         self._coming.discard(key)
         self._kept.discard(key)
-        self._moved.discard(key)
         if key in self._sizes:
             self.used_bytes -= self._sizes.pop(key)
             shard = shard_and_number(key)[0]
@@ -317,8 +295,6 @@ class PartLedger:
         counter[key] -= 1
         if counter[key] <= 0:
             del counter[key]
-            if key in self._moved:
-                self._free[key] = None
             self._idle_if_unneeded(key)
 
     def _idle_if_unneeded(self, key: int) -> None:

@@ -8,22 +8,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 __all__ = [
-    "LARGE_BYTES",
     "PART_BYTES",
     "part_edges",
     "part_key",
     "parts_by_share",
     "parts_of_rows",
-    "parts_within",
     "shard_and_number",
 ]
 
 PART_BYTES = 8 << 20
 """The size of a part, but for the last of a shard. A request has a cost of its own, of latency above all, so that parts
 must not be small; and a part is held as long as one of its samples is waited for, so they must not be large."""
-
-LARGE_BYTES = 4 * PART_BYTES
-"""From here on a field is large: it is not held in a shard's memory and in a worker's at the same time."""
 
 _NUMBER_BITS = 32
 
@@ -43,11 +38,6 @@ def part_edges(number: int, shard_bytes: int | None) -> tuple[int, int]:
     start = number * PART_BYTES
     end = start + PART_BYTES
     return start, end if shard_bytes is None else min(end, shard_bytes)
-
-
-def parts_within(shard: int, start: int, end: int) -> list[int]:
-    """The keys of the parts of a shard that hold nothing but bytes of `[start, end)`."""
-    return [part_key(shard, number) for number in range(-(-start // PART_BYTES), end // PART_BYTES)]
 
 
 def parts_of_rows(

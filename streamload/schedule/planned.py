@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from streamload.decode.row_table import Column, ColumnKind, RowTable, by_shard
 from streamload.decode.tasks import SAMPLE_NAMES
 from streamload.errors import DatasetIndexError
-from streamload.fetch.parts import LARGE_BYTES, parts_of_rows
+from streamload.fetch.parts import parts_of_rows
 from streamload.index.tables import Tables
 from streamload.order.plan import RowBlock
 from streamload.tar.table import MISSING, ShardTable
@@ -29,14 +29,12 @@ class PlannedRows:
         table: where each wanted field lies.
         keys: the samples' keys, where they are wanted.
         parts: for each batch the keys of the parts that must be resident for it.
-        large: some field in a fetched shard is large.
     """
 
     block: RowBlock
     table: RowTable
     keys: tuple[str, ...] | None
     parts: tuple[list[int], ...] = ()
-    large: bool = False
 
     @property
     def batches(self) -> int:
@@ -46,15 +44,6 @@ class PlannedRows:
     def edges(self, batch: int) -> tuple[int, int]:
         """The rows of a batch."""
         return int(self.block.batch_edges[batch]), int(self.block.batch_edges[batch + 1])
-
-    def reads_large_once(self, start: int, end: int) -> bool:
-        """Whether no large field occurs twice in these rows."""
-        found: list[tuple[int, int]] = []
-        rows = self.table.rows(start, end)
-        for offsets, sizes in rows.places():
-            large = sizes >= LARGE_BYTES
-            found += zip(rows.shards[large].tolist(), offsets[large].tolist(), strict=True)
-        return len(set(found)) == len(found)
 
 
 def locate(
@@ -100,8 +89,7 @@ def locate(
             for row, sample in zip(rows.tolist(), samples.tolist(), strict=True):
                 keys[row] = table.key(sample)
     parts = () if fetched is None else _parts(block, columns, fetched)
-    large = fetched is not None and any(bool((column.sizes >= LARGE_BYTES).any()) for column in columns)
-    return PlannedRows(block, located, None if keys is None else tuple(keys), parts, large)
+    return PlannedRows(block, located, None if keys is None else tuple(keys), parts)
 
 
 def _parts(block: RowBlock, columns: Sequence[Column], fetched: Collection[int]) -> tuple[list[int], ...]:

@@ -266,7 +266,7 @@ class Scheduler:
         return self._rows()
 
     def _made_again(self) -> RowTask | None:
-        if not self._ahead.resident_again(self._again[0].source):
+        if not self._ahead.resident(self._again[0].source):
             return None
         batch = self._again.popleft()
         return self._task([(batch, 0, batch.rows)], whole=True)
@@ -394,7 +394,6 @@ class Scheduler:
             pieces=tuple(Piece(batch.number, batch.slot, a, b - a, b - a == batch.rows) for batch, a, b in batches),
             capacity=self._capacity,
             whole=whole,
-            moves=planned.large and self._reads_once(batches),
             pass_number=self._start.number,
         )
 
@@ -414,12 +413,6 @@ class Scheduler:
 
     def _rows_of_rank(self, samples: int) -> int:
         return max(1, -(-samples // self._start.world_size))
-
-    def _reads_once(self, batches: list[tuple[RowBatch, int, int]]) -> bool:
-        """Whether no large field is read twice for the batches of a task."""
-        planned, first = batches[0][0].source
-        last = batches[-1][0].source[1]
-        return planned.reads_large_once(planned.edges(first)[0], planned.edges(last)[1])
 
     def take_plan_s(self) -> float:
         """Seconds spent on planning and locating since the last call."""

@@ -20,9 +20,7 @@ from typing import Any
 from streamload.decode.failure import error_from
 from streamload.decode.job_pickle import warn_of_lost
 from streamload.decode.tasks import (
-    BytesMoved,
     LayoutFixed,
-    MoveNoted,
     RowsDone,
     RowTask,
     ScanDone,
@@ -325,18 +323,12 @@ class ProcessPool:
     def _give(self, worker: PoolWorker, task: Task) -> None:
         worker.link.give(self._fatal.known(task) if isinstance(task, RowTask) else task)
 
-    def _on_message(
-        self, worker: PoolWorker, message: BytesMoved | Logged | RowsDone | ScanDone | WorkerStarted
-    ) -> None:
+    def _on_message(self, worker: PoolWorker, message: Logged | RowsDone | ScanDone | WorkerStarted) -> None:
         if isinstance(message, Logged):
             message.handle()  # logged here, and so sent on to the trainer
             return
         if isinstance(message, WorkerStarted):
             self._on_started(worker, message)
-            return
-        if isinstance(message, BytesMoved):
-            self._events.on_moved(message)
-            worker.channel.send(MoveNoted())
             return
         task = worker.link.tasks.pop(message.number)
         if isinstance(message, RowsDone) and message.unseeded:

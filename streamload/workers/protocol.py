@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from streamload.decode.tasks import BytesMoved, RowsDone, ScanDone, Task
+from streamload.decode.tasks import RowsDone, ScanDone, Task
 
 __all__ = ["Pool", "PoolEvents"]
 
@@ -24,9 +24,6 @@ class PoolEvents(Protocol):
 
     def on_done(self, done: RowsDone | ScanDone) -> None:
         """A task is done."""
-
-    def on_moved(self, moved: BytesMoved) -> None:
-        """A worker has its own copy of these bytes."""
 
     def on_room(self) -> None:
         """The pool takes tasks again."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from time import perf_counter
 from typing import Any
 
@@ -63,7 +62,6 @@ class TaskRunner:
         job: what the user wants of a sample and of a batch.
         heap: where batches are written, if the worker shares its memory with the pool; else slots are opened for it.
         in_callers_process: as for `RowMaker`; and no shard is mapped as a whole, see `OpenShards`.
-        on_moved: called with a task's number, a shard, and the start and end of bytes of it that have been copied.
 
     Attributes:
         maker: of rows and batches.
@@ -75,11 +73,9 @@ class TaskRunner:
         heap: HeapSlots | None = None,
         *,
         in_callers_process: bool = False,
-        on_moved: Callable[[int, int, int, int], None] | None = None,
     ) -> None:
         self._slots = MappedSlots()
         self._shards = OpenShards(maps=not in_callers_process)
-        self._on_moved = on_moved
         self.maker = BatchMaker(job, self._slots if heap is None else heap, in_callers_process=in_callers_process)
 
     def handle(
@@ -96,8 +92,6 @@ class TaskRunner:
         match message:
             case RowTask():
                 progress[1] = message.number
-                moved = self._on_moved if message.moves else None
-                self._shards.on_moved = None if moved is None else partial(moved, message.number)
                 return self.maker.run(message, self._shards, progress, waited_s)
             case ScanTask():
                 progress[0], progress[1] = -1, message.number

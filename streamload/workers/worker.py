@@ -11,14 +11,13 @@ import signal
 import socket
 import sys
 import threading
-from collections import deque
 from contextlib import suppress
 from time import perf_counter
 from typing import Any
 
 from streamload.decode.failure import Attempt, failure_of
 from streamload.decode.job_pickle import load_job
-from streamload.decode.tasks import BytesMoved, MoveNoted, WorkerSetup, WorkerStarted
+from streamload.decode.tasks import WorkerSetup, WorkerStarted
 from streamload.environment.launch import PROGRESS_BYTES
 from streamload.images.opencv import opencv
 from streamload.log_records import Logged, forward_records, set_log_levels
@@ -35,7 +34,6 @@ class _Worker:
         self._channel = channel
         self._progress = progress
         self._runner: TaskRunner | None = None
-        self._waiting: deque[tuple[Any, list[int]]] = deque()
         self._sending = threading.RLock()
 
     def start(self, setup: WorkerSetup) -> tuple[str, ...]:
@@ -44,7 +42,7 @@ class _Worker:
         set_log_levels(setup.log_levels)
         forward_records(self._send_logged)
         job, lost = load_job(setup.job)
-        self._runner = TaskRunner(job, on_moved=self._moved)
+        self._runner = TaskRunner(job)
         if self._runner.maker.rows.resizes_images:
             opencv()  # loading it takes longer than a task: all workers do it now, at the same time
         if (torch := sys.modules.get("torch")) is not None:
@@ -66,17 +64,11 @@ class _Worker:
         """Answer messages until the feeder is gone."""
         while True:
             waiting_since = perf_counter()
-            message, descriptors = self._waiting.popleft() if self._waiting else self._channel.receive()
+            message, descriptors = self._channel.receive()
             assert self._runner is not None
             done = self._runner.handle(message, descriptors, self._progress, perf_counter() - waiting_since)
             if done is not None:
                 self.send(done)
-
-    def _moved(self, number: int, shard: int, start: int, end: int) -> None:
-        """Report bytes that have been read, and wait until the feeder has freed them: otherwise both copies grow."""
-        self.send(BytesMoved(number, shard, start, end))
-        while not isinstance((received := self._channel.receive())[0], MoveNoted):
-            self._waiting.append(received)
 
 
 def run(socket_number: int, words_number: int, progress_number: int) -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
 from feeder_by_hand import FeederByHand, with_feeder
 
 from streamload.decode.failure import error_from
-from streamload.decode.tasks import BytesMoved
 from streamload.errors import StorageError
 from streamload.feeder.calls import COUNT_SAMPLES
 from streamload.feeder.messages import Acknowledge, Call, EpochStart, Failed
-from streamload.fetch.parts import PART_BYTES, part_key, parts_of_rows, shard_and_number
+from streamload.fetch.parts import PART_BYTES
 
 ONE_PART_BYTES = 10_000_000
 """Room for one part and not for two."""
@@ -121,103 +119,6 @@ def test_what_is_known_is_counted_whatever_there_is_room_for(url: str) -> None:
         assert "Failed" not in by_hand.kinds()
 
     with_feeder(url, body, batch_size=1, budget_bytes=ONE_PART_BYTES, works_ahead=True)
-
-
-@pytest.mark.parametrize("complete_first", [False, True])
-def test_a_batch_that_is_complete_behind_one_that_is_held_up_does_not_keep_it_waiting(
-    url: str, complete_first: bool
-) -> None:
-    async def body(by_hand: FeederByHand) -> None:
-        first, *_ = await by_hand.begin(1)
-        by_hand.answer(first)
-        by_hand.take_all()
-        await by_hand.until(lambda: len(by_hand.pool.tasks) >= 3)
-        held_up, behind = by_hand.pool.tasks[1:3]
-        places = parts_of_rows(held_up.table.shards, held_up.table.places())
-        for _, number in map(shard_and_number, places):
-            by_hand.feeder.on_moved(BytesMoved(held_up.number, 0, number * PART_BYTES, (number + 1) * PART_BYTES))
-        by_hand.slots.more_bytes = ONE_PART_BYTES
-        if complete_first:
-            by_hand.answer(behind)
-        by_hand.pool.returned.append(held_up)  # a worker dies with it
-        by_hand.pool.resume()
-        if not complete_first:
-            by_hand.answer(behind)
-        await by_hand.settled()
-        for task in by_hand.pool.tasks[3:]:
-            by_hand.answer(task)
-        by_hand.take_all()
-        await by_hand.until(lambda: "Failed" in by_hand.kinds())
-        assert "too small" in str(failure(by_hand))
-
-    with_feeder(url, body, batch_size=1, budget_bytes=THREE_PARTS_BYTES)
-
-
-def test_what_has_moved_and_does_not_fit_any_more_is_an_error(url: str) -> None:
-    async def body(by_hand: FeederByHand) -> None:
-        (task,) = await by_hand.begin(1)
-        await by_hand.settled()
-        by_hand.feeder.on_moved(BytesMoved(task.number, 0, 0, PART_BYTES))
-        assert not by_hand.fetcher.there([part_key(0, 0)])
-        by_hand.slots.more_bytes = ONE_PART_BYTES // 2
-        by_hand.pool.returned.append(task)  # a worker dies with it
-        by_hand.pool.resume()
-        await by_hand.acknowledged_all()
-        assert by_hand.pool.again == []
-        error = failure(by_hand)
-        assert isinstance(error, StorageError)
-        assert "memory_budget of 12 MB is too small" in str(error)
-
-    with_feeder(url, body, batch_size=1, budget_bytes=ONE_PART_BYTES)
-
-
-def test_a_batch_made_again_that_no_longer_fits_is_an_error_once_orphaned_tasks_are_done(url: str) -> None:
-    async def body(by_hand: FeederByHand) -> None:
-        first, *_ = await by_hand.begin(1)
-        by_hand.answer(first)
-        await by_hand.until(lambda: len(by_hand.pool.tasks) >= 3)
-        layout_mismatch, orphaned = by_hand.pool.tasks[1:3]
-        by_hand.feeder.on_moved(BytesMoved(orphaned.number, 0, PART_BYTES, 2 * PART_BYTES))
-        by_hand.slots.more_bytes = ONE_PART_BYTES
-        by_hand.answer(layout_mismatch, layout_mismatch=True)
-        for task in by_hand.pool.tasks[3:]:
-            by_hand.answer(task, layout_mismatch=True)
-        await by_hand.settled()
-        assert by_hand.fetcher.stalled
-        assert "Failed" not in by_hand.kinds(), "there is room when the late one is over, for all that is known"
-        by_hand.pool.returned.append(orphaned)  # a worker dies with it
-        by_hand.pool.resume()
-        await by_hand.acknowledged_all()
-        assert "too small" in str(failure(by_hand))
-
-    with_feeder(url, body, batch_size=3, budget_bytes=THREE_PARTS_BYTES)
-
-
-def test_an_orphaned_task_behind_one_that_is_held_up_is_dropped(url: str) -> None:
-    """A dead worker had both. The late one would be waited for, and would keep the room that the other one needs."""
-
-    async def body(by_hand: FeederByHand) -> None:
-        first, *_ = await by_hand.begin(1)
-        by_hand.answer(first)
-        await by_hand.until(lambda: len(by_hand.pool.tasks) >= 4)
-        held_up, layout_mismatch, orphaned = by_hand.pool.tasks[1:4]
-        assert [task.pieces[0].batch for task in (held_up, layout_mismatch, orphaned)] == [0, 1, 1]
-        by_hand.feeder.on_moved(BytesMoved(held_up.number, 0, 0, PART_BYTES))
-        by_hand.slots.more_bytes = ONE_PART_BYTES
-        by_hand.pool.returned.extend([held_up, orphaned])
-        by_hand.pool.busy = True
-        by_hand.pool.resume()
-        await by_hand.settled()
-        assert by_hand.fetcher.stalled
-        assert [*by_hand.pool.returned] == [held_up, orphaned]
-        assert "Failed" not in by_hand.kinds()
-        by_hand.pool.busy = False
-        by_hand.answer(layout_mismatch, layout_mismatch=True)
-        assert [*by_hand.pool.returned] == [held_up]
-        await by_hand.acknowledged_all()
-        assert "too small" in str(failure(by_hand)), "nothing is waited for any more"
-
-    with_feeder(url, body, batch_size=2, budget_bytes=THREE_PARTS_BYTES)
 
 
 def test_what_orphaned_tasks_of_another_epoch_read_is_waited_for_and_no_error(url: str) -> None:

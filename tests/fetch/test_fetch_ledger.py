@@ -60,20 +60,6 @@ def test_what_a_batch_uses_stays_until_it_is_made() -> None:
     assert not ledger.is_present(first[0])
 
 
-def test_what_has_moved_comes_once_more_before_all_that_later_batches_need() -> None:
-    """It waits for nothing that waits for it: a later batch's parts would take its room, and nothing is scheduled."""
-    ledger = PartLedger(40)
-    first = batch(ledger, 0, 1)
-    batch(ledger, 2, 3)
-    assert [fetch(ledger) for _ in range(4)] == keys(0, 1, 2, 3)
-    ledger.use(first)
-    batch(ledger, 4)
-    batch(ledger, 0)
-    assert ledger.move(first[0])
-    assert ledger.want_moved(first)
-    assert fetch(ledger) == first[0]
-
-
 def test_what_an_epoch_pins_stays_until_it_is_passed() -> None:
     ledger = PartLedger(10)
     first = batch(ledger, 0)

@@ -31,8 +31,6 @@ class Epochs(RuleBasedStateMachine):
         self.coming: set[int] = set()
         self.there: dict[int, int] = {}
         self.failed: set[int] = set()
-        self.moved: dict[int, int] = {}
-        self.left: set[int] = set()
 
     # -- an epoch
 
@@ -57,24 +55,6 @@ class Epochs(RuleBasedStateMachine):
     @rule()
     def make(self) -> None:
         self.ledger.release(self.dealt.pop(0))
-
-    @precondition(lambda self: self.dealt)
-    @rule(data=st.data())
-    def move(self, data: st.DataObject) -> None:
-        key = data.draw(st.sampled_from(self.dealt[0]))
-        holds = sum(keys.count(key) for keys in self.dealt + self.held)
-        there_is_room = 2 * self.ledger.used_bytes <= BUDGET
-        assert self.ledger.move(key) == (key in self.there and holds == 1 and not there_is_room)
-        if not self.ledger.is_present(key) and key in self.there:
-            self.moved[key] = self.there.pop(key)
-
-    @precondition(lambda self: self.dealt)
-    @rule()
-    def make_again(self) -> None:
-        moved = [key for key in self.dealt[0] if key in self.moved]
-        assert self.ledger.want_moved(self.dealt[0]) == bool(moved)
-        for key in moved:
-            del self.moved[key]
 
     @precondition(lambda self: self.planned)
     @rule()
@@ -144,7 +124,6 @@ class Epochs(RuleBasedStateMachine):
         key = data.draw(st.sampled_from(sorted(self.coming)))
         self.coming.discard(key)
         self.there[key] = size
-        self.left.discard(key)
         self.ledger.arrived(key, size)
 
     @precondition(lambda self: self.coming)
@@ -167,7 +146,7 @@ class Epochs(RuleBasedStateMachine):
 
     @invariant()
     def the_bytes_are_those_of_the_parts(self) -> None:
-        counted = sum(self.there.values()) + sum(self.moved.values())
+        counted = sum(self.there.values())
         assert self.ledger.used_bytes == counted + SIZE * len(self.coming)
         assert self.ledger.in_flight() == self.coming
         needed = self.in_use()
@@ -180,13 +159,13 @@ class Epochs(RuleBasedStateMachine):
     @invariant()
     def whatever_is_needed_is_there_or_will_come(self) -> None:
         planned = {key for keys in self.planned for key in keys}
-        for key in planned | self.held_keys() | (set(self.pinned) - self.left):
+        for key in planned | self.held_keys() | set(self.pinned):
             assert key in self.failed or self.ledger.is_expected(key)
 
     @invariant()
     def parts_belong_to_their_shards(self) -> None:
         for shard in range(3):
-            known = {key for key in [*self.there, *self.coming, *self.moved] if shard_and_number(key)[0] == shard}
+            known = {key for key in [*self.there, *self.coming] if shard_and_number(key)[0] == shard}
             assert self.ledger.parts_of(shard) == known
 
     def teardown(self) -> None:
@@ -223,13 +202,10 @@ class Epochs(RuleBasedStateMachine):
     def forget(self, key: int) -> None:
         self.coming.discard(key)
         self.there.pop(key, None)
-        self.moved.pop(key, None)
         self.kept.discard(key)
 
     def drop(self, key: int) -> None:
-        assert key not in (self.held_keys() if key in self.moved else self.in_use())
-        if key in self.moved:
-            self.left.add(key)
+        assert key not in self.in_use()
         self.forget(key)
         self.ledger.dropped(key)
 

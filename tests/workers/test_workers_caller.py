@@ -15,7 +15,7 @@ import pytest
 from tasks_by_hand import Shelf, batch_of, job, numbered
 
 from streamload.decode.failure import error_from
-from streamload.decode.tasks import BytesMoved, Job, RowsDone, ScanDone, ScanTask, Task
+from streamload.decode.tasks import Job, RowsDone, ScanDone, ScanTask, Task
 from streamload.errors import ShardNotFoundError
 from streamload.fetch.resident import ResidentShards
 from streamload.memory.slots import HeapSlots
@@ -34,9 +34,6 @@ class Notes:
     def on_done(self, done: RowsDone | ScanDone) -> None:
         assert done.number not in self.done
         self.done[done.number] = done
-
-    def on_moved(self, moved: BytesMoved) -> None:
-        raise AssertionError("nothing was to be moved")
 
     def is_wanted(self, task: Task) -> bool:
         raise AssertionError("nobody has died")

@@ -23,7 +23,7 @@ from tasks_by_hand import Shelf, job, mapped_batch, numbered
 
 from streamload.decode.failure import error_from
 from streamload.decode.job_pickle import pickle_job
-from streamload.decode.tasks import BytesMoved, Job, RowsDone, RowTask, ScanDone, ScanTask, Task
+from streamload.decode.tasks import Job, RowsDone, RowTask, ScanDone, ScanTask, Task
 from streamload.environment.launch import child_environment
 from streamload.errors import ShardFormatError, ShardNotFoundError, WorkerError
 from streamload.fetch.resident import ResidentShards
@@ -60,9 +60,6 @@ class Office:
         assert done.number not in self.done, "a task is answered once"
         self.done[done.number] = done
         self._changed.set()
-
-    def on_moved(self, moved: BytesMoved) -> None:
-        raise AssertionError("nothing was to be moved")
 
     def is_wanted(self, task: Task) -> bool:
         return task.number not in self.unwanted
