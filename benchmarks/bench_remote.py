@@ -21,12 +21,14 @@ from pathlib import Path
 
 from goals import Goal
 from remote_budget import measure_budget
+from remote_first_pass import measure_first_pass
 from remote_parts import Sizes, measure_first_batch, measure_gil, measure_throughput
 from remote_sleepers import measure_sleepers
 from workloads import FOLDER, workload
 
 Part = Callable[[Sizes], tuple[str, list[Goal]]]
 PARTS: dict[str, Part] = {
+    "first_pass": measure_first_pass,
     "throughput": measure_throughput,
     "first": measure_first_batch,
     "gil": measure_gil,

@@ -42,9 +42,10 @@ class Bucket:
     names: Sequence[str]
     shard_bytes: Sequence[int]
 
-    def urls(self) -> list[str]:
-        """The shards' addresses."""
-        return [f"{self.server.url}/data/{name}" for name in self.names]
+    def urls(self, *, indexed: bool = True) -> list[str]:
+        """The shards' addresses; those in a folder without an index, if it is not to be found."""
+        folder = "data" if indexed else "bare"
+        return [f"{self.server.url}/{folder}/{name}" for name in self.names]
 
     def pattern(self, protocol: str = "http") -> list[str]:
         """The same, as a user writes it."""
@@ -74,6 +75,7 @@ def bucket_of(shards: Sequence[str], number: int | None = None) -> Iterator[Buck
     listed = [entries[original] | {"name": name} for name, original in zip(names, originals, strict=True)]
     files[f"data/{INDEX}/index.json"] = json.dumps(index | {"shards": listed}).encode()
     aliases = {f"data/{name}": f"real/{original}" for name, original in zip(names, originals, strict=True)}
+    aliases |= {f"bare/{name}": f"real/{original}" for name, original in zip(names, originals, strict=True)}
     aliases |= {
         f"data/{INDEX}/{name}.npz": f"real/{original}.npz" for name, original in zip(names, originals, strict=True)
     }

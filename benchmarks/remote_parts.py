@@ -60,6 +60,7 @@ class Run:
 
     Attributes:
         rate: MB of the files' bytes a second over the pass; 0 where they were decoded.
+        whole_rate: MB of the shards a second, from the constructor to the end of the pass.
         images: read in a second, where they were decoded.
         first_s: from the constructor to the first batch.
         requests_before: that the server got until then.
@@ -68,6 +69,7 @@ class Run:
     """
 
     rate: float
+    whole_rate: float
     images: float
     first_s: float
     requests_before: int
@@ -91,6 +93,7 @@ def run(bucket: Bucket, script: Script, question: Question) -> Run:
     per_s = found["values"] / (found["ended_s"] - found["pass_s"])
     return Run(
         rate=per_s / 1e6 if question.raw else 0.0,
+        whole_rate=bucket.total_bytes / (found["ended_s"] - found["began_s"]) / 1e6,
         images=0.0 if question.raw else per_s,
         first_s=found["first_s"] - found["began_s"],
         requests_before=sum(began_s < found["first_s"] for _, began_s, _ in report.spans),

@@ -35,6 +35,7 @@ class Question:
         urls: the shards.
         shard_bytes: the size of each, for those who read ranges of them.
         raw: take the files' bytes as they are, and only count them; else images are decoded and cropped.
+        fields: of streamload; where they are others than the images, they are decoded.
         shuffle: in streamload.
         connections: how many ranges at once, for those who read ranges.
         fsspec: streamload reads through fsspec's filesystem.
@@ -53,6 +54,7 @@ class Question:
     urls: Sequence[str]
     shard_bytes: Sequence[int]
     raw: bool = True
+    fields: Sequence[str] = ("jpg",)
     shuffle: bool = False
     connections: int = 0
     fsspec: bool = False
@@ -78,12 +80,12 @@ def streamload(question: Question) -> Iterator[Iterator[Any]]:
         filesystem = fsspec.filesystem("http")
     how: dict[str, Any] = {"transform": {"jpg": RandomResizedCrop(CROP)}}
     if question.raw:
-        how = {"decode": False, "transform": {"jpg": len}}
+        how = {"decode": False, "transform": {"jpg": len}} if "jpg" in question.fields else {}
     with StreamLoader(
         question.urls,
         BATCH_SIZE,
         shuffle=question.shuffle,
-        fields=("jpg",),
+        fields=tuple(question.fields),
         num_workers=WORKERS,
         filesystem=filesystem,
         storage_options=dict(question.storage_options) or None,

@@ -1,0 +1,53 @@
+"""The first pass over a bucket, from the constructor on: with an index and without, all bytes and a small field."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from goals import Goal
+from remote_bucket import FAR_AWAY, Bucket, bucket_of
+from remote_parts import Sizes, in_turn, median, ratio
+from remote_reading import Question
+from tables import table
+
+__all__ = ["measure_first_pass"]
+
+_CEILING = "obstore, 32 connections"
+_LEAST_SHARE = 0.80
+_LEAST_OF_INDEXED = 0.9
+
+
+def _questions(bucket: Bucket) -> Mapping[str, Question]:
+    """Readers by name. The ceiling reads all bytes and keeps nothing."""
+    raw = Question("streamload", bucket.urls(), bucket.shard_bytes)
+    return {
+        _CEILING: replace(raw, reader="obstore", connections=32),
+        "all image bytes, with an index": raw,
+        "all image bytes, without": replace(raw, urls=bucket.urls(indexed=False)),
+        "a small field, with an index": replace(raw, fields=("cls",)),
+        "a small field, without": replace(raw, fields=("cls",), urls=bucket.urls(indexed=False)),
+        "WebDataset, all image bytes": replace(raw, reader="WebDataset"),
+    }
+
+
+def measure_first_pass(sizes: Sizes) -> tuple[str, list[Goal]]:
+    """Shares of what bare obstore gets from the same server in the same round."""
+    with bucket_of(sizes.shards_of_images, sizes.sustained_copies * len(sizes.shards_of_images)) as bucket:
+        questions = _questions(bucket)
+        runs = in_turn(bucket, FAR_AWAY, dict(questions), sizes.rounds)
+        data = f"{bucket.total_bytes / 1e6:,.0f} MB"
+    rows, goals = [], []
+    for name in questions:
+        share = ratio(runs, name, _CEILING, "whole_rate")
+        rate, first_s = median(runs, name, "whole_rate"), median(runs, name, "first_s")
+        if share is None or rate is None or first_s is None:
+            continue
+        rows.append([name, data, f"{rate:,.0f}", f"{share:.2f}", f"{first_s:.2f}"])
+        if questions[name].reader == "streamload":
+            goals.append(Goal(f"first pass, {name}, of bare obstore", share, ">=", _LEAST_SHARE))
+    for read in ("all image bytes", "a small field"):
+        share = ratio(runs, f"{read}, without", f"{read}, with an index", "whole_rate")
+        goals.append(Goal(f"first pass, {read}, without an index to with one", share, ">=", _LEAST_OF_INDEXED))
+    header = ["read", "shards' bytes", "MB/s from the constructor on", "of bare obstore", "first batch, s"]
+    return table(header, rows), goals
