@@ -11,6 +11,7 @@ from streamload.index.dataset_index import (
     INDEX_FILE,
     MOST_INDEX_BYTES,
     DatasetIndex,
+    IndexedShard,
     no_table_file,
     read_local,
 )
@@ -98,20 +99,22 @@ class TableReader:
         raise no_table_file(url)
 
     def _replaced(self, folder: str, name: str, new: DatasetIndex) -> DatasetIndex:
-        """The list of an index that was written anew, if it says the same of a shard."""
-        before, now = self._indexes[folder].shard(name), new.find(name)
-        if now is None or (now.bytes, now.samples, new.place(name).crc32) != (
-            before.bytes,
-            before.samples,
-            self._indexes[folder].place(name).crc32,
-        ):
+        """The index with the places that its tables have now; those of shards that are others now stay as they were.
+
+        Raises:
+            DatasetIndexError: the shard is one of these.
+        """
+        old = self._indexes[folder]
+        now = {entry.name: entry for entry in new.shards if _same(entry, old.find(entry.name))}
+        if name not in now:
             raise DatasetIndexError(
                 f"the index was written anew while it was in use, and the shard {name!r} is another now; make a new "
                 "loader, and give every version of a dataset a folder of its own",
                 url=f"{folder}/{INDEX_FILE}",
             )
-        self._indexes[folder] = new
-        return new
+        shards = tuple(now.get(entry.name, entry) for entry in old.shards)
+        self._indexes[folder] = DatasetIndex(old.folder, old.fields, shards)
+        return self._indexes[folder]
 
     def _listed(self, folder: str, content: bytes | None) -> DatasetIndex:
         if content is None:
@@ -154,3 +157,10 @@ class TableReader:
     def _url(self, folder: str, file: str) -> str:
         web = protocol_of(folder) in _WEB
         return f"{folder}/{quote(file) if web else file}"
+
+
+def _same(entry: IndexedShard, other: IndexedShard | None) -> bool:
+    """Whether two entries are of one shard with one table, wherever that lies."""
+    if other is None or entry.table is None or other.table is None:
+        return False
+    return (*entry[:3], entry.table.crc32) == (*other[:3], other.table.crc32)

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
+import fsspec
 import numpy as np
 import pytest
 from servers.faults import FaultServer, Script
 
 from streamload import ShardWriter
 from streamload.errors import DatasetIndexError, ShardFormatError
+from streamload.index import dataset_index, table_reader
 from streamload.index import tables as tables_module
-from streamload.index.dataset_index import DatasetIndex
+from streamload.index.dataset_index import DatasetIndex, IndexedShard
+from streamload.index.index_writer import IndexFolder, LocalIndexFolder, RemoteIndexFolder, update_with_tables
 from streamload.index.listing import Listing, list_shards
 from streamload.index.scan_cache import ScanCache
 from streamload.index.tables import Tables
@@ -316,3 +320,65 @@ def test_tables_that_are_needed_at_once_are_held_beyond_the_limit(
     tables.hold([])
     tables.find(2)
     assert [shard for shard in range(3) if tables.at_hand(shard) is not None] == [2]
+
+
+def test_an_index_that_is_written_anew_while_it_is_used_is_read_again_for_shards_that_are_the_same(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dataset_index, "GROUP_BYTES", 1)
+    tables = Tables(list_shards(folder), ScanCache(None), strict=True)
+    assert tables.find(0) is not None
+    rewrite(folder, "part2-000000.tar")
+    table = tables.find(1)
+    assert table is not None
+    assert len(table) == COUNTS[1]
+    with pytest.raises(DatasetIndexError, match=r"part2-000000.tar' is another now; make a new loader") as caught:
+        tables.find(2)
+    assert caught.value.url == f"{folder}/.streamload/index.json"
+
+
+async def test_the_same_of_a_remote_index(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dataset_index, "GROUP_BYTES", 1)
+    memory, storages, url = fsspec.filesystem("memory"), Storages(), "memory://written-anew"
+    try:
+        memory.put(str(folder), "/written-anew", recursive=True)
+        tables = Tables(list_shards(url, None, storages), ScanCache(None), strict=True, storages=storages)
+        await tables.load(0)
+        place = RemoteIndexFolder(storages.for_url(url), f"{url}/.streamload")
+        rewrite(folder, "part2-000000.tar", place)
+        table = await tables.load(1)
+        assert table is not None
+        assert len(table) == COUNTS[1]
+        with pytest.raises(DatasetIndexError, match=r"part2-000000.tar' is another now"):
+            await tables.load(2)
+        for file in memory.find("/written-anew/.streamload"):
+            if file.endswith(".bin"):
+                memory.pipe_file(file, memory.cat_file(file)[:8])
+        again = Tables(list_shards(url, None, storages), ScanCache(None), strict=True, storages=storages)
+        for shard in range(2):  # of the first some bytes are there, of the second none
+            with pytest.raises(DatasetIndexError, match="streamload index"):
+                await again.load(shard)
+    finally:
+        memory.rm("/written-anew", recursive=True)
+
+
+def rewrite(folder: Path, name: str, place: IndexFolder | None = None) -> None:
+    """Another table of the same size and number of samples takes the place of one, so that its file is another."""
+    table = replace(DatasetIndex.load(folder / ".streamload").table(name), member_crc32=None)
+    place = place or LocalIndexFolder(str(folder / ".streamload"))
+    update_with_tables(place, [(IndexedShard.of(name, table), table)])
+
+
+def test_tables_that_lie_beside_each_other_are_read_at_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads: list[tuple[int, int | None]] = []
+    real = table_reader.read_local
+
+    def noting(path: str, start: int = 0, end: int | None = None) -> bytes | None:
+        if path.endswith(".bin"):
+            reads.append((start, end))
+        return real(path, start, end)
+
+    monkeypatch.setattr(table_reader, "read_local", noting)
+    tables = Tables(list_shards(folder), ScanCache(None), strict=True)
+    assert [tables.find(shard) is not None for shard in range(3)] == [True] * 3
+    assert len(reads) == 1
