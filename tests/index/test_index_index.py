@@ -81,6 +81,10 @@ def test_a_table_makes_the_same_bytes_whatever_the_order_of_what_was_skipped() -
     assert pack_table(more) == pack_table(dataclasses.replace(table, skipped={"hidden": 2, "directory": 1}))
 
 
+WRAPS = ((1 << 64) + 3) // 3
+"""Of four such edges each difference is positive in 64 bits."""
+
+
 def change(**columns: Any) -> Callable[[ShardTable], ShardTable]:
     return lambda table: dataclasses.replace(table, **columns)
 
@@ -108,8 +112,8 @@ def change(**columns: Any) -> Callable[[ShardTable], ShardTable]:
         change(shard_bytes=100),
         change(shard_bytes=1 << 49),
         change(shard_bytes=(1 << 64) - 1),
-        change(sample_start=np.array([0, (1 << 63) - 1, -(1 << 63), 3], np.int64)),
-        change(key_start=np.array([0, (1 << 63) - 1, -(1 << 63), 15], np.int64)),
+        change(sample_start=np.array([0, WRAPS, 2 * WRAPS - (1 << 64), 3], np.int64)),
+        change(key_start=np.array([0, WRAPS, 2 * WRAPS - (1 << 64), 15], np.int64)),
         change(fields=()),
         change(fields=(1,)),
         change(skipped={"x": "y"}),
