@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -14,12 +13,13 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from streamload import ShardWriter
+from streamload.index.dataset_index import INDEX_FOLDER, DatasetIndex
+from streamload.index.index_writer import write_index
 
 sys.path.append(os.fspath(Path(__file__).resolve().parents[1] / "tests"))  # the same server that the tests use
 
 from servers.faults import FaultServer, Report, Script
 
-INDEX = ".streamload"
 FIELD = "jpg"
 """What random bytes are called; nobody decodes them."""
 NO_LIMIT = Script()
@@ -62,25 +62,23 @@ class Bucket:
 def bucket_of(shards: Sequence[str], number: int | None = None) -> Iterator[Bucket]:
     """Serve shards that lie beside their index, in turn under other names until there are `number` of them.
 
-    The index knows all names, with the true size of each. Every shard has a table of its own, as one more request.
+    The index knows all names, with the true size of each.
     """
     number = len(shards) if number is None else number
     folder = os.path.dirname(shards[0])
     files = {f"real/{os.path.basename(path)}": Path(path).read_bytes() for path in set(shards)}
-    files |= {f"real/{os.path.basename(path)}.npz": _table(path) for path in set(shards)}
-    index = json.loads(Path(folder, INDEX, "index.json").read_bytes())
-    entries = {entry["name"]: entry for entry in index["shards"]}
+    index = DatasetIndex.load(Path(folder, INDEX_FOLDER))
+    tables = {os.path.basename(path): index.table(os.path.basename(path)) for path in set(shards)}
     originals = [os.path.basename(shards[place % len(shards)]) for place in range(number)]
     names = [f"train-{place:06d}.tar" for place in range(number)]
-    listed = [entries[original] | {"name": name} for name, original in zip(names, originals, strict=True)]
-    files[f"data/{INDEX}/index.json"] = json.dumps(index | {"shards": listed}).encode()
-    aliases = {f"data/{name}": f"real/{original}" for name, original in zip(names, originals, strict=True)}
-    aliases |= {f"bare/{name}": f"real/{original}" for name, original in zip(names, originals, strict=True)}
-    aliases |= {
-        f"data/{INDEX}/{name}.npz": f"real/{original}.npz" for name, original in zip(names, originals, strict=True)
-    }
+    named = list(zip(names, originals, strict=True))
+    with TemporaryDirectory(prefix="streamload-bench-") as written:
+        entries = [(index.shard(original)._replace(name=name), tables[original]) for name, original in named]
+        write_index(written, entries, durable=False)
+        files |= {f"data/{INDEX_FOLDER}/{path.name}": path.read_bytes() for path in Path(written).iterdir()}
+    aliases = {f"{folder}/{name}": f"real/{original}" for folder in ("data", "bare") for name, original in named}
     with FaultServer(files, aliases=aliases) as server:
-        yield Bucket(server, names, [entry["bytes"] for entry in listed])
+        yield Bucket(server, names, [tables[original].shard_bytes for original in originals])
 
 
 @contextlib.contextmanager
@@ -93,11 +91,6 @@ def random_shards(number: int, samples: int, sample_bytes: int, *, large_bytes: 
                 size = large_bytes if large_bytes and place == samples // 2 else sample_bytes
                 writer.write({"__key__": f"{place:08d}", FIELD: generator.bytes(size)})
         yield sorted(os.fspath(path) for path in Path(folder).glob("*.tar"))
-
-
-def _table(path: str) -> bytes:
-    folder, name = os.path.split(path)
-    return Path(folder, INDEX, f"{name}.npz").read_bytes()
 
 
 @dataclass(frozen=True)

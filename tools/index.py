@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import tempfile
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from typing import Annotated, BinaryIO
 
 import typer
@@ -20,20 +17,18 @@ from streamload_tools.verify import missing_names
 
 from streamload.environment.launchers import available_processors
 from streamload.errors import StorageError
-from streamload.index.dataset_index import INDEX_FOLDER, IndexedShard, table_path, write_index_files
+from streamload.index.dataset_index import INDEX_FOLDER, IndexedShard
 from streamload.index.finder import find_shards
 from streamload.index.index_lookup import IndexLookup
-from streamload.index.remote_index import merge_remote_index
+from streamload.index.index_writer import IndexFolder, LocalIndexFolder, RemoteIndexFolder, update_index
 from streamload.index.shard_names import WEB, folder_and_name
-from streamload.index.table_file import table_to_npz
+from streamload.index.table_file import pack_table
 from streamload.storage.protocol import protocol_of, without_secrets
 from streamload.storage.storages import Storages
 from streamload.tar.header_chain import LINK
 from streamload.text import counted
 
 __all__ = ["index_command"]
-
-_UPLOADS_AT_ONCE = 8
 
 
 def index_command(
@@ -145,10 +140,9 @@ class _Spool:
 
     def add(self, url: str, read: ReadShard) -> None:
         """Add a shard."""
-        content = io.BytesIO()
-        table_to_npz(read.table, content)
-        self._places[url] = self._file.tell(), content.tell()
-        self._file.write(content.getbuffer())
+        packed = pack_table(read.table)
+        self._places[url] = self._file.tell(), len(packed)
+        self._file.write(packed)
         name = folder_and_name(url)[1]
         self._entries[url] = IndexedShard.of(name, read.table, read.mtime_ns, read.etag, size=read.bytes)
         self._fields[url] = read.table.fields
@@ -160,23 +154,13 @@ class _Spool:
         entries = [self._entries[url] for url in urls]
         fields = {name for url in urls for name in self._fields[url]}
         url_of = {entry.name: url for entry, url in zip(entries, urls, strict=True)}
-        if storages.is_local(folder):
-            place = storages.for_url(folder).absolute(folder)
-            write_index_files(place, entries, fields, lambda name: self._content(url_of[name]), gone=gone)
-            return
-        folder = folder.rstrip("/")
         storage = storages.for_url(folder)
-        with ThreadPoolExecutor(_UPLOADS_AT_ONCE, "streamload-upload") as threads:
-            for first in range(0, len(entries), _UPLOADS_AT_ONCE):
-                some = entries[first : first + _UPLOADS_AT_ONCE]
-                contents = [self._content(url_of[entry.name]) for entry in some]
-                places = [table_path(folder, entry.name) for entry in some]
-                for done in [
-                    threads.submit(partial(storage.write, place, content))
-                    for place, content in zip(places, contents, strict=True)
-                ]:
-                    done.result()
-        merge_remote_index(storage, folder, entries, fields, gone)
+        place: IndexFolder
+        if storages.is_local(folder):
+            place = LocalIndexFolder(storage.absolute(folder))
+        else:
+            place = RemoteIndexFolder(storage, folder.rstrip("/"))
+        update_index(place, entries, fields, lambda name: self._content(url_of[name]), gone=set(gone).__contains__)
 
     def _content(self, url: str) -> bytes:
         start, size = self._places[url]

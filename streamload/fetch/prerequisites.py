@@ -66,6 +66,8 @@ class Prerequisites:
         while self._wanted and len(self._loading) < SMALL_REQUESTS:
             shard = next(iter(self._wanted))
             del self._wanted[shard]
+            if not self._tables.is_remote(shard):
+                continue  # it came with another
             self._loading[shard] = task = asyncio.create_task(self._load(shard))
             task.add_done_callback(partial(self._loaded, shard))
         self.fetcher.pump()
@@ -80,7 +82,7 @@ class Prerequisites:
 
     async def _load(self, shard: int) -> None:
         try:
-            await self._tables.load(shard)
+            await self._tables.fetch(shard)
         finally:
             del self._loading[shard]
 

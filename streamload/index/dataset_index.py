@@ -1,42 +1,40 @@
-"""The index of a dataset, read and written: a hidden folder beside the shards that says what each of them holds.
+"""The index of a dataset, as it is read: a hidden folder beside the shards that says what each of them holds.
 
-`.streamload/index.json` lists the shards; a `.npz` for each of them has its table. Files are replaced one by one and
-`index.json` last, so a reader sees the old or the new entry of a shard, and a mixture of the two is found and refused.
+`.streamload/index.json` lists the shards, and table files hold the tables of many shards each, one after another; see
+docs/index-format.md. `index_writer` writes it. Indexes of format 1, with an `.npz` for each shard, are read into the
+same form.
 """
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import json
-import logging
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from io import BytesIO
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
-from streamload.errors import DatasetIndexError, ShardNotFoundError, StorageError, without_secrets
-from streamload.index.table_file import MAX_COUNT, table_crc32, table_from_npz, table_to_npz
-from streamload.storage.local_files import open_regular, replace_file, why_not_opened
+from streamload.errors import DatasetIndexError, without_secrets
+from streamload.index.npz_table import table_from_npz
+from streamload.index.table_file import MAX_COUNT, index_error, unpack_table
+from streamload.storage.local_files import open_regular, why_not_opened
 from streamload.tar.decompression import is_compressed
-from streamload.tar.scan import scan_file
 from streamload.tar.table import ShardTable
 from streamload.text import counted
 
 __all__ = [
     "INDEX_FILE",
     "INDEX_FOLDER",
+    "MOST_INDEX_BYTES",
+    "TABLE_FILE",
     "DatasetIndex",
     "IndexedShard",
-    "check_entries",
+    "TableGroup",
+    "TablePlace",
     "check_shard",
-    "merged_index",
-    "table_path",
-    "write_index",
-    "write_index_files",
+    "is_plain_name",
+    "no_table_file",
+    "read_local",
 ]
 
 INDEX_FOLDER = ".streamload"
@@ -45,14 +43,53 @@ INDEX_FOLDER = ".streamload"
 INDEX_FILE = "index.json"
 """The list of shards in that folder."""
 
-INDEX_FORMAT = 1
-"""The version of `index.json`; another version is refused."""
+TABLE_FILE = re.compile(r"tables-[0-9a-f]{16}\.bin")
+"""The names of table files. The digits are a checksum of what one holds, so a name never stands for two contents."""
 
+MOST_INDEX_BYTES = 4 << 30
+"""A larger file is refused as a part of an index."""
+
+GROUP_BYTES = 128 << 10
+"""Tables that lie beside each other are read at once up to this, since a request costs as much as so many bytes."""
+
+_FORMAT, _OLD_FORMAT = 2, 1
 _KIND = "streamload-index"
 _INT64_MAX = (1 << 63) - 1
 _UINT32_MAX = (1 << 32) - 1
 
 _IN_NO_NAME = re.compile(r"[/\\\0]")
+
+
+class TablePlace(NamedTuple):
+    """Where the table of a shard lies.
+
+    Attributes:
+        file: the file's name in the index's folder.
+        start: offset of the table's first byte in it.
+        bytes: its length; None for a file of format 1, which is a table as a whole.
+        crc32: its checksum; None where an old index has none.
+    """
+
+    file: str
+    start: int
+    bytes: int | None
+    crc32: int | None
+
+
+class TableGroup(NamedTuple):
+    """Tables that lie beside each other and are read at once.
+
+    Attributes:
+        file: the file's name in the index's folder.
+        start: offset of the first byte.
+        end: offset after the last one; None for all of the file.
+        shards: the shards whose tables they are.
+    """
+
+    file: str
+    start: int
+    end: int | None
+    shards: tuple[str, ...]
 
 
 class IndexedShard(NamedTuple):
@@ -64,7 +101,7 @@ class IndexedShard(NamedTuple):
         samples: how many samples it holds.
         mtime_ns: when it was last changed, in nanoseconds since 1970; None where that was not recorded.
         etag: its version in the storage it was indexed in; None where that has none, or it was not recorded.
-        table_crc32: the checksum of its table's file; None in old indexes.
+        table: where its table lies; None for an entry that is yet to be written.
     """
 
     name: str
@@ -72,7 +109,7 @@ class IndexedShard(NamedTuple):
     samples: int
     mtime_ns: int | None
     etag: str | None = None
-    table_crc32: int | None = None
+    table: TablePlace | None = None
 
     @classmethod
     def of(
@@ -85,8 +122,7 @@ class IndexedShard(NamedTuple):
         size: int | None = None,
     ) -> IndexedShard:
         """The entry of a shard with this table; `size` is that of its file where it is compressed."""
-        shard_bytes = table.shard_bytes if size is None else size
-        return cls(name, shard_bytes, len(table), mtime_ns, etag, table_crc32(table))
+        return cls(name, table.shard_bytes if size is None else size, len(table), mtime_ns, etag)
 
     def describes(self, table: ShardTable) -> bool:
         """Whether a table can be that of this shard."""
@@ -100,13 +136,14 @@ class DatasetIndex:
     Attributes:
         folder: the index's own folder (`.../.streamload`).
         fields: every field that some shard has, sorted.
-        shards: one entry a shard, sorted by name.
+        shards: one entry a shard, sorted by name, each with the place of its table.
     """
 
     folder: str
     fields: tuple[str, ...]
     shards: tuple[IndexedShard, ...]
     _by_name: Mapping[str, IndexedShard] = field(init=False, repr=False, compare=False)
+    _groups: dict[str, TableGroup] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_by_name", {entry.name: entry for entry in self.shards})
@@ -125,17 +162,11 @@ class DatasetIndex:
         """
         folder = os.fspath(folder)
         path = os.path.join(folder, INDEX_FILE)
-        if read is not None:
-            return cls.from_json(read(path), folder)
-        try:
-            with open(open_regular(path), "rb") as file:
-                content = file.read()
-        except FileNotFoundError as exc:
+        content = read_local(path) if read is None else read(path)
+        if content is None:
             raise DatasetIndexError(
                 "the index cannot be read, since there is none; make it with `streamload index`", url=path
-            ) from exc
-        except OSError as exc:
-            raise DatasetIndexError(f"the index cannot be read: {why_not_opened(exc)}", url=path) from exc
+            )
         return cls.from_json(content, folder)
 
     @classmethod
@@ -149,21 +180,46 @@ class DatasetIndex:
         try:
             document = json.loads(content)
         except (ValueError, RecursionError) as exc:
+            raise index_error(f"the index is not JSON ({exc})", path) from exc
+        if not isinstance(document, dict) or document.get("kind") != _KIND:
+            raise DatasetIndexError("not a streamload index; make one with `streamload index`", url=path)
+        read = {_FORMAT: _shards_in, _OLD_FORMAT: _shards_of_format_1}
+        number = document.get("format")
+        if type(number) is not int or number not in read:
             raise DatasetIndexError(
-                f"the index is not JSON ({exc}); rebuild it with `streamload index`", url=path
-            ) from exc
-        fields, shards = _checked(document, path)
-        return cls(folder, fields, shards)
+                f"an index of format {number!r}, and this release reads formats {_OLD_FORMAT} to {_FORMAT}; "
+                "rebuild it with `streamload index`, or install a release that reads it",
+                url=path,
+            )
+        fields, shards = document.get("fields"), read[number](document)
+        if shards is None or not isinstance(fields, list) or not _are(fields, {str}) or not _are_names(shards):
+            raise index_error("the index is damaged", path)
+        return cls(folder, tuple(fields), tuple(shards))
 
     def to_json(self) -> bytes:
-        """The content of `index.json`: the same bytes for the same entries."""
+        """The content of `index.json`: the same bytes for the same entries, which all have the place of a table."""
+        places = [entry.table for entry in self.shards if entry.table is not None]
+        files: dict[str, int] = {}
+        for place in places:
+            files[place.file] = files.get(place.file, 0) + 1
+        columns: dict[str, list[Any]] = {
+            "name": [entry.name for entry in self.shards],
+            "bytes": [entry.bytes for entry in self.shards],
+            "samples": [entry.samples for entry in self.shards],
+            "mtime_ns": [entry.mtime_ns for entry in self.shards],
+            "etag": [entry.etag for entry in self.shards],
+            "table_bytes": [place.bytes for place in places],
+            "table_crc32": [place.crc32 for place in places],
+        }
+        known = {name: column for name, column in columns.items() if any(value is not None for value in column)}
         document = {
-            "format": INDEX_FORMAT,
+            "format": _FORMAT,
             "kind": _KIND,
             "fields": list(self.fields),
-            "shards": [_without_unknown(entry._asdict()) for entry in self.shards],
+            "tables": [{"file": file, "shards": shards} for file, shards in files.items()],
+            "shards": {name: known.get(name, []) for name in columns if name in known or name not in _OPTIONAL},
         }
-        return (json.dumps(document, indent=1) + "\n").encode("ascii")
+        return (json.dumps(document, separators=(",", ":")) + "\n").encode("ascii")
 
     def find(self, name: str) -> IndexedShard | None:
         """The entry of one shard, or None."""
@@ -184,26 +240,89 @@ class DatasetIndex:
             )
         return entry
 
-    def table(self, name: str, content: bytes | None = None) -> ShardTable:
-        """Read the table of one shard; nothing is kept.
+    def place(self, name: str) -> TablePlace:
+        """Where the table of one shard lies. Raises what `shard` raises."""
+        place = self.shard(name).table
+        assert place is not None, "an index that was read or written has all places"
+        return place
 
-        Args:
-            name: of the shard.
-            content: what the file at `table_path` holds; the default reads it as a local file.
+    def group(self, name: str) -> TableGroup:
+        """What to read for the table of one shard. Raises what `shard` raises."""
+        if not self._groups:
+            self._groups.update({name: group for group in _groups_of(self.shards) for name in group.shards})
+        self.shard(name)
+        return self._groups[name]
+
+    def file_group(self, name: str) -> TableGroup:
+        """All tables of the file that holds the table of one shard. Raises what `shard` raises."""
+        file = self.place(name).file
+        return TableGroup(
+            file, 0, None, tuple(entry.name for entry in self.shards if self.place(entry.name).file == file)
+        )
+
+    def tables_in(self, group: TableGroup, content: bytes) -> dict[str, bytes]:
+        """The bytes of each table of a group, by shard; fewer of them where the content is cut."""
+        places = {name: self.place(name) for name in group.shards}
+        starts = {name: place.start - group.start for name, place in places.items()}
+        return {
+            name: content if place.bytes is None else content[starts[name] : starts[name] + place.bytes]
+            for name, place in places.items()
+        }
+
+    def table_of(self, name: str, content: bytes) -> ShardTable:
+        """The table of one shard, of its bytes.
 
         Raises:
             DatasetIndexError: the index does not have the shard, its table is damaged, or the two disagree.
         """
-        entry = self.shard(name)
-        path = table_path(self.folder, name)
-        table = table_from_npz(path if content is None else BytesIO(content), path, entry.table_crc32)
+        entry, place = self.shard(name), self.place(name)
+        url = self.table_url(name)
+        if place.bytes is None:
+            table = table_from_npz(content, url, place.crc32)
+        else:
+            table = unpack_table(content, url, place.crc32, offset=place.start)
         if not entry.describes(table):
-            raise DatasetIndexError(
-                f"{INDEX_FILE} has {counted(entry.samples, 'sample')} in {entry.bytes} bytes for this shard, and its "
-                f"table {len(table)} in {table.shard_bytes}; rebuild the index with `streamload index`",
-                url=path,
+            raise index_error(
+                f"{INDEX_FILE} has {counted(entry.samples, 'sample')} in {entry.bytes} bytes for the shard {name!r}, "
+                f"and its table {len(table)} in {table.shard_bytes}",
+                url,
+                place.start,
             )
         return table
+
+    def table(self, name: str) -> ShardTable:
+        """Read the table of one shard of a local index; nothing is kept. Raises what `table_of` raises."""
+        place, url = self.place(name), self.table_url(name)
+        end = None if place.bytes is None else place.start + place.bytes
+        content = read_local(url, place.start, end)
+        if content is None:
+            raise no_table_file(url)
+        return self.table_of(name, content)
+
+    def table_url(self, name: str) -> str:
+        """The file with the table of a shard."""
+        return os.path.join(self.folder, self.place(name).file)
+
+
+def no_table_file(url: str) -> DatasetIndexError:
+    """The error for a table file that is not there."""
+    return index_error("the index has no such file", url)
+
+
+def read_local(path: str, start: int = 0, end: int | None = None) -> bytes | None:
+    """Bytes of a local file of an index, cut at its end; None where there is no such file.
+
+    Raises:
+        DatasetIndexError: it cannot be read.
+    """
+    try:
+        with open(open_regular(path), "rb") as file:
+            file.seek(start)
+            return file.read(-1 if end is None else end - start)
+    except FileNotFoundError:
+        return None
+    except OSError as exc:
+        raise DatasetIndexError(f"the index cannot be read: {why_not_opened(exc)}", url=path) from exc
 
 
 def check_shard(entry: IndexedShard, actual_bytes: int, url: str, actual_etag: str | None = None) -> None:
@@ -230,61 +349,106 @@ def check_shard(entry: IndexedShard, actual_bytes: int, url: str, actual_etag: s
 
 def is_plain_name(name: object) -> bool:
     """Whether something is the name of a file and nothing else, so that no path from an index leads elsewhere."""
-    return isinstance(name, str) and name not in ("", ".", "..") and _IN_NO_NAME.search(name) is None
+    return isinstance(name, str) and name not in _NO_NAMES and _IN_NO_NAME.search(name) is None
 
 
-def table_path(folder: str, name: str) -> str:
-    """The file with the table of a shard."""
-    return os.path.join(folder, f"{name}.npz")
+_NO_NAMES = ("", ".", "..")
+_OPTIONAL = ("mtime_ns", "etag")
 
 
-def _checked(document: Any, path: str) -> tuple[tuple[str, ...], tuple[IndexedShard, ...]]:
-    """The fields and shards of a parsed `index.json`."""
-    if not isinstance(document, dict) or document.get("kind") != _KIND:
-        raise DatasetIndexError("not a streamload index; make one with `streamload index`", url=path)
-    if document.get("format") != INDEX_FORMAT:
-        raise DatasetIndexError(
-            f"an index of format {document.get('format')!r}, and this release reads format {INDEX_FORMAT}; "
-            "rebuild it with `streamload index`, or install a release that reads it",
-            url=path,
-        )
-    fields, shards = document.get("fields"), document.get("shards")
+def _shards_in(document: dict[str, Any]) -> list[IndexedShard] | None:
+    """The entries of an index of format 2, or None where it is damaged."""
+    files, columns = document.get("tables"), document.get("shards")
+    if not isinstance(columns, dict) or not isinstance(files, list) or not all(map(_is_table_file, files)):
+        return None
+    names = columns.get("name")
+    if not isinstance(names, list) or not _are(names, {str}):
+        return None
+    unknown: list[None] = [None] * len(names)
+    mtimes, etags = columns.get("mtime_ns", unknown), columns.get("etag", unknown)
+    sizes, samples = columns.get("bytes", ()), columns.get("samples", ())
+    lengths, checksums = columns.get("table_bytes", ()), columns.get("table_crc32", ())
     if not (
-        isinstance(fields, list)
-        and all(isinstance(name, str) for name in fields)
-        and isinstance(shards, list)
-        and all(map(_is_entry, shards))
-        and len({shard["name"] for shard in shards}) == len(shards)
+        all(isinstance(each, list) and len(each) == len(names) for each in (sizes, samples, lengths, checksums))
+        and all(isinstance(each, list) and len(each) == len(names) for each in (mtimes, etags))
+        and all(_are_counts(each, MAX_COUNT) for each in (sizes, samples, lengths))
+        and _are_counts(checksums, _UINT32_MAX)
+        and _are_counts([time for time in mtimes if time is not None], _INT64_MAX)
+        and _are(etags, {str, type(None)})
+        and sum(file["shards"] for file in files) == len(names)
     ):
-        raise DatasetIndexError("the index is damaged; rebuild it with `streamload index`", url=path)
-    return tuple(fields), tuple(
+        return None
+    in_file = (file["file"] for file in files for _ in range(file["shards"]))
+    return _with_places(zip(names, sizes, samples, mtimes, etags, strict=True), in_file, lengths, checksums)
+
+
+def _with_places(
+    entries: Iterable[tuple[str, int, int, int | None, str | None]],
+    files: Iterable[str],
+    lengths: Sequence[int],
+    checksums: Sequence[int],
+) -> list[IndexedShard]:
+    """Entries whose tables lie in their files one after another."""
+    shards, before, start = [], "", 0
+    for entry, file, length, crc32 in zip(entries, files, lengths, checksums, strict=True):
+        start = start if file == before else 0
+        shards.append(IndexedShard(*entry, TablePlace(file, start, length, crc32)))
+        before, start = file, start + length
+    return shards
+
+
+def _shards_of_format_1(document: dict[str, Any]) -> list[IndexedShard] | None:
+    """The entries of an index of format 1, or None where it is damaged."""
+    shards = document.get("shards")
+    if not isinstance(shards, list) or not all(map(_is_entry, shards)):
+        return None
+    return [
         IndexedShard(
             shard["name"],
             shard["bytes"],
             shard["samples"],
             shard["mtime_ns"],
             shard.get("etag"),
-            shard.get("table_crc32"),
+            TablePlace(f"{shard['name']}.npz", 0, None, shard.get("table_crc32")),
         )
         for shard in shards
-    )
+    ]
 
 
-def _without_unknown(entry: dict[str, Any]) -> dict[str, Any]:
-    """An entry as it is written: an ETag or a checksum that is not known is left out, as before there were any."""
-    return {name: value for name, value in entry.items() if value is not None or name not in ("etag", "table_crc32")}
+def _groups_of(shards: Sequence[IndexedShard]) -> list[TableGroup]:
+    """Shards whose tables lie beside each other and are read at once."""
+    places = [(entry.name, entry.table) for entry in shards if entry.table is not None]
+    groups: list[TableGroup] = []
+    first = 0
+    for number, (_, place) in enumerate(places):
+        start = places[first][1].start
+        if number > first and (
+            place.file != places[first][1].file
+            or place.bytes is None
+            or place.start + place.bytes - start > GROUP_BYTES
+        ):
+            groups.append(_group(places[first:number]))
+            first = number
+    if places:
+        groups.append(_group(places[first:]))
+    return groups
+
+
+def _group(places: Sequence[tuple[str, TablePlace]]) -> TableGroup:
+    first, last = places[0][1], places[-1][1]
+    end = None if last.bytes is None else last.start + last.bytes
+    return TableGroup(first.file, first.start, end, tuple(name for name, _ in places))
 
 
 def _is_entry(shard: object) -> bool:
-    if not isinstance(shard, dict) or not is_plain_name(shard.get("name")):
-        return False
-    if not isinstance(shard.get("etag"), str | None):
+    if not isinstance(shard, dict) or not isinstance(shard.get("etag"), str | None):
         return False
     known = shard.get("mtime_ns", -1)
     if "table_crc32" in shard and not _is_count(shard["table_crc32"], _UINT32_MAX):
         return False
     return (
-        _is_count(shard.get("bytes"), MAX_COUNT)
+        isinstance(shard.get("name"), str)
+        and _is_count(shard.get("bytes"), MAX_COUNT)
         and _is_count(shard.get("samples"), MAX_COUNT)
         and (known is None or _is_count(known, _INT64_MAX))
     )
@@ -294,221 +458,24 @@ def _is_count(value: object, most: int) -> bool:
     return type(value) is int and 0 <= value <= most
 
 
-_log = logging.getLogger("streamload")
+def _is_table_file(file: object) -> bool:
+    return (
+        isinstance(file, dict)
+        and isinstance(file.get("file"), str)
+        and TABLE_FILE.fullmatch(file["file"]) is not None
+        and _is_count(file.get("shards"), MAX_COUNT)
+    )
 
 
-def write_index(
-    folder: str, entries: Sequence[tuple[IndexedShard, ShardTable]], *, durable: bool = True
-) -> DatasetIndex:
-    """Add shards to the index in a folder, or replace them there; entries of other shards stay.
-
-    The bytes of the index depend on its entries alone, not on their order or the time.
-
-    Args:
-        folder: the index's own folder (`.../.streamload`); made if need be.
-        entries: the shards with their tables.
-        durable: wait until all is on the disk, for shards that are there already.
-
-    Returns:
-        The whole index.
-
-    Raises:
-        ValueError: a name has a folder in it or comes twice, or an entry disagrees with its table.
-        StorageError: the folder cannot be written.
-    """
-    check_entries(entries)
-    fields = {name for _, table in entries for name in table.fields}
-    with _writing(folder, durable=durable):
-        for entry, table in entries:
-            _write_table(folder, entry, table, durable=durable)
-        return _merge(folder, [entry for entry, _ in entries], fields, durable=durable)
+def _are(values: Sequence[object], types: set[type]) -> bool:
+    return set(map(type, values)) <= types
 
 
-def write_index_files(
-    folder: str,
-    entries: Sequence[IndexedShard],
-    fields: set[str],
-    table_file: Callable[[str], bytes],
-    *,
-    gone: Collection[str] = (),
-) -> DatasetIndex:
-    """`write_index` from tables that are files already, of which one is held at a time.
-
-    Args:
-        folder: as for `write_index`.
-        entries: the shards.
-        fields: of all the tables.
-        table_file: gives what `table_to_npz` made for a shard, by the shard's name.
-        gone: names of shards whose entries are dropped.
-
-    Raises:
-        ValueError, StorageError: as for `write_index`.
-    """
-    _check_names([entry.name for entry in entries])
-    with _writing(folder):
-        for entry in entries:
-            content = table_file(entry.name)
-            replace_file(table_path(folder, entry.name), partial(_write_all, content))
-        return _merge(folder, entries, fields, gone=gone)
+def _are_counts(values: Sequence[Any], most: int) -> bool:
+    return not values or (_are(values, {int}) and min(values) >= 0 and max(values) <= most)
 
 
-def index_shards(
-    paths: Sequence[str], folder: str | None = None, *, on_shard: Callable[[str, int], None] | None = None
-) -> DatasetIndex:
-    """Scan local uncompressed shards, with crc32 and labels, and write their index.
-
-    Args:
-        paths: the shards. Their names, without folders, must differ.
-        folder: the index's own folder; by default `.streamload` beside the shards, which then lie in one folder.
-        on_shard: called with the path and the number of samples of each shard after it was scanned.
-
-    Returns:
-        The whole index, with the shards that it had before.
-
-    Raises:
-        ValueError: there are no paths, two shards have one name, or they are in several folders and `folder` is None.
-        ShardNotFoundError: a shard does not exist.
-        ShardFormatError: a shard is damaged; `index.json` is then as it was.
-        StorageError: a shard cannot be read or the index cannot be written.
-    """
-    _check_names([os.path.basename(path) for path in paths])
-    folder = _folder_beside(paths) if folder is None else folder
-    entries: list[IndexedShard] = []
-    fields: set[str] = set()
-    for path in paths:
-        entry, table = _scan(path)
-        _check_entry(entry, table)
-        # Written at once, since the tables of very many shards together may not fit in memory.
-        with _writing(folder):
-            _write_table(folder, entry, table)
-        entries.append(entry)
-        fields.update(table.fields)
-        if on_shard is not None:
-            on_shard(path, len(table))
-    with _writing(folder):
-        return _merge(folder, entries, fields)
-
-
-def check_entries(entries: Sequence[tuple[IndexedShard, ShardTable]]) -> None:
-    """Raises ValueError if a name has a folder in it or comes twice, or an entry disagrees with its table."""
-    _check_names([entry.name for entry, _ in entries])
-    for entry, table in entries:
-        _check_entry(entry, table)
-
-
-def _write_all(content: bytes, file: BinaryIO) -> None:
-    file.write(content)
-
-
-def _check_names(names: Sequence[str]) -> None:
-    if not names or len(set(names)) != len(names):
-        raise ValueError(f"an index needs shards with different names, not {sorted(names)}; give each name once")
-
-
-def _folder_beside(paths: Sequence[str]) -> str:
-    folders = {os.path.dirname(path) for path in paths}
-    if len(folders) > 1:
-        some = ", ".join(map(without_secrets, sorted(folders)[:3]))
-        raise ValueError(
-            f"the shards lie in {len(folders)} folders ({some}); index each folder by "
-            "itself, or name the folder for the index"
-        )
-    return os.path.join(folders.pop(), INDEX_FOLDER)
-
-
-def _scan(path: str) -> tuple[IndexedShard, ShardTable]:
-    try:
-        with open(open_regular(path), "rb") as file:
-            status = os.fstat(file.fileno())
-            table = scan_file(file.fileno(), status.st_size, path, crc32=True, labels=True)
-    except FileNotFoundError as exc:
-        raise ShardNotFoundError("no such shard; check the path", url=path) from exc
-    except OSError as exc:
-        raise StorageError(f"the shard cannot be read: {why_not_opened(exc)}", url=path) from exc
-    return IndexedShard.of(os.path.basename(path), table, status.st_mtime_ns), table
-
-
-def _check_entry(entry: IndexedShard, table: ShardTable) -> None:
-    if not is_plain_name(entry.name):
-        raise ValueError(f"{entry.name!r} is not the plain name of a file; give it without a folder")
-    if not entry.describes(table):
-        raise ValueError(
-            f"{entry} does not belong to a table of {counted(len(table), 'sample')} in {table.shard_bytes} bytes; "
-            "take both from one scan"
-        )
-
-
-@contextlib.contextmanager
-def _writing(folder: str, *, durable: bool = True) -> Iterator[None]:
-    """Make the index's folder if need be, and keep out other processes that write to it.
-
-    Packing `train` and `val` into one folder at once would lose entries otherwise.
-    """
-    try:
-        os.makedirs(folder, exist_ok=True)
-        descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            with contextlib.suppress(OSError):  # some network file systems have no locks
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield
-            if durable:
-                os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-    except OSError as exc:
-        raise StorageError(
-            f"the index cannot be written ({exc.strerror}); check permissions and free space, or name another folder",
-            url=folder,
-        ) from exc
-
-
-def _write_table(folder: str, entry: IndexedShard, table: ShardTable, *, durable: bool = True) -> None:
-    replace_file(table_path(folder, entry.name), lambda file: table_to_npz(table, file), durable=durable)
-
-
-def _write_list(index: DatasetIndex, *, durable: bool) -> None:
-    content = index.to_json()
-    replace_file(os.path.join(index.folder, INDEX_FILE), lambda file: file.write(content), durable=durable)
-
-
-def _merge(
-    folder: str,
-    entries: Sequence[IndexedShard],
-    fields: set[str],
-    *,
-    gone: Collection[str] = (),
-    durable: bool = True,
-) -> DatasetIndex:
-    """Write the list of shards with some new entries, keeping those of other shards. A broken list is replaced."""
-    old: DatasetIndex | None = None
-    if os.path.exists(os.path.join(folder, INDEX_FILE)):
-        try:
-            old = DatasetIndex.load(folder)
-        except DatasetIndexError as exc:
-            _log.warning("making a new index, without the entries of the old one: %s", exc)
-    index = merged_index(folder, old, entries, fields, gone)
-    _write_list(index, durable=durable)
-    return index
-
-
-def merged_index(
-    folder: str,
-    old: DatasetIndex | None,
-    entries: Sequence[IndexedShard],
-    fields: set[str],
-    gone: Collection[str] = (),
-) -> DatasetIndex:
-    """An index with some new entries and those that it had of other shards.
-
-    Args:
-        folder: the index's own folder.
-        old: the index as it was, or None.
-        entries: new, or in the stead of old ones.
-        fields: of the new entries' tables.
-        gone: names of old entries that are dropped.
-    """
-    by_name = {} if old is None else {entry.name: entry for entry in old.shards if entry.name not in gone}
-    if old is not None and by_name.keys() - {entry.name for entry in entries}:
-        fields = fields | set(old.fields)
-    by_name |= {entry.name: entry for entry in entries}
-    return DatasetIndex(folder, tuple(sorted(fields)), tuple(by_name[name] for name in sorted(by_name)))
+def _are_names(shards: Sequence[IndexedShard]) -> bool:
+    """Whether entries have different, plain names."""
+    names = {entry.name for entry in shards}
+    return len(names) == len(shards) and names.isdisjoint(_NO_NAMES) and _IN_NO_NAME.search("".join(names)) is None

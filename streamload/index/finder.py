@@ -183,8 +183,9 @@ class Finder:
         known = self._known(folder)
         tars = shards_in(storage, folder)
         if known is not None and self._indexes is not None:
+            found = {tar.url.rpartition("/")[2]: tar for tar in tars}
             named = sorted(shard.name for shard in known.shards)
-            forgotten = sorted({os.path.basename(tar.url) for tar in tars}.difference(named))
+            forgotten = sorted(found.keys() - set(named))
             for name in forgotten:
                 self._indexes.refuse_unfinished(folder, name)
             if forgotten:
@@ -194,7 +195,7 @@ class Finder:
                     "shards with a pattern",
                     url=folder,
                 )
-            return [f"{folder}/{name}" for name in named]
+            return [found.get(name, f"{folder}/{name}") for name in named]
         if not tars:
             raise ShardNotFoundError(
                 f"this folder holds no index and no *.tar; {folder_advice(storage, folder)}", url=folder

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import Sequence
-from urllib.parse import quote
 
 from streamload.errors import DatasetIndexError, ShardNotFoundError, StorageError
-from streamload.index.dataset_index import INDEX_FILE, INDEX_FOLDER, DatasetIndex, IndexedShard, table_path
+from streamload.index.dataset_index import INDEX_FILE, INDEX_FOLDER, MOST_INDEX_BYTES, DatasetIndex, IndexedShard
+from streamload.index.table_reader import TableReader
 from streamload.index.unfinished import UnfinishedSet, read_mark, unfinished_error, unfinished_sets
 from streamload.storage.errors import NoConnectionError
-from streamload.storage.protocol import protocol_of, without_secrets
+from streamload.storage.protocol import without_secrets
 from streamload.storage.storages import Storages
 from streamload.tar.table import ShardTable
 
-__all__ = ["MOST_INDEX_BYTES", "IndexLookup"]
+__all__ = ["IndexLookup"]
 
 _log = logging.getLogger("streamload")
-
-MOST_INDEX_BYTES = 4 << 30
-"""A larger file is refused as a part of an index."""
 
 
 class IndexLookup:
@@ -40,6 +38,9 @@ class IndexLookup:
         self._by_folder: dict[str, DatasetIndex | None] = {}
         self._unfinished: dict[str, Sequence[UnfinishedSet]] = {}
         self._unreadable: list[StorageError] = []
+        self._guard = threading.Lock()
+        self._locks: dict[tuple[str, str], threading.Lock] = {}
+        self._packed: dict[tuple[str, str], bytes] = {}  # tables that were read with others, until they are taken
         self._elsewhere = None if elsewhere is None else self._find_elsewhere(os.fspath(elsewhere))
 
     def of_folder(self, folder: str, named: str | None = None) -> DatasetIndex | None:
@@ -94,7 +95,7 @@ class IndexLookup:
         return () if content is None else unfinished_sets(content, folder)
 
     def table_of(self, folder: str, name: str) -> ShardTable | None:
-        """The table of one shard, or None where there is no index for its folder.
+        """The table of one shard, or None where there is no index for its folder; may be called by several threads.
 
         Raises:
             DatasetIndexError: the index does not have the shard, or is broken.
@@ -103,16 +104,15 @@ class IndexLookup:
         index = self.of_folder(folder)
         if index is None or self._storages.is_local(index.folder):
             return None if index is None else index.table(name)
-        index.shard(name)
-        web = protocol_of(index.folder) in ("http", "https")
-        url = table_path(index.folder, quote(name) if web else name)
-        try:
-            content = self._storages.for_url(url).read_bytes(url, most_bytes=MOST_INDEX_BYTES)
-        except ShardNotFoundError:
-            raise DatasetIndexError(
-                "the index has no such file; rebuild it with `streamload index`", url=without_secrets(url)
-            ) from None
-        return index.table(name, content)
+        with self._guard:
+            lock = self._locks.setdefault((folder, index.place(name).file), threading.Lock())
+        with lock:
+            packed = self._packed.pop((folder, name), None)
+            if packed is None:
+                read = TableReader(self._storages, {index.folder: index}).read(index.folder, name)
+                packed = read.pop(name)
+                self._packed.update({(folder, other): content for other, content in read.items()})
+        return index.table_of(name, packed)
 
     def _beside(self, folder: str, named: str) -> DatasetIndex | None:
         try:

@@ -103,7 +103,7 @@ def list_shards(
     used: dict[str, DatasetIndex] = {}
     for shard in shards:
         known = indexes.of_folder(shard.folder)
-        entry = indexes.entry_of(shard.folder, shard.name)
+        entry = None if known is None else known.find(shard.name)
         if entry is None:
             indexes.refuse_unfinished(shard.folder, shard.name)
         index_of.append(known.folder if known is not None and entry is not None else None)

@@ -10,10 +10,9 @@ import os
 import sys
 import time
 import zlib
-from io import BytesIO
 
 from streamload.errors import DatasetIndexError, without_secrets, without_signature
-from streamload.index.table_file import TABLE_FORMAT, table_from_npz, table_to_npz
+from streamload.index.table_file import TABLE_FORMAT, pack_table, unpack_table
 from streamload.storage.local_files import make_private_folder, replace_file, why_not_private
 from streamload.tar.decompression import is_compressed
 from streamload.tar.table import ShardTable
@@ -32,7 +31,9 @@ MOST_BYTES = 1 << 30
 MOST_IDLE_S = 90 * 86_400.0
 _DAY_S = 86_400.0
 _MARK = ".pruned"
-_KEPT = ".npz"
+_KEPT, _KEPT_BEFORE = ".table", ".npz"
+"""Of this release and of earlier ones, whose files are only removed."""
+
 _UNFINISHED = ".tmp"
 
 
@@ -69,7 +70,7 @@ def prune_once_a_day(
 
 
 def _prune(folder: str, now_s: float, most_bytes: int, most_idle_s: float) -> None:
-    longest_idle_s = {_KEPT: most_idle_s, _UNFINISHED: _DAY_S}
+    longest_idle_s = {_KEPT: most_idle_s, _KEPT_BEFORE: most_idle_s, _UNFINISHED: _DAY_S}
     kept: list[tuple[float, int, str]] = []
     with os.scandir(folder) as entries:
         for entry in entries:
@@ -78,7 +79,7 @@ def _prune(folder: str, now_s: float, most_bytes: int, most_idle_s: float) -> No
                 idle_s = now_s - status.st_mtime
                 if idle_s > longest_idle_s.get(os.path.splitext(entry.name)[1], math.inf):
                     os.unlink(entry.path)
-                elif entry.name.endswith(_KEPT):
+                elif entry.name.endswith((_KEPT, _KEPT_BEFORE)):
                     kept.append((status.st_mtime, status.st_size, entry.path))
     total_bytes = sum(size for _, size, _ in kept)
     for _, size, path in sorted(kept):
@@ -144,7 +145,7 @@ class ScanCache:
             return None
         kept, crc32 = content[:-_CRC32_BYTES], int.from_bytes(content[-_CRC32_BYTES:], "little")
         try:
-            table = table_from_npz(BytesIO(kept), file, crc32)
+            table = unpack_table(kept, file, crc32)
         except (DatasetIndexError, MemoryError) as exc:
             what = "scanning %s again, since what was kept of the last scan is not readable: %s"
             _log.info(what, without_secrets(path), exc)
@@ -178,11 +179,10 @@ class ScanCache:
             prune_once_a_day(self.folder, time.time())
         try:
             make_private_folder(self.folder)
-            content = BytesIO()
-            table_to_npz(table, content)
-            content.write(zlib.crc32(content.getbuffer()).to_bytes(_CRC32_BYTES, "little"))
+            packed = pack_table(table)
+            content = packed + zlib.crc32(packed).to_bytes(_CRC32_BYTES, "little")
             # Not durable: what a crash of the machine leaves behind is found damaged, and scanned again.
-            replace_file(file, lambda opened: opened.write(content.getbuffer()), durable=False, mode=0o600)
+            replace_file(file, lambda opened: opened.write(content), durable=False, mode=0o600)
         except OSError as exc:
             self._turn_off(f"{self.folder} cannot be written ({exc.strerror or exc})")
 
@@ -207,7 +207,7 @@ class ScanCache:
             place = os.path.abspath(path)
         identity = repr((place, shard_bytes, version, strict, _KEPT_FORMAT, found))
         digest = hashlib.blake2b(identity.encode("utf-8", "surrogateescape"), digest_size=20).hexdigest()
-        return os.path.join(self.folder, f"{digest}.npz")
+        return os.path.join(self.folder, f"{digest}{_KEPT}")
 
 
 def _inode_and_change(path: str, version: int | str | None) -> tuple[int, int] | None:

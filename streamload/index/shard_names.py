@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import unquote
 
-from streamload.index.dataset_index import INDEX_FILE, INDEX_FOLDER, DatasetIndex, write_index
+from streamload.index.dataset_index import INDEX_FOLDER
+from streamload.index.index_writer import LocalIndexFolder, remove_entries
 from streamload.storage.protocol import protocol_of, without_secrets
 from streamload.storage.urls import chain_links
 
@@ -20,7 +21,7 @@ __all__ = [
     "is_shard_name",
     "refuse_repetitions",
     "refuse_unknown_compression",
-    "remove_entries",
+    "remove_local_entries",
     "remove_shards",
     "remove_stale_entries",
     "shard_name",
@@ -65,9 +66,13 @@ def refuse_unknown_compression(url: str) -> None:
         )
 
 
+_UNTIDY = re.compile(r"//|/\.|/\Z")
+"""What `normpath` changes of an absolute path is at such places."""
+
+
 def refuse_repetitions(found: Sequence[str]) -> None:
     """Raise ValueError if a shard is named twice."""
-    plain = [os.path.normpath(url) if url.startswith("/") else url for url in found]
+    plain = [os.path.normpath(url) if url.startswith("/") and _UNTIDY.search(url) else url for url in found]
     if len(set(plain)) == len(plain):
         return
     seen: set[str] = set()
@@ -152,10 +157,10 @@ def remove_shards(folder: str, shards: ShardNaming) -> None:
     """Remove all shards of a name, after their index entries, so that no entry is ever stale.
 
     Raises:
-        OSError: something cannot be removed.
+        OSError, StorageError: something cannot be removed.
         DatasetIndexError: the index beside them is broken.
     """
-    remove_entries(folder, shards)
+    remove_local_entries(folder, shards)
     for name in shards.existing(folder):
         os.unlink(os.path.join(folder, name))
 
@@ -164,33 +169,18 @@ def remove_stale_entries(folder: str, shards: ShardNaming) -> None:
     """Remove the index entries of shards of a name if all of these shards were deleted by hand.
 
     Raises:
-        OSError: something cannot be removed.
+        StorageError: something cannot be removed.
         DatasetIndexError: the index beside them is broken.
     """
     if not shards.existing(folder):
-        remove_entries(folder, shards)
+        remove_local_entries(folder, shards)
 
 
-def remove_entries(folder: str, shards: ShardNaming) -> None:
+def remove_local_entries(folder: str, shards: ShardNaming) -> None:
     """Remove the index entries of all shards of a name, whether or not the shards exist.
 
     Raises:
-        OSError: something cannot be removed.
+        StorageError: something cannot be removed.
         DatasetIndexError: the index is broken.
     """
-    index_folder = os.path.join(folder, INDEX_FOLDER)
-    path = os.path.join(index_folder, INDEX_FILE)
-    if not os.path.exists(path):
-        return
-    index = DatasetIndex.load(index_folder)
-    others = [entry for entry in index.shards if not shards.matches(entry.name)]
-    if len(others) == len(index.shards):
-        return
-    kept = [(entry, index.table(entry.name)) for entry in others]
-    # Between these two steps there is no index, which is never wrong; a stale one would be.
-    os.unlink(path)
-    if kept:
-        write_index(index_folder, kept)
-    for name in os.listdir(index_folder):
-        if name.endswith(".npz") and shards.matches(name.removesuffix(".npz")):
-            os.unlink(os.path.join(index_folder, name))
+    remove_entries(LocalIndexFolder(os.path.join(folder, INDEX_FOLDER)), shards.matches)

@@ -13,32 +13,13 @@ from streamload.errors import DatasetIndexError, StorageError
 from streamload.storage.local_storage import LocalStorage
 from streamload.tar.table import ShardTable
 
-__all__ = ["spot_check", "was_touched"]
+__all__ = ["spot_check"]
 
 _SAMPLES = 4
 _SAMPLES_OF_TOUCHED = 16
 _MOST_BYTES = 64 << 10
 _FURTHER_BYTES = 256 << 10
 """What is read of a shard besides the smallest fields: these are labels, which two shards may well share."""
-
-
-def was_touched(mtime_ns: int, indexed_ns: int | None, table_path: str) -> bool:
-    """Whether a shard may have been written since it was indexed: its time is another, or later than that of the index.
-
-    Args:
-        mtime_ns: the shard's time of modification.
-        indexed_ns: what that was then; None where the index does not say, as those of `ShardWriter` do not.
-        table_path: the shard's file in the index, which was written after the shard.
-
-    Raises:
-        DatasetIndexError: there is no such file.
-    """
-    if indexed_ns is not None:
-        return mtime_ns != indexed_ns
-    try:
-        return mtime_ns > os.stat(table_path).st_mtime_ns
-    except OSError as exc:
-        raise DatasetIndexError(f"the index cannot be read ({exc.strerror})", url=table_path) from exc
 
 
 def spot_check(url: str, table: ShardTable, *, touched: bool) -> None:
@@ -81,12 +62,14 @@ def _find_other(
     descriptor: int, table: ShardTable, crc32: NDArray[np.uint32], *, touched: bool
 ) -> tuple[int, int] | None:
     """The first sample, and its member, by which the shard is another; None where what differs is damage at most."""
+    small = os.pread(descriptor, table.shard_bytes, 0) if table.shard_bytes <= _MOST_BYTES else None
     compared: set[int] = set()
     others: dict[int, int] = {}
     for sample, member in _chosen(table, _SAMPLES_OF_TOUCHED if touched else _SAMPLES):
         is_smallest = sample not in compared
         compared.add(sample)
-        content = os.pread(descriptor, int(table.member_size[member]), int(table.member_offset[member]))
+        size, offset = int(table.member_size[member]), int(table.member_offset[member])
+        content = os.pread(descriptor, size, offset) if small is None else small[offset : offset + size]
         if zlib.crc32(content) != int(crc32[member]):
             others.setdefault(sample, member)
             if touched and is_smallest:  # such as a label that was corrected
@@ -97,12 +80,14 @@ def _find_other(
 def _chosen(table: ShardTable, samples: int) -> Iterator[tuple[int, int]]:
     """Samples, and members of them: the smallest of each, and further ones while there is room."""
     further_bytes = _FURTHER_BYTES
-    for sample in np.unique(np.linspace(0, len(table) - 1, samples).astype(np.int64)).tolist():
-        first, end = int(table.sample_start[sample]), int(table.sample_start[sample + 1])
-        smallest, *others = (first + np.argsort(table.member_size[first:end], kind="stable")).tolist()
-        if table.member_size[smallest] <= _MOST_BYTES:
-            yield sample, smallest
+    last = len(table) - 1
+    for sample in sorted({number * last // (samples - 1) for number in range(samples)}):
+        first, end = table.sample_start[sample : sample + 2].tolist()
+        sizes = table.member_size[first:end].tolist()
+        smallest, *others = sorted(range(len(sizes)), key=sizes.__getitem__)
+        if sizes[smallest] <= _MOST_BYTES:
+            yield sample, first + smallest
         for member in others:
-            further_bytes -= int(table.member_size[member])
+            further_bytes -= sizes[member]
             if further_bytes >= 0:
-                yield sample, member
+                yield sample, first + member

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
+import os
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from urllib.parse import quote
 
 import numpy as np
 from numpy.typing import NDArray
 
-from streamload.errors import DatasetIndexError, ShardNotFoundError
-from streamload.index.dataset_index import INDEX_FILE, DatasetIndex, table_path
-from streamload.index.index_lookup import MOST_INDEX_BYTES
+from streamload.index.dataset_index import DatasetIndex
 from streamload.index.listing import Listing
 from streamload.index.scan_cache import ScanCache
-from streamload.index.shard_names import WEB
-from streamload.index.spot_check import spot_check, was_touched
+from streamload.index.spot_check import spot_check
+from streamload.index.table_reader import TableReader
 from streamload.limits import LEAST_TABLES_BYTES, MOST_TABLES_BYTES, TABLES_SHARE
 from streamload.order.plan import ShardCounts
-from streamload.storage.download import Pin, download
-from streamload.storage.protocol import UNKNOWN_BYTES, protocol_of
+from streamload.storage.protocol import UNKNOWN_BYTES
 from streamload.storage.storages import Storages
 from streamload.tar.decompression import is_compressed
 from streamload.tar.header import BLOCK_BYTES
@@ -64,13 +60,15 @@ class Tables:
         self._storages = Storages() if storages is None else storages
         self._cache = cache
         self._strict = strict
-        self._indexes = dict(indexes or {})
-        self._index_locks: dict[str, asyncio.Lock] = {}
+        self._reader = TableReader(self._storages, indexes)
+        self._packed: OrderedDict[int, bytes] = OrderedDict()  # tables that were read beside others
+        self._numbers: dict[tuple[str, str], int] = {}
         self._tables: OrderedDict[int, ShardTable] = OrderedDict()
         self._columns: dict[int, dict[tuple[str, ...], NDArray[np.int64]]] = {}
         self._growing: dict[int, GrowingTable] = {}
         self._versions: dict[int, tuple[int, str | None]] = {}
         self._compared: set[int] = set()
+        self._written_ns: dict[str, int] = {}  # by table file
         self.held_bytes = 0
         self._held: frozenset[int] = frozenset()
         self.skipped: dict[str, int] = {}
@@ -90,12 +88,7 @@ class Tables:
             self._tables.move_to_end(shard)
             return table
         folder = self._listing.index_of[shard]
-        if folder is None:
-            table = self._from_cache(shard)
-        elif self._storages.is_local(folder):
-            table = self._from_index(shard, folder)
-        else:
-            table = self._table(shard, folder, self._read(self._table_url(shard, folder)))
+        table = self._from_cache(shard) if folder is None else self._from_index(shard, folder)
         if table is not None:
             self._keep(shard, table)
         return table
@@ -111,22 +104,31 @@ class Tables:
     def is_remote(self, shard: int) -> bool:
         """Whether `find` would have to wait for a remote storage; then `load` does the same without blocking."""
         folder = self._listing.index_of[shard]
-        return shard not in self._tables and folder is not None and not self._storages.is_local(folder)
+        return (
+            folder is not None
+            and shard not in self._tables
+            and shard not in self._packed
+            and not self._reader.is_local(folder)
+        )
 
     async def load(self, shard: int) -> ShardTable | None:
-        """`find`, on the running loop: two requests for the first table of a remote index, and one for each other.
+        """`find`, on the running loop. Of a remote index the list is one request, and tables beside each other are one.
 
         Raises:
             DatasetIndexError: the index is damaged or does not belong to the shard.
             StorageError: the index cannot be read.
         """
-        folder = self._listing.index_of[shard]
+        await self.fetch(shard)
+        return self.find(shard)
+
+    async def fetch(self, shard: int) -> None:
+        """Have what `find` needs here, on the running loop. Raises what `load` raises."""
+        folder, name = self._listing.index_of[shard], self._listing.shards[shard].name
         if folder is None or not self.is_remote(shard):
-            return self.find(shard)
-        await self._load_index(folder)
-        table = self._table(shard, folder, await self._read_async(self._table_url(shard, folder)))
-        self._keep(shard, table)
-        return table
+            return
+        async with await self._reader.reading(folder, name):
+            if self.is_remote(shard):  # else it came with another
+                self._take(folder, await self._reader.load(folder, name), shard)
 
     def put(self, shard: int, table: ShardTable) -> None:
         """Take in a table that somebody else has loaded."""
@@ -184,27 +186,47 @@ class Tables:
         """A shard's url."""
         return self._listing.shards[shard].url
 
-    def _index(self, folder: str) -> DatasetIndex:
-        if folder not in self._indexes:
-            self._indexes[folder] = DatasetIndex.load(folder, None if self._storages.is_local(folder) else self._read)
-        return self._indexes[folder]
-
     def _from_index(self, shard: int, folder: str) -> ShardTable:
-        """A table from a local index. A local shard is compared with it, once; more of it if it was touched since."""
-        listed, index = self._listing.shards[shard], self._index(folder)
-        table = index.table(listed.name)
+        """A table from an index. A local shard is compared with it, once; more of it if it was touched since."""
+        listed = self._listing.shards[shard]
+        if shard not in self._packed:
+            self._take(folder, self._reader.read(folder, listed.name), shard)
+        packed = self._packed.pop(shard)
+        self.held_bytes -= len(packed)
+        index = self._reader.index(folder)
+        table = index.table_of(listed.name, packed)
         if shard not in self._compared and self._storages.is_local(listed.url) and not is_compressed(listed.url):
-            indexed_ns, table_file = index.shard(listed.name).mtime_ns, table_path(folder, listed.name)
-            spot_check(listed.url, table, touched=was_touched(listed.mtime_ns, indexed_ns, table_file))
+            spot_check(listed.url, table, touched=self._was_touched(shard, index))
             self._compared.add(shard)
         return table
 
-    async def _load_index(self, folder: str) -> None:
-        """Read the list of an index, once, however many of its tables are loaded at once."""
-        async with self._index_locks.setdefault(folder, asyncio.Lock()):
-            if folder not in self._indexes:
-                content = await self._read_async(f"{folder}/{INDEX_FILE}")
-                self._indexes[folder] = DatasetIndex.from_json(content, folder)
+    def _was_touched(self, shard: int, index: DatasetIndex) -> bool:
+        """Whether a shard may have been written since it was indexed: by its time, or by that of its table."""
+        listed = self._listing.shards[shard]
+        indexed_ns = index.shard(listed.name).mtime_ns
+        if indexed_ns is not None:
+            return listed.mtime_ns != indexed_ns
+        url = index.table_url(listed.name)
+        if url not in self._written_ns:
+            try:
+                self._written_ns[url] = os.stat(url).st_mtime_ns
+            except OSError:  # elsewhere, or replaced since
+                self._written_ns[url] = 0
+        return listed.mtime_ns > self._written_ns[url]
+
+    def _take(self, folder: str, packed: Mapping[str, bytes], wanted: int) -> None:
+        """Keep tables that were read, until they are looked for or dropped."""
+        if not self._numbers:
+            shards = zip(self._listing.index_of, self._listing.shards, strict=True)
+            self._numbers = {(of, shard.name): number for number, (of, shard) in enumerate(shards) if of is not None}
+        found = {self._numbers.get((folder, name)): content for name, content in packed.items()}
+        found[wanted] = packed[self._listing.shards[wanted].name]  # also of two that share a name
+        for shard, content in found.items():
+            if shard is not None and shard not in self._tables and shard not in self._packed:
+                self._packed[shard] = content
+                self.held_bytes += len(content)
+        self._packed.move_to_end(wanted)
+        self._drop_oldest()
 
     def _from_cache(self, shard: int) -> ShardTable | None:
         listed = self._listing.shards[shard]
@@ -212,34 +234,6 @@ class Tables:
         if shard_bytes == UNKNOWN_BYTES:
             return None
         return self._cache.load(listed.url, shard_bytes, listed.mtime_ns, self._strict, etag=etag)
-
-    def _table_url(self, shard: int, folder: str) -> str:
-        name = self._listing.shards[shard].name
-        return table_path(folder, quote(name) if protocol_of(folder) in WEB else name)
-
-    def _table(self, shard: int, folder: str, content: bytes) -> ShardTable:
-        return self._index(folder).table(self._listing.shards[shard].name, content)
-
-    def _read(self, url: str) -> bytes:
-        try:
-            return self._storages.for_url(url).read_bytes(url, most_bytes=MOST_INDEX_BYTES)
-        except ShardNotFoundError:
-            raise _no_file(url) from None
-
-    async def _read_async(self, url: str) -> bytes:
-        """A whole small file, retried like a shard."""
-        content = bytearray()
-
-        def write(offset: int, piece: bytes) -> None:
-            content[offset : offset + len(piece)] = piece
-
-        try:
-            await download(
-                self._storages.for_url(url), url, 0, MOST_INDEX_BYTES, write, pin=Pin(), retries=self._storages.retries
-            )
-        except ShardNotFoundError:
-            raise _no_file(url) from None
-        return bytes(content)
 
     def _keep(self, shard: int, table: ShardTable) -> None:
         if self.counts.values[shard] < 0:
@@ -252,17 +246,18 @@ class Tables:
             self._drop_oldest()
 
     def _drop_oldest(self) -> None:
+        """Drop tables until the others fit: those that nobody has looked for yet, then the longest unused."""
         while self.held_bytes > self._memory_bytes:
+            packed = next((shard for shard in self._packed if shard not in self._held), None)
+            if packed is not None and packed != next(reversed(self._packed)):
+                self.held_bytes -= len(self._packed.pop(packed))
+                continue
             indexed = (shard for shard in self._tables if self._listing.index_of[shard] is not None)
             oldest = next((shard for shard in indexed if shard not in self._held), None)
             if oldest is None or oldest == next(reversed(self._tables)):
                 return
             self.held_bytes -= _size_bytes(self._tables.pop(oldest))
             self._columns.pop(oldest, None)
-
-
-def _no_file(url: str) -> DatasetIndexError:
-    return DatasetIndexError("the index has no such file; rebuild it with `streamload index`", url=url)
 
 
 def _size_bytes(table: ShardTable) -> int:

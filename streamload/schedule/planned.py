@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,7 @@ from streamload.errors import DatasetIndexError
 from streamload.fetch.parts import parts_of_rows
 from streamload.index.tables import Tables
 from streamload.order.plan import RowBlock
-from streamload.tar.table import MISSING, ShardTable
+from streamload.tar.table import MISSING, ShardTable, joined_tables
 
 __all__ = ["PlannedRows", "locate"]
 
@@ -67,9 +68,9 @@ def locate(
     Raises:
         DatasetIndexError: `verify` is set, and a shard's table has no checksums.
     """
-    groups = [(_table(tables, shard), shard, rows) for shard, rows in by_shard(block.shard)]
+    groups = _groups(block, tables)
     if fields is None:
-        names = tuple(sorted({name for table, _, _ in groups for name in table.fields}))
+        names = tuple(sorted({name for group in groups for name in group.table.fields}))
     else:
         names = tuple(name for name in fields if name not in SAMPLE_NAMES)
     located = RowTable.empty(len(block.shard), tuple(_kind(name, verify=verify) for name in names))
@@ -77,19 +78,68 @@ def locate(
     located.values[:, 2] = 0 if block.repeat is None else block.repeat
     columns = located.columns()
     keys: list[str] | None = [""] * len(block.shard) if fields is None or "__key__" in fields else None
-    for table, shard, rows in groups:
-        samples = block.sample[rows]
-        if verify and table.member_crc32 is None:
+    for group in groups:
+        if verify and group.table.member_crc32 is None:
             raise DatasetIndexError(
-                "verify=True needs the checksums of an index; make one with `streamload index`", url=tables.url(shard)
+                "verify=True needs the checksums of an index; make one with `streamload index`",
+                url=tables.url(group.shards[0]),
             )
         for column in columns:
-            _fill(column, table, tables.column(shard, table, column.alternatives)[samples], rows)
+            _fill(column, group.table, group.members(tables, column.alternatives), group.rows)
         if keys is not None:
-            for row, sample in zip(rows.tolist(), samples.tolist(), strict=True):
-                keys[row] = table.key(sample)
+            for row, sample in zip(group.rows.tolist(), group.samples.tolist(), strict=True):
+                keys[row] = group.table.key(sample)
     parts = () if fetched is None else _parts(block, columns, fetched)
     return PlannedRows(block, located, None if keys is None else tuple(keys), parts)
+
+
+_FEW_SAMPLES = 64
+"""Tables of so few samples are joined: NumPy takes as long for one of them as for many together."""
+
+
+class _Group(NamedTuple):
+    """Rows of a block whose places one table has: that of a shard, or of several small shards.
+
+    Attributes:
+        table: where the samples lie.
+        shards: the shards.
+        samples: int64[n], the row's number in the table.
+        rows: int64[n], the row's number in the block.
+    """
+
+    table: ShardTable
+    shards: tuple[int, ...]
+    samples: NDArray[np.int64]
+    rows: NDArray[np.int64]
+
+    def members(self, tables: Tables, alternatives: Sequence[str]) -> NDArray[np.int64]:
+        """For each row the number of the member, or MISSING."""
+        if len(self.shards) == 1:
+            return tables.column(self.shards[0], self.table, alternatives)[self.samples]
+        return self.table.column(alternatives)[self.samples]
+
+
+def _groups(block: RowBlock, tables: Tables) -> list[_Group]:
+    groups: list[_Group] = []
+    small: dict[tuple[tuple[str, ...], bool], list[_Group]] = {}
+    for shard, rows in by_shard(block.shard):
+        table = _table(tables, shard)
+        group = _Group(table, (shard,), block.sample[rows], rows)
+        if len(table) <= _FEW_SAMPLES:
+            small.setdefault((table.fields, table.member_crc32 is None), []).append(group)
+        else:
+            groups.append(group)
+    return groups + [_joined(alike) if len(alike) > 1 else alike[0] for alike in small.values()]
+
+
+def _joined(groups: Sequence[_Group]) -> _Group:
+    first = accumulate((len(group.table) for group in groups[:-1]), initial=0)
+    return _Group(
+        joined_tables([group.table for group in groups]),
+        tuple(group.shards[0] for group in groups),
+        np.concatenate([start + group.samples for start, group in zip(first, groups, strict=True)]),
+        np.concatenate([group.rows for group in groups]),
+    )
 
 
 def _parts(block: RowBlock, columns: Sequence[Column], fetched: Collection[int]) -> tuple[list[int], ...]:

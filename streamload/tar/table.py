@@ -13,7 +13,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["MISSING", "ShardTable"]
+__all__ = ["MISSING", "ShardTable", "joined_tables"]
 
 MISSING = -1
 """The offset and the size of a field that a sample does not have."""
@@ -87,3 +87,31 @@ class ShardTable:
         """The fields that one sample has, in the order in which they are stored."""
         start, end = int(self.sample_start[sample]), int(self.sample_start[sample + 1])
         return tuple(self.fields[number] for number in self.member_field[start:end].tolist())
+
+
+def joined_tables(tables: Sequence[ShardTable]) -> ShardTable:
+    """One table of the samples of several, whose fields are the same, one table after the other.
+
+    Offsets stay those in the samples' own shards. There are checksums where all tables have them, and no labels.
+    """
+    members = _starts([len(table.member_offset) for table in tables])
+    keys = _starts([len(table.key_bytes) for table in tables])
+    crc32s = [table.member_crc32 for table in tables if table.member_crc32 is not None]
+    first_members = [start + table.sample_start[:-1] for start, table in zip(members, tables, strict=False)]
+    first_bytes = [start + table.key_start[:-1] for start, table in zip(keys, tables, strict=False)]
+    return ShardTable(
+        shard_bytes=max(table.shard_bytes for table in tables),
+        fields=tables[0].fields,
+        member_offset=np.concatenate([table.member_offset for table in tables]),
+        member_size=np.concatenate([table.member_size for table in tables]),
+        member_field=np.concatenate([table.member_field for table in tables]),
+        sample_start=np.concatenate([*first_members, members[-1:]]),
+        key_bytes=np.concatenate([table.key_bytes for table in tables]),
+        key_start=np.concatenate([*first_bytes, keys[-1:]]),
+        member_crc32=np.concatenate(crc32s) if len(crc32s) == len(tables) else None,
+    )
+
+
+def _starts(lengths: Sequence[int]) -> NDArray[np.int64]:
+    """Where each of some stretches begins that lie one after another, and the end: int64[n + 1]."""
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])

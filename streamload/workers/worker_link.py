@@ -83,5 +83,6 @@ class WorkerLink:
 
     def _spare_descriptors(self, shards: Collection[int]) -> None:
         """Have the worker close its least recently used shards, so that it can open those of a task."""
-        others = [shard for shard in self._open if shard not in shards]
+        wanted = set(shards)
+        others = [shard for shard in self._open if shard not in wanted]
         self.drop_shards(others[: max(0, len(others) + len(shards) - self._most_open)])

@@ -10,13 +10,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
 from streamload.errors import StorageError, StreamloadError
-from streamload.index.dataset_index import INDEX_FOLDER, IndexedShard, check_entries, write_index
-from streamload.index.remote_index import (
-    merge_remote_index,
-    remote_index_folder,
-    remove_remote_entries,
-    write_remote_table,
-)
+from streamload.index.dataset_index import INDEX_FOLDER, IndexedShard
+from streamload.index.index_writer import RemoteIndexFolder, remove_entries, update_with_tables, write_index
 from streamload.index.shard_names import ShardNaming, remove_shards, remove_stale_entries
 from streamload.index.unfinished import (
     SHARD_WRITER,
@@ -153,7 +148,7 @@ class RemoteFolder:
                 "a web server cannot be written to; name a bucket or a folder", url=without_secrets(folder)
             )
         self._storage = storages.for_url(self.folder)
-        self._index_folder = remote_index_folder(self.folder)
+        self._index_folder = RemoteIndexFolder(self._storage, f"{self.folder}/{INDEX_FOLDER}")
         self._thread: ThreadPoolExecutor | None = None
         self._upload: Future[None] | None = None
         self._etags: dict[str, str | None] = {}
@@ -167,7 +162,7 @@ class RemoteFolder:
         mark_remote_unfinished(self._storage, self.folder, UnfinishedSet(names, SHARD_WRITER))
         existing = self.existing(names)
         if shards or not existing:
-            remove_remote_entries(self._storage, self._index_folder, names.matches)
+            remove_entries(self._index_folder, names.matches)
         for name in existing if shards else ():
             self._storage.delete(f"{self.folder}/{name}")
 
@@ -191,11 +186,9 @@ class RemoteFolder:
         mark_remote_finished(self._storage, self.folder, names)
 
     def write_index(self, entries: Sequence[tuple[IndexedShard, ShardTable]]) -> None:
-        """See `Destination`; the tables were uploaded with their shards. Entries get the ETags of the objects."""
-        check_entries(entries)
-        with_etags = [entry._replace(etag=self._etags.get(entry.name)) for entry, _ in entries]
-        fields = {name for _, table in entries for name in table.fields}
-        merge_remote_index(self._storage, self._index_folder, with_etags, fields)
+        """See `Destination`. Entries get the ETags of the objects."""
+        with_etags = [(entry._replace(etag=self._etags.get(entry.name)), table) for entry, table in entries]
+        update_with_tables(self._index_folder, with_etags)
 
     def close(self) -> None:
         """See `Destination`; waits for the upload in flight."""
@@ -206,8 +199,8 @@ class RemoteFolder:
         if upload is not None and (error := upload.exception()) is not None:
             _log.warning("a shard that was being uploaded is not in %s: %s", without_secrets(self.folder), error)
 
-    def start_upload(self, shard: _UploadedShard, path: str, table: ShardTable) -> None:
-        """Upload a file that is complete, and its table, when the upload before it is done.
+    def start_upload(self, shard: _UploadedShard, path: str, shard_bytes: int) -> None:
+        """Upload a file that is complete, when the upload before it is done.
 
         Raises:
             StorageError: that one failed.
@@ -215,13 +208,12 @@ class RemoteFolder:
         self.finish_uploads()
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "streamload-upload")
-        self._upload = self._thread.submit(self._run, shard, path, table)
+        self._upload = self._thread.submit(self._run, shard, path, shard_bytes)
 
-    def _run(self, shard: _UploadedShard, path: str, table: ShardTable) -> None:
+    def _run(self, shard: _UploadedShard, path: str, shard_bytes: int) -> None:
         try:
             url = f"{self.folder}/{shard.name}"
-            self._etags[shard.name] = upload_shard(self._storage, url, path, table.shard_bytes)
-            write_remote_table(self._storage, self._index_folder, shard.name, table)
+            self._etags[shard.name] = upload_shard(self._storage, url, path, shard_bytes)
         finally:
             shard.release()
 
@@ -255,7 +247,7 @@ class _UploadedShard(GrowingShard):
         except OSError as exc:
             raise _no_local_room(exc) from exc
         table = self._table()
-        self._folder.start_upload(self, self._path, table)
+        self._folder.start_upload(self, self._path, table.shard_bytes)
         self._file = None
         return table
 

@@ -29,7 +29,7 @@ class SlowTables:
     def hold(self, shards: Iterable[int]) -> None:
         """None is dropped here."""
 
-    async def load(self, shard: int) -> None:
+    async def fetch(self, shard: int) -> None:
         self.requested.append(shard)
         try:
             await self.gate.wait()

@@ -13,14 +13,16 @@ import pytest
 from fsspec.implementations.cached import SimpleCacheFileSystem
 from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.registry import known_implementations
+from indexed_shards import index_shards
 from servers.faults import FaultServer, Script
 from servers.nginx import WebServer
 from servers.rclone import S3Server
 
 from streamload import ShardWriter
 from streamload.errors import DatasetIndexError, ShardNotFoundError, StorageError
-from streamload.index.dataset_index import DatasetIndex, IndexedShard, index_shards, write_index
+from streamload.index.dataset_index import DatasetIndex, IndexedShard
 from streamload.index.finder import find_shards
+from streamload.index.index_writer import write_index
 from streamload.index.listing import Listing, list_shards
 from streamload.index.scan_cache import ScanCache
 from streamload.index.tables import Tables
@@ -381,7 +383,8 @@ async def test_tables_of_a_remote_index_are_read_on_the_loop(bucket: Path, s3: S
     blocking = Tables(listing, ScanCache(None), strict=True, storages=s3).find(1)
     assert blocking is not None
     assert len(blocking) == 4
-    (bucket / ".streamload" / "s0-000000.tar.npz").unlink()
+    for path in (bucket / ".streamload").glob("tables-*.bin"):
+        path.unlink()
     again = Tables(listing, ScanCache(None), strict=True, storages=s3)
     with pytest.raises(DatasetIndexError, match="no such file"):
         await again.load(0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import logging
 import os
 from dataclasses import replace
@@ -12,7 +11,7 @@ import pytest
 from crafted_tar import Archive, header
 
 from streamload.index.scan_cache import ScanCache, user_cache_folder
-from streamload.index.table_file import table_to_npz
+from streamload.index.table_file import pack_table
 from streamload.tar.scan import scan_shard
 from streamload.tar.table import ShardTable
 
@@ -74,7 +73,7 @@ def test_a_name_that_is_not_utf_8(tmp_path: Path) -> None:
 def test_a_damaged_file_is_absent_and_is_replaced(tmp_path: Path) -> None:
     cache = ScanCache(str(tmp_path))
     cache.store("a.tar", SIZE, 17, True, TABLE)
-    (file,) = tmp_path.glob("*.npz")
+    (file,) = tmp_path.glob("*.table")
     for content in (b"", b"garbage", file.read_bytes()[:200]):
         file.write_bytes(content)
         assert cache.load("a.tar", SIZE, 17, True) is None
@@ -167,12 +166,11 @@ def test_a_table_that_was_changed_is_absent(tmp_path: Path) -> None:
     """Also where it still is a table of this shard's size."""
     cache = ScanCache(str(tmp_path))
     cache.store("a.tar", SIZE, 17, True, TABLE)
-    (file,) = tmp_path.glob("*.npz")
+    (file,) = tmp_path.glob("*.table")
     content = file.read_bytes()
-    other = io.BytesIO()
-    table_to_npz(replace(TABLE, member_offset=TABLE.member_offset + 1), other)
-    assert len(other.getvalue()) < len(content)
-    for changed in (other.getvalue(), other.getvalue() + content[-4:], content[:-1] + bytes([content[-1] ^ 1])):
+    other = pack_table(replace(TABLE, member_offset=TABLE.member_offset + 1))
+    assert len(other) < len(content)
+    for changed in (other, other + content[-4:], content[:-1] + bytes([content[-1] ^ 1])):
         file.write_bytes(changed)
         assert cache.load("a.tar", SIZE, 17, True) is None
 
@@ -183,7 +181,7 @@ def test_files_are_for_their_owner_alone(tmp_path: Path, caplog: pytest.LogCaptu
     folder.chmod(0o777)
     ScanCache(str(folder)).store("a.tar", SIZE, 17, True, TABLE)
     assert folder.stat().st_mode & 0o777 == 0o700
-    (file,) = folder.glob("*.npz")
+    (file,) = folder.glob("*.table")
     assert file.stat().st_mode & 0o777 == 0o600
     if os.geteuid() != 0:
         pytest.skip("only root can make folders of others")
@@ -191,7 +189,7 @@ def test_files_are_for_their_owner_alone(tmp_path: Path, caplog: pytest.LogCaptu
     cache = ScanCache(str(folder))
     assert cache.load("a.tar", SIZE, 17, True) is None
     cache.store("b.tar", SIZE, 17, True, TABLE)
-    assert [path.name for path in folder.glob("*.npz")] == [file.name]
+    assert [path.name for path in folder.glob("*.table")] == [file.name]
     assert [record.message for record in caplog.records if "belongs to another user (uid 12345)" in record.message]
 
 

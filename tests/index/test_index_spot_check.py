@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from indexed_shards import index_shards
 
 from streamload import ShardWriter, StreamLoader, TarDataset
 from streamload.errors import DatasetIndexError
-from streamload.index.dataset_index import index_shards
 
 LATER_NS = 1_000_000_000
 

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
+import fsspec
 import numpy as np
 import pytest
 from servers.faults import FaultServer, Script
 
 from streamload import ShardWriter
 from streamload.errors import DatasetIndexError, ShardFormatError
+from streamload.index import dataset_index, table_reader
 from streamload.index import tables as tables_module
+from streamload.index.dataset_index import DatasetIndex, IndexedShard
+from streamload.index.index_writer import IndexFolder, LocalIndexFolder, RemoteIndexFolder, update_with_tables
 from streamload.index.listing import Listing, list_shards
 from streamload.index.scan_cache import ScanCache
 from streamload.index.tables import Tables
@@ -98,7 +103,10 @@ def test_a_shard_that_has_changed_is_scanned_again(bare: Listing, folder: Path, 
 
 def test_a_damaged_index_is_an_error_where_it_is_needed(folder: Path) -> None:
     listing = list_shards(folder)
-    (folder / ".streamload" / "part1-000000.tar.npz").write_bytes(b"damaged")
+    (file,) = (folder / ".streamload").glob("tables-*.bin")
+    content = bytearray(file.read_bytes())
+    content[DatasetIndex.load(folder / ".streamload").place("part1-000000.tar").start] ^= 1
+    file.write_bytes(content)
     tables = Tables(listing, ScanCache(None), strict=True)
     assert tables.find(0) is not None
     with pytest.raises(DatasetIndexError):
@@ -129,10 +137,10 @@ def test_tables_beyond_the_limit_are_dropped_and_found_again(folder: Path, monke
 
 def test_of_the_tables_held_the_longest_unused_goes_first(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     both = Tables(list_shards(folder), ScanCache(None), strict=True)
-    first, _ = both.find(0), both.find(1)
+    first, _, _ = both.find(0), both.find(1), both.find(2)
     assert first is not None
-    monkeypatch.setattr(tables_module, "LEAST_TABLES_BYTES", both.held_bytes)
-    monkeypatch.setattr(tables_module, "MOST_TABLES_BYTES", both.held_bytes)
+    monkeypatch.setattr(tables_module, "LEAST_TABLES_BYTES", both.held_bytes - 1)
+    monkeypatch.setattr(tables_module, "MOST_TABLES_BYTES", both.held_bytes - 1)
     tables = Tables(list_shards(folder), ScanCache(None), strict=True)
     tables.find(0), tables.find(1), tables.find(0)
     column = tables.column(0, first, ("cls",))
@@ -279,6 +287,26 @@ def test_what_an_answer_says_of_a_shard_is_noted_only_where_the_listing_is_silen
     assert Tables(bare, ScanCache(cache), strict=True).find(0) is not None
 
 
+@pytest.mark.parametrize("left_bytes", [0, 8, 400])
+async def test_a_table_file_that_is_cut_on_a_server_is_an_error_of_the_index(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, left_bytes: int
+) -> None:
+    monkeypatch.setattr(dataset_index, "GROUP_BYTES", 1)
+    files = {f"data/{path.relative_to(folder)}": path.read_bytes() for path in files_below(folder)}
+    files = {name: content[:left_bytes] if name.endswith(".bin") else content for name, content in files.items()}
+    with FaultServer(files) as server:
+        storages = Storages()
+        listing = list_shards(f"{server.url}/data", None, storages)
+        tables = Tables(listing, ScanCache(None), strict=True, storages=storages)
+        try:
+            with pytest.raises(DatasetIndexError, match="streamload index") as caught:
+                await tables.load(2)
+        finally:
+            await storages.aclose()
+    assert caught.value.url is not None
+    assert caught.value.url.endswith(".bin")
+
+
 async def test_the_list_of_a_remote_index_is_read_once_for_all_tables_that_are_loaded_at_once(folder: Path) -> None:
     with FaultServer({f"data/{path.relative_to(folder)}": path.read_bytes() for path in files_below(folder)}) as server:
         storages = Storages()
@@ -292,7 +320,7 @@ async def test_the_list_of_a_remote_index_is_read_once_for_all_tables_that_are_l
         requested = [path for _, path, _ in server.report().log]
     assert [len(table) for table in loaded if table is not None] == list(COUNTS)
     assert sum(path.endswith("/index.json") for path in requested) == 1
-    assert len(requested) == 1 + len(COUNTS)
+    assert len(requested) == 2, "and their tables, which lie beside each other, by one request"
 
 
 def files_below(folder: Path) -> list[Path]:
@@ -312,3 +340,58 @@ def test_tables_that_are_needed_at_once_are_held_beyond_the_limit(
     tables.hold([])
     tables.find(2)
     assert [shard for shard in range(3) if tables.at_hand(shard) is not None] == [2]
+
+
+def test_an_index_that_is_written_anew_while_it_is_used_is_read_again_for_shards_that_are_the_same(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dataset_index, "GROUP_BYTES", 1)
+    tables = Tables(list_shards(folder), ScanCache(None), strict=True)
+    assert tables.find(0) is not None
+    rewrite(folder, "part2-000000.tar")
+    table = tables.find(1)
+    assert table is not None
+    assert len(table) == COUNTS[1]
+    with pytest.raises(DatasetIndexError, match=r"part2-000000.tar' is another now; make a new loader") as caught:
+        tables.find(2)
+    assert caught.value.url == f"{folder}/.streamload/index.json"
+
+
+async def test_the_same_of_a_remote_index(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dataset_index, "GROUP_BYTES", 1)
+    memory, storages, url = fsspec.filesystem("memory"), Storages(), "memory://written-anew"
+    try:
+        memory.put(str(folder), "/written-anew", recursive=True)
+        tables = Tables(list_shards(url, None, storages), ScanCache(None), strict=True, storages=storages)
+        await tables.load(0)
+        place = RemoteIndexFolder(storages.for_url(url), f"{url}/.streamload")
+        rewrite(folder, "part2-000000.tar", place)
+        table = await tables.load(1)
+        assert table is not None
+        assert len(table) == COUNTS[1]
+        with pytest.raises(DatasetIndexError, match=r"part2-000000.tar' is another now"):
+            await tables.load(2)
+    finally:
+        memory.rm("/written-anew", recursive=True)
+
+
+def rewrite(folder: Path, name: str, place: IndexFolder | None = None) -> None:
+    """Another table of the same size and number of samples takes the place of one, so that its file is another."""
+    table = replace(DatasetIndex.load(folder / ".streamload").table(name), member_crc32=None)
+    place = place or LocalIndexFolder(str(folder / ".streamload"))
+    update_with_tables(place, [(IndexedShard.of(name, table), table)])
+
+
+def test_tables_that_lie_beside_each_other_are_read_at_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads: list[tuple[int, int | None]] = []
+    real = table_reader.read_local
+
+    def noting(path: str, start: int = 0, end: int | None = None) -> bytes | None:
+        if path.endswith(".bin"):
+            reads.append((start, end))
+        return real(path, start, end)
+
+    monkeypatch.setattr(table_reader, "read_local", noting)
+    tables = Tables(list_shards(folder), ScanCache(None), strict=True)
+    assert [tables.find(shard) is not None for shard in range(3)] == [True] * 3
+    assert len(reads) == 1

@@ -244,5 +244,5 @@ def test_the_first_parts_are_requested_before_the_index_says_where_samples_lie(s
     spans = server.report().spans
     server.play(Script())
     parts = [began_s for path, began_s, _ in spans if path.endswith(".tar")]
-    tables = [ended_s for path, _, ended_s in spans if path.endswith(".npz")]
+    tables = [ended_s for path, _, ended_s in spans if path.endswith(".bin")]
     assert min(parts) < min(tables)

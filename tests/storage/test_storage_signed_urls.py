@@ -105,6 +105,6 @@ def test_the_disk_cache_is_hit_however_a_url_is_signed(server: FaultServer, tmp_
 def test_scans_are_kept_however_a_url_is_signed(server: FaultServer, tmp_path: Path) -> None:
     scans = Path(os.environ["XDG_CACHE_HOME"]) / "streamload" / "scans"
     read(server, "X-Amz-Signature=1", None)
-    kept = sorted(scans.glob("*.npz"))
+    kept = sorted(scans.glob("*.table"))
     read(server, "X-Amz-Signature=2", None)
-    assert sorted(scans.glob("*.npz")) == kept != []
+    assert sorted(scans.glob("*.table")) == kept != []

@@ -80,7 +80,7 @@ def test_index_of_a_bucket_is_that_of_the_local_folder(dataset: Path, bucket: Pl
     assert set(written) - before == {
         name for name in without_options(files_below(dataset)) if name.startswith(".streamload/")
     }
-    for path in (dataset / ".streamload").glob("*.npz"):
+    for path in (dataset / ".streamload").glob("tables-*"):
         assert written[f".streamload/{path.name}"] == path.read_bytes()
     listing = list_shards(bucket.url, storages=Storages(bucket.storage_options))
     assert listing.counts == (5, 5, 2)

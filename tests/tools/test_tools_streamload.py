@@ -15,7 +15,8 @@ from image_folders import files_below, images, pack, run, without_options
 from streamload_tools import main as streamload
 from streamload_tools import shardify
 
-from streamload.index.dataset_index import DatasetIndex
+from streamload.index.dataset_index import DatasetIndex, IndexedShard
+from streamload.index.index_writer import write_index
 from streamload.index.listing import list_shards
 
 
@@ -102,7 +103,7 @@ def test_index_elsewhere_keeps_what_it_has_of_other_folders(dataset: Path, tmp_p
     assert run(streamload.app, "index", dataset, "--output", elsewhere)[0] == 0
     (dataset / "shard-000001.tar").unlink()
     assert "note" not in run(streamload.app, "index", dataset / "shard-000000.tar", "--output", elsewhere)[2]
-    assert len(json.loads((elsewhere / "index.json").read_text())["shards"]) == 3
+    assert len(json.loads((elsewhere / "index.json").read_text())["shards"]["name"]) == 3
 
 
 def test_verify_finds_nothing_in_what_is_whole(dataset: Path) -> None:
@@ -137,11 +138,10 @@ def test_verify_names_every_damaged_shard(dataset: Path) -> None:
 
 
 def test_verify_finds_an_index_of_other_shards(dataset: Path) -> None:
-    index = dataset / ".streamload"
-    for one, other in (("shard-000000.tar", "shard-000001.tar"), ("shard-000001.tar", "shard-000000.tar")):
-        (index / f"{one}.swap").write_bytes((index / f"{other}.npz").read_bytes())
-    for name in ("shard-000000.tar", "shard-000001.tar"):
-        (index / f"{name}.swap").rename(index / f"{name}.npz")
+    folder = str(dataset / ".streamload")
+    names, index = ("shard-000000.tar", "shard-000001.tar"), DatasetIndex.load(folder)
+    tables = [index.table(name) for name in names[::-1]]
+    write_index(folder, [(IndexedShard.of(name, table), table) for name, table in zip(names, tables, strict=True)])
     assert run(streamload.app, "verify", dataset)[0] == 1
 
 

@@ -104,7 +104,7 @@ def test_the_same_samples_give_the_same_bytes(tmp_path: Path) -> None:
     os.utime(first / "shard-000000.tar", (1, 1))
     write(second, max_count=2)
     assert digest(first) == digest(second)
-    assert len(digest(first)) == 3 + 3 + 1
+    assert len(digest(first)) == 3 + 1 + 1
 
 
 def test_an_exception_publishes_nothing_unfinished_and_no_index(tmp_path: Path) -> None:
@@ -167,12 +167,7 @@ def test_overwriting_leaves_no_old_shard_and_spares_the_others(tmp_path: Path) -
     writer = write(tmp_path, SAMPLES[:2], max_count=1, overwrite=True)
     visible = [name for name in names_in(tmp_path) if not name.startswith(".")]
     assert visible == ["other-000000.tar", "shard-000000.tar", "shard-000001.tar", "shard-notes.tar"]
-    assert sorted(names_in(tmp_path / ".streamload")) == [
-        "index.json",
-        "other-000000.tar.npz",
-        "shard-000000.tar.npz",
-        "shard-000001.tar.npz",
-    ]
+    assert len(names_in(tmp_path / ".streamload")) == 2, "index.json and a file with the tables"
     index = DatasetIndex.load(str(tmp_path / ".streamload"))
     assert sorted(shard.name for shard in index.shards) == ["other-000000.tar", "shard-000000.tar", "shard-000001.tar"]
     assert same_tables(index.table("shard-000001.tar"), scanned(writer.shards[1]))

@@ -16,8 +16,9 @@ from typing import Any
 from streamload_tools.packing.finished_options import options_content, options_path
 from streamload_tools.packing.records import Finished
 
-from streamload.index.dataset_index import INDEX_FOLDER, IndexedShard, write_index
-from streamload.index.shard_names import ShardNaming, remove_entries
+from streamload.index.dataset_index import INDEX_FOLDER, IndexedShard
+from streamload.index.index_writer import write_index
+from streamload.index.shard_names import ShardNaming, remove_local_entries
 from streamload.index.unfinished import SHARDIFY, UnfinishedSet, mark_finished, mark_path, mark_unfinished
 from streamload.storage.local_files import replace_file
 from streamload.write.shard_file import sync_folder
@@ -27,7 +28,7 @@ __all__ = ["CLASSES", "NAMES", "Part", "classes_content", "publish"]
 NAMES = ShardNaming("shard-", 6, ".tar")
 CLASSES = "classes.json"
 _HALF_WRITTEN = re.compile(
-    r"\.(classes\.json|index\.json|shardify\.json|\.streamload-unfinished\.json|shard-\d{6,}\.tar\.npz)\.[0-9a-f]{16}\.tmp"
+    r"\.(classes\.json|index\.json|shardify\.json|\.streamload-unfinished\.json|tables-[0-9a-f]{16}\.bin)\.[0-9a-f]{16}\.tmp"
 )
 
 
@@ -86,7 +87,7 @@ def publish(
             _remove_half_written(folder)
             _remove_half_written(os.path.join(folder, INDEX_FOLDER))
     for _, folder in changed:
-        remove_entries(folder, NAMES)
+        remove_local_entries(folder, NAMES)
     for part, folder in changed:
         _move_shards(folder, part.shards, sync)
     for part, folder in changed:

@@ -10,7 +10,7 @@ from streamload_tools.reading import differences, scanned_table
 from streamload_tools.sources.loading import Fault
 
 from streamload.errors import StreamloadError
-from streamload.index.table_file import table_from_npz, table_to_npz
+from streamload.index.table_file import pack_table, unpack_table
 from streamload.storage.local_files import replace_file
 from streamload.tar.table import ShardTable
 
@@ -19,7 +19,7 @@ __all__ = ["DONE", "TABLE", "Finished", "keep", "kept"]
 DONE = ".done"
 """The suffix of a record. It is written last, so a file that has one is complete."""
 
-TABLE = ".npz"
+TABLE = ".table"
 """The suffix of its table."""
 
 
@@ -49,8 +49,8 @@ def keep(finished: Finished, task: str) -> None:
         OSError: it cannot be written.
     """
     if finished.table is not None:
-        table = finished.table
-        replace_file(finished.path + TABLE, lambda file: table_to_npz(table, file), durable=False)
+        packed = pack_table(finished.table)
+        replace_file(finished.path + TABLE, lambda file: file.write(packed), durable=False)
     record = {"samples": finished.table is not None, "faults": finished.faults, "task": task}
     content = json.dumps(record).encode("ascii")
     replace_file(finished.path + DONE, lambda file: file.write(content), durable=False)
@@ -72,7 +72,8 @@ def kept(path: str, task: str | None = None, *, check: bool = True) -> Finished 
         faults = tuple(Fault(*fault) for fault in record["faults"])
         if not record["samples"]:
             return Finished(path, None, faults)
-        table = table_from_npz(path + TABLE, path + TABLE)
+        with open(path + TABLE, "rb") as file:
+            table = unpack_table(file.read(), path + TABLE)
         if not check or not any(differences(path, scanned_table(path, every_byte=True), table)):
             return Finished(path, table, faults)
     return None

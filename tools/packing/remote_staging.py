@@ -24,13 +24,8 @@ from streamload_tools.packing.run_records import PackingRecords, UploadedShard
 from streamload_tools.packing.staging import LISTING, RUN, Run, Staging, clear, has_finished, remove_unfinished
 
 from streamload.errors import StorageError
-from streamload.index.dataset_index import IndexedShard, table_path
-from streamload.index.remote_index import (
-    merge_remote_index,
-    remote_index_folder,
-    remove_remote_entries,
-    write_remote_table,
-)
+from streamload.index.dataset_index import INDEX_FOLDER, IndexedShard
+from streamload.index.index_writer import RemoteIndexFolder, remove_entries, update_with_tables
 from streamload.index.unfinished import SHARDIFY, UnfinishedSet, mark_remote_finished, mark_remote_unfinished
 from streamload.storage.protocol import Storage
 from streamload.write.destination import existing_names, upload_shard
@@ -131,14 +126,13 @@ class RemoteStaging(Staging):
         for part in parts:
             tables = [shard.table for shard in part.shards if shard.table is not None]
             entries = [
-                IndexedShard.of(name, table, etag=self._etags[key])
+                (IndexedShard.of(name, table, etag=self._etags[key]), table)
                 for (key, name), table in zip(self._taken[part.name], tables, strict=True)
             ]
             if entries:
                 options = options_content(self.run.options)
                 self._storage.write(options_path(self._folder(part.name)), options)
-                fields = {field for table in tables for field in table.fields}
-                merge_remote_index(self._storage, remote_index_folder(self._folder(part.name)), entries, fields)
+                update_with_tables(self._index(self._folder(part.name)), entries)
         self._unmark()
 
     def has_results(self) -> bool:
@@ -165,9 +159,9 @@ class RemoteStaging(Staging):
         if self._begun or self._known:
             for split in self._splits:
                 folder = self._folder(split)
-                remove_remote_entries(self._storage, remote_index_folder(folder), NAMES.matches)
+                remove_entries(self._index(folder), NAMES.matches)
                 for name in existing_names(self._storage, folder, NAMES):
-                    self._remove_shard(folder, name)
+                    self._storage.delete(f"{folder}/{name}")
             self._unmark()
         self._records.remove()
 
@@ -186,34 +180,32 @@ class RemoteStaging(Staging):
         there = {folder: existing_names(self._storage, folder, NAMES) for folder in map(self._folder, self._splits)}
         for folder, existing in there.items():
             if not any(place == folder for place, _ in kept):
-                remove_remote_entries(self._storage, remote_index_folder(folder), NAMES.matches)
+                remove_entries(self._index(folder), NAMES.matches)
                 if existing:
                     self._storage.delete(f"{folder}/{CLASSES}")
                     self._storage.delete(options_path(folder))
         for folder, existing in there.items():
             for name in existing:
                 if (folder, name) not in kept:
-                    self._remove_shard(folder, name)
+                    self._storage.delete(f"{folder}/{name}")
 
     def _unmark(self) -> None:
         for split in self._splits:
             mark_remote_finished(self._storage, self._folder(split), NAMES)
 
-    def _remove_shard(self, folder: str, name: str) -> None:
-        self._storage.delete(f"{folder}/{name}")
-        self._storage.delete(table_path(remote_index_folder(folder), name))
-
     def _upload(self, part: str, key: str, name: str | None, task: str, finished: Finished) -> None:
         etag = None
         if name is not None and finished.table is not None:
-            folder, table = self._folder(part), finished.table
-            etag = upload_shard(self._storage, f"{folder}/{name}", finished.path, table.shard_bytes)
-            write_remote_table(self._storage, remote_index_folder(folder), name, table)
-        self._records.keep(key, UploadedShard(task, name, etag, finished.faults))
+            url = f"{self._folder(part)}/{name}"
+            etag = upload_shard(self._storage, url, finished.path, finished.table.shard_bytes)
+        self._records.keep(key, UploadedShard(task, name, etag, finished.faults), finished.table)
         self._etags[key] = etag
         for path in (finished.path + DONE, finished.path + TABLE, finished.path):
             with suppress(FileNotFoundError):
                 os.unlink(path)
+
+    def _index(self, folder: str) -> RemoteIndexFolder:
+        return RemoteIndexFolder(self._storage, f"{folder}/{INDEX_FOLDER}")
 
     def _folder(self, split: str) -> str:
         return f"{self.run.destination}/{split}" if split else self.run.destination

@@ -8,20 +8,18 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from glob import escape
-from io import BytesIO
 from typing import Any, TypeVar
 
 from streamload_tools.failures import UsageError
-from streamload_tools.packing.records import Finished
+from streamload_tools.packing.records import TABLE, Finished
 from streamload_tools.sources.loading import Fault
 
 from streamload.errors import DatasetIndexError, ShardNotFoundError, StorageError
-from streamload.index.dataset_index import table_path
-from streamload.index.index_lookup import MOST_INDEX_BYTES
-from streamload.index.remote_index import remote_index_folder
-from streamload.index.table_file import table_from_npz
+from streamload.index.dataset_index import MOST_INDEX_BYTES
+from streamload.index.table_file import pack_table, unpack_table
 from streamload.index.unfinished import PACKING
 from streamload.storage.protocol import Storage
+from streamload.tar.table import ShardTable
 
 __all__ = ["PackingRecords", "UploadedShard"]
 
@@ -84,8 +82,10 @@ class PackingRecords:
         with open(path, "wb") as file:
             file.write(self._storage.read_bytes(f"{self._folder}/{_LISTING}", most_bytes=MOST_INDEX_BYTES))
 
-    def keep(self, key: str, shard: UploadedShard) -> None:
-        """Record a finished task. Raises StorageError."""
+    def keep(self, key: str, shard: UploadedShard, table: ShardTable | None) -> None:
+        """Record a finished task, and the table of its shard before. Raises StorageError."""
+        if shard.name is not None and table is not None:
+            self._storage.write(self._table_url(key), pack_table(table))
         document = {"task": shard.task, "name": shard.name, "etag": shard.etag, "faults": shard.faults}
         self._write(f"{key}.json", document)
 
@@ -118,10 +118,9 @@ class PackingRecords:
             folder, shard = shards[key]
             if shard.name is None:
                 return Finished(key, None, shard.faults)
-            path = table_path(remote_index_folder(folder), shard.name)
+            url = self._table_url(key)
             try:
-                content = self._storage.read_bytes(path, most_bytes=MOST_INDEX_BYTES)
-                table = table_from_npz(BytesIO(content), path)
+                table = unpack_table(self._storage.read_bytes(url, most_bytes=MOST_INDEX_BYTES), url)
                 if self._storage.info(f"{folder}/{shard.name}").bytes != table.shard_bytes:
                     return None
             except (ShardNotFoundError, DatasetIndexError):
@@ -135,6 +134,9 @@ class PackingRecords:
         """Remove all records, starting with the one that makes a run resumable. Raises StorageError."""
         self._storage.delete(f"{self._folder}/{_RUN}")
         _at_once(lambda name: self._storage.delete(f"{self._folder}/{name}"), self._names())
+
+    def _table_url(self, key: str) -> str:
+        return f"{self._folder}/{key}{TABLE}"
 
     def _names(self) -> list[str]:
         return [info.url.rpartition("/")[2] for info in self._storage.list(f"{escape(self._folder)}/*")]
