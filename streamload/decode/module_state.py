@@ -14,14 +14,12 @@ import importlib
 import io
 import os
 import sys
-import sysconfig
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from enum import EnumMeta
-from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from random import Random
@@ -39,7 +37,6 @@ MAX_VALUE_BYTES = 16 << 20
 """Of a pickle. Larger values are not sent, since each worker would get a copy, needed or not."""
 
 _INSTALLED = {"site-packages", "dist-packages"}
-_LIBRARY = tuple({os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib")})
 _OURS = {"streamload", "streamload_tools"}
 _MISSING = object()
 _FUNCTIONS = (FunctionType, staticmethod, classmethod)
@@ -284,7 +281,7 @@ class _Setter:
                 self.lost.append(f"{place} (removed in the program; {_kind(_part(here, key))} of the worker's own)")
 
 
-class _LateModules(MetaPathFinder):
+class _LateModules:
     """Calls back after the import of some modules.
 
     Args:
@@ -455,6 +452,14 @@ def _is_users(name: str) -> bool:
 
 
 @functools.cache
+def _library() -> tuple[str, ...]:
+    """The folders of Python's own modules."""
+    import sysconfig  # every worker would pay for it at its start, and none needs it
+
+    return tuple({os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib")})
+
+
+@functools.cache
 def _is_users_file(file: str) -> bool:
     path = os.path.abspath(file)
-    return not path.startswith(_LIBRARY) and _INSTALLED.isdisjoint(path.split(os.sep))
+    return not path.startswith(_library()) and _INSTALLED.isdisjoint(path.split(os.sep))
