@@ -62,7 +62,14 @@ class OpenShards(ShardReader):
         Raises:
             OSError: the storage cannot read them.
         """
-        return read_fully(self._descriptors[shard], target, start)
+        descriptor = self._descriptors[shard]
+        if self.on_moved is None or len(target) < LARGE_BYTES:
+            return read_fully(descriptor, target, start)
+
+        def read(at: int, size_bytes: int) -> int:
+            return os.preadv(descriptor, [target[at - start : at - start + size_bytes]], at)
+
+        return _move(shard, start, len(target), read, self.on_moved)
 
     def read(self, shard: int, start: int, size_bytes: int) -> bytes:
         """The bytes from `start` on, fewer where the shard ends before; held once, unless they exceed 2 GiB.
@@ -70,11 +77,11 @@ class OpenShards(ShardReader):
         Raises:
             OSError: the storage cannot read them.
         """
+        descriptor = self._descriptors[shard]
         if self.on_moved is not None and size_bytes >= LARGE_BYTES:
             moved = BytesIO()
-            self._move(shard, start, size_bytes, moved.write, self.on_moved)
+            _move(shard, start, size_bytes, lambda at, n: moved.write(os.pread(descriptor, n, at)), self.on_moved)
             return moved.getvalue()  # without a copy
-        descriptor = self._descriptors[shard]
         data = os.pread(descriptor, size_bytes, start)
         if len(data) == size_bytes:
             return data
@@ -92,24 +99,17 @@ class OpenShards(ShardReader):
             OSError: the storage cannot read them.
         """
         if self.on_moved is not None and size_bytes >= LARGE_BYTES:
-            moved = bytearray()
-            self._move(shard, start, size_bytes, moved.extend, self.on_moved)
+            moved, descriptor = bytearray(), self._descriptors[shard]
+
+            def append(at: int, size_bytes: int) -> int:
+                moved.extend(piece := os.pread(descriptor, size_bytes, at))
+                return len(piece)
+
+            _move(shard, start, size_bytes, append, self.on_moved)
             return moved
         own = bytearray(size_bytes)
         found = self.read_into(memoryview(own), shard, start)
         return own if found == size_bytes else own[:found]
-
-    def _move(self, shard: int, start: int, size_bytes: int, take: Callable[[bytes], object], on_moved: Moved) -> None:
-        """Read a large field piece by piece, each to the end of a part, so that what has been read can be freed."""
-        descriptor, at, end = self._descriptors[shard], start, start + size_bytes
-        while at < end:
-            piece = os.pread(descriptor, min(end - at, PART_BYTES - at % PART_BYTES, _PIECE_BYTES), at)
-            if not piece:
-                break
-            take(piece)
-            at += len(piece)
-            if at % PART_BYTES == 0:
-                on_moved(shard, max(start, at - PART_BYTES), at)
 
     def gather(
         self, shard: int, offsets: NDArray[np.int64], sizes: NDArray[np.int64]
@@ -162,6 +162,30 @@ class OpenShards(ShardReader):
     def close(self) -> None:
         """Close all of them."""
         self.drop(tuple(self._opened))
+
+
+def _move(shard: int, start: int, size_bytes: int, read: Callable[[int, int], int], on_moved: Moved) -> int:
+    """Read a large field piece by piece, each to the end of a part, so that what has been read can be freed.
+
+    Args:
+        shard: where it lies.
+        start: its first byte there.
+        size_bytes: of it.
+        read: given an offset in the shard and a size, reads up to so many bytes and returns how many.
+        on_moved: see `OpenShards`.
+
+    Returns:
+        The bytes read, fewer where the shard ends before.
+    """
+    at, end = start, start + size_bytes
+    while at < end:
+        count = read(at, min(end - at, PART_BYTES - at % PART_BYTES, _PIECE_BYTES))
+        if not count:
+            break
+        at += count
+        if at % PART_BYTES == 0:
+            on_moved(shard, max(start, at - PART_BYTES), at)
+    return at - start
 
 
 def _close_all(descriptors: dict[int, int]) -> None:
