@@ -192,6 +192,8 @@ class BatchMaker:
             returned = True
             return self._write_batch(piece, batch, failures)
         assert attempt.error is not None
+        if isinstance(attempt.error, UnreadableError):
+            raise attempt.error
         if self._job.collate_fn is None:
             failure = self._why_not_collated(task, [start + row for row in chosen], rows, attempt.error)
         else:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -115,15 +117,19 @@ def test_a_list_of_ragged_tensors_comes_back_in_its_order_in_memory(dtype: torch
 
 
 class CountingShelf(Shelf):
-    """Counts the fields that are read to memory of their own."""
+    """Counts the fields that are read to memory of their own, and how often each place is read otherwise."""
 
-    own = 0
+    def __init__(self, samples: Sequence[Mapping[str, bytes]], per_shard: int = 1000) -> None:
+        super().__init__(samples, per_shard)
+        self.own = 0
+        self.reads: Counter[tuple[int, int]] = Counter()
 
     def read(self, shard: int, start: int, size_bytes: int) -> bytes:
         self.own += 1
         return super().read(shard, start, size_bytes)
 
     def read_into(self, target: memoryview, shard: int, start: int) -> int:
+        self.reads[shard, start] += 1
         data = super().read(shard, start, len(target))
         target[: len(data)] = data
         return len(data)
@@ -157,20 +163,32 @@ def test_a_batch_with_a_failed_row_has_those_of_the_others(on_error: str) -> Non
     data, numbers = batch_of(piece, slots)
     assert numbers.tolist() == ([0, 1, 3, 3, 4, 5] if on_error == "replace" else [0, 1, 3, 4, 5])
     assert data == tuple(SAMPLES[number]["bin"] for number in numbers)
+    assert set(shelf.reads.values()) == {1}, "what has been read may have been freed"
 
 
-def test_a_shard_that_became_shorter_is_the_failure_of_its_row() -> None:
+def test_they_are_read_once_where_torch_collates_the_batch() -> None:
+    shelf = CountingShelf(SAMPLES)
+    fields = ("bin", "cls")
+    work = job(fields=fields, transform={"cls": lambda number: number / 2 if number % 2 else number})
+    data, numbers = only_batch(work, shelf, shelf.task(fields, whole=True))
+    assert data == tuple(sample["bin"] for sample in SAMPLES)
+    assert numbers.tolist() == [0.0, 0.5, 2.0, 1.5, 4.0, 2.5]
+    assert set(shelf.reads.values()) == {1}
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_shard_that_became_shorter_is_the_failure_of_its_row(*, whole: bool) -> None:
     shelf = CutShelf(SAMPLES, per_shard=2)
-    task = shelf.task(("bin",))
+    task = shelf.task(("bin",), whole=whole)
     task.table.columns()[0].sizes[1] += 50
     done, _ = run(job(fields=("bin",)), shelf, task)
     assert [(failure.row, failure.kind) for failure in done.pieces[0].failures] == [(1, "ShardChangedError")]
 
 
-def test_a_place_beyond_the_shard_is_the_failure_of_its_row() -> None:
+def test_a_place_beyond_the_shard_is_the_failure_of_its_row_and_takes_no_memory() -> None:
     shelf = Shelf(SAMPLES, per_shard=2)
     task = shelf.task(("bin",))
-    task.table.columns()[0].sizes[1] += 50
+    task.table.columns()[0].sizes[1] += 1 << 50
     done, _ = run(job(fields=("bin",)), shelf, task)
     assert [(failure.row, failure.kind) for failure in done.pieces[0].failures] == [(1, "DecodeError")]
 
