@@ -19,6 +19,7 @@ from streamload.decode.collate import build_batch
 from streamload.decode.field_reader import ShardReader
 from streamload.decode.row_table import ColumnKind, RowTable
 from streamload.decode.tasks import Job, Piece, PieceDone, RowsDone, RowTask
+from streamload.decode.values import load_values
 from streamload.index.listing import Shard
 from streamload.memory.slots import HeapSlots, MappedSlots, SlotMemory, SlotPool
 from streamload.tar.table import MISSING
@@ -160,15 +161,21 @@ def run(work: Job, shelf: Shelf, task: RowTask) -> tuple[RowsDone, HeapSlots]:
     return BatchMaker(work, slots).run(task, shelf, [-1, -1]), slots
 
 
-def batch_of(done: PieceDone, slots: SlotMemory, layout: bytes | None = None) -> Any:
-    """The batch of a piece that is a whole batch."""
+def values_of(done: PieceDone, slots: SlotMemory) -> list[list[Any]]:
+    """The columns of values of unlike sizes of a piece."""
+    return [] if done.values is None else load_values(done.values, slots.at_least(done.piece.slot, done.size_bytes))
+
+
+def batch_of(
+    done: PieceDone, slots: SlotMemory, layout: bytes | None = None, values: list[list[Any]] | None = None
+) -> Any:
+    """The batch of a piece that is a whole batch, or of which all values of unlike sizes are given."""
     pickled = done.layout or layout
     assert pickled is not None, f"there is no batch: {done}"
     found: Layout = pickle.loads(pickled)
     memory = slots.at_least(done.piece.slot, found.offsets()[1])
-    besides = [] if done.out_of_band is None else pickle.loads(done.out_of_band)
     rows = done.rows if done.whole else done.piece.rows
-    return build_batch(found, memory, rows, besides)
+    return build_batch(found, memory, rows, values_of(done, slots) if values is None else values)
 
 
 def mapped_batch(done: PieceDone, slots: SlotPool) -> Any:

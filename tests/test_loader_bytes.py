@@ -1,12 +1,13 @@
-"""Batches of bytes and text: exact however they are made, and no burden on the feeder."""
+"""Batches of bytes, text and ragged arrays: exact however they are made, and no burden on the feeder."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from processes import children
-from transforms import as_dict, refuse_thirds
+from transforms import as_dict, as_staircase, refuse_thirds, slow
 
 from streamload import ShardWriter, StreamLoader
 
@@ -72,3 +73,31 @@ def test_values_do_not_pass_through_the_feeder(shards: str) -> None:
         before_bytes = feeder.memory_info().rss
         assert sum(len(data) for (data,) in batches) == 590
         assert feeder.memory_info().rss - before_bytes < 4 * SIZE
+
+
+@pytest.mark.parametrize("options", [{"num_workers": 2}, {"num_workers": 0}], ids=["processes", "here"])
+def test_values_that_grow_a_thousandfold_within_a_batch_come_back(tmp_path: Path, options: dict[str, Any]) -> None:
+    """The first row of all is small, so the parts of the first batches have too little room."""
+    texts = [f"ä{number}" * (1 if number < 3 else 5_000) for number in range(32)]
+    with ShardWriter(tmp_path) as writer:
+        for number, text in enumerate(texts):
+            writer.write({"__key__": f"k{number:02d}", "txt": text, "bin": text.encode(), "cls": number})
+    fields = ("__key__", "__url__", "txt", "bin", "cls")
+    with StreamLoader(str(tmp_path), 16, fields=fields, transform={"cls": slow}, **options) as loader:
+        for _ in range(2):
+            batches = list(loader)
+            keys, urls, came, data, numbers = zip(*batches, strict=True)
+            assert [type(column) for column in batches[0][:4]] == [tuple] * 4
+            assert [key for batch in keys for key in batch] == [f"k{number:02d}" for number in range(32)]
+            assert {url for batch in urls for url in batch} == {str(tmp_path / "shard-000000.tar")}
+            assert [text for batch in came for text in batch] == texts
+            assert [value for batch in data for value in batch] == [text.encode() for text in texts]
+            assert [number for batch in numbers for number in batch.tolist()] == list(range(32))
+
+
+def test_ragged_arrays_outlive_the_pass_and_are_kept_apart(shards: str) -> None:
+    options: dict[str, Any] = {"fields": ("cls",), "collate_fn": as_staircase, "num_workers": 1}
+    with StreamLoader(shards, 4, **options) as loader:
+        batches = list(loader)
+    steps = [array for batch in batches for array in batch]
+    assert [array.tolist() for array in steps] == [[[number] * 3] * (number % 4) for number in range(SAMPLES)]

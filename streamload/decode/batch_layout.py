@@ -1,8 +1,9 @@
 """The layout of a batch: its tree of containers, and where each array lies in the slot.
 
-The inner nodes of the tree are mappings and sequences. Its leaves are arrays, which lie in the slot, or other values,
-which travel out of band. `describe_rows` finds the layout from one row (all later batches of rows that fit have it),
-`describe_batch` from a whole batch that a `collate_fn` has made, and `assemble` builds the batch in the trainer.
+The inner nodes of the tree are mappings and sequences. Its leaves are arrays, or values of unlike sizes, which lie
+behind them in columns (see `values.py`). `describe_rows` finds the layout from one row (all later batches of rows that
+fit have it), `describe_batch` from a whole batch that a `collate_fn` has made, and `assemble` builds the batch in the
+trainer.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamload.memory.mapped import Bytes
-from streamload.memory.slots import round_up
+from streamload.memory.slots import ALIGNMENT_BYTES, round_up
 
 __all__ = [
     "ArrayLeaf",
     "Layout",
     "MappingNode",
     "Node",
-    "OutOfBandLeaf",
     "SequenceNode",
+    "ValueLeaf",
     "as_array",
     "assemble",
     "describe_batch",
@@ -37,7 +38,6 @@ __all__ = [
     "slot_views",
 ]
 
-_ALIGNMENT_BYTES = 64
 _TENSOR_ITEM_BYTES = {"b": (1,), "i": (1, 2, 4, 8), "u": (1, 2, 4, 8), "f": (2, 4, 8), "c": (8, 16)}
 
 
@@ -71,10 +71,16 @@ class ArrayLeaf:
 
 
 @dataclass(frozen=True, slots=True)
-class OutOfBandLeaf:
-    """A value that is no array: a list with one value for each row in a layout of rows, otherwise anything."""
+class ValueLeaf:
+    """A value that is no array, or a list of values.
 
-    number: int
+    Attributes:
+        column: its number.
+        row: of the value in the column; None for the whole column, one value for each row of the batch.
+    """
+
+    column: int
+    row: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +100,22 @@ class SequenceNode:
     children: tuple[Node, ...]
 
 
-Node = ArrayLeaf | OutOfBandLeaf | MappingNode | SequenceNode
+@dataclass(frozen=True, slots=True)
+class RaggedLeaf:
+    """A list or tuple of arrays that differ in their shapes alone.
+
+    Attributes:
+        column: the column of values that they are.
+        kind: list or tuple.
+        array: what they have in common; its number and shape mean nothing.
+    """
+
+    column: int
+    kind: type
+    array: ArrayLeaf
+
+
+Node = ArrayLeaf | ValueLeaf | RaggedLeaf | MappingNode | SequenceNode
 
 
 @dataclass(frozen=True)
@@ -104,13 +125,13 @@ class Layout:
     Attributes:
         tree: the root.
         arrays: the tree's array leaves, by number.
-        out_of_band: the number of out-of-band leaves.
+        value_columns: how many columns of values of unlike sizes there are.
         capacity: the rows that the slot has room for; None where each leaf is a whole array.
     """
 
     tree: Node
     arrays: tuple[ArrayLeaf, ...]
-    out_of_band: int
+    value_columns: int
     capacity: int | None
 
     def with_capacity(self, rows: int) -> Layout:
@@ -127,7 +148,7 @@ class Layout:
         for leaf in self.arrays:
             starts.append(end)
             end += leaf.row_bytes * (1 if self.capacity is None else self.capacity)
-            end = round_up(end, _ALIGNMENT_BYTES) if end else 0
+            end = round_up(end, ALIGNMENT_BYTES) if end else 0
         return starts, end
 
 
@@ -136,19 +157,34 @@ class _Builder:
 
     def __init__(self) -> None:
         self.arrays: list[ArrayLeaf] = []
-        self.out_of_band: list[Any] = []
+        self.columns: list[list[Any]] = []
+        self._column_of: dict[type, int] = {}
 
     def array(self, value: NDArray[Any], *, tensor: bool = True, torch_dtype: str | None = None) -> ArrayLeaf:
-        axes = _memory_order(value)
-        stored = value.transpose(axes).shape if axes else value.shape
-        inverse = tuple(int(axis) for axis in np.argsort(axes)) if axes else None
-        leaf = ArrayLeaf(len(self.arrays), value.dtype.str, tuple(stored), inverse, torch_dtype, tensor)
+        leaf = _array_leaf(len(self.arrays), value, tensor=tensor, torch_dtype=torch_dtype)
         self.arrays.append(leaf)
         return leaf
 
-    def add_out_of_band(self, value: Any) -> OutOfBandLeaf:
-        self.out_of_band.append(value)
-        return OutOfBandLeaf(len(self.out_of_band) - 1)
+    def column(self, values: list[Any]) -> int:
+        """The number of a new column."""
+        self.columns.append(values)
+        return len(self.columns) - 1
+
+    def value(self, value: Any) -> ValueLeaf:
+        """A value of its own, in a column with all others of the batch that are stored in the same way."""
+        kind = type(value) if type(value) in (bytes, str) else object
+        number = self._column_of.get(kind)
+        if number is None:
+            number = self._column_of[kind] = self.column([])
+        self.columns[number].append(value)
+        return ValueLeaf(number, len(self.columns[number]) - 1)
+
+
+def _array_leaf(number: int, value: NDArray[Any], *, tensor: bool, torch_dtype: str | None) -> ArrayLeaf:
+    axes = _memory_order(value)
+    stored = value.transpose(axes).shape if axes else value.shape
+    inverse = tuple(int(axis) for axis in np.argsort(axes)) if axes else None
+    return ArrayLeaf(number, value.dtype.str, tuple(stored), inverse, torch_dtype, tensor)
 
 
 def _memory_order(value: NDArray[Any]) -> tuple[int, ...] | None:
@@ -199,7 +235,7 @@ def describe_rows(row: Any) -> Layout:
     """
     builder = _Builder()
     tree = _describe_row(row, builder)
-    return Layout(tree, tuple(builder.arrays), len(builder.out_of_band), capacity=1)
+    return Layout(tree, tuple(builder.arrays), len(builder.columns), capacity=1)
 
 
 def _describe_row(row: Any, builder: _Builder) -> Node:
@@ -215,7 +251,7 @@ def _describe_row(row: Any, builder: _Builder) -> Node:
     if isinstance(row, bool | int | float):
         return builder.array(np.empty((), _scalar_dtype(kind)))
     if isinstance(row, str | bytes):
-        return builder.add_out_of_band(None)
+        return ValueLeaf(builder.column([]))
     if kind in (dict, OrderedDict):
         return MappingNode(kind, tuple(row), tuple(_describe_row(row[key], builder) for key in row))
     if is_named_tuple(kind):
@@ -234,35 +270,63 @@ def _scalar_dtype(kind: type) -> np.dtype[Any]:
     return np.dtype(np.int64 if issubclass(kind, int) else np.float64)
 
 
-def describe_batch(batch: Any) -> tuple[Layout, list[NDArray[Any]], list[Any]]:
+def describe_batch(batch: Any) -> tuple[Layout, list[NDArray[Any]], list[list[Any]]]:
     """The layout of one whole batch that a `collate_fn` has returned.
 
-    Dense arrays and tensors in plain dicts, lists, tuples and named tuples go to the slot; everything else travels
-    out of band, unchanged.
+    Dense arrays and tensors in plain dicts, lists, tuples and named tuples are arrays of the slot. Those in one list
+    that differ in shape alone are a column of values, and so is everything else.
 
     Returns:
-        The layout, its arrays in their logical shapes, and its out-of-band values.
+        The layout, its arrays in their logical shapes, and its columns of values.
     """
     builder = _Builder()
     arrays: list[NDArray[Any]] = []
     tree = _describe_whole(batch, builder, arrays)
-    return Layout(tree, tuple(builder.arrays), len(builder.out_of_band), capacity=None), arrays, builder.out_of_band
+    return Layout(tree, tuple(builder.arrays), len(builder.columns), capacity=None), arrays, builder.columns
 
 
 def _describe_whole(value: Any, builder: _Builder, arrays: list[NDArray[Any]]) -> Node:
     kind = type(value)
-    if kind is np.ndarray and value.dtype.kind in _TENSOR_ITEM_BYTES:
-        arrays.append(value)
-        return builder.array(value, tensor=False)
-    if is_tensor(value) and kind is sys.modules["torch"].Tensor and _is_dense(value):
-        array, torch_dtype = as_array(value)
+    found = _as_dense(value)
+    if found is not None:
+        array, torch_dtype = found
         arrays.append(array)
-        return builder.array(array, torch_dtype=torch_dtype)
+        return builder.array(array, tensor=kind is not np.ndarray, torch_dtype=torch_dtype)
     if kind is dict:
         return MappingNode(kind, tuple(value), tuple(_describe_whole(item, builder, arrays) for item in value.values()))
+    if kind in (list, tuple) and (ragged := _describe_ragged(value, builder)) is not None:
+        return ragged
     if kind in (list, tuple) or is_named_tuple(kind):
         return SequenceNode(kind, tuple(_describe_whole(item, builder, arrays) for item in value))
-    return builder.add_out_of_band(value)
+    return builder.value(value)
+
+
+def _describe_ragged(items: Sequence[Any], builder: _Builder) -> RaggedLeaf | None:
+    """The leaf of dense arrays, or tensors, that differ in their shapes alone; None where they differ otherwise."""
+    stored: list[NDArray[Any]] = []
+    common: ArrayLeaf | None = None
+    for item in items:
+        found = _as_dense(item)
+        if found is None:
+            return None
+        leaf = _array_leaf(0, found[0], tensor=type(item) is not np.ndarray, torch_dtype=found[1])
+        if common is not None and (len(leaf.shape) != len(common.shape) or replace(leaf, shape=common.shape) != common):
+            return None
+        common = common or leaf
+        stored.append(found[0].transpose(np.argsort(leaf.axes)) if leaf.axes else found[0])
+    if common is None or all(array.shape == common.shape for array in stored):
+        return None
+    return RaggedLeaf(builder.column(stored), type(items), common)
+
+
+def _as_dense(value: Any) -> tuple[NDArray[Any], str | None] | None:
+    """What `as_array` gives for a dense tensor, or a plain array of numbers; None for anything else."""
+    kind = type(value)
+    if kind is np.ndarray and value.dtype.kind in _TENSOR_ITEM_BYTES:
+        return value, None
+    if is_tensor(value) and kind is sys.modules["torch"].Tensor and _is_dense(value):
+        return as_array(value)
+    return None
 
 
 def _is_dense(tensor: Any) -> bool:
@@ -289,23 +353,23 @@ def slot_views(layout: Layout, memory: Bytes, rows: int | None) -> list[NDArray[
 
 
 def assemble(
-    layout: Layout, arrays: Sequence[Any], out_of_band: Sequence[Any], finish: Callable[[ArrayLeaf, Any], Any]
+    layout: Layout, arrays: Sequence[Any], columns: Sequence[Sequence[Any]], finish: Callable[[ArrayLeaf, Any], Any]
 ) -> Any:
     """Build a batch from its leaves.
 
     Args:
         layout: its tree.
         arrays: one for each array leaf.
-        out_of_band: one for each out-of-band leaf.
+        columns: of values of unlike sizes.
         finish: turns an array into what the user gets (a tensor).
     """
-    return _build(layout.tree, arrays, out_of_band, finish, of_rows=layout.capacity is not None)
+    return _build(layout.tree, arrays, columns, finish, of_rows=layout.capacity is not None)
 
 
 def _build(
     node: Node,
     arrays: Sequence[Any],
-    out_of_band: Sequence[Any],
+    columns: Sequence[Sequence[Any]],
     finish: Callable[[ArrayLeaf, Any], Any],
     *,
     of_rows: bool,
@@ -314,14 +378,17 @@ def _build(
     # garbage collection.
     if isinstance(node, ArrayLeaf):
         return finish(node, arrays[node.number])
-    if isinstance(node, OutOfBandLeaf):
-        return out_of_band[node.number]
-    children = [_build(child, arrays, out_of_band, finish, of_rows=of_rows) for child in node.children]
+    if isinstance(node, ValueLeaf):
+        return columns[node.column] if node.row is None else columns[node.column][node.row]
+    if isinstance(node, RaggedLeaf):
+        axes, items = node.array.axes, columns[node.column]
+        return node.kind(finish(node.array, item.transpose(axes) if axes else item) for item in items)
+    children = [_build(child, arrays, columns, finish, of_rows=of_rows) for child in node.children]
     if isinstance(node, MappingNode):
         return _as_mapping(node.kind, dict(zip(node.keys, children, strict=True)))
     if of_rows:  # torch transposes sequences with `zip`, which makes tuples
         children = [
-            tuple(value) if isinstance(child, OutOfBandLeaf) else value
+            tuple(value) if isinstance(child, ValueLeaf) else value
             for child, value in zip(node.children, children, strict=True)
         ]
     return node.kind(*children) if is_named_tuple(node.kind) else _as_sequence(node.kind, children)

@@ -24,18 +24,27 @@ from streamload.decode.batch_layout import (
 from streamload.decode.collate import (
     LayoutMismatchError,
     choose_rows,
-    dump_values,
-    store_values,
     torch_collate,
     write_rows,
 )
-from streamload.decode.columns import Rows
+from streamload.decode.columns import Rows, UnreadableError
 from streamload.decode.failure import Attempt, failure_here, failure_of, in_words
 from streamload.decode.field_reader import Progress, ShardReader
 from streamload.decode.layout_mismatch import difference_between, find_missing_key
 from streamload.decode.rows import RowMaker
 from streamload.decode.seeding import RowRandomness
-from streamload.decode.tasks import Failure, InSlot, Job, Piece, PieceDone, RowFailure, RowsDone, RowTask, WorkSeconds
+from streamload.decode.tasks import (
+    Failure,
+    Job,
+    Piece,
+    PieceDone,
+    RowFailure,
+    RowsDone,
+    RowTask,
+    StoredValues,
+    WorkSeconds,
+)
+from streamload.decode.values import ValueBlock, dump_values
 from streamload.memory.slots import SlotMemory
 from streamload.order.randomness import SampleRandomness
 from streamload.tar.table import MISSING
@@ -72,6 +81,14 @@ class BatchMaker:
 
     def run(self, task: RowTask, shards: ShardReader, progress: Progress, waited_s: float = 0.0) -> RowsDone:
         """Do one task. What fails is in the answer; only exits and interrupts are raised."""
+        try:
+            return self._run(task, shards, progress, waited_s, may_stay_stored=True)
+        except UnreadableError:  # reading one by one, it is the failure of a row
+            return self._run(task, shards, progress, waited_s, may_stay_stored=False)
+
+    def _run(
+        self, task: RowTask, shards: ShardReader, progress: Progress, waited_s: float, *, may_stay_stored: bool
+    ) -> RowsDone:
         random = self._random(task.epoch)
         with self.rows.seeds.whole_task():
             made = self.rows.make(
@@ -82,6 +99,7 @@ class BatchMaker:
                 untried=task.untried,
                 progress=progress,
                 places=None if task.whole or self._layout is None else partial(self._places, task, self._layout),
+                may_stay_stored=may_stay_stored,
             )
             started = perf_counter()
             pieces = self._collate(task, made.rows, made.failures, random)
@@ -129,17 +147,17 @@ class BatchMaker:
         if good is None:
             return PieceDone(piece, failures=failures)
         try:
-            layout = self._layout or describe_rows(rows.row(good)).with_capacity(capacity)
+            layout = self._layout or describe_rows(rows.row_alike(good)).with_capacity(capacity)
             if failed:
                 rows = rows.take([row if row not in failed else good for row in range(rows.count)])
             size_bytes = layout.offsets()[1]
-            values = write_rows(layout, rows, self._slots.at_least(piece.slot, size_bytes), piece.first_row)
-            out_of_band, size_bytes = self._store(piece, values, size_bytes, may_use_slot=piece.complete)
+            columns = write_rows(layout, rows, self._slots.at_least(piece.slot, size_bytes), piece.first_row)
+            values, size_bytes = self._store(piece, columns, size_bytes)
             return PieceDone(
                 piece,
                 layout=None if self._layout else dump_values(layout),
                 size_bytes=size_bytes,
-                out_of_band=out_of_band,
+                values=values,
                 failures=failures,
             )
         except _RAGGED:
@@ -174,6 +192,8 @@ class BatchMaker:
             returned = True
             return self._write_batch(piece, batch, failures)
         assert attempt.error is not None
+        if isinstance(attempt.error, UnreadableError):
+            raise attempt.error
         if self._job.collate_fn is None:
             failure = self._why_not_collated(task, [start + row for row in chosen], rows, attempt.error)
         else:
@@ -197,17 +217,17 @@ class BatchMaker:
     def _regular_batch(self, piece: Piece, rows: Rows, failures: tuple[RowFailure, ...]) -> PieceDone:
         """Write a batch whose rows are alike, even if unlike other batches; otherwise torch collates or refuses it."""
         try:
-            layout = describe_rows(rows.row(0)).with_capacity(rows.count)
+            layout = describe_rows(rows.row_alike(0)).with_capacity(rows.count)
             size_bytes = layout.offsets()[1]
-            values = write_rows(layout, rows, self._slots.at_least(piece.slot, size_bytes), 0)
-            out_of_band, size_bytes = self._store(piece, values, size_bytes)
+            columns = write_rows(layout, rows, self._slots.at_least(piece.slot, size_bytes), 0)
+            values, size_bytes = self._store(piece, columns, size_bytes)
             return PieceDone(
                 piece,
                 whole=True,
                 layout=dump_values(layout),
                 size_bytes=size_bytes,
                 rows=rows.count,
-                out_of_band=out_of_band,
+                values=values,
                 failures=failures,
             )
         except _RAGGED:
@@ -217,30 +237,34 @@ class BatchMaker:
 
     def _write_batch(self, piece: Piece, batch: Any, failures: tuple[RowFailure, ...]) -> PieceDone:
         """Write to the slot whatever a `collate_fn` has returned."""
-        layout, arrays, values = describe_batch(batch)
+        layout, arrays, columns = describe_batch(batch)
         size_bytes = layout.offsets()[1]
         if arrays:
             memory = self._slots.at_least(piece.slot, size_bytes)
             for view, array in zip(slot_views(layout, memory, None), arrays, strict=True):
                 view[...] = array
-        out_of_band, size_bytes = self._store(piece, values, size_bytes)
+        values, size_bytes = self._store(piece, columns, size_bytes)
         return PieceDone(
             piece,
             whole=True,
             layout=dump_values(layout),
             size_bytes=size_bytes,
-            out_of_band=out_of_band,
+            values=values,
             failures=failures,
         )
 
     def _store(
-        self, piece: Piece, values: list[Any], size_bytes: int, *, may_use_slot: bool = True
-    ) -> tuple[bytes | InSlot | None, int]:
-        """Store the out-of-band values; returns them, or their place, and the used bytes of the slot."""
-        if not values:
-            return None, size_bytes
-        stored = store_values(values, self._slots, piece.slot, size_bytes, may_use_slot=may_use_slot)
-        return stored, stored.start + stored.size_bytes if isinstance(stored, InSlot) else size_bytes
+        self, piece: Piece, columns: Sequence[Sequence[Any]], arrays_end: int
+    ) -> tuple[StoredValues | None, int]:
+        """Write values of unlike sizes behind the arrays, if there is room; returns them and the slot's used bytes."""
+        if not columns:
+            return None, arrays_end
+        block = ValueBlock(columns)
+        if piece.room_bytes is not None and block.size_bytes > piece.room_bytes:
+            return StoredValues(block.copied_bytes, ()), arrays_end
+        start = arrays_end + piece.values_start
+        end = start + block.size_bytes
+        return block.write(self._slots.at_least(piece.slot, end), start), end
 
 
 def _child(tree: Node, child: int | str) -> Node | None:

@@ -1,17 +1,13 @@
 """Collating: rows to a slot's memory in the worker, and the slot's memory to a batch of tensors in the trainer.
 
-The rules are those of torch's `default_collate`; only the last step, from arrays to tensors, needs torch. Values that
-are no arrays are pickled: large ones into the slot behind the arrays, where they pass no socket and count as the
-batch's memory, and small ones inline.
+The rules are those of torch's `default_collate`; only the last step, from arrays to tensors, needs torch.
 """
 
 from __future__ import annotations
 
-import pickle
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
-import cloudpickle
 import numpy as np
 from numpy.typing import NDArray
 
@@ -20,32 +16,24 @@ from streamload.decode.batch_layout import (
     Layout,
     MappingNode,
     Node,
-    OutOfBandLeaf,
     SequenceNode,
+    ValueLeaf,
     as_array,
     assemble,
     is_plain_array,
     is_tensor,
     slot_views,
 )
-from streamload.decode.columns import Rows, StoredRows
-from streamload.decode.tasks import InSlot
+from streamload.decode.columns import Rows, StoredBytes, StoredRows
 from streamload.memory.mapped import Bytes
-from streamload.memory.slots import SlotMemory
 
 __all__ = [
     "LayoutMismatchError",
     "build_batch",
     "choose_rows",
-    "dump_values",
-    "load_values",
-    "store_values",
     "torch_collate",
     "write_rows",
 ]
-
-INLINE_BYTES = 64 << 10
-"""Values that are no arrays travel with the message up to this size; larger ones are pickled into the slot."""
 
 _MADE_IN_PLACE_BYTES = 4096
 """Copying smaller arrays is faster than finding out that they need no copy."""
@@ -55,8 +43,8 @@ class LayoutMismatchError(Exception):
     """A row does not fit the layout; its batch must be collated as a whole."""
 
 
-def write_rows(layout: Layout, rows: Rows, memory: Bytes, first_row: int) -> list[list[Any]]:
-    """Write rows to their places in a slot.
+def write_rows(layout: Layout, rows: Rows, memory: Bytes, first_row: int) -> list[Sequence[Any]]:
+    """Write the arrays of rows to their places in a slot.
 
     Args:
         layout: of rows; its capacity is the slot's.
@@ -65,37 +53,39 @@ def write_rows(layout: Layout, rows: Rows, memory: Bytes, first_row: int) -> lis
         first_row: where in the batch they begin.
 
     Returns:
-        For each out-of-band leaf the list of these rows' values.
+        For each column of values of unlike sizes these rows' values; `StoredBytes` have not been read yet.
 
     Raises:
         LayoutMismatchError: a row has another structure, dtype or shape; these rows of the slot are then undefined.
     """
     end = first_row + rows.count
     places = [view[first_row:end] for view in slot_views(layout, memory, layout.capacity)]
-    out_of_band: list[list[Any]] = [[] for _ in range(layout.out_of_band)]
+    values: list[Sequence[Any]] = [()] * layout.value_columns
     tree = layout.tree
     if rows.columns is None:
-        _write(tree, rows.values, places, out_of_band)
-        return out_of_band
+        _write(tree, rows.values, places, values)
+        return values
     if not isinstance(tree, MappingNode | SequenceNode) or len(tree.children) != len(rows.columns):
         raise LayoutMismatchError
     if tree.keys != rows.keys if isinstance(tree, MappingNode) else rows.kind is dict:
         raise LayoutMismatchError
     for child, part in zip(tree.children, rows.columns, strict=True):
-        _write(child, part, places, out_of_band)
-    return out_of_band
+        _write(child, part, places, values)
+    return values
 
 
-def _write(node: Node, column: Any, places: list[NDArray[Any]], out_of_band: list[list[Any]]) -> None:
+def _write(node: Node, column: Any, places: list[NDArray[Any]], values: list[Sequence[Any]]) -> None:
+    if isinstance(column, StoredBytes) and not isinstance(node, ValueLeaf):
+        raise LayoutMismatchError
     if isinstance(node, ArrayLeaf):
         _write_column(node, column, places[node.number])
-    elif isinstance(node, OutOfBandLeaf):
-        if not all(isinstance(value, str | bytes) for value in column):
+    elif isinstance(node, ValueLeaf):
+        if not isinstance(column, StoredBytes) and not all(isinstance(value, str | bytes) for value in column):
             raise LayoutMismatchError
-        out_of_band[node.number] = list(column)
-    else:
+        values[node.column] = column
+    elif isinstance(node, MappingNode | SequenceNode):
         for child, part in zip(node.children, _transpose(node, column), strict=True):
-            _write(child, part, places, out_of_band)
+            _write(child, part, places, values)
 
 
 def _transpose(node: MappingNode | SequenceNode, column: Any) -> list[list[Any]]:
@@ -172,7 +162,7 @@ def build_batch(
     layout: Layout,
     memory: Bytes,
     rows: int | None,
-    out_of_band: Sequence[Any],
+    columns: Sequence[list[Any]],
     chosen: Sequence[int] | None = None,
 ) -> Any:
     """The batch that the user gets, viewing the slot's memory without a copy.
@@ -181,14 +171,14 @@ def build_batch(
         layout: of the batch.
         memory: of its slot.
         rows: how many rows it has; None where the layout has none.
-        out_of_band: its out-of-band values.
+        columns: its values of unlike sizes.
         chosen: the rows to return, in order, where some failed; these are copied.
     """
     arrays: list[Any] = slot_views(layout, memory, rows)
     if chosen is not None:
         arrays = [array[list(chosen)] for array in arrays]
-        out_of_band = [[values[number] for number in chosen] for values in out_of_band]
-    return assemble(layout, arrays, out_of_band, _finish)
+        columns = [[values[number] for number in chosen] for values in columns]
+    return assemble(layout, arrays, columns, _finish)
 
 
 def choose_rows(count: int, failed: Container[int], on_error: str) -> list[int]:
@@ -226,63 +216,3 @@ def _finish(leaf: ArrayLeaf, array: NDArray[Any]) -> Any:
 
     tensor = torch.from_numpy(array)
     return tensor if leaf.torch_dtype is None else tensor.view(getattr(torch, leaf.torch_dtype))
-
-
-class _Chunks:
-    """Collects what a pickler writes; large `bytes` are not copied."""
-
-    def __init__(self) -> None:
-        self.chunks: list[bytes] = []
-
-    def write(self, data: bytes | memoryview) -> None:
-        self.chunks.append(data if type(data) is bytes else bytes(data))
-
-
-def dump_values(values: Any) -> bytes:
-    """Pickle values; classes defined in the user's script need cloudpickle, which is ten times slower."""
-    return b"".join(_pickled(values))
-
-
-def _pickled(values: Any) -> list[bytes]:
-    taken = _Chunks()
-    try:
-        pickle.Pickler(taken, pickle.HIGHEST_PROTOCOL).dump(values)
-    except (pickle.PicklingError, AttributeError, TypeError):
-        taken = _Chunks()
-        cloudpickle.Pickler(taken).dump(values)
-    return taken.chunks
-
-
-def store_values(values: list[Any], slots: SlotMemory, slot: int, start: int, *, may_use_slot: bool) -> bytes | InSlot:
-    """Pickle values, into the slot if they are large.
-
-    Args:
-        values: of the batch, or of some of its rows.
-        slots: holds the slot.
-        slot: the batch's.
-        start: the end of its arrays.
-        may_use_slot: no other task writes behind the arrays.
-
-    Returns:
-        The pickle, or where in the slot it lies.
-    """
-    chunks = _pickled(values)
-    size_bytes = sum(map(len, chunks))
-    if not may_use_slot or size_bytes <= INLINE_BYTES:
-        return b"".join(chunks)
-    _copy(chunks, slots.at_least(slot, start + size_bytes)[start : start + size_bytes])
-    return InSlot(start, size_bytes)
-
-
-def _copy(chunks: Iterable[bytes], memory: Bytes) -> None:
-    target, start = memoryview(memory.data), 0
-    for chunk in chunks:
-        target[start : start + len(chunk)] = chunk
-        start += len(chunk)
-
-
-def load_values(stored: bytes | InSlot, memory: Bytes) -> Any:
-    """Load the values to this process's heap; `memory` is the slot's."""
-    if isinstance(stored, InSlot):
-        return pickle.loads(memory[stored.start : stored.start + stored.size_bytes].data)
-    return pickle.loads(stored)

@@ -1,17 +1,17 @@
-"""Values of rows, column by column; arrays of one dtype and shape may stay in their shards until they are copied."""
+"""Values of rows, column by column; arrays of one dtype and shape, and bytes, may stay in their shards until copied."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streamload.decode.row_table import by_shard
 
-__all__ = ["Rows", "StoredRows"]
+__all__ = ["Rows", "StoredBytes", "StoredRows", "UnreadableError"]
 
 _ROW_BY_ROW_BYTES = 1024
 """Larger rows are copied one by one; smaller ones by one indexing operation for each shard."""
@@ -77,6 +77,83 @@ class StoredRows:
             written[begin:end] = memory[shard][start : start + row_bytes]
 
 
+class BytesReader(Protocol):
+    """What `StoredBytes` needs of a `ShardReader`."""
+
+    def read_into(self, target: memoryview, shard: int, start: int) -> int:
+        """Fill `target` with the bytes from `start` on; returns how many, fewer where the shard ends before."""
+
+
+class UnreadableError(Exception):
+    """A field that was left in its shard cannot be read, or only in part."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredBytes:
+    """A column of n fields that are wanted as they are stored, left in their shards until they are read, once.
+
+    Attributes:
+        shards: each row's shard.
+        starts: the first byte of each row's field in it.
+        sizes: of the fields, in bytes; all lie within their shards.
+        reader: reads them.
+    """
+
+    shards: Sequence[int]
+    starts: Sequence[int]
+    sizes: Sequence[int]
+    reader: BytesReader
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def __getitem__(self, row: int) -> bytes:
+        """One row, in memory of its own.
+
+        Raises:
+            UnreadableError: it cannot be read.
+        """
+        own = bytearray(self.sizes[row])
+        self._read(row, memoryview(own))
+        return bytes(own)
+
+    def __iter__(self) -> Iterator[bytes]:
+        return (self[row] for row in range(len(self)))
+
+    def slice(self, start: int, end: int) -> StoredBytes:
+        """Consecutive rows."""
+        return StoredBytes(self.shards[start:end], self.starts[start:end], self.sizes[start:end], self.reader)
+
+    def take(self, rows: Sequence[int]) -> StoredBytes | list[bytes]:
+        """Some rows, in the order given; they are read now if one is to come twice.
+
+        Raises:
+            UnreadableError: one of them cannot be read.
+        """
+        if len(set(rows)) < len(rows):
+            values = {row: self[row] for row in set(rows)}
+            return [values[row] for row in rows]
+        shards, starts, sizes = ([each[row] for row in rows] for each in (self.shards, self.starts, self.sizes))
+        return StoredBytes(shards, starts, sizes, self.reader)
+
+    def read_to(self, target: memoryview, offsets: Sequence[int]) -> None:
+        """Read all rows to `target`, each to its offset in it.
+
+        Raises:
+            UnreadableError: one of them cannot be read.
+        """
+        for row, start in enumerate(offsets[:-1]):
+            self._read(row, target[start : offsets[row + 1]])
+
+    def _read(self, row: int, target: memoryview) -> None:
+        try:
+            found = self.reader.read_into(target, self.shards[row], self.starts[row])
+        except OSError as error:
+            raise UnreadableError from error
+        if found != len(target):
+            raise UnreadableError
+
+
 @dataclass(slots=True)
 class Rows:
     """The values of rows: column by column unless a function has seen whole samples, otherwise row by row.
@@ -84,7 +161,7 @@ class Rows:
     Attributes:
         count: the number of rows.
         values: the rows themselves, where they are not kept as columns.
-        columns: the values of each field: a list, an array with a leading axis of rows, or `StoredRows`.
+        columns: the values of each field: a list, an array with a leading axis of rows, `StoredRows` or `StoredBytes`.
         kind: dict or tuple: what one row is.
         keys: the names of the fields, for dicts.
     """
@@ -100,7 +177,15 @@ class Rows:
         if self.columns is None:
             assert self.values is not None
             return self.values[number]
-        items = [column[number] for column in self.columns]
+        return self._row([column[number] for column in self.columns])
+
+    def row_alike(self, number: int) -> Any:
+        """A row of the same structure and types as this one; bytes that are left in their shard are not read for it."""
+        if self.columns is None:
+            return self.row(number)
+        return self._row([b"" if isinstance(column, StoredBytes) else column[number] for column in self.columns])
+
+    def _row(self, items: list[Any]) -> Any:
         return dict(zip(self.keys, items, strict=True)) if self.kind is dict else tuple(items)
 
     def as_list(self) -> list[Any]:
@@ -115,7 +200,8 @@ class Rows:
             assert self.values is not None
             return Rows(end - start, values=self.values[start:end])
         columns = [
-            column.slice(start, end) if isinstance(column, StoredRows) else column[start:end] for column in self.columns
+            column.slice(start, end) if isinstance(column, StoredRows | StoredBytes) else column[start:end]
+            for column in self.columns
         ]
         return Rows(end - start, columns=columns, kind=self.kind, keys=self.keys)
 
@@ -129,6 +215,6 @@ class Rows:
 
 
 def _chosen(column: Any, numbers: Sequence[int]) -> Any:
-    if isinstance(column, StoredRows):
+    if isinstance(column, StoredRows | StoredBytes):
         return column.take(numbers)
     return column[list(numbers)] if isinstance(column, np.ndarray) else [column[number] for number in numbers]

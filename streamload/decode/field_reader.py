@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from streamload.decode.array_files import DECOMPRESSED_LIMIT_BYTES, NpyLayout
 from streamload.decode.column_decoding import decode_integers, may_be_integers, may_share_layout, shared_npy_layout
-from streamload.decode.columns import StoredRows
+from streamload.decode.columns import StoredBytes, StoredRows
 from streamload.decode.decoders import Decoder, Encoded, decoder_for, decodes_as_built_in, is_array, is_image
 from streamload.decode.failure import Attempt
 from streamload.decode.row_table import Column, RowTable, by_shard
@@ -248,6 +248,18 @@ class FieldReader:
         if len(self._reused) < size_bytes:
             self._reused = memoryview(bytearray(2 * size_bytes))
         return self._reused[:size_bytes]
+
+    def stored_bytes(self, work: Work, column: Column) -> StoredBytes | None:
+        """A field's bytes, left in their shards; None where they are decoded or checked, or not there."""
+        if self._single or column.crc32 is not None or work.failures:
+            return None
+        if any(self.decoder(name) is not bytes for name in column.alternatives):
+            return None
+        starts, sizes, size_of = column.offsets.tolist(), column.sizes.tolist(), work.shards.size_bytes
+        places = zip(work.row_shards, starts, sizes, strict=True)
+        if any(start == MISSING or start + size > size_of(shard) for shard, start, size in places):
+            return None
+        return StoredBytes(work.row_shards, starts, sizes, work.shards)
 
     def read(self, work: Work, column: Column, failed: Callable[[int, Exception], RowFailure]) -> Any:
         """A field's values for all rows: a list, or a column that was decoded at once where the bytes allow it."""

@@ -27,9 +27,9 @@ def difference_between(rows: Rows) -> str:
     Places in a sample are written as in Python: `['boxes'][0]`. Empty if the samples are alike and hold only what can
     be collated.
     """
-    first = rows.row(0)
+    first = rows.row_alike(0)
     for number in range(1, rows.count):
-        found = _first_difference(first, rows.row(number), "", _LEVELS)
+        found = _first_difference(first, rows.row_alike(number), "", _LEVELS)
         if found is not None:
             place, one, other = found
             images = _RESIZE if _IMAGES.match(f"{one} {other}") else ""
@@ -72,9 +72,9 @@ def find_missing_key(rows: Rows, names: Sequence[str] | None = None, fields: Col
         names: the samples' keys, where they are known.
         fields: the stored fields, where the samples are dicts of them.
     """
-    first = rows.row(0)
+    first = rows.row_alike(0)
     for number in range(1, rows.count):
-        found = _first_missing(first, rows.row(number), "", _LEVELS)
+        found = _first_missing(first, rows.row_alike(number), "", _LEVELS)
         if found is not None:
             place, key, first_has_it = found
             lacks, has = (number, 0) if first_has_it else (0, number)
@@ -102,7 +102,7 @@ def _first_missing(one: Any, other: Any, place: str, levels: int) -> tuple[str, 
 
 
 def _wanted_fields(rows: Rows) -> str:
-    common = [key for key in rows.row(0) if all(key in rows.row(number) for number in range(rows.count))]
+    common = [key for key in rows.row_alike(0) if all(key in rows.row_alike(number) for number in range(rows.count))]
     fields = ", ".join(repr(key) for key in common if key not in ("__key__", "__url__"))
     said = f" (those of this batch have {fields})" if fields else ""
     return f"name the fields that all samples have in fields={said}, make the samples alike in transform="

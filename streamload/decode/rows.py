@@ -180,6 +180,7 @@ class RowMaker:
         untried: Mapping[int, str] = MappingProxyType({}),
         progress: Progress | None = None,
         places: Places | None = None,
+        may_stay_stored: bool = True,
     ) -> MadeRows:
         """Read, decode and transform rows. What fails is in the answer; only exits and interrupts are raised.
 
@@ -191,16 +192,17 @@ class RowMaker:
             untried: rows that are not tried and count as failed, and why.
             progress: is set to the number of the current row, and to -1 at the end.
             places: where values may be made; without it, in memory of their own.
+            may_stay_stored: columns of bytes may be `StoredBytes`, which are read later.
         """
         work = Work(table, shards, random, keys, [-1] if progress is None else progress)
         for row, reason in untried.items():
             work.failures[row] = self._row_failure(work, row, "SampleError", reason)
-        rows = self._rows(work, places)
+        rows = self._rows(work, places, may_stay_stored=may_stay_stored)
         work.progress[0] = -1
         payload_bytes = sum(int(column.sizes.clip(0).sum()) for column in work.columns)
         return MadeRows(rows, work.failures, work.decode_s, work.transform_s, payload_bytes)
 
-    def _rows(self, work: Work, places: Places | None) -> Rows:
+    def _rows(self, work: Work, places: Places | None, *, may_stay_stored: bool) -> Rows:
         columns: list[Any] = []
         transformed: list[_Transformed] = []
         for number, column in enumerate(work.columns):
@@ -211,7 +213,8 @@ class RowMaker:
                 transformed.append(_Transformed(column, functions, columns[-1], own_places))
                 continue
             started = perf_counter()
-            columns.append(self._reader.read(work, column, self._failed(work, column)))
+            stored = self._reader.stored_bytes(work, column) if may_stay_stored else None
+            columns.append(stored or self._reader.read(work, column, self._failed(work, column)))
             work.decode_s += perf_counter() - started
         if transformed:
             self._transform_fields(work, transformed)

@@ -21,7 +21,6 @@ __all__ = [
     "Failure",
     "ForgetShards",
     "ForgetSlots",
-    "InSlot",
     "Job",
     "LayoutFixed",
     "OnError",
@@ -36,8 +35,11 @@ __all__ = [
     "ScanTask",
     "ShardOpened",
     "SlotOpened",
+    "StoredColumn",
+    "StoredValues",
     "Task",
     "Transform",
+    "ValueKind",
     "WorkSeconds",
     "WorkerMessage",
     "WorkerSetup",
@@ -142,14 +144,16 @@ class Piece(NamedTuple):
         slot: where to write them.
         first_row: where in the batch they begin.
         rows: how many they are.
-        complete: they are all rows of the batch, so no other task writes to its slot.
+        values_start: where behind the arrays their values of unlike sizes may be written, in bytes.
+        room_bytes: how many bytes these may take; None where no other task writes to the slot.
     """
 
     batch: int
     slot: int
     first_row: int
     rows: int
-    complete: bool = False
+    values_start: int = 0
+    room_bytes: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -295,11 +299,37 @@ class RowFailure:
     missing_field: bool = False
 
 
-class InSlot(NamedTuple):
-    """Where a pickle lies in its batch's slot."""
+ValueKind = Literal["bytes", "str", "array", "pickle"]
 
+
+class StoredColumn(NamedTuple):
+    """How a column of values lies in a slot.
+
+    Attributes:
+        kind: "bytes"; "str", in UTF-8; "array"; or "pickle", of the whole list, which counts as one value.
+        start: its first byte in the slot.
+        length: the number of values.
+        dtype: of arrays, as NumPy writes it.
+        ndim: of arrays.
+    """
+
+    kind: ValueKind
     start: int
-    size_bytes: int
+    length: int
+    dtype: str = ""
+    ndim: int = 0
+
+
+class StoredValues(NamedTuple):
+    """The values of unlike sizes of a piece.
+
+    Attributes:
+        copied_bytes: what they take of the slot, without arrays: the trainer copies it to its heap.
+        columns: where they lie; none if they need more room than the piece has, and were not written.
+    """
+
+    copied_bytes: int
+    columns: tuple[StoredColumn, ...]
 
 
 class PieceDone(NamedTuple):
@@ -312,7 +342,7 @@ class PieceDone(NamedTuple):
         layout: a cloudpickle of the layout, for whole batches and for the first rows of all.
         size_bytes: the bytes of the slot that the batch uses.
         rows: the number of rows; None where the layout has none (a `collate_fn` made the batch).
-        out_of_band: a pickle of the values that are no arrays, or where in the slot it lies.
+        values: of unlike sizes, if the layout has any. Where they were not written, the batch must be made again.
         failures: the rows that failed.
     """
 
@@ -322,7 +352,7 @@ class PieceDone(NamedTuple):
     layout: bytes | None = None
     size_bytes: int = 0
     rows: int | None = None
-    out_of_band: bytes | InSlot | None = None
+    values: StoredValues | None = None
     failures: tuple[RowFailure, ...] = ()
 
 

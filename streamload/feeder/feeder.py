@@ -217,7 +217,7 @@ class Feeder:
 
     def _bytes_for_batches(self) -> int:
         """What batches take, or will take when as many exist as may."""
-        return max(self._slots.held_bytes() + self._learned.objects_bytes, self._learned.reserved_bytes)
+        return max(self._slots.held_bytes() + self._learned.values_bytes, self._learned.reserved_bytes)
 
     def _take_turn_soon(self) -> None:
         if not self._turn_is_due:

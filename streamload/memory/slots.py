@@ -6,6 +6,7 @@ taken from the pool, filled, announced, read, and freed when the last array or t
 
 from __future__ import annotations
 
+import fcntl
 import os
 import weakref
 from collections import OrderedDict, deque
@@ -26,7 +27,10 @@ from streamload.limits import (
 from streamload.memory.mapped import Bytes, map_memory
 from streamload.memory.unnamed import descriptor_limit, new_memory
 
-__all__ = ["HeapSlots", "MappedSlots", "SlotMemory", "SlotPool", "SlotReader", "Slots", "round_up"]
+__all__ = ["ALIGNMENT_BYTES", "HeapSlots", "MappedSlots", "SlotMemory", "SlotPool", "SlotReader", "Slots", "round_up"]
+
+ALIGNMENT_BYTES = 64
+"""Of what is written to a slot."""
 
 _PAGE_BYTES = 4096
 _NO_BOUND = 1 << 30
@@ -101,11 +105,7 @@ class MappedSlots:
         memory = self._memory.get(slot)
         if memory is None or len(memory) < size_bytes:
             descriptor = self._descriptors[slot]
-            current_bytes = os.fstat(descriptor).st_size
-            if current_bytes < size_bytes:
-                current_bytes = round_up(size_bytes)
-                os.ftruncate(descriptor, current_bytes)
-            memory = self._memory[slot] = map_memory(descriptor, current_bytes, writable=True)
+            memory = self._memory[slot] = map_memory(descriptor, _grown(descriptor, size_bytes), writable=True)
         return memory
 
     def drop(self, slot: int) -> None:
@@ -119,6 +119,19 @@ class MappedSlots:
         """Forget every slot."""
         for slot in list(self._descriptors):
             self.drop(slot)
+
+
+def _grown(descriptor: int, size_bytes: int) -> int:
+    """Make memory as large as that, unless it is larger; returns its size. Other processes may do the same."""
+    fcntl.lockf(descriptor, fcntl.LOCK_EX)
+    try:
+        current_bytes = os.fstat(descriptor).st_size
+        if current_bytes < size_bytes:
+            current_bytes = round_up(size_bytes)
+            os.ftruncate(descriptor, current_bytes)
+        return current_bytes
+    finally:
+        fcntl.lockf(descriptor, fcntl.LOCK_UN)
 
 
 class SlotPool:

@@ -30,6 +30,7 @@ class OpenBatch(Generic[SourceT, PartT]):
         end: the position in the epoch's order after its last sample.
         parts: its finished parts.
         rows_done: the rows in these parts.
+        values_end: of the room given to values of unlike sizes, in bytes behind the arrays of its slot.
     """
 
     number: int
@@ -39,6 +40,7 @@ class OpenBatch(Generic[SourceT, PartT]):
     end: int
     parts: list[PartT] = field(default_factory=list)
     rows_done: int = 0
+    values_end: int = 0
 
     @property
     def complete(self) -> bool:
@@ -48,7 +50,7 @@ class OpenBatch(Generic[SourceT, PartT]):
     def restart(self, slot: int) -> None:
         """Drop the finished parts and use another slot: late parts may still be written to the old one."""
         self.parts.clear()
-        self.rows_done = 0
+        self.rows_done = self.values_end = 0
         self.slot = slot
 
 

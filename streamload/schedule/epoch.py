@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from streamload.decode.failure import Attempt
 from streamload.decode.missing_field import with_fields
-from streamload.decode.tasks import InSlot, PieceDone, RowFailure, RowsDone, RowTask
+from streamload.decode.tasks import PieceDone, RowFailure, RowsDone, RowTask, StoredValues
 from streamload.fetch.fetcher import Fetcher
 from streamload.fetch.parts import parts_of_rows, shard_and_number
 from streamload.order.epoch_start import EpochStart
@@ -33,9 +33,6 @@ __all__ = ["Epoch", "Epochs", "OrphanedTasks", "Part", "ReadyBatch"]
 
 _MESSAGES_PER_WINDOW = 5
 """How often the trainer acknowledges, while it takes as many batches as may be outstanding."""
-
-_MOST_INLINE_BYTES = 1 << 20
-"""Bytes of a batch's out-of-band values in messages; more is written to its slot, which one worker then fills alone."""
 
 _MOST_UNACKNOWLEDGED = 64
 """Half of the slots kept for a trainer that has not released them yet."""
@@ -51,10 +48,10 @@ class FailedRow:
 
 
 class Part(NamedTuple):
-    """Rows of a batch that one task made, and their out-of-band values; see `PieceDone`."""
+    """Rows of a batch that one task made, and their values of unlike sizes; see `PieceDone`."""
 
     rows: int
-    out_of_band: bytes | InSlot | None
+    values: StoredValues | None
 
 
 class ReadyBatch(NamedTuple):
@@ -227,11 +224,11 @@ class Epoch:
                     self._scheduler.make_again(batch)
             elif batch is not None:
                 self._note_layout(part)
-                if _needs_slot(part, batch):
-                    self._learned.uncut = True
-                    self._learned.expect_objects(_bytes_inline(part) * batch.rows // part.piece.rows)
-                    self._scheduler.make_again(batch)
-                    continue
+                if part.values is not None:
+                    self._scheduler.note_values(batch, part.piece, part.values.copied_bytes)
+                    if not part.values.columns:
+                        self._scheduler.make_again(batch)
+                        continue
                 batch.parts.append(part)
                 batch.rows_done += part.piece.rows
         self._learned.outstanding = self._scheduler.outstanding
@@ -285,8 +282,6 @@ class Epoch:
     def _note_layout(self, part: PieceDone) -> None:
         learned = self._learned
         learned.size_bytes = max(learned.size_bytes, part.size_bytes)
-        if isinstance(part.out_of_band, InSlot):
-            learned.expect_objects(part.out_of_band.size_bytes)
         if part.layout is not None and not part.whole:
             learned.layout = part.layout
             self._pool.fix_layout(part.layout)
@@ -302,7 +297,7 @@ class Epoch:
             size_bytes=max([part.size_bytes for part in parts]),
             layout=parts[0].layout if whole else self._learned.layout,
             rows=parts[0].rows if whole else batch.rows,
-            parts=tuple([Part(part.piece.rows, part.out_of_band) for part in parts]),
+            parts=tuple([Part(part.piece.rows, part.values) for part in parts]),
             failed=tuple([self._located(failure) for failure in failures]),
             dropped_already=whole,
             end=batch.end,
@@ -314,17 +309,6 @@ class Epoch:
         assert table is not None
         failure = with_fields(failure, table, self._fields)
         return FailedRow(failure, self._tables.url(failure.shard), table.key(failure.sample))
-
-
-def _needs_slot(part: PieceDone, batch: RowBatch) -> bool:
-    """Whether the out-of-band values are too large for messages: one worker must make the whole batch."""
-    if part.whole or part.piece.complete:
-        return False
-    return _bytes_inline(part) * batch.rows > _MOST_INLINE_BYTES * part.piece.rows
-
-
-def _bytes_inline(part: PieceDone) -> int:
-    return len(part.out_of_band) if isinstance(part.out_of_band, bytes) else 0
 
 
 Begin = Callable[[EpochStart, RowBatcher | None], Epoch]

@@ -13,7 +13,7 @@ from streamload.errors import StreamloadError
 from streamload.fetch.prerequisites import Prerequisites
 from streamload.index.tables import Tables
 from streamload.limits import SCHEDULED_SHARDS_SHARE, SLOTS_SHARE
-from streamload.memory.slots import Slots
+from streamload.memory.slots import ALIGNMENT_BYTES, Slots, round_up
 from streamload.memory.unnamed import descriptor_limit
 from streamload.order.epoch_start import EpochStart
 from streamload.order.mixture_plan import MixturePlan
@@ -46,6 +46,10 @@ _TASK_S = 0.010
 _LONGEST_PART_S = 0.100
 _RUN_BYTES = 20 << 20
 _BATCHES_IN_FLIGHT = 512
+_ROOM_FACTOR = 1.5
+_LEAST_ROOM_BYTES = 4096
+"""The room for the values of unlike sizes of one part of a batch: so much more than the largest until now took. Where
+they take more nevertheless, the batch is made again as a whole. Room that is not used takes no memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,34 +86,32 @@ class Learned:
     Attributes:
         layout: of batches of rows.
         size_bytes: of a slot.
-        objects_bytes: of a batch's out-of-band values: on a worker's heap, and then on the trainer's.
+        values_bytes: of a batch's values of unlike sizes, which are copied to the trainer's heap.
         outstanding: how many batches may be in flight or waiting for the loop.
         ragged: some row did not fit the layout, so batches are collated one by one.
-        uncut: out-of-band values are large, and are written to the slot by the one worker that makes the batch.
         row_s: seconds that a worker takes for a row.
     """
 
     layout: bytes | None = None
     size_bytes: int = 1
-    objects_bytes: int = 0
+    values_bytes: int = 0
     outstanding: int = 0
     ragged: bool = False
-    uncut: bool = False
     row_s: float | None = None
 
     @property
     def batch_bytes(self) -> int:
-        """Bytes of a batch in its slot, and of its out-of-band values once more."""
-        return self.size_bytes + self.objects_bytes
+        """Bytes of a batch in its slot, and of its values of unlike sizes once more."""
+        return self.size_bytes + self.values_bytes
 
     @property
     def reserved_bytes(self) -> int:
         """Bytes of all batches that may exist at once: the loop holds two while it gets the next one."""
         return (self.outstanding + _BATCHES_OF_LOOP) * self.batch_bytes if self.outstanding else 0
 
-    def expect_objects(self, size_bytes: int) -> None:
-        """Note that a batch's out-of-band values take so many bytes in its slot, and as many again outside."""
-        self.objects_bytes = max(self.objects_bytes, size_bytes)
+    def expect_values(self, size_bytes: int) -> None:
+        """Note that a batch's values of unlike sizes take so many bytes in its slot, and as many again outside."""
+        self.values_bytes = max(self.values_bytes, size_bytes)
         self.size_bytes = max(self.size_bytes, size_bytes)
 
     def measure(self, done: RowsDone) -> None:
@@ -347,7 +349,7 @@ class Scheduler:
             self._learned.size_bytes,
             capacity=self._pool.capacity,
             prefetch_batches=self._settings.prefetch_batches,
-            whole=self._whole or self._learned.uncut,
+            whole=self._whole,
         )
         most_run = max(1, self._most_run_rows // self._settings.order.batch_size)
         size = self._within_room(replace(size, run=min(size.run, most_run)))
@@ -391,11 +393,26 @@ class Scheduler:
             epoch=self._number,
             table=planned.table.rows(start, end),
             keys=None if planned.keys is None else planned.keys[start:end],
-            pieces=tuple(Piece(batch.number, batch.slot, a, b - a, b - a == batch.rows) for batch, a, b in batches),
+            pieces=tuple(self._piece(*each) for each in batches),
             capacity=self._capacity,
             whole=whole,
             pass_number=self._start.number,
         )
+
+    def _piece(self, batch: RowBatch, start: int, end: int) -> Piece:
+        """Rows of a batch, with room of their own for values of unlike sizes if other tasks write to its slot too."""
+        rows, values_start = end - start, batch.values_end
+        if rows == batch.rows or self._learned.layout is None:
+            return Piece(batch.number, batch.slot, start, rows)
+        row_bytes = self._learned.values_bytes / self._settings.order.batch_size
+        room_bytes = round_up(int(rows * row_bytes * _ROOM_FACTOR) + _LEAST_ROOM_BYTES, ALIGNMENT_BYTES)
+        batch.values_end += room_bytes
+        return Piece(batch.number, batch.slot, start, rows, values_start, room_bytes)
+
+    def note_values(self, batch: RowBatch, piece: Piece, size_bytes: int) -> None:
+        """Note what the values of unlike sizes of a piece take, whether or not there was room for them."""
+        self._learned.expect_values(-(-size_bytes * batch.rows // piece.rows))
+        batch.values_end = max(batch.values_end, piece.values_start + size_bytes)
 
     @property
     def _capacity(self) -> int:
@@ -438,8 +455,8 @@ class Scheduler:
         """Make a batch again as a whole, since some of its rows do not fit the layout."""
         if self._scheduling is not None and self._scheduling[0] is batch:
             self._scheduling = None
-        # The old slot is not used again: parts in flight may still be written to it. That happens a few times only,
-        # because all batches are made whole after the first that is made again.
+        # The old slot is not used again: parts in flight may still be written to it. That happens a few times only:
+        # afterwards all batches are made whole, or their values have more room.
         batch.restart(self._slots.take(self._learned.size_bytes))
         self._again.append(batch)
         self._begun_again()

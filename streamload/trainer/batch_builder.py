@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from streamload.decode.batch_layout import Layout
-from streamload.decode.collate import build_batch, choose_rows, load_values
+from streamload.decode.collate import build_batch, choose_rows
 from streamload.decode.failure import sample_error
 from streamload.decode.tasks import OnError, RowFailure
+from streamload.decode.values import load_values
 from streamload.errors import SampleError
 from streamload.memory.mapped import Bytes
 from streamload.schedule.epoch import Part, ReadyBatch
@@ -123,20 +124,12 @@ def _caused_by(cause: SampleError, what: str) -> SampleError:
     return error
 
 
-def _merge(parts: tuple[Part, ...], layout: Layout, memory: Bytes) -> list[Any]:
-    """The values that are no arrays, of all parts one after the other."""
-    if layout.out_of_band == 0:
-        return []
-    if len(parts) == 1 and parts[0].out_of_band is not None:
-        values: list[Any] = load_values(parts[0].out_of_band, memory)
-        return values
-    merged: list[Any] = [[] for _ in range(layout.out_of_band)]
+def _merge(parts: tuple[Part, ...], layout: Layout, memory: Bytes) -> list[list[Any]]:
+    """The columns of values of unlike sizes, of all parts one after the other; None for rows that have all failed."""
+    merged: list[list[Any]] = [[] for _ in range(layout.value_columns)]
     for part in parts:
-        lists = (
-            [[None] * part.rows] * layout.out_of_band
-            if part.out_of_band is None
-            else load_values(part.out_of_band, memory)
-        )
-        for column, piece in zip(merged, lists, strict=True):
-            column.extend(piece)
+        nothing = [[None] * part.rows] * layout.value_columns
+        columns = nothing if part.values is None else load_values(part.values, memory)
+        for column, values in zip(merged, columns, strict=True):
+            column.extend(values)
     return merged

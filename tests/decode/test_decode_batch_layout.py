@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from streamload.decode.batch_layout import Layout, OutOfBandLeaf, describe_batch, describe_rows, slot_views
+from streamload.decode.batch_layout import Layout, ValueLeaf, describe_batch, describe_rows, slot_views
 from streamload.decode.collate import build_batch
+from streamload.decode.values import ValueBlock, load_values
 
 
 class Pair(NamedTuple):
@@ -33,13 +34,14 @@ class Oddity:
 
 
 def through_a_slot(batch: Any) -> tuple[Any, Layout]:
-    """What the trainer gets of a batch that a worker lays down; the layout and the rest travel as pickles."""
-    layout, arrays, out_of_band = describe_batch(batch)
-    memory = np.full(layout.offsets()[1], 0xAB, np.uint8)
+    """What the trainer gets of a batch that a worker lays down; the layout travels as a pickle."""
+    layout, arrays, columns = describe_batch(batch)
+    values, start = ValueBlock(columns), layout.offsets()[1]
+    memory = np.full(start + values.size_bytes, 0xAB, np.uint8)
     for view, array in zip(slot_views(layout, memory, None), arrays, strict=True):
         view[...] = array
     sent: Layout = pickle.loads(pickle.dumps(layout))
-    return build_batch(sent, memory, None, pickle.loads(pickle.dumps(out_of_band))), layout
+    return build_batch(sent, memory, None, load_values(values.write(memory, start), memory)), layout
 
 
 def assert_same(ours: Any, theirs: Any) -> None:
@@ -121,7 +123,7 @@ def test_a_parameter_stays_a_parameter() -> None:
 def test_arrays_and_tensors_in_plain_nests_go_to_the_slot_and_nothing_else() -> None:
     _, layout = through_a_slot({"a": torch.zeros(2), "b": [np.zeros(3), "text", 4], "c": Pair(torch.ones(1), None)})
     assert len(layout.arrays) == 3
-    assert layout.out_of_band == 3
+    assert layout.value_columns == 2
 
 
 @pytest.mark.parametrize(
@@ -149,7 +151,7 @@ def test_a_named_tuple_class_that_only_the_user_has_comes_back() -> None:
 def test_a_layout_of_rows_has_one_leaf_a_value() -> None:
     layout = describe_rows({"image": np.zeros((4, 5, 3), np.uint8), "label": 3, "key": "a", "both": [True, b"x"]})
     assert [(leaf.dtype, leaf.shape) for leaf in layout.arrays] == [("|u1", (4, 5, 3)), ("<i8", ()), ("|b1", ())]
-    assert layout.out_of_band == 2
+    assert layout.value_columns == 2
     assert layout.capacity == 1
 
 
@@ -161,7 +163,7 @@ def test_capacity_sets_the_size_and_nothing_else() -> None:
 
 def test_describing_rows_does_not_look_at_strings() -> None:
     layout = describe_rows("text")
-    assert layout.tree == OutOfBandLeaf(0)
+    assert layout.tree == ValueLeaf(0)
     assert layout.offsets() == ([], 0)
 
 

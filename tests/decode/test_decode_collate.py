@@ -35,13 +35,13 @@ def laid_out(values: list[Any], *, capacity: int | None = None, cuts: tuple[int,
     """The batch that comes out of a slot into which rows were written, in several parts where there are cuts."""
     layout = describe_rows(values[0]).with_capacity(capacity or len(values))
     memory = np.full(layout.offsets()[1] + 64, 0xAB, np.uint8)
-    out_of_band: list[list[Any]] = [[] for _ in range(layout.out_of_band)]
+    values_of_rows: list[list[Any]] = [[] for _ in range(layout.value_columns)]
     edges = sorted({0, len(values), *(cut for cut in cuts if 0 < cut < len(values))})
     for start, end in pairwise(edges):
-        for whole, part in zip(out_of_band, write_rows(layout, Rows(end - start, values[start:end]), memory, start)):
+        for whole, part in zip(values_of_rows, write_rows(layout, Rows(end - start, values[start:end]), memory, start)):
             whole.extend(part)
     assert (memory[-64:] == 0xAB).all(), "nothing is written behind what the layout asks for"
-    return build_batch(layout, memory, len(values), out_of_band)
+    return build_batch(layout, memory, len(values), values_of_rows)
 
 
 # -- against torch, for any nest -----------------------------------------------------------------------------------
@@ -131,8 +131,8 @@ def test_chosen_rows_come_out_as_torch_would_collate_them(values: list[Any], dat
     chosen = data.draw(st.lists(st.integers(0, len(values) - 1), min_size=1, max_size=5))
     layout = describe_rows(values[0]).with_capacity(len(values))
     memory = np.zeros(layout.offsets()[1], np.uint8)
-    out_of_band = write_rows(layout, Rows(len(values), values), memory, 0)
-    ours = build_batch(layout, memory, len(values), out_of_band, chosen)
+    values_of_rows = write_rows(layout, Rows(len(values), values), memory, 0)
+    ours = build_batch(layout, memory, len(values), values_of_rows, chosen)
     assert_same(ours, default_collate([values[row] for row in chosen]))
 
 
@@ -221,8 +221,8 @@ def test_columns_come_out_as_their_rows_would() -> None:
     rows = Rows(4, columns=columns)
     layout = describe_rows(rows.row(0)).with_capacity(4)
     memory = np.zeros(layout.offsets()[1], np.uint8)
-    out_of_band = write_rows(layout, rows, memory, 0)
-    assert_same(build_batch(layout, memory, 4, out_of_band), default_collate([rows.row(number) for number in range(4)]))
+    texts = write_rows(layout, rows, memory, 0)
+    assert_same(build_batch(layout, memory, 4, texts), default_collate([rows.row(number) for number in range(4)]))
 
 
 @pytest.mark.parametrize("kind", [dict, tuple])

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tasks_by_hand import Shelf, as_json, batch_of, job, npy, numbered, only_batch, run, slots_for
+from tasks_by_hand import Shelf, as_json, batch_of, job, npy, numbered, only_batch, run, slots_for, values_of
 
 from streamload.decode.batch_maker import BatchMaker
 from streamload.decode.failure import error_from
-from streamload.decode.tasks import PieceDone, RowsDone, RowTask
+from streamload.decode.tasks import Piece, PieceDone, RowsDone, RowTask
 from streamload.memory.slots import HeapSlots
 
 Pair = namedtuple("Pair", "number arrays")
@@ -34,12 +34,12 @@ def test_parts_of_a_batch_are_written_side_by_side() -> None:
     tasks = [shelf.task(names, rows, batches=(len(rows),), capacity=5) for rows in ([0, 1], [2], [3, 4])]
     slots = slots_for(tasks[0])
     first = 0
-    out_of_band: list[str] = []
+    parts: list[PieceDone] = []
     layout: bytes | None = None
     maker = BatchMaker(job(fields=names), slots)
     for task in tasks:
         piece = task.pieces[0]
-        moved = RowTask(**{**task.__dict__, "pieces": (type(piece)(0, 0, first, piece.rows),)})
+        moved = RowTask(**{**task.__dict__, "pieces": (Piece(0, 0, first, piece.rows, first * 1024, 1024),)})
         (done,) = maker.run(moved, shelf, [-1, -1]).pieces
         if layout is None:
             layout = done.layout
@@ -47,11 +47,10 @@ def test_parts_of_a_batch_are_written_side_by_side() -> None:
             maker.fix_layout(layout)
         else:
             assert done.layout is None, "the layout is told once"
-        assert done.out_of_band is not None
-        out_of_band += pickle.loads(done.out_of_band)[0]
+        parts.append(done)
         first += piece.rows
-    whole = PieceDone(type(piece)(0, 0, 0, 5), out_of_band=pickle.dumps([out_of_band]))
-    numbers, arrays, texts = batch_of(whole, slots, layout)
+    all_texts = [text for part in parts for text in values_of(part, slots)[0]]
+    numbers, arrays, texts = batch_of(PieceDone(Piece(0, 0, 0, 5)), slots, layout, [all_texts])
     assert numbers.tolist() == [0, 1, 2, 3, 4]
     assert arrays[:, 2].tolist() == [0, 1, 2, 3, 4]
     assert list(texts) == [f"text {number}" for number in range(5)]

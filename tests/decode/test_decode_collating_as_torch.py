@@ -5,7 +5,6 @@ Only mappings of unlike keys are refused always, of which torch takes the first 
 
 from __future__ import annotations
 
-import pickle
 import warnings
 from collections import OrderedDict, namedtuple
 from itertools import pairwise
@@ -17,7 +16,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 from same_batches import assert_same
-from tasks_by_hand import Shelf, batch_of, job, numbered, slots_for
+from tasks_by_hand import Shelf, batch_of, job, numbered, slots_for, values_of
 from torch.utils.data import default_collate
 
 from streamload.decode.batch_maker import BatchMaker
@@ -112,11 +111,13 @@ def ours(values: list[Any], cuts: list[int]) -> Any:
     maker = BatchMaker(job(fields=("cls",), transform=lambda sample: values[sample[0]], on_error="raise"), slots)
     failed: tuple[RowFailure, ...] = ()
     layout: bytes | None = None
-    out_of_band: list[list[Any]] | None = None
+    values_so_far: list[list[Any]] = []
     for start, end in pairwise(sorted({0, len(values), *(cut for cut in cuts if cut < len(values))})):
         plain = shelf.task(("cls",), list(range(start, end)), capacity=len(values))
         (done,) = maker.run(
-            RowTask(**{**vars(plain), "pieces": (Piece(0, 0, start, end - start),)}), shelf, [-1]
+            RowTask(**{**vars(plain), "pieces": (Piece(0, 0, start, end - start, start << 16),)}),
+            shelf,
+            [-1],
         ).pieces
         failed = failed or done.failures
         if done.layout_mismatch or failed:
@@ -124,16 +125,10 @@ def ours(values: list[Any], cuts: list[int]) -> Any:
         if done.layout is not None:
             layout = done.layout
             maker.fix_layout(layout)
-        if done.out_of_band is not None:
-            part = pickle.loads(done.out_of_band)
-            out_of_band = (
-                part if out_of_band is None else [[*one, *more] for one, more in zip(out_of_band, part, strict=True)]
-            )
+        columns = values_of(done, slots)
+        values_so_far = [[*one, *more] for one, more in zip(values_so_far or [[]] * len(columns), columns, strict=True)]
     else:
-        laid = PieceDone(
-            Piece(0, 0, 0, len(values)), out_of_band=None if out_of_band is None else pickle.dumps(out_of_band)
-        )
-        return batch_of(laid, slots, layout)
+        return batch_of(PieceDone(Piece(0, 0, 0, len(values))), slots, layout, values_so_far)
     if failed:
         return failed[0]
     (done,) = maker.run(whole, shelf, [-1]).pieces
