@@ -60,7 +60,7 @@ PARTS_PROPORTION, REQUESTS_PROPORTION = 13, 3
 """How a budget is divided that is too small for `REQUESTS_BYTES`: parts and batches to requests."""
 
 EXPANSION_SHARE = 4
-"""Of a budget that was set, for what fields expand to in all workers together; nothing where no field can expand."""
+"""Of the budget, for what fields expand to in all workers together; nothing where no field can expand."""
 
 BATCHES_AT_ONCE = 3
 """At least: one is being made or is ready, one is the loop's, and one replaces it before the loop releases it."""

@@ -111,9 +111,8 @@ class StreamLoader(NamedClasses):
         cache_size: how large that may get, as a number of bytes or "200GB"; by default nine tenths of what is free.
         memory_budget: what shards, batches and requests may take in memory, likewise; "auto" is a quarter of the free
             memory, divided among the ranks of a machine. Local uncompressed shards take none of it. Where
-            fields are read that are compressed or repeat their values (`gz`, `npz`, `pt`), a quarter of a budget that
-            you set is for what they expand to, in equal parts for the workers; a field that takes more ends the pass.
-            With "auto" one field may take 513 MiB more than its own bytes, which are not counted.
+            fields are read that are compressed or repeat their values (`gz`, `npz`, `pt`), a quarter of it is for what
+            they expand to, in equal parts for the workers; a field that takes more ends the pass.
         on_error: a sample that fails is raised ("raise"), left out of its batch ("skip"), or replaced by another sample
             of its batch ("replace"). For a batch of which nothing is left, the next one of which something is comes
             twice, behind the last one the first, so that ranks keep step and `len()` is true; with pad=False it is left

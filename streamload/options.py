@@ -130,13 +130,19 @@ class Options:
         """Where shards lie."""
         return Storages(self.storage_options, self.filesystem)
 
+    @cached_property
+    def budget_bytes(self) -> int:
+        """What shards, batches and requests may take in memory; "auto" resolved, once: later less may be free."""
+        if self.memory_budget == "auto":
+            return default_budget(local_ranks())
+        return parse_bytes("memory_budget", self.memory_budget)
+
     def fetching(self, existing: Sequence[str] = ()) -> Fetching:
         """The part that concerns shards that have to be fetched, which hold the `existing` fields, if known."""
-        budget = self.memory_budget
         folder = self._cache_folder
         return Fetching(
             self.storages,
-            default_budget(local_ranks()) if budget == "auto" else parse_bytes("memory_budget", budget),
+            self.budget_bytes,
             folder,
             0 if folder is None else self._cache_bytes(folder),
             self._expansion_room_bytes(existing) is not None,
@@ -179,14 +185,8 @@ class Options:
         return sum(any(may_expand(name, self.decode) for name in entry.split(";")) for entry in wanted)
 
     def _expansion_room_bytes(self, existing: Sequence[str]) -> int | None:
-        """What one worker may hold of values that have expanded; None without a bound.
-
-        There is none where no field can expand, nor for the budget "auto", which is a share of what is free now: it
-        must not depend on that whether a sample can be read.
-        """
-        if self.memory_budget == "auto" or not self._expanding(existing):
-            return None
-        return expansion_bytes(parse_bytes("memory_budget", self.memory_budget)) // max(1, self.workers)
+        """What one worker may hold of values that have expanded; None where no field can expand."""
+        return expansion_bytes(self.budget_bytes) // max(1, self.workers) if self._expanding(existing) else None
 
     def _expansion_limit_bytes(self, own_transforms: OwnTransforms, existing: Sequence[str]) -> int:
         """What one field may become beyond its own bytes.

@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NoReturn, Self, overload
 
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from streamload.arguments import advises, no_attribute
+from streamload.decode.array_files import DECOMPRESSED_LIMIT_BYTES
 from streamload.decode.rows import RowMaker
 from streamload.errors import DatasetIndexError, without_secrets
 from streamload.index.listing import Listing
@@ -213,7 +215,7 @@ class TarDataset(NamedClasses, Dataset[Any]):
 
     def _start(self, options: Options, listing: Listing, ends: NDArray[np.int64]) -> None:
         self._options, self._listing, self._ends = options, listing, ends
-        self._job = options.job()
+        self._job = replace(options.job(), expansion_limit_bytes=DECOMPRESSED_LIMIT_BYTES)  # without a budget
         self._access: RandomAccess | None = None
         self._makers = threading.local()  # a RowMaker is for one thread
 

@@ -9,6 +9,7 @@ import os
 import pickle
 import shutil
 import traceback
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -493,7 +494,7 @@ def write_fields(folder: Path, field: str, contents: list[bytes]) -> str:
 
 
 def test_a_field_expands_no_further_than_the_budget(tmp_path: Path) -> None:
-    """Before the memory is taken, with the key, and not where nobody has set a budget."""
+    """Before the memory is taken, with the key."""
     few, many = (gzip.compress(bytes(size_bytes)) for size_bytes in (1 << 20, 3 << 20))
     source = write_fields(tmp_path / "shards", "bin.gz", [few, many])
     with StreamLoader(source, 1, fields=("bin.gz",), num_workers=0, memory_budget="8MiB") as loader:
@@ -508,6 +509,26 @@ def test_a_field_expands_no_further_than_the_budget(tmp_path: Path) -> None:
         assert [len(values[0]) for (values,) in loader] == [1 << 20, 3 << 20]
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_field_expands_no_further_than_the_budget_that_is_found(
+    workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of "auto" as of one that was set: with a million ranks on this machine it is the least, 64 MiB."""
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1000000")
+    few, many = (gzip.compress(bytes(size_bytes), 1) for size_bytes in (1 << 20, 100 << 20))
+    source = write_fields(tmp_path / "shards", "bin.gz", [few, many])
+    tracemalloc.start()
+    with StreamLoader(source, 1, fields=("bin.gz",), num_workers=workers, on_error="skip") as loader:
+        batches = iter(loader)
+        assert len(next(batches)[0][0]) == 1 << 20
+        with pytest.raises(DecodeError, match=r"more than the limit of .* bytes.*larger memory_budget") as caught:
+            next(batches)
+    taken_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert taken_bytes < 40 << 20
+    assert (caught.value.key, os.path.dirname(str(caught.value.url))) == ("sample1", source)
+
+
 def test_which_samples_are_left_out_does_not_depend_on_the_budget(tmp_path: Path) -> None:
     """A sample that is sound and too large for a share of the budget ends the pass; a bomb is left out."""
     source = write_fields(tmp_path / "shards", "npz", [npz_of(1 << 20), npz_of(3 << 20)])
@@ -516,9 +537,18 @@ def test_which_samples_are_left_out_does_not_depend_on_the_budget(tmp_path: Path
         with pytest.raises(DecodeError, match=r"decompresses to 3\d{6} bytes.*larger memory_budget") as caught:
             list(loader)
     assert caught.value.key == "sample1"
-    source = write_fields(tmp_path / "bomb", "npz", [npz_of(1 << 20), npz_of(514 << 20)])
-    with StreamLoader(source, 1, pad=False, **options) as loader:
-        assert len(list(loader)) == 1
+    bomb_bytes = 514 << 20
+    bombs = {"npz": [npz_of(1), npz_of(bomb_bytes)], "bin.gz": [gzip.compress(b"1"), zeros_in_gzip(bomb_bytes)]}
+    for field, contents in bombs.items():
+        source = write_fields(tmp_path / field, field, contents)
+        with StreamLoader(source, 1, pad=False, memory_budget="8MiB", **{**options, "fields": (field,)}) as loader:
+            assert len(list(loader)) == 1
+
+
+def zeros_in_gzip(size_bytes: int) -> bytes:
+    """Of some members, which is quicker than one."""
+    piece_bytes = 2 << 20
+    return gzip.compress(bytes(piece_bytes), 1) * (size_bytes // piece_bytes + 1)
 
 
 def npz_of(size_bytes: int) -> bytes:

@@ -283,7 +283,7 @@ def test_options_have_no_defaults_of_their_own() -> None:
         ({"fields": ["npz"], "transform": {"npz": function}}, 32 << 20, 16 << 20),
         ({"fields": ["npz"], "num_workers": 0}, 64 << 20, (64 << 20) // 9),
         ({"fields": ["npz"], "memory_budget": "64GiB"}, 8 << 30, DECOMPRESSED_LIMIT_BYTES),
-        ({"fields": ["npz"], "memory_budget": "auto"}, None, DECOMPRESSED_LIMIT_BYTES),
+        ({"fields": ["npz"], "memory_budget": "auto"}, 8 << 20, 4 << 20),
         ({"fields": ["jpg", "cls", "npy"]}, None, DECOMPRESSED_LIMIT_BYTES),
         ({"fields": ["npz"], "decode": False}, None, DECOMPRESSED_LIMIT_BYTES),
         ({"fields": ["npz"], "decode": {"npz": function}}, None, DECOMPRESSED_LIMIT_BYTES),
@@ -292,8 +292,9 @@ def test_options_have_no_defaults_of_their_own() -> None:
     ],
 )
 def test_what_fields_may_expand_to_is_a_share_of_the_budget(
-    given: dict[str, Any], room_bytes: int | None, limit_bytes: int
+    given: dict[str, Any], room_bytes: int | None, limit_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1000000")  # so that "auto" is the least budget
     made = options(**{"memory_budget": 256 << 20, **given})
     assert made.pipeline(1).expansion_room_bytes == room_bytes
     assert made.job().expansion_limit_bytes == limit_bytes

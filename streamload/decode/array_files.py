@@ -21,11 +21,13 @@ from numpy.typing import NDArray
 
 __all__ = [
     "DECOMPRESSED_LIMIT_BYTES",
+    "BeyondBudgetError",
     "ExpansionError",
     "NpyLayout",
     "check_entries",
     "decode_npy",
     "decode_npz",
+    "expansion_error",
     "npy_layout",
 ]
 
@@ -43,6 +45,15 @@ _long_length = struct.Struct("<I").unpack_from
 
 class ExpansionError(ValueError):
     """A field would become larger than its bytes by more than the limit."""
+
+
+class BeyondBudgetError(ExpansionError):
+    """It would by more than its share of the memory budget, and by less than `DECOMPRESSED_LIMIT_BYTES`."""
+
+
+def expansion_error(message: str, excess_bytes: int) -> ExpansionError:
+    """The error of a field that would become larger than its bytes by so much, which is too much."""
+    return (ExpansionError if excess_bytes > DECOMPRESSED_LIMIT_BYTES else BeyondBudgetError)(message)
 
 
 class NpyLayout(NamedTuple):
@@ -150,7 +161,7 @@ def decode_npz(data: memoryview, limit_bytes: int = DECOMPRESSED_LIMIT_BYTES) ->
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             entries = archive.infolist()
-            check_entries(entries, len(data) + limit_bytes)
+            check_entries(entries, len(data), limit_bytes)
             return {
                 entry.filename.removesuffix(".npy"): _member_value(
                     entry.filename, archive.open(entry).read(entry.file_size)
@@ -165,18 +176,25 @@ def _member_value(name: str, content: bytes) -> NDArray[Any] | bytes:
     return decode_npy(memoryview(content)) if name.endswith(".npy") else content
 
 
-def check_entries(entries: Sequence[zipfile.ZipInfo], limit_bytes: int) -> None:
+def check_entries(entries: Sequence[zipfile.ZipInfo], archive_bytes: int, limit_bytes: int) -> None:
     """Refuse a zip archive that decompresses to more than the limit, or holds a name twice.
+
+    Args:
+        entries: its members.
+        archive_bytes: its size.
+        limit_bytes: by how much its contents may exceed that.
 
     Raises:
         ExpansionError: it does; nothing has been decompressed.
         ValueError: names what else is wrong with the archive.
     """
     decompressed = sum(entry.file_size for entry in entries)
-    if decompressed > limit_bytes:
-        raise ExpansionError(
-            f"the archive decompresses to {decompressed} bytes; the limit is {limit_bytes}. If it is no bomb, "
-            "store the values uncompressed as npy, or hand over a decoder for this field with decode={...}"
+    excess_bytes = decompressed - archive_bytes
+    if excess_bytes > limit_bytes:
+        raise expansion_error(
+            f"the archive decompresses to {decompressed} bytes; the limit is {archive_bytes + limit_bytes}. If it is "
+            "no bomb, store the values uncompressed as npy, or hand over a decoder for this field with decode={...}",
+            excess_bytes,
         )
     if len({entry.filename for entry in entries}) != len(entries):
         raise ValueError("the archive holds two members with the same name")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import json
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from importlib import import_module
 from types import ModuleType
@@ -20,6 +20,7 @@ from streamload.decode.array_files import (
     ExpansionError,
     decode_npy,
     decode_npz,
+    expansion_error,
 )
 from streamload.decode.torch_claims import check_claims
 from streamload.images.files import decode_image
@@ -44,6 +45,7 @@ Decoder = Callable[[Any], Any]
 """Bytes to a value. Raises `ValueError`, or whatever the user's function raises, for bytes of another format."""
 
 _GZIP_WINDOW_BITS = 31  # zlib's spelling of "a gzip header is expected"
+_GZIP_PIECE_BYTES = 1 << 20
 _GZIP_CHUNK_BYTES = 1 << 14  # small, since zlib copies the rest of a chunk at the end of every member
 _INT64_LIMIT = 1 << 63
 
@@ -146,29 +148,43 @@ def decompress_gzip(data: memoryview, limit_bytes: int = DECOMPRESSED_LIMIT_BYTE
         ExpansionError: its contents exceed it by more than `limit_bytes`.
         ValueError: the file is damaged or cut off.
     """
-    decompressed, position = bytearray(), 0
-    limit_bytes += len(data)
-    stream = zlib.decompressobj(_GZIP_WINDOW_BITS)
-    while position < len(data):
-        if stream.eof:
-            if data[position] == 0:
-                position += 1
-                continue
-            stream = zlib.decompressobj(_GZIP_WINDOW_BITS)
+    decompressed, size_bytes = bytearray(), 0
+    for piece in _gzip_pieces(data):
+        size_bytes += len(piece)
+        if size_bytes <= len(data) + limit_bytes:
+            decompressed += piece
+            continue
+        decompressed.clear()
+        if size_bytes - len(data) > DECOMPRESSED_LIMIT_BYTES:
+            break  # until then it may be sound, and only too large for the budget
+    if size_bytes - len(data) > limit_bytes:
+        raise expansion_error(
+            f"the gzip file decompresses to more than the limit of {len(data) + limit_bytes} bytes. If it is no bomb, "
+            "store the values uncompressed, or hand over a decoder for this field with decode={...}",
+            size_bytes - len(data),
+        )
+    return decompressed
+
+
+def _gzip_pieces(data: memoryview) -> Iterator[bytes]:
+    """The contents in pieces of at most `_GZIP_PIECE_BYTES`."""
+    position, stream = 0, zlib.decompressobj(_GZIP_WINDOW_BITS)
+    while True:
         chunk = data[position : position + _GZIP_CHUNK_BYTES]
         try:
-            decompressed += stream.decompress(chunk, limit_bytes - len(decompressed) + 1)
+            piece = stream.decompress(chunk, _GZIP_PIECE_BYTES)
         except zlib.error as exc:
             raise ValueError(f"not a gzip file, or a damaged one: {exc}") from exc
-        position += len(chunk) - len(stream.unused_data)
-        if len(decompressed) > limit_bytes:
-            raise ExpansionError(
-                f"the gzip file decompresses to more than the limit of {limit_bytes} bytes. If it is no bomb, store "
-                "the values uncompressed, or hand over a decoder for this field with decode={...}"
-            )
-    if not stream.eof:
-        raise ValueError(f"the gzip file is cut off after {len(data)} bytes; write the sample again")
-    return decompressed
+        position += len(chunk) - len(stream.unused_data if stream.eof else stream.unconsumed_tail)
+        yield piece
+        if stream.eof:
+            while position < len(data) and data[position] == 0:
+                position += 1
+            if position == len(data):
+                return
+            stream = zlib.decompressobj(_GZIP_WINDOW_BITS)
+        elif not piece and position == len(data):
+            raise ValueError(f"the gzip file is cut off after {len(data)} bytes; write the sample again")
 
 
 def decode_integer(data: memoryview) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from streamload.decode.array_files import DECOMPRESSED_LIMIT_BYTES, ExpansionError
+from streamload.decode.array_files import BeyondBudgetError
 from streamload.decode.columns import Rows
 from streamload.decode.failure import failure_here, failure_of, in_words
 from streamload.decode.field_reader import ABSENT, FieldReader, Progress, RowError, ShardReader, Work, field_of
@@ -356,7 +356,7 @@ class RowMaker:
         in_program = kind == "TransformError" or (column is not None and not self._reader.is_built_in(column))
         changed = kind == "ShardChangedError"
         fatal = changed or isinstance(cause, PROGRAM_ERRORS if in_program else ImportError)
-        if isinstance(cause, ExpansionError) and self._job.expansion_limit_bytes < DECOMPRESSED_LIMIT_BYTES:
+        if isinstance(cause, BeyondBudgetError):
             fatal = True  # else which samples are left out would depend on the budget and the workers
             message = f"{message}. {_SHARE_OF_BUDGET}"
         if fatal and in_program and cause is not None and self._job.on_error != "raise":

@@ -16,7 +16,7 @@ from collections import Counter, OrderedDict
 from pickle import _Unpickler
 from typing import Any, ClassVar, NamedTuple
 
-from streamload.decode.array_files import ExpansionError, check_entries
+from streamload.decode.array_files import check_entries, expansion_error
 
 __all__ = ["check_claims"]
 
@@ -53,7 +53,7 @@ def check_claims(data: bytes, limit_bytes: int) -> None:
         return
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         entries = archive.infolist()
-        check_entries(entries, len(data) + limit_bytes)
+        check_entries(entries, len(data), limit_bytes)
         sizes = {entry.filename.partition("/")[2].lower(): entry.file_size for entry in entries}
         pickles = [entry for entry in entries if entry.filename.lower().endswith("/data.pkl")]
         if len(pickles) != 1 or len(sizes) != len(entries):
@@ -105,10 +105,11 @@ class _Claims:
             raise ValueError(f"a tensor of shape {tuple(shape)} lies beyond its storage of {storage.size_bytes} bytes")
         self._tensor_bytes += elements * element_bytes
         if self._tensor_bytes > self._file_bytes + self._limit_bytes:
-            raise ExpansionError(
+            raise expansion_error(
                 f"it expands from {self._file_bytes} bytes to {self._tensor_bytes} (its last tensor has shape "
                 f"{tuple(shape)}); the limit is {self._limit_bytes} more. Store what is repeated once, and "
-                "expand it in your transform"
+                "expand it in your transform",
+                self._tensor_bytes - self._file_bytes,
             )
 
 

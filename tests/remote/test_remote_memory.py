@@ -19,6 +19,7 @@ import psutil
 import pytest
 import torch
 from matrix import exhaustive
+from processes import children
 from run_in_workers import labels_only, large_result
 from servers.faults import FaultServer
 
@@ -96,6 +97,27 @@ def peak_bytes(server: FaultServer, name: str, batch_size: int, budget_mib: int,
         labels = [label for _, batch in loader for label in batch.tolist()]
     assert sorted(labels) == list(range(SAMPLES))
     return memory.peak_bytes
+
+
+@pytest.mark.parametrize(("epochs", "again"), [(5, 50), exhaustive((50, 1000))])
+def test_many_epochs_of_bytes_leave_the_feeder_no_larger(tmp_path: Path, epochs: int, again: int) -> None:
+    with ShardWriter(tmp_path / "%06d.tar", max_count=20) as writer:
+        for number in range(20):
+            writer.write({"__key__": f"{number:06d}", "bin": bytes(100_000), "cls": number})
+
+    def anonymous_bytes_after(loader: StreamLoader, epochs: int) -> int:
+        for _ in range(epochs):
+            assert sum(len(labels) for _, labels in loader) == 20
+        (feeder,) = children("streamload.feeder")
+        rollup = Path(f"/proc/{feeder.pid}/smaps_rollup").read_text()
+        return int(re.findall(r"^Anonymous: +(\d+)", rollup, re.MULTILINE)[0]) << 10
+
+    with FaultServer(tmp_path) as server:
+        url = f"{server.url}/000000.tar"
+        options: dict[str, Any] = {"fields": ("bin", "cls"), "num_workers": 1, "timeout": 60}
+        with StreamLoader(url, 4, shuffle=True, **options) as loader:
+            before_bytes = anonymous_bytes_after(loader, epochs)
+            assert anonymous_bytes_after(loader, again) - before_bytes < 3 * MIB
 
 
 @pytest.mark.parametrize(
