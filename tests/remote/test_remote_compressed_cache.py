@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from feeder_in_thread import use_feeders_in_threads
 from places import Place, Step, steps, without_names, write_datasets
 from servers.faults import FaultServer, Report, Script
 
@@ -17,6 +16,8 @@ from streamload import StreamLoader
 from streamload.errors import ShardFormatError
 from streamload.fetch.cache import cached_shard
 from streamload.fetch.cache.cached_shard import CachedShard, CacheOffError
+
+pytestmark = pytest.mark.usefixtures("feeders_in_threads")
 
 MB = 1_000_000
 SIZES = [[MB] * 40, [MB] * 8]
@@ -104,7 +105,6 @@ def test_loaders_beside_each_other_fetch_them_once(server: FaultServer, folder: 
 def test_where_the_disk_fails_they_are_read_without_it(
     server: FaultServer, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int
 ) -> None:
-    use_feeders_in_threads(monkeypatch)
     calls = 0
     real = getattr(CachedShard, call)
 
@@ -124,7 +124,6 @@ def test_where_the_disk_fails_they_are_read_without_it(
 def test_a_file_that_was_cut_is_done_without(
     server: FaultServer, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    use_feeders_in_threads(monkeypatch)
     read(server, "gz", cache_dir=tmp_path)
     real, cut = os.pread, 0
 
