@@ -5,16 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from feeder_in_thread import use_feeders_in_threads
 
 
 @pytest.fixture(autouse=True)
 def fresh_scan_cache(own_cache_folder: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No shard was scanned before: what one test has found out does not spare the next one its scans."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "scans"))
-
-
-@pytest.fixture
-def feeders_in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For tests of what is read: a feeder's process imports for longer than they read. Those with workers have one."""
-    use_feeders_in_threads(monkeypatch)
