@@ -255,40 +255,45 @@ def test_the_first_parts_are_requested_before_the_index_says_where_samples_lie(s
     assert min(parts) < min(tables)
 
 
-def slow_epoch(server: FaultServer, form: str, budget: int, **options: Any) -> list[int]:
+@pytest.fixture(scope="module")
+def smaller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultServer]:
+    """Four shards of 20 MB, of three parts each."""
+    folder = tmp_path_factory.mktemp("smaller")
+    write_datasets(folder, [[MB] * 20] * 4, ["zst"])
+    with FaultServer(folder) as running:
+        yield running
+
+
+def slow_epoch(server: FaultServer, form: str, **options: Any) -> list[int]:
     """The labels of an epoch of a loop that is slower than what is brought, so that much is brought for later."""
-    slow: dict[str, Any] = {
-        "shuffle": False,
-        "prefetch_batches": 1,
-        "num_workers": 1,
-        "memory_budget": budget_for(budget * MB),
-    }
+    defaults: dict[str, Any] = {"fields": ("cls", "npy"), "num_workers": 1, "prefetch_batches": 1, "timeout": 30}
     found: list[int] = []
-    with loader_of(server, form, range(3), **{**slow, **options}) as loader:
-        for labels in loader:
-            found += [int(label) for label in labels]
+    with StreamLoader(Place(server.url).urls(form, range(4)), **{**defaults, **options}) as loader:
+        for labels, _ in loader:
+            found += labels.tolist()
             time.sleep(0.02)
     return found
 
 
 @pytest.mark.parametrize("budget", [30, exhaustive((32,)), exhaustive((35,))])
 @pytest.mark.parametrize("workers", [1, exhaustive((2,))])
-def test_parts_for_scans_ahead_are_evicted(server: FaultServer, budget: int, workers: int) -> None:
+def test_parts_for_scans_ahead_are_evicted(smaller: FaultServer, budget: int, workers: int) -> None:
     """Without an index the next shard is scanned while rows of the one before are still to be made."""
-    assert slow_epoch(server, "plain", budget, num_workers=workers) == SAMPLES[:90]
+    options: dict[str, Any] = {"memory_budget": budget_for(budget * MB), "num_workers": workers}
+    assert slow_epoch(smaller, "plain", batch_size=4, **options) == SAMPLES[:80]
 
 
 @pytest.mark.parametrize("budget", [50, exhaustive((45,)), exhaustive((55,))])
-def test_decompressing_ahead_is_evicted(server: FaultServer, budget: int) -> None:
-    assert slow_epoch(server, "zst", budget) == SAMPLES[:90]
+def test_decompressing_ahead_is_evicted(smaller: FaultServer, budget: int) -> None:
+    assert slow_epoch(smaller, "zst", batch_size=4, memory_budget=budget_for(budget * MB)) == SAMPLES[:80]
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("budget", [38, 43])
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.exhaustive)])
-def test_decompressions_of_several_lanes_take_turns(server: FaultServer, budget: int, workers: int) -> None:
-    options: dict[str, Any] = {"lanes": 3, "batch_size": 1, "num_workers": workers}
-    assert sorted(slow_epoch(server, "zst", budget, **options)) == SAMPLES[:90]
+def test_decompressions_of_several_lanes_take_turns(smaller: FaultServer, budget: int, workers: int) -> None:
+    options: dict[str, Any] = {"lanes": 4, "num_workers": workers, "memory_budget": budget_for(budget * MB)}
+    assert sorted(slow_epoch(smaller, "zst", batch_size=1, **options)) == SAMPLES[:80]
 
 
 # -- what is refused at the start ------------------------------------------------------------------------------------
