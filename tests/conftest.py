@@ -16,6 +16,7 @@ from pathlib import Path
 import obstore
 import psutil
 import pytest
+from feeder_in_thread import use_feeders_in_threads
 from obstore.store import MemoryStore
 from servers.nginx import WebServer, serve_http
 from servers.rclone import S3Server, serve_s3
@@ -198,3 +199,9 @@ def nginx(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebServer]:
     folder.mkdir()
     with serve_http(folder) as server:
         yield server
+
+
+@pytest.fixture
+def feeders_in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests of what is read: a feeder's process imports for longer than they read. Those with workers have one."""
+    use_feeders_in_threads(monkeypatch)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import streamload.environment.launch
 from streamload.environment.launch import Child, EarlyWorkers
 from streamload.feeder.process import serve
 from streamload.memory.unnamed import new_memory
@@ -39,10 +40,16 @@ class ThreadAsProcess:
 
 
 def use_feeders_in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have loaders without workers start their feeders here. Its log records go to the handlers of this process."""
+    """Have loaders without workers start their feeders here; with workers they start a process, as ever.
 
-    def launch(module: str, *_: int) -> Child:
+    A feeder's log records go to the handlers of this process.
+    """
+    launch_process = streamload.environment.launch.launch
+
+    def launch(module: str, workers: int, at_once: int) -> Child:
         assert module == "streamload.feeder.start"
+        if workers:
+            return launch_process(module, workers, at_once)
         ours, theirs = socket.socketpair()
         thread = threading.Thread(target=lambda: asyncio.run(serve(theirs, os.getpid(), EarlyWorkers(0))))
         thread.start()

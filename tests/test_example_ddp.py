@@ -91,7 +91,8 @@ def test_three_ranks_with_fewer_shards_than_workers(tmp_path: Path) -> None:
     assert len(found[-1][1]) == 6
 
 
-def test_a_killed_rank_and_a_restart_at_another_world_size(tmp_path: Path, rclone_s3: S3Server) -> None:
+@pytest.mark.parametrize("ranks", [1, pytest.param(3, marks=pytest.mark.exhaustive)])
+def test_a_killed_rank_and_a_restart_at_another_world_size(tmp_path: Path, rclone_s3: S3Server, ranks: int) -> None:
     shards = write_numbers(tmp_path / "shards", _UNEVEN)
     whole = undisturbed(shards, 24, lanes=2)
     ended = run(tmp_path / "killed", shards, 2, 24, "--kill-rank", "1", "--kill-at-step", "7")
@@ -102,11 +103,12 @@ def test_a_killed_rank_and_a_restart_at_another_world_size(tmp_path: Path, rclon
     own = (tmp_path / "killed" / "rank1of2.jsonl").read_text().splitlines()
     assert [json.loads(line) for line in own] == [[end, samples[12:]] for end, samples in whole[:7]]
 
-    shutil.copytree(tmp_path / "killed", tmp_path / "on3")
-    shutil.copytree(shards, rclone_s3.folder / "restarted")
-    ended = run(tmp_path / "on3", "s3://restarted", 3, 24, storage_options=rclone_s3.options)
+    shutil.copytree(tmp_path / "killed", tmp_path / "restarted")
+    bucket = f"restarted-{ranks}"
+    shutil.copytree(shards, rclone_s3.folder / bucket)
+    ended = run(tmp_path / "restarted", f"s3://{bucket}", ranks, 24, storage_options=rclone_s3.options)
     assert ended.status == 0, ended.output
-    assert recorded(tmp_path / "on3", 3) == whole[6:]
+    assert recorded(tmp_path / "restarted", ranks) == whole[6:]
     assert undisturbed(shards, 24, lanes=2, state=state) == whole[6:]
 
 

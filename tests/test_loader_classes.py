@@ -51,7 +51,8 @@ def test_there_may_be_none(source: Path) -> None:
         assert dataset.classes is None
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [0, exhaustive((1,))])
+@pytest.mark.usefixtures("feeders_in_threads")
 def test_they_are_read_from_a_bucket(source: Path, tmp_path: Path, rclone_s3: S3Server, workers: int) -> None:
     bucket = f"c{abs(hash(str(tmp_path))) % 10**10}"
     shutil.copytree(source, rclone_s3.folder / bucket / "without")

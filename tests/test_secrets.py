@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from make_shards import write_numbers
+from matrix import exhaustive
 from servers.small_web_server import SmallWebServer
 from streamload_tools.main import app
 from typer.testing import CliRunner
@@ -51,7 +52,7 @@ def fails(_: object) -> None:
     raise ValueError("by the test")
 
 
-@pytest.mark.parametrize("query", ["", f"?{SIGNED}"])
+@pytest.mark.parametrize("query", [exhaustive(("",)), f"?{SIGNED}"])
 def test_what_a_loader_shows(server: SmallWebServer, logged: io.StringIO, query: str) -> None:
     name = next(path for path in server.files if path.endswith(".tar"))
     url = f"http://me:{SECRET}@{server.address}{name}{query}"

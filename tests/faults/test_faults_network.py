@@ -30,7 +30,6 @@ DEADLINE_S = 30.0
 @pytest.fixture(scope="module")
 def running_server() -> Iterator[FaultServer]:
     with FaultServer(SHARDS) as running:
-        asyncio.run(fetch(running.url, SHARD_BYTES, LONG_RETRIES, most=1))  # starts obstore's threads, which stay
         yield running
 
 
@@ -101,11 +100,11 @@ class Network:
 
     server: FaultServer
 
-    def fetch(
+    async def fetch(
         self, script: Script, *, part_bytes: int = PART_BYTES, limits: RetryPolicy = LONG_RETRIES, most: int = 8
     ) -> Fetched:
         self.server.play(script)
-        return asyncio.run(fetch(self.server.url, part_bytes, limits, most))
+        return await fetch(self.server.url, part_bytes, limits, most)
 
 
 @pytest.fixture
@@ -113,8 +112,8 @@ def network(running_server: FaultServer) -> Network:
     return Network(running_server)
 
 
-def test_a_server_without_faults_gets_one_request_for_each_part(network: Network) -> None:
-    network.fetch(Script()).assert_right()
+async def test_a_server_without_faults_gets_one_request_for_each_part(network: Network) -> None:
+    (await network.fetch(Script())).assert_right()
     report = network.server.report()
     assert report.requests == 3 * -(-SHARD_BYTES // PART_BYTES)
     assert report.sent_bytes == 3 * SHARD_BYTES
@@ -122,8 +121,8 @@ def test_a_server_without_faults_gets_one_request_for_each_part(network: Network
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_bodies_that_are_all_cut_are_continued_from_there(network: Network, seed: int) -> None:
-    fetched = network.fetch(Script(seed=seed, cut_share=1.0))
+async def test_bodies_that_are_all_cut_are_continued_from_there(network: Network, seed: int) -> None:
+    fetched = await network.fetch(Script(seed=seed, cut_share=1.0))
     fetched.assert_right()
     assert fetched.counts.broken > 24
     assert fetched.counts.received_bytes <= 1.05 * 3 * SHARD_BYTES
@@ -131,16 +130,16 @@ def test_bodies_that_are_all_cut_are_continued_from_there(network: Network, seed
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_connections_that_are_reset_are_continued(network: Network, seed: int) -> None:
-    fetched = network.fetch(Script(seed=seed, reset_share=0.5, bytes_per_s=20e6))
+async def test_connections_that_are_reset_are_continued(network: Network, seed: int) -> None:
+    fetched = await network.fetch(Script(seed=seed, reset_share=0.5, bytes_per_s=20e6))
     fetched.assert_right()
     assert fetched.counts.broken > 3
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("status", [503, 429, 500])
-def test_refused_requests_are_made_again(network: Network, seed: int, status: int) -> None:
-    fetched = network.fetch(Script(seed=seed, status=status, status_share=0.3), part_bytes=16 << 10)
+async def test_refused_requests_are_made_again(network: Network, seed: int, status: int) -> None:
+    fetched = await network.fetch(Script(seed=seed, status=status, status_share=0.3), part_bytes=16 << 10)
     fetched.assert_right()
     counts = fetched.counts
     assert (counts.throttled > 20, counts.broken > 20) == ((False, True) if status == 500 else (True, False))
@@ -148,65 +147,62 @@ def test_refused_requests_are_made_again(network: Network, seed: int, status: in
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_answers_that_sleep_are_not_waited_for(network: Network, seed: int) -> None:
+async def test_answers_that_sleep_are_not_waited_for(network: Network, seed: int) -> None:
     sleeping = Script(seed=seed, sleep_share=0.02, sleep_s=2 * DEADLINE_S, first_byte_s=0.005)
-    fetched = network.fetch(sleeping, part_bytes=16 << 10)
+    fetched = await network.fetch(sleeping, part_bytes=16 << 10)
     fetched.assert_right()
     assert 1 <= fetched.counts.second <= 0.05 * 186 + 4
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_bodies_that_stall_are_given_up_and_continued(network: Network, seed: int) -> None:
-    fetched = network.fetch(Script(seed=seed, stall_share=0.1), limits=replace(LONG_RETRIES, stall_timeout_s=0.2))
+async def test_bodies_that_stall_are_given_up_and_continued(network: Network, seed: int) -> None:
+    fetched = await network.fetch(Script(seed=seed, stall_share=0.1), limits=replace(LONG_RETRIES, stall_timeout_s=0.2))
     fetched.assert_right()
 
 
 @pytest.mark.parametrize(("swap_at", "most"), [(1, 1), (5, 1), (20, 4)])
-def test_an_object_that_is_swapped_is_found_out(network: Network, swap_at: int, most: int) -> None:
-    fetched = network.fetch(Script(swap_at=swap_at), most=most)
+async def test_an_object_that_is_swapped_is_found_out(network: Network, swap_at: int, most: int) -> None:
+    fetched = await network.fetch(Script(swap_at=swap_at), most=most)
     assert isinstance(fetched.errors[0], ShardChangedError)
     assert str(fetched.errors[0]).count("1000003 bytes and the version") == 2
     assert "swapped-" in str(fetched.errors[0])
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_an_object_that_is_swapped_while_bodies_break_is_found_out(network: Network, seed: int) -> None:
-    fetched = network.fetch(Script(seed=seed, swap_at=30, cut_share=1.0), most=1)
+async def test_an_object_that_is_swapped_while_bodies_break_is_found_out(network: Network, seed: int) -> None:
+    fetched = await network.fetch(Script(seed=seed, swap_at=30, cut_share=1.0), most=1)
     assert isinstance(fetched.errors[0], ShardChangedError)
 
 
 @pytest.mark.parametrize("kind", ["wrong_range_share", "short_share", "whole_share"])
 @pytest.mark.parametrize("share", [0.3, 1.0])
-def test_answers_to_another_question_are_never_passed_on(network: Network, kind: str, share: float) -> None:
-    fetched = network.fetch(Script(**{kind: share}), limits=replace(LONG_RETRIES, tries=5 if share == 1.0 else 25))
+async def test_answers_to_another_question_are_never_passed_on(network: Network, kind: str, share: float) -> None:
+    fetched = await network.fetch(
+        Script(**{kind: share}), limits=replace(LONG_RETRIES, tries=5 if share == 1.0 else 25)
+    )
     if share == 1.0:
         fetched.assert_right_or(StorageError)
     else:
         fetched.assert_right()
 
 
-def test_a_server_that_never_answers_is_an_error_within_the_time_out(network: Network) -> None:
+async def test_a_server_that_never_answers_is_an_error_within_the_time_out(network: Network) -> None:
     limits = replace(LONG_RETRIES, stall_timeout_s=0.3, give_up_timeout_s=1.0)
-    fetched = network.fetch(Script(silent_share=1.0), limits=limits)
+    fetched = await network.fetch(Script(silent_share=1.0), limits=limits)
     assert isinstance(fetched.errors[0], StorageError)
     assert "requests in a row brought no byte" in str(fetched.errors[0])
     assert "check the network" in str(fetched.errors[0])
 
 
-def test_an_object_that_is_not_there_is_requested_once(running_server: FaultServer) -> None:
+async def test_an_object_that_is_not_there_is_requested_once(running_server: FaultServer) -> None:
     running_server.play(Script())
     storage, source = PlainStorage(running_server.url), f"{running_server.url}/bucket/none.tar"
 
-    async def main() -> BaseException:
-        failed = asyncio.get_running_loop().create_future()
-        transfers = Transfers(
-            lambda _: Source(storage, source, Pin()), print, print, lambda _, error: failed.set_result(error)
-        )
-        transfers.start(Part(0, 0, 0, 10))
-        try:
-            return await asyncio.wait_for(failed, DEADLINE_S)
-        finally:
-            await transfers.close()
-
-    assert isinstance(asyncio.run(main()), ShardNotFoundError)
+    failed = asyncio.get_running_loop().create_future()
+    transfers = Transfers(
+        lambda _: Source(storage, source, Pin()), print, print, lambda _, error: failed.set_result(error)
+    )
+    transfers.start(Part(0, 0, 0, 10))
+    assert isinstance(await asyncio.wait_for(failed, DEADLINE_S), ShardNotFoundError)
+    await transfers.close()
     assert running_server.report().requests == 1

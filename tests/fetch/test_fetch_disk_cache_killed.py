@@ -23,7 +23,7 @@ N_PARTS = 8
 ONE = identity_of(0).bytes + 4 * 8  # with its checksums
 KILLS = 10
 LONGEST_S = 60.0
-SEEDS = pytest.mark.parametrize("seed", [0, 1, *(exhaustive((seed,)) for seed in range(2, 6))])
+SEEDS = pytest.mark.parametrize("seed", [0, *(exhaustive((seed,)) for seed in range(1, 6))])
 
 
 class Node:

@@ -12,6 +12,8 @@ from streamload import ShardWriter, StreamLoader
 from streamload.errors import StorageError
 from streamload.fetch.budget import budget_for
 
+pytestmark = pytest.mark.usefixtures("feeders_in_threads")
+
 MB = 1_000_000
 SAMPLES = list(range(60))
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from feeder_in_thread import use_feeders_in_threads
+from matrix import exhaustive
 from places import Place, Step, steps, without_names, write_datasets
 from servers.faults import FaultServer, Report, Script
 
@@ -17,6 +17,8 @@ from streamload import StreamLoader
 from streamload.errors import ShardFormatError
 from streamload.fetch.cache import cached_shard
 from streamload.fetch.cache.cached_shard import CachedShard, CacheOffError
+
+pytestmark = pytest.mark.usefixtures("feeders_in_threads")
 
 MB = 1_000_000
 SIZES = [[MB] * 40, [MB] * 8]
@@ -56,20 +58,24 @@ def read(server: FaultServer, form: str, **options: Any) -> list[Step]:
         return without_names(steps(loader))
 
 
+@pytest.fixture(scope="module")
 def right(folder: Path) -> list[Step]:
+    """What the uncompressed shards give."""
     with loader_of(Place(os.fspath(folder)), "plain") as loader:
         return without_names(steps(loader))
 
 
 @pytest.mark.parametrize("form", [*FORMS, "plain"])
-def test_a_later_loader_fetches_nothing_of_them(server: FaultServer, folder: Path, tmp_path: Path, form: str) -> None:
+def test_a_later_loader_fetches_nothing_of_them(
+    server: FaultServer, folder: Path, right: list[Step], tmp_path: Path, form: str
+) -> None:
     size = sum(path.stat().st_size for path in (folder / form).iterdir())
     server.play(Script())
-    assert read(server, form, cache_dir=tmp_path) == right(folder)
+    assert read(server, form, cache_dir=tmp_path) == right
     first = server.report()
     assert size <= first.sent_bytes <= 1.05 * size
     server.play(Script())
-    assert read(server, form, cache_dir=tmp_path) == right(folder)
+    assert read(server, form, cache_dir=tmp_path) == right
     assert server.report().sent_bytes == len(SIZES), "the first byte of each, since its answer tells the version"
 
 
@@ -83,7 +89,9 @@ def test_several_epochs_of_one_loader_fetch_them_once(server: FaultServer, folde
     assert server.report().sent_bytes <= 1.05 * size
 
 
-def test_loaders_beside_each_other_fetch_them_once(server: FaultServer, folder: Path, tmp_path: Path) -> None:
+def test_loaders_beside_each_other_fetch_them_once(
+    server: FaultServer, folder: Path, right: list[Step], tmp_path: Path
+) -> None:
     server.play(Script(first_byte_s=0.05))
     found: list[list[Step]] = []
     threads = [
@@ -94,17 +102,27 @@ def test_loaders_beside_each_other_fetch_them_once(server: FaultServer, folder: 
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == [right(folder)] * 2
+    assert found == [right] * 2
     size = sum(path.stat().st_size for path in (folder / "gz").iterdir())
     assert server.report().sent_bytes <= 1.05 * size
 
 
-@pytest.mark.parametrize("call", ["write", "finish", "claim"])
-@pytest.mark.parametrize("number", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("call", "number"),
+    [
+        *[("write", 0), ("write", 2), ("finish", 0), ("claim", 1)],
+        *map(exhaustive, [("write", 1), ("finish", 1), ("finish", 2), ("claim", 0), ("claim", 2)]),
+    ],
+)
 def test_where_the_disk_fails_they_are_read_without_it(
-    server: FaultServer, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int
+    server: FaultServer,
+    folder: Path,
+    right: list[Step],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    call: str,
+    number: int,
 ) -> None:
-    use_feeders_in_threads(monkeypatch)
     calls = 0
     real = getattr(CachedShard, call)
 
@@ -117,14 +135,13 @@ def test_where_the_disk_fails_they_are_read_without_it(
 
     monkeypatch.setattr(cached_shard.CachedShard, call, failing)
     server.play(Script())
-    assert read(server, "gz", cache_dir=tmp_path) == right(folder)
+    assert read(server, "gz", cache_dir=tmp_path) == right
     assert calls > number
 
 
 def test_a_file_that_was_cut_is_done_without(
-    server: FaultServer, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: FaultServer, folder: Path, right: list[Step], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    use_feeders_in_threads(monkeypatch)
     read(server, "gz", cache_dir=tmp_path)
     real, cut = os.pread, 0
 
@@ -137,7 +154,7 @@ def test_a_file_that_was_cut_is_done_without(
 
     monkeypatch.setattr(os, "pread", cut_short)
     server.play(Script())
-    assert read(server, "gz", cache_dir=tmp_path) == right(folder)
+    assert read(server, "gz", cache_dir=tmp_path) == right
     assert cut
 
 

@@ -74,13 +74,17 @@ WHOLE = ["True", "True"]
 
 
 def test_they_are_closed_and_opened_again(server: FaultServer, folder: Path) -> None:
-    """Remote ones that are needed one after the other, and local ones that are all needed at once."""
-    in_turn, local, local_here = said(
+    """Remote ones that are needed one after the other, and local ones that are all needed at once; else is an error."""
+    in_turn, local, local_here, (error,) = said(
         (server.url, "plain", {**IN_TURN, "num_workers": 1}),
         (str(folder), "indexed", {**AT_ONCE, "num_workers": 1}),
         (str(folder), "indexed", {**AT_ONCE, "num_workers": 0}),
+        (server.url, "indexed", {**AT_ONCE, "num_workers": 1}),
     )
     assert (in_turn, local, local_here) == (WHOLE, WHOLE, WHOLE)
+    assert "more than 21 shards are needed at once" in error
+    assert "may have only 128 files open" in error
+    assert "`ulimit -n " in error
 
 
 @pytest.mark.exhaustive
@@ -90,11 +94,3 @@ def test_in_the_callers_process_and_with_a_disk_cache(server: FaultServer, tmp_p
         (server.url, "indexed", {**IN_TURN, "num_workers": 1, "cache_dir": str(tmp_path / "cache")}),
     )
     assert (here, cached) == (WHOLE, WHOLE)
-
-
-def test_remote_ones_that_are_all_needed_at_once_are_an_error(server: FaultServer) -> None:
-    (said_of_it,) = said((server.url, "indexed", {**AT_ONCE, "num_workers": 1}))
-    (error,) = said_of_it
-    assert "more than 21 shards are needed at once" in error
-    assert "may have only 128 files open" in error
-    assert "`ulimit -n " in error

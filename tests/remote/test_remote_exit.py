@@ -97,7 +97,7 @@ STARTED = textwrap.dedent(
 )
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [exhaustive((0,)), 2])
 def test_a_feeder_that_waits_for_the_disk_cache_ends_with_its_trainer(tmp_path: Path, workers: int) -> None:
     """It asks which version there is, since the cache must know that, and is not answered."""
     with FaultServer({"a.tar": b""}) as server:

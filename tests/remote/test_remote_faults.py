@@ -29,6 +29,8 @@ from streamload.errors import (
     WorkerError,
 )
 
+pytestmark = pytest.mark.usefixtures("feeders_in_threads")
+
 SIZES = [[30_000] * 40] * 5
 LABELS = list(range(200))
 WORKERS = pytest.mark.parametrize("workers", [0, 1])
@@ -107,7 +109,7 @@ def test_a_shard_that_is_denied(server: FaultServer, workers: int) -> None:
     assert error.url in urls_of(server)
 
 
-@pytest.mark.parametrize(("form", "workers"), [("plain", 1), ("gz", 0), *map(exhaustive, [("plain", 0), ("gz", 1)])])
+@pytest.mark.parametrize(("form", "workers"), [("plain", 0), ("gz", 0), *map(exhaustive, [("plain", 1), ("gz", 1)])])
 def test_a_missing_shard_in_the_middle(server: FaultServer, form: str, workers: int) -> None:
     urls = urls_of(server, form)
     urls[2] = urls[2].replace("part002", "part00x")
@@ -120,7 +122,7 @@ def test_a_missing_shard_in_the_middle(server: FaultServer, form: str, workers: 
     assert set(got) <= set(LABELS[:80])
 
 
-@WORKERS
+@CORE
 def test_a_shard_that_is_swapped_while_it_is_read(tmp_path: Path, workers: int) -> None:
     write_datasets(tmp_path / "data", [[900_000] * 30], [])
     with FaultServer(tmp_path / "data", Script(swap_at=3)) as server:
@@ -144,7 +146,7 @@ def test_a_shard_that_is_not_what_its_index_says(folder: Path, tmp_path: Path) -
 
 @pytest.mark.parametrize(
     ("form", "workers"),
-    [("plain", 0), ("gz", 1), ("zst", 0), *map(exhaustive, [("plain", 1), ("gz", 0), ("zst", 1)])],
+    [("plain", 0), ("gz", 0), ("zst", 0), *map(exhaustive, [("plain", 1), ("gz", 1), ("zst", 1)])],
 )
 def test_a_shard_that_is_cut_or_corrupt_is_an_error_in_its_turn(folder: Path, form: str, workers: int) -> None:
     ending = "" if form == "plain" else f".{form}"
@@ -265,7 +267,8 @@ for step, batch in enumerate(StreamLoader(sys.argv[1:], 8, fields=("cls",), num_
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, exhaustive((signal.SIGINT,))])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_a_trainer_that_is_ended_takes_everything_with_it(server: FaultServer, number: signal.Signals) -> None:
     server.play(Script(bytes_per_s=1.5e6))
     with subprocess.Popen(

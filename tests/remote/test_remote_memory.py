@@ -175,9 +175,10 @@ def expanding(field: str, size_bytes: int) -> bytes:
 
 
 def expanded_peak_bytes(folder: Path, field: str, size_bytes: int, **options: Any) -> int:
+    content = expanding(field, size_bytes)
     with ShardWriter(folder / f"{size_bytes}" / "%06d.tar", max_count=8) as writer:
         for number in range(24):
-            writer.write({"__key__": f"{number:06d}", field: expanding(field, size_bytes), "cls": number})
+            writer.write({"__key__": f"{number:06d}", field: content, "cls": number})
     given: dict[str, Any] = {"fields": (field, "cls"), "num_workers": 2, "timeout": 60, **options}
     urls = [str(path) for path in sorted((folder / f"{size_bytes}").glob("*.tar"))]
     local = fsspec.filesystem("file")

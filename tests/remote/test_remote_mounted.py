@@ -9,6 +9,7 @@ import pytest
 from feeder_in_thread import use_feeders_in_threads
 from fsspec.implementations.local import LocalFileSystem
 from launched import run_python
+from matrix import exhaustive
 from places import local, steps, write_datasets
 
 from streamload import StreamLoader
@@ -72,7 +73,7 @@ def test_the_batches_are_the_same_and_reads_are_of_whole_parts(
     assert set(WatchedFiles.read) == set(parts), "all parts, and nothing but whole ones"
 
 
-@pytest.mark.parametrize("workers", ["0", "'auto'"])
+@pytest.mark.parametrize("workers", ["0", exhaustive(("'auto'",))])
 def test_the_filesystem_may_be_of_a_class_of_the_script(folder: Path, tmp_path: Path, workers: str) -> None:
     """No other process could make one."""
     script = tmp_path / "script.py"

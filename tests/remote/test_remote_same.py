@@ -9,12 +9,14 @@ from typing import Any
 
 import fsspec
 import pytest
-from matrix import matrix
+from matrix import exhaustive, matrix
 from places import Place, Step, in_memory, local, on_s3, on_web, steps, without_names, write_datasets
 from servers.nginx import WebServer
 from servers.rclone import S3Server
 
 from streamload import StreamLoader
+
+pytestmark = pytest.mark.usefixtures("feeders_in_threads")
 
 COUNTS = [60, 45, 80, 1, 64]
 SHARDS = range(len(COUNTS))
@@ -64,11 +66,13 @@ def seen(place: Place, form: str, shards: Any = SHARDS, epochs: int = 1, **optio
         return steps(loader, epochs)
 
 
-def expected_of(place: Place, shards: Any = SHARDS, epochs: int = 1, **options: Any) -> list[Step]:
-    """What the local dataset with its index gives, read once for all tests that compare with it."""
-    requested = repr((place.root, shards, epochs, sorted(options.items())))
+def expected_of(
+    place: Place, shards: Any = SHARDS, epochs: int = 1, form: str = "indexed", **options: Any
+) -> list[Step]:
+    """What a dataset gives, of these the local one with its index, read once for all tests that compare with it."""
+    requested = repr((place.root, form, shards, epochs, sorted(options.items())))
     if requested not in _EXPECTED:
-        _EXPECTED[requested] = seen(place, "indexed", shards, epochs, **options)
+        _EXPECTED[requested] = seen(place, form, shards, epochs, **options)
     return _EXPECTED[requested]
 
 
@@ -98,8 +102,9 @@ def test_the_same_two_epochs_whatever_storage_compression_index_workers_and_rank
         assert_same(seen(small[place], form, num_workers=workers, **options), expected, form)
 
 
-@pytest.mark.parametrize("form", ["xz", "bz2"])
-@pytest.mark.parametrize("place", ["local", "s3"])
+@pytest.mark.parametrize(
+    ("place", "form"), [("s3", "xz"), ("local", "bz2"), *map(exhaustive, [("s3", "bz2"), ("local", "xz")])]
+)
 def test_rarer_compressions(small: dict[str, Place], place: str, form: str) -> None:
     assert_same(seen(small[place], form, shuffle=True), expected_of(small["local"], shuffle=True), form)
 
@@ -115,7 +120,7 @@ def test_rarer_compressions(small: dict[str, Place], place: str, form: str) -> N
 def test_a_state_saved_in_one_place_goes_on_in_another(
     small: dict[str, Place], here: str, first: str, there: str, second: str
 ) -> None:
-    whole = seen(small[here], first, epochs=2, shuffle=True)
+    whole = expected_of(small[here], epochs=2, form=first, shuffle=True)
     with loader_of(small[here], small[here].urls(first, SHARDS), shuffle=True) as loader:
         begun = steps(loader, most=13)
     with loader_of(small[there], small[there].urls(second, SHARDS), shuffle=True) as loader:
@@ -157,12 +162,12 @@ def test_a_list_of_local_and_remote_shards(small: dict[str, Place], options: dic
     ("place", "form", "options"),
     [
         ("s3", "indexed", {}),
-        ("s3", "plain", {"num_workers": 2}),
+        exhaustive(("s3", "plain", {"num_workers": 2})),
         ("s3", "zst", {}),
-        ("web", "indexed", {"num_workers": 1}),
+        exhaustive(("web", "indexed", {"num_workers": 1})),
         ("web", "plain", {}),
         ("web", "gz", {"num_workers": 2}),
-        ("memory", "plain", {}),
+        exhaustive(("memory", "plain", {})),
         ("local", "gz", {}),
     ],
 )
@@ -172,8 +177,9 @@ def test_shards_of_several_parts(large: dict[str, Place], place: str, form: str,
     assert_same(seen(large[place], form, **settings, **options), expected, form)
 
 
-@pytest.mark.parametrize("form", ["indexed", "gz"])
-@pytest.mark.parametrize("place", ["s3", "web"])
+@pytest.mark.parametrize(
+    ("place", "form"), [("s3", "indexed"), ("web", "gz"), *map(exhaustive, [("s3", "gz"), ("web", "indexed")])]
+)
 def test_shards_of_several_parts_are_resumed_in_the_middle(large: dict[str, Place], place: str, form: str) -> None:
     settings = {"shuffle": True, "shuffle_window": 20, "collate_fn": list}
     whole = seen(large[place], form, LARGE_SHARDS, **settings)

@@ -14,6 +14,8 @@ from servers.faults import FaultServer, Script
 from streamload import Mixture, StreamLoader
 from streamload.schedule import lookahead as lookahead
 
+pytestmark = pytest.mark.usefixtures("feeders_in_threads")
+
 MB = 1_000_000
 SIZES = [[MB] * 25] * 4
 TOTAL = 100

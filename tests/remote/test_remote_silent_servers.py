@@ -24,6 +24,8 @@ from streamload.options import Options
 from streamload.storage.retry_policy import Retries, RetryPolicy
 from streamload.storage.storages import Storages
 
+pytestmark = pytest.mark.usefixtures("feeders_in_threads")
+
 SHARDS = range(6)
 SIZES = [[20_000] * 30 for _ in SHARDS]
 LABELS = list(range(180))
@@ -78,7 +80,7 @@ def checked_labels(loader: StreamLoader) -> Iterator[int]:
 
 
 @pytest.mark.parametrize(
-    ("form", "workers", "cached"), [("indexed", 0, False), ("plain", 1, False), ("plain", 0, True)]
+    ("form", "workers", "cached"), [("indexed", 0, False), exhaustive(("plain", 1, False)), ("plain", 0, True)]
 )
 @pytest.mark.usefixtures("impatient")
 def test_a_server_that_never_answers(
@@ -195,7 +197,7 @@ def test_a_storage_that_stays_away_is_one_error(server: FaultServer) -> None:
         assert sorted(checked_labels(loader))[-90:] == LABELS[90:]
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [0, exhaustive((1,))])
 @pytest.mark.usefixtures("impatient")
 def test_a_length_that_could_not_be_found_is_found_later(server: FaultServer, workers: int) -> None:
     server.play(Script(status=404, status_share=1.0))

@@ -7,13 +7,14 @@ from typing import Any
 
 import fsspec.asyn
 import pytest
-from feeder_in_thread import use_feeders_in_threads
 from places import Place, write_datasets
 from servers.faults import FaultServer, Script
 
 from streamload import StreamLoader
 from streamload.errors import StorageError
 from streamload.storage.retry_policy import Attempts
+
+pytestmark = pytest.mark.usefixtures("feeders_in_threads")
 
 LABELS = list(range(90))
 
@@ -63,7 +64,6 @@ def test_a_server_that_is_not_there_is_given_up_soon(monkeypatch: pytest.MonkeyP
         waits.append(wait_s(attempts, error))
         return waits[-1]
 
-    use_feeders_in_threads(monkeypatch)
     monkeypatch.setattr(Attempts, "wait_s", noted)
     how: dict[str, Any] = {"filesystem": fsspec.filesystem("http")} if through_fsspec else {}
     with pytest.raises(StorageError, match="no connection to the storage"):

@@ -16,6 +16,8 @@ from streamload import StreamLoader
 from streamload.errors import StorageError
 from streamload.storage.storages import Storages
 
+pytestmark = pytest.mark.usefixtures("feeders_in_threads")
+
 THROUGH_FSSPEC = {"block_size": 1}
 LOGIN = "us%40er:p%3Aw%2F"
 BASIC = "Basic " + base64.b64encode(b"us@er:p:w/").decode()

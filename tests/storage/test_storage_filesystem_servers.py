@@ -14,6 +14,8 @@ from streamload.errors import StorageError
 from streamload.storage.errors import NoConnectionError
 from streamload.storage.storages import Storages
 
+pytestmark = pytest.mark.usefixtures("feeders_in_threads")
+
 
 @pytest.fixture
 def closed_port() -> Iterator[int]:

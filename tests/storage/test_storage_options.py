@@ -12,6 +12,8 @@ from streamload import ShardWriter, StreamLoader, TarDataset
 from streamload.errors import StorageError
 from streamload.storage.storages import Storages
 
+pytestmark = pytest.mark.usefixtures("feeders_in_threads")
+
 WRONG: list[tuple[str, Any, type[Exception], str]] = [
     ("s3", {"keyy": "x"}, ValueError, "names 'keyy', which s3:// does not know"),
     ("s3", {"endpoint_url": 5}, TypeError, r"storage_options\['endpoint_url'\] must be a string, not int"),

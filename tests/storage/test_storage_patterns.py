@@ -22,6 +22,8 @@ from streamload.index.listing import list_shards
 from streamload.storage.patterns import fits, pattern_steps
 from streamload.storage.storages import Storages
 
+pytestmark = pytest.mark.usefixtures("feeders_in_threads")
+
 FILES = ["a.tar", "x.txt", ".h.tar", "b/c.tar", "b/b/c.tar", "b-1/c.tar", "b/.h/c.tar", ".h/b/c.tar", "d/e/f/g.tar"]
 PATTERNS = ["**/*.tar", "**", "**/**", "b/**", "**/c.tar", "**/b/**/*.tar", "*/**/c.tar", "d/**/f/*", "**/.h/*.tar"]
 PATTERNS += ["**/.*", ".h/**/*.tar", "a**r", "**/b*/c.tar", "d/**/e/**/f/**/*", "none/**/*", "**.tar"]

@@ -16,6 +16,8 @@ from streamload.fetch.cache.shard_identity import ShardIdentity, url_key
 from streamload.index.scan_cache import ScanCache
 from streamload.tar.scan import scan_shard
 
+pytestmark = pytest.mark.usefixtures("feeders_in_threads")
+
 AT = "https://host/b/a.tar"
 SIGNATURES = [
     "X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-Credential=a%2Fb&X-Amz-Date=2&X-Amz-Expires=9&X-Amz-Security-Token=t&"

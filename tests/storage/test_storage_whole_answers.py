@@ -25,6 +25,8 @@ from streamload.storage.protocol import EmptyBody
 from streamload.storage.retry_policy import Retries, RetryPolicy
 from streamload.storage.storages import Storages
 
+pytestmark = pytest.mark.usefixtures("feeders_in_threads")
+
 CONTENT = bytes(range(100))
 ADVICE = r"does not serve parts of files .*nginx, caddy, rclone serve.*simplecache:: before the urls"
 THROUGH_FSSPEC = {"storage_options": {"block_size": 1}}

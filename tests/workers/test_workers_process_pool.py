@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matrix import exhaustive
 from processes import children
 from tasks_by_hand import Shelf, job, mapped_batch, numbered
 
@@ -317,9 +318,9 @@ async def test_nothing_is_held_up_by_workers_that_are_starting(shelf: Shelf, tmp
 @pytest.mark.parametrize(
     ("how", "words"),
     [
-        (lambda: os.kill(os.getpid(), signal.SIGKILL), "the second one was killed by SIGKILL"),
+        exhaustive((lambda: os.kill(os.getpid(), signal.SIGKILL), "the second one was killed by SIGKILL")),
         (lambda: ctypes.string_at(0), "the second one was killed by SIGSEGV\nFatal Python error: Segmentation fault"),
-        (lambda: os._exit(7), "the second one ended with status 7"),
+        exhaustive((lambda: os._exit(7), "the second one ended with status 7")),
         (lambda: sys.exit(3), "the second one ended with status 3"),
     ],
     ids=["SIGKILL", "SIGSEGV", "_exit", "sys.exit"],
