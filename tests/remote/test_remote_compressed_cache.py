@@ -18,8 +18,6 @@ from streamload.errors import ShardFormatError
 from streamload.fetch.cache import cached_shard
 from streamload.fetch.cache.cached_shard import CachedShard, CacheOffError
 
-pytestmark = pytest.mark.usefixtures("feeders_in_threads")
-
 MB = 1_000_000
 SIZES = [[MB] * 40, [MB] * 8]
 """Compressed, the first one has several parts."""
@@ -107,6 +105,7 @@ def test_loaders_beside_each_other_fetch_them_once(
     assert server.report().sent_bytes <= 1.05 * size
 
 
+@pytest.mark.usefixtures("feeders_in_threads")
 @pytest.mark.parametrize(
     ("call", "number"),
     [
@@ -139,6 +138,7 @@ def test_where_the_disk_fails_they_are_read_without_it(
     assert calls > number
 
 
+@pytest.mark.usefixtures("feeders_in_threads")
 def test_a_file_that_was_cut_is_done_without(
     server: FaultServer, folder: Path, right: list[Step], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,6 +158,7 @@ def test_a_file_that_was_cut_is_done_without(
     assert cut
 
 
+@pytest.mark.usefixtures("feeders_in_threads")
 def test_a_damaged_shard_is_an_error_from_the_cache_as_well(folder: Path, tmp_path: Path) -> None:
     whole = (folder / "gz" / "part000-000000.tar.gz").read_bytes()
     damaged = bytearray(whole)
