@@ -14,7 +14,6 @@ import importlib
 import io
 import os
 import sys
-import sysconfig
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -39,7 +38,7 @@ MAX_VALUE_BYTES = 16 << 20
 """Of a pickle. Larger values are not sent, since each worker would get a copy, needed or not."""
 
 _INSTALLED = {"site-packages", "dist-packages"}
-_LIBRARY = tuple({os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib")})
+_LIBRARY = os.path.join(os.path.dirname(os.__file__), "")
 _OURS = {"streamload", "streamload_tools"}
 _MISSING = object()
 _FUNCTIONS = (FunctionType, staticmethod, classmethod)
