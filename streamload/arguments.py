@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import inspect
 import re
@@ -100,5 +99,7 @@ def no_attribute(owner: type, name: str) -> AttributeError:
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:
+    import difflib  # workers import this module, and never come here
+
     alike = difflib.get_close_matches(name.lower(), [other for other in known if other != "self"], 1, _ALIKE)
     return f" (did you mean {alike[0]!r}?)" if alike else ""

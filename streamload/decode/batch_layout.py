@@ -35,6 +35,7 @@ __all__ = [
     "is_named_tuple",
     "is_plain_array",
     "is_tensor",
+    "is_tensor_class",
     "slot_views",
 ]
 
@@ -197,8 +198,13 @@ def _memory_order(value: NDArray[Any]) -> tuple[int, ...] | None:
 
 def is_tensor(value: Any) -> bool:
     """Whether a value is a torch tensor; does not import torch."""
-    kind = getattr(sys.modules.get("torch"), "Tensor", None)  # None while another thread imports torch
-    return kind is not None and isinstance(value, kind)
+    return is_tensor_class(type(value))
+
+
+def is_tensor_class(kind: type) -> bool:
+    """Whether a class is that of torch tensors, or derived from it; does not import torch."""
+    tensor = getattr(sys.modules.get("torch"), "Tensor", None)  # None while another thread imports torch
+    return tensor is not None and issubclass(kind, tensor)
 
 
 def is_named_tuple(kind: type) -> bool:

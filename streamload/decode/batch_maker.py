@@ -115,7 +115,7 @@ class BatchMaker:
     def _places(self, task: RowTask, layout: Layout, child: int | str) -> list[NDArray[Any]] | None:
         """Where one value of each row will lie in its slot; see `Places`."""
         leaf = _child(layout.tree, child)
-        if not isinstance(leaf, ArrayLeaf) or leaf.torch_dtype is not None:
+        if not isinstance(leaf, ArrayLeaf) or leaf.torch_dtype is not None or not leaf.shape:
             return None
         places: list[NDArray[Any]] = []
         for piece in task.pieces:

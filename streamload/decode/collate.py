@@ -22,9 +22,10 @@ from streamload.decode.batch_layout import (
     assemble,
     is_plain_array,
     is_tensor,
+    is_tensor_class,
     slot_views,
 )
-from streamload.decode.columns import Rows, StoredBytes, StoredRows
+from streamload.decode.columns import PlacedRows, Rows, StoredBytes, StoredRows
 from streamload.memory.mapped import Bytes
 
 __all__ = [
@@ -34,9 +35,6 @@ __all__ = [
     "torch_collate",
     "write_rows",
 ]
-
-_MADE_IN_PLACE_BYTES = 4096
-"""Copying smaller arrays is faster than finding out that they need no copy."""
 
 
 class LayoutMismatchError(Exception):
@@ -117,6 +115,13 @@ def _write_column(leaf: ArrayLeaf, column: Any, out: NDArray[Any]) -> None:
             raise LayoutMismatchError
         column.copy_to(out)
         return
+    if isinstance(column, PlacedRows) and column.are_at(out):
+        return
+    _write_values(leaf, list(column), out)
+
+
+def _write_values(leaf: ArrayLeaf, column: list[Any], out: NDArray[Any]) -> None:
+    """The same for values one by one."""
     kinds = set(map(type, column))
     if out.ndim == 1 and kinds <= _SCALARS_OF.get(out.dtype.str, frozenset()):
         try:
@@ -124,22 +129,19 @@ def _write_column(leaf: ArrayLeaf, column: Any, out: NDArray[Any]) -> None:
         except OverflowError as error:
             raise LayoutMismatchError from error
         return
-    if any(is_tensor(value) for value in column):
+    if any(map(is_tensor_class, kinds)):
         column = [_tensor_memory(leaf, value) for value in column]
     elif not all(map(is_plain_array, kinds)):
         raise LayoutMismatchError
     shape, dtype = out.shape[1:], out.dtype
-    for number, value in enumerate(column):
+    for value in column:
         if value.dtype != dtype or value.shape != shape:
             raise LayoutMismatchError
-        if value.nbytes < _MADE_IN_PLACE_BYTES or not _is_same_memory(value, out[number]):
-            out[number] = value
-
-
-def _is_same_memory(value: NDArray[Any], place: NDArray[Any]) -> bool:
-    """Whether a value, of its place's shape and dtype, was made there."""
-    made, wanted = value.__array_interface__, place.__array_interface__
-    return bool(made["data"][0] == wanted["data"][0] and value.strides == place.strides)
+    if shape and out.flags.c_contiguous:
+        np.concatenate(column, out=out.reshape(len(column) * shape[0], *shape[1:]))
+        return
+    for number, value in enumerate(column):
+        out[number] = value
 
 
 _SCALARS_OF: dict[str, frozenset[type]] = {

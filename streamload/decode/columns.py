@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 from streamload.decode.row_table import by_shard
 
-__all__ = ["Rows", "StoredBytes", "StoredRows", "UnreadableError"]
+__all__ = ["PlacedRows", "Rows", "StoredBytes", "StoredRows", "UnreadableError"]
 
 _ROW_BY_ROW_BYTES = 1024
 """Larger rows are copied one by one; smaller ones by one indexing operation for each shard."""
@@ -154,6 +155,49 @@ class StoredBytes:
             raise UnreadableError
 
 
+class PlacedRows:
+    """A column whose values are copied to their batches' memory as they are made, so that none piles up.
+
+    Args:
+        places: for each row the array to copy its value to.
+        values: those that are there already, as views of their places; by default none.
+    """
+
+    __slots__ = ("_places", "_values")
+
+    def __init__(self, places: list[NDArray[Any]], values: list[Any] | None = None) -> None:
+        self._places = places
+        self._values = [None] * len(places) if values is None else values
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __getitem__(self, row: int) -> Any:
+        return self._values[row]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._values)
+
+    def __setitem__(self, row: int, value: Any) -> None:
+        """Copy a value to its place; one of another class, dtype or shape is kept as it is."""
+        place = self._places[row]
+        if type(value) is np.ndarray and value.dtype == place.dtype and value.shape == place.shape:
+            if value is not place:
+                place[...] = value
+            value = place
+        self._values[row] = value
+
+    def slice(self, start: int, end: int) -> PlacedRows:
+        """Consecutive rows."""
+        return PlacedRows(self._places[start:end], self._values[start:end])
+
+    def are_at(self, out: NDArray[Any]) -> bool:
+        """Whether all values are in `out`, which has one entry for each row."""
+        if not self._places or self._places[0].ctypes.data != out.ctypes.data:
+            return False
+        return all(map(operator.is_, self._values, self._places))
+
+
 @dataclass(slots=True)
 class Rows:
     """The values of rows: column by column unless a function has seen whole samples, otherwise row by row.
@@ -161,7 +205,8 @@ class Rows:
     Attributes:
         count: the number of rows.
         values: the rows themselves, where they are not kept as columns.
-        columns: the values of each field: a list, an array with a leading axis of rows, `StoredRows` or `StoredBytes`.
+        columns: the values of each field: a list, an array with a leading axis of rows, `PlacedRows`, `StoredRows` or
+            `StoredBytes`.
         kind: dict or tuple: what one row is.
         keys: the names of the fields, for dicts.
     """
@@ -200,7 +245,7 @@ class Rows:
             assert self.values is not None
             return Rows(end - start, values=self.values[start:end])
         columns = [
-            column.slice(start, end) if isinstance(column, StoredRows | StoredBytes) else column[start:end]
+            column.slice(start, end) if isinstance(column, StoredRows | StoredBytes | PlacedRows) else column[start:end]
             for column in self.columns
         ]
         return Rows(end - start, columns=columns, kind=self.kind, keys=self.keys)

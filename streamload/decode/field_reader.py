@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from streamload.decode.array_files import DECOMPRESSED_LIMIT_BYTES, NpyLayout
 from streamload.decode.column_decoding import decode_integers, may_be_integers, may_share_layout, shared_npy_layout
-from streamload.decode.columns import StoredBytes, StoredRows
+from streamload.decode.columns import PlacedRows, StoredBytes, StoredRows
 from streamload.decode.decoders import Decoder, Encoded, decoder_for, decodes_as_built_in, is_array, is_image
 from streamload.decode.failure import Attempt
 from streamload.decode.row_table import Column, RowTable, by_shard
@@ -23,11 +23,15 @@ from streamload.decode.tasks import RowFailure
 from streamload.memory.mapped import Bytes
 from streamload.tar.table import MISSING
 
-__all__ = ["ABSENT", "FieldReader", "Progress", "RowError", "ShardReader", "Work", "field_of"]
+__all__ = ["ABSENT", "FieldReader", "Progress", "RowError", "ShardReader", "Values", "Work", "field_of"]
 
 _ARRAYS_PER_SHARD = 8
 _INTEGERS_PER_SHARD = 32
+_VIEWS_PER_SHARD = 2
 """With fewer rows in each shard, reading them one by one is faster than shard by shard."""
+
+_VIEWED_BYTES = 32 << 10
+"""Larger fields are read one by one, which costs little beside copying them and counts no pages around them."""
 
 ABSENT: Any = type("Absent", (), {})()
 """The value in a column of a field that a sample lacks."""
@@ -72,6 +76,11 @@ class ShardReader(ABC):
         found = self.read_into(memoryview(own), shard, start)
         return own if found == size_bytes else own[:found]
 
+    def mapped(self, shard: int) -> memoryview | None:
+        """All bytes of a shard, where reading one that was cut meanwhile may kill the process; else None."""
+        del shard
+        return None
+
     def gather(
         self, shard: int, offsets: NDArray[np.int64], sizes: NDArray[np.int64]
     ) -> tuple[Bytes, NDArray[np.int64]] | None:
@@ -79,6 +88,8 @@ class ShardReader(ABC):
         del shard, offsets, sizes
         return None
 
+
+Values = list[Any] | PlacedRows
 
 Progress = memoryview | list[int]
 """Its first item is the number of the current row; a memoryview is shared memory that survives a crash."""
@@ -261,8 +272,21 @@ class FieldReader:
             return None
         return StoredBytes(work.row_shards, starts, sizes, work.shards)
 
-    def read(self, work: Work, column: Column, failed: Callable[[int, Exception], RowFailure]) -> Any:
-        """A field's values for all rows: a list, or a column that was decoded at once where the bytes allow it."""
+    def read(
+        self,
+        work: Work,
+        column: Column,
+        failed: Callable[[int, Exception], RowFailure],
+        places: Callable[[], list[NDArray[Any]] | None] = lambda: None,
+    ) -> Any:
+        """A field's values for all rows, in a column of any kind that `Rows` may have.
+
+        Args:
+            work: the rows.
+            column: the field.
+            failed: makes the failure of a row.
+            places: for each row an array to copy its value to, or None.
+        """
         missing = bool((column.offsets == MISSING).any())
         first_only = column.which is None or not column.which.any()
         plain = first_only and column.crc32 is None and not missing
@@ -270,27 +294,36 @@ class FieldReader:
             whole = self._read_at_once(work, column)
             if whole is not None:
                 return whole
-        values: list[Any] = [None] * work.count
+        places_here = places()
+        values = [None] * work.count if places_here is None else PlacedRows(places_here)
         read = self._read_plain(work, column, values) if plain else self._read_checked(work, column, values)
         work.each_row(read, failed)
         return values
 
     def _read_at_once(self, work: Work, column: Column) -> StoredRows | NDArray[np.int64] | None:
-        rows_per_shard = work.count / max(1, len(set(work.row_shards)))
+        rows_per_shard = _rows_per_shard(work)
         if rows_per_shard >= _ARRAYS_PER_SHARD and (arrays := _stored_arrays(column, work)) is not None:
             return arrays
         return _integers(column, work) if rows_per_shard >= _INTEGERS_PER_SHARD else None
 
-    def _read_plain(self, work: Work, column: Column, values: list[Any]) -> Callable[[int], None]:
+    def _read_plain(self, work: Work, column: Column, values: Values) -> Callable[[int], None]:
         name = column.alternatives[0]
         decoder = self.decoder(name)
+        views = _views(work, column)
+        if views is None:
 
-        def read(row: int) -> None:
-            values[row] = decoder(self.encoded(work, column, row, name))
+            def read(row: int) -> None:
+                values[row] = decoder(self.encoded(work, column, row, name))
+
+        else:
+            own: type[bytearray] | type[bytes] = bytearray if self._target(name) is _Target.BYTEARRAY else bytes
+
+            def read(row: int) -> None:
+                values[row] = decoder(own(views[row]))
 
         return read
 
-    def _read_checked(self, work: Work, column: Column, values: list[Any]) -> Callable[[int], None]:
+    def _read_checked(self, work: Work, column: Column, values: Values) -> Callable[[int], None]:
         def read(row: int) -> None:
             if self.is_absent(column, row):
                 values[row] = ABSENT
@@ -304,6 +337,25 @@ class FieldReader:
 def field_of(column: Column, row: int) -> str:
     """The field that a row has, where the user named alternatives."""
     return column.alternatives[0 if column.which is None else int(column.which[row])]
+
+
+def _rows_per_shard(work: Work) -> float:
+    return work.count / max(1, len(set(work.row_shards)))
+
+
+def _views(work: Work, column: Column) -> list[memoryview] | None:
+    """The bytes of small fields in mapped shards; None where they are to be read one by one, with their errors."""
+    if int(column.sizes.max(initial=0)) > _VIEWED_BYTES or _rows_per_shard(work) < _VIEWS_PER_SHARD:
+        return None
+    memory: dict[int, memoryview] = {}
+    for shard in set(work.row_shards):
+        mapped = work.shards.mapped(shard)
+        if mapped is None:
+            return None
+        memory[shard] = mapped
+    places = zip(work.row_shards, column.offsets.tolist(), column.sizes.tolist(), strict=True)
+    views = [memory[shard][start : start + size] for shard, start, size in places]
+    return views if list(map(len, views)) == column.sizes.tolist() else None
 
 
 def _stored_arrays(column: Column, work: Work) -> StoredRows | None:

@@ -37,6 +37,7 @@ MAX_VALUE_BYTES = 16 << 20
 """Of a pickle. Larger values are not sent, since each worker would get a copy, needed or not."""
 
 _INSTALLED = {"site-packages", "dist-packages"}
+_LIBRARY = os.path.join(os.path.dirname(os.__file__), "")
 _OURS = {"streamload", "streamload_tools"}
 _MISSING = object()
 _FUNCTIONS = (FunctionType, staticmethod, classmethod)
@@ -452,14 +453,6 @@ def _is_users(name: str) -> bool:
 
 
 @functools.cache
-def _library() -> tuple[str, ...]:
-    """The folders of Python's own modules."""
-    import sysconfig  # every worker would pay for it at its start, and none needs it
-
-    return tuple({os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib")})
-
-
-@functools.cache
 def _is_users_file(file: str) -> bool:
     path = os.path.abspath(file)
-    return not path.startswith(_library()) and _INSTALLED.isdisjoint(path.split(os.sep))
+    return not path.startswith(_LIBRARY) and _INSTALLED.isdisjoint(path.split(os.sep))

@@ -95,6 +95,15 @@ class OpenShards(ShardReader):
         except OSError:
             return None
 
+    def mapped(self, shard: int) -> memoryview | None:
+        """See `ShardReader.mapped`."""
+        if not self._maps:
+            return None
+        try:
+            return memoryview(self._memory(shard).data)
+        except OSError:
+            return None
+
     def descriptor(self, shard: int) -> int:
         """A shard's descriptor, still owned by this object."""
         return self._descriptors[shard]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 from types import MappingProxyType
 from typing import Any
@@ -12,9 +13,9 @@ from typing import Any
 from numpy.typing import NDArray
 
 from streamload.decode.array_files import BeyondBudgetError
-from streamload.decode.columns import Rows
+from streamload.decode.columns import PlacedRows, Rows
 from streamload.decode.failure import failure_here, failure_of, in_words
-from streamload.decode.field_reader import ABSENT, FieldReader, Progress, RowError, ShardReader, Work, field_of
+from streamload.decode.field_reader import ABSENT, FieldReader, Progress, RowError, ShardReader, Values, Work, field_of
 from streamload.decode.row_table import Column, RowTable
 from streamload.decode.seeding import GlobalSeeds, RowRandomness
 from streamload.decode.tasks import SAMPLE_NAMES, Job, OwnTransforms, RowFailure, Transform
@@ -95,12 +96,12 @@ class _Transformed:
         column: where its bytes are.
         functions: for each dataset, by field.
         values: one for each row, to be filled in.
-        places: for each row an array to make the value in, if a function can write there.
+        places: for each row an array for its value, where a function may make it.
     """
 
     column: Column
     functions: list[dict[str, UserFunction]]
-    values: list[Any]
+    values: Values
     places: list[NDArray[Any]] | None
 
     @property
@@ -112,7 +113,7 @@ class _Transformed:
 Places = Callable[[int | str], list[NDArray[Any]] | None]
 """For a value that rows are made of (its number in a tuple, its key in a dict) a writable array for each row.
 
-A function that writes to memory given to it makes its result there. None where it cannot be said."""
+Values are copied there, or made there by functions that write to memory given to them. None where it cannot be said."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -207,14 +208,15 @@ class RowMaker:
         transformed: list[_Transformed] = []
         for number, column in enumerate(work.columns):
             functions = [each.of_column(column.name, column.alternatives) for each in self._transforms.all]
+            places_here = partial(self._places, work, number, places)
             if any(functions):
-                columns.append([None] * work.count)
-                own_places = None if places is None else self._places(work, number, functions, places)
-                transformed.append(_Transformed(column, functions, columns[-1], own_places))
+                found = places_here()
+                columns.append([None] * work.count if found is None else PlacedRows(found))
+                transformed.append(_Transformed(column, functions, columns[-1], found))
                 continue
             started = perf_counter()
             stored = self._reader.stored_bytes(work, column) if may_stay_stored else None
-            columns.append(stored or self._reader.read(work, column, self._failed(work, column)))
+            columns.append(stored or self._reader.read(work, column, self._failed(work, column), places_here))
             work.decode_s += perf_counter() - started
         if transformed:
             self._transform_fields(work, transformed)
@@ -242,12 +244,9 @@ class RowMaker:
 
         work.each_row(make, failed)
 
-    def _places(
-        self, work: Work, number: int, functions: list[dict[str, UserFunction]], places: Places
-    ) -> list[NDArray[Any]] | None:
-        """Where the values of a column are wanted, for functions that write to memory given to them."""
-        takes_out = any(function.takes_out for each in functions for function in each.values())
-        if not takes_out or self._transforms.any_on_sample:
+    def _places(self, work: Work, number: int, places: Places | None) -> list[NDArray[Any]] | None:
+        """Where the values of a column are wanted."""
+        if places is None or self._transforms.any_on_sample:
             return None
         fields = self._job.fields
         if fields is None:
