@@ -99,11 +99,17 @@ def peak_bytes(server: FaultServer, name: str, batch_size: int, budget_mib: int,
     return memory.peak_bytes
 
 
-@pytest.mark.parametrize(("epochs", "again"), [(5, 50), exhaustive((50, 1000))])
-def test_many_epochs_of_bytes_leave_the_feeder_no_larger(tmp_path: Path, epochs: int, again: int) -> None:
+@pytest.mark.parametrize(
+    ("epochs", "again", "sample_bytes", "budget"),
+    [(5, 50, 100_000, "auto"), exhaustive((50, 1000, 100_000, "auto")), exhaustive((10, 40, 5_000_000, "80MiB"))],
+)
+def test_many_epochs_of_bytes_leave_the_feeder_no_larger(
+    tmp_path: Path, epochs: int, again: int, sample_bytes: int, budget: str
+) -> None:
+    """Of data that stay resident, and of such that each epoch fetches again."""
     with ShardWriter(tmp_path / "%06d.tar", max_count=20) as writer:
         for number in range(20):
-            writer.write({"__key__": f"{number:06d}", "bin": bytes(100_000), "cls": number})
+            writer.write({"__key__": f"{number:06d}", "bin": bytes(sample_bytes), "cls": number})
 
     def anonymous_bytes_after(loader: StreamLoader, epochs: int) -> int:
         for _ in range(epochs):
@@ -114,8 +120,8 @@ def test_many_epochs_of_bytes_leave_the_feeder_no_larger(tmp_path: Path, epochs:
 
     with FaultServer(tmp_path) as server:
         url = f"{server.url}/000000.tar"
-        options: dict[str, Any] = {"fields": ("bin", "cls"), "num_workers": 1, "timeout": 60}
-        with StreamLoader(url, 4, shuffle=True, **options) as loader:
+        options: dict[str, Any] = {"num_workers": 1, "timeout": 60, "memory_budget": budget, "shuffle_window": 2}
+        with StreamLoader(url, 1, shuffle=True, fields=("bin", "cls"), **options) as loader:
             before_bytes = anonymous_bytes_after(loader, epochs)
             assert anonymous_bytes_after(loader, again) - before_bytes < 3 * MIB
 
