@@ -101,3 +101,19 @@ def test_ragged_arrays_outlive_the_pass_and_are_kept_apart(shards: str) -> None:
         batches = list(loader)
     steps = [array for batch in batches for array in batch]
     assert [array.tolist() for array in steps] == [[[number] * 3] * (number % 4) for number in range(SAMPLES)]
+
+
+def test_one_large_first_sample_does_not_make_all_batches_large(tmp_path: Path) -> None:
+    """Page-locked batches take all of their memory: 1 GB it was, for 200 samples as large as the first."""
+    with ShardWriter(tmp_path / "%06d.tar") as writer:
+        for number in range(600):
+            writer.write({"__key__": f"{number:06d}", "bin": bytes(1000 if number else 5_000_000)})
+    mapped_bytes = 0
+    with StreamLoader(str(tmp_path), 200, fields=("bin",), num_workers=1, timeout=60) as loader:
+        for (batch,) in loader:
+            assert {len(value) for value in batch} <= {1000, 5_000_000}
+            for line in Path("/proc/self/maps").read_text().splitlines():
+                if "/memfd:" in line:
+                    start, end = line.split(" ")[0].split("-")
+                    mapped_bytes = max(mapped_bytes, int(end, 16) - int(start, 16))
+    assert 0 < mapped_bytes < 256 << 20

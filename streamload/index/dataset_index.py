@@ -317,8 +317,11 @@ def read_local(path: str, start: int = 0, end: int | None = None) -> bytes | Non
     """
     try:
         with open(open_regular(path), "rb") as file:
+            left_bytes = os.fstat(file.fileno()).st_size - start  # an index may claim more than memory holds
+            if left_bytes <= 0:
+                return b""
             file.seek(start)
-            return file.read(-1 if end is None else end - start)
+            return file.read(left_bytes if end is None else min(left_bytes, end - start))
     except FileNotFoundError:
         return None
     except OSError as exc:

@@ -338,7 +338,7 @@ class _Tables:
         tables = [(entry, content) for entry, content in zip(entries, found, strict=True) if content is not None]
         joined = b"".join(content for _, content in tables)
         names = "\0".join(entry.name for entry, _ in tables)  # too, since the tables of two files may be the same
-        file = f"tables-{blake2b(names.encode() + joined, digest_size=8).hexdigest()}.bin"
+        file = f"tables-{blake2b(names.encode('utf-8', 'surrogatepass') + joined, digest_size=8).hexdigest()}.bin"
         if tables:
             self._place.write(file, joined)
         written, start = [], 0
@@ -360,6 +360,8 @@ class _Tables:
             content = self._old.tables_in(TableGroup(file, 0, None, (entry.name,)), held)[entry.name]
             return pack_table(self._old.table_of(entry.name, content))
         except DatasetIndexError as exc:
+            if isinstance(exc.__cause__, OSError):
+                raise  # it may be readable the next time
             _log.warning("the index loses %r, whose table cannot be read: %s", entry.name, exc)
             return None
 

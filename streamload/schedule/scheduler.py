@@ -46,6 +46,9 @@ _TASK_S = 0.010
 _LONGEST_PART_S = 0.100
 _RUN_BYTES = 20 << 20
 _BATCHES_IN_FLIGHT = 512
+_MOST_GUESSED_BYTES = 64 << 20
+"""For a batch's values of unlike sizes, as long as only its first row is known; of page-locked slots all takes memory."""
+
 _ROOM_FACTOR = 1.5
 _LEAST_ROOM_BYTES = 4096
 """The room for the values of unlike sizes of one part of a batch: so much more than the largest until now took. Where
@@ -411,7 +414,10 @@ class Scheduler:
 
     def note_values(self, batch: RowBatch, piece: Piece, size_bytes: int) -> None:
         """Note what the values of unlike sizes of a piece take, whether or not there was room for them."""
-        self._learned.expect_values(-(-size_bytes * batch.rows // piece.rows))
+        expected_bytes = -(-size_bytes * batch.rows // piece.rows)
+        if not self._learned.values_bytes and piece.rows < batch.rows:  # a single large row says little of the others
+            expected_bytes = min(expected_bytes, max(size_bytes, _MOST_GUESSED_BYTES))
+        self._learned.expect_values(expected_bytes)
         batch.values_end = max(batch.values_end, piece.values_start + size_bytes)
 
     @property
