@@ -87,6 +87,29 @@ def test_rows_are_made_in_their_slots(names: tuple[str, ...] | None) -> None:
         assert (lies == np.array(numbers)[:, None]).all()
 
 
+@pytest.mark.parametrize("role", ["decode", "transform"])
+def test_values_are_in_their_slots_as_soon_as_they_are_made(role: str) -> None:
+    """So that memory for one value is enough: a function may even return the same array every time."""
+    memory = np.empty(SIZE)
+
+    def fill(value: Any) -> Any:
+        memory[:] = float(value)
+        return memory
+
+    work = Work(job(fields=("cls",), **{role: {"cls": fill}}), digits(7), ("cls",))
+    done = work.run(range(7), batches=[4, 3], capacity=7)
+    for piece, numbers in zip(done.pieces, ([0, 1, 2, 3], [4, 5, 6]), strict=True):
+        assert work.batch(piece)[0][:, 0].tolist() == numbers
+
+
+@pytest.mark.parametrize("value", [np.zeros(SIZE, np.float32), np.zeros(SIZE + 1), np.zeros(SIZE).tolist()])
+def test_a_value_unlike_its_place_is_a_layout_mismatch(value: Any) -> None:
+    decode = {"cls": lambda data: value if data == b"5" else np.zeros(SIZE)}
+    work = Work(job(fields=("cls",), decode=decode), digits(7), ("cls",))
+    done = work.run(range(7), batches=[4, 3], capacity=7)
+    assert [piece.layout_mismatch for piece in done.pieces] == [False, True]
+
+
 def test_each_field_has_places_of_its_own() -> None:
     """Two fields of one shape and dtype: neither lands where the other belongs."""
     samples = [{"a.cls": b"%d" % number, "b.cls": b"%d" % (100 + number)} for number in range(5)]

@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 
 import numpy as np
+import pytest
+from tasks_by_hand import Shelf, job
 
 from streamload.decode.open_shards import OpenShards
+from streamload.decode.rows import RowMaker
 from streamload.decode.tasks import ShardOpened
 from streamload.memory.unnamed import new_memory
+from streamload.order.randomness import SampleRandomness
 
 
 def memory_of(content: bytes) -> int:
@@ -31,3 +35,18 @@ def test_a_shard_that_is_opened_again_is_mapped_again() -> None:
     shards.add(ShardOpened(0, "a.tar", 8), memory_of(b"and more"))
     assert whole(shards, 8) == b"and more"
     shards.close()
+
+
+@pytest.mark.parametrize("maps", [True, False])
+def test_a_users_decoder_gets_bytes_of_its_own_from_mapped_shards_too(maps: bool) -> None:
+    seen: list[bytes] = []
+    shelf = Shelf([{"x": b"%d" % number * 9} for number in range(20)])
+    content = shelf.read(0, 0, shelf.size_bytes(0))
+    shards = OpenShards(maps=maps)
+    shards.add(ShardOpened(0, "a.tar", len(content)), memory_of(content))
+    RowMaker(job(fields=("x",), decode={"x": seen.append})).make(
+        shelf.table(["x"], range(20)), shards, SampleRandomness(0, 0)
+    )
+    shards.close()
+    assert seen == [sample["x"] for sample in shelf.samples]
+    assert {type(data) for data in seen} == {bytes}
