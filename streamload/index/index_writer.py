@@ -338,7 +338,8 @@ class _Tables:
         tables = [(entry, content) for entry, content in zip(entries, found, strict=True) if content is not None]
         joined = b"".join(content for _, content in tables)
         names = "\0".join(entry.name for entry, _ in tables)  # too, since the tables of two files may be the same
-        file = f"tables-{blake2b(names.encode('utf-8', 'surrogatepass') + joined, digest_size=8).hexdigest()}.bin"
+        digest = blake2b(names.encode("utf-8", "surrogatepass") + joined, digest_size=8)
+        file = f"tables-{digest.hexdigest()}.bin"
         if tables:
             self._place.write(file, joined)
         written, start = [], 0

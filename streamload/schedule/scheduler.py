@@ -47,7 +47,7 @@ _LONGEST_PART_S = 0.100
 _RUN_BYTES = 20 << 20
 _BATCHES_IN_FLIGHT = 512
 _MOST_GUESSED_BYTES = 64 << 20
-"""For a batch's values of unlike sizes, as long as only its first row is known; of page-locked slots all takes memory."""
+"""For a batch's values of unlike sizes while only the first row is known: all of a page-locked slot takes memory."""
 
 _ROOM_FACTOR = 1.5
 _LEAST_ROOM_BYTES = 4096

@@ -580,3 +580,17 @@ def test_a_reader_sees_the_index_before_or_after_and_nothing_between(tmp_path: P
         done.result()
     assert seen == {0}
     assert all("no such file" in message for message in gone), "that of an index that was replaced in between"
+
+
+def test_a_table_larger_than_its_file_is_damage_and_takes_no_memory(tmp_path: Path) -> None:
+    write_index(str(tmp_path), [entry_of("a.tar", 1)])
+    index = change_list(tmp_path, "shards", "table_bytes", value=[1 << 47])
+    with pytest.raises(DatasetIndexError):
+        index.table("a.tar")
+
+
+def test_a_name_that_is_not_utf_8_is_indexed(tmp_path: Path) -> None:
+    name = os.fsdecode(b"shard-\xff.tar")
+    entry, table = entry_of(name, 2)
+    write_index(str(tmp_path), [(entry, table)])
+    assert same(DatasetIndex.load(tmp_path).table(name), table)
