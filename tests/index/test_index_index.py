@@ -583,10 +583,11 @@ def test_a_reader_sees_the_index_before_or_after_and_nothing_between(tmp_path: P
 
 
 def test_a_table_larger_than_its_file_is_damage_and_takes_no_memory(tmp_path: Path) -> None:
-    write_index(str(tmp_path), [entry_of("a.tar", 1)])
-    index = change_list(tmp_path, "shards", "table_bytes", value=[1 << 47])
-    with pytest.raises(DatasetIndexError):
-        index.table("a.tar")
+    write_index(str(tmp_path), [entry_of("a.tar", 1), entry_of("b.tar", 1)])
+    index = change_list(tmp_path, "shards", "table_bytes", value=[1 << 47, 1 << 47])
+    for name in ("a.tar", "b.tar"):
+        with pytest.raises(DatasetIndexError):
+            index.table(name)
 
 
 def test_a_name_that_is_not_utf_8_is_indexed(tmp_path: Path) -> None:
