@@ -8,6 +8,7 @@ import threading
 import time
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -155,6 +156,9 @@ def body_error(url: str, exc: Exception) -> StorageError:
 
 
 _SIGNED_FOR = timedelta(hours=1)
+_TRIES_OF_NAMING = 3
+"""A server may close its connection with a refusal, which the next request meets."""
+
 _LISTED_AT_ONCE = 1000
 _used_by: list[int] = []
 
@@ -310,11 +314,11 @@ class ObjectStorage:
     async def _size_and_etag_now(self, place: ObjectPlace) -> tuple[int | None, str | None]:
         import obstore
 
-        try:
-            meta = await self._in_flight.add(obstore.head_async(self._store(place), place.key))
-        except (obstore.exceptions.BaseError, OSError):
-            return None, None
-        return meta["size"], version_in(meta)
+        for _ in range(_TRIES_OF_NAMING):
+            with suppress(obstore.exceptions.BaseError, OSError):
+                meta = await self._in_flight.add(obstore.head_async(self._store(place), place.key))
+                return meta["size"], version_in(meta)
+        return None, None
 
     def write(self, url: str, source: bytes | str) -> None:
         """By one PUT, or in parts where it is large; either way whole or not at all. See `Storage.write`."""
