@@ -78,7 +78,8 @@ def _write(node: Node, column: Any, places: list[NDArray[Any]], values: list[Seq
     if isinstance(node, ArrayLeaf):
         _write_column(node, column, places[node.number])
     elif isinstance(node, ValueLeaf):
-        if not isinstance(column, StoredBytes) and not all(isinstance(value, str | bytes) for value in column):
+        kinds = () if isinstance(column, StoredBytes) else set(map(type, column))
+        if not all(issubclass(kind, str | bytes) for kind in kinds):
             raise LayoutMismatchError
         values[node.column] = column
     elif isinstance(node, MappingNode | SequenceNode):

@@ -299,14 +299,14 @@ class RowFailure:
     missing_field: bool = False
 
 
-ValueKind = Literal["bytes", "str", "array", "pickle"]
+ValueKind = Literal["bytes", "array", "pickle"]
 
 
 class StoredColumn(NamedTuple):
     """How a column of values lies in a slot.
 
     Attributes:
-        kind: "bytes"; "str", in UTF-8; "array"; or "pickle", of the whole list, which counts as one value.
+        kind: "bytes"; "array"; or "pickle", of the whole list, which counts as one value.
         start: its first byte in the slot.
         length: the number of values.
         dtype: of arrays, as NumPy writes it.

@@ -1,4 +1,4 @@
-"""Values of unlike sizes in a slot: bytes, text and ragged arrays as data and offsets, everything else as a pickle.
+"""Values of unlike sizes in a slot: bytes and ragged arrays as data and offsets, everything else as a pickle.
 
 A column of n such values is int64[n + 1], the offset of each value in the data and the end of the last; then the shapes
 of arrays, int64[n, ndim]; then, from a multiple of 64 bytes on, the data. So a value is copied once into the slot, by
@@ -112,9 +112,6 @@ def _column(values: Sequence[Any]) -> _Column:
     kinds = set(map(type, values))
     if kinds == {bytes}:
         return _Column("bytes", map(len, values), partial(_copy, values))
-    if kinds == {str}:
-        texts = [value.encode("utf-8", "surrogatepass") for value in values]
-        return _Column("str", map(len, texts), partial(_copy, texts))
     if kinds == {np.ndarray} and _are_alike(values):
         sizes, shapes = [value.nbytes for value in values], [value.shape for value in values]
         return _Column("array", sizes, partial(_copy_arrays, values), dtype=values[0].dtype.str, shapes=shapes)
@@ -163,12 +160,7 @@ def _load(column: StoredColumn, memory: Bytes) -> list[Any]:
         values: list[Any] = pickle.loads(data)
         return values
     whole = bytes(data) if len(data) < _SMALL_BYTES * column.length else data
-    if column.kind == "bytes":
-        return [bytes(whole[start:end]) for start, end in pairwise(offsets)]
-    text = str(whole, "utf-8", "surrogatepass") if whole is not data else ""
-    if len(text) == len(whole):  # all of it is ASCII
-        return [text[start:end] for start, end in pairwise(offsets)]
-    return [str(whole[start:end], "utf-8", "surrogatepass") for start, end in pairwise(offsets)]
+    return [bytes(whole[start:end]) for start, end in pairwise(offsets)]
 
 
 class _Chunks:

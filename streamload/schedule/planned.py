@@ -87,8 +87,8 @@ def locate(
         for column in columns:
             _fill(column, group.table, group.members(tables, column.alternatives), group.rows)
         if keys is not None:
-            for row, sample in zip(group.rows.tolist(), group.samples.tolist(), strict=True):
-                keys[row] = group.table.key(sample)
+            for row, key in zip(group.rows.tolist(), group.table.keys(group.samples), strict=True):
+                keys[row] = key
     parts = () if fetched is None else _parts(block, columns, fetched)
     return PlannedRows(block, located, None if keys is None else tuple(keys), parts)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,11 +59,15 @@ class ShardTable:
         start, end = int(self.key_start[sample]), int(self.key_start[sample + 1])
         return self.key_bytes[start:end].tobytes().decode("utf-8", "surrogateescape")
 
-    def keys(self) -> list[str]:
-        """All keys, in the order of the samples."""
+    def keys(self, samples: NDArray[np.int64] | None = None) -> list[str]:
+        """The keys of some samples, int64[n], in the order given; by default of all, in theirs."""
+        chosen = np.arange(len(self)) if samples is None else samples
+        edges = zip(self.key_start[chosen].tolist(), self.key_start[chosen + 1].tolist(), strict=True)
         joined = self.key_bytes.tobytes()
-        edges = self.key_start.tolist()
-        return [joined[a:b].decode("utf-8", "surrogateescape") for a, b in pairwise(edges)]
+        if joined.isascii():
+            text = joined.decode("ascii")
+            return [text[start:end] for start, end in edges]
+        return [joined[start:end].decode("utf-8", "surrogateescape") for start, end in edges]
 
     def column(self, alternatives: Sequence[str]) -> NDArray[np.int64]:
         """For each sample the member that holds the first present of some fields.
