@@ -306,9 +306,9 @@ class StoredColumn(NamedTuple):
     """How a column of values lies in a slot.
 
     Attributes:
-        kind: "bytes"; "array"; or "pickle", of the whole list, which counts as one value.
+        kind: "bytes"; "array"; or "pickle", of the whole list.
         start: its first byte in the slot.
-        length: the number of values.
+        length: the number of values; of a pickle, of its bytes.
         dtype: of arrays, as NumPy writes it.
         ndim: of arrays.
     """

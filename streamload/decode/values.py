@@ -1,8 +1,8 @@
 """Values of unlike sizes in a slot: bytes and ragged arrays as data and offsets, everything else as a pickle.
 
-A column of n such values is int64[n + 1], the offset of each value in the data and the end of the last; then the shapes
-of arrays, int64[n, ndim]; then, from a multiple of 64 bytes on, the data. So a value is copied once into the slot, by
-the worker, and once out of it, by the trainer; arrays are views of the slot.
+A column of n bytes or arrays is int64[n + 1], the offset of each value in the data and the end of the last; then the
+shapes of arrays, int64[n, ndim]; then, from a multiple of 64 bytes on, the data. So a value is copied once into the
+slot, by the worker, and once out of it, by the trainer; arrays are views of the slot.
 """
 
 from __future__ import annotations
@@ -61,7 +61,28 @@ class ValueBlock:
         return StoredValues(self.copied_bytes, tuple(stored))
 
 
+class _PickledColumn:
+    """All values of a column as one pickle."""
+
+    is_array = False
+
+    def __init__(self, values: Sequence[Any]) -> None:
+        self._chunks = _pickled(list(values))
+        self._length = sum(map(len, self._chunks))
+        self.size_bytes = round_up(self._length, ALIGNMENT_BYTES)
+
+    def write(self, memory: Bytes, start: int) -> StoredColumn:
+        data = memoryview(memory.data)
+        end = start
+        for chunk in self._chunks:
+            begin, end = end, end + len(chunk)
+            data[begin:end] = chunk
+        return StoredColumn("pickle", start, self._length)
+
+
 class _Column:
+    """Bytes or arrays: the data of all values behind their offsets."""
+
     def __init__(
         self,
         kind: ValueKind,
@@ -106,7 +127,7 @@ def _data(column: StoredColumn, memory: Bytes, size_bytes: int) -> memoryview:
     return memoryview(memory.data)[start : start + size_bytes]
 
 
-def _column(values: Sequence[Any]) -> _Column:
+def _column(values: Sequence[Any]) -> _Column | _PickledColumn:
     if isinstance(values, StoredBytes):
         return _Column("bytes", values.sizes, values.read_to)
     kinds = set(map(type, values))
@@ -115,8 +136,7 @@ def _column(values: Sequence[Any]) -> _Column:
     if kinds == {np.ndarray} and _are_alike(values):
         sizes, shapes = [value.nbytes for value in values], [value.shape for value in values]
         return _Column("array", sizes, partial(_copy_arrays, values), dtype=values[0].dtype.str, shapes=shapes)
-    chunks = _pickled(list(values))
-    return _Column("pickle", [sum(map(len, chunks))], partial(_copy_pickle, chunks))
+    return _PickledColumn(values)
 
 
 def _are_alike(arrays: Sequence[NDArray[Any]]) -> bool:
@@ -137,28 +157,24 @@ def _copy_arrays(values: Sequence[NDArray[Any]], data: memoryview, offsets: Sequ
         np.ndarray(value.shape, value.dtype, data, start)[...] = value
 
 
-def _copy_pickle(chunks: Sequence[bytes], data: memoryview, _: Sequence[int]) -> None:
-    _copy(chunks, data, list(accumulate(map(len, chunks), initial=0)))
-
-
 def load_values(stored: StoredValues, memory: Bytes) -> list[list[Any]]:
     """The columns of values in a slot's memory; arrays view it, all else is copied to this process's heap."""
     return [_load(column, memory) for column in stored.columns]
 
 
 def _load(column: StoredColumn, memory: Bytes) -> list[Any]:
+    if column.kind == "pickle":
+        values: list[Any] = pickle.loads(memoryview(memory.data)[column.start : column.start + column.length])
+        return values
     head, shapes = _head(column, memory)
     offsets = head.tolist()
-    data = _data(column, memory, offsets[-1])
     if column.kind == "array":
         start = _data_start(column)
         return [
             np.ndarray(shape, column.dtype, memory, start + offset)
             for shape, offset in zip(shapes.tolist(), offsets, strict=False)
         ]
-    if column.kind == "pickle":
-        values: list[Any] = pickle.loads(data)
-        return values
+    data = _data(column, memory, offsets[-1])
     whole = bytes(data) if len(data) < _SMALL_BYTES * column.length else data
     return [bytes(whole[start:end]) for start, end in pairwise(offsets)]
 
