@@ -8,6 +8,7 @@ from __future__ import annotations
 
 __all__ = [
     "BATCHES_AT_ONCE",
+    "BATCHES_OF_LOOP",
     "BLOCK_ROWS",
     "CACHED_SHARDS_SHARE",
     "CALLER_SHARDS_SHARE",
@@ -64,6 +65,9 @@ EXPANSION_SHARE = 4
 
 BATCHES_AT_ONCE = 3
 """At least: one is being made or is ready, one is the loop's, and one replaces it before the loop releases it."""
+
+BATCHES_OF_LOOP = 2
+"""Of these the loop's: it holds one while it gets the next. What the user keeps beyond them is no part of a budget."""
 
 SLOTS_SHARE = 4
 """Of the budget, for batches; the rest is for what they are made of."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import count
 from typing import Any
 
 from streamload.decode.failure import Attempt, failure_of
@@ -18,7 +17,6 @@ from streamload.feeder.calls import COUNT_SAMPLES
 from streamload.feeder.messages import (
     AbandonEpoch,
     Acknowledge,
-    AcknowledgeRequest,
     Answer,
     Call,
     Configure,
@@ -108,9 +106,6 @@ class Feeder:
         self._orphaned = OrphanedTasks(None if prerequisites is None else prerequisites.fetcher)
         self._totals = FeederTotals()
         self._counting: int | None = None  # the number of the call that waits for all counts
-        self._request_numbers = count(1)
-        self._requested: int | None = None
-        self._nothing_to_acknowledge = False
         self._epochs = Epochs(
             self._begin,
             self._send_ready,
@@ -138,7 +133,6 @@ class Feeder:
                     self._epochs.abandon(message.number)
                     self.pool.abandon_unwanted()
                 case Acknowledge():
-                    self._note_acknowledged(message)
                     self._slots.note_taken(message.batches)
                     self._slots.note_released(message.released)
                     self._epochs.note_taken(message.batches)
@@ -270,32 +264,18 @@ class Feeder:
         if fetcher.stalled:
             self._slots.discard_free()
         fetcher.follow_slots()
-        if not fetcher.stalled or self._scans.in_flight:
+        if not fetcher.stalled or self._scans.in_flight or self._epochs.busy:
             return
         if self._orphaned:
             self.pool.drop_unwanted()
         if self._orphaned or not fetcher.stalled:
             return
         counting = self._counting is not None
-        # Until it says so itself, the loop may have released batches that it has not acknowledged yet.
-        cannot_go_on = self._epochs.waits and self._nothing_to_acknowledge
-        cannot_go_on = cannot_go_on or (counting and not self._epochs.busy)
-        if cannot_go_on and not (self._feed is not None and self._feed.evict()):
+        if (counting or self._epochs.blocked) and not (self._feed is not None and self._feed.evict()):
             raise fetcher.too_small(counting=counting, expands=self._expands)
-        if self._requested is None and not cannot_go_on:
-            self._requested = next(self._request_numbers)
-            self._send(AcknowledgeRequest(self._requested), ())
-
-    def _note_acknowledged(self, message: Acknowledge) -> None:
-        """Note whether the trainer may still hold something; an older answer does not say."""
-        if message.batches or message.released:
-            self._requested, self._nothing_to_acknowledge = None, False
-        elif self._requested is not None and message.answers == self._requested:
-            self._nothing_to_acknowledge = True
 
     def _send_ready(self, start: EpochStart, batches: list[ReadyBatch], last: bool, acknowledge_after: int) -> None:
         """Send batches, as many with one message as its descriptors allow."""
-        self._requested, self._nothing_to_acknowledge = None, False  # of these nothing was requested
         for first in range(0, max(1, len(batches)), MAX_DESCRIPTORS):
             end = first + MAX_DESCRIPTORS
             part = batches[first:end]

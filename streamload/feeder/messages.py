@@ -16,7 +16,6 @@ from streamload.statistics import FeederTotals
 __all__ = [
     "AbandonEpoch",
     "Acknowledge",
-    "AcknowledgeRequest",
     "Answer",
     "Call",
     "Configure",
@@ -90,12 +89,10 @@ class Acknowledge:
     Attributes:
         batches: how many.
         released: the slots.
-        answers: the number of the `AcknowledgeRequest` that this answers, if it does.
     """
 
     batches: int
     released: tuple[int, ...]
-    answers: int | None = None
 
 
 @dataclass(frozen=True)
@@ -132,17 +129,6 @@ class Ready:
     last: bool
     acknowledge_after: int
     totals: FeederTotals
-
-
-@dataclass(frozen=True)
-class AcknowledgeRequest:
-    """The feeder is stalled: acknowledge now, and not later together, which batches have been taken.
-
-    Attributes:
-        number: no other request has it, so that an answer is not taken for one to a later request.
-    """
-
-    number: int
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from typing import Protocol
 import numpy as np
 
 from streamload.limits import (
+    BATCHES_OF_LOOP,
     FREE_SLOTS_BYTES,
     LEAST_FREE_SLOTS,
     MOST_FREE_SLOTS,
@@ -82,7 +83,7 @@ class Slots(Protocol):
         """The slot's descriptor, where it has one."""
 
     def held_bytes(self) -> int:
-        """The memory of all slots in use here."""
+        """The memory of all slots, but for those that the user keeps beyond what a loop needs."""
 
     def close(self) -> None:
         """Release all memory."""
@@ -163,6 +164,7 @@ class SlotPool:
         self._free: list[int] = []
         self._announced: deque[int] = deque()
         self._kept: OrderedDict[int, None] = OrderedDict()
+        self._kept_bytes = 0
         self._made = 0
         self._retired: list[int] = []
 
@@ -208,7 +210,9 @@ class SlotPool:
     def note_taken(self, batches: int) -> None:
         """Note that the trainer has taken so many batches, in the order in which they were announced."""
         for _ in range(batches):
-            self._kept[self._announced.popleft()] = None
+            slot = self._announced.popleft()
+            self._kept[slot] = None
+            self._kept_bytes += self._sizes[slot]
             if len(self._kept) > self._most_kept:
                 self.discard(next(iter(self._kept)))
 
@@ -216,7 +220,7 @@ class SlotPool:
         """Note that no view of these is left in the trainer."""
         for slot in slots:
             if slot in self._kept:  # one that was discarded meanwhile belongs to the trainer alone
-                del self._kept[slot]
+                self._forget_kept(slot)
                 if self._may_stay_free(slot):
                     self._free.append(slot)
                 else:
@@ -231,11 +235,16 @@ class SlotPool:
 
     def discard(self, slot: int) -> None:
         """Never use this slot again; its memory lives on with whoever maps it."""
-        self._kept.pop(slot, None)
+        if slot in self._kept:
+            self._forget_kept(slot)
         os.close(self._descriptors.pop(slot))
         self._held_bytes -= self._sizes.pop(slot)
         self._mapped.pop(slot, None)
         self._retired.append(slot)
+
+    def _forget_kept(self, slot: int) -> None:
+        del self._kept[slot]
+        self._kept_bytes -= self._sizes[slot]
 
     def discard_free(self) -> None:
         """Free the slots kept for later batches."""
@@ -248,8 +257,10 @@ class SlotPool:
         return retired
 
     def held_bytes(self) -> int:
-        """The memory of all slots in use here."""
-        return self._held_bytes
+        """The memory of all slots, but for those that the user keeps beyond what a loop needs."""
+        kept = len(self._kept)
+        of_user = max(0, kept - BATCHES_OF_LOOP)
+        return self._held_bytes - (self._kept_bytes * of_user // kept if of_user else 0)
 
     def close(self) -> None:
         """Close every descriptor; memory that is still mapped elsewhere stays."""
@@ -262,6 +273,7 @@ class SlotPool:
         self._free.clear()
         self._announced.clear()
         self._kept.clear()
+        self._kept_bytes = 0
 
 
 class HeapSlots:
@@ -317,7 +329,7 @@ class HeapSlots:
         raise LookupError(f"slot {slot} is heap memory")
 
     def held_bytes(self) -> int:
-        """The memory of all slots in use here."""
+        """The memory of all slots that have not been leased."""
         return sum(len(memory) for memory in self._memory.values())
 
     def close(self) -> None:

@@ -177,9 +177,13 @@ class Epoch:
         return self._owes and not self._wrapped and self.exhausted and self.batcher.empty
 
     @property
-    def idle(self) -> bool:
-        """Whether no task is in flight, and the trainer has taken every released batch."""
-        return not self.busy and self.batcher.outstanding == self.batcher.kept
+    def blocked(self) -> bool:
+        """Whether nothing can be done of it before more bytes are resident.
+
+        Raises:
+            StreamloadError: they cannot be fetched.
+        """
+        return not self.busy and self._scheduler.blocked
 
     @property
     def busy(self) -> bool:
@@ -350,9 +354,9 @@ class Epochs:
         return self._next is not None and (self._requested is None or self._requested.exhausted)
 
     @property
-    def waits(self) -> bool:
-        """Whether the requested epoch is blocked until more bytes are resident."""
-        return self._requested is not None and self._requested.idle and not self._requested.ended
+    def blocked(self) -> bool:
+        """Whether nothing can be done of the requested epoch before more bytes are resident; see `Epoch.blocked`."""
+        return self._requested is not None and self._requested.blocked
 
     @property
     def busy(self) -> bool:

@@ -85,6 +85,18 @@ class Lookahead:
         return self._planned_all and not self._blocks and not self._located
 
     @property
+    def blocked(self) -> bool:
+        """Whether the next batch waits for its bytes, or for those of a shard whose samples are not counted.
+
+        Raises:
+            StreamloadError: they cannot be fetched.
+        """
+        if self._parts is None or not self._located:
+            return not self._planned_all and not self._blocks
+        planned, _ = self._located[0]
+        return not self._parts.there(planned.parts[self._next_batch])
+
+    @property
     def in_block(self) -> bool:
         """Whether the next batch belongs to the same block as the previous one."""
         return bool(self._next_batch)

@@ -12,7 +12,7 @@ from streamload.decode.tasks import Piece, PieceDone, RowsDone, RowTask, ScanTas
 from streamload.errors import StreamloadError
 from streamload.fetch.prerequisites import Prerequisites
 from streamload.index.tables import Tables
-from streamload.limits import SCHEDULED_SHARDS_SHARE, SLOTS_SHARE
+from streamload.limits import BATCHES_OF_LOOP, SCHEDULED_SHARDS_SHARE, SLOTS_SHARE
 from streamload.memory.slots import ALIGNMENT_BYTES, Slots, round_up
 from streamload.memory.unnamed import descriptor_limit
 from streamload.order.epoch_start import EpochStart
@@ -41,7 +41,6 @@ Source = tuple[PlannedRows, int]
 RowBatch = OpenBatch[Source, PieceDone]
 RowBatcher = Batcher[Source, PieceDone]
 
-_BATCHES_OF_LOOP = 2
 _TASK_S = 0.010
 _LONGEST_PART_S = 0.100
 _RUN_BYTES = 20 << 20
@@ -110,7 +109,7 @@ class Learned:
     @property
     def reserved_bytes(self) -> int:
         """Bytes of all batches that may exist at once: the loop holds two while it gets the next one."""
-        return (self.outstanding + _BATCHES_OF_LOOP) * self.batch_bytes if self.outstanding else 0
+        return (self.outstanding + BATCHES_OF_LOOP) * self.batch_bytes if self.outstanding else 0
 
     def expect_values(self, size_bytes: int) -> None:
         """Note that a batch's values of unlike sizes take so many bytes in its slot, and as many again outside."""
@@ -249,6 +248,17 @@ class Scheduler:
         """
         return self._ahead.exhausted and self._scheduling is None and not self._waits_for_first_row
 
+    @property
+    def blocked(self) -> bool:
+        """Whether the next task waits for bytes.
+
+        Raises:
+            StreamloadError: they cannot be fetched.
+        """
+        if self._again:
+            return not self._ahead.resident(self._again[0].source)
+        return self._scheduling is None and self._ahead.blocked
+
     def wrap_round(self) -> None:
         """Go on from the start of the order, one batch at a time, until `close`; every batch must be complete."""
         self._ahead.close()
@@ -360,7 +370,7 @@ class Scheduler:
         if self._most_slot_bytes is not None:
             known = self._learned.row_s is not None or not self._whole  # otherwise the first batch shows their size
             by_bytes = self._most_slot_bytes // self._learned.batch_bytes if known else 1
-            most = min(most, max(1, by_bytes - _BATCHES_OF_LOOP))
+            most = min(most, max(1, by_bytes - BATCHES_OF_LOOP))
         # A run waits until all of it fits, and the loop has not acknowledged up to a fifth of what is outstanding.
         return TaskSize(size.parts, min(size.run, max(1, most // 2)), min(size.outstanding, most))
 

@@ -95,8 +95,8 @@ class Connection(Protocol):
     def note_taken(self, batches: int, acknowledge_after: int = 1, /) -> None:
         """Note that so many batches were taken; the next message acknowledges them, or this once there are enough."""
 
-    def flush(self, *, answers: int | None = None) -> None:
-        """Send all queued messages now; in answer to an `AcknowledgeRequest`, also where nothing was taken."""
+    def flush(self) -> None:
+        """Send all queued messages now."""
 
     def lease(self, slot: int) -> Bytes:
         """The memory of a batch, as much as it takes at least."""
@@ -305,14 +305,12 @@ class FeederProcess:
         if self._unacknowledged >= acknowledge_after:
             self.flush()
 
-    def flush(self, *, answers: int | None = None) -> None:
+    def flush(self) -> None:
         """Acknowledge the batches that were taken and the slots that are free, and send all queued messages."""
-        if self._unacknowledged or answers is not None:
+        if self._unacknowledged:
             released = self._slots.released
             unacknowledged, self._unacknowledged = self._unacknowledged, 0
-            self._unsent.append(
-                Acknowledge(unacknowledged, tuple(released.pop() for _ in range(len(released))), answers)
-            )
+            self._unsent.append(Acknowledge(unacknowledged, tuple(released.pop() for _ in range(len(released)))))
         self._send_unsent()
 
     def _send_unsent(self) -> None:

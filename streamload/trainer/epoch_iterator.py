@@ -13,7 +13,7 @@ import numpy as np
 
 from streamload.decode.failure import Attempt, error_from
 from streamload.errors import LoaderClosedError, SampleError, WorkerError
-from streamload.feeder.messages import AcknowledgeRequest, Failed, Ready
+from streamload.feeder.messages import Failed, Ready
 from streamload.memory.mapped import Bytes
 from streamload.order.epoch_start import EpochStart
 from streamload.schedule.epoch import ReadyBatch
@@ -399,10 +399,6 @@ class EpochIterator(Iterator[Any]):
                 else:
                     self._release(message.batches)
                 self._batch_builder.skipped_members.look_at(message.totals.skipped_members)
-            case AcknowledgeRequest():
-                if self._mover is not None:
-                    self._mover.close()  # requested where nothing goes on without the memory that copies read
-                self.connection.flush(answers=message.number)
             case Failed(start=(number, _, _) as start) if start != self._start and number <= self._start[0]:
                 # It has failed in work that nobody wants any more, and does no other.
                 self.connection.close()

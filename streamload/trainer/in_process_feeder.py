@@ -183,7 +183,7 @@ class InProcessFeeder:
         with self._working:
             self._feeder.handle(Acknowledge(batches, ()))
 
-    def flush(self, *, answers: int | None = None) -> None:
+    def flush(self) -> None:
         """Do nothing: every message is sent at once."""
 
     def lease(self, slot: int) -> Bytes:

@@ -10,7 +10,7 @@ from typing import Any
 from streamload.decode.open_shards import OpenShards
 from streamload.decode.tasks import PieceDone, RowsDone, RowTask, ScanTask, ShardOpened, Task, WorkSeconds
 from streamload.feeder.feeder import Feeder
-from streamload.feeder.messages import Acknowledge, AcknowledgeRequest, Configure, EpochStart, Ready
+from streamload.feeder.messages import Acknowledge, Configure, EpochStart, Ready
 from streamload.fetch.budget import budget_for
 from streamload.fetch.fetch_options import Fetching
 from streamload.fetch.fetcher import Fetcher
@@ -151,13 +151,10 @@ class FeederByHand:
             await asyncio.sleep(0)
 
     async def acknowledged_all(self) -> None:
-        """The same, when the trainer has taken all, and has said so as often as it was requested."""
+        """The same, when the trainer has taken all."""
         await self.settled()
-        while self.sent and isinstance(self.sent[-1], AcknowledgeRequest | Ready):
-            sent = len(self.sent)
-            self.take_all()
-            await self.settled()
-            assert len(self.sent) > sent, "it is not requested again, and nothing has failed"
+        self.take_all()
+        await self.settled()
 
     async def begin(self, tasks: int, epoch: int = 0) -> list[RowTask]:
         """Begin an epoch; its first so many tasks."""
@@ -203,12 +200,10 @@ class FeederByHand:
         return [batch for message in self.sent if isinstance(message, Ready) for batch in message.batches]
 
     def take_all(self) -> None:
-        """The trainer takes what it has not taken yet, or says that there is nothing."""
+        """The trainer takes what it has not taken yet."""
         untaken, self._taken = len(self.batches()) - self._taken, len(self.batches())
         if untaken:
             self.feeder.handle(Acknowledge(untaken, ()))
-        elif self.sent and isinstance(self.sent[-1], AcknowledgeRequest):
-            self.feeder.handle(Acknowledge(0, (), answers=self.sent[-1].number))
 
 
 def with_feeder(

@@ -7,7 +7,7 @@ from feeder_by_hand import FeederByHand, with_feeder
 from streamload.decode.failure import error_from
 from streamload.errors import StorageError
 from streamload.feeder.calls import COUNT_SAMPLES
-from streamload.feeder.messages import Acknowledge, Call, EpochStart, Failed
+from streamload.feeder.messages import Call, EpochStart, Failed
 from streamload.fetch.parts import PART_BYTES
 
 ONE_PART_BYTES = 10_000_000
@@ -22,48 +22,37 @@ def failure(by_hand: FeederByHand) -> Exception:
     return error_from(failed.failure)
 
 
-def test_a_stalled_feeder_requests_an_acknowledgement_after_each_announcement(url: str) -> None:
-    """It has nothing to tell as long as a batch is being made; and unasked, it would tell of several together."""
+def test_a_batch_that_never_fits_is_an_error_when_those_before_it_are_announced(url: str) -> None:
+    """Whether the trainer has taken them does not matter."""
 
     async def body(by_hand: FeederByHand) -> None:
         (task,) = await by_hand.begin(1)
         await by_hand.settled()
         assert by_hand.fetcher.stalled
-        assert by_hand.kinds() == ["AcknowledgeRequest"]
+        assert by_hand.kinds() == []
         by_hand.answer(task)
         await by_hand.settled()
-        assert by_hand.kinds() == ["AcknowledgeRequest", "Ready", "AcknowledgeRequest"]
-        by_hand.take_all()
-        assert by_hand.kinds()[3:] == ["AcknowledgeRequest"]
-        by_hand.take_all()
-        assert by_hand.kinds()[4:] == ["Failed"]
+        assert by_hand.kinds() == ["Ready", "Failed"]
         assert isinstance(failure(by_hand), StorageError)
         assert "too small" in str(failure(by_hand))
 
     with_feeder(url, body, batch_size=1, budget_bytes=ONE_PART_BYTES)
 
 
-def test_an_acknowledgement_from_before_an_announcement_does_not_count_for_it(url: str) -> None:
-    """The trainer had nothing to tell, and has since got a batch: asked no more, it would take it and not tell."""
+def test_a_trainer_that_takes_its_time_is_waited_for(url: str) -> None:
+    """What later batches need does not fit, but the next one needs only what is there, and that the trainer goes on."""
 
     async def body(by_hand: FeederByHand) -> None:
         (task,) = await by_hand.begin(1)
+        by_hand.answer(task, size_bytes=2 * BATCH_BYTES)
         await by_hand.settled()
-        assert by_hand.kinds() == ["AcknowledgeRequest"]
-        by_hand.slots.more_bytes = -ONE_PART_BYTES
-        by_hand.answer(task)
-        assert by_hand.kinds() == ["AcknowledgeRequest", "Ready"], "there is room, for all that is known"
-        by_hand.feeder.handle(Acknowledge(0, (), answers=by_hand.sent[0].number))
-        by_hand.slots.more_bytes = ONE_PART_BYTES
-        await by_hand.settled()
-        assert by_hand.kinds() == ["AcknowledgeRequest", "Ready", "AcknowledgeRequest"]
-        by_hand.feeder.handle(Acknowledge(1, (), answers=by_hand.sent[-1].number))
-        assert by_hand.kinds()[3:] == ["AcknowledgeRequest"]
-        by_hand.feeder.handle(Acknowledge(0, (), answers=by_hand.sent[-1].number))
-        assert by_hand.kinds()[4:] == ["Failed"]
-        assert "too small" in str(failure(by_hand))
+        assert by_hand.fetcher.stalled
+        assert by_hand.kinds() == ["Ready"]
+        assert len(by_hand.pool.tasks) == 1, "no other batch may be outstanding"
+        by_hand.take_all()
+        await by_hand.dealt_out(2)
 
-    with_feeder(url, body, batch_size=1, budget_bytes=ONE_PART_BYTES, works_ahead=True)
+    with_feeder(url, body, batch_size=1, budget_bytes=2 * PART_BYTES + 3 * 2 * BATCH_BYTES)
 
 
 def test_a_scan_that_had_to_wait_for_a_worker_is_not_waited_for_when_it_is_over(plain_url: str) -> None:
@@ -110,13 +99,11 @@ def test_counting_waits_for_the_batches_that_are_being_made(plain_url: str) -> N
 
 def test_what_is_known_is_counted_whatever_there_is_room_for(url: str) -> None:
     async def body(by_hand: FeederByHand) -> None:
-        (task,) = await by_hand.begin(1)
-        by_hand.answer(task)
+        await by_hand.begin(1)
         await by_hand.settled()
         assert by_hand.fetcher.stalled
         by_hand.feeder.handle(Call(0, COUNT_SAMPLES))
-        assert "Answer" in by_hand.kinds()
-        assert "Failed" not in by_hand.kinds()
+        assert by_hand.kinds() == ["Answer"]
 
     with_feeder(url, body, batch_size=1, budget_bytes=ONE_PART_BYTES, works_ahead=True)
 
