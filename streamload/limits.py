@@ -12,6 +12,7 @@ __all__ = [
     "BLOCK_ROWS",
     "CACHED_SHARDS_SHARE",
     "CALLER_SHARDS_SHARE",
+    "DECOMPRESSED_AT_ONCE",
     "EXPANSION_SHARE",
     "FETCHED_SHARDS_SHARE",
     "FIRST_BLOCK_ROWS",
@@ -77,6 +78,9 @@ GUESSED_PARTS, GUESSED_PARTS_SHARE = 32, 4
 
 SCANNED_PARTS, SCANNED_PARTS_SHARE = 32, 4
 """The most parts that scans hold ahead of the one that is read, and their share of the budget."""
+
+DECOMPRESSED_AT_ONCE = 4
+"""Compressed shards that are decompressed side by side for scans: each on a thread, and no faster than that."""
 
 TABLES_SHARE, LEAST_TABLES_BYTES, MOST_TABLES_BYTES = 16, 32 << 20, 256 << 20
 """The share of the budget that bounds the tables held in memory, and the bounds of that; without a budget the most."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from streamload.fetch.fetcher import Fetcher
 from streamload.fetch.parts import PART_BYTES, part_key, shard_and_number
 from streamload.index.tables import Tables
-from streamload.limits import SCANNED_PARTS, SCANNED_PARTS_SHARE
+from streamload.limits import DECOMPRESSED_AT_ONCE, SCANNED_PARTS, SCANNED_PARTS_SHARE
 from streamload.schedule.scans import Scans
 
 __all__ = ["ScanFeed"]
@@ -26,9 +26,9 @@ class ScanFeed:
         self._fetcher = fetcher
         self._held: dict[int, range] = {}
         # Those that come later must not take the room of those that come first.
-        self._parts_ahead = max(
-            1, min(SCANNED_PARTS, fetcher.ledger.budget_bytes // (SCANNED_PARTS_SHARE * PART_BYTES))
-        )
+        most_bytes = fetcher.ledger.budget_bytes // SCANNED_PARTS_SHARE
+        self._parts_ahead = max(1, min(SCANNED_PARTS, most_bytes // PART_BYTES))
+        self._decompressed_at_once = max(1, min(DECOMPRESSED_AT_ONCE, most_bytes // (2 * PART_BYTES)))
 
     def pump(self) -> bool:
         """Request the parts needed now, and notify the scans of what has arrived.
@@ -43,12 +43,14 @@ class ScanFeed:
         for shard in [shard for shard in self._held if not self._scans.is_wanted(shard)]:
             self._hold(shard, range(0))
         found, left, looked_at = False, self._parts_ahead, set[int]()
+        decompressed = self._decompressed_at_once
         for shard in self._scans.wanted():
-            if left <= 0:
+            if left <= 0 or decompressed <= 0:
                 break  # thousands may follow, of which nothing has been requested
             looked_at.add(shard)
             known, left = self._look(shard, left)
             found = found or known
+            decompressed -= self._fetcher.state_of(shard).compression is not None
         for shard in sorted(self._held.keys() - looked_at):
             found = self._look(shard, 0)[0] or found
         return found
@@ -88,8 +90,6 @@ class ScanFeed:
             return True, left
         if left > 0:
             left -= self._want(shard, start // PART_BYTES, -(-end // PART_BYTES), total, left)
-            if total is None and self._fetcher.state_of(shard).compression is not None:
-                left = 0  # one shard at a time: its end is unknown until it is decompressed
         return False, left
 
     def _want(self, shard: int, first: int, come: int, total: int | None, most: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from feeder_by_hand import FeederByHand, with_feeder
 
 from streamload.decode.failure import error_from
@@ -159,3 +160,16 @@ def test_parts_that_are_needed_later_are_freed_where_batches_grow(url: str) -> N
         assert ledger.used_bytes <= 2 * PART_BYTES
 
     with_feeder(url, body, batch_size=1, budget_bytes=THREE_PARTS_BYTES)
+
+
+@pytest.mark.parametrize(("budget_bytes", "at_once"), [(200_000_000, {0, 1}), (THREE_PARTS_BYTES, {0})])
+def test_compressed_shards_are_decompressed_side_by_side_where_there_is_room(
+    gz_url: str, budget_bytes: int, at_once: set[int]
+) -> None:
+    async def body(by_hand: FeederByHand) -> None:
+        by_hand.feeder.handle(Call(0, COUNT_SAMPLES))
+        await by_hand.until(lambda: {scan.shard for scan in by_hand.pool.scans} == at_once)
+        await by_hand.settled()
+        assert {scan.shard for scan in by_hand.pool.scans} == at_once
+
+    with_feeder(gz_url, body, batch_size=1, budget_bytes=budget_bytes)
