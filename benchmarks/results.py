@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from peers import CEILINGS, PEERS, STREAMLOAD
+from peers import CEILINGS, OWN_FUNCTIONS, PEERS, STREAMLOAD
 
 Run = dict[str, float]
 
@@ -65,5 +65,5 @@ class Results:
 
     def peers(self, workload: str, allowed: Callable[[str], bool] = lambda _: True) -> list[str]:
         """The other loaders that were measured on it."""
-        ours = (STREAMLOAD, *CEILINGS)
+        ours = (STREAMLOAD, OWN_FUNCTIONS, *CEILINGS)
         return [loader for loader in self.loaders(workload) if loader not in ours and allowed(loader)]

@@ -64,6 +64,7 @@ class Peer:
 
 
 STREAMLOAD = "streamload"
+OWN_FUNCTIONS = "streamload, the user's functions"
 CEILING = "ceiling"
 AT_ONCE = "ceiling, shuffled, at once"
 CEILINGS = (CEILING, "ceiling, shuffled", AT_ONCE)
@@ -74,6 +75,7 @@ PEERS = {
     "ceiling, shuffled": Peer("ceiling", "Shuffled", "numpy", reshuffles=False),
     AT_ONCE: Peer("ceiling", "AtOnce", "numpy", reshuffles=False),
     STREAMLOAD: Peer("own", "Streamload", "streamload"),
+    OWN_FUNCTIONS: Peer("own", "OwnFunctions", "streamload"),
     "WebDataset": Peer("wds", "Documented", "webdataset"),
     "WebDataset, not mixed": Peer("wds", "NotMixed", "webdataset"),
     "LitData": Peer("lit", "LitData", "litdata"),

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from decoding import CROP
+from decoding import CROP, decoders
 from workloads import Workload
 
 from peers import WORKERS
@@ -19,15 +19,17 @@ class Streamload:
     processes = 1
 
     def __init__(self, workload: Workload) -> None:
-        transform = {"jpg": RandomResizedCrop(CROP)} if "jpg" in workload.fields else None
         self._loader = StreamLoader(
             workload.shards(),
             workload.batch_size,
             shuffle=True,
             fields=workload.fields,
-            transform=transform,
             num_workers=WORKERS,
+            **self._functions(workload.fields),
         )
+
+    def _functions(self, fields: Sequence[str]) -> dict[str, Any]:
+        return {"transform": {"jpg": RandomResizedCrop(CROP)}} if "jpg" in fields else {}
 
     @staticmethod
     def prepare(workload: Workload) -> None:
@@ -38,3 +40,10 @@ class Streamload:
 
     def close(self) -> None:
         self._loader.close()
+
+
+class OwnFunctions(Streamload):
+    """Given the same function for each field as all others, as one with decoders of their own would give it."""
+
+    def _functions(self, fields: Sequence[str]) -> dict[str, Any]:
+        return {"decode": dict(zip(fields, decoders(fields), strict=True))}
