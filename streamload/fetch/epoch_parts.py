@@ -36,7 +36,7 @@ class _Passed:
 
 
 class EpochParts:
-    """Wants, uses and pins parts for one epoch.
+    """Wants, uses and keeps parts for one epoch.
 
     Args:
         fetcher: fetches them.
@@ -48,7 +48,7 @@ class EpochParts:
         self._fetcher = fetcher
         self._plan = plan
         self._tables = tables
-        self._pinned: dict[int, set[int]] = {}
+        self._unpassed: dict[int, set[int]] = {}
         self._extents: dict[int, _Extent] = {}
         self._keeping: set[int] = set()
         self._kept: dict[int, set[int]] = {}
@@ -91,9 +91,9 @@ class EpochParts:
         self._fetcher.ledger.use(keys)
         for key in keys:
             shard, number = shard_and_number(key)
-            if key not in self._pinned.get(shard, ()) and not self._is_passed(shard, number):
-                self._pinned.setdefault(shard, set()).add(key)
-                self._fetcher.ledger.pin(key)
+            if key not in self._unpassed.get(shard, ()) and not self._is_passed(shard, number):
+                self._unpassed.setdefault(shard, set()).add(key)
+                self._fetcher.ledger.hold((key,))
 
     def done(self, keys: Collection[int]) -> None:
         """A batch that was scheduled was made, or is not wanted any more."""
@@ -112,10 +112,10 @@ class EpochParts:
 
     def advance(self) -> None:
         """The plan has gone on: release what no later row needs."""
-        for shard in [shard for shard in {**self._pinned, **self._kept} if self._has_moved(shard)]:
-            for key in [*self._pinned.get(shard, ())]:
+        for shard in [shard for shard in {**self._unpassed, **self._kept} if self._has_moved(shard)]:
+            for key in [*self._unpassed.get(shard, ())]:
                 if self._is_passed(shard, shard_and_number(key)[1]):
-                    self._unpin(shard, key)
+                    self._let_go(shard, key)
             for key in [*self._kept.get(shard, ())]:
                 if self._is_passed(shard, shard_and_number(key)[1]):
                     self._unkeep(shard, key)
@@ -128,9 +128,9 @@ class EpochParts:
         if self._stop_listening is not None:
             self._stop_listening()
             self._stop_listening = None
-        for shard in list(self._pinned):
-            for key in list(self._pinned[shard]):
-                self._unpin(shard, key)
+        for shard in list(self._unpassed):
+            for key in list(self._unpassed[shard]):
+                self._let_go(shard, key)
         for shard in list(self._kept):
             for key in list(self._kept[shard]):
                 self._unkeep(shard, key)
@@ -154,15 +154,15 @@ class EpochParts:
             self._forget_unused(shard)
         self._fetcher.ledger.unkeep(key)
 
-    def _unpin(self, shard: int, key: int) -> None:
-        self._pinned[shard].discard(key)
-        if not self._pinned[shard]:
-            del self._pinned[shard]
+    def _let_go(self, shard: int, key: int) -> None:
+        self._unpassed[shard].discard(key)
+        if not self._unpassed[shard]:
+            del self._unpassed[shard]
             self._forget_unused(shard)
-        self._fetcher.ledger.unpin(key)
+        self._fetcher.ledger.release((key,))
 
     def _forget_unused(self, shard: int) -> None:
-        if shard not in self._pinned and shard not in self._kept:
+        if shard not in self._unpassed and shard not in self._kept:
             self._extents.pop(shard, None)
             self._passed.pop(shard, None)
 

@@ -119,7 +119,7 @@ class Fetcher:
         return self.there([key for key in keys if shard_and_number(key)[0] in self.fetched])
 
     def freed(self) -> None:
-        """Something is not held or pinned any more, so there may be room again."""
+        """Something is not held any more, so there may be room again."""
         self._missing = None
         if self.ledger.waiting or self.ledger.has_free:
             self._wake()

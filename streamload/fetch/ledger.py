@@ -19,11 +19,11 @@ class PartLedger:
     """Keeps account of parts by their keys (`parts.part_key`).
 
     A part is *reserved* for batches that are planned, in their order. It is *held* from the moment such a batch is
-    scheduled until it is made, and *pinned* by an epoch that has used it and may still use it again. What is neither
-    held nor pinned may be freed: first what nobody has a use for, then what is *kept* for rows that are not
-    planned yet, then what is reserved for a later batch than the one that needs the room. As long as there is room
-    everything stays, so in a dataset that is smaller than the budget nothing is fetched twice. A part that takes no
-    memory, because it lies on the disk, has no reason to stay.
+    scheduled until it is made, and by an epoch that has used it until all its samples are passed. What is not held may
+    be freed: first what nobody has a use for, then what is *kept* for rows that are not planned yet, then what is
+    reserved for a later batch than the one that needs the room. As long as there is room everything stays, so in a
+    dataset that is smaller than the budget nothing is fetched twice. A part that takes no memory, because it lies on
+    the disk, has no reason to stay.
 
     Args:
         budget_bytes: what all parts that are there or in flight may take together, beside what others take.
@@ -36,7 +36,6 @@ class PartLedger:
         self._present: set[int] = set()
         self._coming: set[int] = set()
         self._holds: Counter[int] = Counter()
-        self._pins: Counter[int] = Counter()
         self._kept: set[int] = set()
         self._rank: dict[int, int] = {}
         self._reserved: dict[int, deque[int]] = {}
@@ -84,7 +83,7 @@ class PartLedger:
 
     def is_needed(self, key: int) -> bool:
         """Whether anyone has a use for the part, or it is on the way to one that has."""
-        needs: tuple[Iterable[int], ...] = (self._holds, self._pins, self._reserved, self._prerequisites)
+        needs: tuple[Iterable[int], ...] = (self._holds, self._reserved, self._prerequisites)
         return any(key in each for each in needs)
 
     def is_reserved(self, key: int) -> bool:
@@ -160,16 +159,10 @@ class PartLedger:
     def release(self, keys: Iterable[int]) -> None:
         """Undo `hold` or `use` once."""
         for key in keys:
-            self._less(self._holds, key)
-
-    def pin(self, key: int) -> None:
-        """Keep this one until it is unpinned as often as it was pinned."""
-        self._pins[key] += 1
-        self._not_idle(key)
-
-    def unpin(self, key: int) -> None:
-        """Undo `pin` once."""
-        self._less(self._pins, key)
+            self._holds[key] -= 1
+            if self._holds[key] <= 0:
+                del self._holds[key]
+                self._idle_if_unneeded(key)
 
     def expect_rows(self, shard: int) -> None:
         """Rows of this shard will be planned, after those of all shards of which this was said before."""
@@ -291,14 +284,8 @@ class PartLedger:
     def _rank_of(self, key: int) -> int:
         return self._rank.get(shard_and_number(key)[0], self._turn)
 
-    def _less(self, counter: Counter[int], key: int) -> None:
-        counter[key] -= 1
-        if counter[key] <= 0:
-            del counter[key]
-            self._idle_if_unneeded(key)
-
     def _idle_if_unneeded(self, key: int) -> None:
-        if key in self._present and key not in self._holds and key not in self._pins and key not in self._idle:
+        if key in self._present and key not in self._holds and key not in self._idle:
             self._idle.add(key)
             self._sort_in(key)
 

@@ -60,16 +60,16 @@ def test_what_a_batch_uses_stays_until_it_is_made() -> None:
     assert not ledger.is_present(first[0])
 
 
-def test_what_an_epoch_pins_stays_until_it_is_passed() -> None:
+def test_what_an_epoch_holds_stays_until_it_is_passed() -> None:
     ledger = PartLedger(10)
     first = batch(ledger, 0)
     batch(ledger, 1)
     fetch(ledger)
     ledger.use(first)
-    ledger.pin(first[0])
+    ledger.hold([first[0]])
     ledger.release(first)
     assert fetch(ledger) is None
-    ledger.unpin(first[0])
+    ledger.release([first[0]])
     assert fetch(ledger) == keys(1)[0]
 
 

@@ -26,7 +26,7 @@ class Epochs(RuleBasedStateMachine):
         self.planned: list[list[int]] = []
         self.dealt: list[list[int]] = []
         self.held: list[list[int]] = []
-        self.pinned: Counter[int] = Counter()
+        self.unpassed: Counter[int] = Counter()
         self.kept: set[int] = set()
         self.coming: set[int] = set()
         self.there: dict[int, int] = {}
@@ -42,14 +42,14 @@ class Epochs(RuleBasedStateMachine):
         self.failed.difference_update(keys)
 
     @precondition(lambda self: self.planned and self.ledger.are_present(self.planned[0]))
-    @rule(pins=st.booleans())
-    def deal(self, pins: bool) -> None:
+    @rule(stays=st.booleans())
+    def deal(self, stays: bool) -> None:
         keys = self.planned.pop(0)
         self.ledger.use(keys)
         self.dealt.append(keys)
-        for key in keys if pins else ():
-            self.ledger.pin(key)
-            self.pinned[key] += 1
+        for key in keys if stays else ():
+            self.ledger.hold([key])
+            self.unpassed[key] += 1
 
     @precondition(lambda self: self.dealt)
     @rule()
@@ -61,12 +61,12 @@ class Epochs(RuleBasedStateMachine):
     def give_up_the_last(self) -> None:
         self.ledger.cancel(self.planned.pop())
 
-    @precondition(lambda self: self.pinned)
+    @precondition(lambda self: self.unpassed)
     @rule(data=st.data())
     def pass_by(self, data: st.DataObject) -> None:
-        key = data.draw(st.sampled_from(sorted(self.pinned)))
-        self.ledger.unpin(key)
-        self.pinned -= Counter([key])
+        key = data.draw(st.sampled_from(sorted(self.unpassed)))
+        self.ledger.release([key])
+        self.unpassed -= Counter([key])
 
     # -- scans
 
@@ -159,7 +159,7 @@ class Epochs(RuleBasedStateMachine):
     @invariant()
     def whatever_is_needed_is_there_or_will_come(self) -> None:
         planned = {key for keys in self.planned for key in keys}
-        for key in planned | self.held_keys() | set(self.pinned):
+        for key in planned | self.held_keys() | set(self.unpassed):
             assert key in self.failed or self.ledger.is_expected(key)
 
     @invariant()
@@ -175,11 +175,11 @@ class Epochs(RuleBasedStateMachine):
             self.give_up_the_last()
         for keys in self.dealt + self.held:
             self.ledger.release(keys)
-        for key in self.pinned.elements():
-            self.ledger.unpin(key)
+        for key in self.unpassed.elements():
+            self.ledger.release([key])
         for key in set(self.kept):
             self.unkeep(key)
-        self.dealt, self.held, self.pinned = [], [], Counter()
+        self.dealt, self.held, self.unpassed = [], [], Counter()
         for key in sorted(self.coming):
             self.ledger.arrived(key, SIZE)
             self.there[key] = SIZE
@@ -194,7 +194,7 @@ class Epochs(RuleBasedStateMachine):
     # -- inside
 
     def in_use(self) -> set[int]:
-        return self.held_keys() | set(self.pinned)
+        return self.held_keys() | set(self.unpassed)
 
     def held_keys(self) -> set[int]:
         return {key for keys in self.dealt + self.held for key in keys}
