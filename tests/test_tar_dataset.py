@@ -438,7 +438,7 @@ def test_an_answer_that_nobody_waited_for_is_not_taken_for_another(
 ) -> None:
     with TarDataset("s3://by-number/indexed", fields=("cls",), storage_options=bucket.options) as dataset:
         assert dataset[0] == (0,)
-        monkeypatch.setattr(Channel, "receive", interrupted)
+        monkeypatch.setattr(Channel, "wait", interrupted)
         with pytest.raises(KeyboardInterrupt):  # the request has been sent by then
             dataset[1]
         monkeypatch.undo()
