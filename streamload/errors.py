@@ -202,7 +202,7 @@ class CollateError(SampleError):
 
 
 class WorkerError(StreamloadError):
-    """The feeder or a worker process could not be started, or died, or did not answer in time."""
+    """A feeder or worker process could not be started, or several died in turn, or none answered in time."""
 
 
 class LoaderStateError(StreamloadError):

@@ -27,7 +27,6 @@ from streamload.statistics import Meter, Statistics
 from streamload.text import counted
 from streamload.trainer.async_epoch_iterator import AsyncEpochIterator, end_of_processes
 from streamload.trainer.batch_builder import BatchBuilder
-from streamload.trainer.connection import Connection
 from streamload.trainer.device import Mover, device_for
 from streamload.trainer.epoch_iterator import Cursor, EpochIterator
 from streamload.trainer.feeder_client import NamedClasses, named_places
@@ -48,8 +47,9 @@ class StreamLoader(NamedClasses):
     A feeder process and `num_workers` worker processes are started with the first pass and kept until the loader is
     closed, also where a pass is left early (`break`, an exception in the loop's body): then the rest of its epoch is
     given up, and the next pass is the next epoch. An error of the loader's own, and Ctrl-C while a batch is waited for,
-    end them; the next pass starts others. In the process that iterates, no thread is started. Within an event loop,
-    `async for` and `async with` do the same, and other coroutines run meanwhile.
+    end them; the next pass starts others. One that dies is replaced, and the epoch goes on with the same batches. In
+    the process that iterates, no thread is started. Within an event loop, `async for` and `async with` do the same, and
+    other coroutines run meanwhile.
 
     Args:
         urls: paths, or patterns with braces (`train-{000000..000123}.tar`), `::` or globs, or a folder of shards; one
@@ -333,9 +333,8 @@ class StreamLoader(NamedClasses):
         if position and last_position() <= position:  # one that lies behind the end is refused
             self._nothing_left.explain_resumed_end(epoch)
         self._nothing_left.look_at(start, self._sampling.samples_of(start, self._counts))
-        connection = self._link.connect(self._lanes)
         begun_ahead = start.numbers is None and self._cursor.goes_on_at(epoch, position)
-        (connection.send_later if begun_ahead else connection.send)(start)
+        connection = self._link.begin(start, self._lanes, at_once=not begun_ahead)
         self._cursor = Cursor(epoch, position)
         begun = EpochIterator(
             start,
@@ -343,7 +342,7 @@ class StreamLoader(NamedClasses):
             self._batch_builder,
             self._cursor,
             self._meter,
-            begin_again=partial(self._begin_again, start),
+            begin_again=lambda start, check: self._link.begin(start, self._lanes, check=check),
             last_position=last_position,
             on_nothing=partial(self._explain_nothing, start),
             timeout_s=self._options.timeout or None,
@@ -455,11 +454,6 @@ class StreamLoader(NamedClasses):
                 self._sampling.check_counts(counts)
                 self._counts = counts
             return self._counts
-
-    def _begin_again(self, start: EpochStart) -> Connection:
-        connection = self._link.connect(self._lanes)
-        connection.send(start)
-        return connection
 
     def _last_position(self, start: EpochStart) -> float:
         return self._sampling.last_position(start, self._counts, self._link.settings(self._lanes).order)

@@ -33,6 +33,7 @@ from streamload.order.plan import RowBlock
 from streamload.schedule.planned import PlannedRows, locate
 from streamload.tar.scan import labels_of, scan_file
 from streamload.tar.table import ShardTable
+from streamload.trainer.connection import with_another_feeder
 from streamload.trainer.feeder_client import FeederClient
 
 __all__ = ["RandomAccess"]
@@ -258,11 +259,15 @@ class RandomAccess:
 
     def _read_remotely(self, function: str, wanted: Sequence[Any]) -> Sequence[Any]:
         """What a function of the client's reader returns, which is opened again in a new process."""
-        if (peer := self._client.connect()) is not self._reader:
-            self._client.call("open_reader", self._listing, self._storages)
-            self._reader = peer
-        read: Sequence[Any] = self._client.call(function, wanted)
-        return read
+
+        def attempt() -> Sequence[Any]:
+            if (peer := self._client.connect()) is not self._reader:
+                self._client.call_once("open_reader", self._listing, self._storages)
+                self._reader = peer
+            read: Sequence[Any] = self._client.call_once(function, wanted)
+            return read
+
+        return with_another_feeder(attempt)
 
 
 def _places(table: RowTable, opened: dict[int, OpenShards]) -> list[tuple[int, int, int]]:

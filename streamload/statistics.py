@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from streamload.decode.tasks import RowsDone, ScanDone
 from streamload.text import counted
@@ -26,7 +27,7 @@ class Stage:
 
 @dataclass(slots=True)
 class FeederTotals:
-    """What the feeder adds up since the loader was made."""
+    """What a feeder adds up."""
 
     payload_bytes: int = 0
     plan_s: float = 0.0
@@ -52,6 +53,18 @@ class FeederTotals:
         self.collate_s += seconds.collate
         self.workers_waited_s += seconds.waited
 
+    def plus(self, other: FeederTotals) -> FeederTotals:
+        """What two feeders, one after the other, have added up; members that both have skipped are the same ones."""
+        names = {each.name for each in fields(self)} - {"skipped_members"}
+        reasons = {**self.skipped_members, **other.skipped_members}
+        return FeederTotals(
+            **{name: getattr(self, name) + getattr(other, name) for name in names},
+            skipped_members={
+                reason: max(self.skipped_members.get(reason, 0), other.skipped_members.get(reason, 0))
+                for reason in reasons
+            },
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
@@ -68,7 +81,7 @@ class Statistics:
             leaves it out.
         skipped_members: members of shards that are no part of a sample, by reason, for shards scanned in this run.
         skipped_samples: samples that failed and were left out or replaced (`on_error`).
-        restarted_workers: workers that died and were replaced.
+        restarted_workers: workers that died and were replaced; a feeder that died counts as one.
         fetched_bytes: what has arrived from remote storage, before it was decompressed.
         requests: for ranges of shards.
         failed_requests: how many of these failed and were made again.
@@ -134,14 +147,28 @@ class Statistics:
 
 @dataclass(slots=True)
 class Meter:
-    """What the trainer's side adds up over all passes."""
+    """What the trainer's side adds up over all passes.
+
+    Attributes:
+        totals: of the present feeder.
+        earlier: of those before it.
+    """
 
     samples: int = 0
     batches: int = 0
     loop_worked_s: float = 0.0
     loop_waited_s: float = 0.0
     first_batch_s: float = 0.0
+    restarted_feeders: int = 0
     totals: FeederTotals = field(default_factory=FeederTotals)
+    earlier: FeederTotals = field(default_factory=FeederTotals)
+    _feeder: weakref.ref[object] | None = None
+
+    def note_totals(self, totals: FeederTotals, feeder: object) -> None:
+        """Note what a feeder has added up so far."""
+        if self._feeder is None or self._feeder() is not feeder:
+            self.earlier, self._feeder = self.earlier.plus(self.totals), weakref.ref(feeder)
+        self.totals = totals
 
     def add_wait(self, waited_s: float) -> None:
         """The loop has got a batch, which is counted already, and has waited so long for it."""
@@ -151,7 +178,7 @@ class Meter:
 
     def statistics(self, skipped_samples: int) -> Statistics:
         """The figures as the user gets them."""
-        totals = self.totals
+        totals = self.earlier.plus(self.totals)
         stages = {
             "plan": Stage(totals.plan_s, 0.0),
             "scan": Stage(totals.scan_s, 0.0),
@@ -168,7 +195,7 @@ class Meter:
             first_batch_s=self.first_batch_s,
             skipped_members=dict(totals.skipped_members),
             skipped_samples=skipped_samples,
-            restarted_workers=totals.restarted_workers,
+            restarted_workers=totals.restarted_workers + self.restarted_feeders,
             fetched_bytes=totals.fetched_bytes,
             requests=totals.requests,
             failed_requests=totals.failed_requests,

@@ -16,7 +16,7 @@ from processes import children
 from transforms import raise_on_33
 
 from streamload import StreamLoader
-from streamload.errors import TransformError, WorkerError
+from streamload.errors import TransformError
 from streamload.feeder.messages import Ready
 from streamload.trainer.epoch_iterator import EpochIterator
 
@@ -185,7 +185,9 @@ def test_no_room_on_the_device_for_the_batch_ahead(source: str, device: LateDevi
 
 
 @pytest.mark.exhaustive
-def test_the_feeders_death_is_reported_after_the_batch_ahead(source: str, device: LateDevice) -> None:
+def test_what_was_copied_ahead_when_the_feeder_dies_is_neither_lost_nor_given_twice(
+    source: str, device: LateDevice
+) -> None:
     with make(source, num_workers=1, batch_size=2, prefetch_batches=1, collate_fn=collate_late) as loader:
         batches = begin(loader, ready=2)
         got = [device.read(next(batches)["label"])[0]]
@@ -193,12 +195,8 @@ def test_the_feeders_death_is_reported_after_the_batch_ahead(source: str, device
         (feeder,) = children("streamload.feeder")
         feeder.send_signal(signal.SIGKILL)
         feeder.wait(10)
-        with pytest.raises(WorkerError):
-            for batch in batches:
-                got.append(device.read(batch["label"])[0])
-        assert 2 <= len(got) < 30
-        assert loader.state_dict()["position"] == got[-1] + 2
-        got += [device.read(batch["label"])[0] for batch in loader]
+        got += [device.read(batch["label"])[0] for batch in batches]
+        assert loader.statistics().restarted_workers == 1
     assert got == list(range(0, TOTAL, 2))
     assert device.too_early == 0
 

@@ -52,10 +52,10 @@ class BatchBuilder:
         self.n_skipped = 0
         self.skipped_members = SkippedMembers()
 
-    def judge(self, batch: ReadyBatch) -> Sequence[int]:
+    def judge(self, batch: ReadyBatch, *, noted: bool) -> Sequence[int]:
         """The rows of a batch that the loop gets; none where every one of its samples has failed.
 
-        Those that failed are noted, unless the batch is an extra one.
+        Those that failed are noted, unless that was done before.
 
         Raises:
             SampleError: a sample failed, and `on_error` or `max_errors` says that this is the end.
@@ -70,7 +70,7 @@ class BatchBuilder:
             if self._on_error == "raise" or row.failure.fatal or not isinstance(error, SampleError):
                 raise error
             errors.append((row.failure, error))
-        for _, error in () if batch.extra else errors:
+        for _, error in () if noted else errors:
             self._note(error)
         chosen = choose_rows(len(rows), {failure.row for failure, _ in errors}, self._on_error)
         if not chosen and self._on_error == "replace" and not self.fills_up:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from threading import Lock, RLock
 from time import monotonic
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol, TypeVar
 
 from streamload.decode.tasks import Job, WorkerMessage
 from streamload.environment.launch import Child, launch
@@ -25,12 +25,43 @@ from streamload.order.epoch_start import EpochStart
 from streamload.trainer.inbox import Inbox
 from streamload.workers.caller_worker import CallerWorker
 
-__all__ = ["Connection", "FeederProcess"]
+__all__ = ["Connection", "FeederDiedError", "FeederProcess", "second_death", "with_another_feeder"]
 
 _GRACE_S = 0.7
 
 _LOOK_UP_S = 0.05
 """How often a call that waits looks whether another thread has received its answer."""
+
+_Result = TypeVar("_Result")
+
+
+class FeederDiedError(WorkerError):
+    """The feeder is dead, and the message says how. Another one can go on in its place."""
+
+
+def second_death(error: FeederDiedError) -> WorkerError:
+    """The error for a feeder that died as the one before it had, with nothing done in between."""
+    return WorkerError(
+        "two feeder processes died in turn, and no batch or answer came in between: where memory runs out, lower "
+        "memory_budget or num_workers, or raise the limit (of the container, or `ulimit -v`). The second time, "
+        f"{error.message}"
+    )
+
+
+def with_another_feeder(attempt: Callable[[], _Result]) -> _Result:
+    """What `attempt` returns, which is called again, for another feeder, if its feeder dies meanwhile.
+
+    Raises:
+        WorkerError: the other one has died as well.
+    """
+    try:
+        return attempt()
+    except FeederDiedError:
+        pass
+    try:
+        return attempt()
+    except FeederDiedError as error:
+        raise second_death(error) from error
 
 
 class Connection(Protocol):
@@ -41,6 +72,10 @@ class Connection(Protocol):
     """
 
     waited_s: float
+
+    @property
+    def death(self) -> str | None:
+        """How the feeder ended, if it has been found dead."""
 
     @property
     def closed(self) -> bool:
@@ -60,21 +95,21 @@ class Connection(Protocol):
 
         Raises:
             TimeoutError: there was none in time.
-            WorkerError: the feeder is dead.
+            FeederDiedError: the feeder is dead.
         """
 
     def receive_now(self) -> Any | None:
         """The feeder's next message if it is here already, else None. It does not wait, and does no work.
 
         Raises:
-            WorkerError: the feeder is dead.
+            FeederDiedError: the feeder is dead.
         """
 
     def call(self, call: Call) -> Answer:
         """Send a call, and wait for its answer. Another thread may receive messages meanwhile: none is lost to either.
 
         Raises:
-            WorkerError: the feeder is dead.
+            FeederDiedError: the feeder is dead.
             LoaderClosedError: another thread has closed the connection.
             Exception: what the feeder has failed with.
         """
@@ -132,6 +167,8 @@ class FeederProcess:
         self._unsent: deque[Any] = deque()
         self._sending = Lock()
         self._unacknowledged = 0
+        self._end_requested = False
+        self._death: str | None = None
         self._worker: CallerWorker | None = None
         self._child = child = launch("streamload.feeder.start", workers, at_once)
         self._channel = Channel(child.socket)
@@ -203,13 +240,15 @@ class FeederProcess:
         except (EOFError, OSError) as error:
             self._raise_broken(error)
 
-    def _raise_broken(self, error: EOFError | OSError) -> NoReturn:
+    def _raise_broken(self, error: EOFError | OSError | None) -> NoReturn:
         """Say why nothing can be received."""
-        if self.closed:
+        if self.death is None and (self.closed or self._end_requested):
             raise LoaderClosedError("the loader was closed while a batch or an answer was waited for") from error
         if isinstance(error, OSError) and error.errno == errno.EMFILE:
             raise error  # it is this process that has too many open files, and the error says so
-        raise WorkerError(f"the feeder process {self._how_it_ended()}") from error
+        if self._death is None:
+            self._death = f"the feeder process {self._how_it_ended()}"
+        raise FeederDiedError(self._death) from error
 
     def receive_now(self) -> Any | None:
         """The feeder's next message if it is here already."""
@@ -236,9 +275,7 @@ class FeederProcess:
     def _receive_if_here(self) -> tuple[Any, list[int]] | None:
         try:
             return self._channel.receive_now()
-        except EOFError as error:
-            raise WorkerError(f"the feeder process {self._how_it_ended()}") from error
-        except OSError as error:
+        except (EOFError, OSError) as error:
             self._raise_broken(error)
 
     def call(self, call: Call) -> Answer:
@@ -247,8 +284,8 @@ class FeederProcess:
         try:
             self.send(call)
             while (answer := self._inbox.answer(call.number)) is None:
-                if self.closed:
-                    raise LoaderClosedError("the loader was closed while a call was waited for")
+                if self.closed or self.death is not None:
+                    self._raise_broken(None)
                 if not self._work() and not self._arrive_now():
                     self._wait_for_more()
             return answer
@@ -287,6 +324,7 @@ class FeederProcess:
         """Have the feeder end; what comes back is its pidfd, on Linux."""
         if self.closed:
             return None
+        self._end_requested = True
         self._channel.end_sending()
         if not hasattr(os, "pidfd_open") or self._child.process.returncode is not None:
             return None
@@ -347,6 +385,11 @@ class FeederProcess:
     def closed(self) -> bool:
         """Whether it has been closed, or this is a fork of the process that it serves: two cannot share it."""
         return not self._end.alive or os.getpid() != self._owner
+
+    @property
+    def death(self) -> str | None:
+        """How the process ended, if it has been found dead; a fork of its trainer does not care."""
+        return self._death if os.getpid() == self._owner else None
 
     def _how_it_ended(self) -> str:
         status = self._child.wait(_GRACE_S)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Event, RLock, current_thread, main_thread
 from time import perf_counter
 from typing import Any, Literal
@@ -20,7 +20,7 @@ from streamload.schedule.epoch import ReadyBatch
 from streamload.statistics import Meter
 from streamload.text import counted
 from streamload.trainer.batch_builder import BatchBuilder
-from streamload.trainer.connection import Connection
+from streamload.trainer.connection import Connection, FeederDiedError, second_death
 from streamload.trainer.device import Mover
 
 __all__ = ["Cursor", "EpochIterator"]
@@ -99,6 +99,7 @@ class Filling:
     def __init__(self, batch_builder: BatchBuilder) -> None:
         self._batch_builder = batch_builder
         self._ends: deque[int] = deque()
+        self._noted: set[int] = set()
         self._source: tuple[ReadyBatch, Bytes, Sequence[int]] | None = None
 
     def put(self, batch: ReadyBatch, memory: Bytes) -> bool:
@@ -111,7 +112,9 @@ class Filling:
         Raises:
             SampleError: as `BatchBuilder.judge`.
         """
-        chosen = self._batch_builder.judge(batch)
+        chosen = self._batch_builder.judge(batch, noted=batch.extra or batch.end in self._noted)
+        if batch.failed:
+            self._noted.add(batch.end)
         if chosen or self._batch_builder.fills_up:
             if not batch.extra:
                 self._ends.append(batch.end)
@@ -133,7 +136,7 @@ class Filling:
         return Filled(self._batch_builder.build(batch, memory, chosen), len(chosen), end)
 
     def clear(self) -> None:
-        """Let go of everything."""
+        """Let go of everything, but know whose failures have been noted."""
         self._ends.clear()
         self._source = None
 
@@ -155,7 +158,7 @@ class EpochIterator(Iterator[Any]):
     Args:
         start: which epoch, and from where.
         connection: to a feeder that was sent its `EpochStart`.
-        begin_again: connects to another feeder, and requests the epoch there.
+        begin_again: connects to another feeder and requests the epoch there, unless the check it is given raises.
         batch_builder: builds the batches.
         cursor: kept up to date for the loader.
         meter: adds up.
@@ -179,14 +182,14 @@ class EpochIterator(Iterator[Any]):
         cursor: Cursor,
         meter: Meter,
         *,
-        begin_again: Callable[[], Connection],
+        begin_again: Callable[[EpochStart, Callable[[], None]], Connection],
         last_position: Callable[[], float],
         on_nothing: Callable[[], None],
         timeout_s: float | None,
         in_order: bool,
         mover: Mover | None = None,
     ) -> None:
-        self._start = start.identity
+        self._start = start
         self._in_order = in_order
         self.connection = connection
         self._begin_again = begin_again
@@ -200,8 +203,10 @@ class EpochIterator(Iterator[Any]):
         self.on_close: Callable[[], None] | None = None
         self._pending: deque[ReadyBatch] = deque()
         self._filling = Filling(batch_builder)
+        self._given: set[int] = set()
         self._ahead: _Made | None = None
         self._error_ahead: Exception | None = None
+        self._feeder_died = False
         self._all_came = False
         self._acknowledge_after = 1
         self._requested_at: float | None = None
@@ -244,20 +249,13 @@ class EpochIterator(Iterator[Any]):
     def _turn(self, receive: Callable[[], Any]) -> tuple[Any] | None:
         if self._over == "finished":
             raise StopIteration
-        if self.connection.closed:
+        if self.connection.closed and self.connection.death is None:
             self.stop("it was begun by another process, of which this one is a fork")
         if self._over == "closed":
             raise LoaderClosedError(f"this pass is over: {self._why}")
         requested_at = self._note_requested()
         try:
-            while (batch := self._take()) is None:
-                if self._all_came:
-                    self._refuse_nothing()
-                    raise StopIteration
-                if (message := receive()) is None:
-                    return None
-                self._refuse_anothers(message)
-                self._handle(message)
+            batch = self._next_of_any_feeder(receive)
         except StopIteration:
             self._finish()
             if self._batches == 0:
@@ -271,14 +269,65 @@ class EpochIterator(Iterator[Any]):
             # After an error of ours the loop may go on from where it stands; Ctrl-C is a way to leave it.
             self._end_processes("it was ended by an error", "ready" if isinstance(error, Exception) else "left")
             raise
+        if batch is None:
+            return None
         self._gave_at, self._requested_at = perf_counter(), None
         self._meter.add_wait(self._gave_at - requested_at)
         return batch
+
+    def _next_of_any_feeder(self, receive: Callable[[], Any]) -> tuple[Any] | None:
+        """The next batch, in a tuple, or None where `receive` gave None. A feeder that has died is replaced.
+
+        Raises:
+            WorkerError: two died in turn, and no batch came in between.
+        """
+        while True:
+            try:
+                return self._next(receive)
+            except FeederDiedError as error:
+                died = error
+            if self._feeder_died:
+                raise second_death(died) from died
+            self._feeder_died = True
+            self._meter.restarted_feeders += 1
+            self._go_on_elsewhere()
+
+    def _next(self, receive: Callable[[], Any]) -> tuple[Any] | None:
+        if self.connection.death is not None:  # a call has found that; what was announced may be gone
+            raise FeederDiedError(self.connection.death)
+        while (batch := self._take()) is None:
+            if self._all_came:
+                self._refuse_nothing()
+                raise StopIteration
+            if (message := receive()) is None:
+                return None
+            self._refuse_anothers(message)
+            self._handle(message)
+        self._feeder_died = False
+        return batch
+
+    def _go_on_elsewhere(self) -> None:
+        """Request the rest of the epoch from another feeder: all that the loop has not been given is made again."""
+        self._drop_ungiven()
+        self._all_came = False
+        if self._in_order:
+            self._start = replace(self._start, position=self._cursor.position)
+        self.connection = self._begin_again(self._start, self._refuse_closed)
+        self._waited_before_s = self.connection.waited_s
+
+    def _drop_ungiven(self) -> None:
+        self._pending.clear()
+        self._filling.clear()
+        self._ahead = self._error_ahead = None
 
     def _refuse_anothers(self, message: Any) -> None:
         """Leave a message to the pass that another thread has begun meanwhile."""
         if self._is_closed():
             self.connection.put_back([message])
+        self._refuse_closed()
+
+    def _refuse_closed(self) -> None:
+        if self._is_closed():
             raise LoaderClosedError(f"this pass is over: {self._why}")
 
     def _is_closed(self) -> bool:
@@ -318,21 +367,28 @@ class EpochIterator(Iterator[Any]):
 
     def _make(self) -> _Made | None:
         """The next batch for the loop, if it is among the pending ones."""
-        while (filled := self._filling.take()) is None:
-            if not self._pending:
+        while (filled := self._filling.take()) is None or filled.end in self._given:
+            if filled is None and not self._fill():
                 return None
-            ready = self._pending.popleft()
-            self.connection.note_taken(1, self._acknowledge_after)
-            memory = self.connection.lease(ready.slot)  # also of one that is skipped: so it is freed
-            if not self._filling.put(ready, memory):
-                self._note_given(ready.end)
-            del memory
         batch = filled.batch if self._mover is None else self._mover.begin(filled.batch)
         return _Made(batch, filled.samples, filled.end)
+
+    def _fill(self) -> bool:
+        """Take in the next of the pending batches; False where there is none."""
+        if not self._pending:
+            return False
+        ready = self._pending.popleft()
+        self.connection.note_taken(1, self._acknowledge_after)
+        memory = self.connection.lease(ready.slot)  # also of one that is skipped: so it is freed
+        if not self._filling.put(ready, memory):
+            self._note_given(ready.end)
+        return True
 
     def _note_given(self, end: int) -> None:
         if self._in_order:
             self._cursor.position = end
+        else:
+            self._given.add(end)
 
     def _look_ahead(self) -> None:
         """Begin to move the batch after the one that is given now, if it is here. What fails is raised at its turn.
@@ -391,19 +447,19 @@ class EpochIterator(Iterator[Any]):
         match message:
             case Ready():
                 self.connection.forget(message.retired)  # not sooner: batches of earlier messages may lie there
-                self._meter.totals = message.totals
-                if message.start == self._start:
+                self._meter.note_totals(message.totals, self.connection)
+                if message.start == self._start.identity:
                     self._pending.extend(message.batches)
                     self._all_came = message.last
                     self._acknowledge_after = message.acknowledge_after
                 else:
                     self._release(message.batches)
                 self._batch_builder.skipped_members.look_at(message.totals.skipped_members)
-            case Failed(start=(number, _, _) as start) if start != self._start and number <= self._start[0]:
-                # It has failed in work that nobody wants any more, and does no other.
+            case Failed(start=(number, _, _) as start) if (
+                start != self._start.identity and number <= self._start.number
+            ):  # in work that nobody wants any more, and it does no other
                 self.connection.close()
-                self.connection = self._begin_again()
-                self._waited_before_s = self.connection.waited_s
+                self._go_on_elsewhere()
             case Failed():
                 raise error_from(message.failure)
 
@@ -423,9 +479,7 @@ class EpochIterator(Iterator[Any]):
             return False
         self._over, self._why = "closed", why
         self._cursor.state = "ready" if self._gave_at is None else state
-        self._pending.clear()
-        self._filling.clear()
-        self._ahead = self._error_ahead = None
+        self._drop_ungiven()
         if self.on_close is not None:
             self.on_close()
         return True
@@ -473,10 +527,10 @@ class EpochIterator(Iterator[Any]):
         if untaken:
             totals = self._meter.totals
             self.connection.put_back(
-                [Ready(self._start, untaken, (), (), last=False, acknowledge_after=1, totals=totals)]
+                [Ready(self._start.identity, untaken, (), (), last=False, acknowledge_after=1, totals=totals)]
             )
         if not all_came:
-            self.connection.abandon(self._start[0])
+            self.connection.abandon(self._start.number)
         if self._mover is not None:
             self._mover.close()
 

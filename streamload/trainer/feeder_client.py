@@ -6,10 +6,12 @@ The libraries that speak to object stores have threads, and would hang in a proc
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 from collections.abc import Callable, Iterable
 from contextlib import closing
-from functools import cached_property
+from functools import cached_property, partial
+from threading import RLock
 from typing import Any
 
 from streamload.decode.failure import error_from
@@ -20,21 +22,27 @@ from streamload.options import Options
 from streamload.sampling.mixture import Portion
 from streamload.storage.storages import Storages
 from streamload.storage.urls import Urls, expand_urls
-from streamload.trainer.connection import Connection, FeederProcess
+from streamload.trainer.connection import Connection, FeederProcess, with_another_feeder
 
 __all__ = ["FeederClient", "NamedClasses", "call_feeder", "listing_places", "named_places"]
 
+_log = logging.getLogger("streamload")
 _numbers = itertools.count()
 
 
-def call_feeder(connection: Connection, function: str, *arguments: Any) -> Any:
-    """What a feeder answers to a call.
+def call_feeder(connect: Callable[[], Connection], function: str, *arguments: Any) -> Any:
+    """What a feeder answers to a call, which is made again to another one if it dies.
+
+    Args:
+        connect: the connection to a feeder that is alive.
+        function: its name.
+        arguments: of it.
 
     Raises:
-        WorkerError: the feeder is dead.
+        WorkerError: the other one has died as well.
         Exception: what the function has raised, or what the feeder has failed with.
     """
-    return _value(connection.call(Call(next(_numbers), function, arguments)))
+    return with_another_feeder(lambda: _value(connect().call(Call(next(_numbers), function, arguments))))
 
 
 def _value(answer: Answer) -> Any:
@@ -73,6 +81,7 @@ class FeederClient:
         is_process_local: whether only this process can read some place.
         is_here: whether functions are called in this process.
         process: the feeder's process that was started last, which may be closed; None where there is none.
+        starting: held while a feeder is started.
     """
 
     def __init__(
@@ -88,6 +97,7 @@ class FeederClient:
         self._start = start
         self._calls = Calls()
         self.process: FeederProcess | None = None
+        self.starting = RLock()
 
     def connect(self) -> FeederProcess | Calls:
         """Whoever answers calls now; another one than before where the feeder's process had ended.
@@ -97,13 +107,33 @@ class FeederClient:
         """
         if self.is_here:
             return self._calls
-        if self.process is None or self.process.closed:
-            self.storages.check(self._places)
-            self.process = self._start()
-        return self.process
+        with self.starting:
+            process = self.find_running()
+            if process is None:
+                self.storages.check(self._places)
+                process = self.process = self._start()
+            return process
+
+    def find_running(self) -> FeederProcess | None:
+        """The feeder's process, or None where another one has to be started; one that has died is cleared away."""
+        process = self.process
+        if process is not None and process.death is not None:
+            _log.warning("%s; another one is started, and goes on in its place", process.death)
+            process.close()
+            self.process = process = None
+        return None if process is None or process.closed else process
 
     def call(self, function: str, *arguments: Any) -> Any:
-        """What a function returns. Blocks. Raises what it raises, and what `call_feeder` and `connect` raise."""
+        """What a function returns, as `call_once`; it is called in another process if the feeder's dies."""
+        return with_another_feeder(partial(self.call_once, function, *arguments))
+
+    def call_once(self, function: str, *arguments: Any) -> Any:
+        """What a function returns. Blocks.
+
+        Raises:
+            FeederDiedError: the feeder's process died meanwhile.
+            Exception: what the function raises, and what `connect` raises.
+        """
         peer = self.connect()
         if isinstance(peer, Calls):
             return peer.call_here(function, arguments)

@@ -12,7 +12,7 @@ from itertools import accumulate
 from typing import Any
 
 from streamload.decode.job_pickle import PickledJob
-from streamload.decode.tasks import OwnTransforms, Transform
+from streamload.decode.tasks import Job, OwnTransforms, Transform
 from streamload.errors import LoaderClosedError, StreamloadError
 from streamload.feeder.calls import COUNT_SAMPLES
 from streamload.feeder.messages import Configure
@@ -22,6 +22,7 @@ from streamload.index.listing import Listing, joined_listing
 from streamload.log_records import log_levels
 from streamload.memory.unnamed import descriptor_limit, naming_the_limit
 from streamload.options import Options
+from streamload.order.epoch_start import EpochStart
 from streamload.sampling.arguments import SamplingOptions
 from streamload.sampling.mixture import Portion
 from streamload.schedule.scheduler import PipelineSettings
@@ -77,6 +78,7 @@ class FeederLink:
             options.storages, named_places(portions.values()), partial(_start_process, options, registry)
         )
         self._closed = False
+        self._configured: tuple[Configure, Job | None] | None = None
         self._classes_agree = False
         self._job: PickledJob | None = None
         self._given: tuple[Any, ...] = ()
@@ -95,8 +97,28 @@ class FeederLink:
         sampling = None if self._sampling is None else self._sampling.sampling
         return replace(settings, order=replace(settings.order, sampling=sampling))
 
+    def begin(
+        self, start: EpochStart, lanes: int, *, at_once: bool = True, check: Callable[[], None] = lambda: None
+    ) -> Connection:
+        """Request an epoch from a configured feeder, and return the connection to it.
+
+        Args:
+            start: of the epoch.
+            lanes: of the order.
+            at_once: False where the feeder has begun it by itself: then it is requested with the next message.
+            check: raises where the epoch is no longer wanted. What another thread begins comes before it, or after all.
+
+        Raises:
+            StreamloadError: as `connect`.
+        """
+        with self._client.starting:
+            check()
+            connection = self.connect(lanes)
+            (connection.send if at_once else connection.send_later)(start)
+            return connection
+
     def connect(self, lanes: int) -> Connection:
-        """The connection to a configured feeder.
+        """The connection to a configured feeder; in the place of one that has died, another one configured alike.
 
         Raises:
             LoaderClosedError: the loader was closed.
@@ -105,10 +127,19 @@ class FeederLink:
         """
         if self._closed:
             raise LoaderClosedError("the loader was closed; make a new one")
-        if self._connection is None or self._connection.closed:
-            self._check_classes()
-            self._connection = self._start(lanes)
-        return self._connection
+        with self._client.starting:
+            if self._connection is None or (self._connection.closed and self._connection.death is None):
+                self._check_classes()
+                self._configured = self._configuration(lanes)
+                self._connection = self._start(*self._configured)
+            elif self._connection.death is not None:  # what has changed since then is for the next pass
+                assert self._configured is not None
+                self._connection = self._start(*self._configured)
+            connection = self._connection
+        if self._closed:  # by another thread meanwhile
+            connection.close()
+            raise LoaderClosedError("the loader was closed; make a new one")
+        return connection
 
     def change_transform(self, transform: Transform | None) -> Options:
         """Have later passes use another transform; a running pass is not changed.
@@ -129,7 +160,8 @@ class FeederLink:
         Raises:
             TypeError: a function now holds something that cannot leave this process.
         """
-        if self._connection is None or self._connection.closed:
+        if self._connection is None or self._connection.closed or self._connection.death is not None:
+            self._connection = None
             return
         if self._changed or self._given != self._functions():
             self.disconnect()
@@ -162,9 +194,8 @@ class FeederLink:
         Raises:
             StreamloadError: a shard cannot be read, or is damaged.
         """
-        connection = self.connect(lanes)
         try:
-            counts: tuple[int, ...] = call_feeder(connection, COUNT_SAMPLES)
+            counts: tuple[int, ...] = call_feeder(partial(self.connect, lanes), COUNT_SAMPLES)
         except Exception:
             if not in_pass:  # nobody else would take the failure away, and the next call would get it
                 self.disconnect()
@@ -296,19 +327,16 @@ class FeederLink:
             raise
         self._classes_agree = True
 
-    def _start(self, lanes: int) -> Connection:
+    def _configuration(self, lanes: int) -> tuple[Configure, Job | None]:
+        """What a feeder is told now, and the job where this process makes the rows."""
         options = self._options
-        job = options.pickled_job(self._own_transforms, self._existing) if options.workers else None
-        self._job = None if job is None else replace(job, data=b"")  # it may be large
+        self._job = options.pickled_job(self._own_transforms, self._existing) if options.workers else None
         self._given = self._functions()
         self._changed = False
-        process = self._client.process
-        if process is not None and process.closed:
-            process = None
         configure = Configure(
-            listing=None if process is not None and process is self._listed_by else self.listing,
+            listing=self.listing,
             settings=self.settings(lanes),
-            job=b"" if job is None else job.data,
+            job=b"" if self._job is None else self._job.data,
             workers=options.workers,
             fetching=options.fetching(self._existing),
             import_path=tuple(entry or os.getcwd() for entry in sys.path),
@@ -316,12 +344,19 @@ class FeederLink:
             log_levels=log_levels(),
             descriptors=0 if options.workers else descriptor_limit(),
         )
-        if self._needs_no_process():
-            return InProcessFeeder(configure, self.listing, options.job(self._own_transforms, self._existing))
+        return configure, None if options.workers else options.job(self._own_transforms, self._existing)
+
+    def _start(self, configure: Configure, job: Job | None) -> Connection:
+        """Configure a feeder, which is started if there is none."""
+        if job is not None and self._needs_no_process():
+            return InProcessFeeder(configure, self.listing, job)
+        process = self._client.find_running()
         if process is None:
-            process = self._client.process = _start_process(options, self._registry, options.workers)
-        if options.workers == 0:
-            process.make_rows(options.job(self._own_transforms, self._existing))
+            process = self._client.process = _start_process(self._options, self._registry, configure.workers)
+        elif process is self._listed_by:
+            configure = replace(configure, listing=None)
+        if job is not None:
+            process.make_rows(job)
         process.send(configure)
         return process
 

@@ -92,9 +92,11 @@ class InProcessFeeder:
 
     Attributes:
         waited_s: 0, since it waits for nothing; see `Connection`.
+        death: None, since it dies with this process only.
     """
 
     waited_s = 0.0
+    death = None
 
     def __init__(self, configure: Configure, listing: Listing, job: Job) -> None:
         self._slots = slots = HeapSlots()

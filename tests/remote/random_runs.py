@@ -43,7 +43,7 @@ class RandomRun:
         script: what goes wrong where the dataset is remote; None reads it from the disk.
         through_fsspec: read with `filesystem=`.
         cached: with a disk cache.
-        kills: whether a worker is killed on the way.
+        kills: the modules of which a process is killed on the way, if one runs.
         place: of a stop on the way, from 0 to 1, after which another loader goes on.
         moves: the other loader reads from the disk, without workers.
     """
@@ -56,7 +56,7 @@ class RandomRun:
     script: Script | None
     through_fsspec: bool
     cached: bool
-    kills: bool
+    kills: tuple[str, ...]
     place: float
     moves: bool
 
@@ -77,9 +77,9 @@ def draw_run(seed: int) -> RandomRun:
         script=Script(seed=seed, **rng.choice(FAULTS)) if is_remote else None,
         through_fsspec=is_remote and rng.random() < 0.2,
         cached=is_remote and rng.random() < 0.3,
-        kills=means["num_workers"] > 0 and rng.random() < 0.4,
         place=rng.random(),
         moves=rng.random() < 0.5,
+        kills=tuple(module for module in ("workers.worker", "streamload.feeder") if rng.random() < 0.4),
     )
 
 

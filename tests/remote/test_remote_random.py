@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -71,10 +71,12 @@ class Seen:
     skipped: list[str | None] = field(default_factory=list)
 
 
-def look(loader: StreamLoader, *, epochs: int, most: int | None = None, kill_behind: int | None = None) -> Seen:
+def look(
+    loader: StreamLoader, *, epochs: int, most: int | None = None, kill_behind: int = 0, kills: Iterable[str] = ()
+) -> Seen:
     """Go through so many epochs, to their end or to an error; at most so many batches.
 
-    Behind the batch of the number `kill_behind` a worker is killed, if there is one.
+    Behind the batch of the number `kill_behind` a process of each of these modules is killed, if there is one.
     """
     seen = Seen()
     with loader:
@@ -82,7 +84,8 @@ def look(loader: StreamLoader, *, epochs: int, most: int | None = None, kill_beh
             for step in each_step(loader, epochs):
                 seen.steps.append(step)
                 if len(seen.steps) == kill_behind:
-                    _kill_a_worker()
+                    for module in kills:
+                        _kill_one(module)
                 if len(seen.steps) == most:
                     break
         except SampleError as error:
@@ -91,10 +94,10 @@ def look(loader: StreamLoader, *, epochs: int, most: int | None = None, kill_beh
     return seen
 
 
-def _kill_a_worker() -> None:
-    for worker in children("workers.worker")[:1]:
+def _kill_one(module: str) -> None:
+    for child in children(module)[:1]:
         with suppress(ProcessLookupError):
-            os.kill(worker.pid, signal.SIGKILL)
+            os.kill(child.pid, signal.SIGKILL)
 
 
 def assert_same(found: list[Step], expected: list[Step], run: RandomRun) -> None:
@@ -110,7 +113,7 @@ def test_a_random_run_gives_what_the_plainest_loader_gives(sources: Sources, tmp
     run = draw_run(seed)
     expected = look(sources.on_disk(run, "indexed", num_workers=0), epochs=run.epochs)
     stop = int(run.place * len(expected.steps))
-    found = look(sources.loader(run, tmp_path), epochs=run.epochs, kill_behind=stop if run.kills else None)
+    found = look(sources.loader(run, tmp_path), epochs=run.epochs, kill_behind=stop, kills=run.kills)
     assert_same(found.steps, expected.steps, run)
     assert (found.failed, found.skipped) == (expected.failed, expected.skipped), run
     if stop:

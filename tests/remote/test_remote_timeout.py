@@ -33,6 +33,7 @@ class Scripted:
     """A feeder that says what it is told to, and has the trainer wait for each message."""
 
     closed = False
+    death = None
 
     def __init__(self, *messages: Ready) -> None:
         self.waited_s = 100.0
@@ -66,7 +67,7 @@ class Given:
         self.fills_up = False
         self.skipped_members = SkippedMembers()
 
-    def judge(self, _: ReadyBatch) -> range:
+    def judge(self, _: ReadyBatch, *, noted: bool) -> range:
         return range(1)
 
     def build(self, batch: ReadyBatch, *_: object) -> int:
@@ -88,7 +89,7 @@ def test_messages_without_a_batch_do_not_extend_it_and_each_batch_has_all_of_it(
         batch_builder,
         Cursor(),
         Meter(),
-        begin_again=lambda: connection,
+        begin_again=lambda start, check: connection,
         last_position=lambda: 2,
         on_nothing=lambda: None,
         timeout_s=1.0,
