@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from streamload.errors import StreamloadError
 from streamload.fetch.fetcher import Fetcher
 from streamload.fetch.parts import PART_BYTES, part_key, shard_and_number
 from streamload.index.tables import Tables
@@ -38,16 +39,22 @@ class ScanFeed:
             run.
 
         Raises:
-            StreamloadError: a part cannot be fetched.
+            StreamloadError: a part cannot be fetched, of the shard that is needed first.
         """
         for shard in [shard for shard in self._held if not self._scans.is_wanted(shard)]:
             self._hold(shard, range(0))
         found, left, looked_at = False, self._parts_ahead, set[int]()
-        for shard in self._scans.wanted():
+        wanted = self._scans.wanted()
+        for shard in wanted:
             if left <= 0:
                 break  # thousands may follow, of which nothing has been requested
             looked_at.add(shard)
-            known, left = self._look(shard, left)
+            try:
+                known, left = self._look(shard, left)
+            except StreamloadError:
+                if shard == wanted[0]:
+                    raise
+                continue  # until it is its turn
             found = found or known
         for shard in sorted(self._held.keys() - looked_at):
             found = self._look(shard, 0)[0] or found

@@ -70,6 +70,11 @@ class Scans:
         """Whether a scan is in flight."""
         return bool(self._started)
 
+    @property
+    def outstanding(self) -> int:
+        """How many shards have been requested whose counts are not known yet."""
+        return len(self._requested)
+
     def request(self, shards: Iterable[int]) -> None:
         """Request the counts of some shards.
 

@@ -15,7 +15,7 @@ from make_shards import write_numbers
 
 from streamload.decode.open_shards import OpenShards
 from streamload.decode.tasks import ScanDone, ScanTask, ShardOpened
-from streamload.errors import ShardFormatError
+from streamload.errors import ShardFormatError, StorageError
 from streamload.fetch.fetcher import Fetcher
 from streamload.fetch.parts import PART_BYTES, part_key
 from streamload.index.listing import Listing, Shard, list_shards
@@ -156,6 +156,34 @@ def test_only_what_is_held_is_scanned(tmp_path: Path) -> None:
     task = scans.next_task()
     assert task is not None
     assert (task.shard, task.available) == (2, PART_BYTES)
+    fetcher.release()
+
+
+def test_a_part_that_cannot_be_fetched_is_an_error_at_its_shards_turn(tmp_path: Path) -> None:
+    listed = tuple(
+        Shard(f"http://127.0.0.1:9/{n}.tar", f"{n}.tar", PART_BYTES, 0, "http://127.0.0.1:9") for n in (0, 1)
+    )
+    listing = Listing(listed, None, (None,) * 2, ())
+    tables = Tables(listing, ScanCache(str(tmp_path)), strict=True)
+    scans = Scans(tables, strict=True, arriving=range(2))
+    fetcher = Fetcher(
+        listing,
+        frozenset(range(2)),
+        Storages(),
+        budget_bytes=64 * PART_BYTES,
+        slot_bytes=lambda: 0,
+        wake=lambda: None,
+        progress=lambda: None,
+    )
+    feed = ScanFeed(scans, tables, fetcher)
+    scans.request(range(2))
+    feed.pump()
+    fetcher.failed(fetcher.state_of(1), 0, StorageError("it is gone"))
+    feed.pump()
+    assert not fetcher.ledger.is_expected(part_key(1, 0)), "it would be requested again and again"
+    fetcher.failed(fetcher.state_of(0), 0, StorageError("it is gone too"))
+    with pytest.raises(StorageError, match="too"):
+        feed.pump()
     fetcher.release()
 
 
