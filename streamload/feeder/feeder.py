@@ -123,6 +123,7 @@ class Feeder:
         with self._failing():
             match message:
                 case EpochStart():
+                    self._epochs.forgive(self._scans.try_again())
                     if self.prerequisites is not None:
                         self._epochs.forgive(self.prerequisites.try_again())  # the storage may have come back
                         order, counts = self._settings.order, self._tables.counts.values
@@ -149,7 +150,7 @@ class Feeder:
             if isinstance(done, RowsDone):
                 self._epochs.on_done(done)
             else:
-                self._on_scanned(done)
+                self._scans.on_done(done)
             self._pump()
 
     def is_wanted(self, task: Task) -> bool:
@@ -228,14 +229,6 @@ class Feeder:
             self.pool.resume()
             self._pump()
 
-    def _on_scanned(self, done: ScanDone) -> None:
-        with Attempt() as attempt:
-            self._scans.on_done(done)
-        if attempt.error is not None:
-            if not self._epochs.only_next_works or self._counting is not None:
-                raise attempt.error
-            self._epochs.fail_next(attempt.error)
-
     def _begin(self, start: EpochStart, before: RowBatcher | None) -> Epoch:
         return Epoch(
             self._settings, start, self._resources, totals=self._totals, orphaned=self._orphaned, before=before
@@ -247,6 +240,8 @@ class Feeder:
             self._take_turn_soon()  # the epoch may have waited for just that, and nothing else may come
         while self.pool.has_room() and (task := self._scans.next_task()) is not None:
             self.pool.submit(task)
+        if self._counting is not None:
+            self._scans.check(range(len(self._tables.counts)))
         if self._counting is not None and self._tables.counts.complete:
             self._send(Answer(self._counting, tuple(self._tables.counts.values.tolist())), ())
             self._counting = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from streamload.errors import StorageError
@@ -76,13 +77,13 @@ class FetchedShards:
         """
         if shard in self._open or len(self._open) < self.most_open:
             return []
-        left = {each: len(ledger.parts_of(each)) for each in self._open}
-        if (empty := next((each for each, parts in left.items() if not parts), None)) is not None:
-            return [empty]
+        if ledger.shards_present < len(self._open):
+            return [next(each for each in self._open if not ledger.parts_of(each))]
+        evictable: Counter[int] = Counter()
         for key in ledger.evictable():
             other = shard_and_number(key)[0]
-            left[other] -= 1
-            if not left[other]:
+            evictable[other] += 1
+            if evictable[other] == len(ledger.parts_of(other)):
                 return [other]
         return None
 

@@ -94,6 +94,11 @@ class PartLedger:
         """The keys of a shard's parts that are there or in flight."""
         return self._of_shard.get(shard, set())
 
+    @property
+    def shards_present(self) -> int:
+        """Of how many shards a part is there or in flight."""
+        return len(self._of_shard)
+
     def uses(self, shard: int) -> bool:
         """Whether a part of the shard is there, in flight, or wanted."""
         return bool(self.parts_of(shard)) or any(shard_and_number(key)[0] == shard for key in self._wanted)

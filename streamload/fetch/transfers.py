@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,6 +16,9 @@ from streamload.storage.download import Downloaded, Pin, RangeStorage, Watch, do
 from streamload.storage.retry_policy import Retries
 
 __all__ = ["Part", "Source", "TransferCounts", "Transfers"]
+
+_LOOKED_AT_EVERY_S = 0.05
+"""A quarter of the shortest time after which a request is late: to look whenever one moves on costs more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +121,7 @@ class Transfers:
             raise RuntimeError("these transfers are closed")
         running = _Running(part, self._source(part.shard), self._write, self._retries, self._steering)
         task = asyncio.create_task(download_with_second(running.request, running.late))
-        self._steering.running[task] = running
-        self._steering.hedged_requests.started()
+        self._steering.add(task, running)
         task.add_done_callback(partial(self._ended, part))
 
     async def close(self) -> None:
@@ -133,7 +134,6 @@ class Transfers:
 
     def _ended(self, part: Part, task: asyncio.Task[Downloaded]) -> None:
         del self._steering.running[task]
-        self._steering.hedge_late_requests()
         error = None if task.cancelled() else task.exception()
         if self._closed or task.cancelled():
             return
@@ -154,22 +154,22 @@ class _Steering:
         self._loop = loop
         self._timer: asyncio.TimerHandle | None = None
 
-    def hedge_late_requests(self) -> None:
-        """Ask again for what is late, and wake up when the next one will be. Called whenever a request moves on."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        now_s, next_s = self._loop.time(), math.inf
+    def add(self, task: asyncio.Task[Downloaded], running: _Running) -> None:
+        """A part is in flight; whoever ends it removes it."""
+        self.running[task] = running
+        self.hedged_requests.started()
+        if self._timer is None:
+            self._timer = self._loop.call_later(_LOOKED_AT_EVERY_S, self._hedge_late_requests)
+
+    def _hedge_late_requests(self) -> None:
+        """Request again what is late, and look at all again soon, as long as there is anything."""
+        self._timer, now_s = None, self._loop.time()
         for running in self.running.values():
             late_s = running.late_at()
-            if late_s is None:
-                continue
-            if late_s > now_s:
-                next_s = min(next_s, late_s)
-            elif self.hedged_requests.allows():
+            if late_s is not None and late_s <= now_s and self.hedged_requests.allows():
                 running.late.set()
-        if next_s < math.inf:
-            self._timer = self._loop.call_at(next_s, self.hedge_late_requests)
+        if self.running:
+            self._timer = self._loop.call_later(_LOOKED_AT_EVERY_S, self._hedge_late_requests)
 
 
 class _Running:
@@ -232,14 +232,12 @@ class _ReportingWatch(Watch):
         """See `Watch.sent`."""
         super().sent(now_s, requested_bytes)
         self._steering.counts.requests += 1
-        self._steering.hedge_late_requests()
 
     def answered(self, now_s: float, requested_bytes: int) -> None:
         """See `Watch.answered`."""
         if self.sent_s is not None:
             self._steering.hedged_requests.answered(now_s - self.sent_s)
         super().answered(now_s, requested_bytes)
-        self._steering.hedge_late_requests()
 
     def completed(self, now_s: float) -> None:
         """See `Watch.completed`."""

@@ -8,8 +8,8 @@ What happens when something fails:
 
 - A failed sample travels with its batch; the loop raises the error, or leaves the sample out, at the batch's turn. So
   every batch before it is delivered, and what is raised does not depend on timing.
-- A shard that cannot be read or scanned ends the epoch at once: `pump` and `on_done` raise, and the owner closes pool
-  and slots. Nothing is retried here: retries belong to the storage and to the pool.
+- A shard that cannot be read or scanned ends the epoch when the next batch to be scheduled needs it: `pump` raises,
+  and the owner closes pool and slots. Nothing is retried here: retries belong to the storage and to the pool.
 - The pool handles the death of a worker; it is not seen here unless the pool gives up.
 """
 
@@ -194,8 +194,14 @@ class Epoch:
         """Schedule all that can be scheduled now.
 
         Raises:
-            StreamloadError: a shard cannot be read.
+            StreamloadError: a shard cannot be read, and every batch that does not need it has been made.
         """
+        with Attempt() as attempt:
+            self._schedule()
+        if attempt.error is not None and not self.busy:  # until then it is met again each time
+            raise attempt.error
+
+    def _schedule(self) -> None:
         while self._pool.has_room():
             task = self._scheduler.next_task()
             if task is None and self.must_wrap:
@@ -349,11 +355,6 @@ class Epochs:
         self._untaken: deque[tuple[RowBatcher, int]] = deque()
 
     @property
-    def only_next_works(self) -> bool:
-        """Whether all current work is for an epoch that has not been requested."""
-        return self._next is not None and (self._requested is None or self._requested.exhausted)
-
-    @property
     def blocked(self) -> bool:
         """Whether nothing can be done of the requested epoch before more bytes are resident; see `Epoch.blocked`."""
         return self._requested is not None and self._requested.blocked
@@ -398,10 +399,6 @@ class Epochs:
     def stop(self) -> None:
         """Forget all epochs."""
         self._requested = self._next = self._next_error = None
-
-    def fail_next(self, error: Exception) -> None:
-        """Keep an error for the moment when the next epoch is requested."""
-        self._next_error = error
 
     def forgive(self, errors: Iterable[Exception]) -> None:
         """Let the next epoch go on if it failed with one of these errors, whose cause is being retried."""

@@ -6,10 +6,11 @@ import itertools
 from collections import deque
 from time import perf_counter
 
+from streamload.decode.failure import Attempt
 from streamload.fetch.epoch_parts import EpochParts
 from streamload.fetch.prerequisites import Prerequisites
 from streamload.index.tables import Tables
-from streamload.limits import BLOCK_ROWS, FIRST_BLOCK_ROWS
+from streamload.limits import BLOCK_ROWS, FIRST_BLOCK_ROWS, SCANNED_PARTS
 from streamload.order.plan import EpochPlan, RowBlock
 from streamload.schedule.planned import PlannedRows, locate
 from streamload.schedule.scans import Scans
@@ -21,7 +22,7 @@ MAX_RUN_ROWS = 16_384
 """The most rows of a run of batches, and the rows of a block of the plan."""
 
 _MOST_LOOKAHEAD_ROWS = 1 << 17
-_SCANS_AHEAD = 4
+_LOCAL_SCANS_AHEAD = 4
 _TABLES_AHEAD = 8
 _KEPT_AHEAD = 64
 """Shards whose first parts are kept for rows that a scan will find; thousands may wait to be scanned."""
@@ -108,7 +109,10 @@ class Lookahead:
             StreamloadError: they cannot be fetched.
         """
         if not self._located or self._prerequisites is not None:
-            self._look_ahead()
+            with Attempt() as attempt:
+                self._look_ahead()
+            if attempt.error is not None and not self._located:
+                raise attempt.error  # before, it is no matter, and is met again
         if not self._located:
             return None
         planned, finished = self._located[0]
@@ -180,7 +184,11 @@ class Lookahead:
         """Plan the next block of rows; False while counts are missing, and at the end."""
         while missing := self._plan.missing(2 * self._pool.capacity):
             self._scans.request(missing)
+            if not self._located and not self._blocks:
+                self._scans.check(missing[:1])  # the first is needed for certain
             if all(self._tables.counts.values[shard] < 0 for shard in missing) and self._plan.missing(1):
+                if self._prerequisites is not None:
+                    self._scan_ahead()
                 return False
         block = self._plan.take(self._block_rows)
         self._block_rows = self._fixed_block_rows or (MAX_RUN_ROWS if self._prerequisites is None else BLOCK_ROWS)
@@ -193,12 +201,17 @@ class Lookahead:
             return False
         self._rows += len(block.shard)
         self._blocks.append((block, finished))
-        if not self._tables.counts.complete:  # ahead of need
-            self._scans.request(itertools.islice(self._scan_order, _SCANS_AHEAD))
+        self._scan_ahead()
         if self._prerequisites is not None:
             self._prerequisites.fetcher.foresight.passed(self._plan.number)
             self._prerequisites.want_tables(itertools.islice(self._table_order, _TABLES_AHEAD))
         return True
+
+    def _scan_ahead(self) -> None:
+        """Have shards scanned before the plan comes to them: as many as are fetched at once, where they are fetched."""
+        most = _LOCAL_SCANS_AHEAD if self._prerequisites is None else SCANNED_PARTS
+        if not self._tables.counts.complete:
+            self._scans.request(itertools.islice(self._scan_order, max(0, most - self._scans.outstanding)))
 
     def _locate_block(self) -> bool:
         """Locate the rows of the first block; False while tables are missing."""

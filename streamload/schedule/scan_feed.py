@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from streamload.decode.failure import Attempt
 from streamload.fetch.fetcher import Fetcher
 from streamload.fetch.parts import PART_BYTES, part_key, shard_and_number
 from streamload.index.tables import Tables
@@ -36,9 +37,6 @@ class ScanFeed:
         Returns:
             Whether a shard became known without a scan: its first response identified it as one scanned in an earlier
             run.
-
-        Raises:
-            StreamloadError: a part cannot be fetched.
         """
         for shard in [shard for shard in self._held if not self._scans.is_wanted(shard)]:
             self._hold(shard, range(0))
@@ -78,6 +76,14 @@ class ScanFeed:
         Returns:
             Whether it became known without a scan, and how many parts may still be requested.
         """
+        with Attempt() as attempt:
+            return self._look_at(shard, left)
+        assert attempt.error is not None
+        self._hold(shard, range(0))
+        self._scans.fail(shard, attempt.error)
+        return False, left
+
+    def _look_at(self, shard: int, left: int) -> tuple[bool, int]:
         start = self._scans.next_bytes(shard)[0]
         end, total = self._fetcher.arrived_from(shard, start)
         if total is not None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Collection, Container, Iterable, Iterator
 from dataclasses import dataclass
 
 from streamload.decode.failure import error_from
 from streamload.decode.tasks import ScanDone, ScanTask
+from streamload.fetch.failures import Failures
 from streamload.index.tables import Tables
 
 __all__ = ["Scans"]
@@ -63,12 +64,18 @@ class Scans:
         self._noted_of: set[int] = set()
         self._turns = itertools.count()
         self._started: set[int] = set()
+        self._failures = Failures()
         self.numbers: Iterator[int] = itertools.count()
 
     @property
     def in_flight(self) -> bool:
         """Whether a scan is in flight."""
         return bool(self._started)
+
+    @property
+    def outstanding(self) -> int:
+        """How many shards have been requested whose counts are not known yet."""
+        return len(self._requested)
 
     def request(self, shards: Iterable[int]) -> None:
         """Request the counts of some shards.
@@ -147,15 +154,11 @@ class Scans:
         return task
 
     def on_done(self, done: ScanDone) -> None:
-        """Take the result of a scan.
-
-        Raises:
-            ShardFormatError: the shard is damaged.
-        """
+        """Take the result of a scan. Raises DatasetIndexError: an index is damaged."""
         self._started.discard(done.number)
         if done.failure is not None:
-            self._forget(done.shard)
-            raise error_from(done.failure)
+            self.fail(done.shard, error_from(done.failure))
+            return
         if done.piece is None:
             self._forget(done.shard)
             assert done.table is not None
@@ -166,6 +169,22 @@ class Scans:
         else:
             self._arriving[done.shard].in_flight = False
         self._tables.add_piece(done.shard, done.piece)
+
+    def fail(self, shard: int, error: Exception) -> None:
+        """Note that a shard cannot be scanned. That is no matter before someone needs it, and checks it."""
+        self._forget(shard)
+        self._requested.add(shard)  # it is not scanned again
+        self._failures.note(shard, error)
+
+    def check(self, shards: Collection[int]) -> None:
+        """Raise why one of some shards cannot be scanned."""
+        self._failures.check(shards)
+
+    def try_again(self) -> list[Exception]:
+        """Forget what has failed, so that it is scanned when it is requested again; gives the errors that were met."""
+        failed = self._failures.take()
+        self._requested -= failed.keys()
+        return list(failed.values())
 
     def _is_known(self, shard: int) -> bool:
         """Whether a shard's count is known, or can be found without a scan."""

@@ -7,6 +7,7 @@ import os
 import threading
 import time
 import weakref
+from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -98,8 +99,33 @@ class InFlight:
         self._answers.clear()
 
 
-_CHUNK_BYTES = 1
-"""Bodies are passed on as they come: what obstore still gathers is lost where a body breaks off."""
+_LARGEST_PIECE_BYTES = 512 << 10
+_LONGEST_PIECE_S = 0.1
+
+
+class PieceSize:
+    """How much obstore gathers of a body before it passes that on; each piece costs as much as copying 100 kB.
+
+    What it has gathered is lost where the body breaks off, and nobody sees it come. So bodies are passed on as they
+    come until one has come whole, and then in pieces of what came in a tenth of a second, at most 512 KiB; after one
+    that did not come whole, as they come once more.
+
+    Attributes:
+        least_bytes: of every piece but the last.
+    """
+
+    def __init__(self) -> None:
+        self.least_bytes = 1
+
+    def came_whole(self, body_bytes: int, seconds: float) -> None:
+        """A body was read to its end. A short one says nothing."""
+        if body_bytes > _LARGEST_PIECE_BYTES:
+            at_this_rate = int(body_bytes * _LONGEST_PIECE_S / max(seconds, 1e-6))
+            self.least_bytes = max(1, min(_LARGEST_PIECE_BYTES, at_this_rate))
+
+    def was_left(self) -> None:
+        """A body broke off, or was not read to its end."""
+        self.least_bytes = 1
 
 
 class ObjectBody:
@@ -111,20 +137,31 @@ class ObjectBody:
         sizes: of the range and of the whole object.
         etag: of the object.
         in_flight: notes every piece that is requested.
+        pieces: how large they are in this bucket; learns from this body.
     """
 
-    def __init__(self, url: str, result: Any, sizes: tuple[int, int], *, etag: str | None, in_flight: InFlight) -> None:
+    def __init__(
+        self,
+        url: str,
+        result: Any,
+        sizes: tuple[int, int],
+        *,
+        etag: str | None,
+        in_flight: InFlight,
+        pieces: PieceSize,
+    ) -> None:
         self._range_bytes, self.total_bytes = sizes
         self.etag = etag
         self._url = url
-        self._stream = result.stream(min_chunk_size=_CHUNK_BYTES)
+        self._stream = result.stream(min_chunk_size=pieces.least_bytes)
         self._in_flight = in_flight
+        self._pieces = pieces
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """See `RangeBody.chunks`."""
         import obstore
 
-        left, stream = self._range_bytes, self._stream
+        left, stream, began_s = self._range_bytes, self._stream, time.monotonic()
         try:
             while (chunk := await self._next(stream)) is not None:
                 left -= len(chunk)
@@ -135,6 +172,10 @@ class ObjectBody:
             raise body_error(self._url, exc) from None
         finally:
             await self.aclose()
+            if left:
+                self._pieces.was_left()
+            else:
+                self._pieces.came_whole(self._range_bytes, time.monotonic() - began_s)
         if left:
             raise transient_error(self._url, f"the answer ended {counted(left, 'byte')} early")
 
@@ -183,6 +224,7 @@ class ObjectStorage:
         self._answers_200: set[str] = set()
         self._served_parts = ServedParts()
         self._in_flight = InFlight(_call_obstore)
+        self._pieces: defaultdict[str, PieceSize] = defaultdict(PieceSize)
         self._lock = threading.Lock()
 
     def info(self, url: str) -> ShardInfo:
@@ -282,7 +324,8 @@ class ObjectStorage:
         first, last = result.range
         if (first, last) != (start, total_bytes if end is None else min(end, total_bytes)):
             raise transient_error(url, "the server sent another part of the object than was requested")
-        return ObjectBody(url, result, (last - first, total_bytes), etag=now, in_flight=self._in_flight)
+        sizes, pieces = (last - first, total_bytes), self._pieces[place.root]
+        return ObjectBody(url, result, sizes, etag=now, in_flight=self._in_flight, pieces=pieces)
 
     async def _empty_or_refused(self, place: ObjectPlace, wanted: Wanted, refusal: StorageError) -> EmptyBody:
         """What the object is now, after a range of it was refused: an empty object has no range.

@@ -222,7 +222,7 @@ def test_a_scheme_that_is_misspelt(workers: int) -> None:
 def test_a_worker_that_is_killed_is_replaced(server: FaultServer) -> None:
     server.play(Script(bytes_per_s=8e6))
     got = []
-    with loader_of(urls_of(server), num_workers=2) as loader:
+    with loader_of(urls_of(server), num_workers=2, memory_budget="64MiB") as loader:  # one shard after the other
         for step, batch in enumerate(loader):
             got += batch[0].tolist()
             if step in (2, 9):

@@ -140,6 +140,7 @@ def test_a_server_that_is_killed_and_started_again(
         }[kind]
         urls = Place(root).urls("plain", SHARDS)
         usual: dict[str, Any] = {"fields": ("npy", "cls"), "storage_options": options, "timeout": 60}
+        usual["memory_budget"] = "64MiB"  # so that shards are fetched one after the other
         with StreamLoader(urls, 9, num_workers=workers, **usual) as loader:
             labels = checked_labels(loader)
             got = [next(labels)]

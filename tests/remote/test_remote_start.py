@@ -71,3 +71,10 @@ def test_a_server_that_is_not_there_is_given_up_soon(monkeypatch: pytest.MonkeyP
     assert len(waits) == 3
     assert waits[2] is None
     assert sum(wait or 0.0 for wait in waits) < 0.5
+
+
+def test_without_an_index_shards_are_fetched_beside_each_other_from_the_start(server: FaultServer) -> None:
+    server.play(Script(first_byte_s=0.3))
+    with StreamLoader(Place(server.url).urls("plain", range(3)), 8, fields=("cls",), num_workers=0) as loader:
+        assert [label for (labels,) in loader for label in labels.tolist()] == LABELS
+    assert server.report().most_beside == 3

@@ -15,7 +15,7 @@ from make_shards import write_numbers
 
 from streamload.decode.open_shards import OpenShards
 from streamload.decode.tasks import ScanDone, ScanTask, ShardOpened
-from streamload.errors import ShardFormatError
+from streamload.errors import ShardFormatError, StorageError
 from streamload.fetch.fetcher import Fetcher
 from streamload.fetch.parts import PART_BYTES, part_key
 from streamload.index.listing import Listing, Shard, list_shards
@@ -159,6 +159,36 @@ def test_only_what_is_held_is_scanned(tmp_path: Path) -> None:
     fetcher.release()
 
 
+def test_a_part_that_cannot_be_fetched_is_an_error_at_its_shards_turn(tmp_path: Path) -> None:
+    listed = tuple(
+        Shard(f"http://127.0.0.1:9/{n}.tar", f"{n}.tar", PART_BYTES, 0, "http://127.0.0.1:9") for n in (0, 1)
+    )
+    listing = Listing(listed, None, (None,) * 2, ())
+    tables = Tables(listing, ScanCache(str(tmp_path)), strict=True)
+    scans = Scans(tables, strict=True, arriving=range(2))
+    fetcher = Fetcher(
+        listing,
+        frozenset(range(2)),
+        Storages(),
+        budget_bytes=64 * PART_BYTES,
+        slot_bytes=lambda: 0,
+        wake=lambda: None,
+        progress=lambda: None,
+    )
+    feed = ScanFeed(scans, tables, fetcher)
+    scans.request(range(2))
+    feed.pump()
+    fetcher.failed(fetcher.state_of(1), 0, StorageError("it is gone"))
+    feed.pump()
+    assert not fetcher.ledger.is_expected(part_key(1, 0)), "it would be requested again and again"
+    scans.check([0])
+    with pytest.raises(StorageError, match="gone"):
+        scans.check([0, 1])
+    assert [str(error) for error in scans.try_again()] == ["it is gone"]
+    scans.check([1])
+    fetcher.release()
+
+
 def test_a_shard_that_has_ended_is_known_and_kept(arrival: Arrival, tmp_path: Path) -> None:
     arrival.scans.request([0])
     while arrival.scans.wanted():
@@ -242,10 +272,12 @@ def test_damage_is_raised_and_nothing_more_is_wanted(arrival: Arrival) -> None:
     content[int(table.member_offset[20]) - 500] ^= 1
     arrival.contents[0] = bytes(content)
     arrival.scans.request([0])
+    while arrival.scans.wanted():
+        arrival.fetch(0, arrival.ends[0] + 5_000)
+        arrival.scan()
+    arrival.scans.request([0])
     with pytest.raises(ShardFormatError) as caught:
-        while arrival.scans.wanted():
-            arrival.fetch(0, arrival.ends[0] + 5_000)
-            arrival.scan()
+        arrival.scans.check([0])
     assert caught.value.offset == int(table.member_offset[20]) - 512
     assert caught.value.url == arrival.listing.shards[0].url
     assert arrival.scans.wanted() == []

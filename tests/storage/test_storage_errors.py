@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import pickle
+import random
 from email.utils import formatdate
 
 import pytest
 from scripted_server import CONTENT, Script, serve
 from scripted_storage import Answer, ScriptedStorage
 from servers.faults import FaultServer
+from servers.faults import Script as Faults
 from virtual_time import run_in_virtual_time
 
 from streamload.errors import (
@@ -92,6 +95,36 @@ async def test_a_body_that_breaks_fails_after_what_has_come(kind: str) -> None:
     assert given
     assert CONTENT[1000:].startswith(given)
     assert len(script.requests) == 1, "whoever reads continues it, and knows what is there"
+
+
+@pytest.mark.parametrize("kind", ["s3", "http"])
+async def test_bodies_come_in_large_pieces_only_while_they_come_whole_and_fast(kind: str) -> None:
+    content = random.Random(0).randbytes(3_000_000)
+    with FaultServer({"set/a.tar": content, "bucket/set/a.tar": content}) as server:
+        storages, url = storages_of(kind, Script(port=int(server.url.rpartition(":")[2])))
+
+        async def pieces(end: int) -> list[bytes]:
+            found = []
+            body = await storages.for_url(url).open_range(url, 0, end, etag=None)
+            with contextlib.suppress(TransientStorageError):
+                async for piece in body.chunks():
+                    found.append(bytes(piece))
+            assert content.startswith(b"".join(found))
+            return found
+
+        try:
+            assert b"".join(await pieces(3_000_000)) == content
+            large = await pieces(3_000_000)
+            assert b"".join(large) == content
+            assert min(map(len, large[:-1])) >= 450_000
+            server.play(Faults(bytes_per_s=2e6))
+            await pieces(600_000)
+            assert len((await pieces(600_000))[0]) < 500_000, "nobody would see that it goes on"
+            server.play(Faults(cut_share=1.0, cut_at=90_000))
+            await pieces(3_000_000)  # of which something may be lost
+            assert len(b"".join(await pieces(3_000_000))) == 90_000
+        finally:
+            await storages.aclose()
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,0 +1,42 @@
+"""Which shard is closed for another one, and that finding it costs the same however many are open."""
+
+from __future__ import annotations
+
+from lines_run import lines_of
+
+from streamload.fetch.fetched_shards import FetchedShards
+from streamload.fetch.ledger import PartLedger
+from streamload.fetch.parts import PART_BYTES, part_key
+from streamload.index.listing import Listing, Shard
+
+
+def opened(count: int) -> tuple[FetchedShards, PartLedger]:
+    """As many shards as may be open, of each of which nobody needs its two parts any more."""
+    folder = "http://127.0.0.1:9"
+    listed = tuple(Shard(f"{folder}/{n}.tar", f"{n}.tar", 2 * PART_BYTES, 0, folder) for n in range(count + 1))
+    shards = FetchedShards(Listing(listed, None, (None,) * (count + 1), ()), most_open=count)
+    ledger = PartLedger(1 << 50)
+    for shard in range(count):
+        for number in range(2):
+            ledger.admitted(part_key(shard, number), PART_BYTES)
+            ledger.arrived(part_key(shard, number), PART_BYTES)
+        shards.opened(shard)
+    return shards, ledger
+
+
+def test_the_shard_of_which_nothing_is_there_is_closed_and_else_the_one_that_is_needed_last() -> None:
+    shards, ledger = opened(5)
+    assert shards.to_close(2, ledger) == [], "it is open"
+    ledger.hold([part_key(0, 1)])
+    assert shards.to_close(5, ledger) == [1], "the first one whose parts may all go"
+    for number in range(2):
+        ledger.dropped(part_key(3, number))
+    assert shards.to_close(5, ledger) == [3], "nothing is lost with it"
+    shards, ledger = opened(1)
+    ledger.hold([part_key(0, 0)])
+    assert shards.to_close(1, ledger) is None
+
+
+def test_finding_the_shard_to_close_costs_the_same_however_many_are_open() -> None:
+    few, many = opened(100), opened(5000)
+    assert lines_of(lambda: many[0].to_close(5000, many[1])) == lines_of(lambda: few[0].to_close(100, few[1]))
