@@ -35,8 +35,8 @@ class ScanFeed:
         """Request the parts needed now, and notify the scans of what has arrived.
 
         Returns:
-            Whether a shard became known without a scan: its first response identified it as one scanned in an earlier
-            run.
+            Whether a shard needs no scan any more: its first response identified it as one scanned in an earlier run,
+            or a part of it cannot be fetched.
         """
         for shard in [shard for shard in self._held if not self._scans.is_wanted(shard)]:
             self._hold(shard, range(0))
@@ -81,7 +81,7 @@ class ScanFeed:
         assert attempt.error is not None
         self._hold(shard, range(0))
         self._scans.fail(shard, attempt.error)
-        return False, left
+        return True, left
 
     def _look_at(self, shard: int, left: int) -> tuple[bool, int]:
         start = self._scans.next_bytes(shard)[0]
