@@ -31,7 +31,7 @@ from streamload.fetch.cache.disk_cache import DiskCache
 from streamload.fetch.fetch_options import Fetching
 from streamload.fetch.fetched_listing import fetched_shards
 from streamload.fetch.fetcher import Fetcher
-from streamload.fetch.parts import PART_BYTES, parts_of_rows
+from streamload.fetch.parts import PART_BYTES
 from streamload.fetch.prerequisites import Prerequisites
 from streamload.fetch.resident import ResidentShards
 from streamload.index.dataset_index import DatasetIndex
@@ -167,17 +167,6 @@ class Feeder:
         self._epochs.drop(task.number)
         self._orphaned.release(task.number)
 
-    def may_redo(self, task: Task) -> bool:
-        """Whether all is there that a task needs: some may have left the disk cache."""
-        if self.prerequisites is None:
-            return True
-        fetcher = self.prerequisites.fetcher
-        if isinstance(task, ScanTask):
-            return task.available is None or fetcher.arrived_from(task.shard, task.start)[0] >= task.available
-        with self._failing():
-            return fetcher.resident(parts_of_rows(task.table.shards, task.table.places()))
-        return False
-
     def on_room(self) -> None:
         """The pool takes tasks again."""
         with self._failing():
@@ -231,7 +220,6 @@ class Feeder:
             assert self.prerequisites is not None
             self.prerequisites.pump()
             self.pool.drop_shards(self.prerequisites.fetcher.take_closed())
-            self.pool.resume()
             self._pump()
 
     def _on_scanned(self, done: ScanDone) -> None:
@@ -280,7 +268,7 @@ class Feeder:
         # Until it says so itself, the loop may have released batches that it has not acknowledged yet.
         cannot_go_on = self._epochs.waits and self._nothing_to_acknowledge
         cannot_go_on = cannot_go_on or (counting and not self._epochs.busy)
-        if cannot_go_on and not (self._feed is not None and self._feed.evict()):
+        if cannot_go_on and not fetcher.hurry() and not (self._feed is not None and self._feed.evict()):
             raise fetcher.too_small(counting=counting, expands=self._expands)
         if self._requested is None and not cannot_go_on:
             self._requested = next(self._request_numbers)

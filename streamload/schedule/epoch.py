@@ -183,8 +183,8 @@ class Epoch:
 
     @property
     def busy(self) -> bool:
-        """Whether any task is in flight. One that waits to be done again, until its bytes are back, is not."""
-        return bool(self._tasks) and not self._pool.held_up
+        """Whether any task is in flight."""
+        return bool(self._tasks)
 
     def pump(self) -> None:
         """Schedule all that can be scheduled now.

@@ -270,9 +270,7 @@ class Scheduler:
             return self._first_rows()
         return self._rows()
 
-    def _made_again(self) -> RowTask | None:
-        if not self._ahead.resident(self._again[0].source):
-            return None
+    def _made_again(self) -> RowTask:
         batch = self._again.popleft()
         return self._task([(batch, 0, batch.rows)], whole=True)
 
