@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from servers.faults import FaultServer, Script
 
 from streamload.errors import ShardChangedError
+from streamload.fetch.cache.cache_file import CacheFile
 from streamload.fetch.cache.disk_cache import DiskCache
 from streamload.fetch.cache.shard_identity import ShardIdentity
 from streamload.fetch.fetcher import Fetcher
@@ -206,3 +208,36 @@ async def test_a_shard_that_was_fetched_is_found_in_the_cache(tmp_path: Path) ->
         assert fetching.bytes_there() == CONTENT
     finally:
         await fetcher.close()
+
+
+async def test_a_part_stays_until_it_is_written_or_somebody_waits_for_its_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk, real = threading.Event(), CacheFile.write
+
+    def write(self: CacheFile, offset: int, data: bytes) -> None:
+        assert disk.wait(DEADLINE_S)
+        real(self, offset, data)
+
+    monkeypatch.setattr(CacheFile, "write", write)
+    fetching = GoesOn(tmp_path)
+    fetcher, gates = fetching.fetcher, fetching.storage.gates
+    try:
+        fetching.begin()
+        for number, gate in enumerate(KEYS):
+            await fetching.until(lambda: len(gates) == 2)
+            gates[number].set()
+            await fetching.until(lambda gate=gate: fetcher.there([gate]))
+        fetcher.ledger.release(KEYS)
+        assert not list(fetcher.ledger.evictable())
+        assert fetcher.hurry(), "what is being written may make room"
+        assert list(fetcher.ledger.evictable()) == KEYS[1:], "but for that which is being written"
+        disk.set()
+        await fetching.until(lambda: fetcher.ledger.used_bytes == 0)
+    finally:
+        disk.set()
+        await fetcher.close()
+    file = DiskCache(str(tmp_path), 1 << 30, part_bytes=PART_BYTES).open(ShardIdentity(URL, ETAG, len(CONTENT)))
+    assert file is not None
+    assert os.pread(file.descriptor, len(CONTENT), 0) == CONTENT
+    file.close()
