@@ -131,9 +131,9 @@ async def test_what_is_in_flight_when_a_shard_moves_to_a_file_is_not_written_any
         assert fetching.bytes_there() == CONTENT
         assert fetcher.ledger.used_bytes == 0
         assert fetcher.take_closed() == [0], "workers close their memory"
-        wakes = fetching.wakes
         gates[1].set()
-        await fetching.until(lambda: fetching.wakes > wakes)
+        await fetching.until(lambda: fetcher.counts.received_bytes == len(CONTENT))
+        await asyncio.sleep(0.01)  # what has come is announced
         assert fetcher.ledger.used_bytes == 0
         assert fetching.bytes_there() == CONTENT
     finally:
