@@ -16,7 +16,6 @@ Run it with
 from __future__ import annotations
 
 import argparse
-import asyncio
 import itertools
 import math
 import os
@@ -27,10 +26,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from streamload.fetch.cache.cache_file import cached_bytes
 from streamload.fetch.cache.disk_cache import DiskCache
 from streamload.fetch.cache.eviction import CachedFile, files_to_evict
 from streamload.fetch.cache.next_use import OrderNextUse, numbers_by_key
-from streamload.fetch.cache.partial_shard import cached_bytes
 from streamload.fetch.cache.shard_identity import ShardIdentity
 from streamload.order.plan import OrderOptions
 from streamload.order.sequence import shards_in_order
@@ -157,26 +156,22 @@ def measure(shards: Shards, n_epochs: int) -> Iterator[int]:
         for next_use, order in epochs_of(shards, n_epochs):
             cache.expect(next_use)
             yield sum(_read(cache, shards.identity(shard), part_bytes) for shard in order)
-        cache.close()
 
 
 def _read(cache: DiskCache, identity: ShardIdentity, part_bytes: int) -> int:
     """Read a shard, filling the cache; gives the bytes that were there. Its bytes are its number, over and over."""
     data = (int(identity.url[-10:-4]).to_bytes(4, "big") * (identity.bytes // 4 + 1))[: identity.bytes]
-    shard = cache.open(identity)
-    if shard is None:
+    file = cache.open(identity)
+    if file is None:
         return 0
-    hit = identity.bytes
-    for part in range(-(-identity.bytes // part_bytes)):
-        piece = data[part * part_bytes : (part + 1) * part_bytes]
-        if asyncio.run(shard.claim(part)):
-            shard.write(part * part_bytes, piece)
-            shard.finish(part, asyncio.run(shard.checksum(part)))
-            hit -= len(piece)
-    if os.pread(shard.descriptor, identity.bytes, 0) != data:
+    hit = identity.bytes if file.whole else 0
+    if not file.whole:
+        for start in range(0, identity.bytes, part_bytes):
+            file.write(start, data[start : start + part_bytes])
+        cache.publish(file)
+    if os.pread(file.descriptor, identity.bytes, 0) != data:
         raise ValueError(f"{identity.url}: wrong bytes")
-    shard.close()
-    cache.flush()  # so that what goes next does not depend on how fast the disk is
+    file.close()
     return hit
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from streamload.fetch.cache.cache_file import CacheFile
 from streamload.fetch.fetched_shard import FetchedShard
 
 
@@ -32,8 +33,20 @@ class Nobody:
     def not_coming(self, state: FetchedShard) -> None:
         pass
 
-    def left_cache(self, state: FetchedShard) -> None:
-        raise AssertionError("the cache takes everything")
+    def not_cached(self, state: FetchedShard) -> None:
+        raise AssertionError("nothing is looked up to its end")
+
+    def on_disk(self, state: FetchedShard, file: CacheFile) -> None:
+        raise AssertionError("nothing is written")
+
+    def hold(self, state: FetchedShard, number: int) -> bool:
+        return False
+
+    def release(self, state: FetchedShard, number: int) -> None:
+        raise AssertionError("nothing is held")
 
     def has_room(self) -> None:
         pass
+
+    def cache_changed(self) -> None:
+        self.has_room()

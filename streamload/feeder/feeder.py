@@ -29,7 +29,7 @@ from streamload.fetch.cache.disk_cache import DiskCache
 from streamload.fetch.fetch_options import Fetching
 from streamload.fetch.fetched_listing import fetched_shards
 from streamload.fetch.fetcher import Fetcher
-from streamload.fetch.parts import PART_BYTES, parts_of_rows
+from streamload.fetch.parts import PART_BYTES
 from streamload.fetch.prerequisites import Prerequisites
 from streamload.fetch.resident import ResidentShards
 from streamload.index.dataset_index import DatasetIndex
@@ -162,17 +162,6 @@ class Feeder:
         self._epochs.drop(task.number)
         self._orphaned.release(task.number)
 
-    def may_redo(self, task: Task) -> bool:
-        """Whether all is there that a task needs: some may have left the disk cache."""
-        if self.prerequisites is None:
-            return True
-        fetcher = self.prerequisites.fetcher
-        if isinstance(task, ScanTask):
-            return task.available is None or fetcher.arrived_from(task.shard, task.start)[0] >= task.available
-        with self._failing():
-            return fetcher.resident(parts_of_rows(task.table.shards, task.table.places()))
-        return False
-
     def on_room(self) -> None:
         """The pool takes tasks again."""
         with self._failing():
@@ -226,7 +215,6 @@ class Feeder:
             assert self.prerequisites is not None
             self.prerequisites.pump()
             self.pool.drop_shards(self.prerequisites.fetcher.take_closed())
-            self.pool.resume()
             self._pump()
 
     def _begin(self, start: EpochStart, before: RowBatcher | None) -> Epoch:
@@ -266,7 +254,9 @@ class Feeder:
         if self._orphaned or not fetcher.stalled:
             return
         counting = self._counting is not None
-        if (counting or self._epochs.blocked) and not (self._feed is not None and self._feed.evict()):
+        if not counting and (self._epochs.trainer_is_busy or not self._epochs.blocked):
+            return
+        if not fetcher.hurry() and not (self._feed is not None and self._feed.evict()):
             raise fetcher.too_small(counting=counting, expands=self._expands)
 
     def _send_ready(self, start: EpochStart, batches: list[ReadyBatch], last: bool, acknowledge_after: int) -> None:

@@ -192,8 +192,12 @@ def budget_error(
     *,
     counting: bool,
     expands: bool = False,
+    cache_helps: bool = True,
 ) -> StorageError:
-    """The error to raise when nothing goes on within the budget: what takes it, and what to do."""
+    """The error to raise when nothing goes on within the budget: what takes it, and what to do.
+
+    A disk cache does not help with compressed shards, which it keeps compressed.
+    """
     budget, missing, needed, slots = (
         _shown(size_bytes) for size_bytes in (budget_bytes, missing_bytes, needed_bytes, slot_bytes)
     )
@@ -203,7 +207,7 @@ def budget_error(
         f"memory_budget of {budget} is too small: {missing} more are needed now, while {needed} of shards are held "
         f"because samples in them are wanted too or are yet to be drawn within shuffle_window, {slots} are batches"
         f"{decompressing}, and {_left(budget_bytes, expands=expands)}. Give a larger memory_budget, "
-        f"a smaller shuffle_window, {advice}, or a cache_dir on a disk with more room"
+        f"a smaller shuffle_window, or {advice}{', or a cache_dir on a disk with more room' if cache_helps else ''}"
     )
 
 

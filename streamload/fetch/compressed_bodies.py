@@ -1,16 +1,16 @@
-"""The bytes of compressed shards, wherever they come from: the disk, the disk cache, or the storage."""
+"""Bytes in order, mostly of compressed shards, wherever they come from: the disk, the disk cache, or the storage."""
 
 from __future__ import annotations
 
 import itertools
 import os
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
-from typing import Protocol
+from contextlib import aclosing, suppress
+from functools import partial
 
-from streamload.fetch.cache.cached_shard import CacheOffError
-from streamload.fetch.cache.openings import CacheOpenings
-from streamload.fetch.cached_body import CachedBody
+from streamload.fetch.cache.cache_file import CacheFile
+from streamload.fetch.cache.disk_cache import DiskCache
+from streamload.fetch.cache.openings import CacheOpenings, on_thread
 from streamload.fetch.compressed_body import COMPRESSED_BYTES_HELD, RemoteBody, local_body
 from streamload.fetch.fetched_shard import FetchedShard
 from streamload.fetch.transfers import Part
@@ -18,16 +18,6 @@ from streamload.storage.download import Downloaded
 from streamload.storage.storages import Storages
 
 __all__ = ["CompressedBodies"]
-
-
-class _Body(Protocol):
-    def chunks(self) -> AsyncGenerator[bytes]: ...
-
-    def write(self, part: Part, offset: int, data: bytes, /) -> None: ...
-
-    def done(self, part: Part, done: Downloaded, /) -> None: ...
-
-    def failed(self, part: Part, error: BaseException, /) -> None: ...
 
 
 class CompressedBodies:
@@ -38,7 +28,8 @@ class CompressedBodies:
 
     Args:
         storages: where shards lie.
-        openings: of the disk cache, which keeps them as they are, compressed.
+        cache: the disk cache, which keeps them as they are, compressed; or None.
+        openings: of that.
         open_local: opens a local shard by its number; gives a descriptor.
         start: begins to fetch a part.
     """
@@ -46,15 +37,17 @@ class CompressedBodies:
     def __init__(
         self,
         storages: Storages,
+        cache: DiskCache | None,
         openings: CacheOpenings,
         open_local: Callable[[int], int],
         start: Callable[[Part], None],
     ) -> None:
         self._storages = storages
+        self._cache = cache
         self._openings = openings
         self._open_local = open_local
         self._start = start
-        self._bodies: dict[int, tuple[FetchedShard, _Body]] = {}
+        self._bodies: dict[int, tuple[FetchedShard, RemoteBody]] = {}
         self._numbers = itertools.count(-1, -1)
 
     @property
@@ -77,7 +70,7 @@ class CompressedBodies:
         return self._bodies[number][0]
 
     def write(self, part: Part, offset: int, data: bytes) -> None:
-        """Bytes of a part have come. Raises CacheOffError: they cannot be kept."""
+        """Bytes of a part have come."""
         if part.shard in self._bodies:
             self._bodies[part.shard][1].write(part, offset, data)
 
@@ -102,27 +95,33 @@ class CompressedBodies:
             os.close(descriptor)
 
     async def _remote(self, state: FetchedShard) -> AsyncGenerator[bytes]:
+        file = await self._openings.open(state.url, state.pin)
         position = 0
-        cached = await self._openings.open(state.url, state.pin)
-        if cached is not None and state.pin.total_bytes is not None:
-            number = next(self._numbers)
-            body = CachedBody(number, cached, state.pin.total_bytes, self._start)
-            try:
-                async with aclosing(self._chunks(state, number, body)) as pieces:
-                    async for piece in pieces:
+        try:
+            if file is not None and file.whole:
+                with suppress(OSError):  # the disk cannot read it any more
+                    async for piece in local_body(file.descriptor, state.pin.total_bytes):
                         yield piece
-                return
-            except CacheOffError:
-                position = body.position  # and on from here without it
-            finally:
-                cached.close()
-        number = next(self._numbers)
-        rest = RemoteBody(number, state.pin, self._start, position)
-        async with aclosing(self._chunks(state, number, rest)) as pieces:
-            async for piece in pieces:
-                yield piece
+                        position += len(piece)
+            if position != state.pin.total_bytes:
+                async with aclosing(self.fetch(state, position)) as pieces:
+                    async for piece in pieces:
+                        if file is not None and file.missing and file.descriptor >= 0:
+                            await self._keep(file, position, piece)
+                        yield piece
+                        position += len(piece)
+        finally:
+            if file is not None:
+                file.close()
 
-    async def _chunks(self, state: FetchedShard, number: int, body: _Body) -> AsyncGenerator[bytes]:
+    async def fetch(self, state: FetchedShard, start: int, end: int | None = None) -> AsyncGenerator[bytes]:
+        """The bytes of a remote shard as it lies there, from one place to another or to its end, a few requests ahead.
+
+        Raises:
+            StorageError: they cannot be fetched.
+        """
+        number = next(self._numbers)
+        body = RemoteBody(number, state.pin, self._start, start, end)
         self._bodies[number] = state, body
         try:
             async with aclosing(body.chunks()) as pieces:
@@ -130,3 +129,14 @@ class CompressedBodies:
                     yield piece
         finally:
             del self._bodies[number]
+
+    async def _keep(self, file: CacheFile, offset: int, piece: bytes) -> None:
+        """Write bytes to the disk cache, and publish the file with the last ones."""
+        assert self._cache is not None
+        try:
+            await on_thread(partial(file.write, offset, piece))
+            if not file.missing:
+                await on_thread(partial(self._cache.publish, file))
+        except OSError as exc:
+            self._cache.turn_off(exc)
+            file.close()

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from streamload.fetch.cache.cached_shard import CachedShard
+from streamload.fetch.cache.cache_file import CacheFile
 from streamload.fetch.decompressed_parts import DecompressedParts
 from streamload.memory.sparse import SparseMemory
 from streamload.storage.download import Pin
@@ -24,12 +23,12 @@ class FetchedShard:
         url: the shard.
         pin: the version that is read.
         compression: how it is compressed; its parts are those of the decompressed shard then.
-        generation: another one for every memory that the shard has had; workers need a new descriptor for each.
+        generation: another one for every memory or file that the shard has had; workers need a new descriptor for each.
         total_bytes: its size, decompressed; None as long as it is not known.
-        memory: where its parts arrive, unless they do so in `cached`.
-        cached: its file in the disk cache.
-        cache_requested: whether the disk cache was looked up for a file.
-        opening: held by whoever asks it, on behalf of all parts.
+        memory: where its parts arrive.
+        file: a whole file of the disk cache, in place of memory.
+        looked_up: whether the disk cache was looked up for that.
+        refused: the disk cache does not take it.
         decompressing: of a compressed shard, from the first part that is fetched.
     """
 
@@ -40,16 +39,14 @@ class FetchedShard:
     generation: int
     total_bytes: int | None
     memory: SparseMemory | None = None
-    cached: CachedShard | None = None
-    cache_requested: bool = False
-    opening: asyncio.Lock = field(default_factory=asyncio.Lock)
+    file: CacheFile | None = None
+    looked_up: bool = False
+    refused: bool = False
     decompressing: DecompressedParts | None = None
 
     @property
     def size_bytes(self) -> int:
         """How much workers may map now."""
-        if self.cached is not None and self.total_bytes is not None:
-            return self.total_bytes
         return self.total_bytes or self._memory().size_bytes
 
     @property
@@ -62,42 +59,36 @@ class FetchedShard:
 
     def descriptor(self) -> int:
         """A copy of the descriptor, for whoever reads; the caller closes it."""
-        return os.dup(self.cached.descriptor if self.cached is not None else self._memory().descriptor)
+        return os.dup(self.file.descriptor if self.file is not None else self._memory().descriptor)
 
     def write(self, offset: int, data: bytes) -> None:
-        """Bytes have come.
-
-        Raises:
-            CacheOffError: the disk cache takes nothing any more.
-            OSError: there is no memory left.
-        """
-        if self.cached is not None:
-            self.cached.write(offset, data)
-        else:
-            self._memory().write(offset, data)
+        """Bytes have come. Raises OSError: there is no memory left."""
+        self._memory().write(offset, data)
 
     def free(self, start: int, end: int) -> None:
         """Free what lies between two places, if it lies in memory."""
         if self.memory is not None:
             self.memory.free(start, end)
 
+    def move_to(self, file: CacheFile, generation: int) -> None:
+        """Read all of it from a file; whoever has a copy of the memory's descriptor may go on with that."""
+        self.release(generation)
+        self.file, self.looked_up = file, True
+
     def release(self, generation: int) -> None:
         """Let go of the memory or the file; what comes from now on comes into another one."""
         self.generation = generation
-        if self.memory is not None:
-            self.memory.close()
-        if self.cached is not None:
-            self.cached.close()
-        self.memory, self.cached, self.cache_requested = None, None, False
+        for each in (self.memory, self.file):
+            if each is not None:
+                each.close()
+        self.memory = self.file = None
+        self.looked_up = self.refused = False
 
     def close(self) -> None:
         """Let go of everything."""
         if self.decompressing is not None:
             self.decompressing.cancel()
-        if self.memory is not None:
-            self.memory.close()
-        if self.cached is not None:
-            self.cached.close()
+        self.release(-1)
 
     def _memory(self) -> SparseMemory:
         if self.memory is None:

@@ -39,6 +39,7 @@ class FetchedShards:
         self._finished: dict[int, None] = {}
         self._generations = 0
         self._closed: list[int] = []
+        self._moved: list[int] = []
 
     def __contains__(self, shard: int) -> bool:
         return shard in self._states
@@ -55,6 +56,15 @@ class FetchedShards:
             state = FetchedShard(shard, listed.url, pin, compression, self.new_generation(), total_bytes)
             self._states[shard] = state
         return state
+
+    def in_memory(self) -> list[FetchedShard]:
+        """The open shards of which something is in memory."""
+        return [self._states[shard] for shard in self._open if self._states[shard].memory is not None]
+
+    def moved(self, shard: int) -> int:
+        """A shard moves from its memory to a file; the file's generation."""
+        self._moved.append(shard)
+        return self.new_generation()
 
     def new_generation(self) -> int:
         """A number that no memory of a shard has had."""
@@ -114,9 +124,10 @@ class FetchedShards:
         return self._states.pop(shard)
 
     def take_closed(self) -> list[int]:
-        """The shards whose memory was released since the last call, and that have no other one now."""
+        """The shards whose memory was released since the last call, and that have no other one now, or a file."""
         closed, self._closed = self._closed, []
-        return [shard for shard in closed if shard not in self._open]
+        moved, self._moved = self._moved, []
+        return [*moved, *(shard for shard in closed if shard not in self._open)]
 
     def close(self) -> None:
         """Let go of all memory."""

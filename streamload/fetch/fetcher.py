@@ -7,6 +7,7 @@ from functools import partial
 
 from streamload.errors import DatasetIndexError, StorageError
 from streamload.fetch.budget import budget_error, budget_for
+from streamload.fetch.cache.cache_file import CacheFile
 from streamload.fetch.cache.disk_cache import DiskCache
 from streamload.fetch.cache.eviction_order import Foresight
 from streamload.fetch.failures import Failures
@@ -41,7 +42,7 @@ class Fetcher:
         slot_bytes: what of that is for batches now.
         wake: called when there is something to pump.
         progress: called in the loop when parts have come or failed.
-        cache: files on the disk to fetch into instead of memory.
+        cache: shards on the disk.
         most_open: how many shards may be open at once; see `FetchedShards`.
         most_requests: how many may be in flight.
 
@@ -110,14 +111,6 @@ class Fetcher:
             self._wake()
         return failed.values()
 
-    def resident(self, keys: Collection[int]) -> bool:
-        """Whether those of some parts that are fetched at all are all there.
-
-        Raises:
-            StorageError, ShardFormatError: one of them cannot be fetched.
-        """
-        return self.there([key for key in keys if shard_and_number(key)[0] in self.fetched])
-
     def freed(self) -> None:
         """Something is not held any more, so there may be room again."""
         self._missing = None
@@ -136,6 +129,8 @@ class Fetcher:
     def finish(self, shards: Iterable[int]) -> None:
         """Nothing of these shards will be wanted soon: they are closed when their last part is given up."""
         for shard in shards:
+            if self._part_fetcher is not None and shard in self._shards:
+                self._part_fetcher.finish(self._shards[shard])
             self._shards.finish(shard)
             self._close_if_unused(shard)
 
@@ -200,10 +195,13 @@ class Fetcher:
                 before = (part_key(shard, each) for each in self._part_fetcher.parts_before(state, number))
                 if self.ledger.want_before(before, key):  # decompressing goes through these first, so they are next now
                     continue
-            if not self._make_room(shard, end - start):
-                self._missing = shard, end - start
+            size_bytes = end - start if self._part_fetcher.takes_memory(state) else 0
+            if not self._make_room(shard, size_bytes):
+                self._missing = shard, size_bytes
+                if self._shards.to_close(shard, self.ledger) is not None:
+                    self._part_fetcher.make_room(state, self._shards.in_memory())
                 return
-            self.ledger.admitted(key, end - start)
+            self.ledger.admitted(key, size_bytes)
             self._shards.opened(shard)
             self._part_fetcher.fetch(state, number)
 
@@ -215,6 +213,10 @@ class Fetcher:
         in_flight = {shard_and_number(key)[0] for key in self.ledger.in_flight()}
         ends_some = self._part_fetcher is not None and self._part_fetcher.ends_some
         return not ends_some and all(self.state_of(shard).waits_for_room for shard in in_flight)
+
+    def hurry(self) -> bool:
+        """Keep nothing for the disk cache, for somebody waits; whether what is being written there may make room."""
+        return self._part_fetcher is not None and self._part_fetcher.let_go()
 
     def evict(self) -> bool:
         """Stop decompressions that wait for room, for a part of another shard; whether there were any."""
@@ -249,20 +251,15 @@ class Fetcher:
         decompressing_bytes = 0 if self._part_fetcher is None else self._part_fetcher.held_bytes
         needs = missing_bytes, self.ledger.kept_from_next_bytes(), self._slot_bytes(), decompressing_bytes
         budget_bytes = budget_for(self.ledger.budget_bytes, expands=expands)
-        return budget_error(budget_bytes, *needs, counting=counting, expands=expands)
+        helps = self._shards[shard].compression is None
+        return budget_error(budget_bytes, *needs, counting=counting, expands=expands, cache_helps=helps)
 
     async def close(self) -> None:
         """Stop everything and release all memory. Idempotent."""
         if self._part_fetcher is not None:
             await self._part_fetcher.close()
-        self.release()
-        await self._storages.aclose()
-
-    def release(self) -> None:
-        """Let go of all memory, where there is no loop any more to stop things in."""
         self._shards.close()
-        if self._cache is not None:
-            self._cache.close()
+        await self._storages.aclose()
 
     def _has_room(self, shard: int, size_bytes: int) -> bool:
         """Whether a part of a shard can come, in bytes and in open shards."""
@@ -284,7 +281,7 @@ class Fetcher:
         return True
 
     def _room_for(self, size_bytes: int) -> list[int] | None:
-        return self.ledger.room_for(size_bytes, self._other_bytes)
+        return self.ledger.room_for(size_bytes, self._other_bytes) if size_bytes else []
 
     @property
     def _other_bytes(self) -> int:
@@ -342,14 +339,32 @@ class Fetcher:
         for key in self.ledger.in_flight() & self.ledger.parts_of(state.number):
             self.ledger.dropped(key)
 
-    def left_cache(self, state: FetchedShard) -> None:
-        """See `PartFetcherEvents`. What is still needed of the shard comes into memory, all of it once more."""
-        state.generation = self._shards.new_generation()
-        keys = sorted(self.ledger.parts_of(state.number))
+    def not_cached(self, state: FetchedShard) -> None:
+        """See `PartFetcherEvents`."""
+        keys = self.ledger.in_flight() & self.ledger.parts_of(state.number)
         for key in keys:
             self.ledger.give_up(key)
-        self.ledger.want_again(key for key in keys if self.ledger.is_needed(key))
-        self._wake()
+        self.ledger.want_again(key for key in sorted(keys) if self.ledger.is_needed(key))
+
+    def on_disk(self, state: FetchedShard, file: CacheFile) -> None:
+        """See `FillingEvents`. What workers have mapped of its memory is freed when they open the file in its place."""
+        state.move_to(file, self._shards.moved(state.number))
+        for key in list(self.ledger.parts_of(state.number)):
+            self.arrived(state, shard_and_number(key)[1], 0)
+        self.freed()
+
+    def hold(self, state: FetchedShard, number: int) -> bool:
+        """See `FillingEvents`."""
+        keys = [part_key(state.number, number)]
+        if not self.ledger.are_present(keys):
+            return False
+        self.ledger.hold(keys)
+        return True
+
+    def release(self, state: FetchedShard, number: int) -> None:
+        """See `FillingEvents`."""
+        self.ledger.release([part_key(state.number, number)])
+        self.freed()
 
     def is_wanted(self, state: FetchedShard, number: int) -> bool:
         """See `PartFetcherEvents`."""
@@ -357,4 +372,9 @@ class Fetcher:
 
     def has_room(self) -> None:
         """See `PartFetcherEvents`."""
+        self._wake()
+
+    def cache_changed(self) -> None:
+        """See `FillingEvents`."""
+        self._missing = None  # what is missing now shows when more is fetched
         self._wake()

@@ -241,12 +241,13 @@ class PartLedger:
         self.used_bytes += size_bytes
 
     def arrived(self, key: int, size_bytes: int) -> None:
-        """The part is there, with so many bytes that count."""
+        """The part is there, with so many bytes that count; it may have been there with more."""
         self.used_bytes += size_bytes - self._sizes[key]
         self._sizes[key] = size_bytes
         self._present.add(key)
         self._coming.discard(key)
         self._prerequisites.discard(key)
+        self._sort_in(key)
         self._idle_if_unneeded(key)
 
     def dropped(self, key: int) -> None:

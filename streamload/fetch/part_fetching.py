@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Protocol
 
 from streamload.errors import DatasetIndexError
-from streamload.fetch.cache.cached_shard import CacheDamagedError, CachedShard, CacheOffError
 from streamload.fetch.cache.disk_cache import DiskCache
+from streamload.fetch.cache.filling import CacheFilling, FillingEvents
 from streamload.fetch.cache.openings import CacheOpenings
 from streamload.fetch.compressed_bodies import CompressedBodies
 from streamload.fetch.decompressed_parts import DecompressedParts
 from streamload.fetch.fetched_shard import FetchedShard
 from streamload.fetch.parts import part_edges
 from streamload.fetch.transfers import Part, Source, TransferCounts, Transfers
-from streamload.limits import MOST_REQUESTS
+from streamload.limits import MOST_REQUESTS, SMALL_REQUESTS
 from streamload.storage.download import Downloaded
 from streamload.storage.storages import Storages
 from streamload.tar.decompression import Decompressor
@@ -28,7 +28,7 @@ __all__ = ["PartFetcher", "PartFetcherEvents"]
 _MOST_EVICTIONS = 8
 
 
-class PartFetcherEvents(Protocol):
+class PartFetcherEvents(FillingEvents, Protocol):
     """Who wants the parts. Everything is called in the loop."""
 
     def state_of(self, shard: int, /) -> FetchedShard:
@@ -40,9 +40,6 @@ class PartFetcherEvents(Protocol):
     def is_wanted(self, state: FetchedShard, number: int, /) -> bool:
         """Whether a part is there, in flight, or wanted."""
 
-    def in_flight(self, state: FetchedShard, /) -> set[int]:
-        """The parts of a shard that are to be fetched and have not come."""
-
     def arrived(self, state: FetchedShard, number: int, size_bytes: int, /) -> None:
         """A part is there, and takes so much memory."""
 
@@ -52,8 +49,8 @@ class PartFetcherEvents(Protocol):
     def not_coming(self, state: FetchedShard, /) -> None:
         """What is in flight of a shard will not come."""
 
-    def left_cache(self, state: FetchedShard, /) -> None:
-        """The disk cache takes no more of a shard; what was there of it is not any more."""
+    def not_cached(self, state: FetchedShard, /) -> None:
+        """A shard that was looked up is not in the disk cache: what is in flight of it has to be fetched."""
 
     def has_room(self) -> None:
         """More parts can be fetched at once."""
@@ -64,7 +61,7 @@ class PartFetcher:
 
     Args:
         storages: where shards lie.
-        cache: files on the disk to fetch into, or None.
+        cache: shards on the disk, or None.
         open_local: opens a local shard by its number; gives a descriptor.
         events: notified of what happens.
         most_requests: how many may be in flight.
@@ -84,9 +81,10 @@ class PartFetcher:
         callbacks = self._source, self._write, self._on_done, self._on_failed
         self._transfers = Transfers(*callbacks, retries=storages.retries, most=most_requests)
         self._openings = CacheOpenings(cache, storages)
-        self._bodies = CompressedBodies(storages, self._openings, open_local, self._transfers.start)
+        self._bodies = CompressedBodies(storages, cache, self._openings, open_local, self._transfers.start)
+        self._filling = None if cache is None else CacheFilling(cache, events, self._bodies.fetch)
+        self._lookups: dict[FetchedShard, asyncio.Task[None]] = {}
         self._evictions_for: Counter[int | None] = Counter()
-        self._claims: set[asyncio.Task[None]] = set()
         self._decompressions: list[tuple[FetchedShard, DecompressedParts]] = []
 
     @property
@@ -106,16 +104,24 @@ class PartFetcher:
 
     def takes(self, state: FetchedShard) -> bool:
         """Whether a part of this shard can be fetched now."""
-        return state.compression is not None or self._transfers.room() > len(self._claims)
+        if self._is_unknown(state):
+            return state in self._lookups or len(self._lookups) < SMALL_REQUESTS
+        return not self.takes_memory(state) or state.compression is not None or self._transfers.room() > 0
+
+    def takes_memory(self, state: FetchedShard) -> bool:
+        """Whether a part of this shard needs memory to be fetched: False where it is, or may be, in the disk cache."""
+        return state.file is None and not self._is_unknown(state)
 
     def fetch(self, state: FetchedShard, number: int) -> None:
         """Fetch a part."""
         if state.compression is not None:
             self._decompressing(state).grant(number)
-        elif self._cache is not None and (state.cached is not None or not state.cache_requested):
-            self._run(self._claim(state, number), state, number)
-        else:
+        elif state.file is not None:
+            self._events.arrived(state, number, 0)
+        elif not self._is_unknown(state):
             self._transfers.start(_part(state, number))
+        elif state not in self._lookups:
+            self._start_lookup(state)
 
     def would_begin_again(self, state: FetchedShard, number: int) -> bool:
         """Whether a running decompression is behind a part already, so that it would be restarted for that part."""
@@ -161,19 +167,49 @@ class PartFetcher:
         """Whether decompressions are ending and still hold memory."""
         return any(decompressing.ends for _, decompressing in self._decompressions)
 
+    def let_go(self) -> bool:
+        """Keep nothing for the disk cache, for somebody waits for room; whether there may be room because of it."""
+        if self._filling is None:
+            return False
+        self._filling.let_go()
+        return self.writes_to_disk or self._transfers.in_flight > 0  # after which `make_room` is called
+
+    def make_room(self, needed: FetchedShard, others: Iterable[FetchedShard]) -> None:
+        """Have a shard written to the disk cache as a whole, so that it takes no memory: the needed one, or another."""
+        if self._filling is None or self.writes_to_disk or self._transfers.in_flight:
+            return  # there may be room as soon as that is over
+        states = [each for each in (needed, *others) if self._may_be_cached(each)]
+        if not self._filling.complete(states):
+            for state in [each for each in states if not each.refused][:1]:
+                self._start_lookup(state, beside=True)
+
+    @property
+    def writes_to_disk(self) -> bool:
+        """Whether shards are being written to the disk cache, which may make room."""
+        return bool(self._lookups) or (self._filling is not None and self._filling.busy)
+
+    def finish(self, state: FetchedShard) -> None:
+        """Nothing more of this shard is needed soon."""
+        if self._filling is not None:
+            self._filling.finish(state)
+
     def forget(self, state: FetchedShard) -> None:
-        """Nothing more of this shard is wanted. The loop need not be running."""
+        """Nothing more of this shard is wanted, and its memory is about to be closed. The loop need not be running."""
+        if self._filling is not None:
+            self._filling.leave(state)
         if state.decompressing is not None:
             state.decompressing.cancel()
             state.decompressing = None
 
     async def close(self) -> None:
         """Stop everything. Idempotent."""
-        for claim in self._claims:
-            claim.cancel()
-        await asyncio.gather(*self._claims, return_exceptions=True)
+        for lookup in self._lookups.values():
+            lookup.cancel()
+        await asyncio.gather(*self._lookups.values(), return_exceptions=True)
         for _, decompressing in self._decompressions:  # also running ones: they request more
             await decompressing.close()
+        if self._filling is not None:
+            await self._filling.close()
         await self._transfers.close()
 
     # -- downloads -------------------------------------------------------------------------------------------------
@@ -198,11 +234,10 @@ class PartFetcher:
             self._events.has_room()
             return
         state.total_bytes = state.pin.total_bytes
-        if state.cached is not None:
-            self._run(self._finish(state, state.cached, part.number), state, part.number)
-            return
         self._evictions_for.pop(state.number, None)
         self._events.arrived(state, part.number, done.end - done.start)
+        if self._filling is not None:
+            self._filling.arrived(state, part.number)
 
     def _on_failed(self, part: Part, error: BaseException) -> None:
         if part.shard < 0:
@@ -212,17 +247,13 @@ class PartFetcher:
         state = self._state_for(part)
         if state is None:
             self._events.has_room()
-        elif isinstance(error, CacheOffError):
-            self._leave_cache(state)
         elif isinstance(error, Exception):
-            if state.cached is not None:
-                state.cached.abandon(part.number)
             self._events.failed(state, part.number, error)
         else:
             raise error
 
     def _state_for(self, part: Part) -> FetchedShard | None:
-        """A part's shard; None where its memory is another one by now, in which the part is fetched anew.
+        """A part's shard; None where its memory is another one by now, or a file.
 
         What was written of the part lies in the old memory, so the new one would get only the rest of it.
         """
@@ -231,65 +262,43 @@ class PartFetcher:
 
     # -- the disk cache --------------------------------------------------------------------------------------------
 
-    def _run(self, work: Coroutine[None, None, None], state: FetchedShard, number: int) -> None:
-        task = asyncio.create_task(work)
-        self._claims.add(task)
-        task.add_done_callback(partial(self._claimed, state, number, state.generation))
+    def _is_unknown(self, state: FetchedShard) -> bool:
+        """Whether a shard may be in the disk cache, and was not looked up."""
+        return self._cache is not None and state.compression is None and not state.looked_up
 
-    async def _finish(self, state: FetchedShard, cached: CachedShard, number: int) -> None:
-        """Record a part that has been written to the disk cache."""
+    def _may_be_cached(self, state: FetchedShard) -> bool:
+        return state.compression is None and state.looked_up and state.file is None
+
+    def _start_lookup(self, state: FetchedShard, *, beside: bool = False) -> None:
+        self._lookups[state] = lookup = asyncio.create_task(self._look_up(state, beside=beside))
+        lookup.add_done_callback(partial(self._looked_up, state, state.generation))
+
+    async def _look_up(self, state: FetchedShard, *, beside: bool) -> None:
         generation = state.generation
-        try:
-            crc32 = await cached.checksum(number)
-            if state.generation != generation:
-                return  # its file is closed
-            cached.finish(number, crc32)
-        except CacheOffError:
-            if state.generation == generation:
-                self._leave_cache(state)
+        file = await self._openings.open(state.url, state.pin, beside=beside)
+        if state.generation != generation:  # it was closed meanwhile
+            if file is not None:
+                file.close()
             return
-        self._evictions_for.pop(state.number, None)
-        self._events.arrived(state, number, 0)
-
-    async def _claim(self, state: FetchedShard, number: int) -> None:
-        """Find a part in the disk cache, or begin to fetch it into that."""
-        generation = state.generation
-        async with state.opening:
-            if not state.cache_requested and self._cache is not None:
-                state.cached = await self._openings.open(state.url, state.pin)
-                state.total_bytes = state.pin.total_bytes
-            state.cache_requested = True
-        try:
-            present = state.cached is not None and not await state.cached.claim(number)
-        except CacheOffError as off:
-            if state.generation == generation:
-                self._leave_cache(state)
-                state.cache_requested = not isinstance(off, CacheDamagedError)  # then it is fetched into another file
+        state.total_bytes = state.pin.total_bytes
+        state.looked_up = True
+        state.refused = beside and file is None
+        if file is not None and file.whole:
+            self._events.on_disk(state, file)
             return
-        except RuntimeError:
-            if state.generation == generation:
-                raise
-            present = False  # closed meanwhile
-        if state.generation != generation:
-            return  # the part is fetched anew, or not wanted any more
-        if present:
-            self._events.arrived(state, number, 0)
-        else:
-            self._transfers.start(_part(state, number))
+        if file is not None and self._filling is not None:
+            self._filling.begin(state, file)
+        if not beside:
+            self._events.not_cached(state)
 
-    def _claimed(self, state: FetchedShard, number: int, generation: int, claim: asyncio.Task[None]) -> None:
+    def _looked_up(self, state: FetchedShard, generation: int, lookup: asyncio.Task[None]) -> None:
         """Pass on what was raised, a mistake of ours too: nothing else would tell of it."""
-        self._claims.discard(claim)
-        self._events.has_room()  # for another claim; and where it failed the part is fetched anew, or not wanted
-        error = None if claim.cancelled() else claim.exception()
+        del self._lookups[state]
+        error = None if lookup.cancelled() else lookup.exception()
         if isinstance(error, Exception) and state.generation == generation:
-            self._events.failed(state, number, error)
-
-    def _leave_cache(self, state: FetchedShard) -> None:
-        if state.cached is not None:
-            state.cached.close()
-            state.cached = None
-            self._events.left_cache(state)
+            for number in sorted(self._events.in_flight(state)):
+                self._events.failed(state, number, error)
+        self._events.cache_changed()
 
     # -- compressed shards -----------------------------------------------------------------------------------------
 

@@ -187,8 +187,8 @@ class Epoch:
 
     @property
     def busy(self) -> bool:
-        """Whether any task is in flight. One that waits to be done again, until its bytes are back, is not."""
-        return bool(self._tasks) and not self._pool.held_up
+        """Whether any task is in flight."""
+        return bool(self._tasks)
 
     def pump(self) -> None:
         """Schedule all that can be scheduled now.
@@ -353,6 +353,13 @@ class Epochs:
         self._next: Epoch | None = None
         self._next_error: Exception | None = None
         self._untaken: deque[tuple[RowBatcher, int]] = deque()
+        self._acknowledge_after = 1
+
+    @property
+    def trainer_is_busy(self) -> bool:
+        """Whether it has batches left, and will acknowledge some of them."""
+        untaken = sum(announced for _, announced in self._untaken)
+        return untaken > self._acknowledge_after
 
     @property
     def blocked(self) -> bool:
@@ -465,6 +472,7 @@ class Epochs:
         last = epoch is self._requested and epoch.ended
         if ready:
             self._untaken.append((epoch.batcher, len(ready)))
+            self._acknowledge_after = acknowledge_after
         if ready or last:
             self._send_ready(epoch.start, ready, last, acknowledge_after)
         if last:

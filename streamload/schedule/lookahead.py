@@ -131,15 +131,6 @@ class Lookahead:
                 self._parts.close()  # what is fetched from now on is for the next epoch
         return planned, number
 
-    def resident(self, source: tuple[PlannedRows, int]) -> bool:
-        """Whether all that a batch needs to be made again is resident.
-
-        Raises:
-            StreamloadError: it cannot be fetched.
-        """
-        planned, number = source
-        return self._prerequisites is None or self._prerequisites.fetcher.resident(planned.parts[number])
-
     def release(self, source: tuple[PlannedRows, int]) -> None:
         """Release the parts of a batch that was made, or is no longer wanted."""
         if self._parts is not None:

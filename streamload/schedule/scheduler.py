@@ -255,9 +255,7 @@ class Scheduler:
         Raises:
             StreamloadError: they cannot be fetched.
         """
-        if self._again:
-            return not self._ahead.resident(self._again[0].source)
-        return self._scheduling is None and self._ahead.blocked
+        return not self._again and self._scheduling is None and self._ahead.blocked
 
     def wrap_round(self) -> None:
         """Go on from the start of the order, one batch at a time, until `close`; every batch must be complete."""
@@ -280,9 +278,7 @@ class Scheduler:
             return self._first_rows()
         return self._rows()
 
-    def _made_again(self) -> RowTask | None:
-        if not self._ahead.resident(self._again[0].source):
-            return None
+    def _made_again(self) -> RowTask:
         batch = self._again.popleft()
         return self._task([(batch, 0, batch.rows)], whole=True)
 

@@ -55,19 +55,11 @@ class CallerPool:
         del self._link.tasks[done.number]
         self._events.on_done(done)
 
-    @property
-    def held_up(self) -> bool:
-        """False: no task is done twice."""
-        return False
-
     def drop_unwanted(self) -> None:
         """Do nothing: no task is done twice."""
 
     def abandon_unwanted(self) -> None:
         """Do nothing: the caller answers a task of an abandoned epoch without doing it."""
-
-    def resume(self) -> None:
-        """Do nothing: no task is done twice."""
 
     def fix_layout(self, layout: bytes) -> None:
         """Set the layout of all later tasks."""

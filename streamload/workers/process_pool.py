@@ -92,25 +92,22 @@ class FatalRows:
 
 
 class ReturnedTasks:
-    """Tasks that no worker holds, in their order: the first holds up the others until it may be done.
+    """Tasks that no worker holds, in their order.
 
     Args:
-        events: says which tasks are wanted and may be done, and is notified of those dropped.
+        events: says which tasks are wanted, and is notified of those dropped.
 
     Attributes:
         tasks: the tasks.
-        refused: the first one was refused when it was last requested.
     """
 
     def __init__(self, events: PoolEvents) -> None:
         self.tasks: deque[Task] = deque()
-        self.refused = False
         self._events = events
 
     def drop_unwanted(self) -> None:
-        """Drop the tasks that nobody waits for; also those behind the first, which may wait for their memory."""
+        """Drop the tasks that nobody waits for."""
         self.tasks = deque(self.wanted(self.tasks))
-        self.refused = self.refused and bool(self.tasks)
 
     def wanted(self, tasks: Iterable[Task]) -> list[Task]:
         """Those of some tasks that are waited for; of the others the events are notified."""
@@ -121,13 +118,6 @@ class ReturnedTasks:
             else:
                 self._events.on_dropped(task)
         return wanted
-
-    def take(self) -> Task | None:
-        """The first task, unless it may not be done yet."""
-        if not self.tasks:
-            return None
-        self.refused = not self._events.may_redo(self.tasks[0])
-        return None if self.refused else self.tasks.popleft()
 
 
 class PoolWorker:
@@ -248,11 +238,6 @@ class ProcessPool:
         else:
             self._give(worker, task)
 
-    @property
-    def held_up(self) -> bool:
-        """See `Pool.held_up`."""
-        return self._returned.refused and all(worker.started and not worker.link.tasks for worker in self._workers)
-
     def drop_unwanted(self) -> None:
         """See `Pool.drop_unwanted`."""
         self._returned.drop_unwanted()
@@ -271,12 +256,6 @@ class ProcessPool:
             if next(iter(worker.link.tasks), None) in unwanted:
                 worker.end(0.0)
                 self._replace(worker, self._returned.wanted(worker.link.tasks.values()))
-
-    def resume(self) -> None:
-        """See `Pool.resume`."""
-        self.drop_unwanted()
-        while (worker := self._least_busy()) is not None and (task := self._returned.take()) is not None:
-            self._give(worker, task)
 
     def fix_layout(self, layout: bytes) -> None:
         """Send the layout of batches of rows to every worker, and to those that will replace them."""
@@ -323,6 +302,12 @@ class ProcessPool:
     def _give(self, worker: PoolWorker, task: Task) -> None:
         worker.link.give(self._fatal.known(task) if isinstance(task, RowTask) else task)
 
+    def _give_returned(self) -> None:
+        """Have the tasks that no worker holds done, as far as they are still wanted."""
+        self.drop_unwanted()
+        while self._returned.tasks and (worker := self._least_busy()) is not None:
+            self._give(worker, self._returned.tasks.popleft())
+
     def _on_message(self, worker: PoolWorker, message: Logged | RowsDone | ScanDone | WorkerStarted) -> None:
         if isinstance(message, Logged):
             message.handle()  # logged here, and so sent on to the trainer
@@ -333,11 +318,11 @@ class ProcessPool:
         task = worker.link.tasks.pop(message.number)
         if isinstance(message, RowsDone) and message.unseeded:
             self._returned.tasks.append(task)
-            self.resume()
+            self._give_returned()
             return
         if not isinstance(task, RowTask) or len(task.untried) < len(task.table):
             self._deaths_in_a_row = 0
-        self.resume()
+        self._give_returned()
         self._events.on_done(message)
 
     def _on_started(self, worker: PoolWorker, message: WorkerStarted) -> None:
@@ -356,7 +341,7 @@ class ProcessPool:
         self._warned = True
         self._failed_starts = 0
         self._max_failed_starts = _MAX_FAILED_RESTARTS  # workers can start, so a later failure is an accident
-        self.resume()
+        self._give_returned()
         self._events.on_room()
 
     # -- deaths ----------------------------------------------------------------------------------------------------
@@ -385,7 +370,7 @@ class ProcessPool:
         """Start another worker in place of one that has ended; these tasks are done again."""
         self._returned.tasks.extendleft(reversed(tasks))
         self._workers[self._workers.index(worker)] = self._start(worker.number)
-        self.resume()
+        self._give_returned()
 
     def _blame(self, worker: PoolWorker, task: Task, how: str) -> Task | None:
         """The task to try again, without a row that killed two workers; None if the pool gives up."""

@@ -11,16 +11,13 @@ __all__ = ["Pool", "PoolEvents"]
 
 
 class PoolEvents(Protocol):
-    """Callbacks of a pool, in one thread; only the first three are called from within a call to the pool."""
+    """Callbacks of a pool, in one thread; only the first two are called from within a call to the pool."""
 
     def is_wanted(self, task: Task) -> bool:
         """Whether the task of a worker that died is still wanted; then it is done again."""
 
     def on_dropped(self, task: Task) -> None:
         """Such a task is unwanted and will have no result."""
-
-    def may_redo(self, task: Task) -> bool:
-        """Whether all bytes that such a task needs are resident; see `Pool.resume`."""
 
     def on_done(self, done: RowsDone | ScanDone) -> None:
         """A task is done."""
@@ -47,18 +44,11 @@ class Pool(Protocol):
     def submit(self, task: Task) -> None:
         """Take a task; its result comes as an event."""
 
-    @property
-    def held_up(self) -> bool:
-        """Whether all of its tasks wait for `PoolEvents.may_redo`, and it has some."""
-
     def drop_unwanted(self) -> None:
         """Drop the unwanted among the tasks that wait to be done again."""
 
     def abandon_unwanted(self) -> None:
         """Drop the tasks of an abandoned epoch, or bound the time for which they delay the next one's."""
-
-    def resume(self) -> None:
-        """Retry the tasks that `PoolEvents.may_redo` has held up: bytes have arrived, or tasks became unwanted."""
 
     def fix_layout(self, layout: bytes) -> None:
         """Set the layout of all later tasks."""

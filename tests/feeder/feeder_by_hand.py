@@ -37,7 +37,6 @@ class PoolByHand:
         full: takes nothing.
         returned: those that are to be done again.
         again: those that have been given to a worker again.
-        busy: another worker has a task in hand.
     """
 
     capacity = 4
@@ -47,7 +46,6 @@ class PoolByHand:
         self.scans: list[ScanTask] = []
         self.full = False
         self.again: list[Task] = []
-        self.busy = False
         self._waiting = ReturnedTasks(feeder)
 
     @property
@@ -63,17 +61,15 @@ class PoolByHand:
         else:
             self.scans.append(task)
 
-    @property
-    def held_up(self) -> bool:
-        return self._waiting.refused and not self.busy
-
     def drop_unwanted(self) -> None:
         self._waiting.drop_unwanted()
 
-    def resume(self) -> None:
+    def lose(self, *tasks: Task) -> None:
+        """A worker dies with tasks; those that are still wanted are given to another one."""
+        self.returned.extend(tasks)
         self.drop_unwanted()
-        while (task := self._waiting.take()) is not None:
-            self.again.append(task)
+        while self.returned:
+            self.again.append(self.returned.popleft())
 
     def abandon_unwanted(self) -> None:
         """No worker hangs."""

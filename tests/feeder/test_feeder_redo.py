@@ -1,8 +1,6 @@
-"""Tasks that are done again get all bytes that they need, and none is done for nobody."""
+"""What a task reads stays until it is over, and none is done again for nobody."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 from feeder_by_hand import FeederByHand, with_feeder
@@ -20,30 +18,6 @@ def parts_of(task: RowTask) -> list[int]:
 
 def may_be_given_back(by_hand: FeederByHand) -> set[int]:
     return set(by_hand.fetcher.ledger.evictable())
-
-
-def leave_cache(by_hand: FeederByHand) -> None:
-    """The disk is full: what was there of the shard comes once more, into memory."""
-    state = by_hand.fetcher.state_of(0)
-    assert state.cached is not None
-    state.cached.close()
-    state.cached = None
-    by_hand.fetcher.left_cache(state)
-
-
-def test_a_task_whose_shard_has_left_the_cache_waits_until_all_is_there_again(url: str, tmp_path: Path) -> None:
-    async def body(by_hand: FeederByHand) -> None:
-        (task,) = await by_hand.begin(1)
-        keys = parts_of(task)
-        assert by_hand.fetcher.there(keys)
-        leave_cache(by_hand)
-        by_hand.pool.returned.append(task)  # a worker dies with it
-        by_hand.pool.resume()
-        assert by_hand.pool.again == []
-        await by_hand.until(lambda: by_hand.pool.again == [task])
-        assert by_hand.fetcher.there(keys)
-
-    with_feeder(url, body, batch_size=4, budget_bytes=BUDGET_BYTES, cache_folder=str(tmp_path))
 
 
 async def a_batch_made_again_and_delivered(by_hand: FeederByHand) -> RowTask:
@@ -78,8 +52,7 @@ def test_what_a_task_reads_stays_until_it_is_over_though_its_batch_was_made_agai
         if comes_back:
             by_hand.answer(orphaned)
         else:
-            by_hand.pool.returned.append(orphaned)  # a worker dies with it
-            by_hand.pool.resume()
+            by_hand.pool.lose(orphaned)
         assert held <= may_be_given_back(by_hand)
         assert [*by_hand.pool.returned] == by_hand.pool.again == [], "it is not done for nobody"
 

@@ -12,10 +12,9 @@ from threading import Event
 import pytest
 from nobody import Nobody
 
-from streamload.fetch.cache.cached_shard import CachedShard
+from streamload.fetch.cache.cache_file import CacheFile
 from streamload.fetch.cache.disk_cache import DiskCache
 from streamload.fetch.cache.openings import CacheOpenings
-from streamload.fetch.cache.partial_shard import PartialFiles, PartialShard
 from streamload.fetch.cache.shard_identity import ShardIdentity
 from streamload.fetch.fetched_shard import FetchedShard
 from streamload.fetch.part_fetching import PartFetcher
@@ -38,11 +37,11 @@ class TellingCache(DiskCache):
         super().__init__(str(folder), 4 * SIZE_BYTES, part_bytes=PART_BYTES)
         self.opened = opened
 
-    def open(self, identity: ShardIdentity) -> CachedShard | None:
-        shard = super().open(identity)
-        assert shard is not None
+    def open(self, identity: ShardIdentity, *, beside: bool = False) -> CacheFile | None:
+        file = super().open(identity, beside=beside)
+        assert file is not None
         self.opened()
-        return shard
+        return file
 
 
 def files_open_in(folder: Path) -> list[str]:
@@ -74,11 +73,10 @@ async def test_an_opening_that_is_cancelled_as_the_file_is_open_closes_it(tmp_pa
         opening = asyncio.create_task(CacheOpenings(cache, Storages()).open(URL, Pin(SIZE_BYTES, '"1"')))
         await asyncio.wait((opening,), timeout=DEADLINE_S)
         if not opening.cancelled():
-            shard = opening.result()
-            assert shard is not None
-            shard.close()
+            file = opening.result()
+            assert file is not None
+            file.close()
         left = files_open_in(tmp_path)
-        cache.close()
         assert left == []
         return opening.cancelled()
 
@@ -107,20 +105,4 @@ async def test_a_bringer_that_is_closed_as_a_file_is_opened_leaves_none_open(tmp
         await closing
     left = files_open_in(tmp_path)
     state.close()
-    cache.close()
     assert left == []
-
-
-def test_a_file_that_is_opened_while_the_cache_is_closed_is_closed_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cache = DiskCache(str(tmp_path), 4 * SIZE_BYTES, part_bytes=PART_BYTES)
-    join = PartialShard.create
-
-    def closed_meanwhile(files: PartialFiles) -> PartialShard:
-        cache.close()
-        return join(files)
-
-    monkeypatch.setattr(PartialShard, "create", closed_meanwhile)
-    assert cache.open(ShardIdentity(URL, '"1"', SIZE_BYTES)) is None
-    assert files_open_in(tmp_path) == []

@@ -143,11 +143,10 @@ def test_the_disk_cache_requests_shards_together_and_each_once(tmp_path: Any) ->
                 for part in (0, 1):
                     part_fetcher.fetch(state, part)
             async with asyncio.timeout(DEADLINE_S):
-                while not all(state.cache_requested for state in states):
+                while not all(state.looked_up for state in states):
                     await asyncio.sleep(0.001)
         finally:
             await part_fetcher.close()
-            cache.close()
         return storages
 
     storages = asyncio.run(run())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections.abc import Iterator
@@ -15,8 +16,8 @@ from servers.faults import FaultServer, Report, Script
 
 from streamload import StreamLoader
 from streamload.errors import ShardFormatError
-from streamload.fetch.cache import cached_shard
-from streamload.fetch.cache.cached_shard import CachedShard, CacheOffError
+from streamload.fetch import compressed_body
+from streamload.fetch.cache.cache_file import CacheFile
 
 MB = 1_000_000
 SIZES = [[MB] * 40, [MB] * 8]
@@ -87,9 +88,10 @@ def test_several_epochs_of_one_loader_fetch_them_once(server: FaultServer, folde
     assert server.report().sent_bytes <= 1.05 * size
 
 
-def test_loaders_beside_each_other_fetch_them_once(
+def test_loaders_beside_each_other_do_not_wait_for_each_other(
     server: FaultServer, folder: Path, right: list[Step], tmp_path: Path
 ) -> None:
+    """Each shard is filled by one of them, and a third one fetches nothing."""
     server.play(Script(first_byte_s=0.05))
     found: list[list[Step]] = []
     threads = [
@@ -101,46 +103,45 @@ def test_loaders_beside_each_other_fetch_them_once(
     for thread in threads:
         thread.join()
     assert found == [right] * 2
-    size = sum(path.stat().st_size for path in (folder / "gz").iterdir())
-    assert server.report().sent_bytes <= 1.05 * size
+    server.play(Script())
+    assert read(server, "gz", cache_dir=tmp_path) == right
+    assert server.report().sent_bytes == len(SIZES)
 
 
 @pytest.mark.usefixtures("feeders_in_threads")
 @pytest.mark.parametrize(
-    ("call", "number"),
-    [
-        *[("write", 0), ("write", 2), ("finish", 0), ("claim", 1)],
-        *map(exhaustive, [("write", 1), ("finish", 1), ("finish", 2), ("claim", 0), ("claim", 2)]),
-    ],
+    ("call", "number"), [("write", 0), ("write", 2), ("publish", 0), *map(exhaustive, [("write", 1), ("publish", 1)])]
 )
 def test_where_the_disk_fails_they_are_read_without_it(
     server: FaultServer,
-    folder: Path,
     right: list[Step],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
     call: str,
     number: int,
 ) -> None:
     calls = 0
-    real = getattr(CachedShard, call)
+    real = getattr(CacheFile, call)
 
-    def failing(self: CachedShard, *arguments: Any) -> Any:
+    def failing(self: CacheFile, *arguments: Any, **options: Any) -> Any:
         nonlocal calls
         calls += 1
         if calls > number:
-            raise CacheOffError
-        return real(self, *arguments)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(self, *arguments, **options)
 
-    monkeypatch.setattr(cached_shard.CachedShard, call, failing)
+    monkeypatch.setattr(CacheFile, call, failing)
     server.play(Script())
     assert read(server, "gz", cache_dir=tmp_path) == right
     assert calls > number
+    assert len(caplog.records) == 1
+    assert list((tmp_path / "streamload-shards" / "partial").iterdir()) == []
 
 
 @pytest.mark.usefixtures("feeders_in_threads")
 def test_a_file_that_was_cut_is_done_without(
-    server: FaultServer, folder: Path, right: list[Step], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: FaultServer, right: list[Step], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read(server, "gz", cache_dir=tmp_path)
     real, cut = os.pread, 0
@@ -152,7 +153,8 @@ def test_a_file_that_was_cut_is_done_without(
             return b""
         return real(descriptor, size, offset)
 
-    monkeypatch.setattr(os, "pread", cut_short)
+    monkeypatch.setattr(compressed_body.os, "pread", cut_short)
+    monkeypatch.setattr(CacheFile, "is_sound", lambda _: True)
     server.play(Script())
     assert read(server, "gz", cache_dir=tmp_path) == right
     assert cut

@@ -74,9 +74,14 @@ def test_two_ranks_fetch_each_part_once_an_epoch(running: FaultServer, folder: P
     assert fetched_share(running, folder) <= 2 * 1.1
 
 
-def test_two_ranks_with_one_cache_fetch_each_part_once(running: FaultServer, folder: Path, tmp_path: Path) -> None:
-    running.play(Script())
-    first, second = epochs_of_two_ranks(running, workers=1, memory_budget="8MB", cache_dir=tmp_path / "cache")
-    assert sorted(first) == sorted(second) == list(range(_SHARDS * _SAMPLES))
-    assert first != second
-    assert fetched_share(running, folder) <= 1.05
+def test_two_ranks_with_one_cache_fetch_nothing_in_a_second_run(
+    running: FaultServer, folder: Path, tmp_path: Path
+) -> None:
+    """In the first, both may fetch a shard at the same time, since none waits for the other."""
+    options: dict[str, Any] = {"workers": 1, "memory_budget": "8MB", "cache_dir": tmp_path / "cache"}
+    for _ in range(2):
+        running.play(Script())
+        first, second = epochs_of_two_ranks(running, **options)
+        assert sorted(first) == sorted(second) == list(range(_SHARDS * _SAMPLES))
+        assert first != second
+    assert fetched_share(running, folder) <= 0.01

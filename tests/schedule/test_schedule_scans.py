@@ -156,7 +156,6 @@ def test_only_what_is_held_is_scanned(tmp_path: Path) -> None:
     task = scans.next_task()
     assert task is not None
     assert (task.shard, task.available) == (2, PART_BYTES)
-    fetcher.release()
 
 
 def test_a_part_that_cannot_be_fetched_is_an_error_at_its_shards_turn(tmp_path: Path) -> None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import errno
-import gc
 import os
+import threading
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,12 +14,11 @@ import pytest
 from servers.faults import FaultServer, Script
 
 from streamload.errors import ShardChangedError
+from streamload.fetch.cache.cache_file import CacheFile
 from streamload.fetch.cache.disk_cache import DiskCache
-from streamload.fetch.cache.partial_shard import PartialShard
 from streamload.fetch.cache.shard_identity import ShardIdentity
 from streamload.fetch.fetcher import Fetcher
 from streamload.fetch.parts import PART_BYTES, part_key
-from streamload.fetch.transfers import Transfers
 from streamload.index.listing import Listing, Shard, list_shards
 from streamload.storage.storages import Storages
 
@@ -113,81 +111,33 @@ class Fetching:
             os.close(opened.descriptor)
 
 
-def refuse_from_now(monkeypatch: pytest.MonkeyPatch) -> None:
-    def write(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "no space")
-
-    monkeypatch.setattr(PartialShard, "write", write)
-
-
-def test_what_was_in_flight_to_the_cache_is_not_taken_for_what_is_in_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def run() -> None:
-        fetching = Fetching(tmp_path)
-        fetcher, gates = fetching.fetcher, fetching.storage.gates
-        try:
-            fetching.begin()
-            await fetching.until(lambda: len(gates) == 2)
-            await asyncio.sleep(0.01)  # the first halves have been written to the disk
-            refuse_from_now(monkeypatch)
-            before = fetching.wakes
-            gates[0].set()
-            await fetching.until(lambda: fetching.wakes > before)
-            fetcher.pump()
-            await fetching.until(lambda: len(gates) == 4)
-            wakes = fetching.wakes
-            gates[1].set()
-            await fetching.until(lambda: fetching.wakes > wakes)  # there is room for other parts now
-            assert not fetcher.there(KEYS[:1])
-            assert not fetcher.there(KEYS[1:])
-            gates[2].set()
-            gates[3].set()
-            await fetching.until(lambda: fetcher.there(KEYS))
-            assert fetching.bytes_there() == CONTENT
-        finally:
-            await fetcher.close()
-
-    asyncio.run(run())
-
-
-def test_a_part_that_another_process_fetches_is_fetched_here_when_the_cache_is_off(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told: list[dict[str, Any]] = []
-
-    async def run() -> None:
-        asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+async def test_what_is_in_flight_when_a_shard_moves_to_a_file_is_not_written_anywhere(tmp_path: Path) -> None:
+    """Another process has filled the file; here half of a part has come, and the other half comes later."""
+    fetching = GoesOn(tmp_path)
+    fetcher, gates = fetching.fetcher, fetching.storage.gates
+    try:
+        fetching.begin()
+        await fetching.until(lambda: len(gates) == 2)
+        gates[0].set()
+        await fetching.until(lambda: fetcher.there(KEYS[:1]))
         other = DiskCache(str(tmp_path), 1 << 30, part_bytes=PART_BYTES)
-        shared = other.open(ShardIdentity(URL, ETAG, len(CONTENT)))
-        assert shared is not None
-        assert await shared.claim(1)
-        fetching = Fetching(tmp_path)
-        fetcher, gates = fetching.fetcher, fetching.storage.gates
-        try:
-            fetching.begin()
-            await fetching.until(lambda: len(gates) == 1)
-            await asyncio.sleep(0.05)  # the other part is being waited for
-            refuse_from_now(monkeypatch)
-            before = fetching.wakes
-            gates[0].set()
-            await fetching.until(lambda: fetching.wakes > before)
-            fetcher.pump()
-            await fetching.until(lambda: len(gates) == 3)
-            for gate in gates:
-                gate.set()
-            await fetching.until(lambda: fetcher.there(KEYS))
-            await asyncio.sleep(0.1)  # the wait for the other process has ended, and said nothing
-            assert fetcher.there(KEYS)
-            assert fetching.bytes_there() == CONTENT
-            assert len(gates) == 3
-        finally:
-            await fetcher.close()
-            other.close()
-
-    asyncio.run(run())
-    gc.collect()
-    assert not told
+        file = other.open(ShardIdentity(URL, ETAG, len(CONTENT)), beside=True)
+        assert file is not None
+        for start in range(0, len(CONTENT), PART_BYTES):
+            file.write(start, CONTENT[start : start + PART_BYTES])
+        other.publish(file)
+        fetcher.on_disk(fetcher.state_of(0), file)
+        assert fetcher.there(KEYS)
+        assert fetching.bytes_there() == CONTENT
+        assert fetcher.ledger.used_bytes == 0
+        assert fetcher.take_closed() == [0], "workers close their memory"
+        gates[1].set()
+        await fetching.until(lambda: fetcher.counts.received_bytes == len(CONTENT))
+        await asyncio.sleep(0.01)  # what has come is announced
+        assert fetcher.ledger.used_bytes == 0
+        assert fetching.bytes_there() == CONTENT
+    finally:
+        await fetcher.close()
 
 
 async def read_twice(urls: list[str], between: Callable[[], None]) -> None:
@@ -239,27 +189,55 @@ class GoesOn(Fetching):
         asyncio.get_running_loop().call_soon(self.fetcher.pump)
 
 
-def test_one_part_after_the_other_is_found_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first one wakes the fetcher before it is over, when there is no room yet for the second one."""
-    monkeypatch.setattr(Transfers, "room", lambda _: 1)
+async def test_a_shard_that_was_fetched_is_found_in_the_cache(tmp_path: Path) -> None:
+    """As soon as it is whole its parts take no memory, and none of them is kept when nobody needs it."""
+    fetching = GoesOn(tmp_path)
+    fetcher, gates = fetching.fetcher, fetching.storage.gates
+    try:
+        fetching.begin()
+        await fetching.until(lambda: len(gates) == 2)
+        for gate in gates:
+            gate.set()
+        await fetching.until(lambda: fetcher.there(KEYS) and fetcher.ledger.used_bytes == 0)
+        fetcher.ledger.release(KEYS)
+        fetcher.pump()
+        assert not fetcher.there(KEYS[:1])
+        fetching.begin()
+        await fetching.until(lambda: fetcher.there(KEYS))
+        assert len(gates) == 2
+        assert fetching.bytes_there() == CONTENT
+    finally:
+        await fetcher.close()
 
-    async def run() -> None:
-        fetching = GoesOn(tmp_path)
-        fetcher, gates = fetching.fetcher, fetching.storage.gates
-        try:
-            fetching.begin()
-            for number in (1, 2):
-                await fetching.until(lambda number=number: len(gates) == number)
-                gates[-1].set()
-            await fetching.until(lambda: fetcher.there(KEYS))
-            fetcher.ledger.release(KEYS)
-            fetcher.pump()
-            assert not fetcher.there(KEYS[:1])
-            fetching.begin()
-            await fetching.until(lambda: fetcher.there(KEYS))
-            assert len(gates) == 2
-            assert fetching.bytes_there() == CONTENT
-        finally:
-            await fetcher.close()
 
-    asyncio.run(run())
+async def test_a_part_stays_until_it_is_written_or_somebody_waits_for_its_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk, real = threading.Event(), CacheFile.write
+
+    def write(self: CacheFile, offset: int, data: bytes) -> None:
+        assert disk.wait(DEADLINE_S)
+        real(self, offset, data)
+
+    monkeypatch.setattr(CacheFile, "write", write)
+    fetching = GoesOn(tmp_path)
+    fetcher, gates = fetching.fetcher, fetching.storage.gates
+    try:
+        fetching.begin()
+        for number, gate in enumerate(KEYS):
+            await fetching.until(lambda: len(gates) == 2)
+            gates[number].set()
+            await fetching.until(lambda gate=gate: fetcher.there([gate]))
+        fetcher.ledger.release(KEYS)
+        assert not list(fetcher.ledger.evictable())
+        assert fetcher.hurry(), "what is being written may make room"
+        assert list(fetcher.ledger.evictable()) == KEYS[1:], "but for that which is being written"
+        disk.set()
+        await fetching.until(lambda: fetcher.ledger.used_bytes == 0)
+    finally:
+        disk.set()
+        await fetcher.close()
+    file = DiskCache(str(tmp_path), 1 << 30, part_bytes=PART_BYTES).open(ShardIdentity(URL, ETAG, len(CONTENT)))
+    assert file is not None
+    assert os.pread(file.descriptor, len(CONTENT), 0) == CONTENT
+    file.close()

@@ -41,9 +41,6 @@ class Notes:
     def on_dropped(self, task: Task) -> None:
         raise AssertionError("every task is answered")
 
-    def may_redo(self, task: Task) -> bool:
-        raise AssertionError("no task is done twice")
-
     def on_room(self) -> None:
         raise AssertionError("nobody waits for room")
 

@@ -41,10 +41,8 @@ class Office:
         self.broken: list[Exception] = []
         self.restarted = 0
         self.rooms = 0
-        self.may = True
         self.unwanted: set[int] = set()
         self.dropped: list[int] = []
-        self.refusals = 0
         self._changed = asyncio.Event()
         self.slots = SlotPool()
         self.pool = ProcessPool(
@@ -67,11 +65,6 @@ class Office:
 
     def on_dropped(self, task: Task) -> None:
         self.dropped.append(task.number)
-
-    def may_redo(self, task: Task) -> bool:
-        self.refusals += not self.may
-        self._changed.set()
-        return self.may
 
     def on_room(self) -> None:
         self.rooms += 1
@@ -219,42 +212,6 @@ async def test_a_worker_that_is_killed_is_replaced_and_its_tasks_are_done_again(
         assert len(set(office.processes()) & set(before)) == 1
 
 
-@pytest.mark.parametrize("all_there", [True, False])
-async def test_what_a_dead_worker_had_is_held_up_until_all_is_there_again_or_nobody_waits(
-    shelf: Shelf, tmp_path: Path, *, all_there: bool
-) -> None:
-    marker = str(tmp_path / "killed once")
-
-    def killed_once(value: int) -> int:
-        if value == 2 and not os.path.exists(marker):
-            open(marker, "w").close()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return value
-
-    async with in_office(
-        job(fields=FIELDS, transform={"cls": killed_once}), shelf.write(tmp_path), workers=1
-    ) as office:
-        await office.until(lambda: office.rooms == 1)
-        office.may = False
-        tasks = office.tasks(shelf, 5)[:3]
-        for task in tasks:
-            office.pool.submit(task)
-        await office.until(lambda: office.restarted == 1)
-        assert not office.pool.held_up, "the new worker has not started, so nothing has been refused"
-        await office.until(lambda: office.refusals > 0)
-        assert office.pool.held_up
-        assert not office.pool.has_room()
-        assert not office.done
-        office.unwanted = {task.number for task in (tasks[1:2] if all_there else tasks)}
-        office.may = all_there
-        office.pool.resume()
-        assert not office.pool.held_up
-        assert office.pool.has_room() != all_there
-        if all_there:
-            await office.until(lambda: len(office.done) == 2)
-            assert sorted(office.done) == [tasks[0].number, tasks[2].number]
-
-
 async def test_what_a_dead_worker_had_for_nobody_is_not_done_again_and_nobody_else_is_blamed(
     shelf: Shelf, tmp_path: Path
 ) -> None:
@@ -281,38 +238,16 @@ async def test_what_a_dead_worker_had_for_nobody_is_not_done_again_and_nobody_el
         assert not office.broken, "of its own deaths the task has died twice, and a third would be too many"
 
 
-async def test_what_nobody_waits_for_is_dropped_also_behind_what_is_held_up(shelf: Shelf, tmp_path: Path) -> None:
+async def test_what_waits_for_a_worker_is_dropped_where_nobody_waits_for_it(shelf: Shelf, tmp_path: Path) -> None:
     async with in_office(job(fields=FIELDS), shelf.write(tmp_path), workers=1) as office:
-        office.may = False
         wanted, late = office.tasks(shelf, 5)[:2]
-        for task in (wanted, late):
+        for task in (late, wanted):
             office.pool.submit(task)  # before the worker has started
-        await office.until(lambda: office.pool.held_up)
         office.unwanted = {late.number}
-        office.pool.resume()
+        office.pool.drop_unwanted()
         assert office.dropped == [late.number]
-        assert office.pool.held_up
-        office.unwanted = {wanted.number}
-        office.pool.resume()
-        assert not office.pool.held_up
-        assert office.pool.has_room()
-
-
-async def test_nothing_is_held_up_by_workers_that_are_starting(shelf: Shelf, tmp_path: Path) -> None:
-    """What was refused may be there by now, and is asked for again when one of them has started."""
-
-    async with in_office(job(fields=FIELDS), shelf.write(tmp_path), workers=1) as office:
-        office.may = False
-        (task,) = office.tasks(shelf, 5)[:1]
-        office.pool.submit(task)  # before the worker has started
-        await office.until(lambda: office.pool.held_up)
-        (pid,) = office.processes()
-        os.kill(pid, signal.SIGKILL)
-        await office.until(lambda: office.restarted == 1)
-        office.may = True
-        office.pool.resume()
-        assert not office.pool.held_up
         await office.until(lambda: len(office.done) == 1)
+        assert list(office.done) == [wanted.number]
 
 
 @pytest.mark.parametrize(

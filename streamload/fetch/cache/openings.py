@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from typing import TypeVar
 
-from streamload.fetch.cache.cached_shard import CachedShard
+from streamload.fetch.cache.cache_file import CacheFile
 from streamload.fetch.cache.disk_cache import DiskCache
 from streamload.fetch.cache.shard_identity import ShardIdentity
 from streamload.limits import SMALL_REQUESTS
 from streamload.storage.download import Pin, download
 from streamload.storage.storages import Storages
 
-__all__ = ["CacheOpenings"]
+__all__ = ["CacheOpenings", "on_thread"]
+
+_Done = TypeVar("_Done")
+
+_AT_ONCE = 2
+"""Files that are read and compared at the same time; the threads are for the disk's other work too."""
 
 
 class CacheOpenings:
@@ -28,10 +35,10 @@ class CacheOpenings:
         self._cache = cache
         self._storages = storages
         self._asking = asyncio.Semaphore(SMALL_REQUESTS)
-        self._opening = asyncio.Lock()
+        self._opening = asyncio.Semaphore(_AT_ONCE)
 
-    async def open(self, url: str, pin: Pin) -> CachedShard | None:
-        """A shard's file in the cache, which the caller closes.
+    async def open(self, url: str, pin: Pin, *, beside: bool = False) -> CacheFile | None:
+        """A shard's file in the cache, whole or to be filled, which the caller closes; see `DiskCache.open`.
 
         Cancelling it leaves nothing open; that takes as long as the thread needs to come back, mostly no time, and no
         time where the storage is waited for.
@@ -43,38 +50,45 @@ class CacheOpenings:
             ShardChangedError: the storage has another version than the pinned one.
             StorageError: its version is not to be had, and so none of its bytes either.
         """
-        if self._cache is None:
+        cache = self._cache
+        if cache is None:
             return None
-        identity = await self._identity(url, pin)
-        async with self._opening:  # they would only wait for each other on as many threads
-            return await self._opened(self._cache, identity)
+        if pin.total_bytes is None:
+            await self._note_version(url, pin)
+        assert pin.total_bytes is not None, "every answer tells it"
+        identity = ShardIdentity(url, pin.etag, pin.total_bytes)
+        async with self._opening:
+            return await on_thread(lambda: cache.open(identity, beside=beside), _close)
 
-    async def _identity(self, url: str, pin: Pin) -> ShardIdentity:
-        """Which version it is. Where neither an index nor a listing has it, the shard's first byte is requested.
+    async def _note_version(self, url: str, pin: Pin) -> None:
+        """Request the first byte of a shard, where neither an index nor a listing has its version.
 
         The answer tells as much as that to a HEAD. But some urls are signed for reading only; and it is requested as
         patiently as all other bytes, and given up as soon as nobody waits for it.
         """
-        if pin.total_bytes is None:
-            async with self._asking:
-                await download(self._storages.for_url(url), url, 0, 1, _drop, pin=pin, retries=self._storages.retries)
-        assert pin.total_bytes is not None, "every answer tells it"
-        return ShardIdentity(url, pin.etag, pin.total_bytes)
+        async with self._asking:
+            await download(self._storages.for_url(url), url, 0, 1, _drop, pin=pin, retries=self._storages.retries)
 
-    async def _opened(self, cache: DiskCache, identity: ShardIdentity) -> CachedShard | None:
-        opening = asyncio.get_running_loop().run_in_executor(None, cache.open, identity)
-        cancelled: asyncio.CancelledError | None = None
-        while not opening.done():
-            try:
-                await asyncio.wait((opening,))
-            except asyncio.CancelledError as exc:  # not passed on to the thread, which would open it for nobody
-                cancelled = exc
-        shard = opening.result()
-        if cancelled is None:
-            return shard
-        if shard is not None:
-            shard.close()
-        raise cancelled
+
+async def on_thread(work: Callable[[], _Done], undo: Callable[[_Done], object] = lambda _: None) -> _Done:
+    """Work on a thread, to its end: where it is cancelled it waits for that too, and then undoes what was done."""
+    working = asyncio.get_running_loop().run_in_executor(None, work)
+    cancelled: asyncio.CancelledError | None = None
+    while not working.done():
+        try:
+            await asyncio.wait((working,))
+        except asyncio.CancelledError as exc:  # not passed on to the thread, which would work for nobody
+            cancelled = exc
+    done = working.result()
+    if cancelled is None:
+        return done
+    undo(done)
+    raise cancelled
+
+
+def _close(file: CacheFile | None) -> None:
+    if file is not None:
+        file.close()
 
 
 def _drop(_offset: int, _piece: bytes) -> None:

@@ -1,0 +1,167 @@
+"""One file of the disk cache, open: a whole shard, or one that this process alone is filling.
+
+It holds the shard's bytes, and behind them the crc32 of each part, four bytes each, little-endian.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from streamload.fetch.cache.file_locks import mark_in_use, try_lock
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+__all__ = ["CacheFile", "cached_bytes"]
+
+_CRC32 = struct.Struct("<I")
+_PIECE_BYTES = 1 << 20
+
+
+class CacheFile:
+    """A shard's file.
+
+    What is read through the `descriptor` of a whole one stays readable whatever becomes of its name. Of one that is
+    being filled, parts are written in any order, each from its first byte to its last. Its lock, which the kernel
+    releases with the last copy of the descriptor, shows others that it is in use.
+
+    May be used by one thread at a time.
+
+    Args:
+        descriptor: for reading, and for writing unless it is whole; this object closes it.
+        shard_bytes: the shard's size.
+        part_bytes: that of all parts but the last.
+        path: its final path.
+        temporary: the path at which it is filled; None for a file that is whole.
+
+    Attributes:
+        n_parts: how many parts the shard has.
+        missing: the parts that have not been written.
+    """
+
+    def __init__(
+        self, descriptor: int, shard_bytes: int, part_bytes: int, path: str, temporary: str | None = None
+    ) -> None:
+        self.descriptor = descriptor
+        self.n_parts = -(-shard_bytes // part_bytes)
+        self.missing = set() if temporary is None else set(range(self.n_parts))
+        self._shard_bytes = shard_bytes
+        self._part_bytes = part_bytes
+        self._path = path
+        self._temporary = temporary
+        self._crc32s: dict[int, int] = {}
+
+    @classmethod
+    def create(cls, temporary: str, shard_bytes: int, part_bytes: int, path: str) -> CacheFile:
+        """Make a file to be filled. The caller sees to it that nobody removes it as abandoned before it is locked.
+
+        Raises:
+            OSError: it cannot be made, and is not there.
+        """
+        made = cls(os.open(temporary, _CREATE, 0o600), shard_bytes, part_bytes, path, temporary)
+        try:
+            os.ftruncate(made.descriptor, cached_bytes(shard_bytes, part_bytes))
+            try_lock(made.descriptor, 0)
+        except BaseException:
+            made.close()
+            raise
+        return made
+
+    @property
+    def whole(self) -> bool:
+        """Whether it has its final name, and with it all bytes of the shard."""
+        return self._temporary is None
+
+    def edges(self, part: int) -> tuple[int, int]:
+        """The first byte of a part, and the one behind it."""
+        start = part * self._part_bytes
+        return start, min(start + self._part_bytes, self._shard_bytes)
+
+    def write(self, offset: int, data: Buffer) -> None:
+        """Write the next bytes of a part, none of another one. It blocks while the disk is busy.
+
+        Raises:
+            OSError: the disk refused them.
+        """
+        view = memoryview(data).cast("B")
+        part = offset // self._part_bytes
+        start, end = self.edges(part)
+        crc32 = zlib.crc32(view, 0 if offset == start else self._crc32s.pop(part))
+        _write_all(self.descriptor, offset, view)
+        if offset + len(view) < end:
+            self._crc32s[part] = crc32
+        else:
+            _write_all(self.descriptor, self._shard_bytes + part * _CRC32.size, _CRC32.pack(crc32))
+            self.missing.discard(part)
+
+    def copy(self, part: int, source: int) -> None:
+        """Write a part from memory, where it lies at the same place, and close the memory's descriptor.
+
+        Raises:
+            OSError: the disk refused it.
+        """
+        try:
+            start, end = self.edges(part)
+            for offset in range(start, end, _PIECE_BYTES):
+                self.write(offset, os.pread(source, min(_PIECE_BYTES, end - offset), offset))
+        finally:
+            os.close(source)
+
+    def publish(self, *, durable: bool) -> None:
+        """Move a file of which no part is missing to its final path: it is whole then.
+
+        Args:
+            durable: wait until the bytes are on the disk before: else a disk that fails later may change them.
+
+        Raises:
+            OSError: the disk refused it.
+        """
+        assert self._temporary is not None
+        assert not self.missing
+        if durable:
+            os.fsync(self.descriptor)
+        mark_in_use(self.descriptor)
+        os.replace(self._temporary, self._path)
+        self._temporary = None
+
+    def is_sound(self) -> bool:
+        """Whether each part is what was written. Raises OSError: it cannot be read."""
+        found = os.pread(self.descriptor, self.n_parts * _CRC32.size, self._shard_bytes)
+        crc32s = [crc32 for (crc32,) in _CRC32.iter_unpack(found)]
+        return crc32s == [self._crc32(part) for part in range(self.n_parts)]
+
+    def close(self) -> None:
+        """Close it, and remove it unless it is whole. Idempotent."""
+        if self.descriptor < 0:
+            return
+        if self._temporary is not None:
+            with suppress(OSError):
+                os.unlink(self._temporary)
+        os.close(self.descriptor)
+        self.descriptor = -1
+
+    def _crc32(self, part: int) -> int:
+        crc32 = 0
+        start, end = self.edges(part)
+        for offset in range(start, end, _PIECE_BYTES):
+            crc32 = zlib.crc32(os.pread(self.descriptor, min(_PIECE_BYTES, end - offset), offset), crc32)
+        return crc32
+
+
+_CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+def cached_bytes(shard_bytes: int, part_bytes: int) -> int:
+    """The size of the file that holds a shard and the checksums of its parts."""
+    return shard_bytes + -(-shard_bytes // part_bytes) * _CRC32.size
+
+
+def _write_all(descriptor: int, offset: int, data: Buffer) -> None:
+    left = memoryview(data).cast("B")
+    while left:
+        written = os.pwrite(descriptor, left, offset)
+        left, offset = left[written:], offset + written

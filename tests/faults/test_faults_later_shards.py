@@ -1,0 +1,48 @@
+"""A shard that cannot be read is an error when its samples are next, however far ahead it is scanned."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from make_shards import write_numbers
+from servers.faults import FaultServer
+
+from streamload import StreamLoader
+from streamload.errors import ShardFormatError
+
+SHARDS, SAMPLES, BAD = 12, 10, 8
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return Path(write_numbers(tmp_path / "s", [SAMPLES] * SHARDS, index=False))
+
+
+def names(root: str) -> list[str]:
+    return [f"{root}/part{number:03d}-000000.tar" for number in range(SHARDS)]
+
+
+def labels_before(kind: type[Exception], urls: list[str], *, workers: int) -> list[int]:
+    """What a pass gives before it ends with an error that names the bad shard."""
+    got: list[int] = []
+    loader = StreamLoader(urls, 5, fields=("cls",), num_workers=workers, timeout=60)
+    with loader, pytest.raises(kind) as caught:
+        for (labels,) in loader:
+            got += labels.tolist()
+    assert getattr(caught.value, "url", None) == urls[BAD]
+    return got
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("remote", [False, True])
+def test_a_damaged_shard(folder: Path, workers: int, remote: bool) -> None:
+    damaged = Path(names(str(folder))[BAD])
+    content = damaged.read_bytes()
+    damaged.write_bytes(b"x" * 512 + content[512:])
+    if remote:
+        with FaultServer(folder) as server:
+            got = labels_before(ShardFormatError, names(server.url), workers=workers)
+    else:
+        got = labels_before(ShardFormatError, names(str(folder)), workers=workers)
+    assert got == list(range(BAD * SAMPLES))

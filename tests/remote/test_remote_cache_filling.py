@@ -1,0 +1,79 @@
+"""Shards of which an epoch does not need all parts: what is cached of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from places import Place, write_datasets
+from servers.faults import FaultServer, Script
+
+from streamload import StreamLoader
+from streamload.schedule import lookahead
+
+pytestmark = pytest.mark.usefixtures("feeders_in_threads")
+
+MB = 1_000_000
+DEADLINE_S = 10.0
+SEED = 0
+"""The large shard comes first."""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultServer]:
+    """A shard of 30 samples in four parts, and one of 40 small samples."""
+    folder = tmp_path_factory.mktemp("filling")
+    write_datasets(folder, [[MB] * 30, [1000] * 40], [])
+    with FaultServer(folder) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def _short_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lookahead, "FIRST_BLOCK_ROWS", 4)
+    monkeypatch.setattr(lookahead, "BLOCK_ROWS", 4)
+
+
+def cached_shards(cache: Path) -> int:
+    return len(list((cache / "streamload-shards").glob("*.tar")))
+
+
+def read(server: FaultServer, cache: Path, samples: set[int], shards: int) -> float:
+    """Read some samples of the first shard and all of the second; the megabytes that were sent."""
+    server.play(Script())
+    with StreamLoader(
+        Place(server.url).urls("indexed", range(2)),
+        1,
+        fields=("cls",),
+        num_workers=0,
+        shuffle=True,
+        shuffle_window=2,
+        seed=SEED,
+        weights=[float(number in samples or number >= 30) for number in range(70)],
+        cache_dir=cache,
+        memory_budget="200MB",
+        timeout=DEADLINE_S,
+    ) as loader:
+        seen = {int(label) for (labels,) in loader for label in labels}
+        assert {label for label in seen if label < 30} <= samples
+        deadline_s = time.monotonic() + DEADLINE_S
+        while cached_shards(cache) < shards:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.01)
+    return server.report().sent_bytes / MB
+
+
+def test_of_a_shard_that_is_needed_for_the_most_part_the_rest_is_fetched_too(
+    server: FaultServer, tmp_path: Path
+) -> None:
+    assert read(server, tmp_path, {1, 9, 20}, 2) > 30
+    assert read(server, tmp_path, {2, 12, 29}, 2) < 0.1
+
+
+def test_a_shard_of_which_little_is_needed_is_not_cached(server: FaultServer, tmp_path: Path) -> None:
+    for _ in range(2):
+        assert 8 < read(server, tmp_path, {2}, 1) < 9
+    assert cached_shards(tmp_path) == 1
+    assert not list((tmp_path / "streamload-shards" / "partial").iterdir())
