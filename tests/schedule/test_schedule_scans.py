@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -185,7 +186,7 @@ def test_a_part_that_cannot_be_fetched_is_an_error_at_its_shards_turn(tmp_path: 
         scans.check([0, 1])
     assert [str(error) for error in scans.try_again()] == ["it is gone"]
     scans.check([1])
-    fetcher.release()
+    asyncio.run(fetcher.close())
 
 
 def test_a_shard_that_has_ended_is_known_and_kept(arrival: Arrival, tmp_path: Path) -> None:
