@@ -196,14 +196,14 @@ class Epoch:
         Raises:
             StreamloadError: a shard cannot be read, and every batch that does not need it has been made.
         """
-        with Attempt() as attempt:
-            self._schedule()
-        if attempt.error is not None and not self.busy:  # until then it is met again each time
-            raise attempt.error
-
-    def _schedule(self) -> None:
         while self._pool.has_room():
-            task = self._scheduler.next_task()
+            task = None
+            with Attempt() as attempt:
+                task = self._scheduler.next_task()
+            if attempt.error is not None:
+                if not self.busy:
+                    raise attempt.error
+                break  # it is met again when the tasks in flight are done
             if task is None and self.must_wrap:
                 self._wrapped = True
                 self._scheduler.wrap_round()

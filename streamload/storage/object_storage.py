@@ -274,22 +274,26 @@ class ObjectStorage:
         return bool(listed["objects"] or listed["common_prefixes"])
 
     def read_bytes(self, url: str, *, most_bytes: int) -> bytes:
-        """By one GET; see `Storage.read_bytes`."""
-        import obstore
+        """See `Storage.read_bytes`. What has come is kept where an answer is cut, as long as the version stays."""
+        content = bytearray()
+        version: str | None = None
 
-        def whole(store: Any, key: str) -> bytes:
-            answer = obstore.get(store, key)
-            size_bytes = answer.meta["size"]
+        def rest(store: Any, key: str) -> bytes:
+            nonlocal version
+            answer = _get_from(store, key, len(content) if version is not None else 0)
+            size_bytes, now = answer.meta["size"], version_in(answer.meta)
             check_small(url, size_bytes, most_bytes)
-            try:
-                content = bytes(answer.bytes())
-            except (obstore.exceptions.BaseError, OSError) as exc:
-                raise body_error(url, exc) from None
+            if now != version or answer.range[0] != len(content):
+                content.clear()
+                version = now
+            if answer.range[0] != len(content):
+                raise transient_error(url, "it was changed while it was read")
+            _receive(url, answer, content)
             if len(content) != size_bytes:
                 raise transient_error(url, f"the answer ended after {len(content):,} bytes")
-            return content
+            return bytes(content)
 
-        return self._retried(url, whole)
+        return self._retried(url, rest, came=lambda: len(content))
 
     async def open_range(self, url: str, start: int, end: int | None, *, etag: str | None = None) -> RangeBody:
         """See `Storage.open_range`."""
@@ -446,22 +450,31 @@ class ObjectStorage:
                 for writes in (True, False):
                     self._stores.pop((place.root, writes), None)
 
-    def _retried(self, url: str, act: Callable[[Any, str], _Result], *, writes: bool = False) -> _Result:
+    def _retried(
+        self,
+        url: str,
+        act: Callable[[Any, str], _Result],
+        *,
+        writes: bool = False,
+        came: Callable[[], int] = lambda: 0,
+    ) -> _Result:
         """Call `act` with a url's store and key, and retry it as the policy says.
 
-        Expired credentials are renewed, once.
+        Expired credentials are renewed, once. `came` says how many bytes there are: more of them are progress.
         """
         import obstore
 
         place, attempts, renewed = locate(url), self._retries.begin(url), False
         while True:
-            store = self._store(place, writes=writes)
+            store, before = self._store(place, writes=writes), came()
             try:
                 answer = act(store, place.key)
                 attempts.progressed()
                 return answer
             except (obstore.exceptions.BaseError, OSError, ValueError, TransientStorageError) as exc:
                 error = exc if isinstance(exc, TransientStorageError) else storage_error(url, exc)
+                if came() > before:
+                    attempts.progressed()
                 if renews := isinstance(error, ExpiredCredentialsError) and not renewed:
                     renewed = True
                     self._renew(place, store)
@@ -488,6 +501,24 @@ class ObjectStorage:
         # With stores of its own, since it may outlast the others; and used once, since closing waits for its thread.
         alone = ObjectStorage(self._config, Retries(RetryPolicy(tries=1)))
         raise await asyncio.to_thread(alone._with_advice, url, error)
+
+
+def _get_from(store: Any, key: str, start: int) -> Any:
+    """The answer to a request for an object from a place on."""
+    import obstore
+
+    return obstore.get(store, key, options={"range": {"offset": start}}) if start else obstore.get(store, key)
+
+
+def _receive(url: str, answer: Any, content: bytearray) -> None:
+    """Append the body of an answer to what there is."""
+    import obstore
+
+    try:
+        for piece in answer.stream(min_chunk_size=1):  # what is gathered is lost where the body breaks off
+            content += bytes(piece)
+    except (obstore.exceptions.BaseError, OSError) as exc:
+        raise body_error(url, exc) from None
 
 
 def _call_obstore() -> object:

@@ -7,6 +7,7 @@ import contextlib
 import pickle
 import random
 from email.utils import formatdate
+from pathlib import Path
 
 import pytest
 from scripted_server import CONTENT, Script, serve
@@ -391,3 +392,11 @@ async def test_a_replaced_file_is_noticed_where_answers_carry_no_version() -> No
     await replaced_in_between(FilesystemStorage({}))  # within a moment
     with pytest.raises(ShardChangedError):
         await replaced_in_between(FilesystemStorage({}, look_again_s=0.0))
+
+
+def test_a_small_file_comes_whole_where_every_answer_is_cut(tmp_path: Path) -> None:
+    content = bytes(range(256)) * 100
+    (tmp_path / "index.json").write_bytes(content)
+    with FaultServer(tmp_path, Faults(seed=1, cut_share=1.0)) as server:
+        url = f"{server.url}/index.json"
+        assert Storages().for_url(url).read_bytes(url, most_bytes=1 << 20) == content
