@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Itera
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from time import monotonic
 from typing import Protocol
 
 from streamload.errors import StreamloadError
@@ -16,7 +17,11 @@ from streamload.fetch.cache.disk_cache import DiskCache
 from streamload.fetch.cache.openings import on_thread
 from streamload.fetch.fetched_shard import FetchedShard
 
-__all__ = ["CacheFilling", "FillingEvents"]
+__all__ = ["SLOW_WRITE_S", "CacheFilling", "FillingEvents"]
+
+
+SLOW_WRITE_S = 1.0
+"""A disk that takes longer for a part of 8 MiB is not waited for."""
 
 
 class FillingEvents(Protocol):
@@ -94,6 +99,7 @@ class CacheFilling:
         self._fillings: dict[FetchedShard, _Filling] = {}
         self._writing = _Worker(self._write)
         self._publishing = _Worker(self._publish)
+        self._timer: asyncio.TimerHandle | None = None
         self._closing = False
 
     @property
@@ -112,9 +118,18 @@ class CacheFilling:
             self._writing.add(_Job(filling, number, holds=True))
 
     def let_go(self) -> None:
-        """Somebody waits for room: keep no part for the cache but the one that is being written."""
+        """Somebody waits for room: where a part takes long to be written, no other is kept for the cache any more."""
+        waited_s = self._writing.spent_s()
+        if self._writing.busy and waited_s < SLOW_WRITE_S:
+            if self._timer is None:
+                self._timer = asyncio.get_running_loop().call_later(SLOW_WRITE_S - waited_s, self._look_again)
+            return
         for job in self._writing.jobs:
             self._release(job)
+
+    def _look_again(self) -> None:
+        self._timer = None
+        self._events.cache_changed()
 
     def finish(self, state: FetchedShard) -> None:
         """Nothing more is needed of a shard: if half of it or more has come, the rest is fetched for later epochs."""
@@ -145,6 +160,8 @@ class CacheFilling:
         What a crash of the machine leaves of such a file is found by its checksums.
         """
         self._closing = True
+        if self._timer is not None:
+            self._timer.cancel()
         for job in [job for job in self._writing.jobs if job.part is None]:
             self._writing.jobs.remove(job)
             job.filling.users -= 1
@@ -260,6 +277,11 @@ class _Worker:
         self.in_hand: _Job | None = None
         self._work = work
         self._task: asyncio.Task[None] | None = None
+        self._began_s = 0.0
+
+    def spent_s(self) -> float:
+        """How long the job in hand has taken so far."""
+        return 0.0 if self.in_hand is None else monotonic() - self._began_s
 
     @property
     def busy(self) -> bool:
@@ -285,7 +307,7 @@ class _Worker:
 
     async def _run(self) -> None:
         while self.jobs:
-            self.in_hand = self.jobs.popleft()
+            self.in_hand, self._began_s = self.jobs.popleft(), monotonic()
             try:
                 await self._work(self.in_hand)
             finally:
