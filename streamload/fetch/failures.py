@@ -24,7 +24,7 @@ class Failures:
         """Raise the error that was met for the first of some numbers that have one."""
         for number in numbers if self._errors else ():
             if number in self._errors:
-                raise self._errors[number]
+                raise self._errors[number].with_traceback(None)  # it would grow each time
 
     def take(self) -> dict[int, Exception]:
         """All of them, which are not known any more then."""

@@ -295,7 +295,10 @@ class PartFetcher:
         """Pass on what was raised, a mistake of ours too: nothing else would tell of it."""
         del self._lookups[state]
         error = None if lookup.cancelled() else lookup.exception()
-        if isinstance(error, Exception) and state.generation == generation:
+        if state.generation != generation:
+            if self._events.in_flight(state) and not lookup.cancelled():
+                self._start_lookup(state, beside=False)  # they waited for this one, of earlier memory
+        elif isinstance(error, Exception):
             for number in sorted(self._events.in_flight(state)):
                 self._events.failed(state, number, error)
         self._events.cache_changed()

@@ -197,13 +197,7 @@ class Epoch:
             StreamloadError: a shard cannot be read, and every batch that does not need it has been made.
         """
         while self._pool.has_room():
-            task = None
-            with Attempt() as attempt:
-                task = self._scheduler.next_task()
-            if attempt.error is not None:
-                if not self.busy:
-                    raise attempt.error
-                break  # it is met again when the tasks in flight are done
+            task = self._scheduler.next_task()
             if task is None and self.must_wrap:
                 self._wrapped = True
                 self._scheduler.wrap_round()
@@ -214,6 +208,8 @@ class Epoch:
                 self._tasks[task.number] = task
             self._pool.submit(task)
         self._totals.plan_s += self._scheduler.take_plan_s()
+        if self._scheduler.error is not None and not self.busy:
+            raise self._scheduler.error
 
     def waits_for(self, number: int) -> bool:
         """Whether a task in flight makes batches of this epoch, none of which another task makes again."""

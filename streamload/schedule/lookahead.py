@@ -7,6 +7,7 @@ from collections import deque
 from time import perf_counter
 
 from streamload.decode.failure import Attempt
+from streamload.errors import StreamloadError
 from streamload.fetch.epoch_parts import EpochParts
 from streamload.fetch.prerequisites import Prerequisites
 from streamload.index.tables import Tables
@@ -77,6 +78,8 @@ class Lookahead:
         self._next_batch = 0
         self._finished: list[int] = []
         self._planned_all = False
+        self.error: StreamloadError | None = None
+        """Why the batch that was to be taken last does not come."""
         self.plan_s = 0.0
         """Seconds spent on planning and locating."""
 
@@ -105,21 +108,20 @@ class Lookahead:
     def take(self) -> tuple[PlannedRows, int] | None:
         """The next batch, as a block and its number in it; None at the end, or while its bytes are not resident.
 
-        Raises:
-            StreamloadError: they cannot be fetched.
+        What keeps it from coming is not raised: `error` has it, until it is met no more.
         """
-        if not self._located or self._prerequisites is not None:
-            with Attempt() as attempt:
-                self._look_ahead()
-            if attempt.error is not None and not self._located:
-                raise attempt.error  # before, it is no matter, and is met again
-        if not self._located:
+        self.error = None
+        with Attempt() as attempt:
+            if not self._next_is_resident():
+                return None
+        if attempt.error is not None:
+            if not isinstance(attempt.error, StreamloadError):
+                raise attempt.error
+            self.error = attempt.error
             return None
         planned, finished = self._located[0]
         number = self._next_batch
         if self._parts is not None:
-            if not self._parts.there(planned.parts[number]):
-                return None
             self._parts.use(planned.parts[number])
         self._next_batch += 1
         if self._next_batch == planned.batches:
@@ -130,6 +132,16 @@ class Lookahead:
             if self.exhausted and self._parts is not None:
                 self._parts.close()  # what is fetched from now on is for the next epoch
         return planned, number
+
+    def _next_is_resident(self) -> bool:
+        if not self._located or self._prerequisites is not None:
+            with Attempt() as attempt:
+                self._look_ahead()
+            if attempt.error is not None and not self._located:
+                raise attempt.error  # before, it is no matter, and is met again
+        if not self._located:
+            return False
+        return self._parts is None or self._parts.there(self._located[0][0].parts[self._next_batch])
 
     def release(self, source: tuple[PlannedRows, int]) -> None:
         """Release the parts of a batch that was made, or is no longer wanted."""

@@ -79,6 +79,8 @@ class ScanFeed:
         with Attempt() as attempt:
             return self._look_at(shard, left)
         assert attempt.error is not None
+        if self._scans.is_scanning(shard):  # which reads what is held; it is met again then
+            return False, left
         self._hold(shard, range(0))
         self._scans.fail(shard, attempt.error)
         return True, left

@@ -100,6 +100,10 @@ class Scans:
         """Whether a shard is among them."""
         return shard in self._arriving
 
+    def is_scanning(self, shard: int) -> bool:
+        """Whether a scan of a wanted shard is in flight."""
+        return self._arriving[shard].in_flight
+
     def next_bytes(self, shard: int) -> tuple[int, int]:
         """The bytes that the next scan of a wanted shard needs at least, as start and end.
 

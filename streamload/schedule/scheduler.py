@@ -257,6 +257,11 @@ class Scheduler:
         """
         return not self._again and self._scheduling is None and self._ahead.blocked
 
+    @property
+    def error(self) -> StreamloadError | None:
+        """Why the next batch does not come, where `next_task` has found that."""
+        return self._ahead.error
+
     def wrap_round(self) -> None:
         """Go on from the start of the order, one batch at a time, until `close`; every batch must be complete."""
         self._ahead.close()
@@ -320,12 +325,7 @@ class Scheduler:
         batches: list[RowBatch] = []
         run = size.run
         while len(batches) < run and (not batches or self._ahead.in_block):
-            try:
-                batch = self._open_batch()
-            except StreamloadError:
-                if not batches:
-                    raise
-                break  # the batches opened so far must be scheduled; the next call meets it again
+            batch = self._open_batch()
             if batch is None:
                 break
             batches.append(batch)

@@ -275,18 +275,28 @@ class ObjectStorage:
 
     def read_bytes(self, url: str, *, most_bytes: int) -> bytes:
         """See `Storage.read_bytes`. What has come is kept where an answer is cut, as long as the version stays."""
+        import obstore
+
         content = bytearray()
         version: str | None = None
+        goes_on = True
 
         def rest(store: Any, key: str) -> bytes:
-            nonlocal version
-            answer = _get_from(store, key, len(content) if version is not None else 0)
+            nonlocal version, goes_on
+            if not goes_on or version is None:
+                content.clear()
+            try:
+                answer = _get_from(store, key, len(content))
+            except (obstore.exceptions.BaseError, OSError, ValueError) as exc:
+                goes_on = not is_whole_answer(exc)  # a server that ignores ranges
+                raise
             size_bytes, now = answer.meta["size"], version_in(answer.meta)
             check_small(url, size_bytes, most_bytes)
-            if now != version or answer.range[0] != len(content):
+            if now != version:
                 content.clear()
                 version = now
             if answer.range[0] != len(content):
+                content.clear()
                 raise transient_error(url, "it was changed while it was read")
             _receive(url, answer, content)
             if len(content) != size_bytes:

@@ -173,3 +173,28 @@ def test_compressed_shards_are_decompressed_side_by_side_where_there_is_room(
         assert {scan.shard for scan in by_hand.pool.scans} == at_once
 
     with_feeder(gz_url, body, batch_size=1, budget_bytes=budget_bytes)
+
+
+def test_a_batch_that_gets_no_slot_is_an_error_and_not_left_out(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also while others are being made, which is when an error of planning waits."""
+
+    async def body(by_hand: FeederByHand) -> None:
+        await by_hand.begin(1)
+        by_hand.pool.full = True
+        take, calls = by_hand.slots.take, []
+
+        def fails_once(size_bytes: int) -> int:
+            calls.append(size_bytes)
+            if len(calls) == 1:
+                raise OSError(24, "Too many open files")
+            return take(size_bytes)
+
+        monkeypatch.setattr(by_hand.slots, "take", fails_once)
+        by_hand.answer(by_hand.pool.tasks[0])
+        by_hand.pool.full = False
+        by_hand.feeder.on_room()
+        await by_hand.until(lambda: bool(calls))
+        await by_hand.settled()
+        assert "Failed" in by_hand.kinds()
+
+    with_feeder(url, body, batch_size=1, budget_bytes=200_000_000)

@@ -189,6 +189,35 @@ def test_a_part_that_cannot_be_fetched_is_an_error_at_its_shards_turn(tmp_path: 
     asyncio.run(fetcher.close())
 
 
+def test_what_a_scan_reads_stays_where_a_later_part_cannot_be_fetched(tmp_path: Path) -> None:
+    """Freed, it would read zeros there, and call the shard damaged."""
+    listed = (Shard("http://127.0.0.1:9/0.tar", "0.tar", 3 * PART_BYTES, 0, "http://127.0.0.1:9"),)
+    listing = Listing(listed, None, (None,), ())
+    tables = Tables(listing, ScanCache(str(tmp_path)), strict=True)
+    scans = Scans(tables, strict=True, arriving=range(1))
+    fetcher = Fetcher(
+        listing,
+        frozenset(range(1)),
+        Storages(),
+        budget_bytes=64 * PART_BYTES,
+        slot_bytes=lambda: 0,
+        wake=lambda: None,
+        progress=lambda: None,
+    )
+    feed = ScanFeed(scans, tables, fetcher)
+    scans.request([0])
+    feed.pump()
+    fetcher.ledger.admitted(part_key(0, 0), PART_BYTES)
+    fetcher.arrived(fetcher.state_of(0), 0, PART_BYTES)
+    feed.pump()
+    assert scans.next_task() is not None
+    fetcher.failed(fetcher.state_of(0), 1, StorageError("it is gone"))
+    feed.pump()
+    scans.check([0])
+    assert not list(fetcher.ledger.evictable())
+    asyncio.run(fetcher.close())
+
+
 def test_a_shard_that_has_ended_is_known_and_kept(arrival: Arrival, tmp_path: Path) -> None:
     arrival.scans.request([0])
     while arrival.scans.wanted():

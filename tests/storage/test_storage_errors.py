@@ -400,3 +400,10 @@ def test_a_small_file_comes_whole_where_every_answer_is_cut(tmp_path: Path) -> N
     with FaultServer(tmp_path, Faults(seed=1, cut_share=1.0)) as server:
         url = f"{server.url}/index.json"
         assert Storages().for_url(url).read_bytes(url, most_bytes=1 << 20) == content
+
+
+async def test_a_small_file_is_read_again_from_a_server_that_ignores_ranges() -> None:
+    script = Script(["cut", "whole"])
+    async with serve(script):
+        storages, url = storages_of("http", script)
+        assert await asyncio.to_thread(storages.for_url(url).read_bytes, url, most_bytes=1 << 30) == CONTENT

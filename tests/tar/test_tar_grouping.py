@@ -142,3 +142,11 @@ def test_labels_and_checksums_are_read_only_where_requested() -> None:
         zlib.crc32(b"1"),
         zlib.crc32(b"2"),
     ]
+
+
+@pytest.mark.parametrize("name", [b"%05d.a", "\u00e4%05d.a".encode()])
+def test_keys_of_some_samples_are_those_of_each(name: bytes) -> None:
+    table = scan([name % number for number in range(100)])
+    for chosen in ([], [7], [99, 0], [3, 3, 1], list(range(20, 60))):
+        assert table.keys(np.array(chosen, np.int64)) == [table.key(sample) for sample in chosen]
+    assert table.keys() == [table.key(sample) for sample in range(100)]
