@@ -2,8 +2,8 @@
 
 What is promised, whatever process dies at whatever instant:
 
-- A file under a final name is whole and right. It gets the name by one rename, after its bytes were made durable; where a
-  loader closes, they are not: its checksums find what a crash of the machine has made of it.
+- A file under a final name is whole and right. It gets the name by one rename, after its bytes were made durable;
+  while a loader closes they are not, and checksums find what a crash of the machine has made of it.
 - What a disk does to it afterwards is found: all of it is compared with its checksums when a process first opens it. A
   file that is damaged, or was made by a release without checksums, is removed, and fetched again.
 - The final and the temporary files together count for at most `size_bytes`; a temporary file counts in full from the
