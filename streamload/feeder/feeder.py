@@ -233,9 +233,9 @@ class Feeder:
         if self._counting is not None and self._tables.counts.complete:
             self._send(Answer(self._counting, tuple(self._tables.counts.values.tolist())), ())
             self._counting = None
-        self._see_to_room()
+        self._check_room()
 
-    def _see_to_room(self) -> None:
+    def _check_room(self) -> None:
         """Go on fetching where batches were released.
 
         Raises:
