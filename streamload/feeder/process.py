@@ -85,7 +85,7 @@ class _Process:
             if attempt.error is not None:
                 self._send(Failed(failure_of(naming_the_limit(attempt.error))), ())
             elif self._feeder is not None and self._feeder.prerequisites is not None:
-                keep_freed_memory()
+                keep_freed_memory(256 << 20)
         elif isinstance(message, RowsDone | ScanDone):
             if self._caller is not None:
                 self._caller.on_done(message)

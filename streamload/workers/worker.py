@@ -22,11 +22,16 @@ from streamload.environment.launch import PROGRESS_BYTES
 from streamload.images.opencv import opencv
 from streamload.log_records import Logged, forward_records, set_log_levels
 from streamload.memory.channel import Channel
+from streamload.memory.heap import keep_freed_memory
 from streamload.memory.mapped import map_memory
 from streamload.memory.unnamed import raise_descriptor_limit
 from streamload.workers.task_runner import TaskRunner
 
 __all__ = ["run"]
+
+
+_KEPT_BYTES = 32 << 20
+"""Free memory that a worker keeps: users' functions make some hundred kilobytes for each row, and free them."""
 
 
 class _Worker:
@@ -83,6 +88,7 @@ def run(socket_number: int, words_number: int, progress_number: int) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # for programs that the user's code starts
     faulthandler.enable(file=words_number, all_threads=False)
     raise_descriptor_limit()
+    keep_freed_memory(_KEPT_BYTES)
     channel = Channel(socket.socket(fileno=socket_number))
     progress = memoryview(map_memory(progress_number, PROGRESS_BYTES, writable=True).view("<i8").data)
     worker = _Worker(channel, progress)
