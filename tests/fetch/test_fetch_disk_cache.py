@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -343,3 +345,26 @@ def test_closing_leaves_no_descriptor_and_nothing_unfinished(folder: str) -> Non
     assert partial_names(folder) == set()
     if before:
         assert set(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_file_that_is_renamed_meanwhile_is_counted(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    filling, other = cache_of(folder, shards=1), cache_of(folder, shards=1)
+    file = filling.open(identity_of(0))
+    assert file is not None
+    fill(file, identity_of(0))
+    scandir, listed = os.scandir, list[str]()
+
+    @contextmanager
+    def scan(path: str) -> Iterator[list[os.DirEntry[str]]]:
+        with scandir(path) as entries:
+            yield list(entries)
+        listed.append(path)
+        if len(listed) == 2:  # of the first, files that nobody is filling were removed
+            filling.publish(file)
+
+    monkeypatch.setattr(os, "scandir", scan)
+    assert other.open(identity_of(1)) is None
+    monkeypatch.undo()
+    assert len(listed) == 3
+    assert len(cached_names(folder)) == 1
+    file.close()

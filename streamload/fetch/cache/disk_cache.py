@@ -183,8 +183,8 @@ class DiskCache:
         return CacheFile.create(temporary, identity.bytes, self._part_bytes, self._path(identity))
 
     def _files(self) -> Iterator[CachedFile]:
-        """Every final and temporary file."""
-        for folder in (self._folder, self._partial_folder):
+        """Every temporary and final file. One renamed meanwhile comes twice; the other way round it is missed."""
+        for folder in (self._partial_folder, self._folder):
             for name, path, found in _listed(folder):
                 if path != self._lock_file:
                     yield CachedFile(name, found.st_size, self._next_use.position(name), found.st_mtime_ns, path)
