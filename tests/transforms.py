@@ -37,6 +37,11 @@ def slow(value: int) -> int:
     return value
 
 
+def negative(value: int) -> int:
+    """With the other sign."""
+    return -value
+
+
 class PickyError(Exception):
     """An exception that does not unpickle by itself."""
 

@@ -14,7 +14,7 @@ import pytest
 from late_device import LateDevice
 from make_shards import write_numbers
 from processes import alive, children, wait_until
-from transforms import slow
+from transforms import negative, slow
 
 from streamload import StreamLoader
 from streamload.errors import WorkerError
@@ -182,7 +182,3 @@ def test_what_has_changed_since_a_pass_began_is_for_the_next(source: str) -> Non
         assert loader.statistics().restarted_workers == 1
         got += [(-batch[0]).tolist() for batch in loader]
     assert got == expected
-
-
-def negative(value: int) -> int:
-    return -value
