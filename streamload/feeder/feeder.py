@@ -97,10 +97,7 @@ class Feeder:
         self._scans = Scans(
             self._tables,
             strict=strict,
-            arriving=() if prerequisites is None else prerequisites.fetcher.fetched,
-            arrived=None
-            if prerequisites is None
-            else lambda shard, start: prerequisites.fetcher.arrived_from(shard, start)[0],
+            fetcher=None if prerequisites is None else prerequisites.fetcher,
         )
         self._feed = None if prerequisites is None else ScanFeed(self._scans, self._tables, prerequisites.fetcher)
         self._orphaned = OrphanedTasks(None if prerequisites is None else prerequisites.fetcher)
@@ -256,7 +253,7 @@ class Feeder:
         counting = self._counting is not None
         if not counting and (self._epochs.trainer_is_busy or not self._epochs.blocked):
             return
-        if not fetcher.hurry() and not (self._feed is not None and self._feed.evict()):
+        if not fetcher.stop_caching() and not fetcher.evict():
             raise fetcher.too_small(counting=counting, expands=self._expands)
 
     def _send_ready(self, start: EpochStart, batches: list[ReadyBatch], last: bool, acknowledge_after: int) -> None:

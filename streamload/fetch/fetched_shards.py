@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 
 from streamload.errors import StorageError
 from streamload.fetch.fetched_shard import FetchedShard
-from streamload.fetch.ledger import PartLedger
 from streamload.fetch.parts import shard_and_number
+from streamload.fetch.window import PartWindow
 from streamload.index.listing import Listing
 from streamload.limits import CACHED_SHARDS_SHARE, FETCHED_SHARDS_SHARE
 from streamload.memory.unnamed import descriptor_limit
@@ -72,28 +71,29 @@ class FetchedShards:
         return self._generations
 
     def opened(self, shard: int) -> None:
-        """Some of it is in flight, so it is open now."""
+        """Some of it is in flight, so it is open now, and not finished with."""
         self._open[shard] = None
+        self._finished.pop(shard, None)
 
-    def to_close(self, shard: int, ledger: PartLedger) -> list[int] | None:
+    def to_close(self, shard: int, window: PartWindow) -> list[int] | None:
         """What to `release` so that a shard may be open: one of which nothing is needed, or that is needed last.
 
         Args:
             shard: the shard, of which a part is fetched next.
-            ledger: knows who needs what of the others.
+            window: knows who needs what of the others.
 
         Returns:
             The numbers of shards; None where none can be closed.
         """
         if shard in self._open or len(self._open) < self.most_open:
             return []
-        if ledger.shards_present < len(self._open):
-            return [next(each for each in self._open if not ledger.parts_of(each))]
+        if window.shards_present < len(self._open):
+            return [next(each for each in self._open if not window.parts_of(each))]
         evictable: Counter[int] = Counter()
-        for key in ledger.evictable():
+        for key in window.evictable():
             other = shard_and_number(key)[0]
             evictable[other] += 1
-            if evictable[other] == len(ledger.parts_of(other)):
+            if evictable[other] == len(window.parts_of(other)):
                 return [other]
         return None
 
@@ -108,11 +108,6 @@ class FetchedShards:
         if shard in self._states:
             self._finished.pop(shard, None)
             self._finished[shard] = None
-
-    def resume(self, shards: Iterable[int]) -> None:
-        """Something of them is wanted again."""
-        for shard in shards:
-            self._finished.pop(shard, None)
 
     def take_if_finished(self, shard: int) -> FetchedShard | None:
         """Forget a shard that is finished with, for whoever closes it; None for any other."""

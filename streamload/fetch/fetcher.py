@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from functools import partial
+from typing import Protocol
 
 from streamload.errors import DatasetIndexError, StorageError
 from streamload.fetch.budget import budget_error, budget_for
@@ -13,11 +13,11 @@ from streamload.fetch.cache.eviction_order import Foresight
 from streamload.fetch.failures import Failures
 from streamload.fetch.fetched_shard import FetchedShard
 from streamload.fetch.fetched_shards import FetchedShards
-from streamload.fetch.ledger import PartLedger
 from streamload.fetch.part_fetching import PartFetcher
 from streamload.fetch.parts import PART_BYTES, part_edges, part_key, shard_and_number
 from streamload.fetch.resident import OpenShard, open_listed
 from streamload.fetch.transfers import TransferCounts
+from streamload.fetch.window import PartWindow
 from streamload.index.listing import Listing
 from streamload.limits import MOST_REQUESTS
 from streamload.storage.storages import Storages
@@ -25,7 +25,15 @@ from streamload.tar.decompression import compression_of
 
 __all__ = ["Fetcher"]
 
-Progressed = Callable[[int, int], None]
+
+class EpochOfParts(Protocol):
+    """An epoch that is running."""
+
+    def on_arrival(self, shard: int, key: int, /) -> None:
+        """A part has come."""
+
+    def is_behind(self, shard: int, number: int, /) -> bool:
+        """Whether the epoch is in the middle of a shard, and has passed a part of it."""
 
 
 class Fetcher:
@@ -48,7 +56,7 @@ class Fetcher:
 
     Attributes:
         fetched: as given.
-        ledger: the account of all parts.
+        window: which parts are there or come.
         foresight: tells the disk cache what will be needed when.
     """
 
@@ -67,7 +75,7 @@ class Fetcher:
         most_requests: int = MOST_REQUESTS,
     ) -> None:
         self.fetched = fetched
-        self.ledger = PartLedger(budget_bytes)
+        self.window = PartWindow(budget_bytes)
         self.foresight = Foresight(cache, listing)
         self._missing: tuple[int, int] | None = None
         self._listing = listing
@@ -80,51 +88,44 @@ class Fetcher:
         self._part_fetcher: PartFetcher | None = None
         self._shards = FetchedShards(listing, most_open, cached=cache is not None)
         self._failures = Failures()
-        self._listeners: list[Progressed] = []
+        self._epochs: list[EpochOfParts] = []
 
-    # -- what is wanted --------------------------------------------------------------------------------------------
+    # -- what is needed --------------------------------------------------------------------------------------------
 
-    def want(self, keys: Iterable[int]) -> None:
-        """Have parts fetched, in this order, after all that was wanted before. Someone must have a use for them."""
-        new = [key for key in keys if not self.ledger.is_expected(key)]
-        self._shards.resume(shard_and_number(key)[0] for key in new)
-        self.ledger.want(new)
-        if new:
+    def notify(self) -> None:
+        """The window has changed: something may have to be fetched, or to be freed."""
+        self._missing = None
+        if self.window.waiting or self.window.has_free:
             self._wake()
 
-    def there(self, keys: Collection[int]) -> bool:
-        """Whether parts are all there.
+    def are_present(self, keys: Collection[int]) -> bool:
+        """Whether parts are all in memory, or in a file.
 
         Raises:
             StorageError, ShardFormatError: one of them cannot be fetched.
         """
         self._failures.check(keys)
-        return self.ledger.are_present(keys)
+        return self.window.are_present(keys)
 
     def try_again(self) -> Collection[Exception]:
         """Have fetched once more what could not be, as far as it is still needed; gives the errors that were met."""
         failed = self._failures.take()
-        again = [key for key in failed if self.ledger.is_needed(key)]
-        self._shards.resume(shard_and_number(key)[0] for key in again)
-        self.ledger.want_again(again)
-        if again:
-            self._wake()
+        self.window.try_again(failed)
+        self.notify()
         return failed.values()
-
-    def freed(self) -> None:
-        """Something is not held any more, so there may be room again."""
-        self._missing = None
-        if self.ledger.waiting or self.ledger.has_free:
-            self._wake()
 
     def below_watermark(self) -> bool:
         """Whether more could be fetched at once than is wanted."""
-        return self.ledger.waiting < (1 if self._part_fetcher is None else self._part_fetcher.at_once)
+        return self.window.waiting < (1 if self._part_fetcher is None else self._part_fetcher.at_once)
 
-    def on_arrival(self, listener: Progressed) -> Callable[[], None]:
-        """Have `listener(shard, key)` called for each part that comes; what is returned ends that."""
-        self._listeners.append(listener)
-        return partial(self._listeners.remove, listener)
+    def begin_epoch(self, epoch: EpochOfParts) -> None:
+        """Tell an epoch what comes, until `end_epoch`."""
+        self._epochs.append(epoch)
+
+    def end_epoch(self, epoch: EpochOfParts) -> None:
+        """Undo `begin_epoch`, or do nothing."""
+        if epoch in self._epochs:
+            self._epochs.remove(epoch)
 
     def finish(self, shards: Iterable[int]) -> None:
         """Nothing of these shards will be wanted soon: they are closed when their last part is given up."""
@@ -149,7 +150,7 @@ class Fetcher:
     def arrived_from(self, shard: int, start: int) -> tuple[int, int | None]:
         """The end of what is there without a gap from a place on, and the shard's size where that is known."""
         number, total_bytes = start // PART_BYTES, self.state_of(shard).total_bytes
-        while self.ledger.is_present(part_key(shard, number)):
+        while self.window.is_present(part_key(shard, number)):
             number += 1
         end = number * PART_BYTES
         return end if total_bytes is None else min(end, total_bytes), total_bytes
@@ -177,10 +178,10 @@ class Fetcher:
             self._part_fetcher = PartFetcher(
                 self._storages, self._cache, lambda n: open_listed(listed[n]), self, self._most_requests
             )
-        for free in self.ledger.take_free():
+        for free in self.window.take_free():
             self._drop(free)
         self._missing = None
-        while (key := self.ledger.next_wanted()) is not None:
+        while (key := self.window.next_missing()) is not None:
             shard, number = shard_and_number(key)
             state = self.state_of(shard)
             start, end = part_edges(number, state.total_bytes)
@@ -192,16 +193,15 @@ class Fetcher:
             if state.compression is not None:
                 if self._part_fetcher.would_begin_again(state, number) and self.in_flight(state):
                     return  # what it is about to fetch comes first, and may make room
-                before = (part_key(shard, each) for each in self._part_fetcher.parts_before(state, number))
-                if self.ledger.want_before(before, key):  # decompressing goes through these first, so they are next now
-                    continue
+                if self.window.need_before(self._parts_before(state, number), key):
+                    continue  # decompressing goes through these first, so they are next now
             size_bytes = end - start if self._part_fetcher.takes_memory(state) else 0
             if not self._make_room(shard, size_bytes):
                 self._missing = shard, size_bytes
-                if self._shards.to_close(shard, self.ledger) is not None:
+                if self._shards.to_close(shard, self.window) is not None:
                     self._part_fetcher.make_room(state, self._shards.in_memory())
                 return
-            self.ledger.admitted(key, size_bytes)
+            self.window.admit(key, size_bytes)
             self._shards.opened(shard)
             self._part_fetcher.fetch(state, number)
 
@@ -210,11 +210,11 @@ class Fetcher:
         """Whether what is wanted next does not fit, and nothing is in flight whose arrival could change that."""
         if self._missing is None or self._has_room(*self._missing):
             return False
-        in_flight = {shard_and_number(key)[0] for key in self.ledger.in_flight()}
+        in_flight = {shard_and_number(key)[0] for key in self.window.in_flight()}
         ends_some = self._part_fetcher is not None and self._part_fetcher.ends_some
         return not ends_some and all(self.state_of(shard).waits_for_room for shard in in_flight)
 
-    def hurry(self) -> bool:
+    def stop_caching(self) -> bool:
         """Keep nothing for the disk cache, for somebody waits; whether what is being written there may make room."""
         return self._part_fetcher is not None and self._part_fetcher.let_go()
 
@@ -225,14 +225,14 @@ class Fetcher:
 
     def follow_slots(self) -> None:
         """Free parts where batches have grown into their room, and go on where there is room for what did not fit."""
-        self.ledger.next_wanted()
-        excess_bytes = self.ledger.used_bytes + self._other_bytes - self.ledger.budget_bytes
+        self.window.next_missing()
+        excess_bytes = self.window.used_bytes + self._other_bytes - self.window.budget_bytes
         freed = False
-        for key in list(self.ledger.evictable()) if excess_bytes > 0 else ():
-            used_bytes = self.ledger.used_bytes
+        for key in list(self.window.evictable()) if excess_bytes > 0 else ():
+            used_bytes = self.window.used_bytes
             self._drop(key)
             freed = True
-            excess_bytes -= used_bytes - self.ledger.used_bytes
+            excess_bytes -= used_bytes - self.window.used_bytes
             if excess_bytes <= 0:
                 break
         if freed or (self._missing is not None and self._has_room(*self._missing)):
@@ -246,11 +246,11 @@ class Fetcher:
             expands: a share of the budget is kept for what fields expand to.
         """
         shard, missing_bytes = self._missing or (0, 0)
-        if self._shards.to_close(shard, self.ledger) is None:
+        if self._shards.to_close(shard, self.window) is None:
             return self._shards.too_many()
         decompressing_bytes = 0 if self._part_fetcher is None else self._part_fetcher.held_bytes
-        needs = missing_bytes, self.ledger.kept_from_next_bytes(), self._slot_bytes(), decompressing_bytes
-        budget_bytes = budget_for(self.ledger.budget_bytes, expands=expands)
+        needs = missing_bytes, self.window.bytes_kept_from_next(), self._slot_bytes(), decompressing_bytes
+        budget_bytes = budget_for(self.window.budget_bytes, expands=expands)
         helps = self._shards[shard].compression is None
         return budget_error(budget_bytes, *needs, counting=counting, expands=expands, cache_helps=helps)
 
@@ -263,16 +263,16 @@ class Fetcher:
 
     def _has_room(self, shard: int, size_bytes: int) -> bool:
         """Whether a part of a shard can come, in bytes and in open shards."""
-        closing = self._shards.to_close(shard, self.ledger)
+        closing = self._shards.to_close(shard, self.window)
         return closing is not None and self._room_for(size_bytes) is not None
 
     def _make_room(self, shard: int, size_bytes: int) -> bool:
         """See to it that a part can come; False where that is not possible now."""
         if not self._has_room(shard, size_bytes):
             return False
-        for other in self._shards.to_close(shard, self.ledger) or ():
-            for key in list(self.ledger.parts_of(other)):
-                self.ledger.dropped(key)
+        for other in self._shards.to_close(shard, self.window) or ():
+            for key in list(self.window.parts_of(other)):
+                self.window.drop(key)
             if self._part_fetcher is not None:
                 self._part_fetcher.forget(self._shards[other])
             self._shards.release(other)
@@ -281,7 +281,18 @@ class Fetcher:
         return True
 
     def _room_for(self, size_bytes: int) -> list[int] | None:
-        return self.ledger.room_for(size_bytes, self._other_bytes) if size_bytes else []
+        return self.window.room_for(size_bytes, self._other_bytes) if size_bytes else []
+
+    def _parts_before(self, state: FetchedShard, number: int) -> list[int]:
+        """The parts that come on the way to a part of a compressed shard, but those that nobody needs any more."""
+        assert self._part_fetcher is not None
+        numbers = self._part_fetcher.parts_before(state, number)
+        keys = {part_key(state.number, each): each for each in numbers}
+        return [
+            key
+            for key, each in keys.items()
+            if self.window.is_needed(key) or not any(epoch.is_behind(state.number, each) for epoch in self._epochs)
+        ]
 
     @property
     def _other_bytes(self) -> int:
@@ -292,11 +303,11 @@ class Fetcher:
         shard, number = shard_and_number(key)
         state = self.state_of(shard)
         state.free(*part_edges(number, state.total_bytes))
-        self.ledger.dropped(key)
+        self.window.drop(key)
         self._close_if_unused(shard)
 
     def _close_if_unused(self, shard: int) -> None:
-        state = None if self.ledger.uses(shard) else self._shards.take_if_finished(shard)
+        state = None if self.window.uses(shard) else self._shards.take_if_finished(shard)
         if state is not None:
             if self._part_fetcher is not None:
                 self._part_fetcher.forget(state)
@@ -310,20 +321,20 @@ class Fetcher:
 
     def has(self, state: FetchedShard, number: int) -> bool:
         """See `PartFetcherEvents`."""
-        return self.ledger.is_present(part_key(state.number, number))
+        return self.window.is_present(part_key(state.number, number))
 
     def in_flight(self, state: FetchedShard) -> set[int]:
         """See `PartFetcherEvents`."""
-        parts = self.ledger.parts_of(state.number)
-        return {shard_and_number(key)[1] for key in parts if not self.ledger.is_present(key)}
+        parts = self.window.parts_of(state.number)
+        return {shard_and_number(key)[1] for key in parts if not self.window.is_present(key)}
 
     def arrived(self, state: FetchedShard, number: int, size_bytes: int) -> None:
         """See `PartFetcherEvents`."""
         key = part_key(state.number, number)
-        if key in self.ledger.parts_of(state.number):
-            self.ledger.arrived(key, size_bytes)
-            for listener in self._listeners:
-                listener(state.number, key)
+        if key in self.window.parts_of(state.number):
+            self.window.arrive(key, size_bytes)
+            for epoch in self._epochs:
+                epoch.on_arrival(state.number, key)
             self._progress()
             self._wake()
 
@@ -331,44 +342,37 @@ class Fetcher:
         """See `PartFetcherEvents`."""
         key = part_key(state.number, number)
         self._failures.note(key, error)
-        self.ledger.give_up(key)
+        self.window.fail(key)
         self._progress()
 
     def not_coming(self, state: FetchedShard) -> None:
         """See `PartFetcherEvents`."""
-        for key in self.ledger.in_flight() & self.ledger.parts_of(state.number):
-            self.ledger.dropped(key)
-
-    def not_cached(self, state: FetchedShard) -> None:
-        """See `PartFetcherEvents`."""
-        keys = self.ledger.in_flight() & self.ledger.parts_of(state.number)
-        for key in keys:
-            self.ledger.give_up(key)
-        self.ledger.want_again(key for key in sorted(keys) if self.ledger.is_needed(key))
+        for key in self.window.in_flight() & self.window.parts_of(state.number):
+            self.window.drop(key)
 
     def on_disk(self, state: FetchedShard, file: CacheFile) -> None:
         """See `FillingEvents`. What workers have mapped of its memory is freed when they open the file in its place."""
         state.move_to(file, self._shards.moved(state.number))
-        for key in list(self.ledger.parts_of(state.number)):
+        for key in list(self.window.parts_of(state.number)):
             self.arrived(state, shard_and_number(key)[1], 0)
-        self.freed()
+        self.notify()
 
     def hold(self, state: FetchedShard, number: int) -> bool:
         """See `FillingEvents`."""
         keys = [part_key(state.number, number)]
-        if not self.ledger.are_present(keys):
+        if not self.window.are_present(keys):
             return False
-        self.ledger.hold(keys)
+        self.window.hold(keys)
         return True
 
     def release(self, state: FetchedShard, number: int) -> None:
         """See `FillingEvents`."""
-        self.ledger.release([part_key(state.number, number)])
-        self.freed()
+        self.window.release([part_key(state.number, number)])
+        self.notify()
 
     def is_wanted(self, state: FetchedShard, number: int) -> bool:
         """See `PartFetcherEvents`."""
-        return self.ledger.is_expected(part_key(state.number, number))
+        return self.window.is_expected(part_key(state.number, number))
 
     def has_room(self) -> None:
         """See `PartFetcherEvents`."""

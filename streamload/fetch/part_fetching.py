@@ -47,10 +47,7 @@ class PartFetcherEvents(FillingEvents, Protocol):
         """A part cannot be fetched."""
 
     def not_coming(self, state: FetchedShard, /) -> None:
-        """What is in flight of a shard will not come."""
-
-    def not_cached(self, state: FetchedShard, /) -> None:
-        """A shard that was looked up is not in the disk cache: what is in flight of it has to be fetched."""
+        """What is in flight of a shard will not come: it is not in the disk cache, or its decompression was ended."""
 
     def has_room(self) -> None:
         """More parts can be fetched at once."""
@@ -289,7 +286,7 @@ class PartFetcher:
         if file is not None and self._filling is not None:
             self._filling.begin(state, file)
         if not beside:
-            self._events.not_cached(state)
+            self._events.not_coming(state)
 
     def _looked_up(self, state: FetchedShard, generation: int, lookup: asyncio.Task[None]) -> None:
         """Pass on what was raised, a mistake of ours too: nothing else would tell of it."""

@@ -108,15 +108,15 @@ class OrphanedTasks:
             return
         keys = parts_of_rows(task.table.shards, task.table.places())
         held = [key for key in keys if shard_and_number(key)[0] in self._fetcher.fetched]
-        self._fetcher.ledger.hold(held)
+        self._fetcher.window.hold(held)
         self._parts[task.number] = held
 
     def release(self, number: int) -> None:
         """Release the parts of a task that is no longer in flight; other tasks are ignored."""
         held = self._parts.pop(number, None)
         if held is not None and self._fetcher is not None:
-            self._fetcher.ledger.release(held)
-            self._fetcher.freed()
+            self._fetcher.window.release(held)
+            self._fetcher.notify()
 
 
 class Epoch:

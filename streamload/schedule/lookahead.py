@@ -8,7 +8,7 @@ from time import perf_counter
 
 from streamload.decode.failure import Attempt
 from streamload.errors import StreamloadError
-from streamload.fetch.epoch_parts import EpochParts
+from streamload.fetch.epoch_needs import EpochNeeds
 from streamload.fetch.prerequisites import Prerequisites
 from streamload.index.tables import Tables
 from streamload.limits import BLOCK_ROWS, FIRST_BLOCK_ROWS, SCANNED_PARTS
@@ -69,7 +69,7 @@ class Lookahead:
         self._scans = scans
         self._pool = pool
         self._prerequisites = prerequisites
-        self._parts = None if prerequisites is None else EpochParts(prerequisites.fetcher, plan, tables)
+        self._needs = None if prerequisites is None else EpochNeeds(prerequisites.fetcher, plan, tables)
         self._blocks: deque[tuple[RowBlock, list[int]]] = deque()
         self._located: deque[tuple[PlannedRows, list[int]]] = deque()
         self._rows = 0
@@ -95,10 +95,10 @@ class Lookahead:
         Raises:
             StreamloadError: they cannot be fetched.
         """
-        if self._parts is None or not self._located:
+        if self._needs is None or not self._located:
             return not self._planned_all and not self._blocks
         planned, _ = self._located[0]
-        return not self._parts.there(planned.parts[self._next_batch])
+        return not self._needs.are_present(planned.parts[self._next_batch])
 
     @property
     def in_block(self) -> bool:
@@ -121,16 +121,16 @@ class Lookahead:
             return None
         planned, finished = self._located[0]
         number = self._next_batch
-        if self._parts is not None:
-            self._parts.use(planned.parts[number])
+        if self._needs is not None:
+            self._needs.start(planned.parts[number])
         self._next_batch += 1
         if self._next_batch == planned.batches:
             self._next_batch = 0
             self._located.popleft()
             self._rows -= len(planned.table)
             self._finish(finished)
-            if self.exhausted and self._parts is not None:
-                self._parts.close()  # what is fetched from now on is for the next epoch
+            if self.exhausted and self._needs is not None:
+                self._needs.close()  # what is fetched from now on is for the next epoch
         return planned, number
 
     def _next_is_resident(self) -> bool:
@@ -141,22 +141,22 @@ class Lookahead:
                 raise attempt.error  # before, it is no matter, and is met again
         if not self._located:
             return False
-        return self._parts is None or self._parts.there(self._located[0][0].parts[self._next_batch])
+        return self._needs is None or self._needs.are_present(self._located[0][0].parts[self._next_batch])
 
     def release(self, source: tuple[PlannedRows, int]) -> None:
         """Release the parts of a batch that was made, or is no longer wanted."""
-        if self._parts is not None:
+        if self._needs is not None:
             planned, number = source
-            self._parts.done(planned.parts[number])
+            self._needs.finish(planned.parts[number])
 
     def close(self) -> None:
         """Cancel everything but the batches already taken."""
         self._planned_all = True
-        if self._parts is not None:
+        if self._needs is not None:
             unscheduled = [parts for planned, _ in self._located for parts in planned.parts][self._next_batch :]
             for parts in reversed(unscheduled):
-                self._parts.cancel(parts)
-            self._parts.close()
+                self._needs.cancel(parts)
+            self._needs.close()
         self._located.clear()
         self._blocks.clear()
 
@@ -166,8 +166,8 @@ class Lookahead:
             pass
         while self._blocks and self._locate_block():
             pass
-        if self._parts is not None:
-            self._want_prefixes()
+        if self._needs is not None:
+            self._keep_prefixes()
         self.plan_s += perf_counter() - started
 
     def _wants_more(self) -> bool:
@@ -199,8 +199,8 @@ class Lookahead:
         if block is None:
             self._planned_all = True
             self._finish(finished)
-            if self._parts is not None:
-                self._parts.advance()
+            if self._needs is not None:
+                self._needs.advance()
             return False
         self._rows += len(block.shard)
         self._blocks.append((block, finished))
@@ -220,26 +220,23 @@ class Lookahead:
         """Locate the rows of the first block; False while tables are missing."""
         block, finished = self._blocks[0]
         if self._prerequisites is not None and not self._prerequisites.has_tables(dict.fromkeys(block.shard.tolist())):
-            if self._parts is not None and not self._located:  # fetch parts beside the table for the first batch
-                self._parts.guess(block)
+            if self._needs is not None and not self._located:  # fetch parts beside the table for the first batch
+                self._needs.guess(block)
             return False
         fetched = None if self._prerequisites is None else self._prerequisites.fetcher.fetched
         planned = locate(block, self._tables, self._fields, verify=self._verify, fetched=fetched)
         self._blocks.popleft()  # only now: what has failed must fail again on the next call
         self._located.append((planned, finished))
-        if self._parts is not None:
-            for parts in planned.parts:
-                self._parts.want(parts)
-            self._parts.located()
-            self._parts.advance()
+        if self._needs is not None:
+            self._needs.plan_batches(planned.parts)
         return True
 
-    def _want_prefixes(self) -> None:
+    def _keep_prefixes(self) -> None:
         """Keep the first parts of shards that are being scanned: their rows come next."""
-        assert self._parts is not None
+        assert self._needs is not None
         if not self._tables.counts.complete and self._plan.lanes == 1:
             for shard in itertools.islice(self._scans.wanted(), _KEPT_AHEAD):
-                self._parts.keep(shard)
+                self._needs.keep(shard, self._scans.turn_of(shard))
 
     def _finish(self, shards: list[int]) -> None:
         """Release the shards that a block was the last to need, once the next block has been scheduled."""

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Collection, Container, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from streamload.decode.failure import error_from
 from streamload.decode.tasks import ScanDone, ScanTask
 from streamload.fetch.failures import Failures
+from streamload.fetch.fetcher import Fetcher
+from streamload.fetch.parts import PART_BYTES, part_key
 from streamload.index.tables import Tables
 
 __all__ = ["Scans"]
-
-Arrived = Callable[[int, int], int]
 
 
 @dataclass(slots=True)
@@ -43,27 +43,22 @@ class Scans:
     Args:
         tables: gets what is found.
         strict: how shards are scanned.
-        arriving: the shards that must be fetched; by default none.
-        arrived: for a shard and a start, the end of the resident bytes without a gap. Called when a scan is
-            scheduled: what was `available` may have been evicted from the disk cache, or freed.
+        fetcher: has the shards that are scanned while they arrive; None where there are none.
 
     Attributes:
         numbers: the numbers of tasks, unique within a pool.
     """
 
-    def __init__(
-        self, tables: Tables, *, strict: bool, arriving: Container[int] = (), arrived: Arrived | None = None
-    ) -> None:
+    def __init__(self, tables: Tables, *, strict: bool, fetcher: Fetcher | None = None) -> None:
         self._tables = tables
-        self._arrived = arrived
         self._strict = strict
-        self._are_arriving = arriving
+        self._fetcher = fetcher
         self._waiting: deque[int] = deque()
         self._requested: set[int] = set()
         self._arriving: dict[int, _Arriving] = {}
         self._noted_of: set[int] = set()
         self._turns = itertools.count()
-        self._started: set[int] = set()
+        self._started: dict[int, list[int]] = {}
         self._failures = Failures()
         self.numbers: Iterator[int] = itertools.count()
 
@@ -87,7 +82,7 @@ class Scans:
             if shard in self._requested or self._is_known(shard):
                 continue
             self._requested.add(shard)
-            if shard in self._are_arriving:
+            if self._fetcher is not None and shard in self._fetcher.fetched:
                 self._arriving[shard] = _Arriving(next(self._turns))
             else:
                 self._waiting.append(shard)
@@ -104,6 +99,10 @@ class Scans:
         """Whether a scan of a wanted shard is in flight."""
         return self._arriving[shard].in_flight
 
+    def turn_of(self, shard: int) -> int:
+        """The number of a wanted shard among all that were requested: scans are done in this order."""
+        return self._arriving[shard].turn
+
     def next_bytes(self, shard: int) -> tuple[int, int]:
         """The bytes that the next scan of a wanted shard needs at least, as start and end.
 
@@ -116,8 +115,8 @@ class Scans:
 
         Args:
             shard: the shard.
-            end: the end of the resident bytes, without a gap from the start of `next_bytes` on. They must stay until
-                the next scan is done. It may be less than before, where bytes were freed.
+            end: the end of the resident bytes, without a gap from the start of `next_bytes` on. It may be less than
+                before, where parts were evicted.
             total: the shard's size, where it is known.
 
         Raises:
@@ -145,21 +144,29 @@ class Scans:
             least = needs if total is None else min(needs, total)
             if arriving.in_flight or end < least:
                 continue
-            if self._arrived is not None:
-                end = min(end, self._arrived(shard, start))
+            assert self._fetcher is not None
+            end = min(end, self._fetcher.arrived_from(shard, start)[0])  # some of it may have been evicted
             if end >= least:
                 arriving.in_flight = True
                 return self._start(shard, start, end, total)
         return None
 
     def _start(self, shard: int, start: int = 0, available: int | None = None, total: int | None = None) -> ScanTask:
+        """A scan, which holds the parts that it reads until it is done."""
         task = ScanTask(next(self.numbers), shard, self._strict, start, available, total)
-        self._started.add(task.number)
+        self._started[task.number] = []
+        if self._fetcher is not None and available is not None:
+            numbers = range(start // PART_BYTES, -(-available // PART_BYTES))
+            self._started[task.number] = keys = [part_key(shard, number) for number in numbers]
+            self._fetcher.window.hold(keys)
         return task
 
     def on_done(self, done: ScanDone) -> None:
         """Take the result of a scan. Raises DatasetIndexError: an index is damaged."""
-        self._started.discard(done.number)
+        held = self._started.pop(done.number, None)
+        if held and self._fetcher is not None:
+            self._fetcher.window.release(held)
+            self._fetcher.notify()
         if done.failure is not None:
             self.fail(done.shard, error_from(done.failure))
             return

@@ -236,7 +236,7 @@ class Scheduler:
         self._most_slot_bytes = (
             None
             if resources.prerequisites is None
-            else resources.prerequisites.fetcher.ledger.budget_bytes // SLOTS_SHARE
+            else resources.prerequisites.fetcher.window.budget_bytes // SLOTS_SHARE
         )
 
     @property

@@ -142,7 +142,7 @@ class FeederByHand:
 
     async def settled(self) -> None:
         """Nothing is to be done any more in the loop, and nothing is in flight."""
-        await self.until(lambda: not self.fetcher.ledger.in_flight())
+        await self.until(lambda: not self.fetcher.window.in_flight())
         for _ in range(5):
             await asyncio.sleep(0)
 

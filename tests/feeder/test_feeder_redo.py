@@ -17,7 +17,7 @@ def parts_of(task: RowTask) -> list[int]:
 
 
 def may_be_given_back(by_hand: FeederByHand) -> set[int]:
-    return set(by_hand.fetcher.ledger.evictable())
+    return set(by_hand.fetcher.window.evictable())
 
 
 async def a_batch_made_again_and_delivered(by_hand: FeederByHand) -> RowTask:

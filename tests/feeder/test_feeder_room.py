@@ -142,9 +142,9 @@ def test_room_is_reserved_for_batches_that_do_not_exist_yet(url: str) -> None:
         await by_hand.settled()
         by_hand.feeder.on_room()
         await by_hand.settled()
-        ledger = by_hand.fetcher.ledger
+        window = by_hand.fetcher.window
         assert by_hand.slots.held_bytes() < 2 * BATCH_BYTES
-        assert 0 < ledger.used_bytes <= ledger.budget_bytes - 3 * BATCH_BYTES
+        assert 0 < window.used_bytes <= window.budget_bytes - 3 * BATCH_BYTES
 
     with_feeder(url, body, batch_size=1, budget_bytes=THREE_PARTS_BYTES, works_ahead=True)
 
@@ -152,12 +152,12 @@ def test_room_is_reserved_for_batches_that_do_not_exist_yet(url: str) -> None:
 def test_parts_that_are_needed_later_are_freed_where_batches_grow(url: str) -> None:
     async def body(by_hand: FeederByHand) -> None:
         (task,) = await by_hand.begin(1)
-        ledger = by_hand.fetcher.ledger
-        await by_hand.until(lambda: ledger.used_bytes > 2 * PART_BYTES and not ledger.in_flight())
-        by_hand.slots.more_bytes = ledger.budget_bytes - 2 * PART_BYTES
+        window = by_hand.fetcher.window
+        await by_hand.until(lambda: window.used_bytes > 2 * PART_BYTES and not window.in_flight())
+        by_hand.slots.more_bytes = window.budget_bytes - 2 * PART_BYTES
         by_hand.pool.full = True  # else what is dealt next holds its parts
         by_hand.answer(task)
-        assert ledger.used_bytes <= 2 * PART_BYTES
+        assert window.used_bytes <= 2 * PART_BYTES
 
     with_feeder(url, body, batch_size=1, budget_bytes=THREE_PARTS_BYTES)
 

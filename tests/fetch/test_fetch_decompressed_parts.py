@@ -40,12 +40,12 @@ async def fetch(path: str, budget_bytes: int) -> bool:
         progress=came.set,
     )
     try:
-        fetcher.ledger.hold(KEYS)
-        fetcher.want(KEYS)
+        fetcher.window.hold(KEYS)
+        fetcher.notify()
         fetcher.pump()
         async with asyncio.timeout(DEADLINE_S):
             await came.wait()
-        return fetcher.there(KEYS)
+        return fetcher.are_present(KEYS)
     finally:
         await fetcher.close()
         assert asyncio.all_tasks() == {asyncio.current_task()}
@@ -71,8 +71,8 @@ class WithLittleRoom:
         self._room = parts * PART_BYTES
 
     def want(self, *keys: int) -> None:
-        self.fetcher.ledger.hold(keys)
-        self.fetcher.want(keys)
+        self.fetcher.window.hold(keys)
+        self.fetcher.notify()
 
     async def until(self, condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(DEADLINE_S):
@@ -91,12 +91,12 @@ async def test_a_part_that_was_just_granted_is_on_its_way(packed: str) -> None:
     try:
         little.room_for(1)
         little.want(*KEYS)
-        await little.until(lambda: fetcher.there(KEYS[:1]) and fetcher.state_of(0).waits_for_room)
+        await little.until(lambda: fetcher.are_present(KEYS[:1]) and fetcher.state_of(0).waits_for_room)
         assert fetcher.stalled
         little.room_for(2)
         fetcher.pump()
         assert not fetcher.stalled
-        await little.until(lambda: fetcher.there(KEYS[:2]) and fetcher.state_of(0).waits_for_room)
+        await little.until(lambda: fetcher.are_present(KEYS[:2]) and fetcher.state_of(0).waits_for_room)
         assert fetcher.stalled
     finally:
         await fetcher.close()
@@ -108,19 +108,19 @@ async def test_a_part_that_is_needed_once_more_does_not_end_the_unpacking_of_wha
     try:
         little.room_for(2)
         little.want(*KEYS[:2])
-        await little.until(lambda: fetcher.there(KEYS[:2]))
-        fetcher.ledger.release(KEYS[:2])
+        await little.until(lambda: fetcher.are_present(KEYS[:2]))
+        fetcher.window.release(KEYS[:2])
         little.room_for(1)
         little.want(KEYS[2])
         fetcher.pump()  # the first two have made room
         little.want(KEYS[1])
         fetcher.pump()
-        await little.until(lambda: fetcher.there(KEYS[2:]))
+        await little.until(lambda: fetcher.are_present(KEYS[2:]))
         await little.until(lambda: fetcher.stalled)
-        fetcher.ledger.release(KEYS[2:])
+        fetcher.window.release(KEYS[2:])
         little.room_for(2)
-        fetcher.freed()
-        await little.until(lambda: fetcher.there(KEYS[1:2]))
+        fetcher.notify()
+        await little.until(lambda: fetcher.are_present(KEYS[1:2]))
     finally:
         await fetcher.close()
 

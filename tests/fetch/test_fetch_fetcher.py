@@ -34,23 +34,23 @@ async def a_part_waits_for_another(url: str) -> tuple[list[bool], bool, bool]:
     )
     try:
         keys = [part_key(0, 0)], [part_key(0, 1)]
-        fetcher.ledger.hold(keys[0])
-        fetcher.want(keys[0])
+        fetcher.window.hold(keys[0])
+        fetcher.notify()
         fetcher.pump()
         await came.wait()
-        fetcher.ledger.hold(keys[1])
-        fetcher.want(keys[1])
+        fetcher.window.hold(keys[1])
+        fetcher.notify()
         fetcher.pump()
         stalled = [fetcher.stalled]
         woken.clear()
-        fetcher.ledger.release(keys[0])
-        fetcher.freed()
+        fetcher.window.release(keys[0])
+        fetcher.notify()
         stalled.append(fetcher.stalled)
         woken_then = bool(woken)
         came.clear()
         fetcher.pump()
         await came.wait()
-        return stalled, woken_then, fetcher.there(keys[1])
+        return stalled, woken_then, fetcher.are_present(keys[1])
     finally:
         await fetcher.close()
 
@@ -81,14 +81,14 @@ async def a_shard_that_was_away(server: FaultServer, name: str, cache: DiskCache
     keys = [part_key(0, 0), part_key(0, 1)]
 
     async def come(*keys: int) -> None:
-        while not fetcher.there(keys):
+        while not fetcher.are_present(keys):
             moved.clear()
             fetcher.pump()
             await asyncio.wait_for(moved.wait(), 20)
 
     try:
-        fetcher.ledger.reserve(keys)
-        fetcher.want(keys)
+        fetcher.window.plan(keys)
+        fetcher.notify()
         for again in (False, True):
             assert bool(fetcher.try_again()) == again
             for key in keys:  # else the second one may fail after the next try has begun
@@ -97,7 +97,7 @@ async def a_shard_that_was_away(server: FaultServer, name: str, cache: DiskCache
         server.play(Script())
         assert fetcher.try_again()
         await come(*keys)
-        return fetcher.there(keys)
+        return fetcher.are_present(keys)
     finally:
         await fetcher.close()
 

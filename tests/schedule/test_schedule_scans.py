@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -19,6 +21,7 @@ from streamload.decode.tasks import ScanDone, ScanTask, ShardOpened
 from streamload.errors import ShardFormatError, StorageError
 from streamload.fetch.fetcher import Fetcher
 from streamload.fetch.parts import PART_BYTES, part_key
+from streamload.fetch.window import PartWindow
 from streamload.index.listing import Listing, Shard, list_shards
 from streamload.index.scan_cache import ScanCache
 from streamload.index.tables import Tables
@@ -33,6 +36,17 @@ from streamload.workers.task_runner import scan
 COUNTS = (40, 3, 25, 60)
 
 
+def arriving(end: Callable[[int, int], int]) -> Fetcher:
+    """A fetcher of all shards, of which so much is there."""
+    fetcher = SimpleNamespace(
+        fetched=range(len(COUNTS)),
+        window=PartWindow(1 << 60),
+        arrived_from=lambda shard, start: (end(shard, start), None),
+        notify=lambda: None,
+    )
+    return cast("Fetcher", fetcher)
+
+
 class Arrival:
     """Shards in unlinked files that are filled from the front, as a fetcher would fill them."""
 
@@ -40,9 +54,9 @@ class Arrival:
         self.contents = [Path(shard.url).read_bytes() for shard in listing.shards]
         self.listing = listing
         self.tables = tables or Tables(listing, ScanCache(str(cache)), strict=True)
-        self.scans = Scans(self.tables, strict=True, arriving=range(len(self.contents)))
-        self.open = OpenShards()
         self.ends = [0] * len(self.contents)
+        self.scans = Scans(self.tables, strict=True, fetcher=arriving(lambda shard, _: self.ends[shard]))
+        self.open = OpenShards()
         self._descriptors: list[int] = []
         for number, content in enumerate(self.contents):
             descriptor = os.memfd_create("shard")
@@ -118,7 +132,7 @@ def test_what_is_gone_again_is_not_scanned(tmp_path: Path) -> None:
     """The disk cache may have gone off since it was said to be there; memory that is not filled yet reads as zeros."""
     there = 20_000
     tables = Tables(bare(tmp_path / "shards"), ScanCache(str(tmp_path)), strict=True)
-    scans = Scans(tables, strict=True, arriving=range(4), arrived=lambda shard, start: start + there)
+    scans = Scans(tables, strict=True, fetcher=arriving(lambda _, start: start + there))
     scans.request([0])
     scans.available(0, 20_000, 50_000)
     there = 0
@@ -127,60 +141,53 @@ def test_what_is_gone_again_is_not_scanned(tmp_path: Path) -> None:
     assert scans.next_task() == ScanTask(0, 0, True, 0, 10_000, 50_000)
 
 
-def test_only_what_is_held_is_scanned(tmp_path: Path) -> None:
-    """What has come behind it may be freed for others while a scan waits or is in flight."""
-    folder, parts = "http://127.0.0.1:9", {0: -1, 1: 2, 2: 9}
-    listed = tuple(
-        Shard(f"{folder}/{number}.tar", f"{number}.tar", max(-1, count * PART_BYTES), 0, folder)
-        for number, count in parts.items()
-    )
-    listing = Listing(listed, None, (None,) * 3, ())
+def fetched(tmp_path: Path, *sizes: int, budget_bytes: int = 1 << 30) -> tuple[Scans, ScanFeed, Fetcher]:
+    """Scans of shards of so many bytes, which nobody fetches."""
+    folder = "http://127.0.0.1:9"
+    listed = tuple(Shard(f"{folder}/{n}.tar", f"{n}.tar", size, 0, folder) for n, size in enumerate(sizes))
+    listing = Listing(listed, None, (None,) * len(sizes), ())
     tables = Tables(listing, ScanCache(str(tmp_path)), strict=True)
-    scans = Scans(tables, strict=True, arriving=range(3))
     fetcher = Fetcher(
         listing,
-        frozenset(range(3)),
+        frozenset(range(len(sizes))),
         Storages(),
-        budget_bytes=16 * PART_BYTES,  # a quarter for scans
+        budget_bytes=budget_bytes,
         slot_bytes=lambda: 0,
         wake=lambda: None,
         progress=lambda: None,
     )
-    feed = ScanFeed(scans, tables, fetcher)
-    scans.request(range(3))
-    feed.pump()  # one part, two, and one of the last shard
-    for number in range(2):
-        fetcher.ledger.admitted(part_key(2, number), PART_BYTES)
-        fetcher.ledger.arrived(part_key(2, number), PART_BYTES)
-    fetcher.state_of(0).total_bytes = 9 * PART_BYTES  # which takes all of it from now on
+    scans = Scans(tables, strict=True, fetcher=fetcher)
+    return scans, ScanFeed(scans, tables, fetcher), fetcher
+
+
+def come(fetcher: Fetcher, shard: int, number: int) -> None:
+    fetcher.window.admit(part_key(shard, number), PART_BYTES)
+    fetcher.arrived(fetcher.state_of(shard), number, PART_BYTES)
+
+
+def test_a_scan_holds_what_it_reads_and_nothing_is_held_between_scans(tmp_path: Path) -> None:
+    """What was evicted in between is requested again; if it were during a scan, that would read zeros."""
+    scans, feed, fetcher = fetched(tmp_path, 3 * PART_BYTES)
+    scans.request([0])
     feed.pump()
+    come(fetcher, 0, 0)
+    feed.pump()
+    fetcher.window.plan([part_key(1, 0)])
+    assert list(fetcher.window.evictable()) == [part_key(0, 0)], "a batch comes first"
     task = scans.next_task()
     assert task is not None
-    assert (task.shard, task.available) == (2, PART_BYTES)
+    assert task.available == PART_BYTES
+    assert list(fetcher.window.evictable()) == []
+    asyncio.run(fetcher.close())
 
 
 def test_a_part_that_cannot_be_fetched_is_an_error_at_its_shards_turn(tmp_path: Path) -> None:
-    listed = tuple(
-        Shard(f"http://127.0.0.1:9/{n}.tar", f"{n}.tar", PART_BYTES, 0, "http://127.0.0.1:9") for n in (0, 1)
-    )
-    listing = Listing(listed, None, (None,) * 2, ())
-    tables = Tables(listing, ScanCache(str(tmp_path)), strict=True)
-    scans = Scans(tables, strict=True, arriving=range(2))
-    fetcher = Fetcher(
-        listing,
-        frozenset(range(2)),
-        Storages(),
-        budget_bytes=64 * PART_BYTES,
-        slot_bytes=lambda: 0,
-        wake=lambda: None,
-        progress=lambda: None,
-    )
-    feed = ScanFeed(scans, tables, fetcher)
+    scans, feed, fetcher = fetched(tmp_path, PART_BYTES, PART_BYTES)
     scans.request(range(2))
     feed.pump()
     fetcher.failed(fetcher.state_of(1), 0, StorageError("it is gone"))
     feed.pump()
-    assert not fetcher.ledger.is_expected(part_key(1, 0)), "it would be requested again and again"
+    assert not fetcher.window.is_expected(part_key(1, 0)), "it would be requested again and again"
     scans.check([0])
     with pytest.raises(StorageError, match="gone"):
         scans.check([0, 1])
@@ -191,30 +198,16 @@ def test_a_part_that_cannot_be_fetched_is_an_error_at_its_shards_turn(tmp_path: 
 
 def test_what_a_scan_reads_stays_where_a_later_part_cannot_be_fetched(tmp_path: Path) -> None:
     """Freed, it would read zeros there, and call the shard damaged."""
-    listed = (Shard("http://127.0.0.1:9/0.tar", "0.tar", 3 * PART_BYTES, 0, "http://127.0.0.1:9"),)
-    listing = Listing(listed, None, (None,), ())
-    tables = Tables(listing, ScanCache(str(tmp_path)), strict=True)
-    scans = Scans(tables, strict=True, arriving=range(1))
-    fetcher = Fetcher(
-        listing,
-        frozenset(range(1)),
-        Storages(),
-        budget_bytes=64 * PART_BYTES,
-        slot_bytes=lambda: 0,
-        wake=lambda: None,
-        progress=lambda: None,
-    )
-    feed = ScanFeed(scans, tables, fetcher)
+    scans, feed, fetcher = fetched(tmp_path, 3 * PART_BYTES)
     scans.request([0])
     feed.pump()
-    fetcher.ledger.admitted(part_key(0, 0), PART_BYTES)
-    fetcher.arrived(fetcher.state_of(0), 0, PART_BYTES)
+    come(fetcher, 0, 0)
     feed.pump()
     assert scans.next_task() is not None
     fetcher.failed(fetcher.state_of(0), 1, StorageError("it is gone"))
     feed.pump()
     scans.check([0])
-    assert not list(fetcher.ledger.evictable())
+    assert not list(fetcher.window.evictable())
     asyncio.run(fetcher.close())
 
 
@@ -387,21 +380,7 @@ def test_shards_that_wait_for_their_turn_cost_nothing(tmp_path: Path) -> None:
     """`len()` of a dataset without an index asks for all of its shards at once."""
 
     def cost(shards: int) -> tuple[int, int]:
-        folder = "http://127.0.0.1:9"
-        listed = tuple(Shard(f"{folder}/{number}.tar", f"{number}.tar", 10_000, 0, folder) for number in range(shards))
-        listing = Listing(listed, None, (None,) * shards, ())
-        tables = Tables(listing, ScanCache(str(tmp_path)), strict=True)
-        scans = Scans(tables, strict=True, arriving=range(shards))
-        fetcher = Fetcher(
-            listing,
-            frozenset(range(shards)),
-            Storages(),
-            budget_bytes=1 << 30,
-            slot_bytes=lambda: 0,
-            wake=lambda: None,
-            progress=lambda: None,
-        )
-        feed = ScanFeed(scans, tables, fetcher)
+        scans, feed, _ = fetched(tmp_path, *[10_000] * shards)
         scans.request(range(shards))
         feed.pump()
         return lines_of(feed.pump), lines_of(scans.next_task)

@@ -94,8 +94,8 @@ class Fetching:
         self.moved.set()
 
     def begin(self) -> None:
-        self.fetcher.ledger.hold(KEYS)
-        self.fetcher.want(KEYS)
+        self.fetcher.window.hold(KEYS)
+        self.fetcher.notify()
         self.fetcher.pump()
 
     async def until(self, condition: Callable[[], bool]) -> None:
@@ -119,7 +119,7 @@ async def test_what_is_in_flight_when_a_shard_moves_to_a_file_is_not_written_any
         fetching.begin()
         await fetching.until(lambda: len(gates) == 2)
         gates[0].set()
-        await fetching.until(lambda: fetcher.there(KEYS[:1]))
+        await fetching.until(lambda: fetcher.are_present(KEYS[:1]))
         other = DiskCache(str(tmp_path), 1 << 30, part_bytes=PART_BYTES)
         file = other.open(ShardIdentity(URL, ETAG, len(CONTENT)), beside=True)
         assert file is not None
@@ -127,14 +127,14 @@ async def test_what_is_in_flight_when_a_shard_moves_to_a_file_is_not_written_any
             file.write(start, CONTENT[start : start + PART_BYTES])
         other.publish(file)
         fetcher.on_disk(fetcher.state_of(0), file)
-        assert fetcher.there(KEYS)
+        assert fetcher.are_present(KEYS)
         assert fetching.bytes_there() == CONTENT
-        assert fetcher.ledger.used_bytes == 0
+        assert fetcher.window.used_bytes == 0
         assert fetcher.take_closed() == [0], "workers close their memory"
         gates[1].set()
         await fetching.until(lambda: fetcher.counts.received_bytes == len(CONTENT))
         await asyncio.sleep(0.01)  # what has come is announced
-        assert fetcher.ledger.used_bytes == 0
+        assert fetcher.window.used_bytes == 0
         assert fetching.bytes_there() == CONTENT
     finally:
         await fetcher.close()
@@ -157,13 +157,13 @@ async def read_twice(urls: list[str], between: Callable[[], None]) -> None:
         for shard in (0, 1, 0):
             keys = [part_key(shard, 0)]
             came.clear()
-            fetcher.ledger.hold(keys)
-            fetcher.want(keys)
+            fetcher.window.hold(keys)
+            fetcher.notify()
             fetcher.pump()
             async with asyncio.timeout(DEADLINE_S):
                 await came.wait()
-            assert fetcher.there(keys)
-            fetcher.ledger.release(keys)
+            assert fetcher.are_present(keys)
+            fetcher.window.release(keys)
             fetcher.finish([shard])
             if shard == 1:
                 assert fetcher.take_closed() == [0]
@@ -198,12 +198,12 @@ async def test_a_shard_that_was_fetched_is_found_in_the_cache(tmp_path: Path) ->
         await fetching.until(lambda: len(gates) == 2)
         for gate in gates:
             gate.set()
-        await fetching.until(lambda: fetcher.there(KEYS) and fetcher.ledger.used_bytes == 0)
-        fetcher.ledger.release(KEYS)
+        await fetching.until(lambda: fetcher.are_present(KEYS) and fetcher.window.used_bytes == 0)
+        fetcher.window.release(KEYS)
         fetcher.pump()
-        assert not fetcher.there(KEYS[:1])
+        assert not fetcher.are_present(KEYS[:1])
         fetching.begin()
-        await fetching.until(lambda: fetcher.there(KEYS))
+        await fetching.until(lambda: fetcher.are_present(KEYS))
         assert len(gates) == 2
         assert fetching.bytes_there() == CONTENT
     finally:
@@ -227,16 +227,16 @@ async def test_a_part_stays_until_it_is_written_or_somebody_waits_for_a_slow_dis
         for number, gate in enumerate(KEYS):
             await fetching.until(lambda: len(gates) == 2)
             gates[number].set()
-            await fetching.until(lambda gate=gate: fetcher.there([gate]))
-        fetcher.ledger.release(KEYS)
-        assert not list(fetcher.ledger.evictable())
-        assert fetcher.hurry(), "what is being written may make room"
-        assert not list(fetcher.ledger.evictable()), "the disk may be fast enough"
+            await fetching.until(lambda gate=gate: fetcher.are_present([gate]))
+        fetcher.window.release(KEYS)
+        assert not list(fetcher.window.evictable())
+        assert fetcher.stop_caching(), "what is being written may make room"
+        assert not list(fetcher.window.evictable()), "the disk may be fast enough"
         monkeypatch.setattr("streamload.fetch.cache.filling.SLOW_WRITE_S", 0.0)
-        assert fetcher.hurry()
-        assert list(fetcher.ledger.evictable()) == KEYS[1:], "but for that which is being written"
+        assert fetcher.stop_caching()
+        assert list(fetcher.window.evictable()) == KEYS[1:], "but for that which is being written"
         disk.set()
-        await fetching.until(lambda: fetcher.ledger.used_bytes == 0)
+        await fetching.until(lambda: fetcher.window.used_bytes == 0)
     finally:
         disk.set()
         await fetcher.close()

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import pytest
 
-from streamload.fetch.epoch_parts import EpochParts
+from streamload.fetch.epoch_needs import EpochNeeds
 from streamload.fetch.fetcher import Fetcher
-from streamload.fetch.ledger import PartLedger
-from streamload.fetch.parts import PART_BYTES, part_key
+from streamload.fetch.parts import PART_BYTES, part_key, shard_and_number
+from streamload.fetch.window import PartWindow
 from streamload.index.tables import Tables
 from streamload.order.plan import RankPlan
 from streamload.tar.table import ShardTable
@@ -35,27 +34,30 @@ def table_of(*places: tuple[int, int]) -> ShardTable:
 
 
 class Parts:
-    """A ledger in which every part is there as soon as it is wanted."""
+    """A fetcher by which every part that is planned is there as soon as it is notified."""
 
     def __init__(self) -> None:
-        self.ledger = PartLedger(100 * PART_BYTES)
-        self.freed_times = 0
-        self.listener: list[Callable[[int, int], None]] = []
+        self.window = PartWindow(100 * PART_BYTES)
+        self.notified_times = 0
+        self.epochs: list[EpochNeeds] = []
 
-    def want(self, keys: list[int]) -> None:
-        for key in keys:
-            self.ledger.admitted(key, PART_BYTES)
-            self.ledger.arrived(key, PART_BYTES)
+    def notify(self) -> None:
+        self.notified_times += 1
+        while (key := self.window.next_missing()) is not None:
+            self.come(key)
 
-    def there(self, keys: Any) -> bool:
-        return self.ledger.are_present(keys)
+    def come(self, key: int) -> None:
+        self.window.admit(key, PART_BYTES)
+        self.window.arrive(key, PART_BYTES)
+        for epoch in self.epochs:
+            epoch.on_arrival(shard_and_number(key)[0], key)
 
-    def freed(self) -> None:
-        self.freed_times += 1
+    def begin_epoch(self, epoch: EpochNeeds) -> None:
+        self.epochs.append(epoch)
 
-    def on_arrival(self, listener: Callable[[int, int], None]) -> Callable[[], None]:
-        self.listener.append(listener)
-        return lambda: self.listener.remove(listener)
+    def end_epoch(self, epoch: EpochNeeds) -> None:
+        if epoch in self.epochs:
+            self.epochs.remove(epoch)
 
 
 class Position:
@@ -78,12 +80,12 @@ class Known:
         return self.tables[shard]
 
 
-def epoch_of(parts: Parts, plan: Position, tables: Known) -> EpochParts:
-    return EpochParts(cast("Fetcher", parts), cast("RankPlan", plan), cast("Tables", tables))
+def epoch_of(parts: Parts, plan: Position, tables: Known) -> EpochNeeds:
+    return EpochNeeds(cast("Fetcher", parts), cast("RankPlan", plan), cast("Tables", tables))
 
 
 def needed(parts: Parts, *numbers: int) -> list[bool]:
-    return [parts.ledger.is_needed(part_key(0, number)) for number in numbers]
+    return [parts.window.is_needed(part_key(0, number)) for number in numbers]
 
 
 def keys(*numbers: int) -> list[int]:
@@ -107,13 +109,13 @@ TABLE = table_of((512, HALF), (HALF + 1024, PART_BYTES), (2 * PART_BYTES + 512, 
 def test_parts_are_kept_as_long_as_a_later_row_may_need_them(left: list[tuple[int, int]], kept: list[bool]) -> None:
     parts, plan = Parts(), Position(s0=[(0, 3)])
     epoch = epoch_of(parts, plan, Known(TABLE))
-    epoch.want(keys(0, 1, 2))
+    epoch.plan_batches([keys(0, 1, 2)])
     assert needed(parts, 0, 1, 2) == [True] * 3, "a batch is planned that needs them"
-    epoch.use(keys(0, 1, 2))
+    epoch.start(keys(0, 1, 2))
     plan.left[0] = left
     epoch.advance()
     assert needed(parts, 0, 1, 2) == [True] * 3, "the batch holds them"
-    epoch.done(keys(0, 1, 2))
+    epoch.finish(keys(0, 1, 2))
     assert needed(parts, 0, 1, 2) == kept
     epoch.close()
     epoch.close()
@@ -123,29 +125,29 @@ def test_parts_are_kept_as_long_as_a_later_row_may_need_them(left: list[tuple[in
 def test_what_is_passed_when_it_is_used_is_held_for_the_batch_alone() -> None:
     parts = Parts()
     epoch = epoch_of(parts, Position(s0=[(2, 3)]), Known(TABLE))
-    epoch.want(keys(0, 2))
-    epoch.use(keys(0, 2))
-    epoch.done(keys(0, 2))
+    epoch.plan_batches([keys(0, 2)])
+    epoch.start(keys(0, 2))
+    epoch.finish(keys(0, 2))
     assert needed(parts, 0, 2) == [False, True]
-    assert parts.freed_times
+    assert parts.notified_times
 
 
 def test_the_end_of_a_shard_that_is_not_known_whole_is_kept() -> None:
     parts = Parts()
     begun = table_of((512, HALF), (HALF + 1024, 100))
     epoch = epoch_of(parts, Position(s0=[(5, 6)]), Known(begun, counted=False))
-    epoch.want(keys(0))
-    epoch.use(keys(0))
-    epoch.done(keys(0))
+    epoch.plan_batches([keys(0)])
+    epoch.start(keys(0))
+    epoch.finish(keys(0))
     assert needed(parts, 0) == [True], "samples that are not found yet may lie in it"
 
 
 def test_a_shard_without_a_table_is_kept_until_it_is_passed() -> None:
     parts, plan = Parts(), Position(s0=[(0, 1)])
     epoch = epoch_of(parts, plan, Known(None))
-    epoch.want(keys(0))
-    epoch.use(keys(0))
-    epoch.done(keys(0))
+    epoch.plan_batches([keys(0)])
+    epoch.start(keys(0))
+    epoch.finish(keys(0))
     assert needed(parts, 0) == [True]
     plan.left.clear()
     epoch.advance()
@@ -155,33 +157,34 @@ def test_a_shard_without_a_table_is_kept_until_it_is_passed() -> None:
 def test_what_comes_of_a_shard_that_is_being_scanned_is_kept_and_of_no_other() -> None:
     parts = Parts()
     epoch = epoch_of(parts, Position(s0=[(0, 3)], s1=[(0, 3)]), Known(TABLE, TABLE))
-    epoch.keep(0)
-    for shard in (0, 1):
-        parts.want([part_key(shard, 0)])
-        for listener in parts.listener:
-            listener(shard, part_key(shard, 0))
+    epoch.keep(0, scan=5)
     first, second = part_key(0, 0), part_key(1, 0)
-    assert list(parts.ledger.evictable()) == [second, first], "what is kept makes room last"
+    parts.come(first)
+    parts.come(second)
+    assert list(parts.window.evictable()) == [second, first], "what is kept makes room last"
     epoch.close()
-    assert parts.listener == []
-    parts.ledger.hold([second])
-    parts.ledger.release([second])
-    assert list(parts.ledger.evictable()) == [first, second], "now it depends on the last use only"
+    assert parts.epochs == []
+    parts.window.hold([second])
+    parts.window.release([second])
+    assert list(parts.window.evictable()) == [first, second], "now it depends on the last use only"
 
 
 def test_what_comes_once_more_when_the_plan_is_behind_it_is_not_kept() -> None:
     """No step of the plan would ever release it, if that waits for the room."""
     parts = Parts()
     epoch = epoch_of(parts, Position(), Known(TABLE, None))
-    epoch.keep(0)
+    epoch.keep(0, scan=0)
     key = part_key(0, 0)
-    parts.ledger.reserve([key])
-    parts.want([key])
-    for listener in parts.listener:
-        listener(0, key)
-    parts.ledger.cancel([key])
-    parts.ledger.expect_rows(1)
-    parts.ledger.hold([part_key(1, 0)])
-    parts.ledger.want([part_key(1, 0)])
-    parts.ledger.next_wanted()
-    assert list(parts.ledger.evictable()) == [key]
+    parts.window.plan([key])
+    parts.come(key)
+    parts.window.cancel([key])
+    parts.window.request(part_key(1, 0), scan=1)
+    assert list(parts.window.evictable()) == [key]
+
+
+def test_a_part_is_behind_an_epoch_that_is_in_the_middle_of_its_shard() -> None:
+    epoch = epoch_of(Parts(), Position(s0=[(1, 3)], s1=[]), Known(TABLE, TABLE))
+    assert [epoch.is_behind(0, number) for number in range(3)] == [False, False, False]
+    epoch = epoch_of(Parts(), Position(s0=[(2, 3)], s1=[]), Known(TABLE, TABLE))
+    assert [epoch.is_behind(0, number) for number in range(3)] == [True, True, False]
+    assert not epoch.is_behind(1, 0), "it may have come to this shard, or not"

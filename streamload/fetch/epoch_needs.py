@@ -1,8 +1,8 @@
-"""What one epoch needs of fetched shards: parts are requested ahead, and kept as long as the epoch may use them."""
+"""What one epoch needs of fetched shards: parts are planned ahead, and held until the epoch has passed them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +15,7 @@ from streamload.limits import GUESSED_PARTS, GUESSED_PARTS_SHARE
 from streamload.order.plan import EpochPlan, RowBlock
 from streamload.tar.table import ShardTable
 
-__all__ = ["EpochParts"]
+__all__ = ["EpochNeeds"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,8 +35,8 @@ class _Passed:
     unpassed: list[tuple[int, int]]
 
 
-class EpochParts:
-    """Wants, uses and keeps parts for one epoch.
+class EpochNeeds:
+    """Plans, uses and keeps parts for one epoch.
 
     Args:
         fetcher: fetches them.
@@ -46,123 +46,115 @@ class EpochParts:
 
     def __init__(self, fetcher: Fetcher, plan: EpochPlan, tables: Tables) -> None:
         self._fetcher = fetcher
+        self._window = fetcher.window
         self._plan = plan
         self._tables = tables
-        self._unpassed: dict[int, set[int]] = {}
         self._extents: dict[int, _Extent] = {}
-        self._keeping: set[int] = set()
-        self._kept: dict[int, set[int]] = {}
         self._passed: dict[int, _Passed] = {}
+        self._held: dict[int, set[int]] = {}
+        self._scans: dict[int, int] = {}
+        self._kept: dict[int, set[int]] = {}
         self._guessed: list[int] = []
-        self._stop_listening: Callable[[], None] | None = fetcher.on_arrival(self._on_arrival)
+        fetcher.begin_epoch(self)
 
     def guess(self, block: RowBlock) -> None:
         """Fetch parts in which rows probably lie, while the tables that locate them are still being fetched.
 
-        They are held until `located` says that it is known now.
+        They are needed until `plan_batches` says where the rows lie, or the epoch is closed.
         """
         if self._guessed:
             return
         sizes, counts = np.full(len(block.shard), -1, np.int64), self._tables.counts.values[block.shard]
         for shard in np.unique(block.shard).tolist():
             sizes[block.shard == shard] = self._fetcher.size_by_index(shard)
-        ledger = self._fetcher.ledger
-        most = min(GUESSED_PARTS, ledger.budget_bytes // (GUESSED_PARTS_SHARE * PART_BYTES))
+        most = min(GUESSED_PARTS, self._window.budget_bytes // (GUESSED_PARTS_SHARE * PART_BYTES))
         self._guessed = parts_by_share(block.shard, block.sample, sizes, counts)[:most]
-        ledger.hold(self._guessed)
-        self._fetcher.want(self._guessed)
+        self._window.plan(self._guessed)
+        self._fetcher.notify()
 
-    def located(self) -> None:
-        """What was guessed is known now, or not wanted any more."""
+    def plan_batches(self, batches: Iterable[list[int]]) -> None:
+        """Have the parts fetched of batches that come after all those before."""
         guessed, self._guessed = self._guessed, []
-        self._fetcher.ledger.release(guessed)
+        self._window.cancel(guessed)
+        for keys in batches:
+            self._window.plan(keys)
+        self.advance()
+        self._fetcher.notify()
 
-    def want(self, keys: list[int]) -> None:
-        """Have parts fetched for a batch that comes after all those before."""
-        self._fetcher.ledger.reserve(keys)
-        self._fetcher.want(keys)
+    def are_present(self, keys: Collection[int]) -> bool:
+        """Whether the parts of a batch are. Raises what keeps one of them from coming."""
+        return self._fetcher.are_present(keys)
 
-    def there(self, keys: Collection[int]) -> bool:
-        """Whether the parts of a batch are there. Raises what keeps one of them from coming."""
-        return self._fetcher.there(keys)
-
-    def use(self, keys: Collection[int]) -> None:
-        """The next batch is scheduled: it holds its parts until it is `done`, and the epoch until they are passed."""
-        self._fetcher.ledger.use(keys)
+    def start(self, keys: Collection[int]) -> None:
+        """The next batch is scheduled: it holds its parts until `finish`, and the epoch until they are passed."""
+        self._window.start(keys)
         for key in keys:
             shard, number = shard_and_number(key)
-            if key not in self._unpassed.get(shard, ()) and not self._is_passed(shard, number):
-                self._unpassed.setdefault(shard, set()).add(key)
-                self._fetcher.ledger.hold((key,))
+            if key not in self._held.get(shard, ()) and not self.is_passed(shard, number):
+                self._held.setdefault(shard, set()).add(key)
+                self._window.hold((key,))
 
-    def done(self, keys: Collection[int]) -> None:
+    def finish(self, keys: Collection[int]) -> None:
         """A batch that was scheduled was made, or is not wanted any more."""
-        self._fetcher.ledger.release(keys)
-        self._fetcher.freed()
+        self._window.release(keys)
+        self._fetcher.notify()
 
     def cancel(self, keys: Collection[int]) -> None:
         """A batch will not be scheduled; the last one first."""
-        self._fetcher.ledger.cancel(keys)
+        self._window.cancel(keys)
 
-    def keep(self, shard: int) -> None:
-        """What comes of this shard is kept if there is room, since rows of it will be planned when it is scanned."""
-        if shard not in self._keeping:
-            self._keeping.add(shard)
-            self._fetcher.ledger.expect_rows(shard)
+    def keep(self, shard: int, scan: int) -> None:
+        """Keep what comes of a shard while there is room: rows of it are planned when that scan is done."""
+        self._scans.setdefault(shard, scan)
 
     def advance(self) -> None:
         """The plan has gone on: release what no later row needs."""
-        for shard in [shard for shard in {**self._unpassed, **self._kept} if self._has_moved(shard)]:
-            for key in [*self._unpassed.get(shard, ())]:
-                if self._is_passed(shard, shard_and_number(key)[1]):
-                    self._let_go(shard, key)
-            for key in [*self._kept.get(shard, ())]:
-                if self._is_passed(shard, shard_and_number(key)[1]):
-                    self._unkeep(shard, key)
+        for shard in [shard for shard in {**self._held, **self._kept} if self._has_moved(shard)]:
+            passed = [key for key in self._parts_of(shard) if self.is_passed(shard, shard_and_number(key)[1])]
+            self._release(shard, passed)
         for shard in [shard for shard in self._extents if not self._plan.unpassed(shard)]:
             self._forget_unused(shard)
-        self._fetcher.freed()
+        self._fetcher.notify()
 
     def close(self) -> None:
-        """Let go of everything but what batches hold. Idempotent."""
-        if self._stop_listening is not None:
-            self._stop_listening()
-            self._stop_listening = None
-        for shard in list(self._unpassed):
-            for key in list(self._unpassed[shard]):
-                self._let_go(shard, key)
-        for shard in list(self._kept):
-            for key in list(self._kept[shard]):
-                self._unkeep(shard, key)
-        self.located()
-        for shard in self._keeping:
-            self._fetcher.ledger.expect_no_rows(shard)
-        self._keeping.clear()
-        self._fetcher.freed()
+        """Release everything but what batches hold. Idempotent."""
+        self._fetcher.end_epoch(self)
+        for shard in {**self._held, **self._kept}:
+            self._release(shard, self._parts_of(shard))
+        self._scans.clear()
+        self.plan_batches(())
 
-    def _on_arrival(self, shard: int, key: int) -> None:
-        # A part that went and was fetched once more may come when the plan is behind it, and no step of that let it go.
-        if shard in self._keeping and not self._is_passed(shard, shard_and_number(key)[1]):
+    def on_arrival(self, shard: int, key: int) -> None:
+        """A part has come."""
+        # One that was evicted and fetched once more may come when the plan is behind it, and nothing would release it.
+        if shard in self._scans and not self.is_passed(shard, shard_and_number(key)[1]):
             self._kept.setdefault(shard, set()).add(key)
             self._passed.pop(shard, None)
-            self._fetcher.ledger.keep(key)
+            self._window.keep(key, self._scans[shard])
 
-    def _unkeep(self, shard: int, key: int) -> None:
-        self._kept[shard].discard(key)
-        if not self._kept[shard]:
-            del self._kept[shard]
-            self._forget_unused(shard)
-        self._fetcher.ledger.unkeep(key)
+    def is_behind(self, shard: int, number: int) -> bool:
+        """Whether the epoch is in the middle of a shard, and has passed a part of it."""
+        return bool(self._plan.unpassed(shard)) and self.is_passed(shard, number)
 
-    def _let_go(self, shard: int, key: int) -> None:
-        self._unpassed[shard].discard(key)
-        if not self._unpassed[shard]:
-            del self._unpassed[shard]
-            self._forget_unused(shard)
-        self._fetcher.ledger.release((key,))
+    def _parts_of(self, shard: int) -> set[int]:
+        return self._held.get(shard, set()) | self._kept.get(shard, set())
+
+    def _release(self, shard: int, keys: Iterable[int]) -> None:
+        held, kept = self._held.get(shard, set()), self._kept.get(shard, set())
+        for key in keys:
+            if key in held:
+                held.discard(key)
+                self._window.release((key,))
+            if key in kept:
+                kept.discard(key)
+                self._window.unkeep(key)
+        for parts in (self._held, self._kept):
+            if shard in parts and not parts[shard]:
+                del parts[shard]
+        self._forget_unused(shard)
 
     def _forget_unused(self, shard: int) -> None:
-        if shard not in self._unpassed and shard not in self._kept:
+        if shard not in self._held and shard not in self._kept:
             self._extents.pop(shard, None)
             self._passed.pop(shard, None)
 
@@ -172,7 +164,7 @@ class EpochParts:
         now = self._passed[shard] = _Passed(self._tables.at_hand(shard), self._plan.unpassed(shard))
         return before is None or before.table is not now.table or before.unpassed != now.unpassed
 
-    def _is_passed(self, shard: int, number: int) -> bool:
+    def is_passed(self, shard: int, number: int) -> bool:
         """Whether no row that is yet to be planned needs a part, as far as is known."""
         unpassed = self._plan.unpassed(shard)
         table = self._tables.at_hand(shard)

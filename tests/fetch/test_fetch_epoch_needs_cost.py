@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from lines_run import lines_of
 
-from streamload.fetch.epoch_parts import EpochParts
-from streamload.fetch.ledger import PartLedger
+from streamload.fetch.epoch_needs import EpochNeeds
 from streamload.fetch.parts import PART_BYTES, part_key
+from streamload.fetch.window import PartWindow
 from streamload.tar.table import ShardTable
 
 PART_SAMPLES = 4
@@ -40,30 +40,30 @@ class Epoch:
         self.tables = [table_of(parts) for _ in range(shards)]
         self.samples = PART_SAMPLES * parts
         self.passed = [0] * shards
-        self.ledger = PartLedger(1 << 60)
+        self.window = PartWindow(1 << 60)
         fetcher: Any = SimpleNamespace(
-            ledger=self.ledger, want=self.ledger.want, freed=lambda: None, on_arrival=lambda _: lambda: None
+            window=self.window, notify=lambda: None, begin_epoch=lambda _: None, end_epoch=lambda _: None
         )
         plan: Any = SimpleNamespace(unpassed=self.unpassed)
         counts = SimpleNamespace(values=np.full(shards, self.samples))
         tables: Any = SimpleNamespace(at_hand=self.tables.__getitem__, counts=counts)
-        self.parts = EpochParts(fetcher, plan, tables)
+        self.parts = EpochNeeds(fetcher, plan, tables)
 
     def unpassed(self, shard: int) -> list[tuple[int, int]]:
         return [(self.passed[shard], self.samples)] if self.passed[shard] < self.samples else []
 
     def use(self, *keys: int) -> None:
         """Schedule a batch, and make it."""
-        self.parts.want(list(keys))
+        self.parts.plan_batches([list(keys)])
         for key in keys:
-            if not self.ledger.is_present(key):
-                self.ledger.admitted(key, PART_BYTES)
-                self.ledger.arrived(key, PART_BYTES)
-        self.parts.use(keys)
-        self.parts.done(keys)
+            if not self.window.is_present(key):
+                self.window.admit(key, PART_BYTES)
+                self.window.arrive(key, PART_BYTES)
+        self.parts.start(keys)
+        self.parts.finish(keys)
 
     def needed_parts(self) -> int:
-        return self.ledger.kept_from_next_bytes() // PART_BYTES
+        return self.window.bytes_kept_from_next() // PART_BYTES
 
 
 def test_a_part_is_kept_until_the_plan_has_passed_it() -> None:
@@ -96,10 +96,10 @@ def test_going_on_costs_nothing_for_parts_of_shards_in_which_nothing_has_moved()
 def test_a_batch_whose_parts_are_kept_already_costs_little() -> None:
     epoch = Epoch(shards=1, parts=50)
     keys = [part_key(0, number) for number in range(50)]
-    epoch.parts.want(keys)
-    epoch.parts.want(keys)
-    first = lines_of(lambda: epoch.parts.use(keys))
-    assert lines_of(lambda: epoch.parts.use(keys)) < 0.8 * first
+    epoch.parts.plan_batches([keys])
+    epoch.parts.plan_batches([keys])
+    first = lines_of(lambda: epoch.parts.start(keys))
+    assert lines_of(lambda: epoch.parts.start(keys)) < 0.8 * first
 
 
 def test_no_table_is_held_for_a_shard_that_is_passed() -> None:
