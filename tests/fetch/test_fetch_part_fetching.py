@@ -100,7 +100,7 @@ class PausedUnpacking:
         pass
 
 
-async def test_unpackings_make_way_for_another_shard_but_not_for_ever() -> None:
+async def test_decompressions_end_for_another_shard_but_not_for_ever() -> None:
     async def run() -> tuple[int, list[int]]:
         gz = compression_of("a.tar.gz")
         states = [FetchedShard(shard, f"s3://bucket/{shard}.tar.gz", Pin(), gz, 0, None) for shard in (0, 1)]

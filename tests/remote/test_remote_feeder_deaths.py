@@ -8,11 +8,13 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from late_device import LateDevice
 from matrix import exhaustive
-from places import Place, write_datasets
+from places import Place, local, write_datasets
 from processes import children, wait_until
 from servers.faults import FaultServer, Script
 
@@ -23,17 +25,22 @@ LABELS = list(range(200))
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultServer]:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("deaths")
-    write_datasets(folder, SIZES, [])
+    write_datasets(folder, SIZES, ["gz"])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[FaultServer]:
     with FaultServer(folder) as running:
         running.play(Script(bytes_per_s=3e6))
         yield running
 
 
-def loader_of(server: FaultServer, form: str, **options: Any) -> StreamLoader:
+def loader_of(place: Place, form: str, **options: Any) -> StreamLoader:
     defaults: dict[str, Any] = {"batch_size": 4, "fields": ("npy", "cls"), "num_workers": 0, "prefetch_batches": 1}
-    return StreamLoader(Place(server.url).urls(form, range(5)), **{**defaults, **options})
+    return StreamLoader(place.urls(form, range(5)), **{**defaults, **options})
 
 
 def kill_one(module: str) -> bool:
@@ -44,34 +51,55 @@ def kill_one(module: str) -> bool:
     return False
 
 
-@pytest.mark.parametrize(
-    ("workers", "form", "kills"),
-    [(0, "indexed", 1), (2, "plain", 1), exhaustive((0, "plain", 20)), exhaustive((2, "indexed", 20))],
-)
-def test_killed_at_random_instants(server: FaultServer, workers: int, form: str, kills: int) -> None:
-    """Between two deaths of a feeder, one of a worker."""
-    generator = random.Random(workers)
+ALWAYS = [("remote", "indexed", 0, False, 1), ("remote", "plain", 2, False, 1)]
+OTHERS = [
+    exhaustive((where, form, workers, on_device, 20))
+    for where, form in (*(("remote", form) for form in ("indexed", "plain", "gz")), ("local", "plain"), ("local", "gz"))
+    for workers in (0, 2)
+    for on_device in (False, True)
+    if (where, form, workers) != ("local", "plain", 0)  # there the trainer does all itself
+]
+
+
+@pytest.mark.parametrize(("where", "form", "workers", "on_device", "kills"), [*ALWAYS, *OTHERS])
+def test_killed_at_random_instants(
+    server: FaultServer,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    where: str,
+    form: str,
+    workers: int,
+    on_device: bool,
+    kills: int,
+) -> None:
+    """Feeders, and where so many are killed as many workers."""
+    generator, device = random.Random(workers), LateDevice()
+    if on_device:
+        monkeypatch.setattr("streamload.loader.device_for", lambda _: device)
     modules = ["streamload.feeder", "workers.worker"] if workers and kills > 1 else ["streamload.feeder"]
     due = [module for module in modules for _ in range(kills)]
     generator.shuffle(due)
     got: list[int] = []
     epochs = 0
-    with loader_of(server, form, num_workers=workers) as loader:
+    place = Place(server.url) if where == "remote" else local(folder)
+    options = {"device": "cuda"} if on_device else {}
+    with loader_of(place, form, num_workers=workers, **options) as loader:
         while due:
             epochs += 1
             for step, batch in enumerate(loader):
-                got += batch[1].tolist()
+                got += device.read(batch[1]) if on_device else batch[1].tolist()
                 assert batch[0].shape == (4, 30_000)
                 time.sleep(generator.random() * 0.02)
                 if due and step % 8 == 4 and kill_one(due[-1]):
                     due.pop()
     assert got == epochs * LABELS
+    assert device.too_early == 0
 
 
 def test_a_call_is_made_again_while_the_loop_goes_on(server: FaultServer) -> None:
     lengths: list[int] = []
     got: list[int] = []
-    with loader_of(server, "plain", num_workers=1) as loader:
+    with loader_of(Place(server.url), "plain", num_workers=1) as loader:
         calling = threading.Thread(target=lambda: lengths.append(len(loader)))
         for step, batch in enumerate(loader):
             got += batch[1].tolist()
@@ -86,7 +114,7 @@ def test_a_call_is_made_again_while_the_loop_goes_on(server: FaultServer) -> Non
 
 def test_a_call_that_finds_the_feeder_dead_leaves_the_loop_all_its_batches(server: FaultServer) -> None:
     got: list[int] = []
-    with loader_of(server, "plain", num_workers=1, prefetch_batches=8) as loader:
+    with loader_of(Place(server.url), "plain", num_workers=1, prefetch_batches=8) as loader:
         for step, batch in enumerate(loader):
             got += batch[1].tolist()
             if step == 2:
