@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -59,14 +59,20 @@ class Bucket:
 
 
 @contextlib.contextmanager
-def bucket_of(shards: Sequence[str], number: int | None = None) -> Iterator[Bucket]:
+def bucket_of(
+    shards: Sequence[str],
+    number: int | None = None,
+    *,
+    others: Mapping[str, bytes] | None = None,
+    aliases: Mapping[str, str] | None = None,
+) -> Iterator[Bucket]:
     """Serve shards that lie beside their index, in turn under other names until there are `number` of them.
 
-    The index knows all names, with the true size of each.
+    The index knows all names, with the true size of each. `others` are served too, and `aliases` are more names of any.
     """
     number = len(shards) if number is None else number
     folder = os.path.dirname(shards[0])
-    files = {f"real/{os.path.basename(path)}": Path(path).read_bytes() for path in set(shards)}
+    files = {f"real/{os.path.basename(path)}": Path(path).read_bytes() for path in set(shards)} | dict(others or {})
     index = DatasetIndex.load(Path(folder, INDEX_FOLDER))
     tables = {os.path.basename(path): index.table(os.path.basename(path)) for path in set(shards)}
     originals = [os.path.basename(shards[place % len(shards)]) for place in range(number)]
@@ -76,8 +82,8 @@ def bucket_of(shards: Sequence[str], number: int | None = None) -> Iterator[Buck
         entries = [(index.shard(original)._replace(name=name), tables[original]) for name, original in named]
         write_index(written, entries, durable=False)
         files |= {f"data/{INDEX_FOLDER}/{path.name}": path.read_bytes() for path in Path(written).iterdir()}
-    aliases = {f"{folder}/{name}": f"real/{original}" for folder in ("data", "bare") for name, original in named}
-    with FaultServer(files, aliases=aliases) as server:
+    names_of = {f"{folder}/{name}": f"real/{original}" for folder in ("data", "bare") for name, original in named}
+    with FaultServer(files, aliases=names_of | dict(aliases or {})) as server:
         yield Bucket(server, names, [tables[original].shard_bytes for original in originals])
 
 
@@ -131,7 +137,7 @@ class Traffic:
 
 def traffic(report: Report, script: Script) -> Traffic:
     """What a report says of the requests for shards, which a server with this script answered."""
-    spans = [(began_s, ended_s) for path, began_s, ended_s in report.spans if path.endswith(".tar")]
+    spans = [(began_s, ended_s) for path, began_s, ended_s in report.spans if path.endswith((".tar", ".bin"))]
     seconds = max(ended_s for _, ended_s in spans) - min(began_s for began_s, _ in spans)
     steps = sorted([(began_s, 1) for began_s, _ in spans] + [(ended_s, -1) for _, ended_s in spans])
     most = int(np.cumsum([step for _, step in steps]).max())

@@ -65,6 +65,7 @@ class Run:
         first_s: from the constructor to the first batch.
         requests_before: that the server got until then.
         cpu: of a core that the reader's own process used.
+        processor_s: of all processes of the reader, from their start on.
         seen: by the server.
     """
 
@@ -74,6 +75,7 @@ class Run:
     first_s: float
     requests_before: int
     cpu: float
+    processor_s: float
     seen: Traffic
 
 
@@ -98,6 +100,7 @@ def run(bucket: Bucket, script: Script, question: Question) -> Run:
         first_s=found["first_s"] - found["began_s"],
         requests_before=sum(began_s < found["first_s"] for _, began_s, _ in report.spans),
         cpu=found["cpu"],
+        processor_s=found["processor_s"],
         seen=traffic(report, script),
     )
 
