@@ -216,7 +216,7 @@ class Fetcher:
 
     def stop_caching(self) -> bool:
         """Keep nothing for the disk cache, for somebody waits; whether what is being written there may make room."""
-        return self._part_fetcher is not None and self._part_fetcher.let_go()
+        return self._part_fetcher is not None and self._part_fetcher.release_parts()
 
     def evict(self) -> bool:
         """Stop decompressions that wait for room, for a part of another shard; whether there were any."""

@@ -164,11 +164,11 @@ class PartFetcher:
         """Whether decompressions are ending and still hold memory."""
         return any(decompressing.ends for _, decompressing in self._decompressions)
 
-    def let_go(self) -> bool:
+    def release_parts(self) -> bool:
         """Keep nothing for the disk cache, for somebody waits for room; whether there may be room because of it."""
         if self._filling is None:
             return False
-        self._filling.let_go()
+        self._filling.release_parts()
         return self.writes_to_disk or self._transfers.in_flight > 0  # after which `make_room` is called
 
     def make_room(self, needed: FetchedShard, others: Iterable[FetchedShard]) -> None:
@@ -178,7 +178,7 @@ class PartFetcher:
         states = [each for each in (needed, *others) if self._may_be_cached(each)]
         if not self._filling.complete(states):
             for state in [each for each in states if not each.refused][:1]:
-                self._start_lookup(state, beside=True)
+                self._start_lookup(state, concurrently=True)
 
     @property
     def writes_to_disk(self) -> bool:
@@ -193,7 +193,7 @@ class PartFetcher:
     def forget(self, state: FetchedShard) -> None:
         """Nothing more of this shard is wanted, and its memory is about to be closed. The loop need not be running."""
         if self._filling is not None:
-            self._filling.leave(state)
+            self._filling.abandon(state)
         if state.decompressing is not None:
             state.decompressing.cancel()
             state.decompressing = None
@@ -266,26 +266,26 @@ class PartFetcher:
     def _may_be_cached(self, state: FetchedShard) -> bool:
         return state.compression is None and state.looked_up and state.file is None
 
-    def _start_lookup(self, state: FetchedShard, *, beside: bool = False) -> None:
-        self._lookups[state] = lookup = asyncio.create_task(self._look_up(state, beside=beside))
+    def _start_lookup(self, state: FetchedShard, *, concurrently: bool = False) -> None:
+        self._lookups[state] = lookup = asyncio.create_task(self._look_up(state, concurrently=concurrently))
         lookup.add_done_callback(partial(self._looked_up, state, state.generation))
 
-    async def _look_up(self, state: FetchedShard, *, beside: bool) -> None:
+    async def _look_up(self, state: FetchedShard, *, concurrently: bool) -> None:
         generation = state.generation
-        file = await self._openings.open(state.url, state.pin, beside=beside)
+        file = await self._openings.open(state.url, state.pin, concurrently=concurrently)
         if state.generation != generation:  # it was closed meanwhile
             if file is not None:
                 file.close()
             return
         state.total_bytes = state.pin.total_bytes
         state.looked_up = True
-        state.refused = beside and file is None
+        state.refused = concurrently and file is None
         if file is not None and file.whole:
             self._events.on_disk(state, file)
             return
         if file is not None and self._filling is not None:
             self._filling.begin(state, file)
-        if not beside:
+        if not concurrently:
             self._events.not_coming(state)
 
     def _looked_up(self, state: FetchedShard, generation: int, lookup: asyncio.Task[None]) -> None:
@@ -294,7 +294,7 @@ class PartFetcher:
         error = None if lookup.cancelled() else lookup.exception()
         if state.generation != generation:
             if self._events.in_flight(state) and not lookup.cancelled():
-                self._start_lookup(state, beside=False)  # they waited for this one, of earlier memory
+                self._start_lookup(state, concurrently=False)  # they waited for this one, of earlier memory
         elif isinstance(error, Exception):
             for number in sorted(self._events.in_flight(state)):
                 self._events.failed(state, number, error)

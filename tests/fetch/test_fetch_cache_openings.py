@@ -37,8 +37,8 @@ class TellingCache(DiskCache):
         super().__init__(str(folder), 4 * SIZE_BYTES, part_bytes=PART_BYTES)
         self.opened = opened
 
-    def open(self, identity: ShardIdentity, *, beside: bool = False) -> CacheFile | None:
-        file = super().open(identity, beside=beside)
+    def open(self, identity: ShardIdentity, *, concurrently: bool = False) -> CacheFile | None:
+        file = super().open(identity, concurrently=concurrently)
         assert file is not None
         self.opened()
         return file

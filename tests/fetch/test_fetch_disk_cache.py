@@ -220,7 +220,7 @@ def test_a_shard_is_filled_by_one(folder: str, monkeypatch: pytest.MonkeyPatch, 
     caches = cache_of(folder), cache_of(folder)
     file = opened(caches[0], identity_of(1))
     assert caches[1].open(identity_of(1)) is None
-    beside = caches[1].open(identity_of(1), beside=True)
+    beside = caches[1].open(identity_of(1), concurrently=True)
     assert beside is not None
     for each, cache in zip((file, beside), caches, strict=True):
         fill(each, identity_of(1))

@@ -79,7 +79,7 @@ class DiskCache:
         """A new epoch began: files are evicted by these next uses from now on."""
         self._next_use = next_use
 
-    def open(self, identity: ShardIdentity, *, beside: bool = False) -> CacheFile | None:
+    def open(self, identity: ShardIdentity, *, concurrently: bool = False) -> CacheFile | None:
         """Open a shard to read it, or to fill it if it is not whole. The present use of the shard begins.
 
         A whole file is read and compared, unless this process has done that. It lists the folder when a file has to be
@@ -87,13 +87,13 @@ class DiskCache:
 
         Args:
             identity: the shard.
-            beside: fill it even if another one is filling it; the shard has been opened before, for the same use.
+            concurrently: fill it even if another one is filling it; the shard has been opened before, for the same use.
 
         Returns:
             The file, which the caller closes; None if it is not to be cached: another one is filling it, it would have
             to displace shards that are needed sooner, there is no room, or the cache is off.
         """
-        if not beside:
+        if not concurrently:
             self._next_use.begin(identity.file_name)
         try:
             file = self._open_whole(identity) if self._readable else None
@@ -103,7 +103,7 @@ class DiskCache:
                     files = list(self._files())
                     came = os.path.exists(self._path(identity))  # another process has filled it meanwhile
                     fills = any(file.name.startswith(f"{identity.file_name}.") for file in files)
-                    file = self._begin(identity, files) if not came and (beside or not fills) else None
+                    file = self._begin(identity, files) if not came and (concurrently or not fills) else None
                 file = self._open_whole(identity) if came else file
         except LockBusyError:
             return None

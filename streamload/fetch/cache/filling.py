@@ -78,7 +78,7 @@ class _Job:
 class CacheFilling:
     """Writes parts to the files of their shards, on a thread, and makes files durable, on another one.
 
-    A part that has come stays until it is written. If that takes too long, `let_go`: what goes then before its turn is
+    A part that has come stays until it is written. If that takes too long, `release_parts`: what is evicted then is
     missing in the cache.
 
     Args:
@@ -117,7 +117,7 @@ class CacheFilling:
         if filling is not None and number in filling.file.missing and self._events.hold(state, number):
             self._writing.add(_Job(filling, number, holds=True))
 
-    def let_go(self) -> None:
+    def release_parts(self) -> None:
         """Somebody waits for room: where a part takes long to be written, no other is kept for the cache any more."""
         waited_s = self._writing.spent_s()
         if self._writing.busy and waited_s < SLOW_WRITE_S:
@@ -147,7 +147,7 @@ class CacheFilling:
             self._complete(min(fillings, key=lambda filling: len(filling.file.missing)))
         return bool(fillings)
 
-    def leave(self, state: FetchedShard) -> None:
+    def abandon(self, state: FetchedShard) -> None:
         """The memory of a shard is closed. The loop need not be running."""
         filling = self._fillings.pop(state, None)
         if filling is not None:
@@ -255,7 +255,7 @@ class CacheFilling:
             self._writing.jobs.remove(job)
             self._release(job)
             filling.users -= job.part is None
-        self.leave(filling.state)
+        self.abandon(filling.state)
         self._close_unless_used(filling)
 
     def _close_unless_used(self, filling: _Filling) -> None:

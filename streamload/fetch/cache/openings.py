@@ -37,7 +37,7 @@ class CacheOpenings:
         self._asking = asyncio.Semaphore(SMALL_REQUESTS)
         self._opening = asyncio.Semaphore(_AT_ONCE)
 
-    async def open(self, url: str, pin: Pin, *, beside: bool = False) -> CacheFile | None:
+    async def open(self, url: str, pin: Pin, *, concurrently: bool = False) -> CacheFile | None:
         """A shard's file in the cache, whole or to be filled, which the caller closes; see `DiskCache.open`.
 
         Cancelling it leaves nothing open; that takes as long as the thread needs to come back, mostly no time, and no
@@ -58,7 +58,7 @@ class CacheOpenings:
         assert pin.total_bytes is not None, "every answer tells it"
         identity = ShardIdentity(url, pin.etag, pin.total_bytes)
         async with self._opening:
-            return await on_thread(lambda: cache.open(identity, beside=beside), _close)
+            return await on_thread(lambda: cache.open(identity, concurrently=concurrently), _close)
 
     async def _note_version(self, url: str, pin: Pin) -> None:
         """Request the first byte of a shard, where neither an index nor a listing has its version.
