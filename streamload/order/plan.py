@@ -49,6 +49,17 @@ class RowBlock:
     ends: NDArray[np.int64]
     repeat: NDArray[np.int64] | None = None
 
+    def halves(self) -> tuple[RowBlock, RowBlock]:
+        """The first half of the batches, and the others; of at least two batches."""
+        middle = len(self.ends) // 2
+        row = int(self.batch_edges[middle])
+        repeats = (None, None) if self.repeat is None else (self.repeat[:row], self.repeat[row:])
+        first = RowBlock(
+            self.batch_edges[: middle + 1], self.shard[:row], self.sample[:row], self.ends[:middle], repeats[0]
+        )
+        edges = self.batch_edges[middle:] - row
+        return first, RowBlock(edges, self.shard[row:], self.sample[row:], self.ends[middle:], repeats[1])
+
 
 class EpochPlan(Protocol):
     """What the plans of all kinds of epochs offer; `RankPlan` says what each method promises."""

@@ -217,7 +217,22 @@ class Lookahead:
             self._scans.request(itertools.islice(self._scan_order, max(0, most - self._scans.outstanding)))
 
     def _locate_block(self) -> bool:
-        """Locate the rows of the first block; False while tables are missing."""
+        """Locate the rows of the first block; False while tables are missing.
+
+        Where one of its tables cannot be had, the block is halved, so that the batches before that come all the same.
+        """
+        with Attempt() as attempt:
+            return self._locate_first()
+        block, finished = self._blocks[0]
+        if not isinstance(attempt.error, StreamloadError) or len(block.ends) == 1:
+            assert attempt.error is not None
+            raise attempt.error
+        first, second = block.halves()
+        self._blocks[0] = second, finished
+        self._blocks.appendleft((first, []))
+        return True
+
+    def _locate_first(self) -> bool:
         block, finished = self._blocks[0]
         if self._prerequisites is not None and not self._prerequisites.has_tables(dict.fromkeys(block.shard.tolist())):
             if self._needs is not None and not self._located:  # fetch parts beside the table for the first batch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from make_shards import write_numbers
 from servers.faults import FaultServer
 
 from streamload import StreamLoader
-from streamload.errors import ShardFormatError
+from streamload.errors import DatasetIndexError, ShardFormatError
 
 SHARDS, SAMPLES, BAD = 12, 10, 8
 
@@ -32,6 +33,25 @@ def labels_before(kind: type[Exception], urls: list[str], *, workers: int) -> li
             got += labels.tolist()
     assert getattr(caught.value, "url", None) == urls[BAD]
     return got
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("remote", [False, True])
+def test_a_damaged_table(tmp_path: Path, workers: int, remote: bool) -> None:
+    """All tables of some thousand rows are looked up at once."""
+    folder = Path(write_numbers(tmp_path / "indexed", [SAMPLES] * SHARDS))
+    (tables,) = (folder / ".streamload").glob("tables-*")
+    content = bytearray(tables.read_bytes())
+    content[len(content) * (2 * BAD + 1) // (2 * SHARDS)] ^= 1
+    tables.write_bytes(content)
+    with contextlib.ExitStack() as stack:
+        root = stack.enter_context(FaultServer(folder)).url if remote else str(folder)
+        loader = stack.enter_context(StreamLoader(names(root), 5, fields=("cls",), num_workers=workers, timeout=60))
+        got: list[int] = []
+        with pytest.raises(DatasetIndexError):
+            for (labels,) in loader:
+                got += labels.tolist()
+    assert got == list(range(BAD * SAMPLES))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
