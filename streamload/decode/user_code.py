@@ -176,7 +176,7 @@ def _torchvision_start(function: object) -> _TorchvisionStart | None:
     module, name = type(function).__module__, type(function).__name__
     if module.startswith("streamload.images."):  # ours return arrays for arrays, except ToTensor
         first = next((step for step in _own_steps(function) if not _is_ours(step) or type(step) is ToTensor), None)
-        return None if first is None or type(first) is ToTensor else _torchvision_start(first)
+        return None if first is None else _torchvision_start(first)
     if not module.startswith(("torchvision.transforms.", "torch.nn.modules.container")):
         return None
     if name in _CHAINS | _CHOICES:
