@@ -82,7 +82,7 @@ def chains(draw: st.DrawFn, height: int, width: int) -> list[Any]:
     return found
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=70)
 @given(data=st.data(), height=st.integers(1, 12), width=st.integers(1, 12), seed=st.integers(0, 99))
 def test_masks_and_boxes_move_as_by_hand(data: Any, height: int, width: int, seed: int) -> None:
     """A box is painted into a mask of its own; where that is, moved by hand, there the box must be."""
@@ -110,7 +110,7 @@ def test_masks_and_boxes_move_as_by_hand(data: Any, height: int, width: int, see
     assert moved.tolist() == expected
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(seed=st.integers(0, 999), size=st.integers(1, 70), dtype=st.sampled_from(["u1", "u2", "i4", "i8", "f4", "?"]))
 def test_image_and_mask_are_cut_at_the_same_place(seed: int, size: int, dtype: str) -> None:
     image = rng(1).integers(0, 256, (31, 47, 3), np.uint8)
