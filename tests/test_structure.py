@@ -49,7 +49,12 @@ MAX_FUNCTION_LINES = 60
 FORBIDDEN_NAMES = {"utils", "util", "common", "base", "helper", "helpers", "manager", "core", "impl", "misc"}
 
 TORCH_AT_TOP = {"streamload.trainer.page_locked", "streamload.trainer.device", "streamload.tar_dataset"}
-TORCH_IN_FUNCTIONS = {"streamload.decode.collate", "streamload.decode.decoders", "streamload.write.encode"}
+TORCH_IN_FUNCTIONS = {
+    "streamload.decode.collate",
+    "streamload.decode.decoders",
+    "streamload.images.floats",
+    "streamload.write.encode",
+}
 STARTERS = {"streamload.environment.launch"}
 IMPORTS_LATE = {"streamload.feeder.start", "streamload.workers.worker_start"}
 """The first lines of our processes: what cannot wait is done before the rest of streamload is imported."""

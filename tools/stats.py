@@ -6,11 +6,13 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from typing import Annotated, Any
 
 import numpy as np
 import typer
 from numpy.typing import NDArray
+from streamload_tools import decoded
 from streamload_tools.arguments import Index, StorageOption, Urls, Workers, parse_storage_options
 from streamload_tools.failures import reported_errors
 from streamload_tools.output import aligned, print_line, shown_bytes
@@ -38,6 +40,12 @@ def stats_command(
     urls: Urls,
     *,
     ranks: Annotated[int, typer.Option(help="World size: how many ranks share the dataset.", min=1)] = 1,
+    batch_size: Annotated[
+        int | None,
+        typer.Option(
+            help="Also decode some samples, and report the memory of them, of batches and of an epoch.", min=1
+        ),
+    ] = None,
     as_document: Annotated[bool, typer.Option("--json", help="Print JSON with every label.")] = False,
     index: Index = None,
     workers: Workers = None,
@@ -48,9 +56,19 @@ def stats_command(
     The numbers come from the index; shards without an index are read.
     """
     with reported_errors():
-        storages = Storages(parse_storage_options(storage_option))
-        stats = dataset_stats(urls, index, storages, workers=workers or available_processors(), ranks=ranks)
-        for line in [json.dumps(as_json(stats), indent=2)] if as_document else as_lines(stats):
+        options = parse_storage_options(storage_option)
+        stats = dataset_stats(urls, index, Storages(options), workers=workers or available_processors(), ranks=ranks)
+        memory = None
+        if batch_size is not None:
+            stored_bytes = sum(field.bytes for field in stats.figures.fields.values())
+            memory = decoded.decoded_memory(
+                urls, index, options, batch_size=batch_size, window=_WINDOW, stored_bytes=stored_bytes
+            )
+        if as_document:
+            found = as_json(stats) | ({} if memory is None else {"decoded": decoded.as_json(memory)})
+            print_line(json.dumps(found, indent=2))
+            return
+        for line in chain(as_lines(stats), () if memory is None else decoded.as_lines(memory)):
             print_line(line)
 
 

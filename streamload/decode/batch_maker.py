@@ -112,10 +112,12 @@ class BatchMaker:
             self._randomness = epoch, SampleRandomness(self._job.seed, epoch)
         return self._randomness[1]
 
-    def _places(self, task: RowTask, layout: Layout, child: int | str) -> list[NDArray[Any]] | None:
+    def _places(self, task: RowTask, layout: Layout, child: int | str, least_bytes: int) -> list[NDArray[Any]] | None:
         """Where one value of each row will lie in its slot; see `Places`."""
         leaf = _child(layout.tree, child)
         if not isinstance(leaf, ArrayLeaf) or leaf.torch_dtype is not None or not leaf.shape:
+            return None
+        if leaf.row_bytes < least_bytes:
             return None
         places: list[NDArray[Any]] = []
         for piece in task.pieces:

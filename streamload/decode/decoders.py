@@ -62,7 +62,7 @@ def decoder_for(
             `gz` is decompressed and then decoded by the extension before it. Unknown extensions give bytes.
         decode: True for the built-in decoders, False for bytes, or a mapping from a full field name or a last
             extension to a function of `bytes`, which adds to the built-in decoders or replaces them. A full name takes
-            precedence over an extension.
+            precedence over an extension. It is returned as it is: whoever calls it gives it `bytes`.
         limit_bytes: by how much a decoded field may exceed its stored bytes, in the formats that can expand: `gz`,
             `npz` and `pt`. Images have a limit of their own.
 
@@ -126,14 +126,13 @@ def _built_in(field: str, users: Mapping[str, Callable[[bytes], Any]], limit_byt
     extension = _last_extension(field)
     for name in (field, extension):
         if name in users:
-            function = users[name]
-            return lambda data: function(bytes(data))
+            return users[name]
     if extension == "gz":
         inner_field = field.rpartition(".")[0]
         inner = _built_in(inner_field, users, limit_bytes)
-        as_array = decodes_as_built_in(inner_field, users) and is_array(inner_field)
-        # An array keeps the memory; other decoders make a new value.
-        if as_array:
+        if not decodes_as_built_in(inner_field, users):
+            return lambda data: inner(bytes(decompress_gzip(data, limit_bytes)))
+        if is_array(inner_field):  # it keeps the memory; other decoders make a new value
             return lambda data: inner(decompress_gzip(data, limit_bytes))
         return lambda data: inner(memoryview(decompress_gzip(data, limit_bytes)))
     if extension in _EXPANDING:

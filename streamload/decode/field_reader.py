@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -141,19 +141,23 @@ class Work:
         """The number of rows."""
         return len(self.row_shards)
 
-    def each_row(self, action: Callable[[int], None], failed: Callable[[int, Exception], RowFailure]) -> None:
-        """Run an action for every row that has not failed; a row for which it raises fails."""
-        rows = iter(range(self.count))
-        progress, failures, row = self.progress, self.failures, -1
+    def each_row(self, action: Callable[[Iterator[int]], None], failed: Callable[[int, Exception], RowFailure]) -> None:
+        """Run an action over the rows that have not failed; one at which it raises fails, and it goes on behind it."""
+        rows = self._rows_left()
         while True:
             with Attempt() as attempt:
-                for row in rows:
-                    if row not in failures:
-                        progress[0] = row
-                        action(row)
+                action(rows)
             if attempt.error is None:
                 return
-            failures[row] = failed(row, attempt.error)
+            row = self.progress[0]
+            self.failures[row] = failed(row, attempt.error)
+
+    def _rows_left(self) -> Iterator[int]:
+        progress, failures = self.progress, self.failures
+        for row in range(self.count):
+            if row not in failures:
+                progress[0] = row
+                yield row
 
 
 class FieldReader:
@@ -306,30 +310,33 @@ class FieldReader:
             return arrays
         return _integers(column, work) if rows_per_shard >= _INTEGERS_PER_SHARD else None
 
-    def _read_plain(self, work: Work, column: Column, values: Values) -> Callable[[int], None]:
+    def _read_plain(self, work: Work, column: Column, values: Values) -> Callable[[Iterator[int]], None]:
         name = column.alternatives[0]
         decoder = self.decoder(name)
         views = _views(work, column)
         if views is None:
 
-            def read(row: int) -> None:
-                values[row] = decoder(self.encoded(work, column, row, name))
+            def read(rows: Iterator[int]) -> None:
+                for row in rows:
+                    values[row] = decoder(self.encoded(work, column, row, name))
 
         else:
             own: type[bytearray] | type[bytes] = bytearray if self._target(name) is _Target.BYTEARRAY else bytes
 
-            def read(row: int) -> None:
-                values[row] = decoder(own(views[row]))
+            def read(rows: Iterator[int]) -> None:
+                for row in rows:
+                    values[row] = decoder(own(views[row]))
 
         return read
 
-    def _read_checked(self, work: Work, column: Column, values: Values) -> Callable[[int], None]:
-        def read(row: int) -> None:
-            if self.is_absent(column, row):
-                values[row] = ABSENT
-            else:
-                name = field_of(column, row)
-                values[row] = self.decoder(name)(self.encoded(work, column, row, name))
+    def _read_checked(self, work: Work, column: Column, values: Values) -> Callable[[Iterator[int]], None]:
+        def read(rows: Iterator[int]) -> None:
+            for row in rows:
+                if self.is_absent(column, row):
+                    values[row] = ABSENT
+                else:
+                    name = field_of(column, row)
+                    values[row] = self.decoder(name)(self.encoded(work, column, row, name))
 
         return read
 
@@ -353,9 +360,12 @@ def _views(work: Work, column: Column) -> list[memoryview] | None:
         if mapped is None:
             return None
         memory[shard] = mapped
-    places = zip(work.row_shards, column.offsets.tolist(), column.sizes.tolist(), strict=True)
-    views = [memory[shard][start : start + size] for shard, start, size in places]
-    return views if list(map(len, views)) == column.sizes.tolist() else None
+    ends = (column.offsets + column.sizes).tolist()
+    views = [
+        memory[shard][start:end]
+        for shard, start, end in zip(work.row_shards, column.offsets.tolist(), ends, strict=True)
+    ]
+    return views if sum(map(len, views)) == int(column.sizes.sum()) else None  # a slice beyond the end is shorter
 
 
 def _stored_arrays(column: Column, work: Work) -> StoredRows | None:

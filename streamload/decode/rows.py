@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
@@ -110,10 +110,14 @@ class _Transformed:
         return [function for functions in self.functions for function in functions.values()]
 
 
-Places = Callable[[int | str], list[NDArray[Any]] | None]
+_COPIED_AT_ONCE_BYTES = 4 << 10
+"""Smaller values of decoders are copied to their batch all at once, which takes less time for each."""
+
+Places = Callable[[int | str, int], list[NDArray[Any]] | None]
 """For a value that rows are made of (its number in a tuple, its key in a dict) a writable array for each row.
 
-Values are copied there, or made there by functions that write to memory given to them. None where it cannot be said."""
+Values are copied there, or made there by functions that write to memory given to them. None where it cannot be said,
+and where values take fewer bytes than the second argument."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -210,13 +214,14 @@ class RowMaker:
             functions = [each.of_column(column.name, column.alternatives) for each in self._transforms.all]
             places_here = partial(self._places, work, number, places)
             if any(functions):
-                found = places_here()
+                found = places_here(0)
                 columns.append([None] * work.count if found is None else PlacedRows(found))
                 transformed.append(_Transformed(column, functions, columns[-1], found))
                 continue
             started = perf_counter()
             stored = self._reader.stored_bytes(work, column) if may_stay_stored else None
-            columns.append(stored or self._reader.read(work, column, self._failed(work, column), places_here))
+            at_once = partial(places_here, _COPIED_AT_ONCE_BYTES)
+            columns.append(stored or self._reader.read(work, column, self._failed(work, column), at_once))
             work.decode_s += perf_counter() - started
         if transformed:
             self._transform_fields(work, transformed)
@@ -231,28 +236,29 @@ class RowMaker:
         datasets = self._transforms.datasets(work.row_shards)
         current = transformed[0]
 
-        def make(row: int) -> None:
+        def make(rows: Iterator[int]) -> None:
             nonlocal current
-            self.seeds.seed(random, *names[row])
-            rng = random.generator(*names[row]) if takes_rng else None
-            for current in transformed:
-                functions = current.functions[datasets[row]]
-                current.values[row] = self._transformed_value(work, current, functions, row, rng)
+            for row in rows:
+                self.seeds.seed(random, *names[row])
+                rng = random.generator(*names[row]) if takes_rng else None
+                for current in transformed:
+                    functions = current.functions[datasets[row]]
+                    current.values[row] = self._transformed_value(work, current, functions, row, rng)
 
         def failed(row: int, error: Exception) -> RowFailure:
             return self._failed(work, current.column)(row, error)
 
         work.each_row(make, failed)
 
-    def _places(self, work: Work, number: int, places: Places | None) -> list[NDArray[Any]] | None:
+    def _places(self, work: Work, number: int, places: Places | None, least_bytes: int) -> list[NDArray[Any]] | None:
         """Where the values of a column are wanted."""
         if places is None or self._transforms.any_on_sample:
             return None
         fields = self._job.fields
         if fields is None:
-            return places(work.columns[number].name)
+            return places(work.columns[number].name, least_bytes)
         stored = [child for child, name in enumerate(fields) if name not in SAMPLE_NAMES]
-        return places(stored[number])
+        return places(stored[number], least_bytes)
 
     def _transformed_value(
         self, work: Work, field: _Transformed, functions: dict[str, UserFunction], row: int, rng: Any
@@ -290,14 +296,15 @@ class RowMaker:
         datasets = self._transforms.datasets(work.row_shards)
         values: list[Any] = [None] * work.count
 
-        def make(row: int) -> None:
-            function = functions[datasets[row]]
-            if function is None:
-                values[row] = rows.row(row)
-                return
-            self.seeds.seed(random, *names[row])
-            rng = random.generator(*names[row]) if function.takes_rng else None
-            values[row] = self._checked(function(rows.row(row), rng))
+        def make(numbers: Iterator[int]) -> None:
+            for row in numbers:
+                function = functions[datasets[row]]
+                if function is None:
+                    values[row] = rows.row(row)
+                    continue
+                self.seeds.seed(random, *names[row])
+                rng = random.generator(*names[row]) if function.takes_rng else None
+                values[row] = self._checked(function(rows.row(row), rng))
 
         started = perf_counter()
         work.each_row(make, self._failed(work, None))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 
+from streamload.images.floats import ToTensor
 from streamload.images.placing import takes_out, takes_rng
 
 __all__ = ["PROGRAM_ERRORS", "TransformRaisedError", "UserFunction", "check_takes_one", "why_not_skipped"]
@@ -173,11 +174,9 @@ class _TorchvisionStart:
 def _torchvision_start(function: object) -> _TorchvisionStart | None:
     """The first transform to get arrays, if it is torchvision's and cannot take them; else None."""
     module, name = type(function).__module__, type(function).__name__
-    if module.startswith("streamload.images."):  # ours return arrays for arrays
-        rest = [
-            step for step in getattr(function, "operations", ()) if not type(step).__module__.startswith("streamload.")
-        ]
-        return _torchvision_start(rest[0]) if rest else None
+    if module.startswith("streamload.images."):  # ours return arrays for arrays, except ToTensor
+        first = next((step for step in _own_steps(function) if not _is_ours(step) or type(step) is ToTensor), None)
+        return None if first is None else _torchvision_start(first)
     if not module.startswith(("torchvision.transforms.", "torch.nn.modules.container")):
         return None
     if name in _CHAINS | _CHOICES:
@@ -187,6 +186,19 @@ def _torchvision_start(function: object) -> _TorchvisionStart | None:
     if name in _TAKE_ARRAYS or not module.startswith("torchvision."):
         return None
     return _TorchvisionStart(function)
+
+
+def _own_steps(chain: Any) -> Iterator[object]:
+    """The operations of one of our chains, and of chains in it."""
+    for step in getattr(chain, "operations", ()):
+        if hasattr(step, "operations") and _is_ours(step):
+            yield from _own_steps(step)
+        else:
+            yield step
+
+
+def _is_ours(operation: object) -> bool:
+    return type(operation).__module__.startswith("streamload.images.")
 
 
 def _steps_of(chain: Any) -> Iterable[object]:

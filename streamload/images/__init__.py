@@ -1,7 +1,9 @@
-"""Image operations for `transform=`, on uint8 arrays; and reading image files, which the decoders use."""
+"""Image operations for `transform=`, on arrays; and reading image files, which the decoders use."""
 
 from __future__ import annotations
 
+from streamload.images.decoders import grey, palette, unchanged
+from streamload.images.joint import Joint
 from streamload.images.operations import (
     CenterCrop,
     Compose,
@@ -11,15 +13,21 @@ from streamload.images.operations import (
     RandomResizedCrop,
     Resize,
     ToFloat,
+    ToTensor,
 )
 
 __all__ = [
     "CenterCrop",
     "Compose",
+    "Joint",
     "Normalize",
     "RandomCrop",
     "RandomHorizontalFlip",
     "RandomResizedCrop",
     "Resize",
     "ToFloat",
+    "ToTensor",
+    "grey",
+    "palette",
+    "unchanged",
 ]

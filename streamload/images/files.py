@@ -1,4 +1,4 @@
-"""Encoded images to uint8 arrays of height x width x RGB.
+"""Encoded images to uint8 arrays of height x width x RGB, and how they are opened for other decoders.
 
 JPEG goes through simplejpeg (libjpeg-turbo), all else, and the JPEG that simplejpeg does not take, through Pillow.
 What becomes RGB by which rule:
@@ -19,11 +19,11 @@ import ctypes
 import io
 import struct
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
 from threading import Lock
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,9 +32,23 @@ from streamload.images.jpeg import JpegHeader, decode_jpeg, is_jpeg, jpeg_header
 from streamload.images.placing import placed, writable_in_order
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
     from PIL.ImageFile import ImageFile
 
-__all__ = ["PIXEL_LIMIT", "check_image", "decode_image", "decode_jpeg_part", "image_size", "readable_jpeg_header"]
+__all__ = [
+    "PIXEL_LIMIT",
+    "channel_bits",
+    "check_depth",
+    "check_image",
+    "decode_image",
+    "decode_jpeg_part",
+    "image_size",
+    "read_with_pillow",
+    "readable_jpeg_header",
+    "to_rgb",
+]
+
+R = TypeVar("R")
 
 PIXEL_LIMIT = 178_956_970
 """The most pixels that an image may have, Pillow's own limit; the header is checked before memory is taken."""
@@ -109,7 +123,7 @@ def check_image(data: memoryview) -> None:
         _check_pixels(image.height, image.width, PIXEL_LIMIT)
         try:
             with _damage_is_error() if image.format in _WARNING_FORMATS else nullcontext():
-                _check_depth(image)
+                check_depth(image)
         except _PILLOW_ERRORS as exc:
             raise ValueError(f"the {image.format} image is damaged or cut off: {exc}; write the sample again") from exc
         _check_range(image)
@@ -263,31 +277,47 @@ def _webp_size(head: bytes) -> tuple[int, int]:
     raise ValueError(f"the WebP file begins with the chunk {chunk!r}, which holds no picture")
 
 
-def _decode_with_pillow(data: memoryview, pixel_limit: int) -> NDArray[np.uint8]:
+def read_with_pillow(data: memoryview, read: Callable[[ImageFile], R], pixel_limit: int = PIXEL_LIMIT) -> R:
+    """What a function makes of an image of which Pillow has read the header; `load()` reads the pixels.
+
+    Raises:
+        ValueError: not a known format, too large, damaged or cut off; or what the function raises.
+    """
     with _open(data) as image:
         _check_pixels(image.height, image.width, pixel_limit)
         if image.info.get("progressive"):  # a JPEG whose header simplejpeg cannot read
             _check_scans(data, image.height, image.width, pixel_limit)
         try:
             with _damage_is_error() if image.format in _WARNING_FORMATS else nullcontext():
-                _check_depth(image)
-                image.load()
-                return _to_rgb(image)
+                return read(image)
         except _PILLOW_ERRORS as exc:
             raise ValueError(f"the {image.format} image is damaged or cut off: {exc}; write the sample again") from exc
 
 
-def _check_depth(image: ImageFile) -> None:
-    """Refuse an image of which 8 bits a channel would be less than there is; it is not loaded yet."""
-    bits = _channel_bits(image)
+def _decode_with_pillow(data: memoryview, pixel_limit: int) -> NDArray[np.uint8]:
+    def read(image: ImageFile) -> NDArray[np.uint8]:
+        check_depth(image)
+        image.load()
+        return np.array(to_rgb(image))
+
+    return read_with_pillow(data, read, pixel_limit)
+
+
+def check_depth(image: ImageFile) -> None:
+    """Refuse an image of which 8 bits a channel would be less than there is; it is not loaded yet.
+
+    Raises:
+        ValueError: it has 9 to 31 bits; those of 32 are refused by their mode.
+    """
+    bits = channel_bits(image)
     if 8 < bits < 32:
         raise ValueError(
             f"the {image.format} image has {bits} bits a channel, of which 8 would be left; give a decoder for its "
-            "field, such as decode={'depth.png': function}, store its values as npy, or convert it to 8 bits"
+            "field, such as decode={'depth.png': images.unchanged}, store its values as npy, or convert it to 8 bits"
         )
 
 
-def _channel_bits(image: ImageFile) -> int:
+def channel_bits(image: ImageFile) -> int:
     """By the header; Pillow's modes don't say, since what it reads as RGB may have lost half of its bits by that."""
     from PIL.TiffImagePlugin import TiffImageFile
 
@@ -302,17 +332,22 @@ def _channel_bits(image: ImageFile) -> int:
 
 
 def _check_range(image: ImageFile) -> None:
+    """Refuse pixels whose largest value nobody knows, so that they cannot become 8 bits."""
     if image.mode in ("I", "F") or image.mode.startswith("I;"):
         raise ValueError(
             f"the {image.format} image has wide pixels (mode {image.mode}), whose range is not stated; "
-            "hand over a decoder for this field with decode={...}"
+            "give a decoder for its field, such as decode={'depth.tif': images.unchanged}"
         )
 
 
-def _to_rgb(image: ImageFile) -> NDArray[np.uint8]:
-    """A loaded image as an array, by the rules at the head of this module."""
+def to_rgb(image: ImageFile) -> Image:
+    """The colours of a loaded image, by the rules at the head of this module.
+
+    Raises:
+        ValueError: its pixels are floats or of 32 bits.
+    """
     _check_range(image)
     if image.mode == "P":
         # Straight to RGB, Pillow would warn about palettes with transparency; the colours are the same.
-        return np.array(image.convert("RGBA").convert("RGB"))
-    return np.array(image if image.mode == "RGB" else image.convert("RGB"))
+        return image.convert("RGBA").convert("RGB")
+    return image if image.mode == "RGB" else image.convert("RGB")

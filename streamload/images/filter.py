@@ -34,29 +34,28 @@ _FINEST_TAP = 256  # OpenCV filters bytes by taps of 8 bits; rounded by itself t
 Image = NDArray[np.uint8]
 
 
-def resize_bilinear(image: Image, size: tuple[int, int], out: Image | None = None) -> Image:
+def resize_bilinear(image: Image, shape: tuple[int, ...], out: Image | None = None) -> Image:
     """Resize a whole image.
 
     Args:
         image: uint8 (height, width, channels), contiguous or a part of a larger image; at most `LARGEST_SCALE` times as
             large as the result in either direction.
-        size: height and width of the result.
+        shape: of the result: height, width, and its channels, which may be left out where it is one.
         out: where to write the result, by the rules of `placing`.
 
     Returns:
-        uint8 (*size, channels). Against Pillow's `resize(size, BILINEAR)`, in levels of 255: enlarged within 1. Shrunk,
+        uint8 of that shape. Against Pillow's `resize(size, BILINEAR)`, in levels of 255: enlarged within 1. Shrunk,
         on photographs within 1 in the mean (1.4 with strong grain), 12 for 999 of 1000 values and 30 for all; on pure
         noise 6.5, 30 and 50; on edges between black and white 0.2, 25 and 35. Of the contrast in noise, which is what
         antialiasing takes away, there is 95.5 to 101 % of what Pillow leaves, and without it there would be 110 % at a
         scale of 1.1, 178 % at 2 and 347 % at 4.
     """
     cv2 = opencv()
-    shape = (*size, image.shape[2])
-    rows, columns = image.shape[0] / size[0], image.shape[1] / size[1]
+    rows, columns = image.shape[0] / shape[0], image.shape[1] / shape[1]
     if rows > 1 or columns > 1:
         image = cv2.sepFilter2D(image, -1, _filter_of(columns), _filter_of(rows), borderType=cv2.BORDER_REFLECT)
     target = writable_in_order(out, shape, np.uint8)
-    resized: Image = cv2.resize(image, (size[1], size[0]), dst=target, interpolation=cv2.INTER_LINEAR)
+    resized: Image = cv2.resize(image, (shape[1], shape[0]), dst=target, interpolation=cv2.INTER_LINEAR)
     return target if target is not None else placed(resized.reshape(shape), out)
 
 

@@ -1,11 +1,13 @@
 """The operations that turn bytes into float32 planes.
 
-Their results are transposed views (channels, height, width) of arrays that are contiguous as (height, width, channels),
-so no time goes into moving pixels, and a batch of such images is a tensor in torch's `channels_last` memory format.
+Those of `ToFloat`, and of `Normalize` behind it, are transposed views (channels, height, width) of arrays that are
+contiguous as (height, width, channels), so no time goes into moving pixels, and a batch of such images is a tensor in
+torch's `channels_last` memory format. The results of `ToTensor` are contiguous tensors, as torchvision's.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -14,11 +16,11 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from streamload.images.geometry import Image, check_image
+from streamload.images.geometry import Image, check_bytes
 from streamload.images.opencv import opencv
 from streamload.images.placing import placed, writable_in_order
 
-__all__ = ["Normalize", "ToFloat"]
+__all__ = ["Normalize", "ToFloat", "ToTensor", "as_tensor"]
 
 Planes: TypeAlias = NDArray[np.float32]
 """float32 array (channels, height, width)."""
@@ -26,16 +28,42 @@ Planes: TypeAlias = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class ToFloat:
-    """Bytes (height, width, channels) to float32 (channels, height, width) in [0, 1]."""
+    """Bytes (height, width, channels), or (height, width), to float32 (channels, height, width) in [0, 1]."""
 
     writes_into_out: ClassVar[bool] = True
+    uses_global_generators: ClassVar[bool] = False
 
     def __call__(self, image: Image, out: Planes | None = None) -> Planes:
-        """`image / 255`, float32 (channels, height, width), a transposed view."""
-        check_image("ToFloat", image)
+        """`image / 255`, float32 (channels, height, width), a transposed view.
+
+        Raises:
+            TypeError: not uint8; what the largest value of other numbers means, only their user knows.
+            ValueError: of another shape.
+        """
+        pixels = _pixels("ToFloat", image)
         return _computed(
-            lambda target: np.divide(image, np.float32(255), out=target, dtype=np.float32), image.shape, out
+            lambda target: np.divide(pixels, np.float32(255), out=target, dtype=np.float32), pixels.shape, out
         )
+
+
+@dataclass(frozen=True, slots=True)
+class ToTensor:
+    """The same as a torch tensor, contiguous as torchvision's `ToTensor` makes it, for code that was written for that.
+
+    Where a `collate_fn` or another function follows, it gets tensors, and `torch.stack` takes them. Without one the
+    values go straight to the batch's memory, as those of `ToFloat` do. That one is faster, and does not import torch.
+    """
+
+    writes_into_out: ClassVar[bool] = True
+    uses_global_generators: ClassVar[bool] = False
+
+    def __call__(self, image: Image, out: Planes | None = None) -> Any:
+        """`image / 255`, a float32 tensor (channels, height, width) in memory of its own; or `out`.
+
+        Raises:
+            TypeError, ValueError: as `ToFloat`.
+        """
+        return as_tensor(ToFloat()(_pixels("ToTensor", image), out), out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +82,7 @@ class Normalize:
     mean: Sequence[float]
     std: Sequence[float]
     writes_into_out: ClassVar[bool] = True
+    uses_global_generators: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         try:
@@ -71,24 +100,27 @@ class Normalize:
         object.__setattr__(self, "mean", mean)
         object.__setattr__(self, "std", std)
 
-    def __call__(self, image: Image | Planes, out: Planes | None = None) -> Planes:
-        """Normalises what `ToFloat` gives, or a uint8 image as if `ToFloat` had been applied first, bit for bit.
+    def __call__(self, image: Any, out: Planes | None = None) -> Any:
+        """Normalises what `ToFloat` or `ToTensor` gives, or a uint8 image as if `ToFloat` had been applied first.
+
+        That is the same bit for bit.
 
         Returns:
-            float32 (channels, height, width), a transposed view as `ToFloat` gives it.
+            float32 (channels, height, width): a transposed view as `ToFloat` gives it, or for a tensor a tensor.
 
         Raises:
-            TypeError: neither a uint8 nor a float32 array.
+            TypeError: neither a uint8 nor a float32 array, nor a float32 tensor.
             ValueError: not of three dimensions, or of another number of channels than `mean` has.
         """
+        if _is_tensor(image):
+            return as_tensor(self(image.numpy(), out), out)
         values: Any = image
         if not isinstance(values, np.ndarray) or values.dtype not in (np.float32, np.uint8):
             got = getattr(values, "dtype", type(values).__name__)
             raise TypeError(f"Normalize takes float32 (channels, height, width) or uint8 images, got {got}")
         is_bytes = values.dtype == np.uint8
         if is_bytes:
-            check_image("ToFloat", values)
-            values = values.transpose(2, 0, 1)
+            values = _pixels("ToFloat", values).transpose(2, 0, 1)
         if values.ndim != 3 or values.shape[0] != len(self.mean):
             raise ValueError(
                 f"Normalize has {len(self.mean)} channels and takes (channels, height, width), got {values.shape}"
@@ -116,6 +148,27 @@ def _normalized_bytes(mean: tuple[float, ...], std: tuple[float, ...]) -> Planes
     table -= np.asarray(mean, np.float32)
     table /= np.asarray(std, np.float32)
     return table
+
+
+def as_tensor(planes: Planes, out: Planes | None) -> Any:
+    """Planes as a contiguous tensor; those that were written to `out` are where they are wanted, and stay an array."""
+    if planes is out:
+        return out
+    import torch
+
+    return torch.from_numpy(np.ascontiguousarray(planes))
+
+
+def _is_tensor(value: object) -> bool:
+    """Whether it is a torch tensor; does not import torch."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def _pixels(operation: str, image: Any) -> Image:
+    """A checked image as (height, width, channels)."""
+    check_bytes(operation, image)
+    return image if image.ndim == 3 else image[:, :, None]  # type: ignore[no-any-return]
 
 
 def _computed(compute: Callable[[Planes], Any], shape: tuple[int, ...], out: Planes | None) -> Planes:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,28 +16,35 @@ from streamload.arguments import as_python
 from streamload.images.files import PIXEL_LIMIT, decode_jpeg_part
 from streamload.images.filter import LARGEST_SCALE, resize_bilinear
 from streamload.images.jpeg import JpegHeader
-from streamload.images.placing import copied, placed
+from streamload.images.opencv import opencv
+from streamload.images.placing import copied, placed, target_of, writable_in_order
 
 __all__ = [
     "Box",
+    "Geometric",
     "Image",
     "Interpolation",
+    "Window",
+    "check_bytes",
     "check_image",
     "check_interpolation",
     "check_range",
     "check_size",
+    "cut",
     "decode_resampled",
     "draw_crop",
-    "resample",
     "resized_size",
 ]
 
-Image: TypeAlias = NDArray[np.uint8]
-"""uint8 array (height, width, channels) of 1, 3 or 4 channels."""
+Image: TypeAlias = NDArray[Any]
+"""uint8 or uint16 array (height, width, channels) of 1, 3 or 4 channels, or (height, width) of any numbers."""
 
 Interpolation: TypeAlias = Literal["nearest", "box", "bilinear", "bicubic", "lanczos"]
 _INTERPOLATIONS = ("nearest", "box", "bilinear", "bicubic", "lanczos")
 _MODES = {1: "L", 3: "RGB", 4: "RGBX"}  # RGBX, as RGBA would be weighted by its alpha while resampling
+_CHANNEL_DTYPES = (np.uint8, np.uint16)
+_RESAMPLED_DTYPES = (np.uint16, np.float32)
+"""Beside uint8; each value of these is a float32 too, as which Pillow resamples it."""
 _TRIES = 10
 _LEAST_SHRINKING = 2.5
 """How much larger than the result a box must stay when the JPEG's own transform shrinks it.
@@ -56,21 +63,63 @@ class Box(NamedTuple):
     width: float
 
 
+class Window(NamedTuple):
+    """Where the pixels of a result come from.
+
+    Attributes:
+        box: in the image; what lies beyond it is filled.
+        size: height and width of the result. A box of another size is resampled, and lies within the image.
+        mirrored: left and right are swapped; `box` is then the whole image, and `size` is its size.
+    """
+
+    box: Box
+    size: tuple[int, int]
+    mirrored: bool = False
+
+
+@runtime_checkable
+class Geometric(Protocol):
+    """An operation that moves pixels, and does so in the same way to all that belongs to one picture."""
+
+    @property
+    def interpolation(self) -> Interpolation:
+        """How it resamples images, if it does."""
+
+    def window(self, height: int, width: int, rng: np.random.Generator) -> Window | None:
+        """Where the result's pixels come from in an image of this size; None if it stays as it is.
+
+        The only method that draws from `rng`, by which calling the operation draws too.
+        """
+
+
 def check_image(operation: str, image: Any) -> None:
-    """Refuses what is no uint8 array of shape (height, width, 1 or 3 or 4).
+    """Refuses what is neither (height, width) nor (height, width, 1 or 3 or 4), or of a dtype that this cannot have.
+
+    Floats of three dimensions are refused because those that `ToFloat` makes have their channels first.
 
     Raises:
         TypeError: not a NumPy array, or of another dtype.
         ValueError: of another shape, or empty.
     """
+    takes = f"{operation} takes a uint8 or uint16 array (height, width, channels), or an array (height, width)"
+    if not isinstance(image, np.ndarray):
+        raise TypeError(f"{takes}, got {type(image).__name__}")
+    if image.dtype.kind not in "buif" or (image.ndim > 2 and image.dtype not in _CHANNEL_DTYPES):
+        raise TypeError(f"{takes} of numbers, got {image.dtype} of shape {image.shape}")
+    if image.ndim not in (2, 3) or image.shape[2:] not in ((), *((count,) for count in _MODES)) or image.size == 0:
+        raise ValueError(f"{takes}, with 1, 3 or 4 channels and at least one pixel, got shape {image.shape}")
+
+
+def check_bytes(operation: str, image: Any) -> None:
+    """Refuses what `check_image` refuses, and what is not uint8.
+
+    Raises:
+        TypeError, ValueError: as `check_image`.
+    """
     if not isinstance(image, np.ndarray) or image.dtype != np.uint8:
-        got = f"an array of {image.dtype}" if isinstance(image, np.ndarray) else f"{type(image).__name__}"
-        raise TypeError(f"{operation} takes a uint8 array of shape (height, width, channels), got {got}")
-    if image.ndim != 3 or image.shape[2] not in _MODES or image.size == 0:
-        raise ValueError(
-            f"{operation} takes shape (height, width, channels) with 1, 3 or 4 channels and at least one pixel, "
-            f"got {image.shape}"
-        )
+        got = f"an array of {image.dtype}" if isinstance(image, np.ndarray) else type(image).__name__
+        raise TypeError(f"{operation} takes a uint8 array (height, width, channels) or (height, width), got {got}")
+    check_image(operation, image)
 
 
 def check_size(operation: str, size: object) -> tuple[int, int]:
@@ -152,7 +201,48 @@ def resized_size(height: int, width: int, size: int | tuple[int, int], max_size:
     return (new_shorter, new_longer) if height <= width else (new_longer, new_shorter)
 
 
-def resample(
+def cut(
+    image: Image, window: Window, interpolation: Interpolation, out: Image | None = None, *, fill: float = 0
+) -> Image:
+    """The pixels of a window, in memory of their own or in `out`, by the rules of `placing`.
+
+    Args:
+        image: to be cut; it is not changed.
+        window: where the result's pixels come from.
+        interpolation: how a box of another size than the result is resampled.
+        out: where to write.
+        fill: the value beyond the image's edges.
+
+    Raises:
+        TypeError: the box is to be resampled, and its values can be neither averaged, being truth values or integers
+            of other dtypes than uint8 and uint16, nor taken by "nearest".
+        ValueError: it, or the box at the width of the result, has more pixels than an image may have.
+    """
+    if window.mirrored:
+        return _mirrored(image, out)
+    if (window.box.height, window.box.width) != window.size:
+        return _resample(image, window.box, window.size, interpolation, out)
+    top, left = int(window.box.top), int(window.box.left)
+    bottom, right = top + window.size[0], left + window.size[1]
+    inside = image[max(0, top) : max(0, bottom), max(0, left) : max(0, right)]
+    if inside.shape[:2] == window.size:
+        return copied(inside, out)
+    target = target_of((*window.size, *image.shape[2:]), image.dtype, out)
+    target[...] = fill
+    top, left = max(0, -top), max(0, -left)
+    target[top : top + inside.shape[0], left : left + inside.shape[1]] = inside
+    return target
+
+
+def _mirrored(image: Image, out: Image | None) -> Image:
+    if image.dtype != np.uint8:
+        return copied(image[:, ::-1], out)
+    target = writable_in_order(out, image.shape, np.uint8)
+    flipped: Image = opencv().flip(image, 1, dst=target)
+    return target if target is not None else placed(flipped.reshape(image.shape), out)
+
+
+def _resample(
     image: Image, box: Box, size: tuple[int, int], interpolation: Interpolation, out: Image | None = None
 ) -> Image:
     """The pixels within `box`, resized to `size`, antialiased when shrinking (except by "nearest").
@@ -160,9 +250,6 @@ def resample(
     It is done on the box alone, so that no pixel beyond its (rounded) edge has a part in the result: by
     `resize_bilinear` where that can be, else by Pillow. A box of whole pixels and of the size wanted is copied.
     `out` follows the rules of `placing`.
-
-    Raises:
-        ValueError: the result, or the box at the width of the result, has more pixels than an image may have.
     """
     if max(size[0], box.height) * size[1] > PIXEL_LIMIT:  # Pillow resizes rows first
         raise ValueError(
@@ -175,19 +262,56 @@ def resample(
     part = image[top:bottom, left:right]
     if part.shape[:2] == size and (box.height, box.width) == size:
         return copied(part, out)
+    if image.dtype != np.uint8:
+        return placed(_resampled_numbers(part, size, interpolation), out)
+    shape = (*size, *image.shape[2:])
+    if part.ndim == 2:
+        part = part[:, :, None]
     if interpolation == "bilinear" and part.shape[:2] == (box.height, box.width) and _is_within(part, size):
-        return resize_bilinear(part, size, out)
+        return resize_bilinear(part, shape, out)
 
     from PIL import Image as PillowImage
 
-    mode = _MODES[image.shape[2]]
+    mode = _MODES[part.shape[2]]
     rows, columns = part.shape[:2]
     source = PillowImage.frombuffer(mode, (columns, rows), np.ascontiguousarray(part), "raw", mode, 0, 1)
     method = PillowImage.Resampling[interpolation.upper()]
     x, y = box.left - left, box.top - top
     region = (x, y, min(x + box.width, columns), min(y + box.height, rows))
     resized = np.array(source.resize((size[1], size[0]), method, region))
-    return placed(resized.reshape(*size, image.shape[2]), out)
+    return placed(resized.reshape(shape), out)
+
+
+def _resampled_numbers(part: Image, size: tuple[int, int], interpolation: Interpolation) -> Image:
+    """A box of whole pixels of anything but bytes, resized: by index, or channel by channel as floats by Pillow."""
+    if interpolation == "nearest":
+        rows, columns = (_nearest(*lengths) for lengths in zip(part.shape, size, strict=False))
+        return part.take(rows, axis=0).take(columns, axis=1)
+    if part.dtype not in _RESAMPLED_DTYPES:
+        raise TypeError(
+            f"{interpolation!r} averages pixels, and those of {part.dtype} are taken for numbers of classes or "
+            'objects; give interpolation="nearest", or convert them to float32'
+        )
+
+    from PIL import Image as PillowImage
+
+    planes = part.reshape(*part.shape[:2], -1).astype(np.float32)
+    resized: Image = np.empty((*size, planes.shape[2]), np.float32)
+    method = PillowImage.Resampling[interpolation.upper()]
+    for channel in range(planes.shape[2]):
+        source = PillowImage.fromarray(np.ascontiguousarray(planes[:, :, channel]))
+        resized[:, :, channel] = np.asarray(source.resize((size[1], size[0]), method))
+    if part.dtype != np.float32:
+        resized = np.rint(resized).clip(0, np.iinfo(part.dtype).max)  # bicubic and lanczos overshoot
+    return resized.astype(part.dtype, copy=False).reshape(*size, *part.shape[2:])
+
+
+def _nearest(length: int, wanted: int) -> NDArray[np.int64]:
+    """Which of `length` pixels each of the `wanted` is; added up step by step, as Pillow's are."""
+    step = length / wanted
+    positions = np.full(wanted, step)
+    positions[0] = step / 2
+    return np.cumsum(positions).astype(np.int64).clip(max=length - 1)
 
 
 def _is_within(part: Image, size: tuple[int, int]) -> bool:
@@ -229,4 +353,4 @@ def decode_resampled(
     )
     # Sides are rounded up to whole pixels but the contents are scaled by exactly so many eighths.
     scaled = box if eighths == 8 else Box(*(edge * eighths / 8 for edge in box))
-    return resample(image, scaled, size, interpolation, out)
+    return _resample(image, scaled, size, interpolation, out)

@@ -1,4 +1,4 @@
-"""Image operations on uint8 arrays (height, width, channels), applied in the worker.
+"""Image operations on arrays (height, width, channels) or (height, width), applied in the worker.
 
 Each agrees with torchvision's operation of the same name: those that move pixels exactly; those that resample exactly
 with torchvision on PIL images, but for "bilinear", the default, which is three times as fast and on photographs within
@@ -31,10 +31,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamload.arguments import as_python
-from streamload.images.floats import Normalize, ToFloat
-from streamload.images.geometry import Image, check_image, check_size
-from streamload.images.opencv import opencv
-from streamload.images.placing import copied, placed, takes_out, takes_rng, writable_in_order
+from streamload.images.floats import Normalize, ToFloat, ToTensor, as_tensor
+from streamload.images.geometry import Box, Image, Interpolation, Window, check_image, check_size, cut
+from streamload.images.placing import placed, takes_out, takes_rng
 from streamload.images.resizing import RandomResizedCrop, Resize
 
 __all__ = [
@@ -46,6 +45,8 @@ __all__ = [
     "RandomResizedCrop",
     "Resize",
     "ToFloat",
+    "ToTensor",
+    "may_use_global_generators",
 ]
 
 
@@ -83,10 +84,7 @@ class Compose:
     @property
     def uses_global_generators(self) -> bool:
         """Whether an operation may draw from `random`, `numpy.random` or torch: one not of ours and without `rng`."""
-        return any(
-            bool(getattr(each, "uses_global_generators", not random and not _is_ours(each)))
-            for each, random in zip(self.operations, self._random, strict=True)
-        )
+        return may_use_global_generators(self.operations, self._random)
 
     @property
     def after_first(self) -> Compose:
@@ -116,16 +114,36 @@ class Compose:
 
     def _apply(self, start: int, value: Any, rng: np.random.Generator | None, out: NDArray[Any] | None) -> Any:
         last = len(self.operations) - 1
+        makes_tensor = False
         for number in range(start, last + 1):
             operation = self.operations[number]
             options: dict[str, Any] = {"rng": rng} if self._random[number] else {}
             if number == last and out is not None and takes_out(operation):
                 options["out"] = out
             following = self.operations[number + 1] if number < last else None
-            if type(operation) is ToFloat and type(following) is Normalize and _is_bytes(value):
+            if type(operation) in _TO_FLOATS and type(following) is Normalize and _is_bytes(value):
+                makes_tensor = type(operation) is ToTensor
                 continue  # Normalize does both in one pass
             value = operation(value, **options)
+            if makes_tensor:
+                value, makes_tensor = as_tensor(value, out), False
         return value
+
+
+def may_use_global_generators(operations: Sequence[Callable[..., Any]], take_rng: Sequence[bool]) -> bool:
+    """Whether one of some operations may draw from `random`, `numpy.random` or torch.
+
+    Args:
+        operations: to ask; where one does not say, it may if it is not ours and takes no `rng`.
+        take_rng: for each whether it takes `rng`.
+    """
+    return any(
+        bool(getattr(each, "uses_global_generators", not random and not _is_ours(each)))
+        for each, random in zip(operations, take_rng, strict=True)
+    )
+
+
+_TO_FLOATS = (ToFloat, ToTensor)
 
 
 def _is_bytes(value: Any) -> bool:
@@ -149,20 +167,27 @@ class CenterCrop:
 
     size: int | tuple[int, int]
     writes_into_out: ClassVar[bool] = True
+    uses_global_generators: ClassVar[bool] = False
+    interpolation: ClassVar[Interpolation] = "nearest"
 
     def __post_init__(self) -> None:
         check_size("CenterCrop", self.size)
 
     def __call__(self, image: Image, out: Image | None = None) -> Image:
-        """The middle, uint8 (*size, channels)."""
+        """The middle, of the image's dtype: (*size, channels), or `size` for an image (height, width)."""
         check_image("CenterCrop", image)
-        height, width = check_size("CenterCrop", self.size)
-        missing_rows, missing_columns = max(0, height - image.shape[0]), max(0, width - image.shape[1])
-        if missing_rows or missing_columns:
-            top, left = missing_rows // 2, missing_columns // 2
-            image = _surrounded(image, top, missing_rows - top, left, missing_columns - left)
-        top, left = round((image.shape[0] - height) / 2), round((image.shape[1] - width) / 2)
-        return copied(image[top : top + height, left : left + width], out)
+        return cut(image, self.window(image.shape[0], image.shape[1]), self.interpolation, out)
+
+    def window(self, height: int, width: int, rng: np.random.Generator | None = None) -> Window:
+        """The middle; `rng` is not used; see `Geometric`."""
+        del rng
+        rows, columns = check_size("CenterCrop", self.size)
+        return Window(Box(_middle(height, rows), _middle(width, columns), rows, columns), (rows, columns))
+
+
+def _middle(length: int, wanted: int) -> int:
+    """Where the middle begins; below 0 where it is longer than the image."""
+    return -((wanted - length) // 2) if wanted > length else round((length - wanted) / 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +205,8 @@ class RandomCrop:
     size: int | tuple[int, int]
     padding: int = 0
     writes_into_out: ClassVar[bool] = True
+    uses_global_generators: ClassVar[bool] = False
+    interpolation: ClassVar[Interpolation] = "nearest"
 
     def __post_init__(self) -> None:
         check_size("RandomCrop", self.size)
@@ -188,31 +215,29 @@ class RandomCrop:
             raise ValueError(f"RandomCrop: padding must be an integer of at least 0, not {self.padding!r}")
 
     def __call__(self, image: Image, rng: np.random.Generator, out: Image | None = None) -> Image:
-        """The part, uint8 (*size, channels).
+        """The part, of the image's dtype: (*size, channels), or `size` for an image (height, width).
 
         Raises:
             ValueError: the image with its padding is smaller than the part.
         """
         check_image("RandomCrop", image)
-        height, width = check_size("RandomCrop", self.size)
-        spare_rows = image.shape[0] + 2 * self.padding - height
-        spare_columns = image.shape[1] + 2 * self.padding - width
+        return cut(image, self.window(image.shape[0], image.shape[1], rng), self.interpolation, out)
+
+    def window(self, height: int, width: int, rng: np.random.Generator) -> Window:
+        """A random part; see `Geometric`.
+
+        Raises:
+            ValueError: the image with its padding is smaller than the part.
+        """
+        rows, columns = check_size("RandomCrop", self.size)
+        spare_rows, spare_columns = height + 2 * self.padding - rows, width + 2 * self.padding - columns
         if spare_rows < 0 or spare_columns < 0:
             raise ValueError(
-                f"RandomCrop: an image of {image.shape[0]} x {image.shape[1]} with padding {self.padding} is smaller "
-                f"than the crop of {height} x {width}; resize before or give a larger padding"
+                f"RandomCrop: an image of {height} x {width} with padding {self.padding} is smaller than the crop of "
+                f"{rows} x {columns}; resize before or give a larger padding"
             )
-        top, left = int((spare_rows + 1) * rng.random()), int((spare_columns + 1) * rng.random())
-        if self.padding:
-            image = _surrounded(image, *[self.padding] * 4)
-        return copied(image[top : top + height, left : left + width], out)
-
-
-def _surrounded(image: Image, top: int, bottom: int, left: int, right: int) -> Image:
-    height, width, channels = image.shape
-    padded = np.zeros((top + height + bottom, left + width + right, channels), np.uint8)
-    padded[top : top + height, left : left + width] = image
-    return padded
+        top, left = (int((spare + 1) * rng.random()) - self.padding for spare in (spare_rows, spare_columns))
+        return Window(Box(top, left, rows, columns), (rows, columns))
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +253,8 @@ class RandomHorizontalFlip:
 
     p: float = 0.5
     writes_into_out: ClassVar[bool] = True
+    uses_global_generators: ClassVar[bool] = False
+    interpolation: ClassVar[Interpolation] = "nearest"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "p", as_python(self.p))
@@ -235,10 +262,12 @@ class RandomHorizontalFlip:
             raise ValueError(f"RandomHorizontalFlip: p must be a probability from 0 to 1, not {self.p!r}")
 
     def __call__(self, image: Image, rng: np.random.Generator, out: Image | None = None) -> Image:
-        """The image or its mirror image, uint8 (height, width, channels)."""
+        """The image or its mirror image, of the same dtype and shape."""
         check_image("RandomHorizontalFlip", image)
-        if rng.random() >= self.p:
-            return placed(image, out)
-        target = writable_in_order(out, image.shape, np.uint8)
-        flipped: Image = opencv().flip(image, 1, dst=target)
-        return target if target is not None else placed(flipped.reshape(image.shape), out)
+        window = self.window(image.shape[0], image.shape[1], rng)
+        return placed(image, out) if window is None else cut(image, window, self.interpolation, out)
+
+    def window(self, height: int, width: int, rng: np.random.Generator) -> Window | None:
+        """The mirror image, or None; see `Geometric`."""
+        mirrored = rng.random() < self.p
+        return Window(Box(0, 0, height, width), (height, width), mirrored=True) if mirrored else None

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias, TypeGuard
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-__all__ = ["copied", "placed", "takes_out", "takes_rng", "writable_in_order"]
+__all__ = ["copied", "placed", "takes_out", "takes_rng", "target_of", "writable_in_order"]
 
 Array: TypeAlias = NDArray[Any]
 
@@ -54,6 +54,11 @@ def placed(result: Array, out: Array | None) -> Array:
         return result
     out[...] = result
     return out
+
+
+def target_of(shape: tuple[int, ...], dtype: DTypeLike, out: Array | None) -> Array:
+    """Memory to write a result to: `out` where that fits, else a new array."""
+    return out if fits(out, shape, dtype) else np.empty(shape, dtype)
 
 
 def copied(part: Array, out: Array | None) -> Array:

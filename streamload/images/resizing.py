@@ -14,13 +14,14 @@ from streamload.images.geometry import (
     Box,
     Image,
     Interpolation,
+    Window,
     check_image,
     check_interpolation,
     check_range,
     check_size,
+    cut,
     decode_resampled,
     draw_crop,
-    resample,
     resized_size,
 )
 
@@ -46,6 +47,7 @@ class RandomResizedCrop:
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
     interpolation: Interpolation = "bilinear"
     writes_into_out: ClassVar[bool] = True
+    uses_global_generators: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_size("RandomResizedCrop", self.size)
@@ -54,10 +56,14 @@ class RandomResizedCrop:
         check_interpolation("RandomResizedCrop", self.interpolation)
 
     def __call__(self, image: Image, rng: np.random.Generator, out: Image | None = None) -> Image:
-        """The resized part, uint8 (*size, channels)."""
+        """The resized part, of the image's dtype: (*size, channels), or `size` for an image (height, width)."""
         check_image("RandomResizedCrop", image)
-        box = draw_crop(image.shape[0], image.shape[1], self.scale, self.ratio, rng)
-        return resample(image, box, check_size("RandomResizedCrop", self.size), self.interpolation, out)
+        return cut(image, self.window(image.shape[0], image.shape[1], rng), self.interpolation, out)
+
+    def window(self, height: int, width: int, rng: np.random.Generator) -> Window:
+        """A random part; see `Geometric`."""
+        box = draw_crop(height, width, self.scale, self.ratio, rng)
+        return Window(box, check_size("RandomResizedCrop", self.size))
 
     def from_encoded(self, data: memoryview, rng: np.random.Generator, out: Image | None = None) -> Image:
         """Decodes and crops; draws the same part as calling it on the decoded image.
@@ -70,8 +76,7 @@ class RandomResizedCrop:
         header = readable_jpeg_header(data)
         if header is None:
             return self(decode_image(data), rng, out)
-        box = draw_crop(header.height, header.width, self.scale, self.ratio, rng)
-        size = check_size("RandomResizedCrop", self.size)
+        box, size, _ = self.window(header.height, header.width, rng)
         return decode_resampled(data, header, box, size, self.interpolation, out=out)
 
 
@@ -92,6 +97,7 @@ class Resize:
     max_size: int | None = None
     interpolation: Interpolation = "bilinear"
     writes_into_out: ClassVar[bool] = True
+    uses_global_generators: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         size, max_size = check_size("Resize", self.size), as_python(self.max_size)
@@ -107,11 +113,14 @@ class Resize:
             )
 
     def __call__(self, image: Image, out: Image | None = None) -> Image:
-        """The resized image, uint8 (height, width, channels)."""
+        """The resized image, of the same dtype and number of channels."""
         check_image("Resize", image)
-        height, width = image.shape[:2]
-        size = resized_size(height, width, self.size, self.max_size)
-        return resample(image, Box(0, 0, height, width), size, self.interpolation, out)
+        return cut(image, self.window(image.shape[0], image.shape[1]), self.interpolation, out)
+
+    def window(self, height: int, width: int, rng: np.random.Generator | None = None) -> Window:
+        """The whole; `rng` is not used; see `Geometric`."""
+        del rng
+        return Window(Box(0, 0, height, width), resized_size(height, width, self.size, self.max_size))
 
     def from_encoded(self, data: memoryview, rng: np.random.Generator | None = None, out: Image | None = None) -> Image:
         """Decodes and resizes; `rng` is not used.
@@ -123,6 +132,5 @@ class Resize:
         header = readable_jpeg_header(data)
         if header is None:
             return self(decode_image(data), out)
-        height, width = header.height, header.width
-        size = resized_size(height, width, self.size, self.max_size)
-        return decode_resampled(data, header, Box(0, 0, height, width), size, self.interpolation, out=out)
+        box, size, _ = self.window(header.height, header.width)
+        return decode_resampled(data, header, box, size, self.interpolation, out=out)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -11,6 +12,8 @@ from streamload.errors import StorageError
 from streamload.fetch.budget import check_budget
 from streamload.fetch.fetched_listing import fetched_shards
 from streamload.fetch.parts import PART_BYTES
+from streamload.images.decoders import palette, unchanged
+from streamload.images.joint import draws_geometry
 from streamload.index.listing import Listing
 from streamload.options import DEFAULT_WINDOW, Options
 from streamload.order.options import OrderOptions
@@ -21,12 +24,16 @@ from streamload.tar.scan import LABEL_FIELD
 from streamload.text import listed
 from streamload.warn_at_caller import warn_at_caller
 
+_MASKS = {"mask", "masks", "seg", "segm", "segmentation", "semantic", "instance", "panoptic", "depth", "disparity"}
+"""Parts of a field's name that say that it belongs to the picture of another one."""
+
 __all__ = [
     "check_classes",
     "check_fields",
     "check_window_fits",
     "labelled_folders",
     "warn_of_no_effect",
+    "warn_of_separate_crops",
     "warn_of_unused_decoders",
 ]
 
@@ -201,3 +208,28 @@ def warn_of_unused_decoders(options: Options, existing: Sequence[str]) -> None:
         alike = difflib.get_close_matches(key, read, 1)
         hint = f"; did you mean {alike[0]!r}?" if alike else ""
         warn_at_caller(f"decode has a function for {key!r}, which no field is read by: they are {listed(read)}{hint}")
+
+
+def warn_of_separate_crops(options: Options) -> None:
+    """Warn of an image and a mask that are cropped or flipped at random by functions of their own: elsewhere each.
+
+    What is a mask, its decoder says, or its field's name; two pictures, as of a pair, may be meant to be cropped so.
+    """
+    if not isinstance(options.transform, Mapping):
+        return
+    drawn = [name for name, function in options.transform.items() if draws_geometry(function)]
+    masks = [name for name in drawn if any(_is_mask(field, options.decode) for field in name.split(";"))]
+    if masks and len(drawn) > 1:
+        other = next(name for name in drawn if name != masks[0])
+        warn_at_caller(
+            f"transform crops or flips {other!r} and {masks[0]!r} at random, each in a way of its own, so they do not "
+            "fit each other any more; streamload.images.Joint, as a transform of the whole sample, draws once for both"
+        )
+
+
+def _is_mask(field: str, decode: bool | Mapping[str, Callable[[bytes], object]]) -> bool:
+    if isinstance(decode, Mapping) and any(
+        applies_to(k, field) and f in (palette, unchanged) for k, f in decode.items()
+    ):
+        return True
+    return not _MASKS.isdisjoint(re.split("[._-]", field.lower()))

@@ -33,6 +33,7 @@ from streamload.trainer.checks import (
     check_window_fits,
     labelled_folders,
     warn_of_no_effect,
+    warn_of_separate_crops,
 )
 from streamload.trainer.connection import Connection, FeederProcess
 from streamload.trainer.feeder_client import FeederClient, call_feeder, named_places
@@ -249,6 +250,7 @@ class FeederLink:
             if len(self._listings) == 1:  # else what has to be held depends on the shares; the first batches show
                 check_window_fits(self.listing, self.settings(lanes).order, self._options, world_size)
             warn_of_no_effect(self._options, self._listings)
+            warn_of_separate_crops(self._options)
         except (TypeError, ValueError, Warning):
             self.close()
             raise

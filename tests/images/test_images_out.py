@@ -174,4 +174,6 @@ def test_float_and_normalize_in_one_pass_have_the_bits_of_two() -> None:
     with pytest.raises(TypeError, match="ToFloat.*float32"):
         chain(two)
     with pytest.raises(ValueError, match="ToFloat.*height, width, channels"):
+        chain(shades[:, 0, 0])
+    with pytest.raises(ValueError, match=r"3 channels.*got \(1, 16, 16\)"):
         chain(shades[:, :, 0])

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from streamload.images import RandomResizedCrop, Resize
-from streamload.images.geometry import Box, draw_crop, resample
+from streamload.images.geometry import Box, Window, cut, draw_crop
 
 HEIGHT, WIDTH = 375, 500
 ROWS, COLUMNS = np.mgrid[0:HEIGHT, 0:WIDTH]
@@ -138,7 +138,7 @@ def test_a_crop_is_pillows_resize_of_the_box(kind: str) -> None:
 def test_boxes_of_broken_pixels_are_pillows_own(box: Box) -> None:
     """They come from decoding at a smaller scale."""
     for pixels, _ in KINDS.values():
-        off = difference(resample(pixels, box, (64, 48), "bilinear"), by_pillow(pixels, (64, 48), box))
+        off = difference(cut(pixels, Window(box, (64, 48)), "bilinear"), by_pillow(pixels, (64, 48), box))
         assert not inner(off, box, (64, 48)).any()
 
 

@@ -122,9 +122,11 @@ def test_operations_name_what_they_were_given(operation: Any) -> None:
     name = type(operation).__name__
     with pytest.raises(TypeError, match=f"{name}.*float64"):
         operation(PHOTO / 2, **options)
+    with pytest.raises(TypeError, match=f"{name}.*float32"):  # as ToFloat makes it, with channels first
+        operation(ToFloat()(PHOTO), **options)
     with pytest.raises(TypeError, match=f"{name}.*list"):
         operation([1], **options)
-    for wrong in (PHOTO[:, :, 0], PHOTO[:, :, :2], PHOTO[:0]):
+    for wrong in (PHOTO[0, :, 0], PHOTO[:, :, None], PHOTO[:, :, :2], PHOTO[:0]):
         with pytest.raises(ValueError, match=f"{name}.*height, width, channels"):
             operation(wrong, **options)
 

@@ -123,6 +123,47 @@ def test_a_compressed_dataset_has_no_budget_beforehand(dataset: Path, tmp_path: 
         (tmp_path / f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))
     assert stats_of(tmp_path)["memory_budget_bytes"] is None
     assert "not known beforehand" in run(streamload.app, "stats", tmp_path)[1]
+    status, _, err = run(streamload.app, "stats", tmp_path, "--batch-size", 8)
+    assert status == 1
+    assert err.count("error:") == 1
+    assert "compressed" in err
+
+
+def test_the_memory_of_decoded_samples_is_measured_on_some_of_them(tmp_path: Path) -> None:
+    """Sizes that grow with the number: those that are tried must be spread over the dataset."""
+    folder = tmp_path / "data"
+    with ShardWriter(folder, max_count=90) as writer:
+        for number in range(200):
+            text = {"txt": "x" * 30} if number % 2 else {}
+            image = np.zeros((4, number + 1, 3), np.uint8)
+            writer.write({"__key__": f"{number:03d}", "png": image, "cls": number, "json": {"a": [1, 2.5]}, **text})
+    found = stats_of(folder, "--batch-size", 64)["decoded"]
+    assert found["samples_tried"] == 64
+    assert found["fields"]["png"] == pytest.approx(12 * 100.5, rel=0.01)
+    assert (found["fields"]["cls"], found["fields"]["json"], found["not_decoded"]) == (8, 16, {})
+    assert found["fields"]["txt"] == pytest.approx(15, rel=0.2)
+    sample = sum(found["fields"].values())
+    assert (found["batch_bytes"], found["epoch_bytes"]) == pytest.approx((64 * sample, 200 * sample))
+    assert (found["window_samples"], found["window_bytes"]) == (200, pytest.approx(200 * sample))
+    fields = stats_of(folder)["fields"].values()
+    assert found["window_stored_bytes"] == pytest.approx(sum(field["bytes"] for field in fields))
+    assert found["free_bytes"] > 1 << 20
+    status, out, _ = run(streamload.app, "stats", folder, "--batch-size", 64)
+    assert status == 0
+    assert "decoded, a sample takes 1.2 KB (" in out
+    assert "a batch of 64 takes 79." in out
+    assert "decoded, which fits into the" in out
+    assert "decoded" not in stats_of(folder)
+
+
+def test_what_cannot_be_decoded_counts_as_stored_and_is_named(tmp_path: Path) -> None:
+    with ShardWriter(tmp_path / "data") as writer:
+        writer.write({"__key__": "0", "depth.png": b"no image", "cls": 1})
+    found = stats_of(tmp_path / "data", "--batch-size", 2)["decoded"]
+    assert found["fields"] == {"depth.png": 8, "cls": 8}
+    assert list(found["not_decoded"]) == ["depth.png"]
+    _, out, _ = run(streamload.app, "stats", tmp_path / "data", "--batch-size", 2)
+    assert "depth.png counts as stored, for it needs a decoder of yours: ValueError: not an image" in out
 
 
 def test_what_is_damaged_is_one_message(dataset: Path, tmp_path: Path) -> None:

@@ -1,0 +1,209 @@
+"""One draw for all that belongs to a picture: its image, its masks and its boxes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamload.arguments import as_python
+from streamload.images.geometry import Geometric, Window, check_image, cut
+from streamload.images.operations import Compose, RandomCrop, RandomHorizontalFlip, may_use_global_generators
+from streamload.images.placing import takes_rng
+from streamload.images.resizing import RandomResizedCrop
+
+__all__ = ["Joint", "draws_geometry"]
+
+Kind: TypeAlias = Literal["image", "mask", "boxes"]
+_KINDS = ("image", "mask", "boxes")
+_RANDOM = (RandomCrop, RandomHorizontalFlip, RandomResizedCrop)
+
+Item: TypeAlias = tuple[Any, Kind]
+"""Where a value is in its sample (a number or a key), and what it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Joint:
+    """Crops, flips and resizes several fields of a sample alike: a transform of the whole sample, or part of one.
+
+    What each field is:
+
+    * "image": an array (height, width, channels) or (height, width), resampled as each operation says;
+    * "mask": numbers of classes or objects, or depths, (height, width) or (height, width, 1); resized by "nearest";
+    * "boxes": (boxes, 4 or more): first column, first row, end of the columns, end of the rows, in pixels, and further
+      numbers such as a class. Moved with the image and cut off at its edges; a box of which nothing is left is left
+      out. The result is float32 (boxes, as many).
+
+    Operations other than crops, flips and resizes (`ToFloat`, `ToTensor`, `Normalize`, changes of colour) get the
+    images alone, one after the other.
+
+    Args:
+        operations: what to apply, first to last; those that take `rng` draw from it, crops and flips once a sample.
+        fields: for samples that are tuples, what each of their items is, None for those to be left as they are; for
+            dicts, what the fields are that are not left so (`{"jpg;png": "image", "mask.png": "mask"}`). A value that
+            is None is left so too.
+        mask_fill: the number in masks where `RandomCrop` and `CenterCrop` reach beyond the image, which is 0 there.
+
+    Raises:
+        TypeError, ValueError: an argument is none of these, or there is no image and no mask.
+    """
+
+    operations: Sequence[Callable[..., Any]]
+    fields: Sequence[Kind | None] | Mapping[str, Kind]
+    mask_fill: int = 0
+    _random: tuple[bool, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        operations = tuple(_flattened(Compose(self.operations)))
+        object.__setattr__(self, "operations", operations)
+        object.__setattr__(self, "_random", tuple(takes_rng(each) for each in operations))
+        if isinstance(self.fields, str) or not isinstance(self.fields, Mapping | Sequence):
+            raise TypeError(
+                'Joint: fields must say what each item of a sample is, as ("image", "mask") or '
+                f'{{"jpg": "image", "mask.png": "mask"}}, not {self.fields!r}'
+            )
+        named = isinstance(self.fields, Mapping)
+        kinds = list(self.fields.values() if isinstance(self.fields, Mapping) else self.fields)
+        wrong = [kind for kind in kinds if kind not in _KINDS and (named or kind is not None)]
+        if wrong:
+            raise ValueError(f"Joint: fields must be of {_KINDS}{'' if named else ' or None'}, not {wrong[0]!r}")
+        if not {"image", "mask"}.intersection(kinds):
+            raise ValueError(f"Joint: one of the fields must be an image or a mask, not only {self.fields!r}")
+        object.__setattr__(self, "mask_fill", as_python(self.mask_fill))
+        if type(self.mask_fill) is not int:
+            raise TypeError(f"Joint: mask_fill must be an integer, such as 255, not {self.mask_fill!r}")
+
+    @property
+    def uses_global_generators(self) -> bool:
+        """Whether an operation may draw from `random`, `numpy.random` or torch: one not of ours and without `rng`."""
+        return may_use_global_generators(self.operations, self._random)
+
+    def __call__(self, sample: Any, rng: np.random.Generator) -> Any:
+        """The sample with its fields transformed: a tuple, a list or a dict, as it was.
+
+        Raises:
+            TypeError: the sample is not as `fields` says, or a value is not what its kind has to be.
+            ValueError: sizes differ, or boxes have no place.
+        """
+        values: Any = dict(sample) if isinstance(sample, Mapping) else list(sample) if _is_row(sample) else sample
+        items = [(key, kind) for key, kind in self._items(values) if values[key] is not None]
+        size = _common_size(values, items)
+        for operation, random in zip(self.operations, self._random, strict=True):
+            if isinstance(operation, Geometric):
+                window = operation.window(*size, rng)
+                if window is not None:
+                    self._move(values, items, operation, window)
+                    size = window.size
+                continue
+            for key in (key for key, kind in items if kind == "image"):
+                values[key] = operation(values[key], **({"rng": rng} if random else {}))
+        for key in (key for key, kind in items if kind == "boxes"):
+            values[key] = _clipped(values[key], size).astype(np.float32)
+        return tuple(values) if isinstance(sample, tuple) else values
+
+    def _items(self, values: Any) -> list[Item]:
+        if isinstance(values, dict) and isinstance(self.fields, Mapping):
+            return [(_present(names, values), kind) for names, kind in self.fields.items()]
+        if isinstance(values, list) and not isinstance(self.fields, Mapping):
+            if len(values) == len(self.fields):
+                return [(number, kind) for number, kind in enumerate(self.fields) if kind is not None]
+            raise TypeError(f"Joint: fields says what {len(self.fields)} items are, and the sample has {len(values)}")
+        raise TypeError(
+            "Joint: fields is a mapping for samples that are dicts, and a sequence for tuples; it is "
+            f"{self.fields!r}, and the sample is a {type(values).__name__}"
+        )
+
+    def _move(self, values: Any, items: Sequence[Item], operation: Geometric, window: Window) -> None:
+        for key, kind in items:
+            if kind == "boxes":
+                values[key] = _clipped(_moved(values[key], window), window.size)
+                continue
+            value = values[key]
+            check_image(type(operation).__name__, value)
+            is_mask = kind == "mask"
+            interpolation, fill = ("nearest", self.mask_fill) if is_mask else (operation.interpolation, 0)
+            values[key] = cut(value, window, interpolation, fill=fill)  # type: ignore[arg-type]
+
+
+def draws_geometry(function: object) -> bool:
+    """Whether a transform of a field crops or flips at random, by operations of ours."""
+    return any(isinstance(each, _RANDOM) for each in _flattened(function))
+
+
+def _flattened(operation: Any) -> list[Callable[..., Any]]:
+    if type(operation) is not Compose:
+        return [operation]
+    return [part for each in operation.operations for part in _flattened(each)]
+
+
+def _is_row(sample: object) -> bool:
+    return type(sample) in (tuple, list)
+
+
+def _present(names: str, values: Mapping[str, Any]) -> str:
+    """Of alternatives the field that a sample has."""
+    found = next((name for name in names.split(";") if name in values), None)
+    if found is None:
+        raise TypeError(f"Joint: the sample has no field {names!r}; it has {', '.join(map(repr, values))}")
+    return found
+
+
+def _common_size(values: Any, items: Sequence[Item]) -> tuple[int, int]:
+    """Height and width of the images and masks, checked; boxes become arrays."""
+    sizes: dict[str, tuple[int, int]] = {}
+    for key, kind in items:
+        if kind == "boxes":
+            values[key] = _checked_boxes(values[key])
+            continue
+        check_image(f"Joint ({kind} {key!r})", values[key])
+        if kind == "mask" and values[key].shape[2:] not in ((), (1,)):
+            raise TypeError(
+                f"Joint: the mask {key!r} has {values[key].shape[2]} numbers for each pixel, as images are decoded to; "
+                "images.palette and images.unchanged decode masks, as in decode={'mask.png': images.palette}"
+            )
+        sizes[f"the {kind} {key!r}"] = values[key].shape[:2]
+    if len(set(sizes.values())) != 1:
+        differ = ", ".join(f"{name} {height} x {width}" for name, (height, width) in sizes.items())
+        raise ValueError(f"Joint: what belongs together must have one height and width; it is {differ or 'missing'}")
+    return next(iter(sizes.values()))
+
+
+def _checked_boxes(boxes: Any) -> NDArray[np.float64]:
+    try:
+        found = np.array(boxes, np.float64)
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"Joint: boxes must be numbers (boxes, 4 or more), not {type(boxes).__name__}; let a decoder make them, as "
+            "in decode={'json': function}"
+        ) from None
+    if found.size == 0:
+        return found.reshape(0, found.shape[1] if found.ndim == 2 and found.shape[1] >= 4 else 4)
+    if found.ndim != 2 or found.shape[1] < 4:
+        raise TypeError(f"Joint: boxes must be numbers (boxes, 4 or more), not of shape {found.shape}")
+    sound = np.isfinite(found[:, :4]).all(axis=1) & (found[:, 0] <= found[:, 2]) & (found[:, 1] <= found[:, 3])
+    if not sound.all():
+        wrong = found[np.argmin(sound), :4].tolist()
+        raise ValueError(f"Joint: a box is (left, top, right, bottom) with left <= right, top <= bottom, not {wrong}")
+    return found
+
+
+def _moved(boxes: NDArray[np.float64], window: Window) -> NDArray[np.float64]:
+    """Boxes in pixels of the result."""
+    moved = boxes.copy()
+    (top, left, rows, columns), (height, width) = window.box, window.size
+    moved[:, 0:4:2] = (boxes[:, 0:4:2] - left) * (width / columns)
+    moved[:, 1:4:2] = (boxes[:, 1:4:2] - top) * (height / rows)
+    if window.mirrored:
+        moved[:, 0], moved[:, 2] = width - moved[:, 2], width - moved[:, 0]
+    return moved
+
+
+def _clipped(boxes: NDArray[np.float64], size: tuple[int, int]) -> NDArray[np.float64]:
+    """What lies within the image; boxes of no area are left out."""
+    height, width = size
+    boxes[:, 0:4:2] = boxes[:, 0:4:2].clip(0, width)
+    boxes[:, 1:4:2] = boxes[:, 1:4:2].clip(0, height)
+    return boxes[(boxes[:, 0] < boxes[:, 2]) & (boxes[:, 1] < boxes[:, 3])]

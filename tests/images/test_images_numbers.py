@@ -1,0 +1,284 @@
+"""Arrays that are no pictures: masks and depths in crops and resizes, the decoders that read them, and ToTensor."""
+
+from __future__ import annotations
+
+import inspect
+import io
+import struct
+import zlib
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from PIL import Image
+from test_images_depth import NARROW, TOO_DEEP, WIDE, by_pillow
+
+from streamload import images
+from streamload.images import (
+    CenterCrop,
+    Compose,
+    Normalize,
+    RandomCrop,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    Resize,
+    ToFloat,
+    ToTensor,
+)
+
+SIDES = st.integers(1, 40)
+
+
+def rng(seed: int = 0) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+# operations
+
+
+@settings(deadline=None, max_examples=60)
+@given(height=SIDES, width=SIDES, rows=SIDES, columns=SIDES, dtype=st.sampled_from(["u1", "u2", "i4", "i8", "f4", "?"]))
+def test_nearest_takes_the_pixels_that_pillow_takes(
+    height: int, width: int, rows: int, columns: int, dtype: str
+) -> None:
+    values = rng(height).integers(0, 200, (height, width), np.uint8)
+    expected = np.asarray(Image.fromarray(values).resize((columns, rows), Image.Resampling.NEAREST))
+    got = Resize((rows, columns), interpolation="nearest")(values.astype(dtype))
+    np.testing.assert_array_equal(got, expected.astype(dtype))
+    assert got.dtype == np.dtype(dtype)
+
+
+@pytest.mark.parametrize("interpolation", ["bilinear", "box", "bicubic", "lanczos"])
+@pytest.mark.parametrize("channels", [(), (1,), (3,), (4,)])
+def test_wide_numbers_are_resampled_as_floats_are(interpolation: Any, channels: tuple[int, ...]) -> None:
+    depth = rng().integers(0, 1 << 16, (30, 41, *channels), np.uint16)
+    resize = Resize((17, 60), interpolation=interpolation)
+    got = resize(depth)
+    assert (got.shape, got.dtype) == ((17, 60, *channels), np.uint16)
+    planes = np.moveaxis(depth.reshape(30, 41, -1).astype(np.float32), 2, 0)
+    method = Image.Resampling[interpolation.upper()]
+    floats = np.stack([np.asarray(Image.fromarray(plane).resize((60, 17), method)) for plane in planes], axis=2)
+    np.testing.assert_array_equal(got.reshape(floats.shape), np.rint(floats.clip(0, 65535)))
+    if not channels:
+        np.testing.assert_array_equal(resize(depth.astype(np.float32)), floats[:, :, 0])
+    out = np.zeros_like(got)
+    assert resize(depth, out=out) is out
+    np.testing.assert_array_equal(out, got)
+
+
+@pytest.mark.parametrize("dtype", ["i4", "i8", "?"])
+def test_numbers_of_objects_are_not_averaged(dtype: str) -> None:
+    with pytest.raises(TypeError, match='interpolation="nearest"'):
+        Resize(5)(np.zeros((9, 9), dtype))
+
+
+@pytest.mark.parametrize(
+    "operation", [CenterCrop(20), CenterCrop(9), RandomCrop(11, padding=3), RandomHorizontalFlip(1.0)]
+)
+@pytest.mark.parametrize("dtype", ["u1", "u2", "i8", "f4", "f8", "?"])
+def test_crops_and_flips_take_any_numbers(operation: Any, dtype: str) -> None:
+    takes_rng = "rng" in inspect.signature(operation).parameters
+
+    def called(image: Any, **options: Any) -> Any:
+        return operation(image, **({"rng": rng()} if takes_rng else {}), **options)
+
+    values = rng(3).integers(0, 200, (13, 15, 1), np.uint8)
+    expected = called(values)[:, :, 0].astype(dtype)
+    got = called(values[:, :, 0].astype(dtype))
+    np.testing.assert_array_equal(got, expected)
+    out = np.full_like(got, 1)
+    assert called(values[:, :, 0].astype(dtype), out=out) is out
+    np.testing.assert_array_equal(out, expected)
+
+
+def test_bytes_without_an_axis_of_channels_are_resized_as_with_one() -> None:
+    values = rng().integers(0, 256, (50, 60), np.uint8)
+    for operation in (Resize(20), Resize(5), Resize(70, interpolation="lanczos")):
+        np.testing.assert_array_equal(operation(values), operation(values[:, :, None])[:, :, 0])
+    got = RandomResizedCrop(7)(values, rng())
+    np.testing.assert_array_equal(got, RandomResizedCrop(7)(values[:, :, None], rng())[:, :, 0])
+    np.testing.assert_array_equal(ToFloat()(values), ToFloat()(values[:, :, None]))
+
+
+# ToTensor
+
+
+NOISE = rng(3).integers(0, 256, (24, 36, 3), np.uint8)
+
+
+def as_torchvision_does(image: NDArray[np.uint8]) -> torch.Tensor:
+    return torch.from_numpy(image).permute(2, 0, 1).contiguous().to(torch.float32).div(255)
+
+
+@pytest.mark.parametrize("channels", [1, 3, 4])
+def test_a_tensor_is_what_torchvision_makes(channels: int) -> None:
+    image = rng().integers(0, 256, (24, 36, channels), np.uint8)
+    got = ToTensor()(image)
+    assert isinstance(got, torch.Tensor)
+    assert got.is_contiguous()
+    assert torch.equal(got, as_torchvision_does(image))
+    if channels == 1:
+        assert torch.equal(ToTensor()(image[:, :, 0]), got)
+
+
+def test_the_usual_chain_normalises_tensors() -> None:
+    mean, std = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+    shape = (3, 1, 1)
+    expected = (as_torchvision_does(NOISE) - torch.tensor(mean).view(shape)) / torch.tensor(std).view(shape)
+    chain = Compose([ToTensor(), Normalize(mean, std)])
+    for got in (chain(NOISE), Normalize(mean, std)(ToTensor()(NOISE))):
+        assert isinstance(got, torch.Tensor)
+        assert got.is_contiguous()
+        assert torch.equal(got, expected)
+    assert torch.equal(torch.stack([chain(NOISE)] * 2), torch.stack([expected] * 2))
+
+
+@pytest.mark.parametrize("chain", [ToTensor(), Compose([ToTensor(), Normalize([0.5] * 3, [0.5] * 3)])])
+def test_a_tensor_that_is_wanted_elsewhere_is_written_there(chain: Any) -> None:
+    expected = chain(NOISE).numpy()
+    for out in (np.zeros((3, 24, 36), np.float32), np.zeros((24, 36, 3), np.float32).transpose(2, 0, 1)):
+        assert chain(NOISE, out=out) is out
+        np.testing.assert_array_equal(out, expected)
+    got = chain(NOISE, out=np.zeros((3, 24, 35), np.float32))
+    assert isinstance(got, torch.Tensor)
+
+
+@pytest.mark.parametrize("image", [WIDE[..., 0], NOISE / 255, "image", None])
+def test_only_bytes_have_a_known_range(image: Any) -> None:
+    with pytest.raises(TypeError, match="ToTensor takes a uint8 array"):
+        ToTensor()(image)
+
+
+# decoders
+
+
+def with_palette(numbers: NDArray[np.uint8], **options: Any) -> bytes:
+    image = Image.fromarray(numbers)
+    image.putpalette([*range(255, -1, -1)] * 3)
+    assert image.mode == "P"
+    file = io.BytesIO()
+    image.save(file, "PNG", **options)
+    return file.getvalue()
+
+
+CLASSES = rng().integers(0, 4, (9, 11), np.uint8)
+
+
+@pytest.mark.parametrize("options", [{}, {"bits": 2}, {"bits": 4}, {"transparency": 3}])
+def test_a_palette_gives_the_numbers_and_not_the_colours(options: dict[str, Any]) -> None:
+    data = with_palette(CLASSES, **options)
+    for decoder in (images.palette, images.unchanged):
+        np.testing.assert_array_equal(decoder(data), CLASSES)
+        assert decoder(data).flags.writeable
+    assert images.grey(data).tolist() != CLASSES.tolist()
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4, 8])
+def test_numbers_of_few_bits_are_not_stretched(bits: int) -> None:
+    numbers = rng(bits).integers(0, 1 << bits, (5, 16), np.uint8)
+    packed = np.packbits(np.unpackbits(numbers.reshape(-1, 1), axis=1)[:, -bits:]).reshape(5, -1)
+    for data in (png_of_grey(numbers.shape, bits, packed), pgm_of(numbers, (1 << bits) - 1)):
+        np.testing.assert_array_equal(images.palette(data), numbers)
+        np.testing.assert_array_equal(images.unchanged(data), numbers)
+
+
+def png_of_grey(shape: tuple[int, ...], bits: int, packed: NDArray[np.uint8]) -> bytes:
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", shape[1], shape[0], bits, 0, 0, 0, 0)
+    rows = b"".join(b"\0" + row.tobytes() for row in packed)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+
+
+def pgm_of(numbers: NDArray[np.uint8], most: int) -> bytes:
+    return b"P5 %d %d %d\n" % (numbers.shape[1], numbers.shape[0], most) + numbers.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("png grey", WIDE[..., 0]),
+        ("png grey by pillow", WIDE[..., 0]),
+        ("png rgb", WIDE[..., 2::-1]),
+        ("png rgba", WIDE[..., [2, 1, 0, 3]]),
+        ("png grey with alpha", WIDE[..., :2]),
+        ("tiff grey", WIDE[..., 0]),
+        ("tiff grey by pillow", WIDE[..., 0]),
+        ("tiff rgb lzw", WIDE[..., 2::-1]),
+        ("pgm", WIDE[..., 0]),
+        ("ppm", WIDE[..., 2::-1]),
+        ("pgm of 12 bits", [[4095]]),
+        ("pgm in plain text", [[3, 1000]]),
+        ("ppm in plain text", [[[3, 0, 256]]]),
+    ],
+)
+def test_all_16_bits_are_there(name: str, expected: Any) -> None:
+    got = images.unchanged(TOO_DEEP[name])
+    np.testing.assert_array_equal(got, expected)
+    assert (got.dtype, got.flags.c_contiguous, got.flags.writeable) == (np.uint16, True, True)
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3, 4])
+def test_8_bits_keep_their_channels(channels: int) -> None:
+    pixels = NARROW[:, :, 0] if channels == 1 else NARROW[:, :, :channels]
+    np.testing.assert_array_equal(images.unchanged(by_pillow(np.ascontiguousarray(pixels), "PNG")), pixels)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int32])
+def test_tiffs_of_32_bits_are_read(dtype: Any) -> None:
+    values = (rng().random((6, 7)) * 1000).astype(dtype)
+    got = images.unchanged(by_pillow(values, "TIFF"))
+    np.testing.assert_array_equal(got, values)
+    assert got.dtype == dtype
+
+
+def test_grey_is_pillows() -> None:
+    for pixels in (NARROW[:, :, :3], NARROW[:, :, 0], NARROW):
+        data = by_pillow(np.ascontiguousarray(pixels), "PNG")
+        expected = np.asarray(Image.fromarray(np.ascontiguousarray(pixels)).convert("L"))
+        np.testing.assert_array_equal(images.grey(data), expected)
+    jpeg = by_pillow(NOISE, "JPEG")
+    np.testing.assert_array_equal(images.grey(jpeg), np.asarray(Image.open(io.BytesIO(jpeg)).convert("L")))
+
+
+@pytest.mark.parametrize("name", ["png grey", "png rgb", "tiff grey"])
+def test_what_does_not_suit_a_decoder_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=r"no palette.*uint16.*images\.unchanged"):
+        images.palette(TOO_DEEP[name])
+    with pytest.raises(ValueError, match=r"16 bits a channel.*images\.unchanged"):
+        images.grey(TOO_DEEP[name])
+    with pytest.raises(ValueError, match=r"no palette.*uint8 of shape \(9, 11, 3\)"):
+        images.palette(by_pillow(np.ascontiguousarray(NARROW[:, :, :3]), "PNG"))
+
+
+@pytest.mark.parametrize("decoder", [images.palette, images.unchanged, images.grey])
+def test_damage_is_an_error_for_every_decoder(decoder: Any) -> None:
+    data = with_palette(rng().integers(0, 256, (60, 70), np.uint8))
+    flipped = bytearray(data)
+    flipped[len(data) // 2] ^= 8
+    for wrong in (data[: len(data) // 2], bytes(flipped), b"", b"no image", data[:20]):
+        with pytest.raises(ValueError, match="image|PNG"):
+            decoder(wrong)
+    bomb = bytearray(data)
+    bomb[16:24] = b"\0\0\xff\xff" * 2
+    with pytest.raises(ValueError, match=r"more than the limit|cannot be read"):
+        decoder(bytes(bomb))
+
+
+def test_damage_of_wide_numbers_is_an_error() -> None:
+    done, array = cv2.imencode(".png", rng().integers(0, 1 << 16, (60, 70), np.uint16))
+    assert done
+    data = bytes(array)
+    for place in range(60, len(data) - 20, 400):
+        flipped = bytearray(data)
+        flipped[place] ^= 8
+        with pytest.raises(ValueError, match="damaged"):
+            images.unchanged(bytes(flipped))
+        with pytest.raises(ValueError, match="damaged"):
+            images.unchanged(data[:place])
