@@ -233,8 +233,8 @@ def as_array(tensor: Any) -> tuple[NDArray[Any], str | None]:
 def describe_rows(row: Any) -> Layout:
     """The layout of batches of rows like this one, as torch's `default_collate` would collate them.
 
-    Arrays, tensors and numbers become arrays with a leading axis of rows; strings and bytes become lists, or tuples
-    where they are items of sequences; dicts and named tuples keep their class; other tuples and lists become lists.
+    Arrays, tensors and numbers become arrays with a leading axis of rows; strings, bytes and None, which torch refuses
+    and which stands for an optional field, become lists, or tuples where they are items of sequences; dicts and named tuples keep their class; other tuples and lists become lists.
 
     Raises:
         TypeError: the row holds something that `default_collate` refuses, or must collate itself.
@@ -256,7 +256,7 @@ def _describe_row(row: Any, builder: _Builder) -> Node:
         return builder.array(value.astype(value.dtype.newbyteorder("="), copy=False))
     if isinstance(row, bool | int | float):
         return builder.array(np.empty((), _scalar_dtype(kind)))
-    if isinstance(row, str | bytes):
+    if row is None or isinstance(row, str | bytes):
         return ValueLeaf(builder.column([]))
     if kind in (dict, OrderedDict):
         return MappingNode(kind, tuple(row), tuple(_describe_row(row[key], builder) for key in row))

@@ -79,7 +79,7 @@ def _write(node: Node, column: Any, places: list[NDArray[Any]], values: list[Seq
         _write_column(node, column, places[node.number])
     elif isinstance(node, ValueLeaf):
         kinds = () if isinstance(column, StoredBytes) else set(map(type, column))
-        if not all(issubclass(kind, str | bytes) for kind in kinds):
+        if not all(issubclass(kind, str | bytes | None) for kind in kinds):
             raise LayoutMismatchError
         values[node.column] = column
     elif isinstance(node, MappingNode | SequenceNode):

@@ -155,7 +155,10 @@ class RowMaker:
         self._transforms = DatasetTransforms(job.transform, job.own_transforms)
         single = one_by_one or self._transforms.any_on_sample or job.collate_fn is not None
         self._reader = FieldReader(
-            job.decode, optional=job.fields is None, limit_bytes=job.expansion_limit_bytes, single=single
+            job.decode,
+            optional=None if job.fields is None else job.optional_fields,
+            limit_bytes=job.expansion_limit_bytes,
+            single=single,
         )
         functions = self._transforms.functions
         self.seeds = GlobalSeeds(
@@ -259,7 +262,7 @@ class RowMaker:
     ) -> Any:
         column = field.column
         if self._reader.is_absent(column, row):
-            return ABSENT
+            return self._reader.absent
         out = None if field.places is None else field.places[row]
         started = perf_counter()
         name = field_of(column, row)
