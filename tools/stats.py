@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 from numpy.typing import NDArray
-from streamload_tools.arguments import Index, StorageOption, Urls, Workers, parse_storage_options
+from streamload_tools.arguments import Index, StorageOption, Urls, Where, Workers, parse_storage_options
 from streamload_tools.failures import reported_errors
 from streamload_tools.output import aligned, print_line, shown_bytes
 from streamload_tools.progress import open_progress
@@ -39,6 +39,7 @@ def stats_command(
     *,
     ranks: Annotated[int, typer.Option(help="World size: how many ranks share the dataset.", min=1)] = 1,
     as_document: Annotated[bool, typer.Option("--json", help="Print JSON with every label.")] = False,
+    where: Where = None,
     index: Index = None,
     workers: Workers = None,
     storage_option: StorageOption = None,
@@ -49,7 +50,8 @@ def stats_command(
     """
     with reported_errors():
         storages = Storages(parse_storage_options(storage_option))
-        stats = dataset_stats(urls, index, storages, workers=workers or available_processors(), ranks=ranks)
+        processors = workers or available_processors()
+        stats = dataset_stats(urls, index, storages, workers=processors, ranks=ranks, where=where)
         for line in [json.dumps(as_json(stats), indent=2)] if as_document else as_lines(stats):
             print_line(line)
 
@@ -217,7 +219,7 @@ class DatasetStats:
 
 
 def dataset_stats(
-    urls: Sequence[str], index: str | None, storages: Storages, *, workers: int, ranks: int
+    urls: Sequence[str], index: str | None, storages: Storages, *, workers: int, ranks: int, where: str | None = None
 ) -> DatasetStats:
     """Read the indexes, or the shards without one, with progress on standard error.
 
@@ -227,6 +229,7 @@ def dataset_stats(
         storages: their storages.
         workers: how many shards to read at once.
         ranks: the world size.
+        where: a condition that samples have to meet.
 
     Raises:
         StreamloadError: an index or a shard cannot be read, or is damaged.
@@ -234,9 +237,8 @@ def dataset_stats(
     listing = list_shards(urls, index, storages)
     tally = Tally()
     with open_progress("reading", len(listing.shards), "shards") as progress:
-        found = tables(
-            listing, IndexLookup(index, storages), Reader(storages, workers), labels=True, advance=progress.advance
-        )
+        reader, lookup = Reader(storages, workers), IndexLookup(index, storages)
+        found = tables(listing, lookup, reader, labels=True, where=where, advance=progress.advance)
         for shard_bytes, table in found:
             tally.add(shard_bytes, table)
     figures = tally.figures()

@@ -234,7 +234,8 @@ def describe_rows(row: Any) -> Layout:
     """The layout of batches of rows like this one, as torch's `default_collate` would collate them.
 
     Arrays, tensors and numbers become arrays with a leading axis of rows; strings, bytes and None, which torch refuses
-    and which stands for an optional field, become lists, or tuples where they are items of sequences; dicts and named tuples keep their class; other tuples and lists become lists.
+    and which stands for an optional field, become lists, or tuples where they are items of sequences; dicts and named
+    tuples keep their class; other tuples and lists become lists.
 
     Raises:
         TypeError: the row holds something that `default_collate` refuses, or must collate itself.

@@ -185,8 +185,8 @@ def _name(node: ast.expr) -> str | None:
         case ast.Call(func=ast.Name(id="fraction"), args=[ast.Constant(value=int(seed))], keywords=[]):
             return f"{FRACTION}.{seed}"
         case ast.Attribute():
-            field = ast.unparse(node)
-            return field if field.startswith(SIZE) and field.replace(".", "").isidentifier() else None
+            dotted = ast.unparse(node)
+            return dotted if all(part.isidentifier() for part in dotted.split(".")) else None
     return None
 
 
