@@ -1,4 +1,4 @@
-"""Train on pairs of images and captions as img2dataset writes them: some lack a caption, some are broken, all have scores.
+"""Train on images and captions as img2dataset writes them: some lack captions, some are broken, all have scores.
 
 python examples/clip.py --shards shards     # made first, where there are none
 """
@@ -32,7 +32,7 @@ def write_shards(folder: Path, samples: int = 400) -> None:
             file = io.BytesIO()
             Image.fromarray(generator.integers(0, 256, (48, width, 3), dtype=np.uint8)).save(file, "JPEG")
             content = file.getvalue() if number % 50 else b"<html>404</html>"  # what a dead link gives
-            sample = {"__key__": f"{number:09d}", "jpg": content}
+            sample: dict[str, Any] = {"__key__": f"{number:09d}", "jpg": content}
             sample["json"] = {"aesthetic": float(generator.uniform(3, 8)), "width": width}
             if number % 4:
                 sample["txt"] = f"picture {number} of {width} pixels"

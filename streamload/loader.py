@@ -187,8 +187,7 @@ class StreamLoader(NamedClasses):
         portions = portions_of(urls, index, where=where, keys=keys, samples=samples)
         self._options = options.resolved_for(named_places(portions.values()))
         self._link = FeederLink(self._options, portions, registry=moves_to.registry if moves_to else cuda_registry)
-        self._listing = self._link.listing
-        self._lanes = self._sampling.lanes
+        self._listing, self._lanes = self._link.listing, self._sampling.lanes
         self._link.choose(self._sampling)
         self._link.check(self._lanes, self.world_size)
         self._counts = self._listing.counts
