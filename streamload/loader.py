@@ -22,6 +22,7 @@ from streamload.order.plan import batches_per_rank
 from streamload.order.state import LoaderState, check, fingerprint
 from streamload.sampling.arguments import SamplingOptions
 from streamload.sampling.mixture import Mixture, portions_of
+from streamload.sampling.selection import Keys, Samples, Where
 from streamload.sampling.weights import Weights
 from streamload.statistics import Meter, Statistics
 from streamload.text import counted
@@ -110,6 +111,12 @@ class StreamLoader(NamedClasses):
             order is just as it says. It is iterated at the start of each pass, after its `set_epoch` if it has one. It
             names the samples of all ranks and must do the same on each of them (a fixed seed); one that has `rank` and
             `num_replicas`, as DistributedSampler, names those of its rank.
+        where: which samples take part: a condition on columns, such as `aesthetic > 5 and "txt"` (docs/selection.md),
+            or a function of the columns (a mapping from names to arrays) that gives a truth value for each sample. Only
+            parts of shards with such samples are fetched. Without an index the shards are scanned first.
+        keys: which samples take part, by their keys: an iterable, or the path of a file with one a line.
+        samples: a slice of the samples that the others leave, in the order of the listing; or a fraction of all, chosen
+            by their keys alone.
         epoch_size: samples of an epoch, over all ranks. Epochs then follow each other through endless passes over the
             dataset, so in the end all samples come equally often. With `weights`: how many are drawn.
         index: a folder with the index of the shards, if it is not beside them; it may be remote.
@@ -168,6 +175,9 @@ class StreamLoader(NamedClasses):
         weights: Weights | None = None,
         sampler: Iterable[int] | None = None,
         epoch_size: int | None = None,
+        where: Where | None = None,
+        keys: Keys | None = None,
+        samples: Samples | None = None,
         index: str | os.PathLike[str] | None = None,
         storage_options: Mapping[str, Any] | None = None,
         filesystem: Any = None,
@@ -185,20 +195,18 @@ class StreamLoader(NamedClasses):
         self.rank, self.world_size = rank_and_world_size(rank, world_size)
         self._sampling = SamplingOptions.among(locals(), self.rank, self.world_size)
         self._rank_was_found = goes_by_found_rank(rank, is_divided=self._sampling.is_divided)
-        portions = portions_of(urls, index)
+        portions = portions_of(urls, index, where=where, keys=keys, samples=samples)
         self._options = options.resolved_for(named_places(portions.values()))
         self._link = FeederLink(self._options, portions, registry=moves_to.registry if moves_to else cuda_registry)
-        self._listing = self._link.listing
-        self._lanes = self._sampling.lanes
+        self._listing, self._lanes = self._link.listing, self._sampling.lanes
         self._link.choose(self._sampling)
         self._link.check(self._lanes, self.world_size)
         self._counts = self._listing.counts
         self._batch_builder = BatchBuilder(on_error, max_errors, fills_up=self._options.fills_up)
         self._dataset: str | None = None
         self._nothing_left = NothingLeft(drop_last, batch_size, self._batch_builder.skipped_members)
-        self._cursor, self._beginning = Cursor(), RLock()
+        self._cursor, self._beginning, self._meter = Cursor(), RLock(), Meter()
         self._iterator: weakref.ref[EpochIterator] | None = None
-        self._meter = Meter()
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Refuse what would have no effect: arguments are fixed, but for `transform`; misspelt names are none."""
@@ -278,11 +286,12 @@ class StreamLoader(NamedClasses):
 
     @property
     def dataset(self) -> range:
-        """The numbers of all stored samples, which has the length that frameworks ask a loader's dataset for.
+        """The numbers of the samples that take part, which has the length that frameworks ask a loader's dataset for.
 
         It takes what `len(loader)` takes.
         """
-        return range(self._samples())
+        selected = self._sampling.n_selected
+        return range(self._samples() if selected is None else selected)
 
     @property
     def skipped(self) -> list[SampleError]:

@@ -75,13 +75,16 @@ class Options:
     max_errors: int | None
     strict: bool
     verify: bool
+    optional_fields: frozenset[str] = frozenset()
+    """Those of `fields` that samples may lack, which are given with a question mark behind them."""
 
     @classmethod
     def among(cls, arguments: Mapping[str, Any]) -> Options:
         """The options among other arguments."""
-        return cls(**{field.name: arguments[field.name] for field in fields(cls)})
+        return cls(**{field.name: arguments[field.name] for field in fields(cls) if field.name in arguments})
 
     def __post_init__(self) -> None:
+        self._take_optional_fields()
         self._check_numbers()
         self._check_choices()
         self._check_functions()
@@ -175,6 +178,7 @@ class Options:
             self.seed,
             own_transforms,
             self._expansion_limit_bytes(own_transforms, existing),
+            self.optional_fields,
         )
 
     def _expanding(self, existing: Sequence[str]) -> int:
@@ -260,7 +264,9 @@ class Options:
             ValueError: one of the wanted fields is not among the existing ones.
         """
         for entry in self.fields or ():
-            if entry not in SAMPLE_NAMES and not any(name in existing for name in entry.split(";")):
+            if entry in SAMPLE_NAMES or entry in self.optional_fields:
+                continue
+            if not any(name in existing for name in entry.split(";")):
                 raise ValueError(
                     f"fields={self.fields!r}: no sample has {entry!r}; there are {those_there_are(entry, existing)}"
                 )
@@ -315,6 +321,16 @@ class Options:
             check_takes_one("transform", self.transform, "the sample: a tuple of its fields, or a dict if fields=None")
         if self.collate_fn is not None:
             check_takes_one("collate_fn", self.collate_fn, "the list of a batch's samples")
+
+    def _take_optional_fields(self) -> None:
+        if isinstance(self.fields, str) or not isinstance(self.fields, Sequence):
+            return
+        optional = [entry[:-1] for entry in self.fields if isinstance(entry, str) and entry.endswith("?")]
+        if any(name in SAMPLE_NAMES for name in optional):
+            raise ValueError(f"fields={self.fields!r}: every sample has {' and '.join(SAMPLE_NAMES)}; leave out the ?")
+        names = tuple(entry.removesuffix("?") if isinstance(entry, str) else entry for entry in self.fields)
+        object.__setattr__(self, "fields", names)
+        object.__setattr__(self, "optional_fields", self.optional_fields.union(optional))
 
     def _check_fields(self) -> None:
         if self.fields is None:

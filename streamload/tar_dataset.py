@@ -28,6 +28,7 @@ from streamload.options import Options, Transform
 from streamload.order.plan import RowBlock
 from streamload.random_access import RandomAccess
 from streamload.sampling.mixture import Portion
+from streamload.sampling.selection import Keys, Samples, Where
 from streamload.storage.urls import Urls
 from streamload.tar.decompression import compression_of
 from streamload.text import counted
@@ -39,7 +40,7 @@ __all__ = ["TarDataset"]
 
 _ITERATED_TOGETHER = 32
 _SEEDS = (1 << 63) - 1
-_NOT_PICKLED = ("_options", "_listing", "_ends", "_job", "_access", "_makers", "labels")
+_NOT_PICKLED = ("_options", "_listing", "_ends", "_selected", "_job", "_access", "_makers", "labels")
 """Attributes that a copy or a pickle gets by other ways, or not at all; what else there is belongs to a subclass."""
 
 
@@ -71,6 +72,7 @@ class TarDataset(NamedClasses, Dataset[Any]):
             protocol; others are refused.
         verify: check every field against the checksum in the index.
         strict: False lets shards pass that end without an end-of-archive marker.
+        where, keys, samples: which samples the dataset has; as for `StreamLoader`. Their numbers are counted anew.
 
     Raises:
         TypeError, ValueError: a wrong argument, or a shard that is compressed as a whole.
@@ -93,9 +95,12 @@ class TarDataset(NamedClasses, Dataset[Any]):
         filesystem: Any = None,
         verify: bool = False,
         strict: bool = True,
+        where: Where | None = None,
+        keys: Keys | None = None,
+        samples: Samples | None = None,
     ) -> None:
         options = Options.among({**_loaders_defaults(), **locals(), "num_workers": 0})
-        portion = Portion(urls, 1.0, index=index)
+        portion = Portion(urls, 1.0, index=index, where=where, keys=keys, samples=samples)
         with closing(FeederClient(options.storages, named_places([portion]))) as client:
             listing = client.list_shards(urls, index)
             _check_access_at_random(listing, options)
@@ -103,7 +108,10 @@ class TarDataset(NamedClasses, Dataset[Any]):
                 counts = _checked_counts(access, options)
                 for folders in labelled_folders({"": portion}, [listing], options):
                     check_classes(partial(client.call, "read_class_names", folders, options.storages))
-        self._start(options, listing, np.cumsum(counts, dtype=np.int64))
+            selected = None
+            if not portion.selection.is_everything:
+                selected = np.flatnonzero(client.select(portion.selection, listing, strict=options.strict))
+        self._start(options, listing, np.cumsum(counts, dtype=np.int64), selected)
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Refuse what would have no effect; the attributes of a subclass are its own."""
@@ -117,7 +125,7 @@ class TarDataset(NamedClasses, Dataset[Any]):
 
     def __len__(self) -> int:
         """The number of samples."""
-        return int(self._ends[-1])
+        return int(self._ends[-1]) if self._selected is None else len(self._selected)
 
     @overload
     def __getitem__(self, index: slice) -> list[Any]: ...
@@ -168,7 +176,8 @@ class TarDataset(NamedClasses, Dataset[Any]):
             DatasetIndexError: some sample has no such label.
             StreamloadError: a shard or its index cannot be read.
         """
-        return self._here().labels()
+        labels = self._here().labels()
+        return labels if self._selected is None else labels[self._selected]
 
     if not TYPE_CHECKING:  # type checkers would believe that there is every attribute
 
@@ -194,7 +203,7 @@ class TarDataset(NamedClasses, Dataset[Any]):
 
     def __getstate__(self) -> bytes:
         own = {name: value for name, value in vars(self).items() if name not in _NOT_PICKLED}
-        pickled: bytes = cloudpickle.dumps((self._options, self._listing, self._ends, own))
+        pickled: bytes = cloudpickle.dumps((self._options, self._listing, self._ends, self._selected, own))
         return pickled
 
     def __setstate__(self, pickled: bytes) -> None:
@@ -213,8 +222,10 @@ class TarDataset(NamedClasses, Dataset[Any]):
             raise failure
         return values
 
-    def _start(self, options: Options, listing: Listing, ends: NDArray[np.int64]) -> None:
-        self._options, self._listing, self._ends = options, listing, ends
+    def _start(
+        self, options: Options, listing: Listing, ends: NDArray[np.int64], selected: NDArray[np.int64] | None
+    ) -> None:
+        self._options, self._listing, self._ends, self._selected = options, listing, ends, selected
         self._job = replace(options.job(), expansion_limit_bytes=DECOMPRESSED_LIMIT_BYTES)  # without a budget
         self._access: RandomAccess | None = None
         self._makers = threading.local()  # a RowMaker is for one thread
@@ -248,7 +259,8 @@ class TarDataset(NamedClasses, Dataset[Any]):
         wrong = numbers[(numbers < -len(self)) | (numbers >= len(self))]
         if len(wrong):
             raise IndexError(f"there is no sample {wrong[0]}: there are {len(self)}")
-        return np.where(numbers < 0, numbers + len(self), numbers)
+        numbers = np.where(numbers < 0, numbers + len(self), numbers)
+        return numbers if self._selected is None else self._selected[numbers]
 
     def _here(self) -> RandomAccess:
         """What this process has open; what a process that it was forked from had open is released."""

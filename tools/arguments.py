@@ -11,7 +11,7 @@ import typer
 from streamload_tools.failures import UsageError
 from typer.core import TyperCommand
 
-__all__ = ["Index", "PlainUsage", "StorageOption", "Urls", "Workers", "parse_storage_options", "show_version"]
+__all__ = ["Index", "PlainUsage", "StorageOption", "Urls", "Where", "Workers", "parse_storage_options", "show_version"]
 
 _WORDS = {"true": True, "false": False, "null": None}
 
@@ -25,6 +25,9 @@ Urls = Annotated[
 ]
 Index = Annotated[
     str | None, typer.Option(metavar="FOLDER", help="The folder of the index, if it is not beside the shards.")
+]
+Where = Annotated[
+    str | None, typer.Option(metavar="CONDITION", help="Only samples that meet it, as 'label == 3 and \"txt\"'.")
 ]
 Workers = Annotated[int | None, typer.Option(metavar="N", help="Shards to read at once. Default: one per core.", min=1)]
 StorageOption = Annotated[

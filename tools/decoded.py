@@ -28,6 +28,7 @@ class DecodedMemory:
         tried: how many samples were decoded.
         fields: the mean of each field over all samples that were decoded, also those without the field.
         refused: what could not be decoded, which counts as it is stored: the error by field.
+        where: a condition that samples have to meet.
         batch_size: samples of a batch.
         window: samples of the shuffle window.
         samples: of an epoch.
@@ -55,6 +56,7 @@ def decoded_memory(
     index: str | None,
     storage_options: Mapping[str, Any] | None,
     *,
+    where: str | None = None,
     batch_size: int,
     window: int,
     stored_bytes: int,
@@ -75,7 +77,7 @@ def decoded_memory(
     """
     sizes: dict[str, float] = {}
     refused: dict[str, str] = {}
-    with TarDataset(urls, decode=False, index=index, storage_options=storage_options) as dataset:
+    with TarDataset(urls, decode=False, index=index, storage_options=storage_options, where=where) as dataset:
         samples = len(dataset)
         numbers = sorted({int(number) for number in np.linspace(0, samples - 1, min(_TRIED, samples))})
         for number in numbers:

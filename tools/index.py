@@ -9,6 +9,7 @@ from typing import Annotated, BinaryIO
 
 import typer
 from streamload_tools.arguments import StorageOption, Urls, Workers, parse_storage_options
+from streamload_tools.columns import MetadataColumns
 from streamload_tools.failures import UsageError, reported_errors
 from streamload_tools.output import say
 from streamload_tools.progress import open_progress
@@ -37,6 +38,13 @@ def index_command(
     output: Annotated[
         str | None, typer.Option(help="The folder for the index, local or remote. Default: beside the shards.")
     ] = None,
+    columns: Annotated[
+        str | None,
+        typer.Option(
+            help="Metadata to select samples by, as SOURCE:NAME,...: of a field with JSON (json:aesthetic), or of a "
+            "file beside each shard (csv:width, parquet:similarity)."
+        ),
+    ] = None,
     workers: Workers = None,
     storage_option: StorageOption = None,
 ) -> None:
@@ -45,11 +53,16 @@ def index_command(
     Shards may be compressed. If a shard is damaged, the index is left unchanged.
     """
     with reported_errors("the index is unchanged"):
-        storages = Storages(parse_storage_options(storage_option))
+        options = parse_storage_options(storage_option)
+        wanted = None if columns is None else MetadataColumns.parse(columns)
+        storages = Storages(options)
         shards = find_shards(urls, storages)
         with open_progress("indexing", len(shards), "shards") as progress:
             found = _index_shards(shards, output, storages, workers or available_processors(), progress.advance)
         typer.echo(f"indexed {counted(len(shards), 'shard')}, {counted(found.samples, 'sample')}")
+        for folder, inside in _by_index(shards, output).items() if wanted is not None else ():
+            assert wanted is not None
+            wanted.write(_place(folder, storages), inside, options or {})
         if found.gone:
             say(
                 f"note: dropped {counted(len(found.gone), 'shard')} from the index, such as {found.gone[0]!r}, "
@@ -98,9 +111,7 @@ def _index_shards(
         StorageError: a shard cannot be read, or the index cannot be written.
         ShardFormatError: a shard is damaged.
     """
-    by_folder: dict[str, list[str]] = {}
-    for url in urls:
-        by_folder.setdefault(output or f"{folder_and_name(url)[0]}/{INDEX_FOLDER}", []).append(url)
+    by_folder = _by_index(urls, output)
     for folder, inside in by_folder.items():
         _check(folder, inside)
     with tempfile.TemporaryFile(prefix=".streamload-") as file:
@@ -114,6 +125,21 @@ def _index_shards(
             spool.write(folder, inside, storages, dropped)
             gone += dropped
     return _Indexed(spool.samples, spool.links, tuple(gone))
+
+
+def _by_index(urls: Sequence[str], output: str | None) -> dict[str, list[str]]:
+    """The shards of each index, by its folder."""
+    by_folder: dict[str, list[str]] = {}
+    for url in urls:
+        by_folder.setdefault(output or f"{folder_and_name(url)[0]}/{INDEX_FOLDER}", []).append(url)
+    return by_folder
+
+
+def _place(folder: str, storages: Storages) -> IndexFolder:
+    storage = storages.for_url(folder)
+    if storages.is_local(folder):
+        return LocalIndexFolder(storage.absolute(folder))
+    return RemoteIndexFolder(storage, folder.rstrip("/"))
 
 
 def _check(folder: str, urls: Sequence[str]) -> None:
@@ -154,13 +180,13 @@ class _Spool:
         entries = [self._entries[url] for url in urls]
         fields = {name for url in urls for name in self._fields[url]}
         url_of = {entry.name: url for entry, url in zip(entries, urls, strict=True)}
-        storage = storages.for_url(folder)
-        place: IndexFolder
-        if storages.is_local(folder):
-            place = LocalIndexFolder(storage.absolute(folder))
-        else:
-            place = RemoteIndexFolder(storage, folder.rstrip("/"))
-        update_index(place, entries, fields, lambda name: self._content(url_of[name]), gone=set(gone).__contains__)
+        update_index(
+            _place(folder, storages),
+            entries,
+            fields,
+            lambda name: self._content(url_of[name]),
+            gone=set(gone).__contains__,
+        )
 
     def _content(self, url: str) -> bytes:
         start, size = self._places[url]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Annotated
 
 import typer
-from streamload_tools.arguments import Index, StorageOption, Urls, Workers, parse_storage_options
+from streamload_tools.arguments import Index, StorageOption, Urls, Where, Workers, parse_storage_options
 from streamload_tools.failures import reported_errors
 from streamload_tools.output import aligned, print_line, shown_bytes
 from streamload_tools.reading import Reader, tables
@@ -26,6 +26,7 @@ def ls_command(
     urls: Urls,
     *,
     samples: Annotated[bool, typer.Option("--samples", help="List every sample with its fields.")] = False,
+    where: Where = None,
     index: Index = None,
     workers: Workers = None,
     storage_option: StorageOption = None,
@@ -35,7 +36,7 @@ def ls_command(
         storages = Storages(parse_storage_options(storage_option))
         listing = list_shards(urls, index, storages)
         reader = Reader(storages, workers or available_processors())
-        found = tables(listing, IndexLookup(index, storages), reader)
+        found = tables(listing, IndexLookup(index, storages), reader, where=where)
         names = _shown_names(listing)
         if samples:
             for name, (_, table) in zip(names, found, strict=True):

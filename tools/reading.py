@@ -8,20 +8,25 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
+from streamload_tools.failures import UsageError
 
 from streamload.errors import DatasetIndexError, ShardFormatError, StorageError, StreamloadError
 from streamload.index.index_lookup import IndexLookup
 from streamload.index.listing import Listing
 from streamload.index.streamed_table import ReadShard, stream_shard
+from streamload.sampling.selection import Selection
 from streamload.storage.local_storage import storage_for
 from streamload.storage.storages import Storages
 from streamload.tar.decompression import compression_of
 from streamload.tar.scan import scan_file
 from streamload.tar.table import ShardTable
+from streamload.trainer.feeder_client import FeederClient, listing_places
 
 __all__ = ["ReadShard", "Reader", "differences", "scanned_table", "tables"]
 
@@ -41,7 +46,7 @@ class Reader:
     """
 
     def __init__(self, storages: Storages, workers: int) -> None:
-        self._storages = storages
+        self.storages = storages
         self._workers = workers
         self._stopped = threading.Event()
         self._counting = threading.Lock()
@@ -80,7 +85,7 @@ class Reader:
             StorageError: it cannot be read.
             ShardFormatError: it is damaged.
         """
-        local = self._storages.is_local(url)
+        local = self.storages.is_local(url)
         mtime_ns = storage_for(url).info(url).mtime_ns if local else None
         if local and compression_of(url) is None:
             table = scanned_table(url, every_byte=every_byte, labels=labels)
@@ -90,7 +95,7 @@ class Reader:
 
     async def _stream(self, url: str, every_byte: bool) -> ReadShard:
         # Storages of its own, since connections belong to the loop that opened them.
-        storages = self._storages.copy()
+        storages = self.storages.copy()
         try:
             return await stream_shard(storages.for_url(url), url, every_byte=every_byte, on_bytes=self._on_bytes)
         finally:
@@ -141,6 +146,7 @@ def tables(
     reader: Reader,
     *,
     labels: bool = False,
+    where: str | None = None,
     advance: Callable[[int, int], None] = lambda *_: None,
 ) -> Iterator[tuple[int, ShardTable]]:
     """The size in bytes and the table of each shard of a listing, from its index or, without one, by reading it.
@@ -150,8 +156,11 @@ def tables(
         lookup: finds the indexes.
         reader: reads shards without an index.
         labels: also read the labels of these.
+        where: a condition: then tables have the samples that meet it alone.
         advance: called with numbers of shards and bytes as they are read.
     """
+    selected = None if where is None else _selected(where, listing, reader.storages)
+    start = 0
 
     def found(url: str) -> tuple[int, ShardTable]:
         shard = shards[url]
@@ -163,8 +172,19 @@ def tables(
 
     shards = {shard.url: shard for shard in listing.shards}
     indexed = {shard.url: folder is not None for shard, folder in zip(listing.shards, listing.index_of, strict=True)}
-    for _, result in reader.each(list(shards), found, advance):
-        yield result
+    for _, (shard_bytes, table) in reader.each(list(shards), found, advance):
+        end = start + len(table)
+        yield shard_bytes, table if selected is None else table.only(np.flatnonzero(selected[start:end]))
+        start = end
+
+
+def _selected(where: str, listing: Listing, storages: Storages) -> NDArray[np.bool_]:
+    """Which samples of a listing meet a condition, bool[N]. Raises UsageError for one that makes no sense."""
+    with closing(FeederClient(storages, listing_places(listing))) as client:
+        try:
+            return client.select(Selection(where), listing, strict=True)
+        except (TypeError, ValueError) as error:
+            raise UsageError(str(error)) from None
 
 
 def differences(url: str, table: ShardTable, known: ShardTable) -> Iterator[StreamloadError]:

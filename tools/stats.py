@@ -13,7 +13,7 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 from streamload_tools import decoded
-from streamload_tools.arguments import Index, StorageOption, Urls, Workers, parse_storage_options
+from streamload_tools.arguments import Index, StorageOption, Urls, Where, Workers, parse_storage_options
 from streamload_tools.failures import reported_errors
 from streamload_tools.output import aligned, print_line, shown_bytes
 from streamload_tools.progress import open_progress
@@ -47,6 +47,7 @@ def stats_command(
         ),
     ] = None,
     as_document: Annotated[bool, typer.Option("--json", help="Print JSON with every label.")] = False,
+    where: Where = None,
     index: Index = None,
     workers: Workers = None,
     storage_option: StorageOption = None,
@@ -57,12 +58,13 @@ def stats_command(
     """
     with reported_errors():
         options = parse_storage_options(storage_option)
-        stats = dataset_stats(urls, index, Storages(options), workers=workers or available_processors(), ranks=ranks)
+        processors = workers or available_processors()
+        stats = dataset_stats(urls, index, Storages(options), workers=processors, ranks=ranks, where=where)
         memory = None
         if batch_size is not None:
             stored_bytes = sum(field.bytes for field in stats.figures.fields.values())
             memory = decoded.decoded_memory(
-                urls, index, options, batch_size=batch_size, window=_WINDOW, stored_bytes=stored_bytes
+                urls, index, options, where=where, batch_size=batch_size, window=_WINDOW, stored_bytes=stored_bytes
             )
         if as_document:
             found = as_json(stats) | ({} if memory is None else {"decoded": decoded.as_json(memory)})
@@ -235,7 +237,7 @@ class DatasetStats:
 
 
 def dataset_stats(
-    urls: Sequence[str], index: str | None, storages: Storages, *, workers: int, ranks: int
+    urls: Sequence[str], index: str | None, storages: Storages, *, workers: int, ranks: int, where: str | None = None
 ) -> DatasetStats:
     """Read the indexes, or the shards without one, with progress on standard error.
 
@@ -245,6 +247,7 @@ def dataset_stats(
         storages: their storages.
         workers: how many shards to read at once.
         ranks: the world size.
+        where: a condition that samples have to meet.
 
     Raises:
         StreamloadError: an index or a shard cannot be read, or is damaged.
@@ -252,9 +255,8 @@ def dataset_stats(
     listing = list_shards(urls, index, storages)
     tally = Tally()
     with open_progress("reading", len(listing.shards), "shards") as progress:
-        found = tables(
-            listing, IndexLookup(index, storages), Reader(storages, workers), labels=True, advance=progress.advance
-        )
+        reader, lookup = Reader(storages, workers), IndexLookup(index, storages)
+        found = tables(listing, lookup, reader, labels=True, where=where, advance=progress.advance)
         for shard_bytes, table in found:
             tally.add(shard_bytes, table)
     figures = tally.figures()

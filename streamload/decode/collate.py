@@ -6,6 +6,7 @@ The rules are those of torch's `default_collate`; only the last step, from array
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
+from types import NoneType
 from typing import Any
 
 import numpy as np
@@ -67,19 +68,21 @@ def write_rows(layout: Layout, rows: Rows, memory: Bytes, first_row: int) -> lis
         raise LayoutMismatchError
     if tree.keys != rows.keys if isinstance(tree, MappingNode) else rows.kind is dict:
         raise LayoutMismatchError
-    for child, part in zip(tree.children, rows.columns, strict=True):
-        _write(child, part, places, values)
+    for number, (child, part) in enumerate(zip(tree.children, rows.columns, strict=True)):
+        _write(child, part, places, values, may_be_none=number in rows.optional)
     return values
 
 
-def _write(node: Node, column: Any, places: list[NDArray[Any]], values: list[Sequence[Any]]) -> None:
+def _write(
+    node: Node, column: Any, places: list[NDArray[Any]], values: list[Sequence[Any]], *, may_be_none: bool = False
+) -> None:
     if isinstance(column, StoredBytes) and not isinstance(node, ValueLeaf):
         raise LayoutMismatchError
     if isinstance(node, ArrayLeaf):
         _write_column(node, column, places[node.number])
     elif isinstance(node, ValueLeaf):
         kinds = () if isinstance(column, StoredBytes) else set(map(type, column))
-        if not all(issubclass(kind, str | bytes) for kind in kinds):
+        if not all(issubclass(kind, str | bytes) or (may_be_none and kind is NoneType) for kind in kinds):
             raise LayoutMismatchError
         values[node.column] = column
     elif isinstance(node, MappingNode | SequenceNode):

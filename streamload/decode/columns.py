@@ -209,6 +209,7 @@ class Rows:
             `StoredBytes`.
         kind: dict or tuple: what one row is.
         keys: the names of the fields, for dicts.
+        optional: the numbers of the columns whose values may be None, where a sample lacks an optional field.
     """
 
     count: int
@@ -216,6 +217,7 @@ class Rows:
     columns: list[Any] | None = None
     kind: type = tuple
     keys: tuple[str, ...] = ()
+    optional: frozenset[int] = frozenset()
 
     def row(self, number: int) -> Any:
         """One row, as the user sees it."""
@@ -225,10 +227,14 @@ class Rows:
         return self._row([column[number] for column in self.columns])
 
     def row_alike(self, number: int) -> Any:
-        """A row of the same structure and types as this one; bytes that are left in their shard are not read for it."""
+        """A row of the same structure and types as this one, in which what is missing is text.
+
+        Bytes that are left in their shard are not read for it.
+        """
         if self.columns is None:
             return self.row(number)
-        return self._row([b"" if isinstance(column, StoredBytes) else column[number] for column in self.columns])
+        items = [b"" if isinstance(column, StoredBytes) else column[number] for column in self.columns]
+        return self._row(["" if place in self.optional and item is None else item for place, item in enumerate(items)])
 
     def _row(self, items: list[Any]) -> Any:
         return dict(zip(self.keys, items, strict=True)) if self.kind is dict else tuple(items)
@@ -248,7 +254,7 @@ class Rows:
             column.slice(start, end) if isinstance(column, StoredRows | StoredBytes | PlacedRows) else column[start:end]
             for column in self.columns
         ]
-        return Rows(end - start, columns=columns, kind=self.kind, keys=self.keys)
+        return Rows(end - start, columns=columns, kind=self.kind, keys=self.keys, optional=self.optional)
 
     def take(self, numbers: Sequence[int]) -> Rows:
         """Some of the rows, in the order given."""
@@ -256,7 +262,7 @@ class Rows:
             assert self.values is not None
             return Rows(len(numbers), values=[self.values[n] for n in numbers])
         columns = [_chosen(column, numbers) for column in self.columns]
-        return Rows(len(numbers), columns=columns, kind=self.kind, keys=self.keys)
+        return Rows(len(numbers), columns=columns, kind=self.kind, keys=self.keys, optional=self.optional)
 
 
 def _chosen(column: Any, numbers: Sequence[int]) -> Any:

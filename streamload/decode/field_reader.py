@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -165,7 +165,7 @@ class FieldReader:
 
     Args:
         decode: as for `decoder_for`.
-        optional: a sample without the field gets `ABSENT`, not an error.
+        optional: the fields that a sample may lack, which then gets None; None for any, and then it gets `ABSENT`.
         limit_bytes: as for `decoder_for`.
         single: user code sees the values one by one, so they must be exactly what the decoder returns.
     """
@@ -174,13 +174,14 @@ class FieldReader:
         self,
         decode: bool | Mapping[str, Callable[[bytes], Any]],
         *,
-        optional: bool,
+        optional: Collection[str] | None,
         limit_bytes: int = DECOMPRESSED_LIMIT_BYTES,
         single: bool = False,
     ) -> None:
         self._decode = decode
         self._limit_bytes = limit_bytes
         self._optional = optional
+        self.absent = ABSENT if optional is None else None
         self._single = single
         self._decoders: dict[str, Decoder] = {}
         self._reused = memoryview(b"")
@@ -203,7 +204,8 @@ class FieldReader:
 
     def is_absent(self, column: Column, row: int) -> bool:
         """Whether the sample lacks a field that is optional."""
-        return self._optional and int(column.offsets[row]) == MISSING
+        is_optional = self._optional is None or column.name in self._optional
+        return is_optional and int(column.offsets[row]) == MISSING
 
     def encoded(self, work: Work, column: Column, row: int, name: str) -> Encoded:
         """A field's bytes, checked, in the kind of memory that its decoder takes without a copy.
@@ -333,7 +335,7 @@ class FieldReader:
         def read(rows: Iterator[int]) -> None:
             for row in rows:
                 if self.is_absent(column, row):
-                    values[row] = ABSENT
+                    values[row] = self.absent
                 else:
                     name = field_of(column, row)
                     values[row] = self.decoder(name)(self.encoded(work, column, row, name))

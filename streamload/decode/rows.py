@@ -159,7 +159,10 @@ class RowMaker:
         self._transforms = DatasetTransforms(job.transform, job.own_transforms)
         single = one_by_one or self._transforms.any_on_sample or job.collate_fn is not None
         self._reader = FieldReader(
-            job.decode, optional=job.fields is None, limit_bytes=job.expansion_limit_bytes, single=single
+            job.decode,
+            optional=None if job.fields is None else job.optional_fields,
+            limit_bytes=job.expansion_limit_bytes,
+            single=single,
         )
         functions = self._transforms.functions
         self.seeds = GlobalSeeds(
@@ -265,7 +268,7 @@ class RowMaker:
     ) -> Any:
         column = field.column
         if self._reader.is_absent(column, row):
-            return ABSENT
+            return self._reader.absent
         out = None if field.places is None else field.places[row]
         started = perf_counter()
         name = field_of(column, row)
@@ -316,7 +319,8 @@ class RowMaker:
         if fields is not None:
             rest = iter(columns)
             ordered = [self._sample_name(work, name) if name in SAMPLE_NAMES else next(rest) for name in fields]
-            return Rows(work.count, columns=ordered)
+            optional = frozenset(place for place, name in enumerate(fields) if name in self._job.optional_fields)
+            return Rows(work.count, columns=ordered, optional=optional)
         names = (*SAMPLE_NAMES, *(column.name for column in work.columns))
         complete = [*(self._sample_name(work, name) for name in SAMPLE_NAMES), *columns]
         if not any((column.offsets == MISSING).any() for column in work.columns):

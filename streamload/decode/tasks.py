@@ -63,6 +63,7 @@ class Job:
     Attributes:
         own_transforms: of the datasets of a mixture; see `DatasetTransforms`.
         expansion_limit_bytes: by how much a decoded field may exceed its stored bytes; see `decoder_for`.
+        optional_fields: a sample without one of these has None in its place; where all fields are read, none of it.
     """
 
     fields: tuple[str, ...] | None
@@ -74,6 +75,7 @@ class Job:
     seed: int
     own_transforms: OwnTransforms = ()
     expansion_limit_bytes: int = DECOMPRESSED_LIMIT_BYTES
+    optional_fields: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from typing import Any
 
 from streamload.fetch.range_reader import ByteRange, RangeReader
 from streamload.index.class_names import read_class_names
+from streamload.index.columns import read_columns
 from streamload.index.finder import look_at
 from streamload.index.labels import read_labels
 from streamload.index.listing import Listing, list_shards
@@ -38,6 +39,7 @@ class Calls:
             "list_shards": list_shards,
             "look_at": look_at,
             "read_class_names": read_class_names,
+            "read_columns": read_columns,
             "read_labels": read_labels,
             "open_reader": self._open_reader,
             "read_tables": self._read_tables,

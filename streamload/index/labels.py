@@ -32,6 +32,15 @@ class Labels:
     values: tuple[int, ...]
     number: NDArray[np.unsignedinteger]
 
+    def all_values(self) -> NDArray[np.int64]:
+        """int64[N], each sample's label."""
+        found: NDArray[np.int64] = np.array(self.values, np.int64)[self.number]
+        return found
+
+    def of(self, selected: NDArray[np.bool_]) -> Labels:
+        """Those of the selected samples, bool[N]."""
+        return _labels(self.all_values()[selected])
+
 
 def read_labels(listing: Listing, storages: Storages) -> Labels:
     """Read the labels of all samples. Blocks; of a remote index several tables are loaded at a time.
@@ -50,7 +59,11 @@ def read_labels(listing: Listing, storages: Storages) -> Labels:
             found = thread.submit(asyncio.run, _load_labels(tables, len(shards))).result()
     else:
         found = [_labels_of(tables.find(shard), tables.url(shard)) for shard in shards]
-    values, numbers = np.unique(np.concatenate(found), return_inverse=True)
+    return _labels(np.concatenate(found))
+
+
+def _labels(found: NDArray[np.int64]) -> Labels:
+    values, numbers = np.unique(found, return_inverse=True)
     return Labels(tuple(values.tolist()), numbers.astype(np.min_scalar_type(max(0, len(values) - 1))))
 
 

@@ -73,6 +73,10 @@ class TableReader:
             index = self._replaced(folder, name, self._listed(folder, self._read(folder, INDEX_FILE)))
         raise no_table_file(url)
 
+    def read_file(self, folder: str, file: str) -> bytes | None:
+        """What another file of an index holds; None where there is none. Blocks. Raises StorageError."""
+        return self._read(folder, file)
+
     async def reading(self, folder: str, name: str) -> asyncio.Lock:
         """A lock for those who `load` what lies beside the table of a shard; the list is read before, once.
 

@@ -143,7 +143,8 @@ class RunSequence:
     Args:
         counts: of the shards.
         key: of the draws.
-        build: makes the runs, when all counts are known, and the repeats where samples are drawn by weight.
+        build: makes the runs, when all counts are known, and how often each sample of a pass comes, where that is not
+            once.
     """
 
     needs_all = True
@@ -219,7 +220,8 @@ class RunSequence:
         """For each position how often its sample may have arrived before, int64."""
         run, numbers = self._find(positions)
         assert self._runs is not None
-        return self._runs.passes[run] if self._repeats is None else self._repeats.find(self.order[run], numbers)[1]
+        passes = self._runs.passes[run]
+        return passes if self._repeats is None else passes + self._repeats.find(self.order[run], numbers)[1]
 
     def uniforms(self, first: int, count: int) -> NDArray[np.float64]:
         """One draw in [0, 1) for each of the positions `first` to `first + count`, float64[count].

@@ -6,14 +6,15 @@ alone, as everything of the order does.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streamload.order.randomness import CounterDraws, as_uniforms, philox_key
 
-__all__ = ["Mixed", "Sampled", "Sampling", "Stretched", "Weighted"]
+__all__ = ["Mixed", "Sampled", "Sampling", "Stretched", "Weighted", "mixed_words"]
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
@@ -22,11 +23,15 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 class Stretched:
     """Epoch e is the samples `e * epoch_size` to `(e + 1) * epoch_size` of endless passes over the dataset.
 
+    Where the epoch is as large as the dataset, it is one pass: with all samples selected the same as without sampling.
+
     Attributes:
         epoch_size: samples of an epoch, over all ranks.
+        selected: bool[N], which samples take part, in the order of the listing; None for all.
     """
 
     epoch_size: int
+    selected: NDArray[np.bool_] | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +48,14 @@ class Mixed:
         shares: of the datasets, above 0, with the sum 1.
         block: every so many samples, from an epoch's first on, the shares are exact to less than one sample.
         epoch_size: samples of an epoch, over all ranks; None for as many as all datasets have together.
+        selected: bool[N], which samples take part; None for all.
     """
 
     edges: tuple[int, ...]
     shares: tuple[float, ...]
     block: int
     epoch_size: int | None
+    selected: NDArray[np.bool_] | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,6 +76,16 @@ class Weighted:
     group: NDArray[np.unsignedinteger]
     weight: NDArray[np.float64]
     epoch_size: int
+
+    @classmethod
+    def among(
+        cls, selected: NDArray[np.bool_] | None, group: NDArray[Any], weight: NDArray[np.float64], epoch_size: int
+    ) -> Weighted:
+        """Draws among the selected samples, bool[N], alone: the others are a group that weighs nothing."""
+        if selected is not None:
+            group = np.where(selected, group, len(weight))
+            weight = np.append(weight, 0.0)
+        return cls(group.astype(np.min_scalar_type(len(weight) - 1)), weight, epoch_size)
 
     def shares(self) -> NDArray[np.float64]:
         """float64[K], how often each group is drawn in an epoch, on average."""
@@ -116,7 +133,7 @@ class Weighted:
     def _turns(self, seed: int, passes: NDArray[np.int64]) -> NDArray[np.int64]:
         """For each sample the number of its turn in some pass of its group, int64[N]."""
         words = CounterDraws(philox_key(seed, 0, "turns")).words(0, 0, len(self.group))
-        words = _mixed(words + passes.astype(np.uint64)[self.group] * _GOLDEN)
+        words = mixed_words(words + passes.astype(np.uint64)[self.group] * _GOLDEN)
         by_turn = np.lexsort((words, self.group))
         size = self._sizes()
         turns = np.empty(len(self.group), np.int64)
@@ -127,7 +144,7 @@ class Weighted:
 Sampling = Stretched | Weighted | Sampled | Mixed
 
 
-def _mixed(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def mixed_words(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """The finalizer of SplitMix64, which makes neighbouring words unrelated."""
     words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -61,9 +61,7 @@ def dataset_sequence(options: OrderOptions, mixed: Mixed, counts: ShardCounts, e
     """The sequence of one dataset's samples in an epoch of a mixture; all counts must be known."""
     key = philox_key(options.seed, epoch, "window")
     size = int(mixed_shares(mixed, counts.total).sizes[dataset])
-    return RunSequence(
-        counts, key, lambda known: (_build_dataset(options, mixed, known, dataset, (epoch * size, size)), None)
-    )
+    return RunSequence(counts, key, lambda known: _build_dataset(options, mixed, known, dataset, (epoch * size, size)))
 
 
 def runs_of_epoch(options: OrderOptions, counts: IntArray, epoch: int) -> list[tuple[IntArray, IntArray]]:
@@ -83,7 +81,7 @@ def runs_of_epoch(options: OrderOptions, counts: IntArray, epoch: int) -> list[t
         case Mixed():
             sizes = mixed_shares(sampling, int(counts.sum())).sizes.tolist()
             lines = [
-                _build_dataset(options, sampling, counts, dataset, (epoch * size, size))
+                _build_dataset(options, sampling, counts, dataset, (epoch * size, size))[0]
                 for dataset, size in enumerate(sizes)
             ]
             return [(runs.shards, runs.lengths) for runs in lines]
@@ -97,28 +95,36 @@ def runs_of_epoch(options: OrderOptions, counts: IntArray, epoch: int) -> list[t
 
 def _build_dataset(
     options: OrderOptions, mixed: Mixed, counts: IntArray, dataset: int, stretch: tuple[int, int]
-) -> Runs:
+) -> tuple[Runs, RepeatCounts | None]:
     """The runs of a stretch, given by its start and size, of one dataset's passes."""
     first, end = mixed.edges[dataset], mixed.edges[dataset + 1]
+    selected = _selected(mixed.selected, counts)
+    lengths = counts if selected is None else selected.lengths
 
     def order_of(number: int) -> IntArray:
         if not options.shuffle:
             return np.arange(end - first, dtype=np.int64)
         return permutation(options.seed, number, end - first, f"shards of dataset {dataset}")
 
-    runs = whole_passes(counts[first:end], *stretch, order_of)
-    return replace(runs, shards=runs.shards + first)
+    runs = whole_passes(lengths[first:end], *stretch, order_of)
+    return replace(runs, shards=runs.shards + first), selected
 
 
 def _build(
     options: OrderOptions, sampling: Stretched | Weighted, counts: IntArray, epoch: int
 ) -> tuple[Runs, RepeatCounts | None]:
     if isinstance(sampling, Stretched):
-        size = sampling.epoch_size
-        passes = whole_passes(counts, epoch * size, size, lambda number: shards_in_order(options, len(counts), number))
-        return passes, None
+        size, selected = sampling.epoch_size, _selected(sampling.selected, counts)
+        lengths = counts if selected is None else selected.lengths
+        passes = whole_passes(lengths, epoch * size, size, lambda number: shards_in_order(options, len(counts), number))
+        return passes, selected
     repeats = RepeatCounts(sampling.repeats(options.seed, epoch), counts)
     order = shards_in_order(options, len(counts), epoch)
     order = order[repeats.lengths[order] > 0]
     nothing = np.zeros(len(order), np.int64)
     return Runs(order, nothing, repeats.lengths[order], nothing), repeats
+
+
+def _selected(selected: NDArray[np.bool_] | None, counts: IntArray) -> RepeatCounts | None:
+    """The selected samples, once each; None for all."""
+    return None if selected is None else RepeatCounts(selected.astype(np.int64), counts)

@@ -23,7 +23,14 @@ _TYPES: dict[str, type] = {
     "shuffle": bool,
     "fingerprint": str,
 }
-_OPTIONAL: dict[str, type] = {"epoch_size": int, "weights": str, "sampler": str, "mixture": str, "block": int}
+_OPTIONAL: dict[str, type] = {
+    "epoch_size": int,
+    "weights": str,
+    "sampler": str,
+    "mixture": str,
+    "block": int,
+    "selection": str,
+}
 _MOST = {"lanes": MAX_LANES, **dict.fromkeys(("position", "window", "epoch_size", "block"), MAX_SAMPLES)}
 _WHAT_TO_DO = "pass what state_dict() returned, unchanged, or start without a state"
 
@@ -45,6 +52,7 @@ class LoaderState:
         sampler: the digest of the epoch's order where a sampler has named it.
         mixture: the names and weights of the datasets, if there are several.
         block: in how many samples a mixture is exact.
+        selection: a digest of which samples take part, where some do not.
     """
 
     seed: int
@@ -59,6 +67,7 @@ class LoaderState:
     sampler: str | None = None
     mixture: str | None = None
     block: int | None = None
+    selection: str | None = None
 
     def to_json(self) -> dict[str, int | bool | str]:
         """The state as a flat dictionary of JSON's plain types; what is None is left out."""
@@ -145,7 +154,7 @@ def check(
         compared.append(("shuffle_window", state.window, window))
     if lanes is not None:
         compared.append(("lanes", state.lanes, lanes))
-    for name in ("epoch_size", "weights", "mixture"):
+    for name in ("epoch_size", "weights", "mixture", "selection"):
         compared.append((name, getattr(state, name), (sampling or {}).get(name)))
     sampler = (sampling or {}).get("sampler")
     compared.append(("sampler", _first_word(state.sampler), _first_word(sampler)))

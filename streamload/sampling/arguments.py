@@ -18,6 +18,7 @@ from streamload.order.sampling import Mixed, Sampled, Sampling, Stretched, Weigh
 from streamload.order.state import LoaderState
 from streamload.sampling.mixture import Mixture
 from streamload.sampling.sampler import SamplerDraws
+from streamload.sampling.selection import digest
 from streamload.sampling.weights import Weights, by_label, checked_weights, label_weights, named
 from streamload.text import counted
 
@@ -38,6 +39,7 @@ class SamplingOptions:
     Attributes:
         lanes: how many lanes the order has at first.
         sampling: the order's sampling; None before `resolve`, or where every sample comes once.
+        n_selected: how many samples of the dataset take part; None for all.
 
     Raises:
         TypeError, ValueError: they make no sense, or don't go together.
@@ -76,6 +78,8 @@ class SamplingOptions:
         self._place = rank, world_size
         self._passes = count(1)
         self._sampler = None if sampler is None else SamplerDraws(sampler, rank, world_size)
+        self._selected: NDArray[np.bool_] | None = None
+        self.n_selected: int | None = None
 
     @classmethod
     def among(cls, arguments: Mapping[str, Any], rank: int, world_size: int) -> SamplingOptions:
@@ -142,6 +146,7 @@ class SamplingOptions:
         labels: Callable[[], Labels] | None,
         edges: tuple[int, ...],
         names: Callable[[], Sequence[str] | None] | None = None,
+        selected: NDArray[np.bool_] | None = None,
     ) -> None:
         """Resolve what the order depends on.
 
@@ -149,17 +154,21 @@ class SamplingOptions:
             labels: finds the labels of all samples, where they are needed.
             edges: the shards of dataset d are `edges[d]:edges[d + 1]` of the listing.
             names: finds the names of the classes by label, where they are needed; gives None where there are none.
+            selected: bool[N], which samples take part, in the order of the listing; None for all.
 
         Raises:
             ValueError: the weights are not those of the labels or the classes that exist.
             StreamloadError: the labels or the names cannot be found.
         """
+        self._selected = selected
+        self.n_selected = None if selected is None else int(selected.sum())
         if self._by_name is not None and names is not None:
             self._names = names()
             self._weights = by_label(self._by_name, self._names)
             self._weights_name = named(self._weights)
         if self._mixture is not None:
-            self.sampling = Mixed(edges, tuple(self._mixture.shares.values()), self._block, self._epoch_size)
+            shares, epoch_size = tuple(self._mixture.shares.values()), self._epoch_size or self.n_selected
+            self.sampling = Mixed(edges, shares, self._block, epoch_size, selected)
         else:
             self.sampling = self._sampling_of(None if labels is None else labels())
 
@@ -168,15 +177,20 @@ class SamplingOptions:
             return Sampled()
         if isinstance(self._weights, np.ndarray):
             weight, group = np.unique(self._weights, return_inverse=True)
-            unsigned: NDArray[np.unsignedinteger] = group.astype(np.min_scalar_type(len(weight) - 1))
-            return Weighted(unsigned, weight, self._epoch_size or len(group))
+            if (
+                self._selected is not None
+                and len(self._selected) == len(group)
+                and not weight[group[self._selected]].any()
+            ):
+                raise ValueError("weights of all selected samples are zero, so nothing can be drawn")
+            return Weighted.among(self._selected, group, weight, self._epoch_size or self.n_selected or len(group))
         if labels is not None and self._weights is not None:
-            return Weighted(
-                labels.number,
-                label_weights(self._weights, labels, self._names),
-                self._epoch_size or len(labels.number),
-            )
-        return None if self._epoch_size is None else Stretched(self._epoch_size)
+            among = labels if self._selected is None else labels.of(self._selected)
+            weight = label_weights(self._weights, among, self._names)
+            size = self._epoch_size or len(among.number)
+            return Weighted.among(self._selected, np.searchsorted(among.values, labels.all_values()), weight, size)
+        epoch_size = self._epoch_size or self.n_selected
+        return None if epoch_size is None else Stretched(epoch_size, self._selected)
 
     def check_counts(self, counts: Sequence[int]) -> None:
         """Refuse weights that are not one for each sample, and datasets of a mixture that have none.
@@ -210,13 +224,15 @@ class SamplingOptions:
         Args:
             epoch: which epoch.
             position: from where on.
-            n_samples: of the dataset, where that `needs_counts`.
+            n_samples: of the dataset, where that `needs_counts`. A sampler counts the selected ones.
 
         Raises:
             TypeError, ValueError: the sampler gives what is no number of a sample.
             LoaderStateError: the sampler does not give the order in which a loaded state stands.
         """
-        numbers = None if self._sampler is None else self._sampler.draw(epoch, position, n_samples)
+        numbers = None if self._sampler is None else self._sampler.draw(epoch, position, self.n_selected or n_samples)
+        if numbers is not None and self._selected is not None:
+            numbers = np.flatnonzero(self._selected)[numbers]
         return EpochStart(epoch, position, *self.place, numbers, next(self._passes))
 
     def resume(self, state: LoaderState) -> bool:
@@ -241,6 +257,8 @@ class SamplingOptions:
             held["weights"] = self._weights_name
         if self._sampler is not None:
             held["sampler"] = self._sampler.state(epoch)
+        if self._selected is not None:
+            held["selection"] = digest(self._selected)
         return held
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from streamload.arguments import as_python
 from streamload.errors import without_secrets
+from streamload.sampling.selection import Keys, Samples, Selection, Where
 from streamload.storage.urls import Urls
 
 __all__ = ["Mixture", "Portion", "portions_of"]
@@ -24,17 +25,23 @@ class Portion:
         weight: its share of the samples, relative to the others'; above 0.
         transform: applied to its samples instead of the loader's `transform`; None for that one.
         index: a folder with its index, if that is not beside the shards.
+        where, keys, samples: which of its samples take part, as for `StreamLoader`.
 
     Raises:
-        TypeError, ValueError: the weight is no number above 0.
+        TypeError, ValueError: the weight is no number above 0, or what is to take part makes no sense.
     """
 
     urls: Urls = field(repr=False)  # both may hold a login or a signature
     weight: float
     transform: Callable[..., Any] | Mapping[str, Callable[..., Any]] | None = None
     index: str | os.PathLike[str] | None = field(default=None, repr=False)
+    where: Where | None = None
+    keys: Keys | None = field(default=None, repr=False)
+    samples: Samples | None = None
+    selection: Selection = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "selection", Selection(self.where, self.keys, self.samples))
         object.__setattr__(self, "weight", as_python(self.weight))
         if isinstance(self.weight, bool) or not isinstance(self.weight, int | float):
             given = without_secrets(repr(self.weight))  # urls and weight the wrong way round
@@ -92,14 +99,26 @@ class Mixture:
         return {name: portion.weight / total for name, portion in self.portions.items()}
 
 
-def portions_of(urls: Urls | Mixture, index: str | os.PathLike[str] | None) -> dict[str, Portion]:
+def portions_of(
+    urls: Urls | Mixture,
+    index: str | os.PathLike[str] | None,
+    *,
+    where: Where | None = None,
+    keys: Keys | None = None,
+    samples: Samples | None = None,
+) -> dict[str, Portion]:
     """The datasets that a loader's `urls` stands for: those of a mixture, or one without a name.
 
     Raises:
-        ValueError: there is an index for a whole mixture.
+        ValueError: there is an index, or a selection, for a whole mixture.
     """
     if not isinstance(urls, Mixture):
-        return {"": Portion(urls, 1.0, index=index)}
+        return {"": Portion(urls, 1.0, index=index, where=where, keys=keys, samples=samples)}
+    for name, value in (("where", where), ("keys", keys), ("samples", samples)):
+        if value is not None:
+            raise ValueError(
+                f"{name}= and a Mixture don't go together; give each dataset its own: Portion(..., {name}=)"
+            )
     if index is not None:
         raise ValueError(
             f"index={without_secrets(repr(index))} and a Mixture don't go together; give each dataset its own: "

@@ -7,7 +7,7 @@ become strings only on request.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -97,6 +97,22 @@ class ShardTable:
                 members[sample_of_member[found]] = found
         return members
 
+    def only(self, samples: NDArray[np.int64]) -> ShardTable:
+        """A table of some of the samples, by their ascending numbers. What was skipped is counted as before."""
+        members = _stretches(self.sample_start[samples], self.sample_start[samples + 1])
+        key_bytes = _stretches(self.key_start[samples], self.key_start[samples + 1])
+        return replace(
+            self,
+            member_offset=self.member_offset[members],
+            member_size=self.member_size[members],
+            member_field=self.member_field[members],
+            sample_start=_starts(np.diff(self.sample_start)[samples]),
+            key_bytes=self.key_bytes[key_bytes],
+            key_start=_starts(np.diff(self.key_start)[samples]),
+            member_crc32=None if self.member_crc32 is None else self.member_crc32[members],
+            labels=None if self.labels is None else self.labels[samples],
+        )
+
     def sample_fields(self, sample: int) -> tuple[str, ...]:
         """The fields that one sample has, in the order in which they are stored."""
         start, end = int(self.sample_start[sample]), int(self.sample_start[sample + 1])
@@ -126,6 +142,12 @@ def joined_tables(tables: Sequence[ShardTable]) -> ShardTable:
     )
 
 
-def _starts(lengths: Sequence[int]) -> NDArray[np.int64]:
+def _stretches(starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The numbers from each start to its end, one stretch after another."""
+    lengths = ends - starts
+    return np.arange(lengths.sum()) + np.repeat(starts - _starts(lengths)[:-1], lengths)
+
+
+def _starts(lengths: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
     """Where each of some stretches begins that lie one after another, and the end: int64[n + 1]."""
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])

@@ -17,6 +17,7 @@ from streamload.images.joint import draws_geometry
 from streamload.index.listing import Listing
 from streamload.options import DEFAULT_WINDOW, Options
 from streamload.order.options import OrderOptions
+from streamload.order.sampling import Stretched
 from streamload.sampling.mixture import Portion
 from streamload.tar.decompression import compression_of
 from streamload.tar.extensions import KIND_OF, Kind
@@ -103,13 +104,16 @@ def labelled_folders(
 def check_window_fits(listing: Listing, order: OrderOptions, options: Options, world_size: int) -> None:
     """Refuse a shuffle window or a batch that needs more memory at once than the budget allows, where that is known.
 
-    It is not where sizes are missing, and where only some fields of samples larger than a part are read.
+    It is not where sizes are missing, where only some fields of samples larger than a part are read, and where only
+    some samples take part.
 
     Raises:
         ValueError: says how much is needed, and the ways out.
     """
     fetched = fetched_shards(listing, options.storages)
     if not fetched or listing.counts is None or options.cache_dir is not None:
+        return
+    if isinstance(order.sampling, Stretched) and order.sampling.selected is not None:
         return
     sizes = [shard.bytes for shard in listing.shards]
     if min(sizes) < 0 or any(compression_of(listing.shards[shard].url) for shard in fetched):

@@ -8,18 +8,23 @@ from __future__ import annotations
 import itertools
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from functools import cached_property, partial
 from threading import RLock
-from typing import Any
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
 
 from streamload.decode.failure import error_from
 from streamload.feeder.calls import Calls
 from streamload.feeder.messages import Answer, Call
+from streamload.index.columns import Columns
 from streamload.index.listing import Listing
 from streamload.options import Options
 from streamload.sampling.mixture import Portion
+from streamload.sampling.selection import ColumnsOf, Selection
 from streamload.storage.storages import Storages
 from streamload.storage.urls import Urls, expand_urls
 from streamload.trainer.connection import Connection, FeederProcess, with_another_feeder
@@ -151,6 +156,31 @@ class FeederClient:
             urls, index = tuple(expand_urls(urls)), None if index is None else os.fspath(index)
         listing: Listing = self.call("list_shards", urls, index, self.storages)
         return listing
+
+    def select(self, selection: Selection, listing: Listing, *, strict: bool) -> NDArray[np.bool_]:
+        """Which samples of a dataset take part, bool[N], in the order of the listing.
+
+        Raises:
+            TypeError, ValueError, StreamloadError: as `Selection.select` and `read_columns`.
+        """
+        counts = listing.counts
+
+        def read(names: Sequence[str]) -> Columns:
+            nonlocal counts
+            columns, found = self.call("read_columns", listing, self.storages, tuple(names), strict)
+            counts = tuple(found.tolist())
+            return cast("Columns", columns)
+
+        def count() -> int:
+            if counts is None:
+                read(())
+            return sum(counts or ())
+
+        if selection.is_everything:
+            return np.ones(count(), np.bool_)
+        folders = tuple(dict.fromkeys(shard.folder for shard in listing.shards))
+        names = partial(self.call, "read_class_names", folders, self.storages)
+        return selection.select(ColumnsOf(read, names), count)
 
     def close(self) -> None:
         """End the feeder's process. Idempotent; the next call starts another one."""

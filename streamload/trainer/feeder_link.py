@@ -11,6 +11,9 @@ from functools import partial
 from itertools import accumulate
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from streamload.decode.job_pickle import PickledJob
 from streamload.decode.tasks import Job, OwnTransforms, Transform
 from streamload.errors import LoaderClosedError, StreamloadError
@@ -259,8 +262,9 @@ class FeederLink:
         """Find out what epochs are made of; where that cannot be, no feeder is left.
 
         Raises:
-            ValueError: the weights don't fit the dataset.
-            DatasetIndexError: they need labels, which the index does not have, or classes.json is damaged.
+            TypeError, ValueError: the weights, or what is to take part, don't fit the dataset.
+            DatasetIndexError: they need labels or columns that the index does not have, or classes.json is damaged.
+            ShardFormatError: a shard without an index is damaged.
             StorageError: the index or classes.json cannot be read.
         """
         try:
@@ -268,16 +272,32 @@ class FeederLink:
                 self.labels if sampling.needs_labels else None,
                 self.edges,
                 self.class_names if sampling.needs_names else None,
+                self._selected(),
             )
             if self.listing.counts is not None:
                 sampling.check_counts(self.listing.counts)
-        except (ValueError, StreamloadError):
+        except (TypeError, ValueError, StreamloadError):
             self.close()
             raise
         self._sampling = sampling
         if len(self._listings) > 1:
             own = (portion.transform for portion in self._portions.values())
             self._own_transforms = tuple(zip(self.edges, own, strict=False))
+
+    def _selected(self) -> NDArray[np.bool_] | None:
+        """Which samples take part, in the order of the listing; None for all."""
+        selections = [portion.selection for portion in self._portions.values()]
+        if all(selection.is_everything for selection in selections):
+            return None
+        found = []
+        for name, selection, listing in zip(self._portions, selections, self._listings, strict=True):
+            try:
+                found.append(self._client.select(selection, listing, strict=self._options.strict))
+            except (TypeError, ValueError) as error:
+                if not name:
+                    raise
+                raise type(error)(f"dataset {name!r}: {error}") from None
+        return np.concatenate(found)
 
     def disconnect(self) -> None:
         """End the feeder; the next `connect` starts another one."""

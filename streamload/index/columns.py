@@ -1,0 +1,215 @@
+"""Columns of a dataset: for each sample a value by which samples are selected, from the index or from a scan.
+
+Keys, labels, sizes and which fields there are follow from the shards' tables. Further columns of metadata are kept in a
+file of the index, `columns.npz`: docs/index-format.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import zlib
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamload.errors import DatasetIndexError
+from streamload.index.dataset_index import DatasetIndex
+from streamload.index.listing import Listing
+from streamload.index.scan_cache import ScanCache
+from streamload.index.streamed_table import stream_shard
+from streamload.index.table_reader import TableReader
+from streamload.index.tables import Tables
+from streamload.limits import SMALL_REQUESTS
+from streamload.storage.local_storage import storage_for
+from streamload.storage.storages import Storages
+from streamload.tar.decompression import compression_of
+from streamload.tar.scan import scan_file
+from streamload.tar.table import MISSING, ShardTable
+from streamload.text import counted, listed
+
+__all__ = ["COLUMNS_FILE", "KEY", "LABEL", "PRESENT", "SIZE", "Columns", "pack_columns", "read_columns"]
+
+COLUMNS_FILE = "columns.npz"
+KEY, LABEL, SIZE, PRESENT = "key", "label", "size.", "has."
+"""Names of columns that no file is needed for; after the last two the field follows."""
+
+_SHARDS, _CRC32, _STARTS = "shards", "table_crc32", "starts"
+_OF_SAMPLES = "column:"
+
+Columns = dict[str, NDArray[Any]]
+
+
+def pack_columns(index: DatasetIndex, columns: Mapping[str, NDArray[Any]]) -> bytes:
+    """The file with the columns of an index, an archive of NumPy arrays.
+
+    Args:
+        index: its shards, all of which have a table.
+        columns: for each name the values of all samples, in the order of the shards: numbers, or strings.
+    """
+    starts = np.concatenate([[0], np.cumsum([shard.samples for shard in index.shards], dtype=np.int64)])
+    arrays: dict[str, Any] = {
+        _SHARDS: np.array([shard.name for shard in index.shards], dtype=np.str_),
+        _CRC32: np.array([0 if shard.table is None else shard.table.crc32 for shard in index.shards], np.uint32),
+        _STARTS: starts,
+    }
+    file = io.BytesIO()
+    arrays |= {f"{_OF_SAMPLES}{name}": values for name, values in columns.items()}
+    np.savez(file, **arrays)
+    return file.getvalue()
+
+
+def read_columns(
+    listing: Listing, storages: Storages, names: Sequence[str], strict: bool
+) -> tuple[Columns, NDArray[np.int64]]:
+    """Some columns of all samples. Blocks; shards that no index knows are scanned, and that is remembered.
+
+    Args:
+        listing: the shards.
+        storages: where they lie.
+        names: of the columns.
+        strict: how shards are scanned.
+
+    Returns:
+        The columns, in the order of the listing, and the samples of each shard, int64[shards].
+
+    Raises:
+        DatasetIndexError: there is no such column, an index is damaged, or some sample has no label.
+        ShardFormatError: a shard is damaged.
+        StorageError: a shard or an index cannot be read.
+    """
+    with ThreadPoolExecutor(1) as thread:  # the caller may be in a loop of its own
+        return thread.submit(asyncio.run, _read(listing, storages.copy(), names, strict)).result()
+
+
+async def _read(
+    listing: Listing, storages: Storages, names: Sequence[str], strict: bool
+) -> tuple[Columns, NDArray[np.int64]]:
+    stored = [name for name in names if name not in (KEY, LABEL) and not name.startswith((SIZE, PRESENT))]
+    others = [name for name in names if name not in stored]
+    try:
+        found = await asyncio.to_thread(_stored, listing, storages, stored) if stored else {}
+        if not others and listing.counts is not None:
+            return found, np.array(listing.counts, np.int64)
+        tables = Tables(listing, ScanCache(None), strict=strict, storages=storages)
+        room = asyncio.Semaphore(SMALL_REQUESTS)
+
+        async def of_shard(shard: int) -> list[Any]:
+            async with room:
+                table = await _table(tables, storages, shard, strict=strict)
+                return [len(table), *(_values(table, name, tables.url(shard)) for name in others)]
+
+        counts, *values = zip(*await asyncio.gather(*map(of_shard, range(len(listing.shards)))), strict=True)
+    finally:
+        await storages.aclose()
+    joined = {name: np.concatenate(parts) for name, parts in zip(others, values, strict=True)}
+    return {**found, **joined}, np.array(counts, np.int64)
+
+
+async def _table(tables: Tables, storages: Storages, shard: int, *, strict: bool) -> ShardTable:
+    table = await tables.load(shard)
+    if table is not None:
+        return table
+    url = tables.url(shard)
+    if storages.is_local(url) and compression_of(url) is None:
+        table = await asyncio.to_thread(_scan, url, strict=strict)
+    else:
+        table = (await stream_shard(storages.for_url(url), url, every_byte=False)).table
+    tables.add(shard, table)
+    return table
+
+
+def _scan(url: str, *, strict: bool) -> ShardTable:
+    descriptor = storage_for(url).open(url)
+    try:
+        return scan_file(descriptor, os.fstat(descriptor).st_size, url, strict=strict)
+    finally:
+        os.close(descriptor)
+
+
+def _values(table: ShardTable, name: str, url: str) -> NDArray[Any]:
+    if name == KEY:
+        return np.array(table.keys(), dtype=object)
+    if name == LABEL:
+        if table.labels is None and len(table):
+            raise DatasetIndexError(
+                "label= needs the labels that an index holds, and there are none of this shard: not every sample has a "
+                "whole number as cls, or no index was made with `streamload index`",
+                url=url,
+            )
+        return np.empty(0, np.int64) if table.labels is None else table.labels
+    members = table.column([name.removeprefix(SIZE).removeprefix(PRESENT)])
+    present: NDArray[np.bool_] = members != MISSING
+    if name.startswith(PRESENT):
+        return present
+    sizes = np.full(len(table), np.nan)
+    sizes[present] = table.member_size[members[present]]
+    return sizes
+
+
+def _stored(listing: Listing, storages: Storages, names: Sequence[str]) -> Columns:
+    """Columns of metadata; those of shards that have been written since are not taken for theirs."""
+    reader = TableReader(storages)
+    folders = dict.fromkeys(folder for folder in listing.index_of if folder is not None)
+    files = {folder: _File(folder, reader) for folder in folders}
+    found: dict[str, list[NDArray[Any]]] = {name: [] for name in names}
+    for shard, folder in zip(listing.shards, listing.index_of, strict=True):
+        if folder is None:
+            raise DatasetIndexError(
+                f"{listed(names)}: this shard is in no index, which would have its columns; make one with `streamload "
+                "index --columns`",
+                url=shard.url,
+            )
+        for name in names:
+            found[name].append(files[folder].values(shard.name, name, shard.url))
+    return {name: np.concatenate(parts) for name, parts in found.items()}
+
+
+class _File:
+    """The columns of one index."""
+
+    def __init__(self, folder: str, reader: TableReader) -> None:
+        self._url = f"{folder}/{COLUMNS_FILE}"
+        self._index = reader.index(folder)
+        self._arrays: dict[str, NDArray[Any]] = {}
+        content = reader.read_file(folder, COLUMNS_FILE)
+        try:
+            if content:
+                with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+                    self._arrays = {name: arrays[name] for name in arrays.files}
+            names = self._arrays.get(_SHARDS, np.empty(0, np.str_)).tolist()
+            starts = self._arrays.get(_STARTS, np.zeros(1, np.int64)).tolist()
+            self._places = dict(zip(names, zip(starts, starts[1:], self._crc32s(), strict=False), strict=True))
+        except (ValueError, KeyError, OSError, EOFError, zlib.error) as exc:
+            raise DatasetIndexError(
+                f"the columns cannot be read ({exc}); make them again with `streamload index --columns`", url=self._url
+            ) from exc
+
+    def values(self, shard_name: str, name: str, url: str) -> NDArray[Any]:
+        """A column of one shard."""
+        column = self._arrays.get(f"{_OF_SAMPLES}{name}")
+        if column is None:
+            there = sorted(each.removeprefix(_OF_SAMPLES) for each in self._arrays if each.startswith(_OF_SAMPLES))
+            has = f"the index has {listed(there)}" if there else "the index has no columns of metadata"
+            raise DatasetIndexError(
+                f"there is no column {name!r}: {has}, and key, label, class_name, fraction, size.<field> and "
+                f'"<field>" are always there; make others with `streamload index --columns json:{name}`',
+                url=self._url,
+            )
+        entry = self._index.find(shard_name)
+        start, end, crc32 = self._places.get(shard_name, (0, -1, -1))
+        if entry is None or entry.table is None or entry.table.crc32 != crc32 or end - start != entry.samples:
+            raise DatasetIndexError(
+                f"the column {name!r} has no values of this shard, which is newer; "
+                f"{counted(len(self._places), 'shard')} have them; make them again with `streamload index --columns`",
+                url=url,
+            )
+        return column[start:end]
+
+    def _crc32s(self) -> list[int]:
+        found: list[int] = self._arrays.get(_CRC32, np.empty(0, np.uint32)).tolist()
+        return found

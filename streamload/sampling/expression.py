@@ -1,0 +1,205 @@
+"""Conditions on the columns of a dataset, as text: `aesthetic > 5 and "txt"`. Parsed by `ast`; nothing is executed."""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamload.index.columns import PRESENT, SIZE
+
+__all__ = ["CLASS_NAME", "FRACTION", "Expression"]
+
+FRACTION = "fraction"
+"""The column of numbers in [0, 1) that keys alone decide; `fraction(7)` are others."""
+CLASS_NAME = "class_name"
+
+_COMPARISONS: Mapping[type[ast.cmpop], Callable[[Any, Any], Any]] = {
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+}
+_ARITHMETIC: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+_GRAMMAR = (
+    'it is made of columns (`aesthetic`), `key`, `label`, `class_name`, `fraction`, `size.jpg`, "txt" for samples that '
+    "have the field txt, numbers, strings, + - * / // %, < <= > >= == != in, and, or, not"
+)
+
+
+class Expression:
+    """A condition on columns.
+
+    Args:
+        text: as a user writes it.
+
+    Attributes:
+        names: the columns that it needs.
+
+    Raises:
+        ValueError: it is no such condition.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        try:
+            self._tree = ast.parse(text.strip(), mode="eval").body
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            raise ValueError(f"where={text!r} cannot be understood ({error}); {_GRAMMAR}") from None
+        self.names: dict[str, None] = {}
+        self._check_condition(self._tree)
+        if not self.names:
+            raise ValueError(f"where={text!r} names no column; {_GRAMMAR}")
+
+    def select(self, columns: Mapping[str, NDArray[Any]]) -> NDArray[np.bool_]:
+        """Which samples meet the condition, bool[N].
+
+        Args:
+            columns: those of `names`, one value for each sample.
+
+        Raises:
+            TypeError, ValueError: values cannot be compared as the condition does.
+        """
+        count = len(next(iter(columns.values())))
+        try:
+            with np.errstate(invalid="ignore", divide="ignore"):
+                met = self._condition(self._tree, columns)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"where={self._text!r} does not fit the columns: {error}") from None
+        return np.broadcast_to(np.asarray(met, np.bool_), (count,)).copy()
+
+    # -- what is allowed -------------------------------------------------------------------------------------------
+
+    def _check_condition(self, node: ast.expr) -> None:
+        match node:
+            case ast.BoolOp(values=values):
+                for each in values:
+                    self._check_condition(each)
+            case ast.UnaryOp(op=ast.Not(), operand=operand):
+                self._check_condition(operand)
+            case ast.Constant(value=str(field)):
+                self.names[f"{PRESENT}{field}"] = None
+            case ast.Compare(left=left, ops=ops, comparators=others):
+                self._check_value(left)
+                for operation, other in zip(ops, others, strict=True):
+                    self._check_comparison(operation, other)
+            case ast.Name():
+                self._check_value(node)  # a column of truth values
+            case _:
+                self._refuse(node, "is no condition")
+
+    def _check_comparison(self, operation: ast.cmpop, other: ast.expr) -> None:
+        if isinstance(operation, ast.In | ast.NotIn):
+            if not isinstance(other, ast.Tuple | ast.List | ast.Set):
+                self._refuse(other, "is no list; write `in (1, 2)`")
+            for each in other.elts:
+                _constant(each) if _is_constant(each) else self._refuse(each, "is no number or string")
+        elif type(operation) in _COMPARISONS:
+            self._check_value(other)
+        else:
+            self._refuse(other, "is compared in a way that is not known")
+
+    def _check_value(self, node: ast.expr) -> None:
+        match node:
+            case ast.BinOp(left=left, op=operation, right=right) if type(operation) in _ARITHMETIC:
+                self._check_value(left)
+                self._check_value(right)
+            case ast.UnaryOp(op=ast.USub(), operand=operand):
+                self._check_value(operand)
+            case ast.Constant(value=bool() | int() | float() | str()):
+                pass
+            case _ if (name := _name(node)) is not None:
+                self.names[name] = None
+            case _:
+                self._refuse(node, "is not known here")
+
+    def _refuse(self, node: ast.expr, why: str) -> NoReturn:
+        raise ValueError(f"where={self._text!r}: `{ast.unparse(node)}` {why}; {_GRAMMAR}")
+
+    # -- values ----------------------------------------------------------------------------------------------------
+
+    def _condition(self, node: ast.expr, columns: Mapping[str, NDArray[Any]]) -> Any:
+        match node:
+            case ast.BoolOp(op=operation, values=values):
+                joined = np.logical_and if isinstance(operation, ast.And) else np.logical_or
+                return joined.reduce([np.asarray(self._condition(each, columns), np.bool_) for each in values])
+            case ast.UnaryOp(operand=operand):
+                return np.logical_not(self._condition(operand, columns))
+            case ast.Constant(value=str(field)):
+                return columns[f"{PRESENT}{field}"]
+            case ast.Compare(left=left, ops=ops, comparators=others):
+                return self._compared(left, ops, others, columns)
+        values = self._value(node, columns)
+        if values.dtype != np.bool_:
+            raise TypeError(f"`{ast.unparse(node)}` is no condition, since it has numbers or strings; compare it")
+        return values
+
+    def _compared(
+        self, left: ast.expr, ops: list[ast.cmpop], others: list[ast.expr], columns: Mapping[str, NDArray[Any]]
+    ) -> Any:
+        met: Any = True
+        value = self._value(left, columns)
+        for operation, other in zip(ops, others, strict=True):
+            if isinstance(operation, ast.In | ast.NotIn):
+                assert isinstance(other, ast.Tuple | ast.List | ast.Set)
+                met &= np.isin(value, [_constant(each) for each in other.elts], invert=isinstance(operation, ast.NotIn))
+                continue
+            following = self._value(other, columns)
+            if _is_text(value) != _is_text(following):
+                raise TypeError(f"`{ast.unparse(other)}`: strings and numbers are compared")
+            met &= _COMPARISONS[type(operation)](value, following)
+            value = following
+        return met
+
+    def _value(self, node: ast.expr, columns: Mapping[str, NDArray[Any]]) -> Any:
+        match node:
+            case ast.BinOp(left=left, op=operation, right=right):
+                return _ARITHMETIC[type(operation)](self._value(left, columns), self._value(right, columns))
+            case ast.UnaryOp(operand=operand):
+                return -self._value(operand, columns)
+            case ast.Constant(value=value):
+                return np.asarray(value)
+        name = _name(node)
+        assert name is not None
+        return columns[name]
+
+
+def _name(node: ast.expr) -> str | None:
+    """The column that a node stands for."""
+    match node:
+        case ast.Name(id=name) if name + "." not in (SIZE, PRESENT):
+            return name
+        case ast.Call(func=ast.Name(id="fraction"), args=[ast.Constant(value=int(seed))], keywords=[]):
+            return f"{FRACTION}.{seed}"
+        case ast.Attribute():
+            dotted = ast.unparse(node)
+            return dotted if all(part.isidentifier() for part in dotted.split(".")) else None
+    return None
+
+
+def _is_constant(node: ast.expr) -> bool:
+    negative = isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub)
+    inside = node.operand if isinstance(node, ast.UnaryOp) and negative else node
+    return isinstance(inside, ast.Constant) and isinstance(inside.value, int | float | str)
+
+
+def _constant(node: ast.expr) -> int | float | str:
+    value: int | float | str = ast.literal_eval(node)
+    return value
+
+
+def _is_text(value: Any) -> bool:
+    return np.asarray(value).dtype.kind in "UO"

@@ -1,0 +1,212 @@
+"""Selection: which samples of a dataset take part, by conditions on columns, by keys, and by their numbers."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import zlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamload.arguments import as_python
+from streamload.index.columns import KEY, LABEL
+from streamload.order.sampling import mixed_words
+from streamload.sampling.expression import CLASS_NAME, FRACTION, Expression
+from streamload.text import counted, listed
+
+__all__ = ["ColumnsOf", "Keys", "Samples", "Selection", "Where", "digest"]
+
+Where = str | Callable[[Mapping[str, NDArray[Any]]], Any]
+Keys = str | os.PathLike[str] | Iterable[str]
+Samples = slice | float
+
+_SHOWN_KEYS = 3
+
+ReadColumns = Callable[[Sequence[str]], Mapping[str, NDArray[Any]]]
+ReadNames = Callable[[], Sequence[str] | None]
+
+
+class ColumnsOf(Mapping[str, NDArray[Any]]):
+    """The columns of a dataset by name, each of which is read when it is first looked up.
+
+    Args:
+        read: reads columns of the index.
+        class_names: reads the names of the classes by label; gives None where there are none.
+    """
+
+    def __init__(self, read: ReadColumns, class_names: ReadNames) -> None:
+        self._read = read
+        self._class_names = class_names
+        self._found: dict[str, NDArray[Any]] = {}
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        self.fetch([name])
+        return self._found[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._found)
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def fetch(self, names: Iterable[str]) -> None:
+        """Read several columns at once."""
+        stored = dict.fromkeys(map(_stored_name, names))
+        missing = [name for name in stored if name not in self._found]
+        if missing:
+            self._found.update(self._read(missing))
+        for name in names:
+            if name == CLASS_NAME:
+                self._found[name] = self._named(self._found[LABEL])
+            elif name.partition(".")[0] == FRACTION:
+                self._found[name] = _fractions(self._found[KEY], int(name.partition(".")[2] or 0))
+
+    def _named(self, labels: NDArray[np.int64]) -> NDArray[Any]:
+        names = self._class_names()
+        if names is None:
+            raise ValueError(
+                "where= has class_name, and beside the shards there is no classes.json (shardify writes it); use label"
+            )
+        existing, number = np.unique(labels, return_inverse=True)
+        unnamed = [label for label in existing.tolist() if not 0 <= label < len(names)]
+        if unnamed:
+            raise ValueError(f"where= has class_name, and classes.json has no name for label {unnamed[0]}; use label")
+        return np.array([names[label] for label in existing.tolist()], dtype=np.str_)[number]
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What a user has asked of the samples, all of which must hold.
+
+    Attributes:
+        where: a condition as text, or a function of the columns that gives a truth value for each sample.
+        keys: the keys, or the path of a file with one a line.
+        samples: a slice of what is left by the others, or a fraction of all samples, which their keys decide.
+
+    Raises:
+        TypeError, ValueError: an argument makes no sense.
+        OSError: the file of keys cannot be read.
+    """
+
+    where: Where | None = None
+    keys: Keys | None = None
+    samples: Samples | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "samples", as_python(self.samples))
+        if self.where is not None and not isinstance(self.where, str) and not callable(self.where):
+            raise TypeError(f"where={self.where!r} must be a condition such as 'size.jpg < 1_000_000', or a function")
+        if isinstance(self.where, str):
+            _ = self._expression
+        if self.keys is not None:
+            _ = self._wanted_keys
+        if isinstance(self.samples, bool) or not isinstance(self.samples, slice | float | int | None):
+            raise TypeError(f"samples={self.samples!r} must be a slice, or a fraction between 0 and 1")
+        if not isinstance(self.samples, slice | None) and not 0 < self.samples <= 1:
+            raise ValueError(f"samples={self.samples!r} must be a fraction above 0 and at most 1, or a slice")
+
+    @property
+    def is_everything(self) -> bool:
+        """Whether nothing is asked."""
+        return self.where is None and self.keys is None and self.samples is None
+
+    def select(self, columns: ColumnsOf, count: Callable[[], int]) -> NDArray[np.bool_]:
+        """Which samples take part, bool[N], in the order of the listing.
+
+        Args:
+            columns: of the dataset.
+            count: gives the number of samples.
+
+        Raises:
+            TypeError, ValueError: none does, keys do not exist, or the condition does not fit the columns.
+            StreamloadError: a column cannot be read.
+        """
+        selected = self._met(columns, count)
+        if self.keys is not None:
+            selected = self._among_keys(columns[KEY], selected)
+        if isinstance(self.samples, slice):
+            numbers = np.flatnonzero(selected) if selected is not None else np.arange(count())
+            selected = np.zeros(count(), np.bool_)
+            selected[numbers[self.samples]] = True
+        elif self.samples is not None:
+            drawn = columns[FRACTION] < self.samples
+            selected = drawn if selected is None else selected & drawn
+        assert selected is not None, "something is asked"
+        if not selected.any():
+            raise ValueError(f"{self._given()} selects none of {counted(len(selected), 'sample')}")
+        return selected
+
+    @cached_property
+    def _expression(self) -> Expression:
+        assert isinstance(self.where, str)
+        return Expression(self.where)
+
+    @cached_property
+    def _wanted_keys(self) -> Collection[str]:
+        if isinstance(self.keys, str | os.PathLike):
+            with open(self.keys, encoding="utf-8") as file:
+                wanted = {line for line in map(str.strip, file) if line}
+        else:
+            given = list(self.keys or ())
+            wrong = next((key for key in given if not isinstance(key, str)), None)
+            if wrong is not None:
+                raise TypeError(f"keys has {wrong!r}; keys are strings (or give the path of a file with one a line)")
+            wanted = set(given)
+        if not wanted:
+            raise ValueError("keys is empty; leave it out for all samples")
+        return wanted
+
+    def _met(self, columns: ColumnsOf, count: Callable[[], int]) -> NDArray[np.bool_] | None:
+        if self.where is None:
+            return None
+        if isinstance(self.where, str):
+            columns.fetch(self._expression.names)
+            return self._expression.select({name: columns[name] for name in self._expression.names})
+        met = np.asarray(self.where(columns))
+        if met.dtype != np.bool_ or met.shape != (count(),):
+            raise TypeError(
+                f"where= returned {met.dtype}{list(met.shape)}; it must return one truth value for each of "
+                f"{counted(count(), 'sample')}, such as columns['label'] == 3"
+            )
+        return met
+
+    def _among_keys(self, keys: NDArray[Any], selected: NDArray[np.bool_] | None) -> NDArray[np.bool_]:
+        wanted = self._wanted_keys
+        found = np.fromiter((key in wanted for key in keys), np.bool_, len(keys))
+        missing = set(wanted).difference(keys[found])
+        if missing:
+            shown = listed(list(islice(sorted(missing), _SHOWN_KEYS)))
+            raise ValueError(
+                f"keys has {counted(len(missing), 'key')} that no sample has, such as {shown}; a sample's key is its "
+                "name in the shard up to the first dot, with folders"
+            )
+        return found if selected is None else found & selected
+
+    def _given(self) -> str:
+        given = {"where": self.where, "keys": self.keys, "samples": self.samples}
+        shown = [
+            f"{name}={value!r}" if name != "keys" else "keys" for name, value in given.items() if value is not None
+        ]
+        return " and ".join(shown)
+
+
+def digest(selected: NDArray[np.bool_]) -> str:
+    """A short name for which samples are selected."""
+    return hashlib.blake2b(np.packbits(selected).tobytes(), digest_size=8).hexdigest()
+
+
+def _stored_name(name: str) -> str:
+    return LABEL if name == CLASS_NAME else KEY if name.partition(".")[0] == FRACTION else name
+
+
+def _fractions(keys: NDArray[Any], seed: int) -> NDArray[np.float64]:
+    """For each key a number in [0, 1) that it alone decides, so a split stays when samples are added."""
+    crc32s = np.fromiter((zlib.crc32(key.encode("utf-8", "surrogateescape")) for key in keys), np.uint64, len(keys))
+    words = mixed_words(mixed_words(crc32s) + np.uint64(seed % (1 << 64)))
+    return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
