@@ -67,6 +67,7 @@ def decoded_memory(
         urls: shards, patterns or folders.
         index: the folder of the index, if it is not beside the shards.
         storage_options: credentials and the like.
+        where: a condition that samples have to meet.
         batch_size: samples of a batch.
         window: samples of the shuffle window.
         stored_bytes: of all samples.
