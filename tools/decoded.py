@@ -28,7 +28,6 @@ class DecodedMemory:
         tried: how many samples were decoded.
         fields: the mean of each field over all samples that were decoded, also those without the field.
         refused: what could not be decoded, which counts as it is stored: the error by field.
-        where: a condition that samples have to meet.
         batch_size: samples of a batch.
         window: samples of the shuffle window.
         samples: of an epoch.
