@@ -9,6 +9,9 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
 
+import numpy as np
+from numpy.typing import NDArray
+
 from streamload.arguments import advises, as_python, parse_bytes
 from streamload.errors import StorageError, StreamloadError, without_secrets
 from streamload.index.dataset_index import IndexedShard
@@ -159,6 +162,29 @@ class ShardWriter:
             raise
         self.samples += 1
 
+    def write_arrays(self, **columns: Any) -> None:
+        """Append one sample for each row of arrays of equal length, in their order.
+
+        Keys are the numbers of the writer's samples, of nine digits: `000000000`.
+
+        Args:
+            columns: by name, arrays or CPU tensors of the same first dimension, as `x=X, y=y`. A row is stored as the
+                field `<name>.npy` with the array's type and the row's shape; a column `cls` of integers (N,) is the
+                label. The arrays of a `.npz` file are given as `write_arrays(**np.load("data.npz"))`.
+
+        Raises:
+            TypeError, ValueError: there is no column, a column is no array of rows, or lengths differ; nothing was
+                written. Or a row cannot be stored, as by `write`; the rows before it were written.
+            StorageError, DatasetIndexError: as by `write`.
+        """
+        arrays = _checked_columns(columns)
+        fields = {name: name if name == LABEL_FIELD else f"{name.lower()}.npy" for name in arrays}
+        for row in range(len(next(iter(arrays.values())))):
+            sample: dict[str, object] = {"__key__": f"{self.samples:09d}"}
+            for name, array in arrays.items():
+                sample[fields[name]] = int(array[row]) if name == LABEL_FIELD else np.asarray(array[row])
+            self.write(sample)
+
     def close(self) -> None:
         """Publish the last shard and write the index; a second call does nothing.
 
@@ -243,6 +269,29 @@ def _positive(argument: str, value: object) -> int:
     if value <= 0:
         raise ValueError(f"{argument} must be at least 1, not {value}")
     return value
+
+
+def _checked_columns(columns: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
+    """The columns as arrays of one length, at least one of them."""
+    if not columns:
+        raise ValueError("write_arrays needs at least one array, as in write_arrays(x=X, y=y)")
+    arrays = {name: np.asarray(column) for name, column in columns.items()}
+    for name, array in arrays.items():
+        if array.ndim == 0 or array.dtype == object:
+            shape = f"an array of shape {array.shape} and type {array.dtype}"
+            raise TypeError(f"column {name!r} must be an array of numbers with one row per sample, not {shape}")
+    label = arrays.get(LABEL_FIELD)
+    if label is not None and (label.ndim != 1 or label.dtype.kind not in "iu"):
+        raise TypeError(
+            f"column {LABEL_FIELD!r} is the label, one integer per sample, not {label.dtype} of shape {label.shape}; "
+            "give it another name, such as y"
+        )
+    if len({name.lower() for name in arrays}) < len(arrays):
+        raise ValueError(f"columns {sorted(arrays)} differ only in case, and fields are lower-case; rename them")
+    if len({len(array) for array in arrays.values()}) > 1:
+        lengths = ", ".join(f"{name} {len(array):,}" for name, array in arrays.items())
+        raise ValueError(f"the arrays differ in length ({lengths} rows); give each the same number of rows")
+    return arrays
 
 
 def _checked_key(sample: Mapping[str, object]) -> str:
