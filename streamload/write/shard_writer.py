@@ -26,7 +26,7 @@ from streamload.write.destination import destination_in
 from streamload.write.encode import encode_field
 from streamload.write.shard_file import GrowingShard, Member
 
-__all__ = ["ShardWriter"]
+__all__ = ["ShardWriter", "checked_key", "label_of", "sample_members"]
 
 _LABEL = re.compile(rb"\s*([+-]?[0-9]{1,19})\s*")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
@@ -136,8 +136,8 @@ class ShardWriter:
         if self._closed:
             raise ValueError("this ShardWriter is closed; make a new one, with another prefix or folder")
         self._keeps_old = False
-        key = _checked_key(sample)
-        members = _members(key, sample)
+        key = checked_key(sample)
+        members = sample_members(key, sample)
         sample_bytes = sum(member_bytes(header, len(payload)) for _, header, payload in members)
         if sample_bytes + len(END_OF_ARCHIVE) > self._max_bytes:
             raise ValueError(
@@ -153,7 +153,7 @@ class ShardWriter:
                 self._publish(self._shard)
             if self._shard is None:
                 self._shard = self._open()
-            self._shard.append(key, members, _label(members))
+            self._shard.append(key, members, label_of(members))
         except OSError as exc:
             self._abandon()
             raise self._storage_error(exc) from exc
@@ -294,8 +294,8 @@ def _checked_columns(columns: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
     return arrays
 
 
-def _checked_key(sample: Mapping[str, object]) -> str:
-    """The sample's key, if readers would find exactly this key again."""
+def checked_key(sample: Mapping[str, object]) -> str:
+    """The sample's key, if readers would find exactly this key again; else TypeError or ValueError."""
     if not isinstance(sample, Mapping):
         raise TypeError(f"a sample must be a mapping of fields, not {type(sample).__name__}")
     if "__key__" not in sample:
@@ -328,8 +328,12 @@ def _wrong_with_key(key: str) -> str | None:
     return None
 
 
-def _members(key: str, sample: Mapping[str, object]) -> list[Member]:
-    """Each field with its header blocks and payload, checked and encoded, nothing written."""
+def sample_members(key: str, sample: Mapping[str, object]) -> list[Member]:
+    """Each field with its header blocks and payload, checked and encoded, nothing written.
+
+    Raises:
+        TypeError, ValueError, ImportError: a field cannot be stored.
+    """
     members = []
     for field, value in sample.items():
         if not isinstance(field, str):
@@ -352,7 +356,7 @@ def _members(key: str, sample: Mapping[str, object]) -> list[Member]:
     return members
 
 
-def _label(members: list[Member]) -> int | None:
+def label_of(members: list[Member]) -> int | None:
     """The integer in the field that holds the label, by the rules of `scan_shard`."""
     for field, _, payload in members:
         if field == LABEL_FIELD:
