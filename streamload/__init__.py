@@ -14,6 +14,8 @@ if sys.platform == "win32":
     raise ImportError("streamload runs on Linux and macOS; on Windows use WSL2")
 
 if TYPE_CHECKING:
+    from streamload_tools.packing.calling import pack
+
     from streamload import errors, images
     from streamload.errors import StreamloadError
     from streamload.loader import StreamLoader
@@ -32,6 +34,7 @@ __all__ = [
     "TarDataset",
     "errors",
     "images",
+    "pack",
 ]
 __version__ = "0.1.0"
 
@@ -43,6 +46,7 @@ _HOMES = {
     "StreamLoader": "streamload.loader",
     "StreamloadError": "streamload.errors",
     "TarDataset": "streamload.tar_dataset",
+    "pack": "streamload_tools.packing.calling",
 }
 
 

@@ -37,7 +37,7 @@ from streamload_tools.main import app
 from torch.utils.data import DataLoader
 from typer.testing import CliRunner
 
-from streamload import StreamLoader
+from streamload import StreamLoader, TarDataset
 
 ROOT = Path(__file__).parent.parent
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in [ROOT / "README.md", *ROOT.glob("docs/*.md")]}
@@ -152,6 +152,7 @@ def test_a_pages_blocks_run(page: str, packed: Path, tmp_path: Path, monkeypatch
     copied = ("photos",) if page == "docs/coming-from.md" else ("photos", "shards")  # it packs them in its own way
     for name in copied:
         shutil.copytree(packed / name, tmp_path / name)
+    annotate(packed, tmp_path / "voc")
     monkeypatch.chdir(tmp_path)
     served = f"127.0.0.1:{free_port()}"  # others may run the same test on this machine
     ran: list[Ran] = []
@@ -164,6 +165,25 @@ def test_a_pages_blocks_run(page: str, packed: Path, tmp_path: Path, monkeypatch
     CHECKS.get(page, lambda _: None)(ran)
     ran.clear()
     gc.collect()
+
+
+def annotate(packed: Path, folder: Path) -> None:
+    """Three images with annotations as in PASCAL VOC."""
+    folder.mkdir()
+    for number, image in enumerate(sorted((packed / "photos").rglob("*.jpg"))[:3]):
+        shutil.copy(image, folder / f"{number}.jpg")
+        box = "<xmin>1</xmin><ymin>2</ymin><xmax>30</xmax><ymax>40</ymax>"
+        thing = f"<object><name>cat</name><bndbox>{box}</bndbox></object>"
+        (folder / f"{number}.xml").write_text(f"<annotation>{thing * number}</annotation>")
+
+
+def packing(ran: list[Ran]) -> None:
+    """The annotations beside their images, also those of an image without objects."""
+    del ran
+    detection = TarDataset("detection")
+    boxes = [detection[number]["json"]["boxes"] for number in range(len(detection))]
+    assert boxes == [[[1, 2, 30, 40]] * number for number in range(3)]
+    assert all(detection[number]["jpg"].ndim == 3 for number in range(3))
 
 
 def coming_from(ran: list[Ran]) -> None:
@@ -187,7 +207,7 @@ def coming_from(ran: list[Ran]) -> None:
     assert json.loads(json.dumps(packed.names["state"])) == packed.names["state"]
 
 
-CHECKS: dict[str, Callable[[list[Ran]], None]] = {"docs/coming-from.md": coming_from}
+CHECKS: dict[str, Callable[[list[Ran]], None]] = {"docs/coming-from.md": coming_from, "docs/packing.md": packing}
 
 
 def test_litdatas_program(packed: Path, tmp_path: Path) -> None:

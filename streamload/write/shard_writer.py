@@ -9,6 +9,9 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
 
+import numpy as np
+from numpy.typing import NDArray
+
 from streamload.arguments import advises, as_python, parse_bytes
 from streamload.errors import StorageError, StreamloadError, without_secrets
 from streamload.index.dataset_index import IndexedShard
@@ -23,7 +26,7 @@ from streamload.write.destination import destination_in
 from streamload.write.encode import encode_field
 from streamload.write.shard_file import GrowingShard, Member
 
-__all__ = ["ShardWriter"]
+__all__ = ["ShardWriter", "checked_key", "label_of", "sample_members"]
 
 _LABEL = re.compile(rb"\s*([+-]?[0-9]{1,19})\s*")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
@@ -133,8 +136,8 @@ class ShardWriter:
         if self._closed:
             raise ValueError("this ShardWriter is closed; make a new one, with another prefix or folder")
         self._keeps_old = False
-        key = _checked_key(sample)
-        members = _members(key, sample)
+        key = checked_key(sample)
+        members = sample_members(key, sample)
         sample_bytes = sum(member_bytes(header, len(payload)) for _, header, payload in members)
         if sample_bytes + len(END_OF_ARCHIVE) > self._max_bytes:
             raise ValueError(
@@ -150,7 +153,7 @@ class ShardWriter:
                 self._publish(self._shard)
             if self._shard is None:
                 self._shard = self._open()
-            self._shard.append(key, members, _label(members))
+            self._shard.append(key, members, label_of(members))
         except OSError as exc:
             self._abandon()
             raise self._storage_error(exc) from exc
@@ -158,6 +161,29 @@ class ShardWriter:
             self._abandon()
             raise
         self.samples += 1
+
+    def write_arrays(self, **columns: Any) -> None:
+        """Append one sample for each row of arrays of equal length, in their order.
+
+        Keys are the numbers of the writer's samples, of nine digits: `000000000`.
+
+        Args:
+            columns: by name, arrays or CPU tensors of the same first dimension, as `x=X, y=y`. A row is stored as the
+                field `<name>.npy` with the array's type and the row's shape; a column `cls` of integers (N,) is the
+                label. The arrays of a `.npz` file are given as `write_arrays(**np.load("data.npz"))`.
+
+        Raises:
+            TypeError, ValueError: there is no column, a column is no array of rows, or lengths differ; nothing was
+                written. Or a row cannot be stored, as by `write`; the rows before it were written.
+            StorageError, DatasetIndexError: as by `write`.
+        """
+        arrays = _checked_columns(columns)
+        fields = {name: name if name == LABEL_FIELD else f"{name.lower()}.npy" for name in arrays}
+        for row in range(len(next(iter(arrays.values())))):
+            sample: dict[str, object] = {"__key__": f"{self.samples:09d}"}
+            for name, array in arrays.items():
+                sample[fields[name]] = int(array[row]) if name == LABEL_FIELD else np.asarray(array[row])
+            self.write(sample)
 
     def close(self) -> None:
         """Publish the last shard and write the index; a second call does nothing.
@@ -245,8 +271,31 @@ def _positive(argument: str, value: object) -> int:
     return value
 
 
-def _checked_key(sample: Mapping[str, object]) -> str:
-    """The sample's key, if readers would find exactly this key again."""
+def _checked_columns(columns: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
+    """The columns as arrays of one length, at least one of them."""
+    if not columns:
+        raise ValueError("write_arrays needs at least one array, as in write_arrays(x=X, y=y)")
+    arrays = {name: np.asarray(column) for name, column in columns.items()}
+    for name, array in arrays.items():
+        if array.ndim == 0 or array.dtype == object:
+            shape = f"an array of shape {array.shape} and type {array.dtype}"
+            raise TypeError(f"column {name!r} must be an array of numbers with one row per sample, not {shape}")
+    label = arrays.get(LABEL_FIELD)
+    if label is not None and (label.ndim != 1 or label.dtype.kind not in "iu"):
+        raise TypeError(
+            f"column {LABEL_FIELD!r} is the label, one integer per sample, not {label.dtype} of shape {label.shape}; "
+            "give it another name, such as y"
+        )
+    if len({name.lower() for name in arrays}) < len(arrays):
+        raise ValueError(f"columns {sorted(arrays)} differ only in case, and fields are lower-case; rename them")
+    if len({len(array) for array in arrays.values()}) > 1:
+        lengths = ", ".join(f"{name} {len(array):,}" for name, array in arrays.items())
+        raise ValueError(f"the arrays differ in length ({lengths} rows); give each the same number of rows")
+    return arrays
+
+
+def checked_key(sample: Mapping[str, object]) -> str:
+    """The sample's key, if readers would find exactly this key again; else TypeError or ValueError."""
     if not isinstance(sample, Mapping):
         raise TypeError(f"a sample must be a mapping of fields, not {type(sample).__name__}")
     if "__key__" not in sample:
@@ -279,8 +328,12 @@ def _wrong_with_key(key: str) -> str | None:
     return None
 
 
-def _members(key: str, sample: Mapping[str, object]) -> list[Member]:
-    """Each field with its header blocks and payload, checked and encoded, nothing written."""
+def sample_members(key: str, sample: Mapping[str, object]) -> list[Member]:
+    """Each field with its header blocks and payload, checked and encoded, nothing written.
+
+    Raises:
+        TypeError, ValueError, ImportError: a field cannot be stored.
+    """
     members = []
     for field, value in sample.items():
         if not isinstance(field, str):
@@ -303,7 +356,7 @@ def _members(key: str, sample: Mapping[str, object]) -> list[Member]:
     return members
 
 
-def _label(members: list[Member]) -> int | None:
+def label_of(members: list[Member]) -> int | None:
     """The integer in the field that holds the label, by the rules of `scan_shard`."""
     for field, _, payload in members:
         if field == LABEL_FIELD:

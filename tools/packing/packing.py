@@ -18,7 +18,7 @@ from streamload_tools.packing.publishing import NAMES, Part
 from streamload_tools.packing.records import Finished, kept
 from streamload_tools.packing.resizing import Resizing
 from streamload_tools.packing.staging import Staging
-from streamload_tools.packing.work import CheckTask, JoinTask, PackTask, Task, fingerprint
+from streamload_tools.packing.work import CallTask, CheckTask, JoinTask, PackTask, Task, fingerprint
 from streamload_tools.packing.workforce import Workforce
 from streamload_tools.progress import open_progress
 from streamload_tools.sources.listing import Listing
@@ -28,7 +28,7 @@ from streamload_tools.sources.source import Source
 from streamload.errors import ShardFormatError
 from streamload.tar.header_writer import END_OF_ARCHIVE
 
-__all__ = ["PackOptions", "pack"]
+__all__ = ["PackOptions", "pack", "pack_calls"]
 
 _CHECKED_TOGETHER = 256
 _CHECKED = "bad.json"
@@ -96,6 +96,46 @@ def pack(source: Source, listing: Listing, options: PackOptions, staging: Stagin
         if options.resizing is not None:
             packed = run.join(packed)
         return [Part(name, shards) for name, shards in packed.items()], [*bad, *faults]
+
+
+def pack_calls(
+    function: bytes, inputs: Sequence[bytes], listing: Listing, options: PackOptions, staging: Staging
+) -> Part:
+    """Pack the samples that a pickled function gives of pickled inputs, in their order; like `pack` otherwise.
+
+    Raises:
+        StreamloadError: the function fails, or gives something that is no sample.
+        ValueError: two samples have one key.
+        OSError: something cannot be written.
+    """
+    # Neither published bytes nor the tasks of a resumed run may depend on the number of workers.
+    together = max(1, min(options.piece_files, len(inputs) // 64))
+    tasks = [
+        CallTask(
+            staging.path("pieces", "all", NAMES.name(number)), function, tuple(inputs[first : first + together]), first
+        )
+        for number, first in enumerate(range(0, len(inputs), together))
+    ]
+    with Workforce(options.workers, staging.lock) as force:
+        run = _Run(Source((), None, "input"), listing, options, staging, force)
+        pieces = run.call(tasks)
+        _refuse_equal_keys(pieces, staging)
+        return Part("", run.join({"": pieces})[""])
+
+
+def _refuse_equal_keys(pieces: Sequence[Finished], staging: Staging) -> None:
+    seen: set[str] = set()
+    for piece in pieces:
+        table = piece.table
+        for number in range(0 if table is None else len(table)):
+            assert table is not None
+            key = table.key(number)
+            if key in seen:
+                staging.abandon()
+                raise ValueError(
+                    f"two samples have the key {key!r}, and nothing was published; give each one of its own"
+                )
+            seen.add(key)
 
 
 def _fewest_tasks(listing: Listing, options: PackOptions) -> int:
@@ -169,8 +209,20 @@ class _Run:
                     faults += result
         return packed, faults
 
+    def call(self, tasks: Sequence[CallTask]) -> list[Finished]:
+        """Do the tasks of a user's function; those with samples are pieces to join."""
+        if self.staging.noted(_JOINING):
+            return self._from_records([""], [("", task) for task in tasks])[0][""]
+        pieces = []
+        with open_progress("packing", sum(len(task.inputs) for task in tasks), "inputs") as progress:
+            for result in self.force.results(tasks, len(tasks), progress.advance):
+                assert isinstance(result, Finished)
+                if result.table is not None:
+                    pieces.append(result)
+        return pieces
+
     def _from_records(
-        self, parts: Iterable[str], planned: Sequence[tuple[str, PackTask]]
+        self, parts: Iterable[str], planned: Sequence[tuple[str, PackTask | CallTask]]
     ) -> tuple[dict[str, list[Finished]], list[Fault]]:
         """The results of an earlier run, from its records."""
         packed: dict[str, list[Finished]] = {name: [] for name in parts}

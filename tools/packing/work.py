@@ -6,13 +6,18 @@ The result depends on the task alone, not on which worker does it, or when.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
+import pickle
+import reprlib
 import time
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import cloudpickle
 import numpy as np
 from streamload_tools.packing.planning import COLUMNS_FIELD, Span, table_sample_bytes
 from streamload_tools.packing.records import Finished, keep, kept
@@ -26,8 +31,10 @@ from streamload.tar.header_writer import END_OF_ARCHIVE, member_header
 from streamload.tar.scan import LABEL_FIELD
 from streamload.tar.table import ShardTable
 from streamload.write.shard_file import Member, ShardFile
+from streamload.write.shard_writer import checked_key, label_of, sample_members
 
 __all__ = [
+    "CallTask",
     "CheckTask",
     "Done",
     "Failed",
@@ -43,6 +50,7 @@ __all__ = [
 
 _REPORT_INTERVAL_S = 0.1
 _COPY_BYTES = 1 << 22
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 Report = Callable[[int, int], None]
 """Called with the number of files, and of their bytes, since the last call."""
@@ -75,6 +83,22 @@ class PackTask(NamedTuple):
     sync: bool
 
 
+class CallTask(NamedTuple):
+    """Call a function of the user's with some inputs, and pack the samples that it gives into one tar file.
+
+    Attributes:
+        path: the tar file, in the staging folder.
+        function: pickled.
+        inputs: each pickled.
+        first: the number of the first input.
+    """
+
+    path: str
+    function: bytes
+    inputs: tuple[bytes, ...]
+    first: int
+
+
 class JoinTask(NamedTuple):
     """Join samples of several pieces to one shard.
 
@@ -89,7 +113,7 @@ class JoinTask(NamedTuple):
     sync: bool
 
 
-Task = CheckTask | PackTask | JoinTask
+Task = CheckTask | PackTask | CallTask | JoinTask
 Result = Finished | tuple[Fault, ...]
 
 
@@ -127,22 +151,29 @@ def do(task: Task, report: Report) -> Result:
     known_as = fingerprint(task)
     done = kept(task.path, known_as)
     if done is None:
-        done = _pack(task, counter) if isinstance(task, PackTask) else _join(task)
-        if isinstance(task, JoinTask) or task.skip_faults or not done.faults:
+        if isinstance(task, JoinTask):
+            done = _join(task)
+        else:
+            done = _pack(task, counter) if isinstance(task, PackTask) else _call(task, counter)
+        if not isinstance(task, PackTask) or task.skip_faults or not done.faults:
             keep(done, known_as)
     elif isinstance(task, PackTask):
         counter.count(len(task.files), sum(task.sizes))
+    elif isinstance(task, CallTask):
+        counter.count(len(task.inputs), 0)
     if isinstance(task, JoinTask):
         counter.count(1, 0 if done.table is None else done.table.shard_bytes)
     counter.report()
     return done
 
 
-def fingerprint(task: PackTask | JoinTask) -> str:
+def fingerprint(task: PackTask | CallTask | JoinTask) -> str:
     """A digest of everything that determines a task's result; it does not depend on the staging folder."""
     content: object
     if isinstance(task, PackTask):
         content = [tuple(file) for file in task.files], task.sizes, task.resizing
+    elif isinstance(task, CallTask):
+        content = task.inputs, task.first  # the function is compared by its code, with the options of the run
     else:
         content = [(os.path.basename(path), span) for path, span in task.pieces]
     return hashlib.sha256(repr(content).encode("utf-8", "backslashreplace")).hexdigest()
@@ -203,6 +234,52 @@ def _pack(task: PackTask, counter: _Counter) -> Finished:
         return Finished(task.path, shard.publish(replace=True, durable=task.sync), tuple(faults))
     finally:
         shard.discard()
+
+
+def _call(task: CallTask, counter: _Counter) -> Finished:
+    function = cloudpickle.loads(task.function)
+    shard = ShardFile(task.path)
+    try:
+        for number, pickled in enumerate(task.inputs, start=task.first):
+            given = pickle.loads(pickled)
+            before = shard.bytes
+            try:
+                for sample in _samples_of(function(given)):
+                    key = checked_key(sample)
+                    if key in shard:
+                        raise ValueError(f"key {key!r} was given before; every sample needs a key of its own")
+                    members = sample_members(key, sample)
+                    shard.append(key, members, label_of(members))
+            except Exception as exc:  # whatever the user's function raises
+                if isinstance(exc, OSError) and exc.errno in _DISK_FULL:
+                    raise
+                raise _failed_input(number, given, exc) from exc
+            counter.count(1, shard.bytes - before)
+        return Finished(task.path, shard.publish(replace=True, durable=False) if len(shard) else None)
+    finally:
+        shard.discard()
+
+
+def _samples_of(result: object) -> Iterable[Mapping[str, object]]:
+    """The samples in what a user's function gives: None, one sample, or samples."""
+    if result is None:
+        return ()
+    if isinstance(result, Mapping):
+        return (result,)
+    if not isinstance(result, Iterable) or isinstance(result, str | bytes):
+        raise TypeError(f"it gave a {type(result).__name__}; give a dict, yield dicts, or give None")
+    return result
+
+
+def _failed_input(number: int, given: object, exc: Exception) -> StreamloadError:
+    shown = reprlib.repr(given)
+    notes = "".join(f" ({note})" for note in getattr(exc, "__notes__", ()))
+    frames = [frame for frame in traceback.extract_tb(exc.__traceback__) if frame.filename != __file__]
+    where = f", at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+    return StreamloadError(
+        f"input {number} ({shown}) cannot be packed: {type(exc).__name__}: {exc}{notes}{where}; nothing was published. "
+        "Correct the function or the input, or give None for inputs to leave out"
+    )
 
 
 def _members(file: SourceFile, field: str, data: bytes) -> list[Member]:

@@ -1,0 +1,171 @@
+"""`pack`: samples from a function of the user's to shards, with what `shardify` promises."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import os
+import pickle
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from importlib.metadata import version
+from types import CodeType
+from typing import Any
+
+import cloudpickle
+import numpy as np
+from streamload_tools.failures import UsageError
+from streamload_tools.packing.packing import PackOptions, pack_calls
+from streamload_tools.packing.remote_staging import RemoteStaging
+from streamload_tools.packing.staging import Run, Staging, is_being_published, open_staging
+from streamload_tools.packing.targets import Place, Start, check_destination, refuse_shards
+from streamload_tools.sources.listing import Listing
+from streamload_tools.sources.source import SourceFile
+
+from streamload.arguments import parse_bytes
+from streamload.environment.launchers import available_processors
+from streamload.storage.storages import Storages
+
+__all__ = ["pack"]
+
+
+def pack(
+    function: Callable[[Any], Any],
+    inputs: Iterable[Any],
+    destination: str | os.PathLike[str],
+    *,
+    workers: int | None = None,
+    max_bytes: int | str = 256_000_000,
+    max_count: int | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    sync: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+) -> None:
+    """Pack the samples that a function makes of each input into shards with an index, in the order of the inputs.
+
+    Nothing is published unless everything could be packed. Equal samples give equal bytes, whatever `workers` is. After
+    a kill, the same call with `resume=True` goes on and gives the same bytes, if the function gives the same samples
+    again. It is refused if the function's own code, the inputs, or the size or time of an input that is the path of
+    a file have changed; what the function calls or reads otherwise is not compared.
+
+    Args:
+        function: takes an input; gives a sample as `ShardWriter.write` takes it, or yields samples, or gives None.
+            Workers get it pickled, also from `__main__`.
+        inputs: whatever pickles: paths, rows of a table, numbers. They are listed in memory before packing.
+        destination: a folder or a url.
+        workers: processes; None is one per core.
+        max_bytes: no shard is larger; a number of bytes, or "256MB".
+        max_count: no shard has more samples.
+        resume: go on with an interrupted run.
+        overwrite: replace the shards that are there, or discard an interrupted run.
+        sync: flush everything to the disk.
+        storage_options: as for `StreamLoader`.
+
+    Raises:
+        StreamloadError: the function fails or gives a wrong sample, with the number of the input; or a process died.
+        ValueError: there is no sample, two have one key, one is too large, or the destination cannot be used.
+        OSError: something cannot be written.
+    """
+    dest = os.fspath(destination)
+    listed = list(inputs)
+    pickled = [pickle.dumps(given) for given in listed]
+    listing = _listing(listed, pickled)
+    options = PackOptions(
+        max_bytes=parse_bytes("max_bytes", max_bytes),
+        max_count=max_count,
+        shuffle=False,
+        seed=0,
+        fractions=None,
+        skip_bad=False,
+        resizing=None,
+        workers=workers or available_processors(),
+        sync=sync,
+    )
+    remembered = {
+        "function": _code_of(function),
+        "max_bytes": options.max_bytes,
+        "max_count": max_count,
+        "streamload": version("streamload"),
+    }
+    storages = Storages(storage_options)
+    place = (
+        Place(dest, None, None) if storages.is_local(dest) else Place(dest.rstrip("/"), storages.for_url(dest), None)
+    )
+    try:
+        run = Run(place.dest, remembered, listing, resume, overwrite, sync)
+        _run(cloudpickle.dumps(function), pickled, options, place, run)
+    except UsageError as exc:
+        raise ValueError(_in_python(str(exc))) from exc
+    except BaseException as exc:
+        if hasattr(exc, "__notes__"):
+            exc.__notes__ = [_in_python(note) for note in exc.__notes__]
+        raise
+
+
+def _run(function: bytes, inputs: Sequence[bytes], options: PackOptions, place: Place, run: Run) -> None:
+    start = Start(overwrite=run.overwrite, resume=run.resume)
+    if not check_destination(place, [""], start, run.options):
+        return
+    folder = place.staging_folder()
+    staging = Staging(folder, run) if place.storage is None else RemoteStaging(folder, run, place.storage, [""])
+    with open_staging(staging):
+        if place.storage is None and not is_being_published(place.dest):  # another may have published meanwhile
+            refuse_shards(place, [""], start)
+        parts = staging.half_published()
+        if parts is None:
+            parts = [pack_calls(function, inputs, run.listing, options, staging)]
+            if not parts[0].shards:
+                staging.abandon()
+                raise ValueError(f"the function gave no sample of {len(inputs):,} inputs, so nothing was published")
+        staging.publish(parts, None)
+
+
+def _listing(inputs: Sequence[object], pickled: Sequence[bytes]) -> Listing:
+    """The inputs as a run remembers them; files with their sizes and times, so that a changed one is noticed."""
+    found = np.full((len(inputs), 2), -1, np.int64)
+    files = []
+    for number, given in enumerate(inputs):
+        path = os.fspath(given) if isinstance(given, str | os.PathLike) else None
+        is_path = isinstance(path, str) and "\0" not in path
+        files.append(SourceFile(str(path) if is_path else f"input {number}", 0, str(number), None))
+        if is_path and path is not None and os.path.isfile(path):
+            status = os.stat(path)
+            found[number] = status.st_size, status.st_mtime_ns
+    digest = hashlib.sha256(b"".join(hashlib.sha256(content).digest() for content in pickled))
+    return Listing(files, found[:, 0].copy(), found[:, 1].copy(), digest.digest())
+
+
+def _code_of(function: Callable[..., Any]) -> str:
+    """A digest of a function's name and code. Bytes of a pickle differ between processes, so they will not do."""
+    bound = ""
+    while isinstance(function, partial):
+        bound += repr((function.args, function.keywords))
+        function = function.func
+    plain: Any = inspect.unwrap(function)
+    if not inspect.isroutine(plain):
+        plain = type(plain).__call__
+    code = getattr(plain, "__code__", None)
+    text = _text_of(code) if isinstance(code, CodeType) else ""
+    return hashlib.sha256(f"{plain.__qualname__}{bound}{text}".encode("utf-8", "backslashreplace")).hexdigest()[:16]
+
+
+def _text_of(code: CodeType) -> str:
+    """What a code does, without the lines where it stands; sets in one order."""
+    values = [
+        _text_of(value)
+        if isinstance(value, CodeType)
+        else repr(sorted(map(repr, value)) if isinstance(value, frozenset) else value)
+        for value in code.co_consts
+    ]
+    return repr((code.co_code, code.co_names, code.co_varnames, values))
+
+
+def _in_python(text: str) -> str:
+    """A message of the command in the words of the call."""
+    return (
+        text.replace("run the same command with --resume", "call pack again with resume=True")
+        .replace("--resume", "resume=True")
+        .replace("--overwrite", "overwrite=True")
+        .replace("--max-bytes", "max_bytes")
+    )
