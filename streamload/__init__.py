@@ -15,6 +15,7 @@ if sys.platform == "win32":
 
 if TYPE_CHECKING:
     from streamload_tools.packing.calling import pack
+    from streamload_tools.packing.mapping import map_shards
 
     from streamload import errors, images
     from streamload.errors import StreamloadError
@@ -34,6 +35,7 @@ __all__ = [
     "TarDataset",
     "errors",
     "images",
+    "map_shards",
     "pack",
 ]
 __version__ = "0.1.0"
@@ -46,6 +48,7 @@ _HOMES = {
     "StreamLoader": "streamload.loader",
     "StreamloadError": "streamload.errors",
     "TarDataset": "streamload.tar_dataset",
+    "map_shards": "streamload_tools.packing.mapping",
     "pack": "streamload_tools.packing.calling",
 }
 

@@ -9,6 +9,7 @@ from streamload_tools.arguments import PlainUsage, show_version
 from streamload_tools.bench import bench_command
 from streamload_tools.index import index_command
 from streamload_tools.ls import ls_command
+from streamload_tools.map import map_command
 from streamload_tools.stats import stats_command
 from streamload_tools.verify import verify_command
 
@@ -27,6 +28,7 @@ app.command("verify", cls=PlainUsage, short_help="Read every byte of shards and 
     verify_command
 )
 app.command("stats", cls=PlainUsage, short_help="Describe a dataset in numbers.")(stats_command)
+app.command("map", cls=PlainUsage, short_help="Make a dataset of another one by a function.")(map_command)
 app.command("bench", cls=PlainUsage, short_help="Measure how fast a loader reads shards here.")(bench_command)
 
 

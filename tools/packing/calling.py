@@ -140,7 +140,8 @@ def _code_of(function: Callable[..., Any]) -> str:
     """A digest of a function's name and code. Bytes of a pickle differ between processes, so they will not do."""
     bound = ""
     while isinstance(function, partial):
-        bound += repr((function.args, function.keywords))
+        given = (*function.args, *sorted(function.keywords.items()))
+        bound += repr([_code_of(each) if callable(each) else each for each in given])
         function = function.func
     plain: Any = inspect.unwrap(function)
     if not inspect.isroutine(plain):

@@ -1,0 +1,129 @@
+"""`map_shards` and `streamload map`: a dataset made of another one, in its order, with its keys."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from streamload_tools.main import app
+from typer.testing import CliRunner
+from webdataset.tariterators import group_by_keys, tar_file_expander
+
+from streamload import ShardWriter, TarDataset, map_shards
+from streamload.errors import StreamloadError
+
+Sample = dict[str, Any]
+COUNT = 60
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Small shards of ten samples."""
+    folder = tmp_path_factory.mktemp("mapped") / "source"
+    with ShardWriter(folder, max_count=10) as writer:
+        for number in range(COUNT):
+            writer.write({"__key__": f"{number:03d}", "txt": f"text {number}", "cls": number % 3})
+    return folder
+
+
+def even_with_length(sample: Sample) -> Sample | None:
+    number = int(sample["__key__"])
+    return {**sample, "length.cls": len(sample["txt"])} if number % 2 == 0 else None
+
+
+def joined(samples: list[Sample]) -> Sample:
+    return {"__key__": samples[0]["__key__"], "txt": b"+".join(sample["txt"] for sample in samples)}
+
+
+def rows(folder: Path, *fields: str) -> list[tuple[Any, ...]]:
+    return list(TarDataset(folder, fields=("__key__", *fields)))
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.glob("*.tar"))}
+
+
+def test_samples_are_left_out_and_get_fields_in_order_and_small_shards_are_merged(source: Path, tmp_path: Path) -> None:
+    map_shards(even_with_length, source, tmp_path / "new", workers=1)
+    expected = [(f"{n:03d}", f"text {n}", n % 3, len(f"text {n}")) for n in range(0, COUNT, 2)]
+    assert rows(tmp_path / "new", "txt", "cls", "length.cls") == expected
+    assert list(content(tmp_path / "new")) == ["shard-000000.tar"]
+    (shard,) = (tmp_path / "new").glob("*.tar")
+    with shard.open("rb") as stream:
+        files = tar_file_expander([{"url": str(shard), "stream": stream}])
+        assert [sample["__key__"] for sample in group_by_keys(files)] == [key for key, *_ in expected]
+
+
+def test_batches_of_one_shard_each_and_a_condition(source: Path, tmp_path: Path) -> None:
+    map_shards(joined, source, tmp_path / "new", batch_size=3, where="label == 1", workers=1)
+    found = rows(tmp_path / "new", "txt")
+    assert found[0] == ("001", "text 1+text 4+text 7")
+    assert sum(len(text.split("+")) for _, text in found) == 20
+    assert all(int(first.split()[1]) // 10 == int(last) // 10 for _, text in found for first, last in [ends(text)])
+
+
+def ends(text: str) -> tuple[str, str]:
+    texts = text.split("+")
+    return texts[0], texts[-1].split()[1]
+
+
+def test_killed_and_resumed_it_gives_the_same_bytes(source: Path, tmp_path: Path) -> None:
+    program = (
+        "import os, signal, sys; from streamload import map_shards\n"
+        "def copy(sample):\n"
+        "    if sample['__key__'] == sys.argv[2]: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    return sample\n"
+        f"map_shards(copy, {str(source)!r}, sys.argv[1], workers=1, max_count=25, resume=len(sys.argv) > 3)"
+    )
+
+    def run(*arguments: str) -> int:
+        return subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, check=False).returncode
+
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    assert run(str(whole), "never") == 0
+    assert run(str(cut), "034") == -9
+    assert content(cut) == {}, "nothing is half published"
+    assert run(str(cut), "never", "resume") == 0
+    assert content(cut) == content(whole)
+    assert len(content(whole)) == 3
+    assert rows(whole, "txt", "cls") == rows(source, "txt", "cls")
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda _: 1 / 0, "ZeroDivisionError"),
+        (lambda _: {"__key__": "x"}, "has no field"),
+        (lambda _: "text", "'t'|str"),
+        (lambda sample: [sample, sample], "key"),
+    ],
+    ids=["raises", "no field", "no sample", "a key twice"],
+)
+def test_a_wrong_function_is_one_error_and_nothing_is_published(
+    source: Path, tmp_path: Path, function: Any, message: str
+) -> None:
+    with pytest.raises((StreamloadError, ValueError), match=message):
+        map_shards(function, source, tmp_path / "new", workers=1)
+    assert content(tmp_path / "new") == {}
+
+
+def test_the_command(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "filters_here.py").write_text(
+        "def first(sample):\n    return sample if sample['cls'] == b'0' else None\n"
+    )
+    done = CliRunner().invoke(app, ["map", "filters_here:first", str(source), "new", "--workers", "1"])
+    assert done.exit_code == 0, done.output
+    assert {label for _, label in rows(tmp_path / "new", "cls")} == {0}
+    for function, message in (
+        ("filters_here", "write MODULE:FUNCTION"),
+        ("nowhere:first", "cannot be imported"),
+        ("filters_here:second", "has no function 'second'"),
+    ):
+        wrong = CliRunner().invoke(app, ["map", function, str(source), "other"])
+        assert wrong.exit_code == 2
+        assert message in " ".join(wrong.output.split())

@@ -1,0 +1,78 @@
+"""`streamload map`: a dataset made of another one by a function of a module."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+from streamload_tools.arguments import StorageOption, Where, Workers, parse_storage_options
+from streamload_tools.failures import UsageError, reported_errors
+from streamload_tools.packing.mapping import map_shards
+
+__all__ = ["map_command"]
+
+
+def map_command(
+    function: Annotated[
+        str, typer.Argument(help="MODULE:FUNCTION; the module lies here or is installed.", show_default=False)
+    ],
+    source: Annotated[str, typer.Argument(help="Shards, a pattern or a folder.", show_default=False)],
+    dest: Annotated[str, typer.Argument(help="A folder or a url for the new shards.", show_default=False)],
+    *,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Call the function with lists of up to so many samples.", min=1)
+    ] = None,
+    max_bytes: Annotated[str, typer.Option(help="No new shard is larger.")] = "256MB",
+    max_count: Annotated[int | None, typer.Option(help="No new shard has more samples.", min=1)] = None,
+    decode: Annotated[
+        bool, typer.Option("--decode", help="The function gets decoded fields instead of bytes.")
+    ] = False,
+    where: Where = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the shards in DEST.")] = False,
+    workers: Workers = None,
+    storage_option: StorageOption = None,
+) -> None:
+    """Write what a function makes of each sample: a new sample, several, or None to leave it out.
+
+    A sample is a dict of its fields' bytes with "__key__". Keys and order are kept; small shards are merged. Nothing is
+    published before everything is done. Example: `streamload map filters:large_enough shards/train shards/large`.
+    """
+    with reported_errors("nothing was published; run the same command with --resume to go on"):
+        map_shards(
+            _loaded(function),
+            source,
+            dest,
+            batch_size=batch_size,
+            decode=decode,
+            where=where,
+            workers=workers,
+            max_bytes=max_bytes,
+            max_count=max_count,
+            resume=resume,
+            overwrite=overwrite,
+            storage_options=parse_storage_options(storage_option),
+        )
+
+
+def _loaded(named: str) -> Callable[[Any], Any]:
+    module_name, colon, name = named.partition(":")
+    if not (module_name and colon and name):
+        raise UsageError(f"{named!r}: write MODULE:FUNCTION, such as filters:large_enough for a function in filters.py")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as exc:
+        raise UsageError(
+            f"{module_name!r} cannot be imported ({exc}); name a module that lies here or is installed"
+        ) from exc
+    found = getattr(module, name, None)
+    if not callable(found):
+        raise UsageError(f"the module {module_name!r} has no function {name!r}")
+    loaded: Callable[[Any], Any] = found
+    return loaded
