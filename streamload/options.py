@@ -75,21 +75,28 @@ class Options:
     max_errors: int | None
     strict: bool
     verify: bool
-    optional_fields: frozenset[str] = frozenset()
-    """Those of `fields` that samples may lack, which are given with a question mark behind them."""
 
     @classmethod
     def among(cls, arguments: Mapping[str, Any]) -> Options:
         """The options among other arguments."""
-        return cls(**{field.name: arguments[field.name] for field in fields(cls) if field.name in arguments})
+        return cls(**{field.name: arguments[field.name] for field in fields(cls)})
 
     def __post_init__(self) -> None:
-        self._take_optional_fields()
         self._check_numbers()
         self._check_choices()
         self._check_functions()
         self._check_fields()
         self._check_storage()
+
+    @property
+    def field_names(self) -> tuple[str, ...] | None:
+        """The wanted fields, without the question marks behind optional ones; None for all."""
+        return None if self.fields is None else tuple(entry.removesuffix("?") for entry in self.fields)
+
+    @property
+    def optional_fields(self) -> frozenset[str]:
+        """The wanted fields that samples may lack."""
+        return frozenset(entry[:-1] for entry in self.fields or () if entry.endswith("?"))
 
     @property
     def workers(self) -> int:
@@ -167,9 +174,8 @@ class Options:
             own_transforms: those that datasets have of their own.
             existing: the fields that samples have, if known.
         """
-        fields = None if self.fields is None else tuple(self.fields)
         return Job(
-            fields,
+            self.field_names,
             self.decode,
             self.transform,
             self.collate_fn,
@@ -185,7 +191,7 @@ class Options:
         """How many fields of a sample may expand; one where nobody knows which fields there are."""
         if self.fields is None and not existing:
             return int(self.decode is not False)
-        wanted = existing if self.fields is None else self.fields
+        wanted = existing if self.field_names is None else self.field_names
         return sum(any(may_expand(name, self.decode) for name in entry.split(";")) for entry in wanted)
 
     def _expansion_room_bytes(self, existing: Sequence[str]) -> int | None:
@@ -247,7 +253,7 @@ class Options:
                 drop_last=self.drop_last,
                 pad=self.pad,
             ),
-            fields=None if self.fields is None else tuple(self.fields),
+            fields=self.field_names,
             verify=self.verify,
             strict=self.strict,
             whole_batches=self._whole_batches,
@@ -263,7 +269,7 @@ class Options:
         Raises:
             ValueError: one of the wanted fields is not among the existing ones.
         """
-        for entry in self.fields or ():
+        for entry in self.field_names or ():
             if entry in SAMPLE_NAMES or entry in self.optional_fields:
                 continue
             if not any(name in existing for name in entry.split(";")):
@@ -322,27 +328,20 @@ class Options:
         if self.collate_fn is not None:
             check_takes_one("collate_fn", self.collate_fn, "the list of a batch's samples")
 
-    def _take_optional_fields(self) -> None:
-        if isinstance(self.fields, str) or not isinstance(self.fields, Sequence):
-            return
-        optional = [entry[:-1] for entry in self.fields if isinstance(entry, str) and entry.endswith("?")]
-        if any(name in SAMPLE_NAMES for name in optional):
-            raise ValueError(f"fields={self.fields!r}: every sample has {' and '.join(SAMPLE_NAMES)}; leave out the ?")
-        names = tuple(entry.removesuffix("?") if isinstance(entry, str) else entry for entry in self.fields)
-        object.__setattr__(self, "fields", names)
-        object.__setattr__(self, "optional_fields", self.optional_fields.union(optional))
-
     def _check_fields(self) -> None:
         if self.fields is None:
             return
         if isinstance(self.fields, str) or not isinstance(self.fields, Sequence):
             raise TypeError(f'fields={self.fields!r} must be a tuple of strings, such as ("jpg;png", "cls")')
-        names = [name for entry in self.fields if isinstance(entry, str) for name in (entry, *entry.split(";"))]
+        entries = [entry.removesuffix("?") for entry in self.fields if isinstance(entry, str)]
+        names = [name for entry in entries for name in (entry, *entry.split(";"))]
         if not self.fields or not all(isinstance(entry, str) for entry in self.fields) or not all(names):
             raise ValueError(f'fields={self.fields!r} must be a tuple of strings, such as ("jpg;png", "cls")')
         for name in names:
             if name.startswith("__") and name not in SAMPLE_NAMES:
                 raise ValueError(f"fields={self.fields!r}: besides fields there are {' and '.join(SAMPLE_NAMES)} only")
+        if any(name in SAMPLE_NAMES for name in self.optional_fields):
+            raise ValueError(f"fields={self.fields!r}: every sample has {' and '.join(SAMPLE_NAMES)}; leave out the ?")
         for name in self.transform if isinstance(self.transform, Mapping) else ():
             if name in SAMPLE_NAMES:
                 raise ValueError(f"transform has a function for {name!r}; use one on whole samples for that")

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from streamload_tools.failures import UsageError
 
-from streamload import StreamLoader
+import streamload
 from streamload.errors import ShardNotFoundError
 from streamload.index.columns import COLUMNS_FILE, KEY, pack_columns, read_columns
 from streamload.index.dataset_index import INDEX_FILE, DatasetIndex
@@ -92,7 +92,7 @@ class MetadataColumns:
 def _rows_of_field(
     urls: Sequence[str], field: str, names: Sequence[str], index: str, storage_options: Mapping[str, Any]
 ) -> Iterator[tuple[Any, ...]]:
-    with StreamLoader(
+    with streamload.StreamLoader(
         urls,
         _BATCH_SIZE,
         fields=(f"{field}?",),

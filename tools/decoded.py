@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from streamload_tools.output import shown_bytes
 
-from streamload import TarDataset
+import streamload
 from streamload.decode.decoders import decoder_for
 from streamload.fetch.budget import available_bytes
 from streamload.text import counted
@@ -77,7 +77,9 @@ def decoded_memory(
     """
     sizes: dict[str, float] = {}
     refused: dict[str, str] = {}
-    with TarDataset(urls, decode=False, index=index, storage_options=storage_options, where=where) as dataset:
+    with streamload.TarDataset(
+        urls, decode=False, index=index, storage_options=storage_options, where=where
+    ) as dataset:
         samples = len(dataset)
         numbers = sorted({int(number) for number in np.linspace(0, samples - 1, min(_TRIED, samples))})
         for number in numbers:

@@ -90,8 +90,8 @@ def labelled_folders(
     """
     groups: dict[str, list[str]] = {}
     for (name, portion), listing in zip(portions.items(), listings, strict=True):
-        if options.fields is not None:
-            labelled = any(LABEL_FIELD in entry.split(";") for entry in options.fields)
+        if options.field_names is not None:
+            labelled = any(LABEL_FIELD in entry.split(";") for entry in options.field_names)
         else:
             labelled = listing.counts is None or LABEL_FIELD in listing.fields
         if labelled:
@@ -153,9 +153,9 @@ def _batch_copies(listing: Listing, options: Options) -> int:
 
 def _surely_read(listing: Listing, options: Options) -> set[str]:
     """The fields that are read of every sample that has them; of alternatives, where only one of them exists."""
-    if options.fields is None:
+    if options.field_names is None:
         return set(listing.fields)
-    alternatives = [set(entry.split(";")).intersection(listing.fields) for entry in options.fields]
+    alternatives = [set(entry.split(";")).intersection(listing.fields) for entry in options.field_names]
     return set().union(*(names for names in alternatives if len(names) == 1))
 
 
@@ -201,8 +201,8 @@ def warn_of_unused_decoders(options: Options, existing: Sequence[str]) -> None:
     """
     if isinstance(options.decode, bool):
         return
-    requested = [name for entry in options.fields or () for name in entry.split(";")]
-    read = [name for name in dict.fromkeys(existing) if name in requested or options.fields is None] or requested
+    requested = [name for entry in options.field_names or () for name in entry.split(";")]
+    read = [name for name in dict.fromkeys(existing) if name in requested or options.field_names is None] or requested
     unused = [key for key in options.decode if not any(applies_to(key, field) for field in read)]
     if not read or not unused:
         return

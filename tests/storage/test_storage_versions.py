@@ -121,7 +121,7 @@ async def test_what_is_in_flight_when_a_shard_moves_to_a_file_is_not_written_any
         gates[0].set()
         await fetching.until(lambda: fetcher.are_present(KEYS[:1]))
         other = DiskCache(str(tmp_path), 1 << 30, part_bytes=PART_BYTES)
-        file = other.open(ShardIdentity(URL, ETAG, len(CONTENT)), beside=True)
+        file = other.open(ShardIdentity(URL, ETAG, len(CONTENT)), concurrently=True)
         assert file is not None
         for start in range(0, len(CONTENT), PART_BYTES):
             file.write(start, CONTENT[start : start + PART_BYTES])

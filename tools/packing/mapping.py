@@ -10,7 +10,7 @@ from typing import Any
 
 from streamload_tools.packing.calling import pack
 
-from streamload import TarDataset
+import streamload
 from streamload.index.finder import find_shards
 from streamload.storage.storages import Storages
 from streamload.storage.urls import Urls
@@ -82,7 +82,7 @@ def map_shards(
 def _mapped(
     function: Callable[[Any], Any], batch_size: int | None, options: Mapping[str, Any], shard: str
 ) -> Iterator[Sample]:
-    with TarDataset(shard, **options) as samples:
+    with streamload.TarDataset(shard, **options) as samples:
         if batch_size is None:
             for sample in samples:
                 yield from _with_keys(function(sample), sample["__key__"])
