@@ -111,9 +111,9 @@ class StreamLoader(NamedClasses):
             order is just as it says. It is iterated at the start of each pass, after its `set_epoch` if it has one. It
             names the samples of all ranks and must do the same on each of them (a fixed seed); one that has `rank` and
             `num_replicas`, as DistributedSampler, names those of its rank.
-        where: which samples take part: a condition on columns, such as `aesthetic > 5 and "txt"` (docs/selection.md),
-            or a function of the columns (a mapping from names to arrays) that gives a truth value for each sample. Only
-            parts of shards with such samples are fetched. Without an index the shards are scanned first.
+        where: which samples take part: a condition on columns, such as `aesthetic > 5 and "txt"`
+            (docs/choosing-samples.md), or a function that looks columns up by name, as arrays, and gives a truth value
+            for each sample. Only parts of shards with such samples are fetched. Without an index shards are scanned.
         keys: which samples take part, by their keys: an iterable, or the path of a file with one a line.
         samples: a slice of the samples that the others leave, in the order of the listing; or a fraction of all, chosen
             by their keys alone.

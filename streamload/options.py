@@ -340,6 +340,14 @@ class Options:
         for name in names:
             if name.startswith("__") and name not in SAMPLE_NAMES:
                 raise ValueError(f"fields={self.fields!r}: besides fields there are {' and '.join(SAMPLE_NAMES)} only")
+        wrong = next(
+            (name for name in names if "?" in name or (name in self.optional_fields and name in self.fields)), None
+        )
+        if wrong is not None:
+            raise ValueError(
+                f"fields={self.fields!r}: {wrong!r} cannot be; one question mark behind a field makes it optional: "
+                '("jpg", "txt?"), or behind all of its alternatives: "jpg;png?"'
+            )
         if any(name in SAMPLE_NAMES for name in self.optional_fields):
             raise ValueError(f"fields={self.fields!r}: every sample has {' and '.join(SAMPLE_NAMES)}; leave out the ?")
         for name in self.transform if isinstance(self.transform, Mapping) else ():

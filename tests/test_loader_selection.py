@@ -15,7 +15,7 @@ from streamload_tools.main import app
 from typer.testing import CliRunner
 
 from streamload import Mixture, Portion, ShardWriter, StreamLoader, TarDataset
-from streamload.errors import DatasetIndexError, LoaderStateError
+from streamload.errors import CollateError, DatasetIndexError, LoaderStateError
 
 SAMPLES = 500
 NUMBERS = range(SAMPLES)
@@ -75,6 +75,9 @@ CONDITIONS: list[tuple[Any, Callable[[int], bool]]] = [
     ("not score > 1.5", lambda n: n % 7 == 0 or n <= 150),
     ("about.lang == 'en' and label not in (3, 5)", lambda n: n % 2 == 1 and n % 10 not in (3, 5)),
     ("twice // 2 % 100 == -(-5)", lambda n: n % 100 == 5),
+    ("size.txt != 8", lambda n: has_text(n) and len(f"text {n}") != 8),
+    ("score != 1.5 and score not in (2.5, 3)", lambda n: n % 7 > 0 and n not in (150, 250, 300)),
+    ("has.txt and label not in (1, 2)", lambda n: has_text(n) and n % 10 not in (1, 2)),
     (lambda columns: (columns["label"] == 3) & columns["has.txt"], lambda n: n % 10 == 3 and has_text(n)),
 ]
 
@@ -131,6 +134,7 @@ def test_a_state_of_another_selection_is_refused(folder: Path) -> None:
     with loader_of(folder, where="label == 3") as loader:
         next(iter(loader))
         state = loader.state_dict()
+    assert "epoch_size" not in state
     for other in ({"where": "label == 4"}, {}):
         with loader_of(folder, **other) as loader, pytest.raises(LoaderStateError, match="selection was"):
             loader.load_state_dict(state)
@@ -163,6 +167,8 @@ def test_with_weights_samplers_and_epoch_sizes(folder: Path) -> None:
     weights = np.arange(SAMPLES, dtype=float)
     assert set(selected(folder, **few, weights=weights)) <= members
     assert selected(folder, where="label == 3", sampler=[4, 0, 4]) == [43, 3, 43]
+    by_label = dict.fromkeys(range(10), 1.0)
+    assert set(selected(folder, **few, weights=by_label)) <= members
     with loader_of(folder, **few, epoch_size=20) as loader:
         epochs = [[int(name) for (keys,) in loader for name in keys] for _ in range(4)]
     assert [len(epoch) for epoch in epochs] == [20] * 4
@@ -221,7 +227,22 @@ def keys_of(samples: list[tuple[str, bytes]]) -> list[list[str]]:
         ({"keys": ["00001", "zebra"]}, ValueError, "keys has 1 key that no sample has, such as zebra"),
         ({"keys": [1]}, TypeError, "keys are strings"),
         ({"keys": []}, ValueError, "keys is empty"),
-        ({"keys": "no such file"}, FileNotFoundError, "no such file"),
+        ({"keys": "no such file"}, ValueError, "is taken for a file with one key a line"),
+        ({"keys": 5}, TypeError, "must be an iterable of strings"),
+        ({"where": 'not "caption"'}, DatasetIndexError, "the field 'caption', which no sample has; there are bin, cls"),
+        ({"where": "size.jgp < 5 or label == 3"}, DatasetIndexError, "the field 'jgp', which no sample has"),
+        ({"where": "label in ('3', '5')"}, TypeError, "strings and numbers are compared"),
+        ({"where": "key not in (1, 2)"}, TypeError, "strings and numbers are compared"),
+        ({"where": lambda columns: dict(columns)}, TypeError, "columns are looked up by name"),
+        ({"samples": slice(None, None, -1)}, ValueError, "negative step"),
+        (
+            {"where": "label == 3", "weights": np.ones(50), "shuffle": True},
+            ValueError,
+            "50 numbers and the dataset 500",
+        ),
+        ({"fields": ("txt", "txt?")}, ValueError, "'txt' cannot be"),
+        ({"fields": ("txt?;bin",)}, ValueError, "'txt\\?;bin' cannot be"),
+        ({"fields": ("txt??",)}, ValueError, "cannot be"),
         ({"samples": 1.5}, ValueError, "must be a fraction above 0"),
         ({"samples": "half"}, TypeError, "must be a slice, or a fraction"),
         ({"samples": slice(900, None)}, ValueError, "selects none"),
@@ -269,7 +290,33 @@ def test_on_the_command_line(folder: Path) -> None:
         ("csv:thrice", "has no column 'thrice'; it has key, twice"),
         ("parquet:x", "beside the shard there is no"),
         ("json:about", "has values of dict"),
+        ("json:nothing", "no sample has a value of 'nothing'"),
+        ("jsn:score", "no sample has a value of 'score'"),
+        ("json:label", "has a meaning of its own"),
+        ("json:size.x", "has a meaning of its own"),
     ):
         failed = CliRunner().invoke(app, ["index", str(folder), "--columns", columns])
         assert failed.exit_code == 2
         assert message in " ".join(failed.output.split())
+
+
+def test_columns_are_added_to_those_that_there_are(folder: Path, tmp_path: Path) -> None:
+    place = tmp_path / "shards"
+    shutil.copytree(folder, place)
+    for column in ("json:score", "csv:twice"):
+        assert CliRunner().invoke(app, ["index", str(place), "--columns", column]).exit_code == 0
+    assert selected(place, where="score > 1 and twice == 604") == [302]
+
+
+def test_an_optional_number_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
+    with ShardWriter(tmp_path / "some") as writer:
+        for number in range(20):
+            writer.write({"__key__": key(number), "txt": "text"} | ({"cls": number} if number % 2 else {}))
+    with loader_of(tmp_path / "some", fields=("txt", "cls?")) as loader, pytest.raises(CollateError) as caught:
+        next(iter(loader))
+    assert "a sample lacks the optional field 'cls', and None goes with strings and bytes alone" in str(caught.value)
+    filled = loader_of(
+        tmp_path / "some", fields=("cls?",), transform=lambda sample: -1 if sample[0] is None else sample[0]
+    )
+    with filled as loader:
+        assert next(iter(loader)).tolist()[:4] == [-1, 1, -1, 3]

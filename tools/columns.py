@@ -15,11 +15,12 @@ from streamload_tools.failures import UsageError
 
 import streamload
 from streamload.errors import ShardNotFoundError
-from streamload.index.columns import COLUMNS_FILE, KEY, pack_columns, read_columns
+from streamload.index.columns import COLUMNS_FILE, KEY, LABEL, pack_columns, read_columns, unpack_columns
 from streamload.index.dataset_index import INDEX_FILE, DatasetIndex
 from streamload.index.index_writer import IndexFolder
 from streamload.index.listing import list_shards
 from streamload.index.shard_names import folder_and_name
+from streamload.sampling.expression import CLASS_NAME, FRACTION
 from streamload.storage.storages import Storages
 from streamload.text import counted, listed
 
@@ -27,6 +28,8 @@ __all__ = ["MetadataColumns"]
 
 _BATCH_SIZE = 512
 _MOST_TABLE_BYTES = 1 << 30
+_MOST_INTEGER = (1 << 63) - 1
+_LONGEST_STRING = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,10 @@ class MetadataColumns:
                 raise UsageError(
                     f"--columns {text!r}: write SOURCE:NAME,..., such as json:aesthetic,parquet:similarity"
                 )
+            if name in (KEY, LABEL, CLASS_NAME) or name.split(".")[0] in (FRACTION, "size", "has"):
+                raise UsageError(
+                    f"--columns {text!r}: {name!r} has a meaning of its own in conditions; rename the column"
+                )
             names[source] = (*names.get(source, ()), name)
         flat = [name for of_source in names.values() for name in of_source]
         if len(set(flat)) < len(flat):
@@ -80,7 +87,7 @@ class MetadataColumns:
                 f"--columns: the index has {counted(len(others), 'shard')} more, such as {others[0]!r}; name them too"
             )
         ordered = [by_name[shard.name] for shard in index.shards]
-        columns: dict[str, NDArray[Any]] = {}
+        columns = unpack_columns(place.read(COLUMNS_FILE), index)
         for source, names in self.names.items():
             read = _rows_of_tables if source in _READERS else _rows_of_field
             rows = read(ordered, source, names, place.folder, storage_options)
@@ -141,7 +148,10 @@ def _rows_of_tables(
 
 
 def _csv_rows(content: bytes, names: Sequence[str], url: str) -> dict[str, tuple[Any, ...]]:
-    reader = csv.DictReader(io.StringIO(content.decode("utf-8-sig")))
+    try:
+        reader = csv.DictReader(io.StringIO(content.decode("utf-8-sig")))
+    except UnicodeDecodeError as exc:
+        raise UsageError(f"{url!r} is not text in UTF-8 ({exc}); save it as UTF-8") from exc
     _check_names(reader.fieldnames or (), names, url)
     return {row["key"]: tuple(_parsed(row[name]) for name in names) for row in reader}
 
@@ -185,6 +195,16 @@ def _column(name: str, values: Sequence[Any]) -> NDArray[Any]:
     """Values as an array: missing numbers are NaN, which meets no condition, and missing strings are empty."""
     kinds = {type(value) for value in values} - {type(None)}
     complete = None not in values
+    if not kinds:
+        raise UsageError(f"--columns: no sample has a value of {name!r}; check its name and that of the field or file")
+    if any(isinstance(value, int) and abs(value) > _MOST_INTEGER for value in values):
+        raise UsageError(f"--columns: the column {name!r} has integers beyond 64 bits")
+    longest = max((len(value) for value in values if isinstance(value, str)), default=0)
+    if longest > _LONGEST_STRING:
+        raise UsageError(
+            f"--columns: the column {name!r} has strings of {longest:,} characters; columns are for what samples are "
+            f"selected by, with at most {_LONGEST_STRING}"
+        )
     if kinds <= {bool} and complete:
         return np.array(values, np.bool_)
     if kinds <= {int} and complete:

@@ -211,7 +211,7 @@ class BatchMaker:
         missing = find_missing_key(rows, names, fields)
         if missing is not None:
             return _batch_failure(task, task_rows[missing.row], missing.message, field=missing.field)
-        difference = difference_between(rows)
+        difference = _optional_numbers(rows, self._job.fields or ()) or difference_between(rows)
         said = f"the batch that begins with this sample cannot be collated: {difference or in_words(error)}"
         # torch's message says less, in a page of frames
         return _batch_failure(task, task_rows[0], said, cause=None if difference else self._failure_of(error))
@@ -274,6 +274,19 @@ def _child(tree: Node, child: int | str) -> Node | None:
         return tree.children[tree.keys.index(child)]
     if isinstance(tree, SequenceNode) and isinstance(child, int) and child < len(tree.children):
         return tree.children[child]
+    return None
+
+
+def _optional_numbers(rows: Rows, fields: Sequence[str]) -> str | None:
+    """Why a batch has no values for an optional field of numbers or arrays; None where it is not for that."""
+    for place in sorted(rows.optional):
+        assert rows.columns is not None
+        if any(value is None for value in rows.columns[place]):
+            return (
+                f"a sample lacks the optional field {fields[place]!r}, and None goes with strings and bytes alone; have a "
+                "transform of whole samples put a value in its place, or leave such samples out, as in "
+                f"where='\"{fields[place]}\"'"
+            )
     return None
 
 

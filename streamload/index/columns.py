@@ -32,7 +32,17 @@ from streamload.tar.scan import scan_file
 from streamload.tar.table import MISSING, ShardTable
 from streamload.text import counted, listed
 
-__all__ = ["COLUMNS_FILE", "KEY", "LABEL", "PRESENT", "SIZE", "Columns", "pack_columns", "read_columns"]
+__all__ = [
+    "COLUMNS_FILE",
+    "KEY",
+    "LABEL",
+    "PRESENT",
+    "SIZE",
+    "Columns",
+    "pack_columns",
+    "read_columns",
+    "unpack_columns",
+]
 
 COLUMNS_FILE = "columns.npz"
 KEY, LABEL, SIZE, PRESENT = "key", "label", "size.", "has."
@@ -61,6 +71,22 @@ def pack_columns(index: DatasetIndex, columns: Mapping[str, NDArray[Any]]) -> by
     arrays |= {f"{_OF_SAMPLES}{name}": values for name, values in columns.items()}
     np.savez(file, **arrays)
     return file.getvalue()
+
+
+def unpack_columns(content: bytes | None, index: DatasetIndex) -> Columns:
+    """The columns in a file of this index; none where there is none, or it is of other shards or cannot be read."""
+    if not content:
+        return {}
+    try:
+        with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+            crc32s = [0 if shard.table is None else shard.table.crc32 for shard in index.shards]
+            if arrays[_SHARDS].tolist() != [shard.name for shard in index.shards] or arrays[_CRC32].tolist() != crc32s:
+                return {}
+            return {
+                name.removeprefix(_OF_SAMPLES): arrays[name] for name in arrays.files if name.startswith(_OF_SAMPLES)
+            }
+    except (ValueError, KeyError, OSError, EOFError, zlib.error):
+        return {}
 
 
 def read_columns(
@@ -98,14 +124,23 @@ async def _read(
         tables = Tables(listing, ScanCache(None), strict=strict, storages=storages)
         room = asyncio.Semaphore(SMALL_REQUESTS)
 
+        fields: set[str] = set()
+
         async def of_shard(shard: int) -> list[Any]:
             async with room:
                 table = await _table(tables, storages, shard, strict=strict)
+                fields.update(table.fields)
                 return [len(table), *(_values(table, name, tables.url(shard)) for name in others)]
 
         counts, *values = zip(*await asyncio.gather(*map(of_shard, range(len(listing.shards)))), strict=True)
     finally:
         await storages.aclose()
+    for field in (name.removeprefix(SIZE).removeprefix(PRESENT) for name in others if name not in (KEY, LABEL)):
+        if field not in fields:
+            raise DatasetIndexError(
+                f"where= asks for the field {field!r}, which no sample has; there are {listed(sorted(fields))}",
+                url=listing.shards[0].url,
+            )
     joined = {name: np.concatenate(parts) for name, parts in zip(others, values, strict=True)}
     return {**found, **joined}, np.array(counts, np.int64)
 

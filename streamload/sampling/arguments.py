@@ -176,6 +176,8 @@ class SamplingOptions:
         if self._sampler is not None:
             return Sampled()
         if isinstance(self._weights, np.ndarray):
+            if self._selected is not None:
+                self._check_length(len(self._selected))
             weight, group = np.unique(self._weights, return_inverse=True)
             if (
                 self._selected is not None
@@ -186,7 +188,11 @@ class SamplingOptions:
             return Weighted.among(self._selected, group, weight, self._epoch_size or self.n_selected or len(group))
         if labels is not None and self._weights is not None:
             among = labels if self._selected is None else labels.of(self._selected)
-            weight = label_weights(self._weights, among, self._names)
+            weights = self._weights
+            if isinstance(weights, Mapping):  # the label of no selected sample needs no weight, and may have one
+                unused = set(labels.values).difference(among.values)
+                weights = {label: one for label, one in weights.items() if label not in unused}
+            weight = label_weights(weights, among, self._names)
             size = self._epoch_size or len(among.number)
             return Weighted.among(self._selected, np.searchsorted(among.values, labels.all_values()), weight, size)
         epoch_size = self._epoch_size or self.n_selected
@@ -202,10 +208,13 @@ class SamplingOptions:
             for name, (first, end) in zip(self._mixture.portions, pairwise(self.sampling.edges), strict=True):
                 if not any(counts[first:end]):
                     raise ValueError(f"dataset {name!r} of the Mixture has no samples; leave it out")
-        if isinstance(self._weights, np.ndarray) and len(self._weights) != sum(counts):
+        self._check_length(sum(counts))
+
+    def _check_length(self, n_samples: int) -> None:
+        if isinstance(self._weights, np.ndarray) and len(self._weights) != n_samples:
             raise ValueError(
                 f"weights has {counted(len(self._weights), 'number')} and the dataset "
-                f"{counted(sum(counts), 'sample')}; give one for each, in the order of the listing"
+                f"{counted(n_samples, 'sample')}; give one for each, in the order of the listing"
             )
 
     @property
@@ -247,7 +256,7 @@ class SamplingOptions:
     def state(self, epoch: int) -> dict[str, Any]:
         """The entries of a state of some epoch."""
         held: dict[str, Any] = {}
-        if isinstance(self.sampling, Weighted | Stretched):
+        if isinstance(self.sampling, Weighted) or (isinstance(self.sampling, Stretched) and self._epoch_size):
             held["epoch_size"] = self.sampling.epoch_size
         if self._mixture is not None and isinstance(self.sampling, Mixed):
             held["epoch_size"] = self.sampling.epoch_size

@@ -96,7 +96,7 @@ class Expression:
                 self._check_value(left)
                 for operation, other in zip(ops, others, strict=True):
                     self._check_comparison(operation, other)
-            case ast.Name():
+            case ast.Name() | ast.Attribute():
                 self._check_value(node)  # a column of truth values
             case _:
                 self._refuse(node, "is no condition")
@@ -155,14 +155,20 @@ class Expression:
         for operation, other in zip(ops, others, strict=True):
             if isinstance(operation, ast.In | ast.NotIn):
                 assert isinstance(other, ast.Tuple | ast.List | ast.Set)
-                met &= np.isin(value, [_constant(each) for each in other.elts], invert=isinstance(operation, ast.NotIn))
+                listed = [_constant(each) for each in other.elts]
+                self._check_alike(other, value, *listed)
+                met &= np.isin(value, listed, invert=isinstance(operation, ast.NotIn)) & ~_is_missing(value)
                 continue
             following = self._value(other, columns)
-            if _is_text(value) != _is_text(following):
-                raise TypeError(f"`{ast.unparse(other)}`: strings and numbers are compared")
-            met &= _COMPARISONS[type(operation)](value, following)
+            self._check_alike(other, value, following)
+            met &= _COMPARISONS[type(operation)](value, following) & ~_is_missing(value) & ~_is_missing(following)
             value = following
         return met
+
+    @staticmethod
+    def _check_alike(node: ast.expr, value: Any, *others: Any) -> None:
+        if any(_is_text(value) != _is_text(other) for other in others):
+            raise TypeError(f"`{ast.unparse(node)}`: strings and numbers are compared")
 
     def _value(self, node: ast.expr, columns: Mapping[str, NDArray[Any]]) -> Any:
         match node:
@@ -199,6 +205,12 @@ def _is_constant(node: ast.expr) -> bool:
 def _constant(node: ast.expr) -> int | float | str:
     value: int | float | str = ast.literal_eval(node)
     return value
+
+
+def _is_missing(value: Any) -> Any:
+    """Where there is no number, which meets no comparison, not even `!=`."""
+    array = np.asarray(value)
+    return np.isnan(array) if array.dtype.kind == "f" else np.zeros(array.shape, np.bool_)
 
 
 def _is_text(value: Any) -> bool:

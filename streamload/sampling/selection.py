@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import os
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,7 @@ from streamload.text import counted, listed
 
 __all__ = ["ColumnsOf", "Keys", "Samples", "Selection", "Where", "digest"]
 
-Where = str | Callable[[Mapping[str, NDArray[Any]]], Any]
+Where = str | Callable[["ColumnsOf"], Any]
 Keys = str | os.PathLike[str] | Iterable[str]
 Samples = slice | float
 
@@ -32,8 +32,8 @@ ReadColumns = Callable[[Sequence[str]], Mapping[str, NDArray[Any]]]
 ReadNames = Callable[[], Sequence[str] | None]
 
 
-class ColumnsOf(Mapping[str, NDArray[Any]]):
-    """The columns of a dataset by name, each of which is read when it is first looked up.
+class ColumnsOf:
+    """The columns of a dataset, each of which is looked up by its name, and read then.
 
     Args:
         read: reads columns of the index.
@@ -49,11 +49,8 @@ class ColumnsOf(Mapping[str, NDArray[Any]]):
         self.fetch([name])
         return self._found[name]
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._found)
-
-    def __len__(self) -> int:
-        return len(self._found)
+    def __iter__(self) -> NoReturn:
+        raise TypeError("columns are looked up by name, such as columns['label']; they cannot be iterated over")
 
     def fetch(self, names: Iterable[str]) -> None:
         """Read several columns at once."""
@@ -91,7 +88,6 @@ class Selection:
 
     Raises:
         TypeError, ValueError: an argument makes no sense.
-        OSError: the file of keys cannot be read.
     """
 
     where: Where | None = None
@@ -108,6 +104,8 @@ class Selection:
             _ = self._wanted_keys
         if isinstance(self.samples, bool) or not isinstance(self.samples, slice | float | int | None):
             raise TypeError(f"samples={self.samples!r} must be a slice, or a fraction between 0 and 1")
+        if isinstance(self.samples, slice) and (self.samples.step or 1) < 0:
+            raise ValueError(f"samples={self.samples!r} has a negative step; the order stays that of the dataset")
         if not isinstance(self.samples, slice | None) and not 0 < self.samples <= 1:
             raise ValueError(f"samples={self.samples!r} must be a fraction above 0 and at most 1, or a slice")
 
@@ -150,10 +148,18 @@ class Selection:
     @cached_property
     def _wanted_keys(self) -> Collection[str]:
         if isinstance(self.keys, str | os.PathLike):
-            with open(self.keys, encoding="utf-8") as file:
-                wanted = {line for line in map(str.strip, file) if line}
+            try:
+                with open(self.keys, encoding="utf-8") as file:
+                    wanted = {line for line in map(str.strip, file) if line}
+            except (OSError, UnicodeDecodeError) as error:
+                raise ValueError(
+                    f"keys={self.keys!r} is taken for a file with one key a line, which cannot be read ({error}); give "
+                    "keys themselves as a list"
+                ) from error
         else:
-            given = list(self.keys or ())
+            if not isinstance(self.keys, Iterable):
+                raise TypeError(f"keys={self.keys!r} must be an iterable of strings, or the path of a file")
+            given = list(self.keys)
             wrong = next((key for key in given if not isinstance(key, str)), None)
             if wrong is not None:
                 raise TypeError(f"keys has {wrong!r}; keys are strings (or give the path of a file with one a line)")

@@ -297,7 +297,8 @@ class FeederLink:
                 if not name:
                     raise
                 raise type(error)(f"dataset {name!r}: {error}") from None
-        return np.concatenate(found)
+        selected = np.concatenate(found)
+        return None if selected.all() else selected
 
     def disconnect(self) -> None:
         """End the feeder; the next `connect` starts another one."""
