@@ -34,6 +34,7 @@ __all__ = [
     "ScanDone",
     "ScanTask",
     "ShardOpened",
+    "ShardsOpened",
     "SlotOpened",
     "StoredColumn",
     "StoredValues",
@@ -101,13 +102,19 @@ class WorkerStarted:
     lost: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class ShardOpened:
-    """Carries a shard's descriptor."""
+class ShardOpened(NamedTuple):
+    """A shard whose descriptor goes with it."""
 
     shard: int
     url: str
     size_bytes: int
+
+
+@dataclass(frozen=True)
+class ShardsOpened:
+    """Carries the descriptors of some shards."""
+
+    shards: tuple[ShardOpened, ...]
 
 
 @dataclass(frozen=True)
@@ -268,7 +275,7 @@ class Failure:
 
 Task = RowTask | ScanTask
 
-WorkerMessage = RowTask | ScanTask | ShardOpened | SlotOpened | LayoutFixed | ForgetShards | ForgetSlots
+WorkerMessage = RowTask | ScanTask | ShardsOpened | SlotOpened | LayoutFixed | ForgetShards | ForgetSlots
 """What a pool sends to a worker that has started."""
 
 

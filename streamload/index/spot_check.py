@@ -65,29 +65,34 @@ def _find_other(
     small = os.pread(descriptor, table.shard_bytes, 0) if table.shard_bytes <= _MOST_BYTES else None
     compared: set[int] = set()
     others: dict[int, int] = {}
-    for sample, member in _chosen(table, _SAMPLES_OF_TOUCHED if touched else _SAMPLES):
-        is_smallest = sample not in compared
-        compared.add(sample)
-        size, offset = int(table.member_size[member]), int(table.member_offset[member])
+    for sample, (size, member, offset, expected) in _chosen(table, crc32, _SAMPLES_OF_TOUCHED if touched else _SAMPLES):
         content = os.pread(descriptor, size, offset) if small is None else small[offset : offset + size]
-        if zlib.crc32(content) != int(crc32[member]):
+        if zlib.crc32(content) != expected:
             others.setdefault(sample, member)
-            if touched and is_smallest:  # such as a label that was corrected
+            if touched and sample not in compared:  # its smallest field, such as a label that was corrected
                 return sample, member
+        compared.add(sample)
     return next(iter(others.items())) if others and 2 * len(others) >= len(compared) else None
 
 
-def _chosen(table: ShardTable, samples: int) -> Iterator[tuple[int, int]]:
-    """Samples, and members of them: the smallest of each, and further ones while there is room."""
+def _chosen(
+    table: ShardTable, crc32: NDArray[np.uint32], samples: int
+) -> Iterator[tuple[int, tuple[int, int, int, int]]]:
+    """Samples, and members of them: the smallest of each, and further ones while there is room.
+
+    A member is its size, its number, its offset and its checksum.
+    """
     further_bytes = _FURTHER_BYTES
     last = len(table) - 1
     for sample in sorted({number * last // (samples - 1) for number in range(samples)}):
         first, end = table.sample_start[sample : sample + 2].tolist()
-        sizes = table.member_size[first:end].tolist()
-        smallest, *others = sorted(range(len(sizes)), key=sizes.__getitem__)
-        if sizes[smallest] <= _MOST_BYTES:
-            yield sample, first + smallest
-        for member in others:
-            further_bytes -= sizes[member]
+        sizes, offsets, crc32s = (
+            column[first:end].tolist() for column in (table.member_size, table.member_offset, crc32)
+        )
+        smallest, *further = sorted(zip(sizes, range(first, end), offsets, crc32s, strict=True))
+        if smallest[0] <= _MOST_BYTES:
+            yield sample, smallest
+        for member in further:
+            further_bytes -= member[0]
             if further_bytes >= 0:
-                yield sample, first + member
+                yield sample, member

@@ -133,11 +133,11 @@ def _groups(block: RowBlock, tables: Tables) -> list[_Group]:
 
 
 def _joined(groups: Sequence[_Group]) -> _Group:
-    first = accumulate((len(group.table) for group in groups[:-1]), initial=0)
+    firsts = [*accumulate((len(group.table) for group in groups[:-1]), initial=0)]
     return _Group(
         joined_tables([group.table for group in groups]),
         tuple(group.shards[0] for group in groups),
-        np.concatenate([start + group.samples for start, group in zip(first, groups, strict=True)]),
+        np.concatenate([group.samples for group in groups]) + np.repeat(firsts, [len(group.rows) for group in groups]),
         np.concatenate([group.rows for group in groups]),
     )
 

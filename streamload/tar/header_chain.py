@@ -270,6 +270,9 @@ _REFUSED = {
 _EXTENSIONS = {b"x": "pax header", b"L": "GNU long name", b"K": "GNU long link name"}
 _REPEATABLE = b"LK"
 
+FEW_BYTES = 8 << 10
+"""In so few bytes headers are read one by one: NumPy takes as long for the first of them as for a hundred."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TarMembers:
@@ -352,7 +355,7 @@ class _Chain:
 
     def __init__(self, part: ArchivePart, url: str, strict: bool) -> None:
         self._part = part
-        self._reader = HeaderReader(part.octets, part.start)
+        self._reader = None if len(part.octets) <= FEW_BYTES else HeaderReader(part.octets, part.start)
         self._url = url
         self._strict = strict
         self._names: list[bytes] = []
@@ -379,10 +382,12 @@ class _Chain:
 
     def _read_run(self, position: int) -> int | None:
         """Read a run of headers from `position` on; where the next one starts, or None at the end."""
+        if self._reader is None:
+            return self._read_one(position)
         run = self._reader.read(position)
         count = len(run.plain)
         if not count:
-            return self._read_oddity(position)
+            return self._read_one(position)
         starts = run.starts.tolist()
         done = 0
         paths: dict[int, bytes] = {}
@@ -392,7 +397,7 @@ class _Chain:
             if names_plain and self._read_plain_extension(run, row, paths):
                 continue
             self._add_plain(run, done, row, paths)
-            after = self._read_oddity(starts[row])
+            after = self._read_one(starts[row])
             done = row + 1
             while after is not None and done <= count and starts[done] < after:
                 done += 1
@@ -432,7 +437,7 @@ class _Chain:
             self._places.append(np.array(self._odd_places, np.int64).T)
             self._odd_places.clear()
 
-    def _read_oddity(self, position: int) -> int | None:
+    def _read_one(self, position: int) -> int | None:
         """Read one member with the extension headers before it, or a global header, or the end.
 
         Returns:

@@ -124,20 +124,19 @@ def joined_tables(tables: Sequence[ShardTable]) -> ShardTable:
 
     Offsets stay those in the samples' own shards. There are checksums where all tables have them, and no labels.
     """
+    samples = [len(table) for table in tables]
     members = _starts([len(table.member_offset) for table in tables])
     keys = _starts([len(table.key_bytes) for table in tables])
     crc32s = [table.member_crc32 for table in tables if table.member_crc32 is not None]
-    first_members = [start + table.sample_start[:-1] for start, table in zip(members, tables, strict=False)]
-    first_bytes = [start + table.key_start[:-1] for start, table in zip(keys, tables, strict=False)]
     return ShardTable(
         shard_bytes=max(table.shard_bytes for table in tables),
         fields=tables[0].fields,
         member_offset=np.concatenate([table.member_offset for table in tables]),
         member_size=np.concatenate([table.member_size for table in tables]),
         member_field=np.concatenate([table.member_field for table in tables]),
-        sample_start=np.concatenate([*first_members, members[-1:]]),
+        sample_start=_joined_starts([table.sample_start for table in tables], members, samples),
         key_bytes=np.concatenate([table.key_bytes for table in tables]),
-        key_start=np.concatenate([*first_bytes, keys[-1:]]),
+        key_start=_joined_starts([table.key_start for table in tables], keys, samples),
         member_crc32=np.concatenate(crc32s) if len(crc32s) == len(tables) else None,
     )
 
@@ -146,6 +145,14 @@ def _stretches(starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np
     """The numbers from each start to its end, one stretch after another."""
     lengths = ends - starts
     return np.arange(lengths.sum()) + np.repeat(starts - _starts(lengths)[:-1], lengths)
+
+
+def _joined_starts(
+    starts: Sequence[NDArray[np.int64]], firsts: NDArray[np.int64], lengths: Sequence[int]
+) -> NDArray[np.int64]:
+    """The starts of some tables, each counted on from where its table begins, and the end."""
+    within = np.concatenate([of[:-1] for of in starts])
+    return np.append(within + np.repeat(firsts[:-1], lengths), firsts[-1])
 
 
 def _starts(lengths: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:

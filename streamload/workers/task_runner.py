@@ -19,7 +19,7 @@ from streamload.decode.tasks import (
     RowTask,
     ScanDone,
     ScanTask,
-    ShardOpened,
+    ShardsOpened,
     SlotOpened,
     WorkSeconds,
 )
@@ -96,8 +96,9 @@ class TaskRunner:
             case ScanTask():
                 progress[0], progress[1] = -1, message.number
                 return scan(message, self._shards, waited_s)
-            case ShardOpened():
-                self._shards.add(message, descriptors[0])
+            case ShardsOpened():
+                for opened, descriptor in zip(message.shards, descriptors, strict=True):
+                    self._shards.add(opened, descriptor)
             case SlotOpened():
                 self._slots.add(message.slot, descriptors[0])
             case LayoutFixed():

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
+from itertools import islice
 from typing import Any
 
 from streamload.decode.row_table import shards_of
-from streamload.decode.tasks import ForgetShards, ForgetSlots, ScanTask, ShardOpened, SlotOpened, Task
-from streamload.fetch.resident import ResidentShards
+from streamload.decode.tasks import ForgetShards, ForgetSlots, ScanTask, ShardOpened, ShardsOpened, SlotOpened, Task
+from streamload.fetch.resident import OpenShard, ResidentShards
+from streamload.memory.channel import MAX_DESCRIPTORS
 from streamload.memory.slots import SlotPool
 
 __all__ = ["WorkerLink"]
@@ -41,7 +43,7 @@ class WorkerLink:
         self._shards = shards
         self._slots = slots
         self._most_open = most_open
-        self._open: dict[int, tuple[int, int]] = {}  # by shard its version; the most recently used last
+        self._open: OrderedDict[int, tuple[int, int]] = OrderedDict()  # by shard its version; the latest used last
         self._mapped: set[int] = set()
 
     def give(self, task: Task) -> None:
@@ -54,12 +56,11 @@ class WorkerLink:
         self._spare_descriptors(shards)
         for shard in shards:
             self._shards.need(shard)
-            version = self._shards.version(shard)
-            if self._open.get(shard) != version:
-                opened = self._shards.open(shard)
-                self._send(ShardOpened(shard, opened.url, opened.size_bytes), [opened.descriptor])
-                self._open[shard] = version  # only now: one that cannot be opened is tried again
-            self._open[shard] = self._open.pop(shard)  # the most recently used
+        closed = [shard for shard in shards if self._open.get(shard) != self._shards.version(shard)]
+        for start in range(0, len(closed), MAX_DESCRIPTORS):
+            self._open_shards(closed[start : start + MAX_DESCRIPTORS])
+        for shard in shards:
+            self._open.move_to_end(shard)
         if self._slots is not None and not isinstance(task, ScanTask):
             for piece in task.pieces:
                 if piece.slot not in self._mapped:
@@ -67,6 +68,17 @@ class WorkerLink:
                     self._send(SlotOpened(piece.slot), [os.dup(self._slots.descriptor(piece.slot))])
         self.tasks[task.number] = task
         self._send(task, ())
+
+    def _open_shards(self, shards: Sequence[int]) -> None:
+        """Send the descriptors of some shards, by one message. Those before one that cannot be opened go too."""
+        opened: list[tuple[int, OpenShard]] = []
+        try:
+            for shard in shards:
+                opened.append((shard, self._shards.open(shard)))
+        finally:
+            message = ShardsOpened(tuple(ShardOpened(shard, found.url, found.size_bytes) for shard, found in opened))
+            self._send(message, [found.descriptor for _, found in opened])
+            self._open.update((shard, self._shards.version(shard)) for shard, _ in opened)
 
     def drop_shards(self, shards: Sequence[int]) -> None:
         """Have the worker close shards, after the tasks that it holds."""
@@ -84,5 +96,7 @@ class WorkerLink:
     def _spare_descriptors(self, shards: Collection[int]) -> None:
         """Have the worker close its least recently used shards, so that it can open those of a task."""
         wanted = set(shards)
-        others = [shard for shard in self._open if shard not in wanted]
-        self.drop_shards(others[: max(0, len(others) + len(shards) - self._most_open)])
+        n_open = len(self._open) + sum(shard not in self._open for shard in wanted)
+        if n_open > self._most_open:  # there may be thousands, so not all of them are looked at for every task
+            others = (shard for shard in self._open if shard not in wanted)
+            self.drop_shards([*islice(others, n_open - self._most_open)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -26,12 +27,21 @@ from crafted_tar import (
 from matrix import EVERY
 
 from streamload.errors import ShardFormatError
+from streamload.tar import header_chain
 from streamload.tar.header_arrays import HeaderReader
 from streamload.tar.scan import scan_shard
 from streamload.tar.table import ShardTable
 
 DIALECTS = dialects()
 URL = "memory/shard.tar"
+
+
+@pytest.fixture(scope="module", autouse=True, params=[0, 1 << 30], ids=["by NumPy", "one by one"])
+def few_bytes(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Read headers by NumPy, and one by one: each finds the same."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(header_chain, "FEW_BYTES", request.param)
+        yield
 
 
 def scan(content: bytes, *, strict: bool = True) -> ShardTable:
