@@ -283,8 +283,8 @@ def _optional_numbers(rows: Rows, fields: Sequence[str]) -> str | None:
         assert rows.columns is not None
         if any(value is None for value in rows.columns[place]):
             return (
-                f"a sample lacks the optional field {fields[place]!r}, and None goes with strings and bytes alone; have "
-                "a transform of whole samples put a value in its place, or leave such samples out, as in "
+                f"a sample lacks the optional field {fields[place]!r}, and None goes with strings and bytes alone; "
+                "have a transform of whole samples put a value in its place, or leave such samples out, as in "
                 f"where='\"{fields[place]}\"'"
             )
     return None
