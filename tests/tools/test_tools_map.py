@@ -110,6 +110,40 @@ def test_a_wrong_function_is_one_error_and_nothing_is_published(
     assert content(tmp_path / "new") == {}
 
 
+def test_a_run_goes_on_with_the_same_functions_and_is_refused_with_others(source: Path, tmp_path: Path) -> None:
+    """Functions by field are described by their code, and what they hold counts."""
+    program = (
+        "import os, signal, sys; from streamload import map_shards\n"
+        "least = int(sys.argv[2])\n"
+        "def of(least):\n"
+        "    def long_enough(sample):\n"
+        "        if sys.argv[3] == 'die' and sample['__key__'] == '034': os.kill(os.getpid(), signal.SIGKILL)\n"
+        "        return sample if len(sample['txt']) >= least else None\n"
+        "    return long_enough\n"
+        "decode = {'txt': lambda content: content.decode().upper()}\n"
+        f"map_shards(of(least), {str(source)!r}, sys.argv[1], workers=1, max_count=25, decode=decode, resume=True)"
+    )
+
+    def run(folder: str, least: str, how: str) -> tuple[int, str]:
+        command = [sys.executable, "-c", program, str(tmp_path / folder), least, how]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        return done.returncode, done.stderr
+
+    assert run("new", "7", "die")[0] == -9
+    code, said = run("new", "6", "go on")
+    assert code == 1
+    assert "function was" in said
+    assert run("new", "7", "go on")[0] == 0
+    assert [text for _, text in rows(tmp_path / "new", "txt")] == [f"TEXT {n}" for n in range(10, COUNT)]
+
+
+def test_the_folder_of_the_shards_is_no_destination(source: Path) -> None:
+    before = content(source)
+    with pytest.raises(ValueError, match="is the folder of the shards"):
+        map_shards(even_with_length, source, source / "." / "../source", overwrite=True)
+    assert content(source) == before
+
+
 def test_the_command(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -9,7 +9,7 @@ import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
-from types import CodeType
+from types import CellType, CodeType
 from typing import Any
 
 import cloudpickle
@@ -137,18 +137,38 @@ def _listing(inputs: Sequence[object], pickled: Sequence[bytes]) -> Listing:
 
 
 def _code_of(function: Callable[..., Any]) -> str:
-    """A digest of a function's name and code. Bytes of a pickle differ between processes, so they will not do."""
-    bound = ""
+    """A digest of a function's name, code and fixed values; the bytes of a pickle differ between processes."""
+    fixed = ""
     while isinstance(function, partial):
-        given = (*function.args, *sorted(function.keywords.items()))
-        bound += repr([_code_of(each) if callable(each) else each for each in given])
+        fixed += _value_text((function.args, function.keywords))
         function = function.func
     plain: Any = inspect.unwrap(function)
     if not inspect.isroutine(plain):
         plain = type(plain).__call__
     code = getattr(plain, "__code__", None)
     text = _text_of(code) if isinstance(code, CodeType) else ""
-    return hashlib.sha256(f"{plain.__qualname__}{bound}{text}".encode("utf-8", "backslashreplace")).hexdigest()[:16]
+    held = [cell.cell_contents for cell in getattr(plain, "__closure__", None) or () if _is_set(cell)]
+    fixed += _value_text((getattr(plain, "__defaults__", None), getattr(plain, "__kwdefaults__", None), held))
+    return hashlib.sha256(f"{plain.__qualname__}{fixed}{text}".encode("utf-8", "backslashreplace")).hexdigest()[:16]
+
+
+def _value_text(value: object) -> str:
+    """A value that a function works with, as far as it says the same in another process; no credentials."""
+    if callable(value):
+        return _code_of(value)
+    if isinstance(value, Mapping):
+        return repr([(name, _value_text(value[name])) for name in sorted(value, key=repr) if name != "storage_options"])
+    if isinstance(value, tuple | list):
+        return repr([_value_text(each) for each in value])
+    return repr(value) if isinstance(value, str | bytes | int | float | None) else type(value).__qualname__
+
+
+def _is_set(cell: CellType) -> bool:
+    try:
+        _ = cell.cell_contents
+    except ValueError:
+        return False
+    return True
 
 
 def _text_of(code: CodeType) -> str:

@@ -12,6 +12,8 @@ from streamload_tools.packing.calling import pack
 
 import streamload
 from streamload.index.finder import find_shards
+from streamload.index.shard_names import folder_and_name
+from streamload.storage.local_storage import local_path
 from streamload.storage.storages import Storages
 from streamload.storage.urls import Urls
 
@@ -63,7 +65,9 @@ def map_shards(
     Raises:
         ValueError, StreamloadError, OSError: as `pack` and `TarDataset`.
     """
-    shards = find_shards(urls, Storages(storage_options))
+    storages = Storages(storage_options)
+    shards = find_shards(urls, storages)
+    _refuse_source(os.fspath(destination), shards, storages)
     options = {"decode": decode, "where": where, "storage_options": storage_options}
     pack(
         partial(_mapped, function, batch_size, options),
@@ -77,6 +81,15 @@ def map_shards(
         sync=sync,
         storage_options=storage_options,
     )
+
+
+def _refuse_source(destination: str, shards: Iterable[str], storages: Storages) -> None:
+    def place(url: str) -> str:
+        return os.path.realpath(local_path(url)) if storages.is_local(url) else url.rstrip("/")
+
+    target = place(destination)
+    if any(place(folder_and_name(shard)[0]) == target for shard in shards):
+        raise ValueError(f"the destination {destination!r} is the folder of the shards; give another one")
 
 
 def _mapped(
