@@ -290,7 +290,6 @@ def test_on_the_command_line(folder: Path) -> None:
         ("csv:thrice", "has no column 'thrice'; it has key, twice"),
         ("parquet:x", "beside the shard there is no"),
         ("json:about", "has values of dict"),
-        ("json:nothing", "no sample has a value of 'nothing'"),
         ("jsn:score", "no sample has a value of 'score'"),
         ("json:label", "has a meaning of its own"),
         ("json:size.x", "has a meaning of its own"),

@@ -70,28 +70,6 @@ def ends(text: str) -> tuple[str, str]:
     return texts[0], texts[-1].split()[1]
 
 
-def test_killed_and_resumed_it_gives_the_same_bytes(source: Path, tmp_path: Path) -> None:
-    program = (
-        "import os, signal, sys; from streamload import map_shards\n"
-        "def copy(sample):\n"
-        "    if sample['__key__'] == sys.argv[2]: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "    return sample\n"
-        f"map_shards(copy, {str(source)!r}, sys.argv[1], workers=1, max_count=25, resume=len(sys.argv) > 3)"
-    )
-
-    def run(*arguments: str) -> int:
-        return subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, check=False).returncode
-
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    assert run(str(whole), "never") == 0
-    assert run(str(cut), "034") == -9
-    assert content(cut) == {}, "nothing is half published"
-    assert run(str(cut), "never", "resume") == 0
-    assert content(cut) == content(whole)
-    assert len(content(whole)) == 3
-    assert rows(whole, "txt", "cls") == rows(source, "txt", "cls")
-
-
 @pytest.mark.parametrize(
     ("function", "message"),
     [
@@ -110,7 +88,13 @@ def test_a_wrong_function_is_one_error_and_nothing_is_published(
     assert content(tmp_path / "new") == {}
 
 
-def test_a_run_goes_on_with_the_same_functions_and_is_refused_with_others(source: Path, tmp_path: Path) -> None:
+def long_enough(sample: Sample) -> Sample | None:
+    return sample if len(sample["txt"]) >= 7 else None
+
+
+def test_killed_and_resumed_it_gives_the_same_bytes_and_is_refused_with_other_functions(
+    source: Path, tmp_path: Path
+) -> None:
     """Functions by field are described by their code, and what they hold counts."""
     program = (
         "import os, signal, sys; from streamload import map_shards\n"
@@ -130,11 +114,16 @@ def test_a_run_goes_on_with_the_same_functions_and_is_refused_with_others(source
         return done.returncode, done.stderr
 
     assert run("new", "7", "die")[0] == -9
+    assert content(tmp_path / "new") == {}, "nothing is half published"
     code, said = run("new", "6", "go on")
     assert code == 1
     assert "function was" in said
     assert run("new", "7", "go on")[0] == 0
     assert [text for _, text in rows(tmp_path / "new", "txt")] == [f"TEXT {n}" for n in range(10, COUNT)]
+    upper = {"txt": lambda text: text.decode().upper()}
+    map_shards(long_enough, source, tmp_path / "whole", workers=1, max_count=25, decode=upper)
+    assert content(tmp_path / "new") == content(tmp_path / "whole")
+    assert len(content(tmp_path / "new")) == 2
 
 
 def test_the_folder_of_the_shards_is_no_destination(source: Path) -> None:
