@@ -126,6 +126,12 @@ def test_killed_and_resumed_it_gives_the_same_bytes_and_is_refused_with_other_fu
     assert len(content(tmp_path / "new")) == 2
 
 
+@pytest.mark.parametrize("wrong", [{"batch_size": 0}, {"workers": 0}, {"max_count": -1}, {"workers": True}])
+def test_numbers_that_cannot_be(source: Path, tmp_path: Path, wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=f"{next(iter(wrong))}=.* must be an integer of at least 1"):
+        map_shards(even_with_length, source, tmp_path / "new", **wrong)
+
+
 def test_the_folder_of_the_shards_is_no_destination(source: Path) -> None:
     before = content(source)
     with pytest.raises(ValueError, match="is the folder of the shards"):

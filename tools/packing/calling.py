@@ -26,7 +26,7 @@ from streamload.arguments import parse_bytes
 from streamload.environment.launchers import available_processors
 from streamload.storage.storages import Storages
 
-__all__ = ["pack"]
+__all__ = ["check_counts", "pack"]
 
 
 def pack(
@@ -67,6 +67,7 @@ def pack(
         ValueError: there is no sample, two have one key, one is too large, or the destination cannot be used.
         OSError: something cannot be written.
     """
+    check_counts(workers=workers, max_count=max_count)
     dest = os.fspath(destination)
     listed = list(inputs)
     pickled = [pickle.dumps(given) for given in listed]
@@ -101,6 +102,13 @@ def pack(
         if hasattr(exc, "__notes__"):
             exc.__notes__ = [_in_python(note) for note in exc.__notes__]
         raise
+
+
+def check_counts(**numbers: int | None) -> None:
+    """Raises ValueError for a number that is given and is no integer of at least 1."""
+    for name, number in numbers.items():
+        if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
+            raise ValueError(f"{name}={number!r} must be an integer of at least 1, or None")
 
 
 def _run(function: bytes, inputs: Sequence[bytes], options: PackOptions, place: Place, run: Run) -> None:

@@ -8,7 +8,7 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-from streamload_tools.packing.calling import pack
+from streamload_tools.packing.calling import check_counts, pack
 
 import streamload
 from streamload.index.finder import find_shards
@@ -65,6 +65,7 @@ def map_shards(
     Raises:
         ValueError, StreamloadError, OSError: as `pack` and `TarDataset`.
     """
+    check_counts(batch_size=batch_size)
     storages = Storages(storage_options)
     shards = find_shards(urls, storages)
     _refuse_source(os.fspath(destination), shards, storages)
