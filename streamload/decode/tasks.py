@@ -33,6 +33,7 @@ __all__ = [
     "RowsDone",
     "ScanDone",
     "ScanTask",
+    "ScannedShard",
     "ShardOpened",
     "ShardsOpened",
     "SlotOpened",
@@ -203,19 +204,19 @@ class RowTask:
 
 @dataclass(frozen=True)
 class ScanTask:
-    """Read the headers of one shard, or of the part of it that has arrived.
+    """Read the headers of whole shards, or of the part of one that has arrived.
 
     Attributes:
         number: unique within a pool.
-        shard: the shard's number.
+        shards: the shards' numbers; a single one where only a part is read.
         strict: as for `scan_shard`.
         start: where the part begins, as for `scan_prefix`.
-        available: where the part ends; None to scan a whole shard.
+        available: where the part ends; None to scan whole shards.
         total: the shard's size where it is known; used for parts only.
     """
 
     number: int
-    shard: int
+    shards: tuple[int, ...]
     strict: bool
     start: int = 0
     available: int | None = None
@@ -393,13 +394,19 @@ class RowsDone:
     unseeded: bool = False
 
 
+class ScannedShard(NamedTuple):
+    """What a scan has found of one shard: its table, or a piece, or the failure."""
+
+    shard: int
+    table: ShardTable | None = None
+    failure: Failure | None = None
+    piece: ScannedPiece | None = None
+
+
 @dataclass(frozen=True)
 class ScanDone:
-    """The answer to a `ScanTask`: the table of a whole shard, or a piece, or the failure."""
+    """The answer to a `ScanTask`, in the order of its shards."""
 
     number: int
-    shard: int
-    table: ShardTable | None
-    failure: Failure | None
+    found: tuple[ScannedShard, ...]
     seconds: WorkSeconds
-    piece: ScannedPiece | None = None

@@ -224,7 +224,7 @@ class Feeder:
         if self._feed is not None and self._feed.pump():
             self._take_turn_soon()  # the epoch may have waited for just that, and nothing else may come
         while self.pool.has_room() and (task := self._scans.next_task()) is not None:
-            self.pool.submit(task)
+            self._scans.submit(task, self.pool)
         if self._counting is not None:
             self._scans.check(range(len(self._tables.counts)))
         if self._counting is not None and self._tables.counts.complete:

@@ -182,6 +182,10 @@ class Tables:
             columns[name] = table.column(name)
         return columns[name]
 
+    def listed_bytes(self, shard: int) -> int:
+        """A shard's size, as it was listed; negative where that is not known."""
+        return self._listing.shards[shard].bytes
+
     def url(self, shard: int) -> str:
         """A shard's url."""
         return self._listing.shards[shard].url

@@ -153,6 +153,7 @@ class Epoch:
         self._owes = False
         self._wrapped = False
         self._tables = resources.tables
+        self._scans = resources.scans
         self._pool = resources.pool
         self._slots = resources.slots
         self._learned = resources.learned
@@ -206,7 +207,9 @@ class Epoch:
                 break
             if isinstance(task, RowTask):
                 self._tasks[task.number] = task
-            self._pool.submit(task)
+                self._pool.submit(task)
+            else:
+                self._scans.submit(task, self._pool)
         self._totals.plan_s += self._scheduler.take_plan_s()
         if self._scheduler.error is not None and not self.busy:
             raise self._scheduler.error

@@ -14,7 +14,7 @@ from streamload.index.tables import Tables
 from streamload.limits import BLOCK_ROWS, FIRST_BLOCK_ROWS, SCANNED_PARTS
 from streamload.order.plan import EpochPlan, RowBlock
 from streamload.schedule.planned import PlannedRows, locate
-from streamload.schedule.scans import Scans
+from streamload.schedule.scans import SCANNED_TOGETHER, Scans
 from streamload.workers.protocol import Pool
 
 __all__ = ["MAX_RUN_ROWS", "Lookahead"]
@@ -185,7 +185,7 @@ class Lookahead:
 
     def _plan_block(self) -> bool:
         """Plan the next block of rows; False while counts are missing, and at the end."""
-        while missing := self._plan.missing(2 * self._pool.capacity):
+        while missing := self._plan.missing(SCANNED_TOGETHER * self._pool.capacity):
             self._scans.request(missing)
             if not self._located and not self._blocks:
                 self._scans.check(missing[:1])  # the first is needed for certain

@@ -7,14 +7,19 @@ from collections import deque
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
-from streamload.decode.failure import error_from
-from streamload.decode.tasks import ScanDone, ScanTask
+from streamload.decode.failure import Attempt, error_from
+from streamload.decode.tasks import ScanDone, ScannedShard, ScanTask
+from streamload.errors import StreamloadError
 from streamload.fetch.failures import Failures
 from streamload.fetch.fetcher import Fetcher
 from streamload.fetch.parts import PART_BYTES, part_key
 from streamload.index.tables import Tables
+from streamload.workers.protocol import Pool
 
-__all__ = ["Scans"]
+__all__ = ["SCANNED_TOGETHER", "Scans"]
+
+SCANNED_TOGETHER, _SCANNED_TOGETHER_BYTES = 16, 4 << 20
+"""The most shards of one task, and their bytes: some milliseconds, so that all workers share what is waiting."""
 
 
 @dataclass(slots=True)
@@ -37,8 +42,9 @@ class _Arriving:
 class Scans:
     """Finds the counts of shards: in an index, from an earlier run, or by a scan.
 
-    A local shard is scanned at once and as a whole. One that must be fetched is scanned piece by piece, one scan at a
-    time: whoever fetches it reads `wanted` and `next_bytes`, and reports what is `available`.
+    A local shard is scanned at once and as a whole, and small ones together, by one task. One that must be fetched is
+    scanned piece by piece, one scan at a time: whoever fetches it reads `wanted` and `next_bytes`, and reports what is
+    `available`.
 
     Args:
         tables: gets what is found.
@@ -135,7 +141,7 @@ class Scans:
     def next_task(self) -> ScanTask | None:
         """The next scan to do; None where there is none, or its bytes are not resident."""
         if self._waiting:
-            return self._start(self._waiting.popleft())
+            return self._start(self._next_whole())
         # Not of all wanted shards: thousands may wait, of which nothing has arrived.
         for shard in sorted(self._noted_of, key=lambda shard: self._arriving[shard].turn):
             arriving = self._arriving[shard]
@@ -148,38 +154,74 @@ class Scans:
             end = min(end, self._fetcher.arrived_from(shard, start)[0])  # some of it may have been evicted
             if end >= least:
                 arriving.in_flight = True
-                return self._start(shard, start, end, total)
+                return self._start((shard,), start, end, total)
         return None
 
-    def _start(self, shard: int, start: int = 0, available: int | None = None, total: int | None = None) -> ScanTask:
+    def submit(self, task: ScanTask, pool: Pool) -> None:
+        """Have a scan done. A shard of it that cannot be opened has failed, and the others are scanned without it."""
+        with Attempt() as attempt:
+            pool.submit(task)
+        if attempt.error is None:
+            return
+        if not isinstance(attempt.error, StreamloadError):
+            raise attempt.error
+        self._end(task.number)
+        url = getattr(attempt.error, "url", None)
+        unopened = [shard for shard in task.shards if self._tables.url(shard) == url] or task.shards
+        self._waiting.extendleft(shard for shard in reversed(task.shards) if shard not in unopened)
+        for shard in unopened:
+            self.fail(shard, attempt.error)
+
+    def _next_whole(self) -> tuple[int, ...]:
+        """The next shards to scan as a whole, by one task: several small ones, since a task has a cost of its own."""
+        shards = [self._waiting.popleft()]
+        left_bytes = _SCANNED_TOGETHER_BYTES - self._tables.listed_bytes(shards[0])
+        while self._waiting and len(shards) < SCANNED_TOGETHER:
+            left_bytes -= self._tables.listed_bytes(self._waiting[0])
+            if left_bytes < 0:
+                break
+            shards.append(self._waiting.popleft())
+        return tuple(shards)
+
+    def _start(
+        self, shards: tuple[int, ...], start: int = 0, available: int | None = None, total: int | None = None
+    ) -> ScanTask:
         """A scan, which holds the parts that it reads until it is done."""
-        task = ScanTask(next(self.numbers), shard, self._strict, start, available, total)
+        task = ScanTask(next(self.numbers), shards, self._strict, start, available, total)
         self._started[task.number] = []
         if self._fetcher is not None and available is not None:
             numbers = range(start // PART_BYTES, -(-available // PART_BYTES))
-            self._started[task.number] = keys = [part_key(shard, number) for number in numbers]
+            self._started[task.number] = keys = [part_key(shards[0], number) for number in numbers]
             self._fetcher.window.hold(keys)
         return task
 
     def on_done(self, done: ScanDone) -> None:
         """Take the result of a scan. Raises DatasetIndexError: an index is damaged."""
-        held = self._started.pop(done.number, None)
+        self._end(done.number)
+        for found in done.found:
+            self._take(found)
+
+    def _end(self, number: int) -> None:
+        """A scan is not in flight any more."""
+        held = self._started.pop(number, None)
         if held and self._fetcher is not None:
             self._fetcher.window.release(held)
             self._fetcher.notify()
-        if done.failure is not None:
-            self.fail(done.shard, error_from(done.failure))
+
+    def _take(self, found: ScannedShard) -> None:
+        if found.failure is not None:
+            self.fail(found.shard, error_from(found.failure))
             return
-        if done.piece is None:
-            self._forget(done.shard)
-            assert done.table is not None
-            self._tables.add(done.shard, done.table)
+        if found.piece is None:
+            self._forget(found.shard)
+            assert found.table is not None
+            self._tables.add(found.shard, found.table)
             return
-        if done.piece.ended or done.shard not in self._arriving:
-            self._forget(done.shard)
+        if found.piece.ended or found.shard not in self._arriving:
+            self._forget(found.shard)
         else:
-            self._arriving[done.shard].in_flight = False
-        self._tables.add_piece(done.shard, done.piece)
+            self._arriving[found.shard].in_flight = False
+        self._tables.add_piece(found.shard, found.piece)
 
     def fail(self, shard: int, error: Exception) -> None:
         """Note that a shard cannot be scanned. That is no matter before someone needs it, and checks it."""

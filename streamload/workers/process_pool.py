@@ -393,7 +393,7 @@ class ProcessPool:
             reason = f"two workers died while they made this sample; the second one {how}"
             return self._fatal.note(task, row, reason)
         if row < 0 and deaths >= _DEATHS_OF_A_TASK:
-            doing = "scanned a shard" if isinstance(task, ScanTask) else "prepared or collated a batch"
+            doing = "scanned shards" if isinstance(task, ScanTask) else "prepared or collated a batch"
             self._events.on_broken(WorkerError(f"three workers died while they {doing}; the last one {how}"))
             return None
         return task

@@ -18,6 +18,7 @@ from streamload.decode.tasks import (
     RowsDone,
     RowTask,
     ScanDone,
+    ScannedShard,
     ScanTask,
     ShardsOpened,
     SlotOpened,
@@ -30,29 +31,29 @@ __all__ = ["TaskRunner"]
 
 
 def scan(task: ScanTask, shards: OpenShards, waited_s: float = 0.0) -> ScanDone:
-    """Read the headers of a shard, or of the part of it that has arrived."""
+    """Read the headers of shards, or of the part of one that has arrived."""
     started = perf_counter()
-    table = piece = None
+    found = tuple(_scanned(task, shard, shards) for shard in task.shards)
+    return ScanDone(task.number, found, WorkSeconds(scan=perf_counter() - started, waited=waited_s))
+
+
+def _scanned(task: ScanTask, shard: int, shards: OpenShards) -> ScannedShard:
     with Attempt() as attempt:
+        url = shards.url(shard)
         if task.available is None:
-            table = scan_file(
-                shards.descriptor(task.shard),
-                shards.size_bytes(task.shard),
-                shards.url(task.shard),
-                strict=task.strict,
-            )
-        else:
-            piece = scan_prefix(
-                shards.first_bytes(task.shard, task.available),
-                shards.url(task.shard),
-                start=task.start,
-                available=task.available,
-                total=task.total,
-                strict=task.strict,
-            )
-    seconds = WorkSeconds(scan=perf_counter() - started, waited=waited_s)
-    failure = None if attempt.error is None else failure_of(attempt.error)
-    return ScanDone(task.number, task.shard, table, failure, seconds, piece)
+            table = scan_file(shards.descriptor(shard), shards.size_bytes(shard), url, strict=task.strict)
+            return ScannedShard(shard, table)
+        piece = scan_prefix(
+            shards.first_bytes(shard, task.available),
+            url,
+            start=task.start,
+            available=task.available,
+            total=task.total,
+            strict=task.strict,
+        )
+        return ScannedShard(shard, piece=piece)
+    assert attempt.error is not None
+    return ScannedShard(shard, failure=failure_of(attempt.error))
 
 
 class TaskRunner:

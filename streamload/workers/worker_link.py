@@ -52,7 +52,7 @@ class WorkerLink:
         Raises:
             ShardNotFoundError, ShardChangedError, StorageError: as `ResidentShards.open`.
         """
-        shards = [task.shard] if isinstance(task, ScanTask) else shards_of(task.table.shards)
+        shards = list(task.shards) if isinstance(task, ScanTask) else shards_of(task.table.shards)
         self._spare_descriptors(shards)
         for shard in shards:
             self._shards.need(shard)

@@ -10,7 +10,7 @@ from make_shards import write_numbers
 from servers.faults import FaultServer
 
 from streamload import StreamLoader
-from streamload.errors import DatasetIndexError, ShardFormatError
+from streamload.errors import DatasetIndexError, ShardFormatError, ShardNotFoundError
 
 SHARDS, SAMPLES, BAD = 12, 10, 8
 
@@ -65,4 +65,18 @@ def test_a_damaged_shard(folder: Path, workers: int, remote: bool) -> None:
             got = labels_before(ShardFormatError, names(server.url), workers=workers)
     else:
         got = labels_before(ShardFormatError, names(str(folder)), workers=workers)
+    assert got == list(range(BAD * SAMPLES))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_shard_that_is_gone(folder: Path, workers: int) -> None:
+    """It is scanned together with those before it, of which nothing is lost."""
+    urls = names(str(folder))
+    got: list[int] = []
+    with StreamLoader(urls, 5, fields=("cls",), num_workers=workers, timeout=60) as loader:
+        Path(urls[BAD]).unlink()
+        with pytest.raises(ShardNotFoundError) as caught:
+            for (labels,) in loader:
+                got += labels.tolist()
+    assert caught.value.url == urls[BAD]
     assert got == list(range(BAD * SAMPLES))

@@ -171,9 +171,10 @@ class FeederByHand:
 
     def scan(self, task: ScanTask) -> None:
         """Do a scan, of what has been fetched."""
-        opened = self.fetcher.open(task.shard)
+        (shard,) = task.shards
+        opened = self.fetcher.open(shard)
         shards = OpenShards()
-        shards.add(ShardOpened(task.shard, opened.url, opened.size_bytes), opened.descriptor)
+        shards.add(ShardOpened(shard, opened.url, opened.size_bytes), opened.descriptor)
         done = scan(task, shards)
         shards.close()
         self.feeder.on_done(done)

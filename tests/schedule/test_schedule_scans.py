@@ -104,7 +104,7 @@ def test_a_scan_is_given_out_when_its_bytes_have_come(arrival: Arrival) -> None:
     assert scans.next_task() is None
     arrival.fetch(0, 20_000)
     task = scans.next_task()
-    assert task == ScanTask(0, 0, True, 0, 20_000, len(arrival.contents[0]))
+    assert task == ScanTask(0, (0,), True, 0, 20_000, len(arrival.contents[0]))
     assert scans.wanted() == [2, 0], "until it has ended"
     arrival.fetch(0, 30_000)
     assert scans.next_task() is None, "one scan of a shard at a time"
@@ -115,7 +115,7 @@ def test_a_scan_is_given_out_when_its_bytes_have_come(arrival: Arrival) -> None:
     start, needs = scans.next_bytes(0)
     assert 0 < start < 20_000 < needs
     again = scans.next_task()
-    assert again == ScanTask(1, 0, True, start, 30_000, len(arrival.contents[0]))
+    assert again == ScanTask(1, (0,), True, start, 30_000, len(arrival.contents[0]))
     scans.on_done(scan(again, arrival.open))
     assert scans.next_task() is None, "nothing more has come"
 
@@ -125,7 +125,7 @@ def test_the_earlier_requested_goes_first(arrival: Arrival) -> None:
     for shard in (0, 1, 2):
         arrival.fetch(shard, 5_000)
     tasks = [arrival.scans.next_task() for _ in range(4)]
-    assert [None if task is None else task.shard for task in tasks] == [2, 0, 1, None]
+    assert [None if task is None else task.shards for task in tasks] == [(2,), (0,), (1,), None]
 
 
 def test_what_is_gone_again_is_not_scanned(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_what_is_gone_again_is_not_scanned(tmp_path: Path) -> None:
     there = 0
     assert scans.next_task() is None
     there = 10_000
-    assert scans.next_task() == ScanTask(0, 0, True, 0, 10_000, 50_000)
+    assert scans.next_task() == ScanTask(0, (0,), True, 0, 10_000, 50_000)
 
 
 def fetched(tmp_path: Path, *sizes: int, budget_bytes: int = 1 << 30) -> tuple[Scans, ScanFeed, Fetcher]:
@@ -251,8 +251,8 @@ def test_the_end_of_a_shard_is_scanned_when_its_size_becomes_known(arrival: Arri
     arrival.fetch(1, 1 << 30, total=False)
     done = arrival.scan()
     assert done is not None
-    assert done.piece is not None
-    assert not done.piece.ended
+    assert done.found[0].piece is not None
+    assert not done.found[0].piece.ended
     assert arrival.scan() is None
     arrival.fetch(1, 1 << 30)
     assert arrival.scan() is not None
@@ -330,11 +330,7 @@ def test_local_shards_are_scanned_whole_and_at_once(tmp_path: Path) -> None:
     scans = Scans(Tables(listing, ScanCache(str(tmp_path / "cache")), strict=True), strict=True)
     scans.request([1, 0])
     assert scans.wanted() == []
-    assert [scans.next_task(), scans.next_task(), scans.next_task()] == [
-        ScanTask(0, 1, True),
-        ScanTask(1, 0, True),
-        None,
-    ]
+    assert [scans.next_task(), scans.next_task()] == [ScanTask(0, (1, 0), True), None]
 
 
 @settings(max_examples=12, deadline=None)

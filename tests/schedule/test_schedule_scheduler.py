@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from make_shards import write_numbers
 
-from streamload.decode.tasks import PieceDone, RowsDone, RowTask, ScanDone, ScanTask, WorkSeconds
+from streamload.decode.tasks import PieceDone, RowsDone, RowTask, ScanDone, ScannedShard, ScanTask, WorkSeconds
 from streamload.index.listing import list_shards
 from streamload.index.scan_cache import ScanCache
 from streamload.index.tables import Tables
@@ -144,10 +144,13 @@ class Run:
         return task
 
     def _scan(self, task: ScanTask) -> ScanDone:
-        shard = self.listing.shards[task.shard]
-        with open(shard.url, "rb") as file:
-            table = scan_shard(map_memory(file.fileno(), shard.bytes, writable=False), shard.url)
-        return ScanDone(task.number, task.shard, table, None, WorkSeconds())
+        found = []
+        for number in task.shards:
+            shard = self.listing.shards[number]
+            with open(shard.url, "rb") as file:
+                table = scan_shard(map_memory(file.fileno(), shard.bytes, writable=False), shard.url)
+            found.append(ScannedShard(number, table))
+        return ScanDone(task.number, tuple(found), WorkSeconds())
 
     def _rows(self, task: RowTask) -> RowsDone:
         self.tasks.append(task)
@@ -382,7 +385,7 @@ def test_shards_are_scanned_as_the_plan_reaches_them(bare: Path) -> None:
     run.epoch.pump()
     assert [type(task) for task in run.pool.tasks] == [ScanTask]
     assert isinstance(run.pool.tasks[0], ScanTask)
-    assert run.pool.tasks[0].shard == 0
+    assert run.pool.tasks[0].shards == (0,)
     run.finish()
     assert run.batches == run.expected()
     assert run.tables.counts.values.tolist() == list(COUNTS)

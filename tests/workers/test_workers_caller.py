@@ -199,9 +199,9 @@ def test_shards_that_were_forgotten_are_opened_again(shelf: Shelf, caller: Make)
 
 def test_the_caller_scans_too(caller: Make) -> None:
     here = caller(job())
-    here.pool.submit(ScanTask(5, 0, True))
+    here.pool.submit(ScanTask(5, (0,), True))
     here.step()
-    assert here.done[5].failure is not None, "these shards are no tar files"
+    assert here.done[5].found[0].failure is not None, "these shards are no tar files"
 
 
 def test_what_was_raised_is_found_again_when_its_answer_comes_back_from_another_process(
