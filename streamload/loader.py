@@ -25,6 +25,7 @@ from streamload.sampling.mixture import Mixture, portions_of
 from streamload.sampling.selection import Keys, Samples, Where
 from streamload.sampling.weights import Weights
 from streamload.statistics import Meter, Statistics
+from streamload.storage.urls import Urls
 from streamload.text import counted
 from streamload.trainer.async_epoch_iterator import AsyncEpochIterator, end_of_processes
 from streamload.trainer.batch_builder import BatchBuilder
@@ -117,6 +118,9 @@ class StreamLoader(NamedClasses):
         keys: which samples take part, by their keys: an iterable, or the path of a file with one a line.
         samples: a slice of the samples that the others leave, in the order of the listing; or a fraction of all, chosen
             by their keys alone.
+        join: sidecars, one or a list: datasets that hold more fields of the samples, such as embeddings, matched by
+            key. Each has an index, a shard of the same name for each shard, and samples in the order of that, as
+            `streamload map --sidecar` writes them. A sample that a sidecar lacks is one without its fields.
         epoch_size: samples of an epoch, over all ranks. Epochs then follow each other through endless passes over the
             dataset, so in the end all samples come equally often. With `weights`: how many are drawn.
         index: a folder with the index of the shards, if it is not beside them; it may be remote.
@@ -146,6 +150,8 @@ class StreamLoader(NamedClasses):
         DatasetIndexError: an index is damaged or does not belong to its shards, or whoever wrote these was interrupted.
             From the first pass: the same label stands for different classes in several folders, by `classes.json`.
     """
+
+    _dataset: str | None = None
 
     @partial(advises, neutral=_NEUTRAL)
     def __init__(
@@ -178,6 +184,7 @@ class StreamLoader(NamedClasses):
         where: Where | None = None,
         keys: Keys | None = None,
         samples: Samples | None = None,
+        join: Urls | None = None,
         index: str | os.PathLike[str] | None = None,
         storage_options: Mapping[str, Any] | None = None,
         filesystem: Any = None,
@@ -195,7 +202,7 @@ class StreamLoader(NamedClasses):
         self.rank, self.world_size = rank_and_world_size(rank, world_size)
         self._sampling = SamplingOptions.among(locals(), self.rank, self.world_size)
         self._rank_was_found = goes_by_found_rank(rank, is_divided=self._sampling.is_divided)
-        portions = portions_of(urls, index, where=where, keys=keys, samples=samples)
+        portions = portions_of(urls, index, where=where, keys=keys, samples=samples, join=join)
         self._options = options.resolved_for(named_places(portions.values()))
         self._link = FeederLink(self._options, portions, registry=moves_to.registry if moves_to else cuda_registry)
         self._listing, self._lanes = self._link.listing, self._sampling.lanes
@@ -203,7 +210,6 @@ class StreamLoader(NamedClasses):
         self._link.check(self._lanes, self.world_size)
         self._counts = self._listing.counts
         self._batch_builder = BatchBuilder(on_error, max_errors, fills_up=self._options.fills_up)
-        self._dataset: str | None = None
         self._nothing_left = NothingLeft(drop_last, batch_size, self._batch_builder.skipped_members)
         self._cursor, self._beginning, self._meter = Cursor(), RLock(), Meter()
         self._iterator: weakref.ref[EpochIterator] | None = None

@@ -90,11 +90,11 @@ class RowBytes(ShardReader):
 
     def url(self, shard: int) -> str:
         """Its url."""
-        return self._listing.shards[shard].url
+        return self._listing.shard(shard).url
 
     def size_bytes(self, shard: int) -> int:
         """How long it is."""
-        return self._listing.shards[shard].bytes
+        return self._listing.shard(shard).bytes
 
 
 class RandomAccess:
@@ -180,8 +180,9 @@ class RandomAccess:
             shards = list(dict.fromkeys(block.shard.tolist()))
             self._have_tables(shards)
             planned = locate(block, self._tables, fields, verify=verify)
-            opened = {shard: self._opened(shard) for shard in shards if self._is_local(shard)}
-            wanted = joined_ranges(_places(planned.table, opened)) if len(opened) < len(shards) else []
+            read_shards = planned.table.read_shards()
+            opened = {shard: self._opened(shard) for shard in read_shards if self._is_local(shard)}
+            wanted = joined_ranges(_places(planned.table, opened)) if len(opened) < len(read_shards) else []
             read = dict(zip(wanted, self._read_remotely("read_ranges", wanted), strict=True)) if wanted else {}
         return planned, RowBytes(self._listing, opened, read)
 
@@ -189,9 +190,10 @@ class RandomAccess:
         """The error for a sample that failed when these fields were wanted."""
         with self._lock:
             self._have_tables([failure.shard])
-            table = self._table(failure.shard)
-        failure = with_fields(failure, table, fields)
-        return sample_error(failure, self._listing.shards[failure.shard].url, table.key(failure.sample))
+            table = self._tables.find_joined(failure.shard)
+            assert table is not None, "it was found or scanned"
+        failure = with_fields(failure, table, fields, self._tables.sidecar_fields)
+        return sample_error(failure, self._tables.url(failure.stored_in), table.key(failure.sample))
 
     def close(self) -> None:
         """Close shards, and end the process that reads remote ones. Idempotent: what is needed is opened again."""
@@ -211,7 +213,7 @@ class RandomAccess:
 
     def _have_tables(self, shards: Sequence[int]) -> None:
         """Load the tables of remote indexes, and scan shards that no index knows."""
-        missing = [shard for shard in shards if self._tables.is_remote(shard)]
+        missing = [shard for shard in self._tables.with_sidecars(shards) if self._tables.is_remote(shard)]
         tables = self._read_remotely("read_tables", missing) if missing else ()
         for shard, table in zip(missing, tables, strict=True):
             assert table is not None, "a shard that an index knows has a table there"
@@ -245,7 +247,7 @@ class RandomAccess:
         """A local shard, open."""
         opened = self._open.get(shard)
         if opened is None:
-            listed = self._listing.shards[shard]
+            listed = self._listing.shard(shard)
             opened = self._open[shard] = OpenShards(maps=False)
             try:
                 opened.add(ShardOpened(shard, listed.url, listed.bytes), open_listed(listed))
@@ -272,11 +274,9 @@ class RandomAccess:
 
 def _places(table: RowTable, opened: dict[int, OpenShards]) -> list[tuple[int, int, int]]:
     """Where the fields of the rows lie that are in no open shard: shard, start, end."""
-    away = np.array([shard not in opened for shard in table.shards.tolist()], bool)
-    places = []
-    for column in table.columns():
-        chosen = away & (column.sizes > 0)
-        starts = column.offsets[chosen]
-        ends = starts + column.sizes[chosen]
-        places += list(zip(table.shards[chosen].tolist(), starts.tolist(), ends.tolist(), strict=True))
-    return places
+    found = []
+    for shards, offsets, sizes in table.places():
+        chosen = ~np.isin(shards, list(opened)) & (sizes > 0)
+        starts = offsets[chosen]
+        found += list(zip(shards[chosen].tolist(), starts.tolist(), (starts + sizes[chosen]).tolist(), strict=True))
+    return found

@@ -73,6 +73,7 @@ class TarDataset(NamedClasses, Dataset[Any]):
         verify: check every field against the checksum in the index.
         strict: False lets shards pass that end without an end-of-archive marker.
         where, keys, samples: which samples the dataset has; as for `StreamLoader`. Their numbers are counted anew.
+        join: sidecars, which hold more fields of the samples; as for `StreamLoader`.
 
     Raises:
         TypeError, ValueError: a wrong argument, or a shard that is compressed as a whole.
@@ -98,11 +99,12 @@ class TarDataset(NamedClasses, Dataset[Any]):
         where: Where | None = None,
         keys: Keys | None = None,
         samples: Samples | None = None,
+        join: Urls | None = None,
     ) -> None:
         options = Options.among({**_loaders_defaults(), **locals(), "num_workers": 0})
-        portion = Portion(urls, 1.0, index=index, where=where, keys=keys, samples=samples)
+        portion = Portion(urls, 1.0, index=index, where=where, keys=keys, samples=samples, join=join)
         with closing(FeederClient(options.storages, named_places([portion]))) as client:
-            listing = client.list_shards(urls, index)
+            listing = client.list_shards(urls, index, portion.sidecars)
             _check_access_at_random(listing, options)
             with closing(RandomAccess(listing, client, strict=options.strict)) as access:
                 counts = _checked_counts(access, options)
@@ -303,7 +305,7 @@ def _checked_counts(access: RandomAccess, options: Options) -> list[int]:
 
 
 def _check_access_at_random(listing: Listing, options: Options) -> None:
-    for shard, index in zip(listing.shards, listing.index_of, strict=True):
+    for shard, index in zip(listing.numbered, (*listing.index_of, *listing.sidecars.index_of), strict=True):
         if compression_of(shard.url) is not None:
             raise ValueError(
                 f"urls names {without_secrets(shard.url)!r}, which is compressed as a whole and can only be read from "

@@ -136,6 +136,10 @@ class Work:
         self.columns = self.table.columns()
         self.row_shards = self.table.shards.tolist()
 
+    def shards_of(self, column: Column) -> list[int]:
+        """The number of the shard in which a field of each row lies."""
+        return self.row_shards if column.shards is None else column.shards.tolist()
+
     @property
     def count(self) -> int:
         """The number of rows."""
@@ -222,7 +226,7 @@ class FieldReader:
         start, size = int(column.offsets[row]), int(column.sizes[row])
         if start == MISSING:
             raise RowError("SampleError", f"the sample has no field {column.name!r}")
-        shard = work.row_shards[row]
+        shard = work.row_shards[row] if column.shards is None else int(column.shards[row])
         if size > work.shards.size_bytes(shard) - start:
             raise RowError("DecodeError", "the index points beyond the end of the shard; run `streamload index`")
         try:
@@ -273,10 +277,11 @@ class FieldReader:
         if any(self.decoder(name) is not bytes for name in column.alternatives):
             return None
         starts, sizes, size_of = column.offsets.tolist(), column.sizes.tolist(), work.shards.size_bytes
-        places = zip(work.row_shards, starts, sizes, strict=True)
+        shards = work.shards_of(column)
+        places = zip(shards, starts, sizes, strict=True)
         if any(start == MISSING or start + size > size_of(shard) for shard, start, size in places):
             return None
-        return StoredBytes(work.row_shards, starts, sizes, work.shards)
+        return StoredBytes(shards, starts, sizes, work.shards)
 
     def read(
         self,
@@ -357,22 +362,20 @@ def _views(work: Work, column: Column) -> list[memoryview] | None:
     if int(column.sizes.max(initial=0)) > _VIEWED_BYTES or _rows_per_shard(work) < _VIEWS_PER_SHARD:
         return None
     memory: dict[int, memoryview] = {}
-    for shard in set(work.row_shards):
+    shards = work.shards_of(column)
+    for shard in set(shards):
         mapped = work.shards.mapped(shard)
         if mapped is None:
             return None
         memory[shard] = mapped
     ends = (column.offsets + column.sizes).tolist()
-    views = [
-        memory[shard][start:end]
-        for shard, start, end in zip(work.row_shards, column.offsets.tolist(), ends, strict=True)
-    ]
+    views = [memory[shard][start:end] for shard, start, end in zip(shards, column.offsets.tolist(), ends, strict=True)]
     return views if sum(map(len, views)) == int(column.sizes.sum()) else None  # a slice beyond the end is shorter
 
 
 def _stored_arrays(column: Column, work: Work) -> StoredRows | None:
     """Arrays of one dtype and shape, left in their shards until they are copied; None where they differ."""
-    name, shards = column.alternatives[0], work.table.shards
+    name, shards = column.alternatives[0], work.table.shards if column.shards is None else column.shards
     if not may_share_layout(name, column.sizes):
         return None
     layout: NpyLayout | None = None
@@ -398,7 +401,7 @@ def _integers(column: Column, work: Work) -> NDArray[np.int64] | None:
     if not may_be_integers(name, column.sizes):
         return None
     out = np.empty(work.count, np.int64)
-    for shard, rows in by_shard(work.table.shards):
+    for shard, rows in by_shard(work.table.shards if column.shards is None else column.shards):
         found = work.shards.gather(shard, column.offsets[rows], column.sizes[rows])
         if found is None:
             return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from streamload.decode.decoders import is_image
@@ -16,17 +16,24 @@ _AUDIO = ("wav", "flac", "mp3", "ogg", "opus", "m4a", "aac")
 _VIDEOS = ("mp4", "webm", "mkv", "avi", "mov")
 
 
-def with_fields(failure: RowFailure, table: ShardTable, wanted: Sequence[str] | None) -> RowFailure:
+def with_fields(
+    failure: RowFailure, table: ShardTable, wanted: Sequence[str] | None, in_sidecars: Collection[str] = ()
+) -> RowFailure:
     """The failure; if a field is missing, with the existing ones added to its message.
 
     Args:
         failure: any.
         table: of its shard.
         wanted: the requested fields; None for all.
+        in_sidecars: those of sidecars.
     """
     if not failure.missing_field or failure.field is None:
         return failure
     existing = table.sample_fields(failure.sample)
+    if any(name in in_sidecars for name in failure.field.split(";")):
+        advice = f'write it again, or "{failure.field}?" in fields for samples without'
+        message = f"{failure.message}; it has {listed(existing)}; its sidecar has no sample with this key: {advice}"
+        return replace(failure, message=message)
     others = {name for entry in wanted or () for name in entry.split(";")}
     instead = next((name for name in existing if name not in others and _alike(name, failure.field)), None)
     if instead is None:

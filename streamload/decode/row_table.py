@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Column", "ColumnKind", "RowTable", "by_shard", "shards_of"]
+__all__ = ["Column", "ColumnKind", "RowTable", "by_shard"]
 
 _SORTED_BY_RADIX = np.iinfo(np.uint16).max
 """NumPy sorts 16-bit integers by radix, in a fraction of the time."""
@@ -28,12 +28,19 @@ class ColumnKind:
         alternatives: the fields that it may be, such as ("jpg", "png").
         has_which: the table holds for each row which alternative it has; otherwise all have the first.
         has_crc32: the table holds checksums.
+        has_shard: the table holds for each row the shard in which the field lies; otherwise it is the row's own.
     """
 
     name: str
     alternatives: tuple[str, ...]
     has_which: bool = False
     has_crc32: bool = False
+    has_shard: bool = False
+
+    @property
+    def width(self) -> int:
+        """The integers that the column takes of each row."""
+        return 2 + self.has_which + self.has_crc32 + self.has_shard
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,6 +54,7 @@ class Column:
         offsets: int64[rows], first byte within the shard; `MISSING` where the sample has none of the fields.
         sizes: int64[rows], bytes.
         crc32: int64[rows] to verify the bytes against, or None.
+        shards: int64[rows], in which shard the field lies; None where it is the row's own.
     """
 
     name: str
@@ -55,6 +63,7 @@ class Column:
     offsets: NDArray[np.int64]
     sizes: NDArray[np.int64]
     crc32: NDArray[np.int64] | None = None
+    shards: NDArray[np.int64] | None = None
 
 
 @dataclass(frozen=True)
@@ -63,8 +72,8 @@ class RowTable:
 
     Attributes:
         values: int64[rows, width]: the number of the row's shard in the listing, the number of its sample in the shard,
-            how often the sample occurred before in the epoch, and for each column offset and size, then alternative
-            and crc32 where the column has them.
+            how often the sample occurred before in the epoch, and for each column offset and size, then alternative,
+            crc32 and shard where the column has them.
         kinds: of the columns.
     """
 
@@ -74,7 +83,7 @@ class RowTable:
     @classmethod
     def empty(cls, rows: int, kinds: tuple[ColumnKind, ...]) -> RowTable:
         """A table of zeros, to be filled in."""
-        width = 3 + sum(2 + kind.has_which + kind.has_crc32 for kind in kinds)
+        width = 3 + sum(kind.width for kind in kinds)
         return cls(np.zeros((rows, width), np.int64), kinds)
 
     def __len__(self) -> int:
@@ -105,12 +114,22 @@ class RowTable:
             at += kind.has_which
             crc32 = self.values[:, at] if kind.has_crc32 else None
             at += kind.has_crc32
-            columns.append(Column(kind.name, kind.alternatives, which, offsets, sizes, crc32))
+            shards = self.values[:, at] if kind.has_shard else None
+            at += kind.has_shard
+            columns.append(Column(kind.name, kind.alternatives, which, offsets, sizes, crc32, shards))
         return tuple(columns)
 
-    def places(self) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-        """The offsets and the sizes of each column, int64[rows]."""
-        return [(column.offsets, column.sizes) for column in self.columns()]
+    def places(self) -> list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]]:
+        """The shards, the offsets and the sizes of each column, int64[rows]."""
+        own = self.shards
+        return [
+            (own if column.shards is None else column.shards, column.offsets, column.sizes) for column in self.columns()
+        ]
+
+    def read_shards(self) -> list[int]:
+        """The rows' own shards, and those in which their fields lie: each once."""
+        others = [column.shards for column in self.columns() if column.shards is not None]
+        return _distinct(np.concatenate((self.shards, *others)) if others else self.shards)
 
     def rows(self, start: int, end: int) -> RowTable:
         """Consecutive rows, as a view."""
@@ -131,7 +150,7 @@ def by_shard(shards: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]
             yield int(shards[rows[0]]), rows
 
 
-def shards_of(shards: NDArray[np.int64]) -> list[int]:
+def _distinct(shards: NDArray[np.int64]) -> list[int]:
     """Each shard that some row lies in, once, ascending.
 
     Args:

@@ -385,6 +385,7 @@ class RowMaker:
             sample=int(work.table.samples[row]),
             offset=MISSING if where is None else int(where.offsets[row]),
             missing_field=column is not None and int(column.offsets[row]) == MISSING,
+            sidecar=None if where is None or where.shards is None else int(where.shards[row]),
         )
 
 

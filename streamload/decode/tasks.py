@@ -295,6 +295,7 @@ class RowFailure:
         sample: the number of its sample in the shard.
         offset: the first byte of the field, or MISSING.
         missing_field: the sample does not have the field.
+        sidecar: the number of the sidecar in which the field lies; None where it is the shard.
     """
 
     row: int
@@ -307,6 +308,12 @@ class RowFailure:
     sample: int
     offset: int
     missing_field: bool = False
+    sidecar: int | None = None
+
+    @property
+    def stored_in(self) -> int:
+        """The number of the shard or the sidecar in which the field lies."""
+        return self.shard if self.sidecar is None else self.sidecar
 
 
 ValueKind = Literal["bytes", "array", "pickle"]

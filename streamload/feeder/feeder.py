@@ -109,7 +109,7 @@ class Feeder:
             works_ahead=configure.workers > 0 and not isinstance(configure.settings.order.sampling, Sampled),
         )
         if shards is None:
-            shards = ResidentShards(listing.shards, None if prerequisites is None else prerequisites.fetcher)
+            shards = ResidentShards(listing.numbered, None if prerequisites is None else prerequisites.fetcher)
         self.pool = start_pool(self, shards)
         self._resources = Resources(
             self._tables, self._scans, self.pool, self._slots, self._learned, self.prerequisites

@@ -112,7 +112,7 @@ class EpochNeeds:
         for shard in [shard for shard in {**self._held, **self._kept} if self._has_moved(shard)]:
             passed = [key for key in self._parts_of(shard) if self.is_passed(shard, shard_and_number(key)[1])]
             self._release(shard, passed)
-        for shard in [shard for shard in self._extents if not self._plan.unpassed(shard)]:
+        for shard in [shard for shard in self._extents if not self._unpassed(shard)]:
             self._forget_unused(shard)
         self._fetcher.notify()
 
@@ -134,7 +134,7 @@ class EpochNeeds:
 
     def is_behind(self, shard: int, number: int) -> bool:
         """Whether the epoch is in the middle of a shard, and has passed a part of it."""
-        return bool(self._plan.unpassed(shard)) and self.is_passed(shard, number)
+        return bool(self._unpassed(shard)) and self.is_passed(shard, number)
 
     def _parts_of(self, shard: int) -> set[int]:
         return self._held.get(shard, set()) | self._kept.get(shard, set())
@@ -161,12 +161,12 @@ class EpochNeeds:
     def _has_moved(self, shard: int) -> bool:
         """Whether the plan has come further in a shard, or more is known of that, since the last call."""
         before = self._passed.get(shard)
-        now = self._passed[shard] = _Passed(self._tables.at_hand(shard), self._plan.unpassed(shard))
+        now = self._passed[shard] = _Passed(self._tables.at_hand(shard), self._unpassed(shard))
         return before is None or before.table is not now.table or before.unpassed != now.unpassed
 
     def is_passed(self, shard: int, number: int) -> bool:
         """Whether no row that is yet to be planned needs a part, as far as is known."""
-        unpassed = self._plan.unpassed(shard)
+        unpassed = self._unpassed(shard)
         table = self._tables.at_hand(shard)
         if not unpassed or table is None:
             return not unpassed
@@ -174,12 +174,15 @@ class EpochNeeds:
         if extent is None or extent.table is not table:
             extent = self._extents[shard] = _extent(table)
         start, end = part_edges(number, None)
-        growing = self._tables.counts.values[shard] < 0
-        if growing and (not len(extent.end) or end > extent.end[-1]):
+        if self._tables.is_growing(shard) and (not len(extent.end) or end > extent.end[-1]):
             return False
         first = int(np.searchsorted(extent.end, start, side="right"))
         behind = int(np.searchsorted(extent.first, end, side="left"))
         return not any(first < piece_end and piece_start < behind for piece_start, piece_end in unpassed)
+
+    def _unpassed(self, shard: int) -> list[tuple[int, int]]:
+        """The samples of a shard or sidecar that later rows may hold, as stretches `[start, end)`."""
+        return self._tables.stretches(shard, self._plan.unpassed(self._tables.owner(shard)))
 
 
 def _extent(table: ShardTable) -> _Extent:

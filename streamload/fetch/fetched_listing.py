@@ -10,10 +10,10 @@ __all__ = ["fetched_shards"]
 
 
 def fetched_shards(listing: Listing, storages: Storages) -> frozenset[int]:
-    """The numbers of the shards that workers cannot open by themselves: remote ones, and compressed ones."""
-    here = {folder: storages.is_local(f"{folder}/") for folder in {shard.folder for shard in listing.shards}}
+    """The numbers of shards and sidecars that workers cannot open by themselves: remote ones, and compressed ones."""
+    here = {folder: storages.is_local(f"{folder}/") for folder in {shard.folder for shard in listing.numbered}}
     return frozenset(
         number
-        for number, shard in enumerate(listing.shards)
+        for number, shard in enumerate(listing.numbered)
         if not here[shard.folder] or compression_of(shard.url) is not None
     )

@@ -47,7 +47,7 @@ class FetchedShards:
         """A shard; made if it is not known."""
         state = self._states.get(shard)
         if state is None:
-            listed = self._listing.shards[shard]
+            listed = self._listing.shard(shard)
             compression = compression_of(listed.url)
             # It outlives the shard's memory: where samples lie was found in the version that was read first.
             pin = self._pins.setdefault(shard, Pin(listed.bytes if listed.bytes >= 0 else None, listed.etag))

@@ -157,7 +157,7 @@ class Fetcher:
 
     def size_by_index(self, shard: int) -> int:
         """The bytes of a fetched shard that has been listed with them and lies there as it is; -1 for any other."""
-        listed = self._listing.shards[shard]
+        listed = self._listing.shard(shard)
         return listed.bytes if shard in self.fetched and compression_of(listed.url) is None else -1
 
     @property
@@ -174,7 +174,7 @@ class Fetcher:
     def pump(self) -> None:
         """Start all that there is room for."""
         if self._part_fetcher is None:
-            listed = self._listing.shards
+            listed = self._listing.numbered
             self._part_fetcher = PartFetcher(
                 self._storages, self._cache, lambda n: open_listed(listed[n]), self, self._most_requests
             )

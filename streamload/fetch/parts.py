@@ -40,18 +40,15 @@ def part_edges(number: int, shard_bytes: int | None) -> tuple[int, int]:
     return start, end if shard_bytes is None else min(end, shard_bytes)
 
 
-def parts_of_rows(
-    shards: NDArray[np.int64], columns: Sequence[tuple[NDArray[np.int64], NDArray[np.int64]]]
-) -> list[int]:
+def parts_of_rows(places: Sequence[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]]) -> list[int]:
     """The keys of all parts in which fields of some rows lie, each once, in the order in which rows need them.
 
     Args:
-        shards: int64[rows], each row's shard.
-        columns: offsets and sizes of each field, int64[rows]; a negative offset stands for no field.
+        places: shards, offsets and sizes of each field, int64[rows]; a negative offset stands for no field.
     """
     keys: list[NDArray[np.int64]] = []
     ranks: list[NDArray[np.int64]] = []
-    for offsets, sizes in columns:
+    for shards, offsets, sizes in places:
         rows = np.flatnonzero((offsets >= 0) & (sizes > 0))
         first = offsets[rows] // PART_BYTES
         last = (offsets[rows] + sizes[rows] - 1) // PART_BYTES

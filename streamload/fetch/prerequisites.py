@@ -43,15 +43,17 @@ class Prerequisites:
         Raises:
             DatasetIndexError, StorageError: one of them cannot be loaded.
         """
-        self._tables.hold(shards)
-        missing = [shard for shard in shards if self._tables.is_remote(shard)]
+        numbers = self._tables.with_sidecars(shards)
+        self._tables.hold(numbers)
+        missing = [shard for shard in numbers if self._tables.is_remote(shard)]
         self._failures.check(missing)
-        self.want_tables(missing)
+        self.want_tables(shards)
         return not missing
 
     def want_tables(self, shards: Iterable[int]) -> None:
         """Have tables loaded that will be needed."""
-        new = [shard for shard in shards if shard not in self._wanted and shard not in self._loading]
+        numbers = self._tables.with_sidecars(shards)
+        new = [shard for shard in numbers if shard not in self._wanted and shard not in self._loading]
         wanted = [shard for shard in new if self._tables.is_remote(shard) and shard not in self._failures]
         self._wanted.update(dict.fromkeys(wanted))
         if wanted:

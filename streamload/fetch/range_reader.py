@@ -72,7 +72,7 @@ class RangeReader:
 
     async def _read(self, wanted: ByteRange) -> bytes:
         content = bytearray(wanted.end - wanted.start)
-        listed = self._listing.shards[wanted.shard]
+        listed = self._listing.shard(wanted.shard)
         pin = self._pins.get(wanted.shard)
         if pin is None:
             total_bytes = None if listed.bytes == UNKNOWN_BYTES else listed.bytes

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import NamedTuple
 
-from streamload.errors import without_secrets
+from streamload.errors import DatasetIndexError, without_secrets
 from streamload.index.dataset_index import DatasetIndex, check_shard
 from streamload.index.finder import Finder
 from streamload.index.index_lookup import IndexLookup
@@ -18,7 +19,8 @@ from streamload.storage.protocol import (
     ShardInfo,
 )
 from streamload.storage.storages import Storages
-from streamload.storage.urls import Urls
+from streamload.storage.urls import Urls, expand_urls
+from streamload.tar.decompression import without_compression
 
 __all__ = ["Listing", "Shard", "joined_listing", "list_shards"]
 
@@ -46,6 +48,25 @@ class Shard(NamedTuple):
 _log = logging.getLogger("streamload")
 
 
+class Sidecars(NamedTuple):
+    """Shards that hold more fields of the samples in other shards, matched by their keys.
+
+    Attributes:
+        shards: each in an index.
+        index_of: for each the folder of its index.
+        owners: for each the number of the shard whose samples it has fields of.
+        fields: those that it has, in all.
+    """
+
+    shards: tuple[Shard, ...] = ()
+    index_of: tuple[str, ...] = ()
+    owners: tuple[int, ...] = ()
+    fields: tuple[str, ...] = ()
+
+
+_NO_SIDECARS = Sidecars()
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Listing:
     """The shards of a dataset, in their order.
@@ -54,19 +75,42 @@ class Listing:
         shards: at least one shard, none of them twice.
         counts: samples in each shard, or None unless every shard is in an index.
         index_of: for each shard the folder of the index that knows it, or None.
-        fields: the fields that the indexes name, each once, in the order in which they come.
+        fields: the fields that the indexes name, each once, in the order in which they come; with those of sidecars.
+        sidecars: shards that hold more of their fields. They are numbered behind `shards`, and are in no order.
     """
 
     shards: tuple[Shard, ...]
     counts: tuple[int, ...] | None
     index_of: tuple[str | None, ...]
     fields: tuple[str, ...]
+    sidecars: Sidecars = _NO_SIDECARS
+
+    @property
+    def numbered(self) -> tuple[Shard, ...]:
+        """All shards that samples have fields in, by number."""
+        return self.shards + self.sidecars.shards
+
+    def shard(self, number: int) -> Shard:
+        """One of them."""
+        count = len(self.shards)
+        return self.shards[number] if number < count else self.sidecars.shards[number - count]
+
+    def index_folder(self, number: int) -> str | None:
+        """The folder of the index that knows one of them, or None."""
+        count = len(self.shards)
+        return self.index_of[number] if number < count else self.sidecars.index_of[number - count]
+
+    def owner(self, number: int) -> int:
+        """The shard whose samples one of them has fields of: mostly itself."""
+        count = len(self.shards)
+        return number if number < count else self.sidecars.owners[number - count]
 
 
 def list_shards(
     urls: Urls,
     index: str | os.PathLike[str] | None = None,
     storages: Storages | None = None,
+    join: Sequence[Urls] = (),
     *,
     indexes_read: dict[str, DatasetIndex] | None = None,
 ) -> Listing:
@@ -84,17 +128,30 @@ def list_shards(
         index: a folder with an index for shards elsewhere: `.streamload` itself or its parent. It replaces the indexes
             beside the shards, and may be remote.
         storages: how remote storage is read; by default without options.
+        join: sidecars: datasets with an index that have a shard of the same name for each shard.
         indexes_read: receives the indexes of some of the shards, by folder, for later use.
 
     Raises:
         TypeError, ValueError: `urls` is of the wrong kind, names a storage or a compression that is not known, or
-            names a shard twice.
+            names a shard twice; or a sidecar does not belong to the shards.
         ShardNotFoundError: a shard is missing, or a pattern or a folder stands for nothing.
         StorageError: a shard cannot be looked up.
         DatasetIndexError: an index is broken, or does not belong to its shards; or the writer of the shards was
-            interrupted, or is still running.
+            interrupted, or is still running; or a sidecar has no index.
     """
     storages = Storages() if storages is None else storages
+    listing = _listed(urls, index, storages, indexes_read)
+    for sidecar in join:
+        listing = _with_sidecar(listing, _listed(sidecar, None, storages, indexes_read), sidecar)
+    return listing
+
+
+def _listed(
+    urls: Urls,
+    index: str | os.PathLike[str] | None,
+    storages: Storages,
+    indexes_read: dict[str, DatasetIndex] | None,
+) -> Listing:
     indexes = IndexLookup(index, storages)
     finder = Finder(storages, indexes)
     shards = tuple(_shard(found) for found in finder.find(urls))
@@ -120,6 +177,50 @@ def list_shards(
     return Listing(shards, known_counts if len(known_counts) == len(shards) else None, tuple(index_of), tuple(fields))
 
 
+def _with_sidecar(listing: Listing, other: Listing, named: Urls) -> Listing:
+    """The listing, joined with one more sidecar."""
+    shown = f"join={without_secrets(', '.join(expand_urls(named)))!r}"
+    folders = tuple(folder for folder in other.index_of if folder is not None)
+    if len(folders) < len(other.shards):
+        raise DatasetIndexError(
+            f"{shown} has no index, which says where its fields lie; make one with `streamload index`",
+            url=other.shards[other.index_of.index(None)].url,
+        )
+    twice = next((field for field in other.fields if field in listing.fields), None)
+    if twice is not None:
+        raise ValueError(f"{shown} has the field {twice!r}, which the shards have too; a sidecar holds other fields")
+    numbers = tuple(_matched(listing.shards, other.shards, shown))
+    before = listing.sidecars
+    sidecars = Sidecars(
+        before.shards + tuple(other.shards[number] for number in numbers),
+        before.index_of + tuple(folders[number] for number in numbers),
+        before.owners + tuple(range(len(listing.shards))),
+        before.fields + other.fields,
+    )
+    return replace(listing, fields=listing.fields + other.fields, sidecars=sidecars)
+
+
+def _matched(shards: Sequence[Shard], others: Sequence[Shard], shown: str) -> Iterator[int]:
+    """For each shard the number of the sidecar's shard of the same name; in order where names repeat."""
+    names = [without_compression(shard.name) for shard in shards]
+    found = [without_compression(shard.name) for shard in others]
+    numbers = {name: number for number, name in enumerate(found)}
+    if names == found:
+        numbers = {}
+    elif len(set(names)) < len(names) or len(numbers) < len(found):
+        raise ValueError(
+            f"{shown}: several shards have one name, so its shards must have the names of all the others, in the same "
+            "order; list both folder by folder"
+        )
+    for number, name in enumerate(names):
+        if numbers and name not in numbers:
+            raise ValueError(
+                f"{shown} has no shard {name!r}; a sidecar has a shard of the same name for each shard, as "
+                "`streamload map --sidecar` writes them"
+            )
+        yield numbers.get(name, number)
+
+
 def _shard(found: ShardInfo) -> Shard:
     folder, name = folder_and_name(found.url)
     return Shard(found.url, name, found.bytes, found.mtime_ns, folder, found.etag)
@@ -143,4 +244,12 @@ def joined_listing(listings: Sequence[Listing]) -> Listing:
     counts = None
     if all(listing.counts is not None for listing in listings):
         counts = tuple(count for listing in listings for count in listing.counts or ())
-    return Listing(shards, counts, index_of, fields)
+    firsts = accumulate((len(listing.shards) for listing in listings), initial=0)
+    owners = [first + owner for first, one in zip(firsts, listings, strict=False) for owner in one.sidecars.owners]
+    sidecars = Sidecars(
+        tuple(shard for listing in listings for shard in listing.sidecars.shards),
+        tuple(folder for listing in listings for folder in listing.sidecars.index_of),
+        tuple(owners),
+        tuple(dict.fromkeys(name for listing in listings for name in listing.sidecars.fields)),
+    )
+    return Listing(shards, counts, index_of, fields, sidecars)

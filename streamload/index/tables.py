@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from streamload.errors import DatasetIndexError
 from streamload.index.dataset_index import DatasetIndex
+from streamload.index.joined_table import joined_table, matched_samples
 from streamload.index.listing import Listing
 from streamload.index.scan_cache import ScanCache
 from streamload.index.spot_check import spot_check
@@ -21,9 +24,11 @@ from streamload.storage.storages import Storages
 from streamload.tar.decompression import is_compressed
 from streamload.tar.header import BLOCK_BYTES
 from streamload.tar.scan import GrowingTable, ScannedPiece
-from streamload.tar.table import ShardTable
+from streamload.tar.table import MISSING, ShardTable
 
 __all__ = ["Tables"]
+
+_Result = TypeVar("_Result")
 
 
 class Tables:
@@ -69,6 +74,11 @@ class Tables:
         self._versions: dict[int, tuple[int, str | None]] = {}
         self._compared: set[int] = set()
         self._written_ns: dict[str, int] = {}  # by table file
+        self._sidecars: dict[int, list[int]] = {}
+        for number, owner in enumerate(listing.sidecars.owners, start=len(listing.shards)):
+            self._sidecars.setdefault(owner, []).append(number)
+        self._joined: dict[int, _Joined[ShardTable]] = {}
+        self._matches: dict[int, _Joined[NDArray[np.int64]]] = {}
         self.held_bytes = 0
         self._held: frozenset[int] = frozenset()
         self.skipped: dict[str, int] = {}
@@ -87,11 +97,42 @@ class Tables:
         if table is not None:
             self._tables.move_to_end(shard)
             return table
-        folder = self._listing.index_of[shard]
+        folder = self._listing.index_folder(shard)
         table = self._from_cache(shard) if folder is None else self._from_index(shard, folder)
         if table is not None:
             self._keep(shard, table)
         return table
+
+    def find_joined(self, shard: int) -> ShardTable | None:
+        """`find`, with the fields that sidecars have of the shard's samples. Their tables must not be remote.
+
+        Raises:
+            DatasetIndexError: as `find`; or a sidecar has its samples in another order, or a field of the shard's.
+        """
+        table = self.find(shard)
+        if table is None or shard not in self._sidecars:
+            return table
+        return self._join(shard, table)
+
+    def with_sidecars(self, shards: Iterable[int]) -> list[int]:
+        """The numbers of some shards and of their sidecars."""
+        if not self._sidecars:
+            return list(shards)
+        return [number for shard in shards for number in (shard, *self._sidecars.get(shard, ()))]
+
+    def owner(self, number: int) -> int:
+        """The shard whose samples a shard or sidecar has fields of."""
+        return self._listing.owner(number)
+
+    def stretches(self, number: int, samples: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Where the samples lie in a shard or sidecar that are `[start, end)` of its owner, as far as is known."""
+        owner = self.owner(number)
+        table, other = self._tables.get(owner), self._tables.get(number)
+        if owner == number or table is None or other is None:
+            return samples
+        matched = self._matched(number, table, other)
+        found = [rows[rows != MISSING] for rows in (matched[start:end] for start, end in samples)]
+        return [(int(rows[0]), int(rows[-1]) + 1) for rows in found if len(rows)]
 
     def at_hand(self, shard: int) -> ShardTable | None:
         """A shard's table, if it is held now."""
@@ -103,7 +144,7 @@ class Tables:
 
     def is_remote(self, shard: int) -> bool:
         """Whether `find` would have to wait for a remote storage; then `load` does the same without blocking."""
-        folder = self._listing.index_of[shard]
+        folder = self._listing.index_folder(shard)
         return (
             folder is not None
             and shard not in self._tables
@@ -123,7 +164,7 @@ class Tables:
 
     async def fetch(self, shard: int) -> None:
         """Have what `find` needs here, on the running loop. Raises what `load` raises."""
-        folder, name = self._listing.index_of[shard], self._listing.shards[shard].name
+        folder, name = self._listing.index_folder(shard), self._listing.shard(shard).name
         if folder is None or not self.is_remote(shard):
             return
         async with await self._reader.reading(folder, name):
@@ -136,7 +177,7 @@ class Tables:
 
     def add(self, shard: int, table: ShardTable) -> None:
         """Take in what a scan has found."""
-        listed = self._listing.shards[shard]
+        listed = self._listing.shard(shard)
         shard_bytes, etag = self._versions.get(shard, (listed.bytes, listed.etag))
         if shard_bytes != UNKNOWN_BYTES:
             self._cache.store(listed.url, shard_bytes, listed.mtime_ns, self._strict, table, etag=etag)
@@ -171,7 +212,7 @@ class Tables:
 
         It matters for a listing without sizes only; otherwise the listing is what a shard is known by.
         """
-        if self._listing.shards[shard].bytes < 0:
+        if self._listing.shard(shard).bytes < 0:
             self._versions[shard] = shard_bytes, etag
 
     def column(self, shard: int, table: ShardTable, alternatives: Sequence[str]) -> NDArray[np.int64]:
@@ -182,17 +223,26 @@ class Tables:
             columns[name] = table.column(name)
         return columns[name]
 
+    def is_growing(self, shard: int) -> bool:
+        """Whether not all of a shard's samples are known yet; all those of a sidecar are."""
+        return shard < len(self.counts) and bool(self.counts.values[shard] < 0)
+
+    @property
+    def sidecar_fields(self) -> frozenset[str]:
+        """The fields that samples have in sidecars."""
+        return frozenset(self._listing.sidecars.fields)
+
     def listed_bytes(self, shard: int) -> int:
         """A shard's size, as it was listed; negative where that is not known."""
-        return self._listing.shards[shard].bytes
+        return self._listing.shard(shard).bytes
 
     def url(self, shard: int) -> str:
         """A shard's url."""
-        return self._listing.shards[shard].url
+        return self._listing.shard(shard).url
 
     def _from_index(self, shard: int, folder: str) -> ShardTable:
         """A table from an index. A local shard is compared with it, once; more of it if it was touched since."""
-        listed = self._listing.shards[shard]
+        listed = self._listing.shard(shard)
         if shard not in self._packed:
             self._take(folder, self._reader.read(folder, listed.name), shard)
         packed = self._packed.pop(shard)
@@ -206,7 +256,7 @@ class Tables:
 
     def _was_touched(self, shard: int, index: DatasetIndex) -> bool:
         """Whether a shard may have been written since it was indexed: by its time, or by that of its table."""
-        listed = self._listing.shards[shard]
+        listed = self._listing.shard(shard)
         indexed_ns = index.shard(listed.name).mtime_ns
         if indexed_ns is not None:
             return listed.mtime_ns != indexed_ns
@@ -221,10 +271,11 @@ class Tables:
     def _take(self, folder: str, packed: Mapping[str, bytes], wanted: int) -> None:
         """Keep tables that were read, until they are looked for or dropped."""
         if not self._numbers:
-            shards = zip(self._listing.index_of, self._listing.shards, strict=True)
+            index_of = self._listing.index_of + self._listing.sidecars.index_of
+            shards = zip(index_of, self._listing.numbered, strict=True)
             self._numbers = {(of, shard.name): number for number, (of, shard) in enumerate(shards) if of is not None}
         found = {self._numbers.get((folder, name)): content for name, content in packed.items()}
-        found[wanted] = packed[self._listing.shards[wanted].name]  # also of two that share a name
+        found[wanted] = packed[self._listing.shard(wanted).name]  # also of two that share a name
         for shard, content in found.items():
             if shard is not None and shard not in self._tables and shard not in self._packed:
                 self._packed[shard] = content
@@ -233,21 +284,49 @@ class Tables:
         self._drop_oldest()
 
     def _from_cache(self, shard: int) -> ShardTable | None:
-        listed = self._listing.shards[shard]
+        listed = self._listing.shard(shard)
         shard_bytes, etag = self._versions.get(shard, (listed.bytes, listed.etag))
         if shard_bytes == UNKNOWN_BYTES:
             return None
         return self._cache.load(listed.url, shard_bytes, listed.mtime_ns, self._strict, etag=etag)
 
     def _keep(self, shard: int, table: ShardTable) -> None:
-        if self.counts.values[shard] < 0:
+        if self.is_growing(shard):
             for reason, count in table.skipped.items():
                 self.skipped[reason] = self.skipped.get(reason, 0) + count
-        self.counts.set(shard, len(table))
+        if shard < len(self.counts):
+            self.counts.set(shard, len(table))
         self._tables[shard] = table
-        if self._listing.index_of[shard] is not None:
+        if self._listing.index_folder(shard) is not None:
             self.held_bytes += _size_bytes(table)
             self._drop_oldest()
+
+    def _join(self, shard: int, table: ShardTable) -> ShardTable:
+        """The shard's table with those of its sidecars, made again where one of them is another one now."""
+        sidecars = {}
+        for number in self._sidecars[shard]:
+            other = self.find(number)
+            assert other is not None, "a sidecar has an index"
+            sidecars[number] = other, self._matched(number, table, other)
+        made_of = (table, *(other for other, _ in sidecars.values()))
+        known = self._joined.get(shard)
+        if known is None or any(one is not now for one, now in zip(known.made_of, made_of, strict=True)):
+            known = self._joined[shard] = _Joined(made_of, joined_table(shard, table, sidecars))
+            self._columns.pop(shard, None)
+        return known.result
+
+    def _matched(self, number: int, table: ShardTable, other: ShardTable) -> NDArray[np.int64]:
+        """For each sample of a shard's table the number of that with its key in a sidecar."""
+        known = self._matches.get(number)
+        if known is None or known.made_of[0] is not table or known.made_of[1] is not other:
+            twice = next((name for name in other.fields if name in table.fields), None)
+            if twice is not None:
+                raise DatasetIndexError(
+                    f"this sidecar has the field {twice!r}, which its shard has too; a sidecar holds other fields",
+                    url=self.url(number),
+                )
+            known = self._matches[number] = _Joined((table, other), matched_samples(table, other, self.url(number)))
+        return known.result
 
     def _drop_oldest(self) -> None:
         """Drop tables until the others fit: those that nobody has looked for yet, then the longest unused."""
@@ -256,12 +335,21 @@ class Tables:
             if packed is not None and packed != next(reversed(self._packed)):
                 self.held_bytes -= len(self._packed.pop(packed))
                 continue
-            indexed = (shard for shard in self._tables if self._listing.index_of[shard] is not None)
+            indexed = (shard for shard in self._tables if self._listing.index_folder(shard) is not None)
             oldest = next((shard for shard in indexed if shard not in self._held), None)
             if oldest is None or oldest == next(reversed(self._tables)):
                 return
             self.held_bytes -= _size_bytes(self._tables.pop(oldest))
             self._columns.pop(oldest, None)
+            self._joined.pop(self.owner(oldest), None)
+            self._matches.pop(oldest, None)
+
+
+class _Joined(NamedTuple, Generic[_Result]):
+    """Something that was made of tables, and is good as long as these are the same objects."""
+
+    made_of: tuple[ShardTable, ...]
+    result: _Result
 
 
 def _size_bytes(table: ShardTable) -> int:

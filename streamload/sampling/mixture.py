@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +26,7 @@ class Portion:
         transform: applied to its samples instead of the loader's `transform`; None for that one.
         index: a folder with its index, if that is not beside the shards.
         where, keys, samples: which of its samples take part, as for `StreamLoader`.
+        join: its sidecars, as for `StreamLoader`.
 
     Raises:
         TypeError, ValueError: the weight is no number above 0, or what is to take part makes no sense.
@@ -38,6 +39,7 @@ class Portion:
     where: Where | None = None
     keys: Keys | None = field(default=None, repr=False)
     samples: Samples | None = None
+    join: Urls | None = field(default=None, repr=False)
     selection: Selection = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -48,6 +50,13 @@ class Portion:
             raise TypeError(f"weight={given} must be a number above 0")
         if not 0 < self.weight < math.inf:
             raise ValueError(f"weight={self.weight!r} must be a number above 0; leave out what is not to be read")
+
+    @property
+    def sidecars(self) -> Sequence[Urls]:
+        """Each dataset that `join` names."""
+        if self.join is None:
+            return ()
+        return (self.join,) if isinstance(self.join, str | os.PathLike) else tuple(self.join)
 
 
 class Mixture:
@@ -106,15 +115,16 @@ def portions_of(
     where: Where | None = None,
     keys: Keys | None = None,
     samples: Samples | None = None,
+    join: Urls | None = None,
 ) -> dict[str, Portion]:
     """The datasets that a loader's `urls` stands for: those of a mixture, or one without a name.
 
     Raises:
-        ValueError: there is an index, or a selection, for a whole mixture.
+        ValueError: there is an index, a selection, or a sidecar, for a whole mixture.
     """
     if not isinstance(urls, Mixture):
-        return {"": Portion(urls, 1.0, index=index, where=where, keys=keys, samples=samples)}
-    for name, value in (("where", where), ("keys", keys), ("samples", samples)):
+        return {"": Portion(urls, 1.0, index=index, where=where, keys=keys, samples=samples, join=join)}
+    for name, value in (("where", where), ("keys", keys), ("samples", samples), ("join", join)):
         if value is not None:
             raise ValueError(
                 f"{name}= and a Mixture don't go together; give each dataset its own: Portion(..., {name}=)"

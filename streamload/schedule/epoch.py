@@ -106,7 +106,7 @@ class OrphanedTasks:
         """Take over from its batch the parts that a task reads. Idempotent."""
         if self._fetcher is None or task.number in self._parts:
             return
-        keys = parts_of_rows(task.table.shards, task.table.places())
+        keys = parts_of_rows(task.table.places())
         held = [key for key in keys if shard_and_number(key)[0] in self._fetcher.fetched]
         self._fetcher.window.hold(held)
         self._parts[task.number] = held
@@ -314,10 +314,10 @@ class Epoch:
         )
 
     def _located(self, failure: RowFailure) -> FailedRow:
-        table = self._tables.find(failure.shard)
+        table = self._tables.find_joined(failure.shard)
         assert table is not None
-        failure = with_fields(failure, table, self._fields)
-        return FailedRow(failure, self._tables.url(failure.shard), table.key(failure.sample))
+        failure = with_fields(failure, table, self._fields, self._tables.sidecar_fields)
+        return FailedRow(failure, self._tables.url(failure.stored_in), table.key(failure.sample))
 
 
 Begin = Callable[[EpochStart, RowBatcher | None], Epoch]

@@ -257,6 +257,7 @@ class Lookahead:
         """Release the shards that a block was the last to need, once the next block has been scheduled."""
         finished, self._finished = self._finished, shards
         if finished:
+            finished = self._tables.with_sidecars(finished)
             self._pool.forget_shards(finished)
             if self._prerequisites is not None:
                 self._prerequisites.fetcher.finish(finished)

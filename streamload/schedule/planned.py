@@ -73,7 +73,8 @@ def locate(
         names = tuple(sorted({name for group in groups for name in group.table.fields}))
     else:
         names = tuple(name for name in fields if name not in SAMPLE_NAMES)
-    located = RowTable.empty(len(block.shard), tuple(_kind(name, verify=verify) for name in names))
+    elsewhere = tables.sidecar_fields
+    located = RowTable.empty(len(block.shard), tuple(_kind(name, elsewhere, verify=verify) for name in names))
     located.values[:, 0], located.values[:, 1] = block.shard, block.sample
     located.values[:, 2] = 0 if block.repeat is None else block.repeat
     columns = located.columns()
@@ -85,11 +86,11 @@ def locate(
                 url=tables.url(group.shards[0]),
             )
         for column in columns:
-            _fill(column, group.table, group.members(tables, column.alternatives), group.rows)
+            _fill(column, group, group.members(tables, column.alternatives), block.shard)
         if keys is not None:
             for row, key in zip(group.rows.tolist(), group.table.keys(group.samples), strict=True):
                 keys[row] = key
-    parts = () if fetched is None else _parts(block, columns, fetched)
+    parts = () if fetched is None else _parts(block, located, fetched)
     return PlannedRows(block, located, None if keys is None else tuple(keys), parts)
 
 
@@ -125,7 +126,7 @@ def _groups(block: RowBlock, tables: Tables) -> list[_Group]:
     for shard, rows in by_shard(block.shard):
         table = _table(tables, shard)
         group = _Group(table, (shard,), block.sample[rows], rows)
-        if len(table) <= _FEW_SAMPLES:
+        if len(table) <= _FEW_SAMPLES and table.member_shard is None:
             small.setdefault((table.fields, table.member_crc32 is None), []).append(group)
         else:
             groups.append(group)
@@ -142,31 +143,37 @@ def _joined(groups: Sequence[_Group]) -> _Group:
     )
 
 
-def _parts(block: RowBlock, columns: Sequence[Column], fetched: Collection[int]) -> tuple[list[int], ...]:
+def _parts(block: RowBlock, located: RowTable, fetched: Collection[int]) -> tuple[list[int], ...]:
     """The parts that each batch needs, in the order of its rows."""
-    edges = block.batch_edges.tolist()
-    here = [shard for shard in np.unique(block.shard).tolist() if shard not in fetched]
-    found = []
-    for start, end in pairwise(edges):
-        shards = block.shard[start:end]
-        rows = np.flatnonzero(~np.isin(shards, here)) if here else slice(None)
-        places = [(column.offsets[start:end][rows], column.sizes[start:end][rows]) for column in columns]
-        found.append(parts_of_rows(shards[rows], places))
-    return tuple(found)
+    here = [shard for shard in located.read_shards() if shard not in fetched]
+    places = located.places()
+    if here:
+        places = [
+            (shards, np.where(np.isin(shards, here), MISSING, offsets), sizes) for shards, offsets, sizes in places
+        ]
+    edges = pairwise(block.batch_edges.tolist())
+    return tuple(
+        parts_of_rows([(shards[start:end], offsets[start:end], sizes[start:end]) for shards, offsets, sizes in places])
+        for start, end in edges
+    )
 
 
-def _kind(name: str, *, verify: bool) -> ColumnKind:
+def _kind(name: str, elsewhere: Collection[str], *, verify: bool) -> ColumnKind:
     alternatives = tuple(name.split(";"))
-    return ColumnKind(name, alternatives, has_which=len(alternatives) > 1, has_crc32=verify)
+    in_sidecar = any(field in elsewhere for field in alternatives)
+    return ColumnKind(name, alternatives, has_which=len(alternatives) > 1, has_crc32=verify, has_shard=in_sidecar)
 
 
 def _table(tables: Tables, shard: int) -> ShardTable:
-    table = tables.find(shard)
+    table = tables.find_joined(shard)
     assert table is not None, "a shard was planned before it was scanned"
     return table
 
 
-def _fill(column: Column, table: ShardTable, members: NDArray[np.int64], rows: NDArray[np.int64]) -> None:
+def _fill(column: Column, group: _Group, members: NDArray[np.int64], own: NDArray[np.int64]) -> None:
+    table, rows = group.table, group.rows
+    if column.shards is not None:
+        column.shards[rows] = own[rows]
     if len(table.member_offset) == 0:
         column.offsets[rows] = MISSING
         return
@@ -177,6 +184,8 @@ def _fill(column: Column, table: ShardTable, members: NDArray[np.int64], rows: N
         column.which[rows] = _numbers_of(column.alternatives, table.fields)[table.member_field[members]]
     if column.crc32 is not None and table.member_crc32 is not None:
         column.crc32[rows] = table.member_crc32[members]
+    if column.shards is not None and table.member_shard is not None:
+        column.shards[rows[present]] = table.member_shard[members[present]]
 
 
 def _numbers_of(alternatives: Sequence[str], fields: Sequence[str]) -> NDArray[np.uint8]:

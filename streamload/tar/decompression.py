@@ -29,7 +29,7 @@ from streamload.tar.not_a_tar import what_else
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-__all__ = ["Compression", "Decompressor", "compression_of", "decompress", "is_compressed"]
+__all__ = ["Compression", "Decompressor", "compression_of", "decompress", "is_compressed", "without_compression"]
 
 _SUFFIX = re.compile(
     r"\.(?:(?P<GZIP>tgz|tar\.gz)|(?P<ZSTD>tzst|tar\.zstd?)|(?P<XZ>txz|tar\.xz)|(?P<BZIP2>tbz2?|tar\.bz2))\Z",
@@ -50,6 +50,11 @@ def compression_name(url: str) -> str | None:
 def is_compressed(url: str) -> bool:
     """Whether the size of a shard is another one than that of the archive in it."""
     return compression_name(url) is not None
+
+
+def without_compression(name: str) -> str:
+    """The name of the archive in a shard: `a.tar` for `a.tar.gz` and `a.tgz`, and for `a.tar`."""
+    return _SUFFIX.sub(".tar", name)
 
 
 if sys.version_info >= (3, 14):

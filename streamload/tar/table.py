@@ -39,6 +39,7 @@ class ShardTable:
         labels: int64[S], the integer in the sample's `cls`, or None where some sample has none.
         skipped: how many members were skipped, by reason.
         missing_end: True if the end-of-archive marker was missing (possible only with `strict=False`).
+        member_shard: int64[M], the number of the shard that each member lies in, or None where all lie in this one.
     """
 
     shard_bytes: int
@@ -53,6 +54,7 @@ class ShardTable:
     labels: NDArray[np.int64] | None = None
     skipped: Mapping[str, int] = field(default_factory=dict)
     missing_end: bool = False
+    member_shard: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         """The number of samples."""
@@ -111,6 +113,7 @@ class ShardTable:
             key_start=_starts(np.diff(self.key_start)[samples]),
             member_crc32=None if self.member_crc32 is None else self.member_crc32[members],
             labels=None if self.labels is None else self.labels[samples],
+            member_shard=None if self.member_shard is None else self.member_shard[members],
         )
 
     def sample_fields(self, sample: int) -> tuple[str, ...]:
@@ -122,7 +125,8 @@ class ShardTable:
 def joined_tables(tables: Sequence[ShardTable]) -> ShardTable:
     """One table of the samples of several, whose fields are the same, one table after the other.
 
-    Offsets stay those in the samples' own shards. There are checksums where all tables have them, and no labels.
+    Offsets stay those in the samples' own shards, in which all of their members lie. There are checksums where all
+    tables have them, and no labels.
     """
     samples = [len(table) for table in tables]
     members = _starts([len(table.member_offset) for table in tables])

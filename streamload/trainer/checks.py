@@ -104,14 +104,14 @@ def labelled_folders(
 def check_window_fits(listing: Listing, order: OrderOptions, options: Options, world_size: int) -> None:
     """Refuse a shuffle window or a batch that needs more memory at once than the budget allows, where that is known.
 
-    It is not where sizes are missing, where only some fields of samples larger than a part are read, and where only
-    some samples take part.
+    It is not where sizes are missing, where only some fields of samples larger than a part are read, where only some
+    samples take part, and where sidecars are joined.
 
     Raises:
         ValueError: says how much is needed, and the ways out.
     """
     fetched = fetched_shards(listing, options.storages)
-    if not fetched or listing.counts is None or options.cache_dir is not None:
+    if not fetched or listing.counts is None or options.cache_dir is not None or listing.sidecars.shards:
         return
     if isinstance(order.sampling, Stretched) and order.sampling.selected is not None:
         return

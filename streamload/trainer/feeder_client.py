@@ -62,12 +62,14 @@ def named_places(portions: Iterable[Portion]) -> list[str]:
     for portion in portions:
         places += expand_urls(portion.urls)
         places += [] if portion.index is None else [os.fspath(portion.index)]
+        places += [place for sidecar in portion.sidecars for place in expand_urls(sidecar)]
     return places
 
 
 def listing_places(listing: Listing) -> list[str]:
     """Where the shards of a listing and their indexes lie."""
-    folders = [shard.folder for shard in listing.shards] + [folder for folder in listing.index_of if folder is not None]
+    folders = [shard.folder for shard in listing.numbered]
+    folders += [folder for folder in (*listing.index_of, *listing.sidecars.index_of) if folder is not None]
     return [f"{folder}/" for folder in dict.fromkeys(folders)]
 
 
@@ -150,11 +152,12 @@ class FeederClient:
             raise
         return _value(answer)
 
-    def list_shards(self, urls: Urls, index: str | os.PathLike[str] | None) -> Listing:
+    def list_shards(self, urls: Urls, index: str | os.PathLike[str] | None, sidecars: Sequence[Urls] = ()) -> Listing:
         """See `list_shards`, and what it raises."""
         if not self.is_here:  # paths and sequences may be of classes that the feeder does not know
             urls, index = tuple(expand_urls(urls)), None if index is None else os.fspath(index)
-        listing: Listing = self.call("list_shards", urls, index, self.storages)
+            sidecars = tuple(tuple(expand_urls(sidecar)) for sidecar in sidecars)
+        listing: Listing = self.call("list_shards", urls, index, self.storages, sidecars)
         return listing
 
     def select(self, selection: Selection, listing: Listing, *, strict: bool) -> NDArray[np.bool_]:

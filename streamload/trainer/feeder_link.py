@@ -321,7 +321,7 @@ class FeederLink:
     def _find(self) -> list[Listing]:
         """Local shards are listed here; for remote ones the feeder is started, so that no I/O library comes in here."""
         try:
-            return [self._client.list_shards(portion.urls, portion.index) for portion in self._portions.values()]
+            return [self._client.list_shards(each.urls, each.index, each.sidecars) for each in self._portions.values()]
         except Exception:
             self.disconnect()
             raise

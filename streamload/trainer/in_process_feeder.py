@@ -44,7 +44,7 @@ class CopiedShards(ResidentShards):
 
     def __init__(self, listing: Listing, storages: Storages) -> None:
         self._copied = fetched_shards(listing, storages)
-        super().__init__(listing.shards, kept_bytes=0 if self._copied else RESIDENT_BYTES)
+        super().__init__(listing.numbered, kept_bytes=0 if self._copied else RESIDENT_BYTES)
         self._listing = listing
         self._storages = storages
 
@@ -56,7 +56,7 @@ class CopiedShards(ResidentShards):
         """
         if shard not in self._copied:
             return super().open(shard)
-        listed = self._listing.shards[shard]
+        listed = self._listing.shard(shard)
         storage = self._storages.for_url(listed.url)
         found = storage.info(listed.url)
         if listed.bytes not in (found.bytes, UNKNOWN_BYTES) or not same_etag(listed.etag, found.etag):

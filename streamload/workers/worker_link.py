@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection, Sequence
 from itertools import islice
 from typing import Any
 
-from streamload.decode.row_table import shards_of
 from streamload.decode.tasks import ForgetShards, ForgetSlots, ScanTask, ShardOpened, ShardsOpened, SlotOpened, Task
 from streamload.fetch.resident import OpenShard, ResidentShards
 from streamload.memory.channel import MAX_DESCRIPTORS
@@ -52,7 +51,7 @@ class WorkerLink:
         Raises:
             ShardNotFoundError, ShardChangedError, StorageError: as `ResidentShards.open`.
         """
-        shards = list(task.shards) if isinstance(task, ScanTask) else shards_of(task.table.shards)
+        shards = list(task.shards) if isinstance(task, ScanTask) else task.table.read_shards()
         self._spare_descriptors(shards)
         for shard in shards:
             self._shards.need(shard)

@@ -34,7 +34,7 @@ def stored(rows: list[tuple[bytes, bytes]]) -> tuple[RowTable, Contents]:
     for row, fields in enumerate(rows):
         shard = 9 if row % 2 else 7
         table.shards[row], table.samples[row] = shard, row // 2
-        for (offsets, sizes), payload in zip(table.places(), fields, strict=True):
+        for (_, offsets, sizes), payload in zip(table.places(), fields, strict=True):
             offsets[row], sizes[row] = len(contents[shard]), len(payload)
             contents[shard] += payload
     return table, Contents(contents)

@@ -13,7 +13,7 @@ BUDGET_BYTES = 50_000_000
 
 
 def parts_of(task: RowTask) -> list[int]:
-    return parts_of_rows(task.table.shards, task.table.places())
+    return parts_of_rows(task.table.places())
 
 
 def may_be_given_back(by_hand: FeederByHand) -> set[int]:

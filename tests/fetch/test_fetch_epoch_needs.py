@@ -73,11 +73,19 @@ class Position:
 class Known:
     def __init__(self, *tables: ShardTable | None, counted: bool = True) -> None:
         self.tables = tables
-        self.counts = self
-        self.values = [len(table) if table is not None and counted else -1 for table in tables]
+        self.counted = counted
 
     def at_hand(self, shard: int) -> ShardTable | None:
         return self.tables[shard]
+
+    def is_growing(self, shard: int) -> bool:
+        return not self.counted or self.tables[shard] is None
+
+    def owner(self, shard: int) -> int:
+        return shard
+
+    def stretches(self, _shard: int, samples: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        return samples
 
 
 def epoch_of(parts: Parts, plan: Position, tables: Known) -> EpochNeeds:

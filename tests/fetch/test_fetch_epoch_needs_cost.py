@@ -45,8 +45,12 @@ class Epoch:
             window=self.window, notify=lambda: None, begin_epoch=lambda _: None, end_epoch=lambda _: None
         )
         plan: Any = SimpleNamespace(unpassed=self.unpassed)
-        counts = SimpleNamespace(values=np.full(shards, self.samples))
-        tables: Any = SimpleNamespace(at_hand=self.tables.__getitem__, counts=counts)
+        tables: Any = SimpleNamespace(
+            at_hand=self.tables.__getitem__,
+            is_growing=lambda _: False,
+            owner=lambda shard: shard,
+            stretches=lambda _, samples: samples,
+        )
         self.parts = EpochNeeds(fetcher, plan, tables)
 
     def unpassed(self, shard: int) -> list[tuple[int, int]]:

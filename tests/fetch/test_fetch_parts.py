@@ -32,7 +32,7 @@ def test_all_parts_of_all_fields_in_the_order_of_the_rows(rows: list[tuple[int, 
         else (np.empty(0, np.int64) for _ in range(4))
     )
     second_size = np.full(len(rows), 7, np.int64)
-    found = parts_of_rows(shards, [(first, first_size), (second, second_size)])
+    found = parts_of_rows([(shards, first, first_size), (shards, second, second_size)])
     expected: dict[int, int] = {}
     for row, (shard, offset, size, other) in enumerate(rows):
         for start, length in ((offset, size), (other, 7)):

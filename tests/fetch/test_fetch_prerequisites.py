@@ -26,6 +26,9 @@ class SlowTables:
     def is_remote(self, shard: int) -> bool:
         return shard not in self.here
 
+    def with_sidecars(self, shards: Iterable[int]) -> list[int]:
+        return list(shards)
+
     def hold(self, shards: Iterable[int]) -> None:
         """None is dropped here."""
 

@@ -32,7 +32,8 @@ class Foresight:
         if self._cache is None:
             return
         if self._numbers is None:
-            self._numbers = numbers_by_key(shard.url for shard in self._listing.shards)
+            by_key = numbers_by_key(shard.url for shard in self._listing.numbered)  # a sidecar is used with its shard
+            self._numbers = {key: self._listing.owner(number) for key, number in by_key.items()}
         self._next_use = OrderNextUse(self._numbers, options, counts, epoch, start=start)
         self._cache.expect(self._next_use)
 

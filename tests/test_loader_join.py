@@ -1,0 +1,252 @@
+"""`join`: fields of the same samples that lie in sidecars, read exactly, in the same order."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from servers.faults import FaultServer
+from streamload_tools.main import app
+from typer.testing import CliRunner
+
+from streamload import Mixture, Portion, ShardWriter, StreamLoader, TarDataset
+from streamload.errors import DatasetIndexError, DecodeError, SampleError, ShardNotFoundError
+
+SAMPLES = 300
+PER_SHARD = 50
+LACKING = 123
+FIELDS = ("__key__", "bin", "emb.npy")
+
+
+def key(number: int) -> str:
+    return f"{number:05d}"
+
+
+def content(number: int) -> bytes:
+    return number.to_bytes(4, "little") * (200 + number % 7)
+
+
+def embedding(number: int) -> np.ndarray[Any, Any]:
+    return np.arange(number, number + 64, dtype=np.float32)
+
+
+def write_main(place: Path, first: int = 0) -> Path:
+    with ShardWriter(place, max_count=PER_SHARD) as writer:
+        for number in range(first, first + SAMPLES):
+            writer.write({"__key__": key(number), "bin": content(number), "cls": number % 10})
+    return place
+
+
+def write_sidecar(place: Path, first: int = 0) -> Path:
+    """Samples have one field or two, so that they are of unlike sizes."""
+    with ShardWriter(place, max_count=PER_SHARD) as writer:
+        for number in range(first, first + SAMPLES):
+            extra = {"cap.txt": f"caption {number}"} if number % 3 else {}
+            writer.write({"__key__": key(number), "emb.npy": embedding(number), **extra})
+    return place
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with shards, `emb`, and `lacking`, in which one sample is not there."""
+    place = tmp_path_factory.mktemp("join")
+    write_main(place / "shards")
+    write_sidecar(place / "emb")
+    lacking = place / "lacking"
+    lacking.mkdir()
+    for shard in range(SAMPLES // PER_SHARD):  # a shard at a time, so that each has those samples that it must have
+        with ShardWriter(lacking / f"of-{shard}") as writer:
+            for number in range(shard * PER_SHARD, (shard + 1) * PER_SHARD):
+                if number != LACKING:
+                    writer.write({"__key__": key(number), "emb.npy": embedding(number)})
+        (lacking / f"of-{shard}" / "shard-000000.tar").rename(lacking / f"shard-{shard:06d}.tar")
+        shutil.rmtree(lacking / f"of-{shard}")
+    index(lacking)
+    return place
+
+
+def index(folder: Path) -> None:
+    assert CliRunner().invoke(app, ["index", str(folder)]).exit_code == 0
+
+
+def rows(loader: Any) -> Iterator[tuple[int, bytes, Any]]:
+    for keys, contents, embeddings in loader:
+        yield from zip(map(int, keys), contents, embeddings, strict=True)
+
+
+def check(found: list[tuple[int, bytes, Any]]) -> list[int]:
+    for number, data, values in found:
+        assert data == content(number)
+        assert np.array_equal(np.asarray(values), embedding(number))
+    return [number for number, _, _ in found]
+
+
+def numbers_of(urls: Any, **options: Any) -> list[int]:
+    with StreamLoader(urls, 32, shuffle=True, fields=("__key__",), num_workers=0, **options) as loader:
+        return [int(name) for (keys,) in loader for name in keys]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_joined_field_comes_with_its_sample_in_the_same_order(dataset: Path, workers: int) -> None:
+    options: dict[str, Any] = {"fields": FIELDS, "join": [dataset / "emb"], "num_workers": workers}
+    with StreamLoader(dataset / "shards", 32, shuffle=True, **options) as loader:
+        assert check(list(rows(loader))) == numbers_of(dataset / "shards")
+        assert check(list(rows(loader))) != numbers_of(dataset / "shards")  # the next epoch
+
+
+def test_shards_without_an_index_are_joined_too(dataset: Path, tmp_path: Path) -> None:
+    bare = tmp_path / "bare"
+    shutil.copytree(dataset / "shards", bare, ignore=shutil.ignore_patterns(".streamload"))
+    with StreamLoader(bare, 32, shuffle=True, fields=FIELDS, join=str(dataset / "emb"), num_workers=2) as loader:
+        assert check(list(rows(loader))) == numbers_of(dataset / "shards")
+
+
+@pytest.mark.parametrize("main_is_remote", [True, False])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_shards_and_sidecars_may_lie_in_different_places(dataset: Path, main_is_remote: bool, workers: int) -> None:
+    with FaultServer(dataset) as server:
+        remote = f"{server.url}/{{}}/shard-{{{{000000..000005}}}}.tar".format
+        main = remote("shards") if main_is_remote else dataset / "shards"
+        with StreamLoader(
+            main, 32, shuffle=True, fields=FIELDS, join=[remote("emb")], num_workers=workers, memory_budget="64MiB"
+        ) as loader:
+            assert check(list(rows(loader))) == numbers_of(dataset / "shards")
+            assert sorted(check(list(rows(loader)))) == list(range(SAMPLES))
+        log = server.report().log
+        if not main_is_remote:
+            assert not [path for _, path, _ in log if "/shards/" in path]
+        with StreamLoader(main, 32, fields=("emb.npy",), join=[remote("emb")], num_workers=workers) as loader:
+            values = np.concatenate([np.asarray(batch) for (batch,) in loader])
+        assert np.array_equal(values[:, 0], np.arange(SAMPLES))
+
+
+def test_an_epoch_is_resumed_at_another_world_size(dataset: Path) -> None:
+    def loader(batch_size: int, rank: int, world_size: int, *, joined: bool = True) -> StreamLoader:
+        join = dataset / "emb" if joined else None
+        fields = FIELDS if joined else (*FIELDS[:2], "cls")
+        options: dict[str, Any] = {"num_workers": 0, "lanes": 2, "rank": rank, "world_size": world_size}
+        return StreamLoader(dataset / "shards", batch_size, shuffle=True, fields=fields, join=join, **options)
+
+    with loader(60, 0, 1, joined=False) as before:  # the sidecar came into being while the training went on
+        seen = [int(name) for _, (keys, *_) in zip(range(2), before, strict=False) for name in keys]
+        state = before.state_dict()
+    for rank in range(2):
+        with loader(30, rank, 2) as later:
+            later.load_state_dict(state)
+            seen += check(list(rows(later)))
+    assert sorted(seen) == list(range(SAMPLES))
+
+
+def test_all_fields_of_both_are_in_a_dict(dataset: Path) -> None:
+    joined = TarDataset(dataset / "shards", join=dataset / "emb")
+    assert sorted(joined[4]) == ["__key__", "__url__", "bin", "cap.txt", "cls", "emb.npy"]
+    assert joined[4]["cap.txt"] == "caption 4"
+    assert "cap.txt" not in joined[3]
+    assert joined[4]["__url__"] == str(dataset / "shards" / "shard-000000.tar")
+    assert np.array_equal(joined[-1]["emb.npy"], embedding(SAMPLES - 1))
+
+
+def test_numbers_alternatives_and_optional_fields(dataset: Path) -> None:
+    fields = ("cls;emb.npy", "cap.txt?", "emb.npy;bin")
+    both = TarDataset(dataset / "shards", fields=fields, join=[dataset / "emb"], verify=True)
+    label, caption, values = both[4]
+    assert (label, caption) == (4, "caption 4")
+    assert np.array_equal(values, embedding(4))
+    assert both[3][1] is None
+
+
+def test_samples_at_random_from_a_server(dataset: Path) -> None:
+    with FaultServer(dataset) as server:
+        place = f"{server.url}/{{}}/shard-{{{{000000..000005}}}}.tar".format
+        with TarDataset(place("shards"), fields=FIELDS, join=[place("emb")]) as samples:
+            assert check([(int(name), *rest) for name, *rest in samples[95:105]]) == list(range(95, 105))
+
+
+def test_a_sample_that_a_sidecar_lacks_lacks_the_field(dataset: Path) -> None:
+    options: dict[str, Any] = {"join": dataset / "lacking", "num_workers": 0}
+    with StreamLoader(dataset / "shards", 32, fields=FIELDS, **options) as loader:
+        with pytest.raises(SampleError, match=r"no field 'emb.npy'; it has bin, cls; its sidecar has no") as caught:
+            list(loader)
+        assert caught.value.key == key(LACKING)
+    with StreamLoader(dataset / "shards", 32, fields=FIELDS, on_error="skip", **options) as loader:
+        assert check(list(rows(loader))) == [number for number in range(SAMPLES) if number != LACKING]
+    samples = TarDataset(dataset / "shards", fields=("__key__", "emb.npy?"), join=dataset / "lacking")
+    assert [name for name, values in samples if values is None] == [key(LACKING)]
+
+
+def test_damage_in_a_sidecar_is_named_with_the_sidecar(dataset: Path, tmp_path: Path) -> None:
+    damaged = tmp_path / "emb"
+    shutil.copytree(dataset / "emb", damaged)
+    shard = damaged / "shard-000002.tar"
+    data = bytearray(shard.read_bytes())
+    where = data.index(embedding(110).tobytes())
+    data[where] ^= 1
+    times = shard.stat()
+    shard.write_bytes(data)
+    os.utime(shard, ns=(times.st_atime_ns, times.st_mtime_ns))
+    with StreamLoader(dataset / "shards", 32, fields=FIELDS, join=damaged, num_workers=0, verify=True) as loader:
+        with pytest.raises(DecodeError, match=r"emb.npy.*damaged") as caught:
+            list(loader)
+    assert caught.value.url == str(shard)
+    assert caught.value.key == key(110)
+
+
+def test_datasets_of_a_mixture_have_sidecars_of_their_own(dataset: Path, tmp_path: Path) -> None:
+    write_main(tmp_path / "more", 1000)
+    write_sidecar(tmp_path / "more-emb", 1000)
+    mixture = Mixture(
+        {
+            "some": Portion(dataset / "shards", 1, join=dataset / "emb"),
+            "more": Portion(tmp_path / "more", 1, join=[tmp_path / "more-emb"]),
+        }
+    )
+    with StreamLoader(mixture, 30, shuffle=True, fields=FIELDS, num_workers=2) as loader:
+        found = check(list(rows(loader)))
+    assert sorted(found) == [*range(SAMPLES), *range(1000, 1000 + SAMPLES)]
+
+
+def test_several_sidecars(dataset: Path, tmp_path: Path) -> None:
+    with ShardWriter(tmp_path / "third", max_count=PER_SHARD) as writer:
+        for number in range(SAMPLES):
+            writer.write({"__key__": key(number), "third.txt": f"third {number}"})
+    with StreamLoader(
+        dataset / "shards", 64, fields=(*FIELDS, "third.txt"), join=[dataset / "emb", tmp_path / "third"], num_workers=2
+    ) as loader:
+        found = [row for *others, third in loader for row in zip(*others, third, strict=True)]
+    assert check([row[:3] for row in ((int(n), b, e, t) for n, b, e, t in found)]) == list(range(SAMPLES))
+    assert [row[3] for row in found] == [f"third {number}" for number in range(SAMPLES)]
+
+
+def test_what_is_no_sidecar_is_refused_with_what_to_do(dataset: Path, tmp_path: Path) -> None:
+    def refused(join: Any, error: type[Exception], match: str) -> None:
+        with pytest.raises(error, match=match):
+            StreamLoader(dataset / "shards", join=join)
+
+    bare = tmp_path / "bare"
+    shutil.copytree(dataset / "emb", bare, ignore=shutil.ignore_patterns(".streamload"))
+    refused(bare, DatasetIndexError, r"join=.*bare' has no index.*streamload index")
+    few = tmp_path / "few"
+    with ShardWriter(few) as writer:
+        writer.write({"__key__": key(0), "emb.npy": embedding(0)})
+    refused([few], ValueError, r"few' has no shard 'shard-000001.tar'; a sidecar has a shard of the same name")
+    refused(write_main(tmp_path / "same"), ValueError, r"same' has the field 'bin', which the shards have too")
+    refused(dataset / "nothing", ShardNotFoundError, "no such shard or folder")
+    with pytest.raises(ValueError, match=r"no sample has 'emb'; there are bin, cls, "):
+        StreamLoader(dataset / "shards", fields=("emb",), join=dataset / "emb")
+    with pytest.raises(ValueError, match=r"join= and a Mixture don't go together"):
+        StreamLoader(Mixture({"a": (dataset / "shards", 1)}), join=dataset / "emb")
+
+
+def test_samples_in_another_order_are_refused(dataset: Path, tmp_path: Path) -> None:
+    with ShardWriter(tmp_path / "turned", max_count=PER_SHARD) as writer:
+        for shard in range(0, SAMPLES, PER_SHARD):
+            for number in reversed(range(shard, shard + PER_SHARD)):
+                writer.write({"__key__": key(number), "emb.npy": embedding(number)})
+    with StreamLoader(dataset / "shards", fields=FIELDS, join=tmp_path / "turned", num_workers=0) as loader:
+        with pytest.raises(DatasetIndexError, match="in another order than those of its shard"):
+            list(loader)
