@@ -5,6 +5,7 @@ It imports nothing slow, so that the feeder can start its workers before it impo
 
 from __future__ import annotations
 
+import faulthandler
 import itertools
 import os
 import signal
@@ -17,13 +18,26 @@ from time import monotonic
 
 from streamload.memory.unnamed import new_memory
 
-__all__ = ["PROGRESS_BYTES", "Child", "EarlyWorkers", "WorkerChild", "die_with", "launch", "launch_worker"]
+__all__ = [
+    "PROGRESS_BYTES",
+    "STACK_S",
+    "Child",
+    "EarlyWorkers",
+    "WorkerChild",
+    "die_with",
+    "launch",
+    "launch_worker",
+    "write_stack_on_request",
+]
 
 PROGRESS_BYTES = 16
 """Two numbers: what a worker is working on."""
 
 _WORDS_SHOWN = 4000
 _PR_SET_PDEATHSIG = 1
+_STACK_SIGNAL = signal.SIGUSR2
+STACK_S = 0.2
+"""How long a process may take to write its stack after `request_stack`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +53,25 @@ class Child:
     process: subprocess.Popen[bytes]
     socket: socket.socket
     words: int
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether it is stopped by a signal or a debugger; False where the system does not say."""
+        try:
+            with open(f"/proc/{self.process.pid}/stat", "rb") as status:
+                return status.read().rpartition(b")")[2].split()[0] in (b"T", b"t")
+        except OSError:
+            return False
+
+    def request_stack(self) -> int:
+        """Have it write what its threads are doing, if it has called `write_stack_on_request`; for `stack`."""
+        written_bytes = os.fstat(self.words).st_size
+        self.process.send_signal(_STACK_SIGNAL)
+        return written_bytes
+
+    def stack(self, requested: int) -> str:
+        """What it has written since a request; empty where it could not, as when it is stopped."""
+        return os.pread(self.words, _WORDS_SHOWN, requested).decode(errors="replace").strip()
 
     def wait(self, timeout_s: float) -> int | None:
         """Its exit status, negative for a signal; None if it does not end in time."""
@@ -146,6 +179,15 @@ class EarlyWorkers:
         deadline_s = monotonic() + grace_s
         for worker in self.launched:
             worker.child.end(max(0.0, deadline_s - monotonic()))
+
+
+def write_stack_on_request(words: int) -> None:
+    """Have this process answer `request_stack`, also while it is in a function of C that never returns.
+
+    Args:
+        words: the descriptor of its last words.
+    """
+    faulthandler.register(_STACK_SIGNAL, file=words)
 
 
 def die_with(parent: int) -> None:

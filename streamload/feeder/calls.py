@@ -17,10 +17,13 @@ from streamload.index.listing import Listing, list_shards
 from streamload.storage.storages import Storages
 from streamload.tar.table import ShardTable
 
-__all__ = ["COUNT_SAMPLES", "Calls"]
+__all__ = ["COUNT_SAMPLES", "WHAT_HOLDS_UP", "Calls"]
 
 COUNT_SAMPLES = "count_samples"
-"""The one function that needs a configured feeder, which answers it: the samples of each shard, scanned if need be."""
+"""A function that needs a configured feeder, which answers it: the samples of each shard, scanned if need be."""
+
+WHAT_HOLDS_UP = "what_holds_up"
+"""Another one: what the next batch waits for, in words."""
 
 
 class Calls:

@@ -14,6 +14,7 @@ from typing import Any
 from streamload.decode.failure import Attempt, failure_of
 from streamload.decode.tasks import RowsDone, ScanDone, ScanTask, Task
 from streamload.feeder.calls import COUNT_SAMPLES
+from streamload.feeder.hold_up import what_holds_up
 from streamload.feeder.messages import (
     AbandonEpoch,
     Acknowledge,
@@ -171,6 +172,10 @@ class Feeder:
     def on_broken(self, error: Exception) -> None:
         """The pool cannot go on."""
         self._fail(error)
+
+    async def what_holds_up(self) -> str:
+        """What the next batch waits for, in words; empty where nothing shows."""
+        return await what_holds_up(self.pool, self._tables, self.prerequisites)
 
     def close(self) -> None:
         """End the workers and close the slots. Idempotent. `prerequisites` is closed by whoever has the loop."""

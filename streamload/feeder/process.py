@@ -7,14 +7,14 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
 from streamload.decode.failure import Attempt, answer_failure, failure_of
 from streamload.decode.tasks import RowsDone, ScanDone
 from streamload.environment.launch import EarlyWorkers
-from streamload.feeder.calls import Calls
+from streamload.feeder.calls import WHAT_HOLDS_UP, Calls
 from streamload.feeder.feeder import Feeder
 from streamload.feeder.messages import Answer, Call, Configure, Failed
 from streamload.fetch.resident import ResidentShards
@@ -66,9 +66,9 @@ class _Process:
 
     def _on_message(self, message: Any, _: list[int]) -> None:
         if isinstance(message, Call) and message.function in self._calls.functions:
-            calling = asyncio.create_task(self._call(message))
-            self._calling.add(calling)  # the loop itself holds tasks weakly
-            calling.add_done_callback(self._calling.discard)
+            self._begin(self._call(message))
+        elif isinstance(message, Call) and message.function == WHAT_HOLDS_UP and self._feeder is not None:
+            self._begin(self._explain(message, self._feeder))
         elif isinstance(message, Configure):
             slots = SlotPool(message.descriptors)
             listing = message.listing or self._found
@@ -91,6 +91,14 @@ class _Process:
                 self._caller.on_done(message)
         elif self._feeder is not None:
             self._feeder.handle(message)
+
+    def _begin(self, answering: Coroutine[Any, Any, None]) -> None:
+        calling = asyncio.create_task(answering)
+        self._calling.add(calling)  # the loop itself holds tasks weakly
+        calling.add_done_callback(self._calling.discard)
+
+    async def _explain(self, call: Call, feeder: Feeder) -> None:
+        self._send(Answer(call.number, await feeder.what_holds_up()), ())
 
     async def _call(self, call: Call) -> None:
         """Answer a call."""

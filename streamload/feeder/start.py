@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 
-from streamload.environment.launch import EarlyWorkers
+from streamload.environment.launch import EarlyWorkers, write_stack_on_request
 from streamload.memory.unnamed import raise_descriptor_limit
 
 __all__ = ["main"]
@@ -25,6 +25,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # the trainer had it blocked until here
     faulthandler.enable(file=words_number)
+    write_stack_on_request(words_number)
     raise_descriptor_limit()
     early = EarlyWorkers(workers)
     early.start(at_once)

@@ -16,7 +16,7 @@ from streamload.fetch.fetched_shards import FetchedShards
 from streamload.fetch.part_fetching import PartFetcher
 from streamload.fetch.parts import PART_BYTES, part_edges, part_key, shard_and_number
 from streamload.fetch.resident import OpenShard, open_listed
-from streamload.fetch.transfers import TransferCounts
+from streamload.fetch.transfers import TransferCounts, Waiting
 from streamload.fetch.window import PartWindow
 from streamload.index.listing import Listing
 from streamload.limits import MOST_REQUESTS
@@ -164,6 +164,10 @@ class Fetcher:
     def counts(self) -> TransferCounts:
         """What has happened to requests so far."""
         return TransferCounts() if self._part_fetcher is None else self._part_fetcher.counts
+
+    def slowest(self) -> Waiting | None:
+        """The part that has been in flight for the longest time; None where there is none."""
+        return None if self._part_fetcher is None else self._part_fetcher.slowest()
 
     def take_closed(self) -> list[int]:
         """The shards whose memory has been closed since the last call, and that have no other one now."""

@@ -16,7 +16,7 @@ from streamload.fetch.compressed_bodies import CompressedBodies
 from streamload.fetch.decompressed_parts import DecompressedParts
 from streamload.fetch.fetched_shard import FetchedShard
 from streamload.fetch.parts import part_edges
-from streamload.fetch.transfers import Part, Source, TransferCounts, Transfers
+from streamload.fetch.transfers import Part, Source, TransferCounts, Transfers, Waiting
 from streamload.limits import MOST_REQUESTS, SMALL_REQUESTS
 from streamload.storage.download import Downloaded
 from streamload.storage.storages import Storages
@@ -88,6 +88,10 @@ class PartFetcher:
     def at_once(self) -> int:
         """How many parts may be in flight."""
         return self._transfers.room() + self._transfers.in_flight
+
+    def slowest(self) -> Waiting | None:
+        """See `Transfers.slowest`."""
+        return self._transfers.slowest()
 
     @property
     def counts(self) -> TransferCounts:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Collection, Iterable
 from functools import partial
 
+from streamload.errors import without_secrets
 from streamload.fetch.failures import Failures
 from streamload.fetch.fetcher import Fetcher
 from streamload.index.tables import Tables
@@ -58,6 +59,11 @@ class Prerequisites:
         self._wanted.update(dict.fromkeys(wanted))
         if wanted:
             self._wake()
+
+    def loading_now(self) -> str:
+        """Which table is being loaded, in words; empty where none is."""
+        shard = next(iter(self._loading), None)
+        return "" if shard is None else f"the index: where samples lie in {without_secrets(self._tables.url(shard))!r}"
 
     def try_again(self) -> list[Exception]:
         """Forget what has failed, so that it is tried once more when it is needed; gives the errors that were met."""

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from streamload.errors import TransientStorageError
 from streamload.fetch.concurrency import Concurrency
@@ -15,7 +15,7 @@ from streamload.limits import MOST_REQUESTS
 from streamload.storage.download import Downloaded, Pin, RangeStorage, Watch, download
 from streamload.storage.retry_policy import Retries
 
-__all__ = ["Part", "Source", "TransferCounts", "Transfers"]
+__all__ = ["Part", "Source", "TransferCounts", "Transfers", "Waiting"]
 
 _LOOKED_AT_EVERY_S = 0.05
 """A quarter of the shortest time after which a request is late: to look whenever one moves on costs more."""
@@ -37,6 +37,15 @@ class Part:
     start: int
     end: int
     generation: int = 0
+
+
+class Waiting(NamedTuple):
+    """A part in flight: since when it has been requested, where it lies, and how much of it has come."""
+
+    seconds: float
+    url: str
+    start: int
+    received_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +110,11 @@ class Transfers:
         self._steering = _Steering(asyncio.get_running_loop(), most)
         self._closed = False
 
+    def slowest(self) -> Waiting | None:
+        """The part that has been in flight for the longest time; None where there is none."""
+        now_s = asyncio.get_running_loop().time()
+        return max((running.waiting(now_s) for running in self._steering.running.values()), default=None)
+
     @property
     def in_flight(self) -> int:
         """How many parts are in flight."""
@@ -151,7 +165,7 @@ class _Steering:
         self.hedged_requests = HedgedRequests()
         self.counts = TransferCounts()
         self.running: dict[asyncio.Task[Downloaded], _Running] = {}
-        self._loop = loop
+        self.loop = loop
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, task: asyncio.Task[Downloaded], running: _Running) -> None:
@@ -159,23 +173,23 @@ class _Steering:
         self.running[task] = running
         self.hedged_requests.started()
         if self._timer is None:
-            self._timer = self._loop.call_later(_LOOKED_AT_EVERY_S, self._hedge_late_requests)
+            self._timer = self.loop.call_later(_LOOKED_AT_EVERY_S, self._hedge_late_requests)
 
     def _hedge_late_requests(self) -> None:
         """Request again what is late, and look at all again soon, as long as there is anything."""
-        self._timer, now_s = None, self._loop.time()
+        self._timer, now_s = None, self.loop.time()
         for running in self.running.values():
             late_s = running.late_at()
             if late_s is not None and late_s <= now_s and self.hedged_requests.allows():
                 running.late.set()
         if self.running:
-            self._timer = self._loop.call_later(_LOOKED_AT_EVERY_S, self._hedge_late_requests)
+            self._timer = self.loop.call_later(_LOOKED_AT_EVERY_S, self._hedge_late_requests)
 
 
 class _Running:
     """A part in flight: one download of it or, where the latest one takes too long, one more."""
 
-    __slots__ = ("_part", "_retries", "_source", "_steering", "_watches", "_write", "late")
+    __slots__ = ("_part", "_retries", "_source", "_started_s", "_steering", "_watches", "_write", "late")
 
     def __init__(
         self,
@@ -192,6 +206,12 @@ class _Running:
         self._retries = retries
         self._steering = steering
         self._watches: list[Watch] = []
+        self._started_s = steering.loop.time()
+
+    def waiting(self, now_s: float) -> Waiting:
+        """Since when it is in flight, and how far it has come."""
+        start = self._part.start
+        return Waiting(now_s - self._started_s, self._source.url, start, self._reached() - start)
 
     def request(self) -> tuple[Watch, Coroutine[Any, Any, Downloaded]]:
         """One more download, of what none has fetched yet."""

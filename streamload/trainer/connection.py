@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import warnings
 import weakref
@@ -10,11 +11,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from threading import Lock, RLock
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any, NoReturn, Protocol, TypeVar
 
 from streamload.decode.tasks import Job, WorkerMessage
-from streamload.environment.launch import Child, launch
+from streamload.environment.launch import STACK_S, Child, launch
 from streamload.errors import LoaderClosedError, WorkerError
 from streamload.feeder.messages import AbandonEpoch, Acknowledge, Answer, Call, Configure, Ready
 from streamload.log_records import Logged
@@ -105,10 +106,11 @@ class Connection(Protocol):
             FeederDiedError: the feeder is dead.
         """
 
-    def call(self, call: Call) -> Answer:
+    def call(self, call: Call, timeout_s: float = math.inf) -> Answer:
         """Send a call, and wait for its answer. Another thread may receive messages meanwhile: none is lost to either.
 
         Raises:
+            TimeoutError: it did not come in time.
             FeederDiedError: the feeder is dead.
             LoaderClosedError: another thread has closed the connection.
             Exception: what the feeder has failed with.
@@ -123,6 +125,9 @@ class Connection(Protocol):
         Returns:
             A descriptor that is readable when it has ended, and that the caller closes; None where there is none.
         """
+
+    def describe(self) -> str:
+        """What the feeder itself is doing, in words, where it does not answer a call."""
 
     def put_back(self, messages: Iterable[Any]) -> None:
         """Have messages received again, before any other."""
@@ -278,12 +283,15 @@ class FeederProcess:
         except (EOFError, OSError) as error:
             self._raise_broken(error)
 
-    def call(self, call: Call) -> Answer:
+    def call(self, call: Call, timeout_s: float = math.inf) -> Answer:
         """Send a call, and wait for its answer: for a message at a time, so that another thread gets its own."""
         self._inbox.expect(call.number)
+        deadline_s = monotonic() + timeout_s
         try:
             self.send(call)
             while (answer := self._inbox.answer(call.number)) is None:
+                if monotonic() > deadline_s:
+                    raise TimeoutError
                 if self.closed or self.death is not None:
                     self._raise_broken(None)
                 if not self._work() and not self._arrive_now():
@@ -291,6 +299,15 @@ class FeederProcess:
             return answer
         finally:
             self._inbox.forget(call.number)
+
+    def describe(self) -> str:
+        """What the feeder itself is doing, in words."""
+        name = f"the feeder (process {self._child.process.pid})"
+        requested = self._child.request_stack()
+        sleep(STACK_S)
+        if self._child.is_stopped:
+            return f"{name} is stopped, by a signal (SIGSTOP) or a debugger"
+        return f"{name} does not answer:\n{self._child.stack(requested)}"
 
     def _wait_for_more(self) -> None:
         """Wait a little for what arrives next, and receive none of it."""

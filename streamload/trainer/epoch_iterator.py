@@ -22,6 +22,7 @@ from streamload.text import counted
 from streamload.trainer.batch_builder import BatchBuilder
 from streamload.trainer.connection import Connection, FeederDiedError, second_death
 from streamload.trainer.device import Mover
+from streamload.trainer.feeder_client import what_holds_up
 
 __all__ = ["Cursor", "EpochIterator"]
 
@@ -439,9 +440,11 @@ class EpochIterator(Iterator[Any]):
 
     def too_late(self) -> WorkerError:
         """The error for a batch that did not come in time."""
-        here = self.connection.fileno() is None
-        why = "the storage does not answer" if here else "a transform hangs"
-        return WorkerError(f"no batch came within timeout={self.timeout_s} s; {why}, or the time is too short")
+        why = what_holds_up(self.connection)
+        return WorkerError(
+            f"no batch came within timeout={self.timeout_s} s; {why or 'nothing shows why'}\n"
+            "If this is slow by nature, raise timeout="
+        )
 
     def _handle(self, message: Any) -> None:
         match message:

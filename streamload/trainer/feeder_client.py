@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamload.decode.failure import error_from
-from streamload.feeder.calls import Calls
+from streamload.errors import WorkerError
+from streamload.feeder.calls import WHAT_HOLDS_UP, Calls
 from streamload.feeder.messages import Answer, Call
 from streamload.index.columns import Columns
 from streamload.index.listing import Listing
@@ -29,10 +30,12 @@ from streamload.storage.storages import Storages
 from streamload.storage.urls import Urls, expand_urls
 from streamload.trainer.connection import Connection, FeederProcess, with_another_feeder
 
-__all__ = ["FeederClient", "NamedClasses", "call_feeder", "listing_places", "named_places"]
+__all__ = ["FeederClient", "NamedClasses", "call_feeder", "listing_places", "named_places", "what_holds_up"]
 
 _log = logging.getLogger("streamload")
 _numbers = itertools.count()
+_ANSWER_S = 3.0
+"""How long a feeder may take to say what holds it up."""
 
 
 def call_feeder(connect: Callable[[], Connection], function: str, *arguments: Any) -> Any:
@@ -54,6 +57,16 @@ def _value(answer: Answer) -> Any:
     if answer.failure is not None:
         raise error_from(answer.failure)
     return answer.value
+
+
+def what_holds_up(connection: Connection) -> str:
+    """What the next batch of a configured feeder waits for, in words; empty where nothing shows."""
+    try:
+        return str(connection.call(Call(next(_numbers), WHAT_HOLDS_UP), _ANSWER_S).value or "")
+    except TimeoutError:
+        return connection.describe()
+    except WorkerError as error:  # it has died meanwhile
+        return error.message
 
 
 def named_places(portions: Iterable[Portion]) -> list[str]:

@@ -5,6 +5,7 @@ So no process is started for local shards without workers. Whatever has to be fe
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from threading import RLock
@@ -151,7 +152,7 @@ class InProcessFeeder:
                     self._work()
         return message
 
-    def call(self, call: Call) -> Answer:
+    def call(self, call: Call, _timeout_s: float = math.inf) -> Answer:
         """Answer a call, after as much work as that takes; batches that are finished meanwhile are kept."""
         self._inbox.expect(call.number)
         try:
@@ -163,6 +164,10 @@ class InProcessFeeder:
             return answer
         finally:
             self._inbox.forget(call.number)
+
+    def describe(self) -> str:
+        """Nothing: the caller itself does its work."""
+        return ""
 
     def _work(self) -> None:
         done = self._worker.step()

@@ -9,7 +9,7 @@ from streamload.decode.tasks import LayoutFixed, RowsDone, ScanDone, Task
 from streamload.fetch.resident import ResidentShards
 from streamload.limits import CALLER_SHARDS_SHARE
 from streamload.memory.slots import SlotPool
-from streamload.workers.protocol import PoolEvents
+from streamload.workers.protocol import PoolEvents, WorkerActivity
 from streamload.workers.worker_link import WorkerLink
 
 __all__ = ["CallerPool"]
@@ -72,6 +72,10 @@ class CallerPool:
     def drop_shards(self, shards: Sequence[int]) -> None:
         """Close shards."""
         self._link.drop_shards(shards)
+
+    async def inspect(self) -> list[WorkerActivity]:
+        """Nothing: the caller knows what it is doing."""
+        return []
 
     def forget_slots(self, slots: Sequence[int]) -> None:
         """Unmap slots."""

@@ -29,7 +29,7 @@ from streamload.decode.tasks import (
     WorkerSetup,
     WorkerStarted,
 )
-from streamload.environment.launch import PROGRESS_BYTES, WorkerChild, launch_worker
+from streamload.environment.launch import PROGRESS_BYTES, STACK_S, WorkerChild, launch_worker
 from streamload.errors import WorkerError
 from streamload.fetch.resident import ResidentShards
 from streamload.limits import WORKER_SHARDS_SHARE
@@ -38,7 +38,7 @@ from streamload.memory.async_channel import AsyncChannel
 from streamload.memory.mapped import map_memory
 from streamload.memory.slots import SlotPool
 from streamload.memory.unnamed import descriptor_limit
-from streamload.workers.protocol import PoolEvents
+from streamload.workers.protocol import PoolEvents, WorkerActivity
 from streamload.workers.worker_link import WorkerLink
 
 __all__ = ["ProcessPool"]
@@ -162,6 +162,24 @@ class PoolWorker:
         """The id of its process."""
         return self._child.process.pid
 
+    def request_stack(self) -> int:
+        """See `Child.request_stack`."""
+        return self._child.request_stack()
+
+    def activity(self, requested: int) -> WorkerActivity | None:
+        """What it is doing; None where it has no task.
+
+        Args:
+            requested: what `request_stack` has returned, a little earlier.
+        """
+        task = next(iter(self.link.tasks.values()), None)
+        if task is None and self.started:
+            return None
+        in_hand, row = self.row_in_hand()
+        row = row if task is not None and in_hand == task.number else -1
+        stack = self._child.stack(requested) if self.started else ""
+        return WorkerActivity(f"worker {self.number} (process {self.pid})", task, row, self._child.is_stopped, stack)
+
     def row_in_hand(self) -> tuple[int, int]:
         """The task and the row (or -1) that the worker was last working on."""
         return int(self._progress[1]), int(self._progress[0])
@@ -276,6 +294,13 @@ class ProcessPool:
         """Have the workers unmap slots, after the tasks that they hold."""
         for worker in self._workers:
             worker.link.forget_slots(slots)
+
+    async def inspect(self) -> list[WorkerActivity]:
+        """See `Pool.inspect`."""
+        requested = [(worker, worker.request_stack() if worker.started else 0) for worker in self._workers]
+        await asyncio.sleep(STACK_S)
+        found = [worker.activity(start) for worker, start in requested if worker in self._workers]
+        return sorted(filter(None, found), key=lambda each: -1 if each.task is None else each.task.number)
 
     def close(self) -> None:
         """End all workers: at once where they wait for work, after a short grace period where user code runs."""

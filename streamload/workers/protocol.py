@@ -3,11 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from streamload.decode.tasks import RowsDone, ScanDone, Task
 
-__all__ = ["Pool", "PoolEvents"]
+__all__ = ["Pool", "PoolEvents", "WorkerActivity"]
+
+
+class WorkerActivity(NamedTuple):
+    """What a worker that has a task, or is starting, is doing.
+
+    Attributes:
+        name: of the worker, with its process.
+        task: the one in hand; None while it starts.
+        row: the row of it in hand; -1 before and after the rows.
+        stopped: its process is stopped, by a signal or a debugger.
+        stack: of its Python code; empty where it cannot be had.
+    """
+
+    name: str
+    task: Task | None
+    row: int
+    stopped: bool
+    stack: str
 
 
 class PoolEvents(Protocol):
@@ -61,6 +79,9 @@ class Pool(Protocol):
 
     def forget_slots(self, slots: Sequence[int]) -> None:
         """Unmap slots that no later task writes to."""
+
+    async def inspect(self) -> list[WorkerActivity]:
+        """What the workers are doing that have tasks, or are starting: those with the oldest task first."""
 
     def close(self) -> None:
         """End the workers and close what is open."""

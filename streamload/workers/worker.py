@@ -18,7 +18,7 @@ from typing import Any
 from streamload.decode.failure import Attempt, failure_of
 from streamload.decode.job_pickle import load_job
 from streamload.decode.tasks import WorkerSetup, WorkerStarted
-from streamload.environment.launch import PROGRESS_BYTES
+from streamload.environment.launch import PROGRESS_BYTES, write_stack_on_request
 from streamload.images.opencv import opencv
 from streamload.log_records import Logged, forward_records, set_log_levels
 from streamload.memory.channel import Channel
@@ -87,6 +87,7 @@ def run(socket_number: int, words_number: int, progress_number: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in the feeder; the trainer handles Ctrl-C
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # for programs that the user's code starts
     faulthandler.enable(file=words_number, all_threads=False)
+    write_stack_on_request(words_number)
     raise_descriptor_limit()
     keep_freed_memory(_KEPT_BYTES)
     channel = Channel(socket.socket(fileno=socket_number))
