@@ -1,4 +1,4 @@
-"""`shardify SOURCE DEST`: pack images or arrays into shards with an index and the names of the classes."""
+"""`shardify SOURCE DEST`: pack files into shards with an index and the names of the classes."""
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ Examples:
   shardify data shards                                   data/train/<class> and data/val/<class>
   shardify val shards-val --classes shards/classes.json  the same labels as in shards
   shardify photos shards --resize 256                    smaller images, for faster training
+  shardify pairs shards                                  pairs/0.jpg, pairs/0.txt, pairs/0.mask.png, ...
   shardify photos.csv shards                             a table with columns path and label
   shardify data shards --labels labels.json              data/<ID>.pt or .npy, {"<ID>": label, ...}
   shardify photos shards --resume                        continue after a crash, Ctrl-C or a full disk
@@ -68,6 +69,7 @@ def shardify(
     label_column: options.LabelColumn = None,
     labels_as_names: options.LabelsAsNames = False,
     keep_columns: options.KeepColumns = False,
+    stems: options.Stems = None,
     follow_symlinks: options.FollowSymlinks = False,
     skip_bad: options.SkipBad = False,
     resume: options.Resume = False,
@@ -77,9 +79,10 @@ def shardify(
     sync: options.Sync = False,
     version: options.Version = False,
 ) -> None:
-    """Pack images or arrays into shards, with an index and classes.json.
+    """Pack images, arrays or any files into shards, with an index and classes.json.
 
-    Files are stored unchanged, under their extension (jpeg as jpg), with the number of their class as cls. The same
+    Files are stored unchanged, under their extension (jpeg as jpg), with the number of their class as cls if they have
+    one. The same
     files and options give the same bytes. Nothing is published unless everything could be packed.
 
     In a bucket, each shard is uploaded as soon as it is finished, and the index last; if a file cannot be packed, the
@@ -96,6 +99,7 @@ def shardify(
                 TableColumns(path_column, label_column, keep=keep_columns, as_names=labels_as_names),
                 follow_symlinks,
                 None if classes is None else _classes(classes, storage_option),
+                stems,
             ),
             PackOptions(
                 max_bytes=_checked(parse_bytes, "--max-bytes", max_bytes),

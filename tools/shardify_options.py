@@ -13,8 +13,9 @@ Source = Annotated[
     str,
     typer.Argument(
         metavar="SOURCE",
-        help="A folder with one folder of images per class, or with folders such as train and val of these; a "
-        ".csv, .tsv or .jsonl of paths and labels; or, with --labels, a folder of .pt, .npy or image files.",
+        help="A folder with one folder of images per class, or with folders such as train and val of these; a folder "
+        "of any files that share names (0.jpg, 0.txt, 0.mask.png); a .csv, .tsv or .jsonl of paths and labels; or, "
+        "with --labels, a folder of .pt, .npy or image files.",
     ),
 ]
 Dest = Annotated[
@@ -99,6 +100,14 @@ LabelsAsNames = Annotated[
     ),
 ]
 KeepColumns = Annotated[bool, typer.Option("--keep-columns", help="Store the table's other columns as the field json.")]
+Stems = Annotated[
+    bool | None,
+    typer.Option(
+        "--stems/--no-stems",
+        help="Whether files that share a name up to its first dot are one sample: 0.jpg, 0.txt, 0.mask.png, and 0.cls "
+        "with its label. Default: if the folder holds no other folders, or files that are no images share names.",
+    ),
+]
 FollowSymlinks = Annotated[
     bool, typer.Option("--follow-symlinks", help="Follow links to folders. Links to files are always followed.")
 ]

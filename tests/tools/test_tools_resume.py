@@ -53,7 +53,7 @@ def test_ctrl_c_is_one_line_and_keeps_what_is_finished(tmp_path: Path, monkeypat
 
 
 def test_ctrl_c_before_anything_is_finished_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(field: str, data: bytes) -> str | None:
+    def interrupted(field: str, data: bytes, *, decodable: bool) -> str | None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(loading, "fault_of", interrupted)

@@ -207,6 +207,9 @@ def test_ids_that_do_not_agree(tmp_path: Path, labels: object, partition: object
 
 def test_ids_without_labels_say_what_is_missing(tmp_path: Path) -> None:
     data = tensors(tmp_path / "data")
+    status, _, err = pack(data, tmp_path / "without")
+    assert (status, "without labels; --labels FILE gives labels" in err) == (0, True)
+    (data / "folder").mkdir()
     status, _, err = pack(data, tmp_path / "dest")
     assert status == 2
     assert "say what their labels are with --labels FILE" in err

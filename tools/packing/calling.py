@@ -20,7 +20,6 @@ from streamload_tools.packing.remote_staging import RemoteStaging
 from streamload_tools.packing.staging import Run, Staging, is_being_published, open_staging
 from streamload_tools.packing.targets import Place, Start, check_destination, refuse_shards
 from streamload_tools.sources.listing import Listing
-from streamload_tools.sources.source import SourceFile
 
 from streamload.arguments import parse_bytes
 from streamload.environment.launchers import available_processors
@@ -132,16 +131,16 @@ def _run(function: bytes, inputs: Sequence[bytes], options: PackOptions, place: 
 def _listing(inputs: Sequence[object], pickled: Sequence[bytes]) -> Listing:
     """The inputs as a run remembers them; files with their sizes and times, so that a changed one is noticed."""
     found = np.full((len(inputs), 2), -1, np.int64)
-    files = []
+    paths = []
     for number, given in enumerate(inputs):
         path = os.fspath(given) if isinstance(given, str | os.PathLike) else None
         is_path = isinstance(path, str) and "\0" not in path
-        files.append(SourceFile(str(path) if is_path else f"input {number}", 0, str(number), None))
+        paths.append(str(path) if is_path else f"input {number}")
         if is_path and path is not None and os.path.isfile(path):
             status = os.stat(path)
             found[number] = status.st_size, status.st_mtime_ns
     digest = hashlib.sha256(b"".join(hashlib.sha256(content).digest() for content in pickled))
-    return Listing(files, found[:, 0].copy(), found[:, 1].copy(), digest.digest())
+    return Listing(paths, found[:, 0].copy(), found[:, 1].copy(), digest.digest())
 
 
 def _code_of(function: Callable[..., Any]) -> str:

@@ -1,13 +1,13 @@
 """Packs a listed source into shards in the staging folder, with several processes.
 
-Unchanged files are packed directly into shards, since their sizes determine beforehand which file goes where. Resized
-files are first packed into pieces of a fixed number of files, which are then joined to full shards.
+Unchanged files are packed directly into shards, since their sizes determine beforehand which sample goes where. Resized
+files are first packed into pieces of a fixed number of samples, which are then joined to full shards.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -49,8 +49,8 @@ class PackOptions:
         resizing: how to resize images, or None.
         workers: number of processes.
         sync: flush shards to disk.
-        piece_files: files of a piece, which determines where a resumed run continues, but no published byte.
-        many_files: from so many files on, processes are started before the tasks are planned.
+        piece_files: samples of a piece, which determines where a resumed run continues, but no published byte.
+        many_files: from so many samples on, processes are started before the tasks are planned.
     """
 
     max_bytes: int
@@ -78,8 +78,8 @@ def pack(source: Source, listing: Listing, options: PackOptions, staging: Stagin
         ValueError: a sample is larger than a shard may be.
     """
     with Workforce(options.workers, staging.lock) as force:
-        if len(source.files) >= options.many_files:
-            force.start(_fewest_tasks(listing, options))  # they import while this process plans
+        if len(source.samples) >= options.many_files:
+            force.start(_fewest_tasks(len(source.samples), listing, options))  # they import while this process plans
         run = _Run(source, listing, options, staging, force)
         # Before splitting, so that every class keeps its share of whole files in every split.
         bad = run.check() if options.skip_bad and options.fractions is not None else []
@@ -138,9 +138,8 @@ def _refuse_equal_keys(pieces: Sequence[Finished], staging: Staging) -> None:
             seen.add(key)
 
 
-def _fewest_tasks(listing: Listing, options: PackOptions) -> int:
-    """A lower bound of the number of tasks, before they are planned."""
-    count = len(listing.files)
+def _fewest_tasks(count: int, listing: Listing, options: PackOptions) -> int:
+    """A lower bound of the number of tasks for so many samples, before they are planned."""
     if options.skip_bad and options.fractions is not None:
         return -(-count // _CHECKED_TOGETHER)
     if options.resizing is not None:
@@ -162,12 +161,12 @@ class _Run:
         noted = self.staging.noted(_CHECKED)
         if noted is not None:
             return [Fault(*fault) for fault in noted]
-        files = self.source.files
+        samples = self.source.samples
         tasks = [
-            CheckTask(files[first : first + _CHECKED_TOGETHER]) for first in range(0, len(files), _CHECKED_TOGETHER)
+            CheckTask(samples[first : first + _CHECKED_TOGETHER]) for first in range(0, len(samples), _CHECKED_TOGETHER)
         ]
         faults: list[Fault] = []
-        with open_progress("checking", len(files), f"{self.source.noun}s") as progress:
+        with open_progress("checking", len(samples), f"{self.source.noun}s") as progress:
             for result in self.force.results(tasks, len(tasks), progress.advance):
                 assert isinstance(result, tuple)
                 faults += result
@@ -175,12 +174,13 @@ class _Run:
         return faults
 
     def pack(self, parts: dict[str, list[int]]) -> tuple[dict[str, list[Finished]], list[Fault]]:
-        """Pack each part's files into tar files; those with samples, and the files that cannot be packed.
+        """Pack each part's samples into tar files; those with samples, and the files that cannot be packed.
 
         Unless faults are skipped, the first one ends the writing and the remaining files are only checked: nothing will
         be published, and one run should report all faults.
         """
-        planned = [(name, task) for name, numbers in parts.items() for task in self._tasks(name, numbers)]
+        size_of = dict(zip(self.listing.paths, self.listing.sizes.tolist(), strict=True))
+        planned = [(name, task) for name, numbers in parts.items() for task in self._tasks(name, numbers, size_of)]
         if self.staging.noted(_JOINING):  # joined pieces are removed, but their records remain
             return self._from_records(parts, planned)
         packed: dict[str, list[Finished]] = {name: [] for name in parts}
@@ -190,14 +190,14 @@ class _Run:
         def tasks() -> Iterator[Task]:
             for _, task in planned:
                 if task.path not in ready:
-                    yield CheckTask(task.files) if faults and not self.options.skip_bad else task
+                    yield CheckTask(task.samples) if faults and not self.options.skip_bad else task
 
         total = sum(map(len, parts.values()))
         with open_progress("packing", total, f"{self.source.noun}s") as progress:
             results = self.force.results(tasks(), len(planned) - len(ready), progress.advance)
             for name, task in planned:
                 if task.path in ready:
-                    progress.advance(len(task.files), sum(task.sizes))
+                    progress.advance(len(task.samples), sum(map(sum, task.sizes)))
                 result = ready[task.path] if task.path in ready else next(results)
                 if isinstance(result, Finished):
                     faults += result.faults
@@ -270,23 +270,23 @@ class _Run:
                             os.unlink(path)
         return joined
 
-    def _tasks(self, name: str, numbers: Sequence[int]) -> Iterator[PackTask]:
+    def _tasks(self, name: str, numbers: Sequence[int], size_of: Mapping[str, int]) -> Iterator[PackTask]:
         """One task per shard of a part, or per piece if sizes are not known yet."""
-        files = [self.source.files[number] for number in numbers]
-        sizes = self.listing.sizes[list(numbers)].tolist()
+        samples = [self.source.samples[number] for number in numbers]
+        sizes = [tuple([size_of[member.path] for member in sample.members]) for sample in samples]
         if self.options.resizing is None:
-            stored = [sample_bytes(file, max(0, size)) for file, size in zip(files, sizes, strict=True)]
+            stored = list(map(sample_bytes, samples, sizes))
             largest = max(range(len(stored)), key=stored.__getitem__, default=None)
             if largest is not None:
-                self._check_fits(files[largest].key, stored[largest])
+                self._check_fits(samples[largest].key, stored[largest])
             spans = shard_spans(stored, self.options.max_bytes, self.options.max_count)
         else:
-            spans = shard_spans([1] * len(files), len(files) + len(END_OF_ARCHIVE), self.options.piece_files)
+            spans = shard_spans([1] * len(samples), len(samples) + len(END_OF_ARCHIVE), self.options.piece_files)
         kind = "pieces" if self.options.resizing is not None else "shards"
         for number, (start, end) in enumerate(spans):
             yield PackTask(
                 self.staging.path(kind, name or "all", NAMES.name(number)),
-                tuple(files[start:end]),
+                tuple(samples[start:end]),
                 tuple(sizes[start:end]),
                 self.options.resizing,
                 self.options.skip_bad,

@@ -1,4 +1,4 @@
-"""Which file goes into which shard: pure functions of the files, their sizes and the options.
+"""Which sample goes into which shard: pure functions of the samples, their sizes and the options.
 
 Nothing here depends on the number of workers, so neither does a byte of what is written. Randomness comes from the raw
 output of NumPy's Philox, which NumPy keeps the same between versions, unlike the methods of `Generator`.
@@ -11,18 +11,16 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from streamload_tools.sources.source import SPLIT_NAME, Source, SourceFile
+from streamload_tools.sources.source import SPLIT_NAME, Source, SourceSample
 
 from streamload.tar.header_writer import END_OF_ARCHIVE, member_bytes, member_header
 from streamload.tar.scan import LABEL_FIELD
 from streamload.tar.table import ShardTable
 
-__all__ = ["COLUMNS_FIELD", "Span", "parse_split", "planned_parts", "sample_bytes", "shard_spans", "table_sample_bytes"]
-
-COLUMNS_FIELD = "json"
-"""The field of a table's other columns."""
+__all__ = ["Span", "parse_split", "planned_parts", "sample_bytes", "shard_spans", "table_sample_bytes"]
 
 _ORDER, _SPLIT = 0, 1  # the purposes of random streams
+_NO_LABEL = -(1 << 63)
 _BLOCK_BYTES = 512
 _USTAR_NAME_BYTES = 100
 _USTAR_SIZE = 8**11
@@ -34,21 +32,25 @@ Span = tuple[int, int]
 def planned_parts(
     source: Source, fractions: Mapping[str, float] | None, bad: frozenset[str], *, shuffle: bool, seed: int
 ) -> dict[str, list[int]]:
-    """The positions of each split's files in packing order; without splits, one part named "".
+    """The positions of each split's samples in packing order; without splits, one part named "".
 
     Args:
-        source: the files.
+        source: the samples.
         fractions: the share of each split in each class, or None.
-        bad: paths of files to leave out before splitting.
+        bad: paths of files whose samples are left out before splitting.
         shuffle: shuffle the samples; otherwise they keep the source's order.
         seed: seed of the shuffle and of the splits.
     """
-    good = [number for number, file in enumerate(source.files) if file.path not in bad]
+    good = [
+        number
+        for number, sample in enumerate(source.samples)
+        if not bad or all(member.path not in bad for member in sample.members)
+    ]
     if source.parts is not None:
         kept = set(good)
         parts = {name: [number for number in numbers if number in kept] for name, numbers in source.parts.items()}
     elif fractions is not None:
-        chosen = split_by_class([source.files[number].label for number in good], fractions, seed)
+        chosen = split_by_class([source.samples[number].label for number in good], fractions, seed)
         parts = {name: [good[position] for position in positions] for name, positions in chosen.items()}
     else:
         parts = {"": good}
@@ -57,11 +59,19 @@ def planned_parts(
     return {name: [part[position] for position in order_of(len(part), seed).tolist()] for name, part in parts.items()}
 
 
-def sample_bytes(file: SourceFile, size: int) -> int:
-    """Bytes of a sample in a shard, with its label, headers and padding, if the file is stored unchanged."""
-    total = _member_bytes(file.key, file.field or "", size) + _member_bytes(file.key, LABEL_FIELD, len(str(file.label)))
-    if file.columns is not None:
-        total += _member_bytes(file.key, COLUMNS_FIELD, len(file.columns))
+def sample_bytes(sample: SourceSample, sizes: Sequence[int]) -> int:
+    """Bytes of a sample in a shard, with its label, headers and padding, if it is stored unchanged.
+
+    Args:
+        sample: the sample.
+        sizes: the sizes of its members in bytes.
+    """
+    key = sample.key
+    total = 0 if sample.label is None else _member_bytes(key, LABEL_FIELD, len(str(sample.label)))
+    for member, size in zip(sample.members, sizes, strict=True):
+        total += _member_bytes(key, member.field or "", max(0, size))
+    for field, value in sample.values:
+        total += _member_bytes(key, field, len(value))
     return total
 
 
@@ -135,13 +145,13 @@ def order_of(count: int, seed: int) -> NDArray[np.int64]:
     return _permutation(count, seed, 0, 0, 0, _ORDER)
 
 
-def split_by_class(labels: Sequence[int], fractions: Mapping[str, float], seed: int) -> dict[str, list[int]]:
+def split_by_class(labels: Sequence[int | None], fractions: Mapping[str, float], seed: int) -> dict[str, list[int]]:
     """Split the samples of each class at random, in the given shares.
 
     A split of nonzero fraction gets at least one sample of each class that has enough samples for all such splits.
 
     Args:
-        labels: the class of each sample.
+        labels: the class of each sample; those that have none are divided together.
         fractions: the share of each split; they add up to 1.
         seed: 64 bits.
 
@@ -151,7 +161,7 @@ def split_by_class(labels: Sequence[int], fractions: Mapping[str, float], seed: 
     chosen: dict[str, list[int]] = {name: [] for name in fractions}
     if not labels:
         return chosen
-    all_labels = np.asarray(labels, np.int64)
+    all_labels = np.array([_NO_LABEL if label is None else label for label in labels], np.int64)
     by_class = np.argsort(all_labels, kind="stable")
     found, starts = np.unique(all_labels[by_class], return_index=True)
     for label, members in zip(found.tolist(), np.split(by_class, starts[1:]), strict=True):

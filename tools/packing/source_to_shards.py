@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
+import numpy as np
 import typer
 from streamload_tools.failures import UsageError
 from streamload_tools.output import say, shown_bytes, shown_time
@@ -19,14 +21,25 @@ from streamload_tools.packing.targets import Place, Start, check_destination, ch
 from streamload_tools.sources.kinds import SourceOptions, open_source
 from streamload_tools.sources.listing import Listing, list_files
 from streamload_tools.sources.loading import Fault
-from streamload_tools.sources.source import ARRAY_FIELDS, Source, SourceError, other_kinds_advice
+from streamload_tools.sources.source import (
+    ARRAY_FIELDS,
+    COLUMNS_FIELD,
+    Source,
+    SourceError,
+    SourceSample,
+    is_image,
+    other_kinds_advice,
+)
 
 from streamload.errors import without_secrets
+from streamload.tar.extensions import KIND_OF, Kind
+from streamload.tar.scan import LABEL_FIELD
 from streamload.text import counted
 
 __all__ = ["source_to_shards"]
 
 _FAULTS_SHOWN = 20
+_FIELDS_SHOWN = 8
 
 
 def source_to_shards(
@@ -46,8 +59,8 @@ def source_to_shards(
         found = open_source(source, source_options)
     except SourceError as exc:
         raise UsageError(str(exc)) from exc
-    if options.resizing is not None and any(file.field in ARRAY_FIELDS for file in found.files):
-        raise UsageError("--resize is for images, and the source holds arrays or tensors too")
+    if options.resizing is not None:
+        _refuse_resizing(found.samples)
     if options.fractions is not None and found.parts is not None:
         raise UsageError(
             f"{source!r} is divided into {', '.join(found.parts)} already; leave out --split, or give one of them"
@@ -70,15 +83,23 @@ def source_to_shards(
             refuse_shards(place, splits, start)
         parts = staging.half_published()
         if parts is None:
-            parts, skipped = _packed(found, listing, options, staging)
-        else:
-            skipped = len(found.files) - sum(part.samples for part in parts)
+            parts = _packed(found, listing, options, staging)
         staging.publish(parts, found.classes)
-    _report_result(_not_empty(parts), dest, found, skipped, time.monotonic() - began)
+    _report_result(_not_empty(parts), dest, found, time.monotonic() - began)
 
 
-def _packed(found: Source, listing: Listing, options: PackOptions, staging: Staging) -> tuple[list[Part], int]:
-    """The parts, at least one of them with shards, and how many files were skipped; otherwise the command ends."""
+def _refuse_resizing(samples: Sequence[SourceSample]) -> None:
+    """Refuse to resize arrays, what holds no image, or several, of which one may be a mask."""
+    fields = [[member.field for member in sample.members if member.field is not None] for sample in samples]
+    if any(sum(map(is_image, names)) > 1 for names in fields):
+        raise UsageError("--resize is for one image in each sample, and there are several, of which one may be a mask")
+    known = {name for names in fields for name in names}
+    if not known.isdisjoint(ARRAY_FIELDS) or (known and not any(map(is_image, known))):
+        raise UsageError("--resize is for images, and the source holds other files, such as arrays")
+
+
+def _packed(found: Source, listing: Listing, options: PackOptions, staging: Staging) -> list[Part]:
+    """The parts, at least one of them with shards; otherwise the command ends."""
     parts, faults = pack(found, listing, options, staging)
     _report_faults(faults)
     if faults and not options.skip_bad:
@@ -87,7 +108,7 @@ def _packed(found: Source, listing: Listing, options: PackOptions, staging: Stag
         kind = f"no whole image{s}" if found.noun == "image" else "damaged or of another kind"
         advice = other_kinds_advice([fault.path for fault in faults]) or "repair or remove them"
         say(
-            f"error: {len(faults):,} of {counted(len(found.files), 'file')} {are} {kind}, so nothing was published; "
+            f"error: {len(faults):,} of {counted(len(listing.paths), 'file')} {are} {kind}, so nothing was published; "
             f"{advice}, or leave them out with --skip-bad"
         )
         raise typer.Exit(1)
@@ -96,7 +117,7 @@ def _packed(found: Source, listing: Listing, options: PackOptions, staging: Stag
         kinds = other_kinds_advice([fault.path for fault in faults])
         say(f"error: no {found.noun} is left to pack, so nothing was published{f'; {kinds}' if kinds else ''}")
         raise typer.Exit(1)
-    return parts, len(faults)
+    return parts
 
 
 def _not_empty(parts: Sequence[Part]) -> list[Part]:
@@ -138,27 +159,66 @@ def _report_faults(faults: Sequence[Fault]) -> None:
         say(f"... and {len(faults) - _FAULTS_SHOWN:,} more")
 
 
-def _report_result(parts: Sequence[Part], dest: str, source: Source, skipped: int, seconds: float) -> None:
+def _report_result(parts: Sequence[Part], dest: str, source: Source, seconds: float) -> None:
     """Print what was written, and how to read it."""
     for part in parts:
         if part.name:
             typer.echo(f"{part.name}: {_counts([part])}")
     number = len(source.classes or ())
     classes = "" if source.classes is None else f", {number:,} {'class' if number == 1 else 'classes'}"
-    left_out = f", {counted(skipped, 'file')} left out" if skipped else ""
+    samples = sum(part.samples for part in parts)
+    skipped = len(source.samples) - samples
+    noun = "sample" if source.noun == "sample" else "file"
+    left_out = f", {counted(skipped, noun)} left out" if skipped else ""
     typer.echo(f"packed {_counts(parts)}{classes}, in {shown_time(seconds)}{left_out}")
-    tables = [shard.table for part in parts for shard in part.shards if shard.table is not None]
-    stored = {name for table in tables for name in table.fields} - {"cls", "json"}
-    field = ";".join(sorted(stored, key=lambda name: (name != "jpg", name)))
+    fields = _stored_fields(parts, source)
+    lacking = [f"{samples - count:,} without {name!r}" for name, count in fields.items() if count < samples]
+    if lacking:
+        typer.echo(f"not every sample has every field: {', '.join(lacking[:_FIELDS_SHOWN])}")
     folder = os.path.join(dest, parts[0].name) if parts[0].name else dest
-    arrays = not stored.isdisjoint(ARRAY_FIELDS.values())
     typer.echo("read it with:")
-    typer.echo("  from streamload import StreamLoader")
-    if not arrays:
-        typer.echo("  from streamload.images import RandomResizedCrop")
-    transform = "" if arrays else f', transform={{"{field}": RandomResizedCrop(224)}}'
-    where = without_secrets(folder)
-    typer.echo(f'  StreamLoader({where!r}, batch_size=64, shuffle=True, fields=("{field}", "cls"){transform})')
+    typer.echo(_reading(without_secrets(folder), fields, samples))
+
+
+def _stored_fields(parts: Sequence[Part], source: Source) -> dict[str, int]:
+    """How many samples have each field, or one of several that stand for each other (`jpg;png`); the label last."""
+    stored: Counter[str] = Counter()
+    for part in parts:
+        for shard in part.shards:
+            if shard.table is not None:
+                counts = np.bincount(shard.table.member_field, minlength=len(shard.table.fields))
+                stored.update(dict(zip(shard.table.fields, counts.tolist(), strict=True)))
+    groups = [set(group) & stored.keys() for group in source.fields or ()]
+    rest = stored.keys() - {LABEL_FIELD, COLUMNS_FIELD} - set().union(*groups)
+    # What --resize has made a JPEG of is not called as its file any more; there is one image in a sample then.
+    place = next((group for group in groups if any(map(is_image, group))), None)
+    if place is None:
+        groups.insert(0, rest)
+    else:
+        place |= rest
+    names = [";".join(sorted(group, key=lambda name: (name != "jpg", name))) for group in groups if group]
+    fields = {name: sum(stored[field] for field in name.split(";")) for name in names}
+    return fields | ({LABEL_FIELD: stored[LABEL_FIELD]} if LABEL_FIELD in stored else {})
+
+
+def _reading(folder: str, fields: Mapping[str, int], samples: int) -> str:
+    """Lines of Python that read what makes batches: fields of all samples, text of some; a single image is cropped."""
+    chosen = [name for name, count in fields.items() if count == samples]
+    where = ""
+    if not chosen:
+        chosen = list(fields)[:1]
+        where = f", where='\"{chosen[0]}\"'" if ";" not in chosen[0] else ""
+    chosen += [f"{name}?" for name in fields if name not in chosen and KIND_OF.get(name) is Kind.TEXT]
+    chosen = chosen[:_FIELDS_SHOWN]
+    images = [name for name in chosen if all(map(is_image, name.split(";")))]
+    lines = ["  from streamload import StreamLoader"]
+    transform = ""
+    if len(images) == 1:
+        lines.append("  from streamload.images import RandomResizedCrop")
+        transform = f', transform={{"{images[0]}": RandomResizedCrop(224)}}'
+    listed = ", ".join(f'"{name}"' for name in chosen) + "," * (len(chosen) == 1)
+    lines.append(f"  StreamLoader({folder!r}, batch_size=64, shuffle=True, fields=({listed}){where}{transform})")
+    return "\n".join(lines)
 
 
 def _counts(parts: Sequence[Part]) -> str:

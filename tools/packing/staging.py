@@ -46,7 +46,7 @@ LISTING = "source.npz"
 """The name of the listing of its files."""
 
 _PUBLISHING = "publishing"
-_FORMAT = 3
+_FORMAT = 4
 _LOCK_TIMEOUT_S = 0.5  # the workers of a killed run hold its lock too, until they have ended
 
 

@@ -1,4 +1,4 @@
-"""The tasks of workers: check files, pack them into a tar file, or join samples of several tar files into a shard.
+"""The tasks of workers: check samples, pack them into a tar file, or join samples of several tar files into a shard.
 
 The result depends on the task alone, not on which worker does it, or when.
 """
@@ -19,12 +19,13 @@ from typing import NamedTuple
 
 import cloudpickle
 import numpy as np
-from streamload_tools.packing.planning import COLUMNS_FIELD, Span, table_sample_bytes
+from streamload_tools.packing.planning import Span, table_sample_bytes
 from streamload_tools.packing.records import Finished, keep, kept
 from streamload_tools.packing.resizing import Resizing
 from streamload_tools.reading import scanned_table
-from streamload_tools.sources.loading import Fault, load
-from streamload_tools.sources.source import SourceFile
+from streamload_tools.sources.listing import meaning_of
+from streamload_tools.sources.loading import ANY_SIZE, Fault, load
+from streamload_tools.sources.source import SourceSample, is_image
 
 from streamload.errors import ShardFormatError, StreamloadError
 from streamload.tar.header_writer import END_OF_ARCHIVE, member_header
@@ -53,31 +54,31 @@ _COPY_BYTES = 1 << 22
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 Report = Callable[[int, int], None]
-"""Called with the number of files, and of their bytes, since the last call."""
+"""Called with the number of samples, and of their bytes, since the last call."""
 
 
 class CheckTask(NamedTuple):
     """Find the files that cannot be packed."""
 
-    files: tuple[SourceFile, ...]
+    samples: tuple[SourceSample, ...]
 
 
 class PackTask(NamedTuple):
-    """Pack files into one tar file.
+    """Pack samples into one tar file.
 
     Attributes:
         path: the tar file, in the staging folder.
-        files: in order.
-        sizes: the expected size of each in bytes.
+        samples: in order.
+        sizes: the expected sizes of each one's members in bytes.
         resizing: how to resize images, or None.
-        skip_faults: skip files that cannot be packed; otherwise the first fault ends the writing, the tar file is
-            removed, and the remaining files are only checked.
+        skip_faults: skip samples that cannot be packed; otherwise the first fault ends the writing, the tar file is
+            removed, and the remaining samples are only checked.
         sync: flush the file to disk.
     """
 
     path: str
-    files: tuple[SourceFile, ...]
-    sizes: tuple[int, ...]
+    samples: tuple[SourceSample, ...]
+    sizes: tuple[tuple[int, ...], ...]
     resizing: Resizing | None
     skip_faults: bool
     sync: bool
@@ -147,7 +148,7 @@ def do(task: Task, report: Report) -> Result:
     """
     counter = _Counter(report)
     if isinstance(task, CheckTask):
-        return _check(task.files, counter)
+        return _check(task.samples, counter)
     known_as = fingerprint(task)
     done = kept(task.path, known_as)
     if done is None:
@@ -158,7 +159,7 @@ def do(task: Task, report: Report) -> Result:
         if not isinstance(task, PackTask) or task.skip_faults or not done.faults:
             keep(done, known_as)
     elif isinstance(task, PackTask):
-        counter.count(len(task.files), sum(task.sizes))
+        counter.count(len(task.samples), sum(map(sum, task.sizes)))
     elif isinstance(task, CallTask):
         counter.count(len(task.inputs), 0)
     if isinstance(task, JoinTask):
@@ -171,7 +172,7 @@ def fingerprint(task: PackTask | CallTask | JoinTask) -> str:
     """A digest of everything that determines a task's result; it does not depend on the staging folder."""
     content: object
     if isinstance(task, PackTask):
-        content = [tuple(file) for file in task.files], task.sizes, task.resizing
+        content = [meaning_of(sample) for sample in task.samples], task.sizes, task.resizing
     elif isinstance(task, CallTask):
         content = task.inputs, task.first  # the function is compared by its code, with the options of the run
     else:
@@ -200,13 +201,12 @@ class _Counter:
         self._reported = time.monotonic()
 
 
-def _check(files: Sequence[SourceFile], counter: _Counter) -> tuple[Fault, ...]:
-    faults = []
-    for file in files:
-        data, reason = load(file)
-        if reason is not None:
-            faults.append(Fault(file.path, reason))
-        counter.count(1, len(data))
+def _check(samples: Sequence[SourceSample], counter: _Counter) -> tuple[Fault, ...]:
+    faults: list[Fault] = []
+    for sample in samples:
+        contents, wrong = _read(sample, [ANY_SIZE] * len(sample.members), None)
+        faults += wrong
+        counter.count(1, sum(len(data) for _, data in contents))
     counter.report()
     return tuple(faults)
 
@@ -215,20 +215,14 @@ def _pack(task: PackTask, counter: _Counter) -> Finished:
     faults: list[Fault] = []
     shard = ShardFile(task.path)
     try:
-        for file, size in zip(task.files, task.sizes, strict=True):
-            data, reason = load(file, size)
-            counter.count(1, len(data))
-            field = str(file.field)
+        for sample, sizes in zip(task.samples, task.sizes, strict=True):
             writing = task.skip_faults or not faults
-            if reason is None and task.resizing is not None and writing:
-                try:
-                    field, data = task.resizing(field, data)
-                except ValueError as exc:
-                    reason = str(exc)
-            if reason is not None:
-                faults.append(Fault(file.path, reason))
+            contents, wrong = _read(sample, sizes, task.resizing if writing else None)
+            counter.count(1, sum(sizes))
+            if wrong:
+                faults += wrong
             elif writing:
-                shard.append(file.key, _members(file, field, data), file.label)
+                shard.append(sample.key, _members(sample, contents), sample.label)
         if not len(shard) or (faults and not task.skip_faults):
             return Finished(task.path, None, tuple(faults))
         return Finished(task.path, shard.publish(replace=True, durable=task.sync), tuple(faults))
@@ -282,16 +276,40 @@ def _failed_input(number: int, given: object, exc: Exception) -> StreamloadError
     )
 
 
-def _members(file: SourceFile, field: str, data: bytes) -> list[Member]:
-    label = b"%d" % file.label
-    members = [
-        (field, member_header(f"{file.key}.{field}", len(data)), data),
-        (LABEL_FIELD, member_header(f"{file.key}.{LABEL_FIELD}", len(label)), label),
-    ]
-    if file.columns is not None:
-        name = f"{file.key}.{COLUMNS_FIELD}"
-        members.append((COLUMNS_FIELD, member_header(name, len(file.columns)), file.columns))
-    return members
+def _read(
+    sample: SourceSample, sizes: Sequence[int], resizing: Resizing | None
+) -> tuple[list[tuple[str, bytes]], list[Fault]]:
+    """The fields of a sample's members and their content, and what is wrong with them."""
+    contents: list[tuple[str, bytes]] = []
+    faults: list[Fault] = []
+    for member, size in zip(sample.members, sizes, strict=True):
+        data, reason = load(member, size)
+        field = str(member.field)
+        if reason is None and resizing is not None:
+            try:
+                field, data = _resized(field, data, resizing)
+            except ValueError as exc:
+                reason = str(exc)
+        if reason is not None:
+            faults.append(Fault(member.path, reason))
+        contents.append((field, data))
+    return contents, faults
+
+
+def _resized(field: str, data: bytes, resizing: Resizing) -> tuple[str, bytes]:
+    if not is_image(field):
+        return field, data
+    name, dot, extension = field.rpartition(".")
+    extension, data = resizing(extension, data)
+    return f"{name}{dot}{extension}", data
+
+
+def _members(sample: SourceSample, contents: list[tuple[str, bytes]]) -> list[Member]:
+    key = sample.key
+    if sample.label is not None:
+        contents.append((LABEL_FIELD, b"%d" % sample.label))
+    contents += sample.values
+    return [(field, member_header(f"{key}.{field}", len(data)), data) for field, data in contents]
 
 
 def _join(task: JoinTask) -> Finished:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import io
+import json
 import warnings
 import zipfile
+
+from streamload_tools.sources.source import is_image
 
 from streamload.decode.array_files import npy_layout
 from streamload.images.files import check_image
@@ -18,29 +21,40 @@ _END_OF_IMAGE = b"\xff\xd9"
 _OLD_TORCH = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 
 
-def fault_of(field: str, data: bytes) -> str | None:
-    """What is wrong with the content of a file for a field, or None."""
-    if field == "npy":
+def fault_of(field: str, data: bytes, *, decodable: bool = True) -> str | None:
+    """What is wrong with the content of a file for a field, or None.
+
+    Args:
+        field: decides on the kind by its extension; there is nothing to say of most.
+        data: the content.
+        decodable: it is a fault of an image too if loaders do not decode it by default.
+    """
+    extension = field.rpartition(".")[2]
+    if extension == "npy":
         return _fault_of_npy(data)
-    return _fault_of_torch(data) if field in ("pt", "pth") else fault_of_image(data)
+    if extension in ("pt", "pth"):
+        return _fault_of_torch(data)
+    if extension in ("json", "jsn"):
+        return _fault_of_json(data)
+    return fault_of_image(data, decodable=decodable) if is_image(field) else None
 
 
-def fault_of_image(data: bytes) -> str | None:
+def fault_of_image(data: bytes, *, decodable: bool = True) -> str | None:
     """What is wrong with an image, or None.
 
     The format is that of the content, not of the name: JPEG, PNG, WebP, BMP, GIF or TIFF by signature. A JPEG must have
     a valid header and an end-of-image marker after the start of its scan; of other formats Pillow checks the structure
-    (for PNG the checksum of every chunk). What loaders refuse by its header, such as 16 bits per channel, is a fault
-    too. Pixels are not decoded.
+    (for PNG the checksum of every chunk). If it has to be decodable, what loaders refuse by its header, such as 16 bits
+    per channel, is a fault too. Pixels are not decoded.
     """
     if not data:
         return "it is empty"
     if data.startswith(b"\xff\xd8\xff"):
-        return _fault_of_jpeg(data) or _refusal(data)
+        return _fault_of_jpeg(data) or (_refusal(data) if decodable else None)
     kind = _kind(data)
     if kind is None:
         return "its content is not an image of a known kind"
-    return _fault_for_pillow(data, kind) or _refusal(data)
+    return _fault_for_pillow(data, kind) or (_refusal(data) if decodable else None)
 
 
 def _refusal(data: bytes) -> str | None:
@@ -48,7 +62,7 @@ def _refusal(data: bytes) -> str | None:
     try:
         check_image(memoryview(data))
     except ValueError as exc:
-        return f"loaders refuse it: {exc} (ShardWriter packs it as it is)"
+        return f"loaders refuse it: {exc} (--stems or a table packs it as it is)"
     return None
 
 
@@ -128,6 +142,14 @@ def _fault_of_torch(data: bytes) -> str | None:
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as exc:
         return f"the file is damaged or cut short: {exc}"
     return None if any(name.endswith("data.pkl") for name in names) else "its content is not what torch.save writes"
+
+
+def _fault_of_json(data: bytes) -> str | None:
+    try:
+        json.loads(data)
+    except (ValueError, RecursionError) as exc:
+        return f"it is not JSON ({exc})"
+    return None
 
 
 def _fault_for_pillow(data: bytes, kind: str) -> str | None:

@@ -16,7 +16,7 @@ from streamload_tools.sources.image_folders import visible_files
 from streamload_tools.sources.source import (
     SAMPLE_FIELDS,
     SPLIT_NAME,
-    KeyedFiles,
+    KeyedSamples,
     Source,
     SourceError,
     field_of,
@@ -85,15 +85,15 @@ def files_by_id(
         as_names=columns.as_names,
         classes=classes,
     )
-    keyed = KeyedFiles(SAMPLE_FIELDS)
-    files = tuple(
-        keyed.file(by_id[name], os.path.relpath(by_id[name], source), number, rows[name].columns)
+    keyed = KeyedSamples(SAMPLE_FIELDS)
+    samples = tuple(
+        keyed.sample(by_id[name], os.path.relpath(by_id[name], source), number, rows[name].values)
         for name, number in zip(names, numbers, strict=True)
     )
     if strays:
         notes.append(f"skipped {counted(len(strays), 'file')} without a sample, such as {strays[0]!r}")
     parts = None if partition_file is None else _parts(partition_file, names)
-    return Source(files, names_of_classes, "file", tuple(notes), parts)
+    return Source(samples, names_of_classes, "file", tuple(notes), parts)
 
 
 def _labels(path: str, columns: TableColumns) -> dict[str, Row]:
@@ -112,7 +112,7 @@ def _labels(path: str, columns: TableColumns) -> dict[str, Row]:
             raise SourceError(
                 f"{path!r}: the label of {name!r} is {label!r}; it must be a whole number or the name of a class"
             )
-    return {name: Row(0, name, label, None) for name, label in labels.items()}
+    return {name: Row(0, name, label) for name, label in labels.items()}
 
 
 def _without_extension(name: str) -> str:

@@ -15,10 +15,10 @@ from streamload_tools.sources.source import (
     ARRAY_FIELDS,
     IMAGE_FIELDS,
     SAMPLE_FIELDS,
-    KeyedFiles,
+    KeyedSamples,
     Source,
     SourceError,
-    SourceFile,
+    SourceSample,
     field_of,
     numbers_of_classes,
     other_kinds_advice,
@@ -26,10 +26,10 @@ from streamload_tools.sources.source import (
 
 from streamload.text import counted
 
-__all__ = ["find_images", "images_of_splits", "split_folders", "visible_files"]
+__all__ = ["LIKE_SPLITS", "find_images", "images_of_splits", "names_inside", "split_folders", "visible_files"]
 
 _NAMED = 5
-_SPLITS = ("train", "training", "val", "valid", "validation", "test")
+LIKE_SPLITS = ("train", "training", "val", "valid", "validation", "test")
 """Names of folders that are more likely splits than classes."""
 
 
@@ -71,22 +71,22 @@ def find_images(source: str, *, follow_links: bool = False, known: tuple[str, ..
     others = sorted(set(visible) - set(folders))
     classes = [name for name in folders if _may_enter(os.path.join(source, name), follow_links, passed)]
     _check_layout(source, classes, others, passed)
-    files: list[SourceFile] = []
-    keyed = KeyedFiles(IMAGE_FIELDS)
+    samples: list[SourceSample] = []
+    keyed = KeyedSamples(IMAGE_FIELDS)
     above = frozenset({_identity(source)})
     prefix = os.path.join(source, "")
     numbers = numbers_of_classes(classes, known or classes, lambda _: f"a class folder in {source!r}")
     for label, name in zip(numbers, classes, strict=True):
         for path in sorted(_files_below(os.path.join(source, name), above, follow_links, passed)):
-            files.append(keyed.file(path, path[len(prefix) :], label))
-    if not files:
+            samples.append(keyed.sample(path, path[len(prefix) :], label))
+    if not samples:
         raise SourceError(
             f"no class folder in {source!r} holds a file; there is nothing to pack" + _hint_of_links(passed)
         )
-    labels = {file.label for file in files}
+    labels = {sample.label for sample in samples}
     empty = [name for label, name in zip(numbers, classes, strict=True) if label not in labels]
-    notes = _notes(source, classes, files, empty=empty, strays=len(others), passed=passed)
-    return Source(tuple(files), known or tuple(classes), notes=tuple(notes))
+    notes = _notes(source, classes, samples, empty=empty, strays=len(others), passed=passed)
+    return Source(tuple(samples), known or tuple(classes), notes=tuple(notes))
 
 
 def visible_files(folder: str, *, follow_links: bool) -> tuple[list[str], list[str]]:
@@ -131,7 +131,7 @@ def _hint_of_links(passed: _Skipped) -> str:
 
 
 def _notes(
-    source: str, classes: list[str], files: Sequence[SourceFile], *, empty: list[str], strays: int, passed: _Skipped
+    source: str, classes: list[str], samples: Sequence[SourceSample], *, empty: list[str], strays: int, passed: _Skipped
 ) -> list[str]:
     notes = []
     if passed.hidden or strays:
@@ -145,14 +145,14 @@ def _notes(
             else "class folders are empty and keep their numbers"
         )
         notes.append(f"{len(empty):,} {are}: {_some(empty)}")
-    if set(_SPLITS).issuperset(classes):
+    if set(LIKE_SPLITS).issuperset(classes):
         notes.append(
             f"the classes are {', '.join(classes)}; if these are splits, pack each of them by "
             "itself, all but the first with --classes FIRST/classes.json"
         )
     if len(classes) == 1:
         folder = os.path.join(source, classes[0])
-        below = {os.path.dirname(os.path.relpath(file.path, folder)) for file in files} - {""}
+        below = {os.path.dirname(os.path.relpath(sample.members[0].path, folder)) for sample in samples} - {""}
         if len(below) > 1:
             notes.append(f"{classes[0]!r} is the only class; if the folders in it are the classes, give {folder!r}")
     return notes
@@ -204,14 +204,14 @@ def split_folders(source: str, *, follow_links: bool) -> list[str]:
     Raises:
         OSError: a folder cannot be listed.
     """
-    folders, files = _inside(source, follow_links)
-    if len(folders) < 2 or not set(_SPLITS).issuperset(folders) or _samples(files):
+    folders, files = names_inside(source, follow_links)
+    if len(folders) < 2 or not set(LIKE_SPLITS).issuperset(folders) or _samples(files):
         return []
     for name in folders:
-        classes, loose = _inside(os.path.join(source, name), follow_links)
+        classes, loose = names_inside(os.path.join(source, name), follow_links)
         if not classes or _samples(loose):
             return []
-    return sorted(folders, key=_SPLITS.index)
+    return sorted(folders, key=LIKE_SPLITS.index)
 
 
 def images_of_splits(
@@ -230,27 +230,27 @@ def images_of_splits(
         OSError: a folder cannot be listed.
     """
     folders = {split: os.path.join(source, split) for split in splits}
-    found = {name for folder in folders.values() for name in _inside(folder, follow_links)[0]}
+    found = {name for folder in folders.values() for name in names_inside(folder, follow_links)[0]}
     classes = known or tuple(sorted(found))
-    files: list[SourceFile] = []
+    samples: list[SourceSample] = []
     parts: dict[str, Sequence[int]] = {}
     notes = [
         f"{', '.join(splits)} are taken as splits of one dataset and packed into folders of these names, with the same "
         f"numbers of classes ({len(classes):,})"
     ]
-    only = sorted(found.difference(_inside(folders[splits[0]], follow_links)[0]))
+    only = sorted(found.difference(names_inside(folders[splits[0]], follow_links)[0]))
     if only:
         notes.append(f"{counted(len(only), 'class folder')} not in {splits[0]!r}, such as {only[0]!r}")
     for split, folder in folders.items():
         listed = find_images(folder, follow_links=follow_links, known=classes)
-        parts[split] = range(len(files), len(files) + len(listed.files))
-        files += listed.files
+        parts[split] = range(len(samples), len(samples) + len(listed.samples))
+        samples += listed.samples
         notes += [f"{split}: {note}" for note in listed.notes]
-    return Source(tuple(files), classes, notes=tuple(notes), parts=parts)
+    return Source(tuple(samples), classes, notes=tuple(notes), parts=parts)
 
 
-def _inside(folder: str, follow_links: bool) -> tuple[list[str], list[str]]:
-    """The names of the visible folders and of the other files in a folder."""
+def names_inside(folder: str, follow_links: bool) -> tuple[list[str], list[str]]:
+    """The names of the visible folders and of the other files in a folder; links to folders only if followed."""
     folders, files = [], []
     with os.scandir(folder) as entries:
         for entry in entries:

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import difflib
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from streamload_tools.sources.id_folder import files_by_id
-from streamload_tools.sources.image_folders import find_images, images_of_splits, split_folders
+from streamload_tools.sources.image_folders import (
+    LIKE_SPLITS,
+    find_images,
+    images_of_splits,
+    names_inside,
+    split_folders,
+)
 from streamload_tools.sources.source import SAMPLE_FIELDS, Source, SourceError, field_of
+from streamload_tools.sources.stems import samples_by_stem, share_stems, stem_of
 from streamload_tools.sources.table import TABLE_EXTENSIONS, TableColumns, files_of_table
 
 __all__ = ["SourceOptions", "open_source"]
 
+_NO_SAMPLES = (*TABLE_EXTENSIONS, ".tar", ".zip", ".gz", ".md", ".py", ".npz", ".html")
+"""What alone makes no folder of samples: tables of them, archives, programs."""
 _LABELS_NAMES = ("labels.json", *(f"labels{extension}" for extension in TABLE_EXTENSIONS))
 
 
@@ -26,6 +35,7 @@ class SourceOptions:
         columns: the columns of a table.
         follow_links: follow links to folders.
         classes: the given names of the classes by number, or None.
+        stems: files that share a stem are a sample; None if the folder decides.
     """
 
     labels: str | None = None
@@ -33,13 +43,15 @@ class SourceOptions:
     columns: TableColumns = field(default_factory=TableColumns)
     follow_links: bool = False
     classes: tuple[str, ...] | None = None
+    stems: bool | None = None
 
 
 def open_source(source: str, options: SourceOptions) -> Source:
-    """List a source: a table of files, a folder of files with IDs and labels, or an ImageFolder.
+    """List a source: a table of files, a folder of files with IDs and labels, an ImageFolder, or files by stem.
 
     There may be one ImageFolder per split. A folder that contains samples and a `labels.json` (or `.csv`, `.tsv`,
-    `.jsonl`) is one of files with IDs.
+    `.jsonl`) is one of files with IDs. One without folders in it, or with files of several kinds that share a stem, has
+    a sample for each stem; unless all of these are images, which are samples of their class each.
 
     Raises:
         SourceError: the source does not exist or cannot be packed as it is; the message says what to do.
@@ -57,7 +69,19 @@ def open_source(source: str, options: SourceOptions) -> Source:
             raise SourceError(
                 "--labels and --partition belong to a folder of files; a table has its labels in a column"
             )
+        if options.stems:
+            raise SourceError("--stems is for a folder of files, and a table lists them")
         return files_of_table(source, options.columns, options.classes)
+    return _open_folder(source, options)
+
+
+def _open_folder(source: str, options: SourceOptions) -> Source:
+    if options.stems:
+        if options.labels is not None or options.partition is not None or options.classes is not None:
+            raise SourceError(
+                "--stems takes labels from files .cls alone; leave out --labels, --partition and --classes"
+            )
+        return _by_stem(source, options)
     labels = options.labels if options.labels is not None else _labels_inside(source)
     if labels is not None:
         for file in filter(None, (labels, options.partition)):
@@ -73,10 +97,45 @@ def open_source(source: str, options: SourceOptions) -> Source:
         )
     if options.partition is not None:
         raise SourceError("--partition lists IDs of files; give their labels too, with --labels FILE")
+    may_share = options.stems is None and options.classes is None
     splits = split_folders(source, follow_links=options.follow_links)
+    if may_share and not splits and _has_loose_samples(source):
+        return _by_stem(source, options, "; --labels FILE gives labels")
     if splits:
-        return images_of_splits(source, splits, follow_links=options.follow_links, known=options.classes)
-    return find_images(source, follow_links=options.follow_links, known=options.classes)
+        found = images_of_splits(source, splits, follow_links=options.follow_links, known=options.classes)
+    else:
+        found = find_images(source, follow_links=options.follow_links, known=options.classes)
+    if may_share and _others_share_stems(found):
+        return _by_stem(source, options, "; --no-stems takes folders as classes of images")
+    return found
+
+
+def _others_share_stems(images: Source) -> bool:
+    """Whether a file that is no image has the stem of another one."""
+    odd = {stem_of(sample.members[0].path) for sample in images.samples if sample.members[0].field is None}
+    paths = (sample.members[0].path for sample in images.samples)
+    return bool(odd) and share_stems(path for path in paths if stem_of(path) in odd)
+
+
+def _by_stem(source: str, options: SourceOptions, hint: str = "") -> Source:
+    folders, files = names_inside(source, options.follow_links)
+    are_splits = len(folders) > 1 and set(LIKE_SPLITS).issuperset(folders) and not any("." in name for name in files)
+    splits = sorted(folders, key=LIKE_SPLITS.index) if are_splits else []
+    found = samples_by_stem(source, splits, follow_links=options.follow_links)
+    labels = "" if any(sample.label is not None for sample in found.samples) else ", without labels"
+    note = f"files that share a name up to its first dot are packed as one sample{labels}{hint}"
+    return replace(found, notes=(note, *found.notes))
+
+
+def _has_loose_samples(source: str) -> bool:
+    """Whether the files directly in a folder can only be samples."""
+    names = [name for name in os.listdir(source) if not name.startswith(".")]
+    folders = [name for name in names if os.path.isdir(os.path.join(source, name))]
+    files = set(names).difference(folders)
+    if folders:  # of classes, perhaps
+        odd = {stem_of(name) for name in files if field_of(name, SAMPLE_FIELDS)}
+        return share_stems(name for name in files if stem_of(name) in odd)
+    return any(not name.lower().endswith(_NO_SAMPLES) and "." in name for name in files)
 
 
 def _labels_inside(folder: str) -> str | None:

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from streamload_tools.sources.source import Source, SourceFile
+from streamload_tools.sources.source import Source, SourceSample
 
 from streamload.storage.local_files import replace_file
 from streamload.text import counted
 
-__all__ = ["Listing", "list_files"]
+__all__ = ["Listing", "list_files", "meaning_of"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -22,13 +22,13 @@ class Listing:
     """What is known of N files without opening them.
 
     Attributes:
-        files: the files.
+        paths: of the files.
         sizes: int64[N], size in bytes; -1 if `stat` fails.
         times: int64[N], modification time in nanoseconds since 1970.
         meanings: a text of everything else that the shards depend on: keys, labels, columns, names of classes.
     """
 
-    files: Sequence[SourceFile]
+    paths: Sequence[str]
     sizes: NDArray[np.int64]
     times: NDArray[np.int64]
     meanings: bytes
@@ -66,23 +66,29 @@ class Listing:
             )
         changed = np.flatnonzero((arrays["sizes"] != self.sizes) | (arrays["times"] != self.times))
         if len(changed):
-            return f"{counted(len(changed), 'file')} changed since, such as {self.files[int(changed[0])].path!r}"
+            return f"{counted(len(changed), 'file')} changed since, such as {self.paths[int(changed[0])]!r}"
         if arrays["meanings"].tobytes() != self.meanings:
             return "labels, classes or columns are others than before"
         return None
 
     def _paths(self) -> bytes:
-        return b"".join(os.fsencode(file.path) + b"\0" for file in self.files)
+        return b"".join(os.fsencode(path) + b"\0" for path in self.paths)
 
 
 def list_files(source: Source) -> Listing:
     """Get size and time of every file of a source."""
-    found = np.full((len(source.files), 2), -1, np.int64)
-    for number, file in enumerate(source.files):
+    paths = list(dict.fromkeys(member.path for sample in source.samples for member in sample.members))
+    found = np.full((len(paths), 2), -1, np.int64)
+    for number, path in enumerate(paths):
         try:
-            status = os.stat(file.path)
+            status = os.stat(path)
         except OSError:
             continue  # reading it will report why
         found[number] = status.st_size, status.st_mtime_ns
-    meanings = repr((source.classes, source.parts, [file[1:] for file in source.files]))
-    return Listing(source.files, found[:, 0].copy(), found[:, 1].copy(), meanings.encode("utf-8", "backslashreplace"))
+    meanings = repr((source.classes, source.parts, [meaning_of(sample) for sample in source.samples]))
+    return Listing(paths, found[:, 0].copy(), found[:, 1].copy(), meanings.encode("utf-8", "backslashreplace"))
+
+
+def meaning_of(sample: SourceSample) -> tuple[object, ...]:
+    """All that is known of a sample, as plain tuples, whose text is shorter."""
+    return sample.key, sample.label, sample.values, *map(tuple, sample.members)

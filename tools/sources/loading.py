@@ -1,4 +1,4 @@
-"""Reading and checking the file of a sample."""
+"""Reading and checking a member of a sample."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import NamedTuple
 from streamload_tools.sources.check import fault_of
 from streamload_tools.sources.source import SourceFile
 
-__all__ = ["Fault", "load"]
+__all__ = ["ANY_SIZE", "Fault", "load", "read_regular"]
 
 ANY_SIZE = -1
+"""A size that is not known."""
 
 
 class Fault(NamedTuple):
@@ -29,19 +30,21 @@ def load(file: SourceFile, expected_bytes: int = ANY_SIZE) -> tuple[bytes, str |
         expected_bytes: its size when it was listed, from which the shards were planned.
     """
     if file.field is None:
-        return b"", "its extension is not that of an image"
+        reason = "its extension is not that of an image" if file.decodable else "it has no extension to name its field"
+        return b"", reason
     try:
-        data = _read(file.path)
+        data = read_regular(file.path)
     except OSError as exc:
         return b"", f"it cannot be read: {exc.strerror or exc}"
     if data is None:
         return b"", "it is not a regular file"
     if expected_bytes not in (ANY_SIZE, len(data)):
         return data, f"it had {expected_bytes:,} bytes when packing began, and has {len(data):,} now"
-    return data, fault_of(file.field, data)
+    return data, fault_of(file.field, data, decodable=file.decodable)
 
 
-def _read(path: str) -> bytes | None:
+def read_regular(path: str) -> bytes | None:
+    """The bytes of a file; None if it is a folder, a pipe or the like. Raises OSError."""
     # Without O_NONBLOCK, opening a named pipe would block forever.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:

@@ -1,4 +1,4 @@
-"""A source: files with keys, fields and labels, however they are listed."""
+"""A source: samples with keys, members and labels, however they are listed."""
 
 from __future__ import annotations
 
@@ -12,15 +12,19 @@ from streamload.text import counted
 
 __all__ = [
     "ARRAY_FIELDS",
+    "COLUMNS_FIELD",
     "IMAGE_FIELDS",
     "SAMPLE_FIELDS",
     "SPLIT_NAME",
-    "KeyedFiles",
+    "KeyedSamples",
     "Source",
     "SourceError",
     "SourceFile",
+    "SourceSample",
     "field_of",
+    "is_image",
     "is_label",
+    "key_of",
     "numbered_labels",
     "numbers_of_classes",
     "other_kinds_advice",
@@ -35,6 +39,9 @@ ARRAY_FIELDS = {"npy": "npy", "pt": "pt", "pth": "pth"}
 
 SAMPLE_FIELDS = IMAGE_FIELDS | ARRAY_FIELDS
 """Both."""
+
+COLUMNS_FIELD = "json"
+"""The field of a table's other columns."""
 
 SPLIT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 """The names that a split may have, since its folder has the same."""
@@ -52,21 +59,33 @@ class SourceError(Exception):
 
 
 class SourceFile(NamedTuple):
-    """The file of one sample.
+    """A file that is a member of a sample.
 
     Attributes:
         path: its path.
-        label: the number of its class.
-        key: the sample's unique key.
         field: the field that it is stored as, or None if its extension does not belong in this source.
-        columns: JSON of a table's other columns, stored as the field `json`, or None.
+        decodable: whether loaders have to decode it by default; if not, only what is damaged for certain is a fault.
     """
 
     path: str
-    label: int
-    key: str
     field: str | None
-    columns: bytes | None = None
+    decodable: bool = True
+
+
+class SourceSample(NamedTuple):
+    """One sample, whose content is read when it is packed.
+
+    Attributes:
+        key: its unique key.
+        members: what is read.
+        label: the number of its class, stored as the field `cls` behind the members, or None.
+        values: more fields and their content, stored behind the label.
+    """
+
+    key: str
+    members: tuple[SourceFile, ...]
+    label: int | None = None
+    values: tuple[tuple[str, bytes], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,22 +93,25 @@ class Source:
     """The content of a source.
 
     Attributes:
-        files: in packing order without a shuffle.
-        classes: the names of the classes by label; None if labels are numbers without names.
-        noun: the word for a file in messages.
+        samples: in packing order without a shuffle.
+        classes: the names of the classes by label; None if labels are numbers without names, or there are none.
+        noun: the word for a sample in messages.
         notes: what was skipped, and what looks like a mistake; one line each.
-        parts: the positions in `files` of each split that the user defined, or None.
+        parts: the positions in `samples` of each split that the user defined, or None.
+        fields: what a sample has besides label and columns: for each of its members the fields that it may be stored
+            as. None if each sample has one member.
     """
 
-    files: tuple[SourceFile, ...]
+    samples: tuple[SourceSample, ...]
     classes: tuple[str, ...] | None
     noun: str = "image"
     notes: tuple[str, ...] = ()
     parts: Mapping[str, Sequence[int]] | None = field(default=None)
+    fields: tuple[tuple[str, ...], ...] | None = None
 
 
-class KeyedFiles:
-    """Creates the files of one source with unique keys.
+class KeyedSamples:
+    """Creates the samples of one source that have a file each, with unique keys.
 
     Args:
         fields: the extensions that belong in the source, and the field of each.
@@ -99,13 +121,13 @@ class KeyedFiles:
         self._fields = fields
         self._taken: set[str] = set()
 
-    def file(self, path: str, relative: str, label: int, columns: bytes | None = None) -> SourceFile:
-        """The file at `path`, with a key made of its path relative to the dataset's root."""
-        key = self._unique(safe_key(relative, self._fields))
-        return SourceFile(path, label, key, field_of(path, self._fields), columns)
+    def sample(self, path: str, relative: str, label: int, values: tuple[tuple[str, bytes], ...] = ()) -> SourceSample:
+        """The sample of the file at `path`, with a key made of its path relative to the dataset's root."""
+        key = self.unique(safe_key(relative, self._fields))
+        return SourceSample(key, (SourceFile(path, field_of(path, self._fields)),), label, values)
 
-    def _unique(self, key: str) -> str:
-        """The key, with a number appended if another file has it, such as `a.jpg` and `a.png` in one folder."""
+    def unique(self, key: str) -> str:
+        """The key, with a number appended if another sample has it, such as `a.jpg` and `a.png` in one folder."""
         number, candidate = 1, key
         while candidate in self._taken:
             number += 1
@@ -119,16 +141,20 @@ def field_of(path: str, fields: Mapping[str, str]) -> str | None:
     return fields.get(os.path.splitext(path)[1][1:].lower())
 
 
+def is_image(field: str) -> bool:
+    """Whether a field such as `png` or `mask.png` is an image by its extension."""
+    return field.rpartition(".")[2] in IMAGE_FIELDS
+
+
 def other_kinds_advice(paths: Sequence[str]) -> str | None:
-    """What to do with files that are not packed, such as sound or text; None if there are none."""
+    """How to pack files that are not packed so, such as sound or text; None if there are none."""
     extensions = {os.path.splitext(path)[1][1:].lower() for path in paths} - SAMPLE_FIELDS.keys() - {""}
     if not extensions:
         return None
     kinds = ", ".join(f".{extension}" for extension in sorted(extensions)[:_NAMED])
-    fields = ", ".join(f'"{extension}": its bytes' for extension in sorted(extensions)[:2])
     return (
-        f"shardify packs images, .npy and .pt files, and not {kinds}; pack other samples with ShardWriter: with "
-        f'streamload.ShardWriter(DEST) as writer: writer.write({{"__key__": "0001", {fields}, "cls": 0}})'
+        f"class folders and --labels are for images, .npy and .pt files, and not for {kinds}; to pack any files, "
+        "list their paths and labels in a .csv, or give --stems: those that share a name are a sample without a label"
     )
 
 
@@ -143,8 +169,13 @@ def safe_key(relative: str, fields: Mapping[str, str]) -> str:
     if extension.lower() in fields and _PLAIN.fullmatch(plain):
         return plain  # as nearly all are; the rest of this function takes five times as long
     stem, extension = os.path.splitext(relative)
-    if extension[1:].lower() not in fields:
-        stem = relative
+    return key_of(stem if extension[1:].lower() in fields else relative)
+
+
+def key_of(stem: str) -> str:
+    """A path without its extension as a key: without a dot in its last component, and valid as a name in a tar."""
+    if _PLAIN.fullmatch(stem):
+        return stem
     folders = [piece for piece in _UNSAFE.sub("_", stem).split("/") if piece not in ("", ".", "..")]
     name = folders.pop().replace(".", "_") if folders else "_"
     if name.startswith("__"):

@@ -12,8 +12,9 @@ from typing import Any
 
 from streamload_tools.sources.source import (
     ARRAY_FIELDS,
+    COLUMNS_FIELD,
     SAMPLE_FIELDS,
-    KeyedFiles,
+    KeyedSamples,
     Source,
     SourceError,
     is_label,
@@ -61,13 +62,13 @@ class Row:
         line: its number in the file, from 1.
         path: the value in the column of paths.
         label: the value in the column of labels.
-        columns: JSON of the other columns, or None.
+        values: the field `json` with the other columns, if they are kept.
     """
 
     line: int
     path: str
     label: str | int
-    columns: bytes | None
+    values: tuple[tuple[str, bytes], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,14 +99,14 @@ def files_of_table(table_path: str, columns: TableColumns, known: tuple[str, ...
         as_names=columns.as_names,
         classes=known,
     )
-    folder, keyed = os.path.dirname(table_path), KeyedFiles(SAMPLE_FIELDS)
-    files = [
-        keyed.file(os.path.join(folder, row.path), row.path, label, row.columns)
+    folder, keyed = os.path.dirname(table_path), KeyedSamples(SAMPLE_FIELDS)
+    samples = [
+        keyed.sample(os.path.join(folder, row.path), row.path, label, row.values)
         for row, label in zip(table.rows, labels, strict=True)
     ]
     note = f"paths are taken from column {table.path_column!r}, labels from column {table.label_column!r}"
-    noun = "file" if any(file.field in ARRAY_FIELDS for file in files) else "image"
-    return Source(tuple(files), classes, noun, (note,))
+    noun = "file" if any(sample.members[0].field in ARRAY_FIELDS for sample in samples) else "image"
+    return Source(tuple(samples), classes, noun, (note,))
 
 
 def read_table(path: str, columns: TableColumns) -> Table:
@@ -212,8 +213,8 @@ def _row(line: int, record: dict[str, Any], table: Table, *, keep: bool) -> Row:
             "the name of a class"
         )
     rest = {name: value for name, value in record.items() if name not in (table.path_column, table.label_column)}
-    columns = json.dumps(rest, ensure_ascii=False, separators=(",", ":")).encode("utf-8") if keep else None
-    return Row(line, where.strip(), label, columns)
+    columns = json.dumps(rest, ensure_ascii=False, separators=(",", ":")).encode("utf-8")
+    return Row(line, where.strip(), label, ((COLUMNS_FIELD, columns),) if keep else ())
 
 
 class _TableError(Exception):
