@@ -72,6 +72,7 @@ bench: $(BENCH_INSTALLED)
 	$(BIN)/python benchmarks/bench_processes.py
 	$(BIN)/python benchmarks/bench_gpu.py
 	$(BIN)/python benchmarks/bench_shardify.py
+	$(BIN)/python benchmarks/bench_map.py
 	$(BIN)/python benchmarks/bench_epochs.py
 	$(BIN)/python benchmarks/bench_many.py
 	$(BIN)/python benchmarks/bench_remote.py

@@ -119,8 +119,8 @@ class StreamLoader(NamedClasses):
         samples: a slice of the samples that the others leave, in the order of the listing; or a fraction of all, chosen
             by their keys alone.
         join: sidecars, one or a list: datasets that hold more fields of the samples, such as embeddings, matched by
-            key. Each has an index, a shard of the same name for each shard, and samples in the order of that, as
-            `streamload map --sidecar` writes them. A sample that a sidecar lacks is one without its fields.
+            key. Each has an index, a shard for each shard (of the same name, or in its place) with samples in the same
+            order, as `streamload map --sidecar` writes them. A sample that a sidecar lacks is one without its fields.
         epoch_size: samples of an epoch, over all ranks. Epochs then follow each other through endless passes over the
             dataset, so in the end all samples come equally often. With `weights`: how many are drawn.
         index: a folder with the index of the shards, if it is not beside them; it may be remote.

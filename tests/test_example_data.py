@@ -1,4 +1,4 @@
-"""The examples of data that are no plain images: pairs with captions and scores, and sound."""
+"""The examples of data that are no plain images: pairs with captions and scores, embeddings, and sound."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ _EXAMPLES = Path(__file__).parent.parent / "examples"
     ("name", "said"),
     [
         ("clip.py", "169 pairs selected, 10 full batches, 2 broken images"),
+        ("embeddings.py", "400 of 400 labels right"),
         ("sound.py", "15 of 15 recordings right"),
     ],
 )

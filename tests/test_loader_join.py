@@ -233,7 +233,7 @@ def test_what_is_no_sidecar_is_refused_with_what_to_do(dataset: Path, tmp_path: 
     few = tmp_path / "few"
     with ShardWriter(few) as writer:
         writer.write({"__key__": key(0), "emb.npy": embedding(0)})
-    refused([few], ValueError, r"few' has no shard 'shard-000001.tar'; a sidecar has a shard of the same name")
+    refused([few], ValueError, r"few' has 1 shard for 6, and none that is called 'shard-000001.tar'")
     refused(write_main(tmp_path / "same"), ValueError, r"same' has the field 'bin', which the shards have too")
     refused(dataset / "nothing", ShardNotFoundError, "no such shard or folder")
     with pytest.raises(ValueError, match=r"no sample has 'emb'; there are bin, cls, "):
@@ -268,3 +268,24 @@ def test_parts_of_a_sidecar_are_fetched_once_and_released_when_their_samples_are
         sent_bytes = server.report().sent_bytes
     assert sorted(found) == [(number, number.to_bytes(4, "little")) for number in range(count)]
     assert sent_bytes < 1.1 * count * size
+
+
+@pytest.mark.parametrize("indexed", [True, False])
+def test_a_sidecar_among_the_shards_is_warned_of(
+    dataset: Path, tmp_path: Path, indexed: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    both = tmp_path / "both"
+    shutil.copytree(dataset / "shards", both, ignore=shutil.ignore_patterns(".streamload"))
+    shutil.copy(dataset / "emb" / "shard-000001.tar", both / "emb-000001.tar")
+    if indexed:
+        index(both)
+    with TarDataset(both) as samples:
+        assert len(samples) == SAMPLES + PER_SHARD
+        assert len(samples[0:400:PER_SHARD]) == 7
+    (message,) = {record.getMessage() for record in caplog.records if "sidecar" in record.getMessage()}
+    assert "shard-000001.tar" in message
+    assert "emb-000001.tar" in message
+    assert "move it to a folder of its own and read it with join=" in message
+    caplog.clear()
+    list(StreamLoader(dataset / "shards", 50, fields=("__key__",), join=dataset / "emb", num_workers=0))
+    assert not caplog.records

@@ -23,11 +23,16 @@ def map_command(
     source: Annotated[str, typer.Argument(help="Shards, a pattern or a folder.", show_default=False)],
     dest: Annotated[str, typer.Argument(help="A folder or a url for the new shards.", show_default=False)],
     *,
+    sidecar: Annotated[
+        bool, typer.Option("--sidecar", help="Write the new fields alone, for join= of a loader.")
+    ] = False,
     batch_size: Annotated[
         int | None, typer.Option(help="Call the function with lists of up to so many samples.", min=1)
     ] = None,
-    max_bytes: Annotated[str, typer.Option(help="No new shard is larger.")] = "256MB",
-    max_count: Annotated[int | None, typer.Option(help="No new shard has more samples.", min=1)] = None,
+    max_bytes: Annotated[
+        str | None, typer.Option(help="Cut shards anew, none larger than this.", show_default=False)
+    ] = None,
+    max_count: Annotated[int | None, typer.Option(help="Cut shards anew, none with more samples.", min=1)] = None,
     decode: Annotated[
         bool, typer.Option("--decode", help="The function gets decoded fields instead of bytes.")
     ] = False,
@@ -39,14 +44,16 @@ def map_command(
 ) -> None:
     """Write what a function makes of each sample: a new sample, several, or None to leave it out.
 
-    A sample is a dict of its fields' bytes with "__key__". Keys and order are kept; small shards are merged. Nothing is
-    published before everything is done. Example: `streamload map filters:large_enough shards/train shards/large`.
+    A sample is a dict of its fields' bytes with "__key__". Keys and order are kept; each shard becomes one, unless
+    --max-bytes or --max-count cuts them anew. Nothing is published before everything is done.
+    Example: `streamload map filters:large_enough shards/train shards/large`.
     """
     with reported_errors("nothing was published; run the same command with --resume to go on"):
         map_shards(
             _loaded(function),
             source,
             dest,
+            sidecar=sidecar,
             batch_size=batch_size,
             decode=decode,
             where=where,

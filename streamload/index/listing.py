@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import NamedTuple
@@ -21,6 +21,7 @@ from streamload.storage.protocol import (
 from streamload.storage.storages import Storages
 from streamload.storage.urls import Urls, expand_urls
 from streamload.tar.decompression import without_compression
+from streamload.text import counted
 
 __all__ = ["Listing", "Shard", "joined_listing", "list_shards"]
 
@@ -128,7 +129,7 @@ def list_shards(
         index: a folder with an index for shards elsewhere: `.streamload` itself or its parent. It replaces the indexes
             beside the shards, and may be remote.
         storages: how remote storage is read; by default without options.
-        join: sidecars: datasets with an index that have a shard of the same name for each shard.
+        join: sidecars: datasets with an index that have a shard for each shard: of the same name, or in its place.
         indexes_read: receives the indexes of some of the shards, by folder, for later use.
 
     Raises:
@@ -189,7 +190,7 @@ def _with_sidecar(listing: Listing, other: Listing, named: Urls) -> Listing:
     twice = next((field for field in other.fields if field in listing.fields), None)
     if twice is not None:
         raise ValueError(f"{shown} has the field {twice!r}, which the shards have too; a sidecar holds other fields")
-    numbers = tuple(_matched(listing.shards, other.shards, shown))
+    numbers = _matched(listing.shards, other.shards, shown)
     before = listing.sidecars
     sidecars = Sidecars(
         before.shards + tuple(other.shards[number] for number in numbers),
@@ -200,25 +201,20 @@ def _with_sidecar(listing: Listing, other: Listing, named: Urls) -> Listing:
     return replace(listing, fields=listing.fields + other.fields, sidecars=sidecars)
 
 
-def _matched(shards: Sequence[Shard], others: Sequence[Shard], shown: str) -> Iterator[int]:
-    """For each shard the number of the sidecar's shard of the same name; in order where names repeat."""
+def _matched(shards: Sequence[Shard], others: Sequence[Shard], shown: str) -> list[int]:
+    """For each shard the number of its sidecar's: the one of the same name, or as many in the same order."""
     names = [without_compression(shard.name) for shard in shards]
-    found = [without_compression(shard.name) for shard in others]
-    numbers = {name: number for number, name in enumerate(found)}
-    if names == found:
-        numbers = {}
-    elif len(set(names)) < len(names) or len(numbers) < len(found):
-        raise ValueError(
-            f"{shown}: several shards have one name, so its shards must have the names of all the others, in the same "
-            "order; list both folder by folder"
-        )
-    for number, name in enumerate(names):
-        if numbers and name not in numbers:
-            raise ValueError(
-                f"{shown} has no shard {name!r}; a sidecar has a shard of the same name for each shard, as "
-                "`streamload map --sidecar` writes them"
-            )
-        yield numbers.get(name, number)
+    numbers = {without_compression(shard.name): number for number, shard in enumerate(others)}
+    if len(set(names)) == len(names) and len(numbers) == len(others) and numbers.keys() >= set(names):
+        return [numbers[name] for name in names]
+    if len(names) == len(others):
+        return list(range(len(names)))
+    lacking = next((name for name in names if name not in numbers), names[0])
+    raise ValueError(
+        f"{shown} has {counted(len(others), 'shard')} for {len(names):,}, and none that is called {lacking!r}; a "
+        "sidecar has a shard of the same name for each, or as many in the same order, as `streamload map --sidecar` "
+        "writes them"
+    )
 
 
 def _shard(found: ShardInfo) -> Shard:

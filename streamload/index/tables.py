@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,7 +11,7 @@ from typing import Generic, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from streamload.errors import DatasetIndexError
+from streamload.errors import DatasetIndexError, without_secrets
 from streamload.index.dataset_index import DatasetIndex
 from streamload.index.joined_table import joined_table, matched_samples
 from streamload.index.listing import Listing
@@ -25,10 +26,13 @@ from streamload.tar.decompression import is_compressed
 from streamload.tar.header import BLOCK_BYTES
 from streamload.tar.scan import GrowingTable, ScannedPiece
 from streamload.tar.table import MISSING, ShardTable
+from streamload.text import listed
 
 __all__ = ["Tables"]
 
 _Result = TypeVar("_Result")
+
+_log = logging.getLogger("streamload")
 
 
 class Tables:
@@ -77,6 +81,8 @@ class Tables:
         self._sidecars: dict[int, list[int]] = {}
         for number, owner in enumerate(listing.sidecars.owners, start=len(listing.shards)):
             self._sidecars.setdefault(owner, []).append(number)
+        self._first_keys: dict[tuple[str, str], int] = {}  # by folder and key
+        self._warned = False
         self._joined: dict[int, _Joined[ShardTable]] = {}
         self._matches: dict[int, _Joined[NDArray[np.int64]]] = {}
         self.held_bytes = 0
@@ -296,10 +302,30 @@ class Tables:
                 self.skipped[reason] = self.skipped.get(reason, 0) + count
         if shard < len(self.counts):
             self.counts.set(shard, len(table))
+            self._warn_of_sidecar(shard, table)
         self._tables[shard] = table
         if self._listing.index_folder(shard) is not None:
             self.held_bytes += _size_bytes(table)
             self._drop_oldest()
+
+    def _warn_of_sidecar(self, shard: int, table: ShardTable) -> None:
+        """Warn, once, where a shard begins with the key of another one in its folder, and has other fields."""
+        if not len(table) or self._warned:
+            return
+        before = self._first_keys.setdefault((self._listing.shards[shard].folder, table.key(0)), shard)
+        other = self._tables.get(before)
+        if before == shard or other is None or not set(other.fields).isdisjoint(table.fields):
+            return
+        self._warned = True
+        one, two = (without_secrets(self.url(number)) for number in (before, shard))
+        _log.warning(
+            "the shards %r and %r hold samples of the same keys, with other fields (%s; %s), and each counts as a "
+            "sample of its own. If one is a sidecar, move it to a folder of its own and read it with join=",
+            one,
+            two,
+            listed(other.fields),
+            listed(table.fields),
+        )
 
     def _join(self, shard: int, table: ShardTable) -> ShardTable:
         """The shard's table with those of its sidecars, made again where one of them is another one now."""

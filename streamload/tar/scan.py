@@ -41,7 +41,16 @@ from streamload.tar.header_chain import (
 )
 from streamload.tar.table import MISSING, ShardTable
 
-__all__ = ["LABEL_FIELD", "GrowingTable", "ScannedPiece", "crc32_of", "labels_of", "scan_file", "scan_prefix"]
+__all__ = [
+    "LABEL_FIELD",
+    "GrowingTable",
+    "ScannedPiece",
+    "crc32_of",
+    "labels_of",
+    "scan_file",
+    "scan_prefix",
+    "scan_shard",
+]
 
 LABEL_FIELD = "cls"
 """The field whose decimal integer is a sample's label."""

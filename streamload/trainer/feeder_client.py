@@ -179,24 +179,29 @@ class FeederClient:
         Raises:
             TypeError, ValueError, StreamloadError: as `Selection.select` and `read_columns`.
         """
-        counts = listing.counts
+        counts: Sequence[int] | None = listing.counts
 
         def read(names: Sequence[str]) -> Columns:
             nonlocal counts
             columns, found = self.call("read_columns", listing, self.storages, tuple(names), strict)
-            counts = tuple(found.tolist())
+            counts = found.tolist()
             return cast("Columns", columns)
 
         def count() -> int:
-            if counts is None:
-                read(())
-            return sum(counts or ())
+            return sum(self.counts(listing, strict=strict) if counts is None else counts)
 
         if selection.is_everything:
             return np.ones(count(), np.bool_)
         folders = tuple(dict.fromkeys(shard.folder for shard in listing.shards))
         names = partial(self.call, "read_class_names", folders, self.storages)
         return selection.select(ColumnsOf(read, names), count)
+
+    def counts(self, listing: Listing, *, strict: bool) -> Sequence[int]:
+        """The samples of each shard; those without an index are scanned. Raises what `read_columns` raises."""
+        if listing.counts is not None:
+            return listing.counts
+        _, found = self.call("read_columns", listing, self.storages, (), strict)
+        return cast("Sequence[int]", found.tolist())
 
     def close(self) -> None:
         """End the feeder's process. Idempotent; the next call starts another one."""

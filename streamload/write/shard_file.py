@@ -23,7 +23,7 @@ from streamload.tar.table import ShardTable
 
 __all__ = ["GrowingShard", "Member", "ShardFile", "remove_abandoned", "sync_folder"]
 
-_BUFFER_BYTES = 1 << 20
+_BUFFER_BYTES = 1 << 16
 _MAX_FIELDS = 1 << 16
 _HIDDEN = re.compile(r"\.(.+)\.\d+-\d+\.partial")
 _numbers = itertools.count()

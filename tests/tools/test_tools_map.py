@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import gzip
+import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from servers.faults import FaultServer
 from streamload_tools.main import app
 from typer.testing import CliRunner
 from webdataset.tariterators import group_by_keys, tar_file_expander
 
-from streamload import ShardWriter, TarDataset, map_shards
+from streamload import ShardWriter, StreamLoader, TarDataset, map_shards
 from streamload.errors import StreamloadError
+from streamload.index.listing import list_shards
 
 Sample = dict[str, Any]
 COUNT = 60
@@ -47,7 +54,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 
 def test_samples_are_left_out_and_get_fields_in_order_and_small_shards_are_merged(source: Path, tmp_path: Path) -> None:
-    map_shards(even_with_length, source, tmp_path / "new", workers=1)
+    map_shards(even_with_length, source, tmp_path / "new", workers=1, max_count=1000)
     expected = [(f"{n:03d}", f"text {n}", n % 3, len(f"text {n}")) for n in range(0, COUNT, 2)]
     assert rows(tmp_path / "new", "txt", "cls", "length.cls") == expected
     assert list(content(tmp_path / "new")) == ["shard-000000.tar"]
@@ -55,6 +62,97 @@ def test_samples_are_left_out_and_get_fields_in_order_and_small_shards_are_merge
     with shard.open("rb") as stream:
         files = tar_file_expander([{"url": str(shard), "stream": stream}])
         assert [sample["__key__"] for sample in group_by_keys(files)] == [key for key, *_ in expected]
+
+
+@pytest.mark.parametrize("kind", ["local", "tar.gz", "remote"])
+def test_each_shard_becomes_one_by_the_same_bytes_as_a_writer_gives(source: Path, tmp_path: Path, kind: str) -> None:
+    urls: Any = source
+    if kind == "tar.gz":
+        urls = [tmp_path / f"{number}.tar.gz" for number in range(6)]
+        for number, path in enumerate(urls):
+            path.write_bytes(gzip.compress((source / f"shard-{number:06d}.tar").read_bytes()))
+    with FaultServer(source) as server:
+        if kind == "remote":
+            urls = f"{server.url}/shard-{{000000..000005}}.tar"
+        map_shards(lambda sample: sample, urls, tmp_path / "copied", workers=2 if kind == "local" else 1)
+    assert content(tmp_path / "copied") == content(source)
+    assert list_shards(tmp_path / "copied").counts == (10,) * 6
+    if kind == "local":
+        map_shards(long_enough, source, tmp_path / "fewer", workers=1, where="label != 1")
+        assert list_shards(tmp_path / "fewer").counts == (6, 7, 7, 6, 7)  # of the first shard nothing is left
+
+
+def with_vector(sample: Sample) -> Sample | None:
+    number = int(sample["__key__"])
+    return None if 10 <= number < 20 else {**sample, "vector.npy": np.full(3, number)}
+
+
+def vectors(samples: list[Sample]) -> Iterator[Sample]:
+    for sample in samples:
+        yield {"vector.npy": np.full(3, int(sample["__key__"]))}
+
+
+def test_a_sidecar_holds_the_new_fields_alone_and_is_joined(source: Path, tmp_path: Path) -> None:
+    map_shards(with_vector, source, tmp_path / "some", sidecar=True, workers=1)
+    assert list_shards(tmp_path / "some").counts == (10, 0, 10, 10, 10, 10)
+    assert sorted(TarDataset(tmp_path / "some")[0]) == ["__key__", "__url__", "vector.npy"]
+    with StreamLoader(
+        source,
+        10,
+        fields=("__key__", "txt", "vector.npy?"),
+        join=tmp_path / "some",
+        num_workers=0,
+        where="label >= 0",
+        collate_fn=list,
+    ) as loader:
+        rows = [row for batch in loader for row in batch]
+    assert [(key, text, None if 10 <= n < 20 else n) for n, (key, text) in enumerate(row[:2] for row in rows)] == [
+        (f"{n:03d}", f"text {n}", None if vector is None else int(vector[0])) for n, (_, _, vector) in enumerate(rows)
+    ]
+    map_shards(vectors, source, tmp_path / "all", sidecar=True, batch_size=4, workers=1)
+    joined = TarDataset(source, fields=("__key__", "vector.npy"), join=tmp_path / "all")
+    assert [(key, vector.tolist()) for key, vector in joined] == [(f"{n:03d}", [n] * 3) for n in range(COUNT)]
+
+
+@pytest.mark.parametrize(
+    ("function", "options", "message"),
+    [
+        (lambda sample: {**sample, "txt": b"other"}, {}, "samples have a field 'txt' already.*sample '000'"),
+        (lambda sample: {"__key__": "x", "a.txt": "a"}, {}, "it gave the key 'x' for '000'"),
+        (lambda sample: [sample, sample], {}, "it gave 2 samples for 1; for a sidecar it gives one for each"),
+        (lambda samples: samples[:1], {"batch_size": 4}, "it gave 1 samples for 4"),
+        (lambda sample: sample, {}, "has no field"),
+        (lambda _: "text", {}, "it gave a str"),
+        (with_vector, {"max_count": 5}, "leave out max_bytes and max_count"),
+    ],
+)
+def test_what_is_no_sidecar_is_refused(
+    source: Path, tmp_path: Path, function: Any, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises((StreamloadError, ValueError), match=message):
+        map_shards(function, source, tmp_path / "new", sidecar=True, workers=1, **options)
+    assert content(tmp_path / "new") == {}
+
+
+def test_a_source_that_changed_is_not_gone_on_with(source: Path, tmp_path: Path) -> None:
+    copied = tmp_path / "copied"
+    shutil.copytree(source, copied)
+
+    def until_050(sample: Sample) -> Sample:
+        if sample["__key__"] == "050" and not (tmp_path / "go on").exists():
+            raise ValueError("not yet")
+        return sample
+
+    with pytest.raises(StreamloadError, match=r"not yet.*sample '050'"):
+        map_shards(until_050, copied, tmp_path / "new", workers=1)
+    (tmp_path / "go on").touch()
+    shard = copied / "shard-000001.tar"
+    os.utime(shard, ns=(0, shard.stat().st_mtime_ns + 1))
+    with pytest.raises(ValueError, match=r"1 file changed since, such as .*shard-000001.tar"):
+        map_shards(until_050, copied, tmp_path / "new", workers=1, resume=True)
+    os.utime(shard, ns=(0, shard.stat().st_mtime_ns - 1))
+    map_shards(until_050, copied, tmp_path / "new", workers=1, resume=True)
+    assert content(tmp_path / "new") == content(source)
 
 
 def test_batches_of_one_shard_each_and_a_condition(source: Path, tmp_path: Path) -> None:

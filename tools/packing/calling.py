@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
 from types import CellType, CodeType
-from typing import Any
+from typing import Any, Literal
 
 import cloudpickle
 import numpy as np
 from streamload_tools.failures import UsageError
-from streamload_tools.packing.packing import PackOptions, pack_calls
+from streamload_tools.packing.packing import PackOptions, pack_calls, pack_shards
+from streamload_tools.packing.publishing import Part
 from streamload_tools.packing.remote_staging import RemoteStaging
 from streamload_tools.packing.staging import Run, Staging, is_being_published, open_staging
 from streamload_tools.packing.targets import Place, Start, check_destination, refuse_shards
@@ -25,7 +26,9 @@ from streamload.arguments import parse_bytes
 from streamload.environment.launchers import available_processors
 from streamload.storage.storages import Storages
 
-__all__ = ["check_counts", "pack"]
+__all__ = ["check_counts", "pack", "pack_inputs"]
+
+Packing = Callable[[bytes, Sequence[bytes], Listing, PackOptions, Staging], Part]
 
 
 def pack(
@@ -66,11 +69,47 @@ def pack(
         ValueError: there is no sample, two have one key, one is too large, or the destination cannot be used.
         OSError: something cannot be written.
     """
-    check_counts(workers=workers, max_count=max_count)
-    dest = os.fspath(destination)
     listed = list(inputs)
     pickled = [pickle.dumps(given) for given in listed]
-    listing = _listing(listed, pickled)
+    pack_inputs(
+        function,
+        pickled,
+        _listing(listed, pickled),
+        destination,
+        workers=workers,
+        max_bytes=max_bytes,
+        max_count=max_count,
+        resume=resume,
+        overwrite=overwrite,
+        sync=sync,
+        storages=Storages(storage_options),
+    )
+
+
+def pack_inputs(
+    function: Callable[[Any], Any],
+    inputs: Sequence[bytes],
+    listing: Listing,
+    destination: str | os.PathLike[str],
+    *,
+    workers: int | None,
+    max_bytes: int | str,
+    max_count: int | None,
+    resume: bool,
+    overwrite: bool,
+    sync: bool,
+    storages: Storages,
+    shards: Literal["cut", "one for each", "one for each, also empty"] = "cut",
+) -> None:
+    """`pack` with inputs that are pickled and listed already; what a later run compares is in the listing.
+
+    Shards are cut by `max_bytes` and `max_count`, or each input has one of its own. All else is as for `pack`.
+
+    Raises:
+        ValueError, StreamloadError, OSError: as `pack`.
+    """
+    check_counts(workers=workers, max_count=max_count)
+    dest = os.fspath(destination)
     options = PackOptions(
         max_bytes=parse_bytes("max_bytes", max_bytes),
         max_count=max_count,
@@ -82,19 +121,18 @@ def pack(
         workers=workers or available_processors(),
         sync=sync,
     )
-    remembered = {
-        "function": _code_of(function),
-        "max_bytes": options.max_bytes,
-        "max_count": max_count,
-        "streamload": version("streamload"),
-    }
-    storages = Storages(storage_options)
+    sizes = {"max_bytes": options.max_bytes, "max_count": max_count} if shards == "cut" else {"shards": shards}
+    remembered = {"function": _code_of(function), **sizes, "streamload": version("streamload")}
     place = (
         Place(dest, None, None) if storages.is_local(dest) else Place(dest.rstrip("/"), storages.for_url(dest), None)
     )
     try:
         run = Run(place.dest, remembered, listing, resume, overwrite, sync)
-        _run(cloudpickle.dumps(function), pickled, options, place, run)
+        if shards == "cut":
+            packing: Packing = pack_calls
+        else:
+            packing = partial(pack_shards, may_be_empty=shards != "one for each")
+        _run(partial(packing, cloudpickle.dumps(function), inputs), len(inputs), options, place, run)
     except UsageError as exc:
         raise ValueError(_in_python(str(exc))) from exc
     except BaseException as exc:
@@ -110,7 +148,9 @@ def check_counts(**numbers: int | None) -> None:
             raise ValueError(f"{name}={number!r} must be an integer of at least 1, or None")
 
 
-def _run(function: bytes, inputs: Sequence[bytes], options: PackOptions, place: Place, run: Run) -> None:
+def _run(
+    packing: Callable[[Listing, PackOptions, Staging], Part], inputs: int, options: PackOptions, place: Place, run: Run
+) -> None:
     start = Start(overwrite=run.overwrite, resume=run.resume)
     if not check_destination(place, [""], start, run.options):
         return
@@ -121,10 +161,10 @@ def _run(function: bytes, inputs: Sequence[bytes], options: PackOptions, place: 
             refuse_shards(place, [""], start)
         parts = staging.half_published()
         if parts is None:
-            parts = [pack_calls(function, inputs, run.listing, options, staging)]
+            parts = [packing(run.listing, options, staging)]
             if not parts[0].shards:
                 staging.abandon()
-                raise ValueError(f"the function gave no sample of {len(inputs):,} inputs, so nothing was published")
+                raise ValueError(f"the function gave no sample of {inputs:,} inputs, so nothing was published")
         staging.publish(parts, None)
 
 

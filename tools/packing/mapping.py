@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import pickle
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from functools import partial
 from itertools import islice
 from typing import Any
 
-from streamload_tools.packing.calling import check_counts, pack
+import numpy as np
+from numpy.typing import NDArray
+from streamload_tools.packing.calling import check_counts, pack_inputs
+from streamload_tools.packing.source_shard import Decode, SourceShard, samples_of
+from streamload_tools.sources.listing import Listing as InputListing
 
-import streamload
-from streamload.index.finder import find_shards
-from streamload.index.shard_names import folder_and_name
+from streamload.index.listing import Listing
+from streamload.sampling.mixture import Portion
+from streamload.sampling.selection import Selection, Where
 from streamload.storage.local_storage import local_path
 from streamload.storage.storages import Storages
 from streamload.storage.urls import Urls
+from streamload.trainer.feeder_client import FeederClient, named_places
 
 __all__ = ["map_shards"]
 
-Decode = bool | Mapping[str, Callable[[bytes], Any]]
+_SHARD_BYTES = 256_000_000
 Sample = dict[str, Any]
 
 
@@ -28,11 +36,12 @@ def map_shards(
     urls: Urls,
     destination: str | os.PathLike[str],
     *,
+    sidecar: bool = False,
     batch_size: int | None = None,
     decode: Decode = False,
-    where: str | None = None,
+    where: Where | None = None,
     workers: int | None = None,
-    max_bytes: int | str = 256_000_000,
+    max_bytes: int | str | None = None,
     max_count: int | None = None,
     resume: bool = False,
     overwrite: bool = False,
@@ -41,21 +50,24 @@ def map_shards(
 ) -> None:
     """Write a dataset of what a function makes of another one's samples, in their order and with their keys.
 
-    Shards are cut anew by `max_bytes` and `max_count`, so small ones are merged. What `pack` promises holds: the same
-    bytes for any number of workers and after a kill and `resume=True`, and nothing is published before everything is
-    done.
+    Each shard becomes one new shard, unless `max_bytes` or `max_count` says how they are cut anew, which merges small
+    ones. What `pack` promises holds: the same bytes for any number of workers and after a kill and `resume=True`, and
+    nothing is published before everything is done.
 
     Args:
         function: takes a sample, a dict of its fields' bytes with "__key__" and "__url__"; gives the new sample (which
             has the same key where it names none), yields several, which then need keys of their own, or gives None to
-            leave it out. With `batch_size` it takes a list of samples, and gives or yields the new ones.
-        urls: the shards, as `TarDataset` takes them; those on a web server or in a bucket need an index.
+            leave it out. With `batch_size` it takes a list of samples, and gives or yields the new ones; if there are
+            as many, they have the same keys where they name none.
+        urls: the shards, as `StreamLoader` takes them.
         destination: a folder or a url; not that of the shards.
+        sidecar: write only the fields that samples did not have, for `StreamLoader(..., join=destination)`: a shard for
+            each shard, and for each sample one or None.
         batch_size: samples of one shard that the function gets at once, at most.
         decode: as for `TarDataset`; values that are no bytes are encoded by their extension when they are written.
-        where: a condition that samples have to meet; see docs/choosing-samples.md.
+        where: which samples are read; as for `StreamLoader`.
         workers: as for `pack`, like all that follow.
-        max_bytes: no new shard is larger.
+        max_bytes: no new shard is larger; if `max_count` is given, by default 256 MB.
         max_count: no new shard has more samples.
         resume: go on with an interrupted run.
         overwrite: replace the shards that are there, or discard an interrupted run.
@@ -63,57 +75,137 @@ def map_shards(
         storage_options: of the shards and the destination.
 
     Raises:
-        ValueError, StreamloadError, OSError: as `pack` and `TarDataset`.
+        ValueError, StreamloadError, OSError: as `pack`, and as `StreamLoader` for the shards.
     """
-    check_counts(batch_size=batch_size)
+    check_counts(batch_size=batch_size, workers=workers, max_count=max_count)
+    is_cut = max_bytes is not None or max_count is not None
+    if sidecar and is_cut:
+        raise ValueError("sidecar=True writes a shard for each shard; leave out max_bytes and max_count")
     storages = Storages(storage_options)
-    shards = find_shards(urls, storages)
-    _refuse_source(os.fspath(destination), shards, storages)
-    options = {"decode": decode, "where": where, "storage_options": storage_options}
-    pack(
-        partial(_mapped, function, batch_size, options),
-        shards,
+    with closing(FeederClient(storages, named_places([Portion(urls, 1.0)]))) as client:
+        listing = client.list_shards(urls, None)
+        _refuse_source(os.fspath(destination), listing, storages)
+        chosen = None if where is None else client.select(Selection(where), listing, strict=True)
+        counts = listing.counts if chosen is None else client.counts(listing, strict=True)
+    inputs = [pickle.dumps(shard) for shard in _source_shards(listing, chosen, counts)]
+    pack_inputs(
+        partial(_mapped, partial(_only_new if sidecar else _kept, function), batch_size, decode, storage_options),
+        inputs,
+        _as_inputs(listing, inputs),
         destination,
         workers=workers,
-        max_bytes=max_bytes,
+        max_bytes=_SHARD_BYTES if max_bytes is None else max_bytes,
         max_count=max_count,
         resume=resume,
         overwrite=overwrite,
         sync=sync,
-        storage_options=storage_options,
+        storages=storages,
+        shards="cut" if is_cut else "one for each, also empty" if sidecar else "one for each",
     )
 
 
-def _refuse_source(destination: str, shards: Iterable[str], storages: Storages) -> None:
+def _refuse_source(destination: str, listing: Listing, storages: Storages) -> None:
     def place(url: str) -> str:
         return os.path.realpath(local_path(url)) if storages.is_local(url) else url.rstrip("/")
 
     target = place(destination)
-    if any(place(folder_and_name(shard)[0]) == target for shard in shards):
+    if any(place(folder) == target for folder in {shard.folder for shard in listing.shards}):
         raise ValueError(f"the destination {destination!r} is the folder of the shards; give another one")
 
 
-def _mapped(
-    function: Callable[[Any], Any], batch_size: int | None, options: Mapping[str, Any], shard: str
-) -> Iterator[Sample]:
-    with streamload.TarDataset(shard, **options) as samples:
-        if batch_size is None:
-            for sample in samples:
-                yield from _with_keys(function(sample), sample["__key__"])
-            return
-        following = iter(samples)
-        while batch := list(islice(following, batch_size)):
-            yield from _with_keys(function(batch), None)
-
-
-def _with_keys(made: Sample | Iterable[Sample] | None, key: str | None) -> Iterator[Sample]:
-    """Samples as they are written; one that names no key has that of the sample that it is made of."""
-    samples: Iterable[Any] = () if made is None else (made,) if isinstance(made, Mapping) else made
-    for sample in samples:
-        if not isinstance(sample, Mapping):
-            yield sample  # whoever writes it says what is wrong
+def _source_shards(
+    listing: Listing, chosen: NDArray[np.bool_] | None, counts: Sequence[int] | None
+) -> Iterator[SourceShard]:
+    end = 0
+    for number, shard in enumerate(listing.shards):
+        if chosen is None or counts is None:
+            yield SourceShard(shard.url, None)
             continue
-        new = {name: value for name, value in sample.items() if name != "__url__"}
-        if key is not None:
-            new.setdefault("__key__", key)
-        yield new
+        start, end = end, end + counts[number]
+        yield SourceShard(shard.url, np.flatnonzero(chosen[start:end]))
+
+
+def _as_inputs(listing: Listing, inputs: Sequence[bytes]) -> InputListing:
+    """The shards as a run remembers them, with sizes, times and versions, so that one that has changed is noticed."""
+    shards = listing.shards
+    versions = hashlib.sha256("\0".join(shard.etag or "" for shard in shards).encode())
+    for content in inputs:
+        versions.update(content)
+    return InputListing(
+        [shard.url for shard in shards],
+        np.array([shard.bytes for shard in shards], np.int64),
+        np.array([shard.mtime_ns for shard in shards], np.int64),
+        versions.digest(),
+    )
+
+
+Function = Callable[[Any], Any]
+"""Of a sample or of a list of samples."""
+
+
+def _mapped(
+    made: Callable[[Any, Sequence[Sample]], Iterable[Any]],
+    batch_size: int | None,
+    decode: Decode,
+    storage_options: Mapping[str, Any] | None,
+    shard: SourceShard,
+) -> Iterator[Any]:
+    samples = samples_of(shard, decode, Storages(storage_options))
+    while batch := list(islice(samples, batch_size or 1)):
+        given = batch[0] if batch_size is None else batch
+        try:
+            yield from made(given, batch)
+        except Exception as exc:
+            exc.add_note(f"sample {batch[0]['__key__']!r}" + (" and those after it" if len(batch) > 1 else ""))
+            raise
+
+
+def _kept(function: Function, given: Any, batch: Sequence[Sample]) -> Iterator[Any]:
+    """What a function makes; new samples that name no key have that of the one that they are made of."""
+    made = _as_list(function(given))
+    one_each = len(made) == len(batch)
+    for number, sample in enumerate(made):
+        if isinstance(sample, Mapping):
+            new = {name: value for name, value in sample.items() if name != "__url__"}
+            if one_each or len(batch) == 1:
+                new.setdefault("__key__", batch[number if one_each else 0]["__key__"])
+            yield new
+        elif sample is not None:
+            yield sample  # whoever writes it says what is wrong
+
+
+def _only_new(function: Function, given: Any, batch: Sequence[Sample]) -> Iterator[Sample]:
+    """The new fields alone, under the keys of the samples that they belong to."""
+    made = _as_list(function(given), of_one=given is not batch)
+    if len(made) != len(batch):
+        raise ValueError(
+            f"it gave {len(made)} samples for {len(batch)}; for a sidecar it gives one for each, or None in its place"
+        )
+    for before, sample in zip(batch, made, strict=True):
+        if sample is None:
+            continue
+        if not isinstance(sample, Mapping):
+            raise TypeError(f"it gave a {type(sample).__name__}; give a dict, or None")
+        key = before["__key__"]
+        if sample.get("__key__", key) != key:
+            raise ValueError(f"it gave the key {sample['__key__']!r} for {key!r}; in a sidecar keys stay as they are")
+        new = {name: value for name, value in sample.items() if not name.startswith("__")}
+        for name in before.keys() & new.keys():
+            if not _is_same(new.pop(name), before[name]):
+                raise ValueError(f"the samples have a field {name!r} already; give the new one a name of its own")
+        yield {"__key__": key, **new}
+
+
+def _is_same(value: object, before: object) -> bool:
+    return value is before or (isinstance(value, bytes) and value == before)
+
+
+def _as_list(made: Any, *, of_one: bool = False) -> list[Any]:
+    """What a function has given or yields, as a list; of one sample None is one too."""
+    if isinstance(made, Mapping) or (of_one and made is None):
+        return [made]
+    if made is None:
+        return []
+    if not isinstance(made, Iterable) or isinstance(made, str | bytes):
+        raise TypeError(f"it gave a {type(made).__name__}; give a dict, yield dicts, or give None")
+    return list(made)

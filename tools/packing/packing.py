@@ -28,7 +28,7 @@ from streamload_tools.sources.source import Source
 from streamload.errors import ShardFormatError
 from streamload.tar.header_writer import END_OF_ARCHIVE
 
-__all__ = ["PackOptions", "pack", "pack_calls"]
+__all__ = ["PackOptions", "pack", "pack_calls", "pack_shards"]
 
 _CHECKED_TOGETHER = 256
 _CHECKED = "bad.json"
@@ -121,6 +121,32 @@ def pack_calls(
         pieces = run.call(tasks)
         _refuse_equal_keys(pieces, staging)
         return Part("", run.join({"": pieces})[""])
+
+
+def pack_shards(
+    function: bytes,
+    inputs: Sequence[bytes],
+    listing: Listing,
+    options: PackOptions,
+    staging: Staging,
+    *,
+    may_be_empty: bool,
+) -> Part:
+    """Pack the samples that a pickled function gives of each pickled input into a shard of their own, in their order.
+
+    Shards may be of any size. An input without samples gives none, unless they `may_be_empty`.
+
+    Raises:
+        StreamloadError, ValueError, OSError: as `pack_calls`.
+    """
+    tasks = [
+        CallTask(staging.path("shards", "all", NAMES.name(number)), function, (given,), number, may_be_empty)
+        for number, given in enumerate(inputs)
+    ]
+    with Workforce(options.workers, staging.lock) as force:
+        shards = _Run(Source((), None, "input"), listing, options, staging, force).call_for_shards(tasks)
+        _refuse_equal_keys(shards, staging)
+        return Part("", shards)
 
 
 def _refuse_equal_keys(pieces: Sequence[Finished], staging: Staging) -> None:
@@ -221,6 +247,23 @@ class _Run:
                     pieces.append(result)
         return pieces
 
+    def call_for_shards(self, tasks: Sequence[CallTask]) -> list[Finished]:
+        """Do the tasks of a user's function of which each makes a shard; those that were written."""
+        known = self._known([("", task) for task in tasks])
+        todo = [task for task in tasks if task.path not in known]
+        shards = []
+        with open_progress("mapping", len(tasks), "shards") as progress:
+            results = self.force.results(todo, len(todo), progress.advance)
+            for task in tasks:
+                if task.path in known:
+                    progress.advance(1, 0)
+                result = known[task.path] if task.path in known else next(results)
+                assert isinstance(result, Finished)
+                if result.table is not None:
+                    shards.append(result)
+                self.staging.take("", task.path, partial(fingerprint, task), result)
+        return shards
+
     def _from_records(
         self, parts: Iterable[str], planned: Sequence[tuple[str, PackTask | CallTask]]
     ) -> tuple[dict[str, list[Finished]], list[Fault]]:
@@ -237,7 +280,7 @@ class _Run:
             faults += known.faults
         return packed, faults
 
-    def _known(self, planned: Sequence[tuple[str, PackTask | JoinTask]]) -> dict[str, Finished]:
+    def _known(self, planned: Sequence[tuple[str, PackTask | CallTask | JoinTask]]) -> dict[str, Finished]:
         """The results that are known without a worker, by path."""
         found = {task.path: self.staging.known(task.path, partial(fingerprint, task)) for _, task in planned}
         return {path: finished for path, finished in found.items() if finished is not None}

@@ -92,12 +92,14 @@ class CallTask(NamedTuple):
         function: pickled.
         inputs: each pickled.
         first: the number of the first input.
+        may_be_empty: write the file also where there is no sample.
     """
 
     path: str
     function: bytes
     inputs: tuple[bytes, ...]
     first: int
+    may_be_empty: bool = False
 
 
 class JoinTask(NamedTuple):
@@ -249,7 +251,8 @@ def _call(task: CallTask, counter: _Counter) -> Finished:
                     raise
                 raise _failed_input(number, given, exc) from exc
             counter.count(1, shard.bytes - before)
-        return Finished(task.path, shard.publish(replace=True, durable=False) if len(shard) else None)
+        is_written = len(shard) > 0 or task.may_be_empty
+        return Finished(task.path, shard.publish(replace=True, durable=False) if is_written else None)
     finally:
         shard.discard()
 
