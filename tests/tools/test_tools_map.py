@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gzip
 import os
+import random
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -222,6 +224,45 @@ def test_killed_and_resumed_it_gives_the_same_bytes_and_is_refused_with_other_fu
     map_shards(long_enough, source, tmp_path / "whole", workers=1, max_count=25, decode=upper)
     assert content(tmp_path / "new") == content(tmp_path / "whole")
     assert len(content(tmp_path / "new")) == 2
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("options", [{}, {"sidecar": True}, {"max_count": 25}], ids=str)
+def test_killed_at_random_instants_it_goes_on_to_the_same_bytes(
+    source: Path, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    program = (
+        "import sys, time; import numpy as np; from streamload import map_shards\n"
+        "def slowly(sample):\n"
+        "    time.sleep(0.01)\n"
+        "    return {**sample, 'vector.npy': np.full(3, len(sample['txt']))}\n"
+        "print('begun', flush=True)\n"
+        f"map_shards(slowly, {str(source)!r}, sys.argv[1], workers=2, resume=True, **{options!r})"
+    )
+
+    def start(folder: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-c", program, str(tmp_path / folder)]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        assert process.stdout is not None
+        process.stdout.readline()
+        return process
+
+    began = time.monotonic()
+    assert start("whole").communicate()[0] == b""
+    taken_s, instants = time.monotonic() - began, random.Random(0)
+    for number in range(10):
+        folder = f"killed-{number}"
+        process = start(folder)
+        time.sleep(instants.uniform(0, taken_s))
+        process.kill()
+        process.communicate()
+        process = start(folder)
+        said = process.communicate()[1]
+        if process.returncode:  # it was killed when it had published everything
+            assert b"resume" in said or b"overwrite" in said, said
+        assert content(tmp_path / folder) == content(tmp_path / "whole")
+        assert list_shards(tmp_path / folder).counts == list_shards(tmp_path / "whole").counts
 
 
 @pytest.mark.parametrize("wrong", [{"batch_size": 0}, {"workers": 0}, {"max_count": -1}, {"workers": True}])

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matrix import exhaustive
 from remote_places import new_place
 from servers.rclone import S3Server
 from webdataset.tariterators import group_by_keys, tar_file_expander
@@ -75,7 +76,7 @@ def test_samples_come_in_the_inputs_order_whatever_the_number_of_workers(tmp_pat
         assert [sample["__key__"] for sample in group_by_keys(members)] == expected
 
 
-@pytest.mark.parametrize("moment", [5, 45, 62, 75])
+@pytest.mark.parametrize("moment", [45, *(exhaustive((moment,)) for moment in (5, 15, 25, 35, 55, 62, 65, 70, 75))])
 def test_a_run_that_was_killed_goes_on_to_the_same_bytes(tmp_path: Path, moment: int) -> None:
     def ended(folder: str, how: str, moment: int) -> int:
         command = [sys.executable, "-W", "error", "-c", KILLED, str(tmp_path / folder), how, str(moment)]
