@@ -41,6 +41,7 @@ Examples:
   shardify photos shards --resize 256                    smaller images, for faster training
   shardify pairs shards                                  pairs/0.jpg, pairs/0.txt, pairs/0.mask.png, ...
   shardify photos.csv shards                             a table with columns path and label
+  shardify pairs.parquet shards --text-column caption    columns of paths and of texts
   shardify data shards --labels labels.json              data/<ID>.pt or .npy, {"<ID>": label, ...}
   shardify photos shards --resume                        continue after a crash, Ctrl-C or a full disk
   shardify photos s3://bucket/photos                     to a bucket
@@ -67,6 +68,7 @@ def shardify(
     partition: options.Partition = None,
     path_column: options.PathColumn = None,
     label_column: options.LabelColumn = None,
+    text_column: options.TextColumn = None,
     labels_as_names: options.LabelsAsNames = False,
     keep_columns: options.KeepColumns = False,
     stems: options.Stems = None,
@@ -96,7 +98,13 @@ def shardify(
             SourceOptions(
                 labels,
                 partition,
-                TableColumns(path_column, label_column, keep=keep_columns, as_names=labels_as_names),
+                TableColumns(
+                    tuple(path_column or ()),
+                    label_column,
+                    tuple(text_column or ()),
+                    keep=keep_columns,
+                    as_names=labels_as_names,
+                ),
                 follow_symlinks,
                 None if classes is None else _classes(classes, storage_option),
                 stems,

@@ -14,8 +14,8 @@ Source = Annotated[
     typer.Argument(
         metavar="SOURCE",
         help="A folder with one folder of images per class, or with folders such as train and val of these; a folder "
-        "of any files that share names (0.jpg, 0.txt, 0.mask.png); a .csv, .tsv or .jsonl of paths and labels; or, "
-        "with --labels, a folder of .pt, .npy or image files.",
+        "of any files that share names (0.jpg, 0.txt, 0.mask.png); a .csv, .tsv, .jsonl or .parquet with columns of "
+        "paths, labels, texts; or, with --labels, a folder of .pt, .npy or image files.",
     ),
 ]
 Dest = Annotated[
@@ -88,10 +88,20 @@ Partition = Annotated[
     typer.Option(metavar="FILE", help='With --labels: the splits, as JSON: {"train": ["ID", ...], ...}.'),
 ]
 PathColumn = Annotated[
-    str | None, typer.Option(metavar="NAME", help="The table's column of paths or IDs. Default: found by its name.")
+    list[str] | None,
+    typer.Option(
+        metavar="NAME",
+        help="The table's column of paths or IDs; several times for several files in a sample. Default: found by its "
+        "name.",
+    ),
 ]
 LabelColumn = Annotated[
-    str | None, typer.Option(metavar="NAME", help="The table's column of labels. Default: found by its name.")
+    str | None,
+    typer.Option(metavar="NAME", help="The table's column of labels. Default: found by its name, if there is one."),
+]
+TextColumn = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME", help="A column of the table to store as txt, such as captions; may be repeated."),
 ]
 LabelsAsNames = Annotated[
     bool,

@@ -16,7 +16,8 @@ from streamload_tools.sources.image_folders import (
 )
 from streamload_tools.sources.source import SAMPLE_FIELDS, Source, SourceError, field_of
 from streamload_tools.sources.stems import samples_by_stem, share_stems, stem_of
-from streamload_tools.sources.table import TABLE_EXTENSIONS, TableColumns, files_of_table
+from streamload_tools.sources.table import TableColumns, files_of_table
+from streamload_tools.sources.table_file import TABLE_EXTENSIONS
 
 __all__ = ["SourceOptions", "open_source"]
 
@@ -49,9 +50,9 @@ class SourceOptions:
 def open_source(source: str, options: SourceOptions) -> Source:
     """List a source: a table of files, a folder of files with IDs and labels, an ImageFolder, or files by stem.
 
-    There may be one ImageFolder per split. A folder that contains samples and a `labels.json` (or `.csv`, `.tsv`,
-    `.jsonl`) is one of files with IDs. One without folders in it, or with files of several kinds that share a stem, has
-    a sample for each stem; unless all of these are images, which are samples of their class each.
+    There may be one ImageFolder per split. A folder that contains samples and a `labels.json` (or table of that
+    name) is one of files with IDs. One without folders in it, or with files of several kinds that share a stem, has a
+    sample for each stem; unless all of these are images, which are samples of their class each.
 
     Raises:
         SourceError: the source does not exist or cannot be packed as it is; the message says what to do.
@@ -62,8 +63,8 @@ def open_source(source: str, options: SourceOptions) -> Source:
     if not os.path.isdir(source):
         if not source.lower().endswith(TABLE_EXTENSIONS):
             raise SourceError(
-                f"{source!r} is a file; give the folder that holds one folder for each class, or a .csv, .tsv or "
-                ".jsonl of paths and labels"
+                f"{source!r} is a file; give the folder that holds one folder for each class, or a .csv, .tsv, "
+                ".jsonl or .parquet of paths and labels"
             )
         if options.labels is not None or options.partition is not None:
             raise SourceError(

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import NamedTuple, TypeGuard
 
 from streamload.text import counted
@@ -21,6 +22,7 @@ __all__ = [
     "SourceError",
     "SourceFile",
     "SourceSample",
+    "field_named",
     "field_of",
     "is_image",
     "is_label",
@@ -139,6 +141,16 @@ class KeyedSamples:
 def field_of(path: str, fields: Mapping[str, str]) -> str | None:
     """The field for a file's extension, or None."""
     return fields.get(os.path.splitext(path)[1][1:].lower())
+
+
+@cache
+def field_named(extension: str) -> str | None:
+    """The field for an extension of any kind, such as `JPEG` or `mask.png`, or None if there can be none."""
+    pieces = extension.lower().split(".")
+    pieces[-1] = IMAGE_FIELDS.get(pieces[-1], pieces[-1])
+    field = ".".join(pieces)
+    reserved = field.startswith("__") and field.endswith("__")
+    return field if all(pieces) and field.isprintable() and not reserved else None
 
 
 def is_image(field: str) -> bool:
