@@ -42,6 +42,7 @@ Examples:
   shardify pairs shards                                  pairs/0.jpg, pairs/0.txt, pairs/0.mask.png, ...
   shardify photos.csv shards                             a table with columns path and label
   shardify pairs.parquet shards --text-column caption    columns of paths and of texts
+  shardify data.npz shards                               each row of x, with the label in y
   shardify data shards --labels labels.json              data/<ID>.pt or .npy, {"<ID>": label, ...}
   shardify photos shards --resume                        continue after a crash, Ctrl-C or a full disk
   shardify photos s3://bucket/photos                     to a bucket

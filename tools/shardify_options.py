@@ -15,7 +15,7 @@ Source = Annotated[
         metavar="SOURCE",
         help="A folder with one folder of images per class, or with folders such as train and val of these; a folder "
         "of any files that share names (0.jpg, 0.txt, 0.mask.png); a .csv, .tsv, .jsonl or .parquet with columns of "
-        "paths, labels, texts; or, with --labels, a folder of .pt, .npy or image files.",
+        "paths, labels, texts; a .npz or .npy, by rows; or, with --labels, a folder of .pt, .npy or image files.",
     ),
 ]
 Dest = Annotated[
@@ -97,7 +97,9 @@ PathColumn = Annotated[
 ]
 LabelColumn = Annotated[
     str | None,
-    typer.Option(metavar="NAME", help="The table's column of labels. Default: found by its name, if there is one."),
+    typer.Option(
+        metavar="NAME", help="The column of labels in a table, or array of a .npz. Default: found by its name."
+    ),
 ]
 TextColumn = Annotated[
     list[str] | None,

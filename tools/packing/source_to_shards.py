@@ -6,6 +6,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
 
@@ -65,6 +66,8 @@ def source_to_shards(
         raise UsageError(
             f"{source!r} is divided into {', '.join(found.parts)} already; leave out --split, or give one of them"
         )
+    if found.in_memory:
+        options = replace(options, workers=1)
     _report_notes(found)
     splits = list(options.fractions or found.parts or [""])
     remembered = _remembered(source, options)

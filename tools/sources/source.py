@@ -17,6 +17,7 @@ __all__ = [
     "IMAGE_FIELDS",
     "SAMPLE_FIELDS",
     "SPLIT_NAME",
+    "ArrayRow",
     "KeyedSamples",
     "Source",
     "SourceError",
@@ -74,6 +75,24 @@ class SourceFile(NamedTuple):
     decodable: bool = True
 
 
+class ArrayRow(NamedTuple):
+    """A row of an array that is a member of a sample, stored as npy.
+
+    Attributes:
+        path: the file of the array.
+        field: the field that it is stored as.
+        array: the name of the array in its file, "" if it has none.
+        row: its number.
+        size: the bytes of its npy file.
+    """
+
+    path: str
+    field: str
+    array: str
+    row: int
+    size: int
+
+
 class SourceSample(NamedTuple):
     """One sample, whose content is read when it is packed.
 
@@ -85,7 +104,7 @@ class SourceSample(NamedTuple):
     """
 
     key: str
-    members: tuple[SourceFile, ...]
+    members: tuple[SourceFile | ArrayRow, ...]
     label: int | None = None
     values: tuple[tuple[str, bytes], ...] = ()
 
@@ -102,6 +121,7 @@ class Source:
         parts: the positions in `samples` of each split that the user defined, or None.
         fields: what a sample has besides label and columns: for each of its members the fields that it may be stored
             as. None if each sample has one member.
+        in_memory: whether each process that packs has to hold all of it in memory.
     """
 
     samples: tuple[SourceSample, ...]
@@ -110,6 +130,7 @@ class Source:
     notes: tuple[str, ...] = ()
     parts: Mapping[str, Sequence[int]] | None = field(default=None)
     fields: tuple[tuple[str, ...], ...] | None = None
+    in_memory: bool = False
 
 
 class KeyedSamples:
