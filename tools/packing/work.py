@@ -290,7 +290,7 @@ def _read(
             contents.append((member.field, arrays.content(member)))
             continue
         data, reason = load(member, size)
-        field = str(member.field)
+        field = member.field or ""
         if reason is None and resizing is not None:
             try:
                 field, data = _resized(field, data, resizing)
