@@ -3,8 +3,8 @@
     python examples/detection.py FOLDER
 
 makes a small dataset in the layout of all three, packs each of them to the same samples (a `jpg`, and a `json` with
-boxes in pixels and numbers of classes), and goes through batches of images of one size and boxes of any number. With data of
-your own `pack` with one of `voc_sample`, `coco_sample` and `yolo_sample` is all that is needed.
+boxes in pixels and numbers of classes), and goes through batches of images of one size and boxes of any number. With
+data of your own `pack` with one of `voc_sample`, `coco_sample` and `yolo_sample` is all that is needed.
 """
 
 from __future__ import annotations

@@ -160,8 +160,7 @@ class ArrayReader(ExitStack):
                 descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
                 self.callback(os.close, descriptor)
                 return partial(_range, descriptor, stored.head(), stored.offset + stored.layout.start, stored.row_bytes)
-            status = os.stat(path)
-            return partial(_part, stored.head(), _loaded(path, name, status.st_size, status.st_mtime_ns))
+            return partial(_part, stored.head(), _in_memory(path, name))
         except (SourceError, KeyError) as exc:
             raise StreamloadError(f"{path!r} changed while it was packed, or is damaged: {exc}") from exc
 
@@ -265,9 +264,14 @@ def _field(path: str, name: str) -> str:
 def _values(path: str, name: str, stored: _Stored) -> NDArray[Any]:
     """All of a small array."""
     if stored.offset is None:
-        return _loaded(path, name, -1, -1)
+        return _in_memory(path, name)
     layout = stored.layout
     return np.fromfile(path, layout.dtype, layout.shape[0], offset=stored.offset + layout.start)
+
+
+def _in_memory(path: str, name: str) -> NDArray[Any]:
+    status = os.stat(path)
+    return _loaded(path, name, status.st_size, status.st_mtime_ns)
 
 
 @lru_cache(maxsize=16)
