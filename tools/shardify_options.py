@@ -72,7 +72,7 @@ Labels = Annotated[
     typer.Option(
         metavar="FILE",
         help='The labels of files that are named by ID: JSON, {"ID": label, ...}, or a table with columns id and '
-        "label. Default: labels.json (.csv, .tsv, .jsonl) in SOURCE.",
+        "label. Default: labels.json (or a table of that name) in SOURCE.",
     ),
 ]
 Classes = Annotated[

@@ -14,6 +14,7 @@ from image_folders import files_below, pack, packed_samples, without_options
 from streamload_tools.packing import work
 
 from streamload import ShardWriter, StreamLoader
+from streamload.write.shard_file import ShardFile
 
 X = np.arange(60, dtype=np.float32).reshape(10, 2, 3)
 Y = np.arange(10) % 3
@@ -142,7 +143,9 @@ def test_a_stopped_run_is_resumed_with_the_same_bytes(tmp_path: Path, monkeypatc
     with monkeypatch.context() as patch:
         patch.setattr(work, "keep", interrupted)
         assert pack(*arguments)[0] == 130
-    calls.clear()
+    packed: list[str] = []
+    monkeypatch.setattr(work, "ShardFile", lambda path: packed.append(path) or ShardFile(path))
     assert pack(*arguments, "--resume")[0] == 0
+    assert len(packed) == 3, "of five"
     assert pack(tmp_path / "data.npz", tmp_path / "whole", "--max-count", 2)[0] == 0
     assert files_below(tmp_path / "dest") == files_below(tmp_path / "whole")
