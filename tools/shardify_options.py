@@ -117,7 +117,7 @@ Stems = Annotated[
     typer.Option(
         "--stems/--no-stems",
         help="Whether files that share a name up to its first dot are one sample: 0.jpg, 0.txt, 0.mask.png, and 0.cls "
-        "with its label. Default: if the folder holds no other folders, or files that are no images share names.",
+        "with its label. Default: if the folder holds no folders, or most images have other files of their name.",
     ),
 ]
 FollowSymlinks = Annotated[

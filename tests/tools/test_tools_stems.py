@@ -95,6 +95,7 @@ def test_what_is_taken_for_files_by_stem(tmp_path: Path, names: list[str], optio
 @pytest.mark.parametrize(
     ("names", "options", "message"),
     [
+        (["a/0.jpg", "a/0.txt", "b/1.jpg", "b/2.jpg"], [], "0.txt: its extension is not that of an image"),
         (["a/0.jpg", "a/0.txt"], ["--no-stems"], "0.txt: its extension is not that of an image"),
         (["0.jpg", "0.JPEG"], [], "would both be the field 'jpg' of one sample; rename or remove one of them"),
         (["0.jpg", "0.__key__"], [], "'__key__' cannot be a field of a sample"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+from collections import Counter
 from dataclasses import dataclass, field, replace
 
 from streamload_tools.sources.arrays import ARRAYS_EXTENSIONS, rows_of_arrays
@@ -52,8 +53,8 @@ def open_source(source: str, options: SourceOptions) -> Source:
     """List a source: a table, arrays, a folder of files with IDs and labels, an ImageFolder, or files by stem.
 
     There may be one ImageFolder per split. A folder that contains samples and a `labels.json` (or table of that
-    name) is one of files with IDs. One without folders in it, or with files of several kinds that share a stem, has a
-    sample for each stem; unless all of these are images, which are samples of their class each.
+    name) is one of files with IDs. One without folders in it, or in which most images have files of other kinds
+    beside them that share their stem, has a sample for each stem.
 
     Raises:
         SourceError: the source does not exist or cannot be packed as it is; the message says what to do.
@@ -121,10 +122,12 @@ def _open_folder(source: str, options: SourceOptions) -> Source:
 
 
 def _others_share_stems(images: Source) -> bool:
-    """Whether a file that is no image has the stem of another one."""
+    """Whether most images have another file beside them; one among many is a mistake."""
     odd = {stem_of(sample.members[0].path) for sample in images.samples if sample.members[0].field is None}
-    paths = (sample.members[0].path for sample in images.samples)
-    return bool(odd) and share_stems(path for path in paths if stem_of(path) in odd)
+    if not odd:
+        return False
+    files = Counter(stem_of(sample.members[0].path) for sample in images.samples)
+    return 2 * sum(files[stem] > 1 for stem in odd) >= len(files)
 
 
 def _by_stem(source: str, options: SourceOptions, hint: str = "") -> Source:
