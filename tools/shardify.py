@@ -85,8 +85,7 @@ def shardify(
     """Pack images, arrays or any files into shards, with an index and classes.json.
 
     Files are stored unchanged, under their extension (jpeg as jpg), with the number of their class as cls if they have
-    one. The same
-    files and options give the same bytes. Nothing is published unless everything could be packed.
+    one. The same files and options give the same bytes. Nothing is published unless everything could be packed.
 
     In a bucket, each shard is uploaded as soon as it is finished, and the index last; if a file cannot be packed, the
     uploads are removed. With --overwrite, the shards that are there are removed before the first upload.
